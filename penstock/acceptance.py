@@ -13,7 +13,7 @@ one of the first 1, 2, .. most candidates is accepted.
     ``rejection``                   drawn from q independently          SPD, section 3.6 (one candidate); SpecInfer
     ``rejection_without_replacement``  drawn from q, all different      EAGLE's sampled trees
 
-These say what a rule would accept. The engine has one way to verify, and it is not here.
+These functions say what a rule would accept. The engine itself verifies in one way only (``engine/commit.py``).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def residual(p_NU: np.ndarray, q_NU: np.ndarray) -> np.ndarray:
 
 
 def normalised(mass_NU: np.ndarray) -> np.ndarray:
-    """Rows scaled to the sum 1; rows of zeros stay."""
+    """The rows, each scaled to the sum 1; a row of zeros stays as it is."""
     total = mass_NU.sum(axis=-1, keepdims=True)
     shares: np.ndarray = np.divide(mass_NU, total, out=np.zeros_like(mass_NU), where=total > 0)
     return shares
@@ -50,8 +50,8 @@ def normalised(mass_NU: np.ndarray) -> np.ndarray:
 def noise_ranked(tokens_N: np.ndarray, candidates_NK: np.ndarray, most: int) -> np.ndarray:
     """1 where the token is among the first k candidates, else 0. At temperature 0 there is no noise: greedy top-k.
 
-    Unlike the other rules' this is one draw of the noise per token, not an expectation over it. What sharing noise is
-    worth for a single candidate: Daliri, Musco and Suresh, "Coupling without communication and drafter-invariant
+    The result is one draw of the noise per token; the other rules give an expectation over it. The gain of shared noise
+    for a single candidate is derived by Daliri, Musco and Suresh, "Coupling without communication and drafter-invariant
     speculative decoding", 2024.
     """
     hits = candidates_NK[:, :most] == tokens_N[:, None]
@@ -86,18 +86,20 @@ def rejection(p_NU: np.ndarray, q_NU: np.ndarray, most: int) -> np.ndarray:
 def rejection_without_replacement(
     p_NU: np.ndarray, q_NU: np.ndarray, most: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """The same for drafts that are all different: after a rejection q loses the rejected token and is normalised.
+    """Multi-step rejection of drafts that all differ: after a rejection q loses the rejected token and is normalised.
 
     The residual of p now depends on which drafts were rejected, so this is a Monte Carlo estimate: the rejected drafts
     are drawn, one sequence per row, from what they are distributed like, norm(max(q - p, 0)), and the chances along
-    that sequence are exact. Unbiased, and exact for k = 1. Jeon et al., "Recursive speculative decoding: accelerating
-    LLM inference via sampling without replacement", 2024; the code of EAGLE (Li et al., ICML 2024) does the same.
+    that sequence are exact. The estimate is unbiased, and exact for k = 1. Jeon et al., "Recursive speculative
+    decoding: accelerating LLM inference via sampling without replacement", 2024; EAGLE's code (Li et al., ICML 2024)
+    does the same.
     """
     rejected = np.ones(len(p_NU))
     chances = []
     for _ in range(most):
         rejected = rejected * (1.0 - overlap(p_NU, q_NU))
         chances.append(1.0 - rejected)
+        # The rejected token is drawn before p and q are replaced: its distribution is that of this round.
         tokens = draw(np.maximum(q_NU - p_NU, 0.0), rng)
         p_NU = residual(p_NU, q_NU)
         q_NU = without(q_NU, tokens)
@@ -114,7 +116,7 @@ def draw(mass_NU: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def without(q_NU: np.ndarray, tokens_N: np.ndarray) -> np.ndarray:
-    """q when each row's token can no longer be drawn: normalised; zero when no other token could."""
+    """q without each row's token, normalised; a row of zeros where no other token can be drawn."""
     left = q_NU.copy()
     left[np.arange(len(left)), tokens_N] = 0.0
     return normalised(left)
@@ -155,6 +157,7 @@ def distributions(recording: Recording, rows: np.ndarray) -> tuple[np.ndarray, n
     """
     first = recording.target_ids[rows].astype(np.int64)
     second = recording.draft_ids[rows].astype(np.int64)
+    # Each row's ids are shifted by a multiple of its own, so that one isin compares tokens within their row alone.
     line = np.arange(len(first))[:, None] * (recording.header.vocabulary + 1)
     new = ~np.isin(second + line, first + line)
     rest = recording.rest[rows]

@@ -1,4 +1,4 @@
-"""Where API keys come from, and who is not to have them."""
+"""API keys: read from a file, checked in the environment, and kept out of child processes."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def read_api_keys(file: Path) -> tuple[str, ...]:
 
 
 def check_api_key_variable(environment: Mapping[str, str]) -> None:
-    """Raise ConfigError where the variable is set and holds no key: a server would be open to everybody."""
+    """Raise ConfigError where the variable is set but empty: the server would be open to everybody."""
     if API_KEY_VARIABLE in environment and not environment[API_KEY_VARIABLE].strip():
         raise ConfigError(f"{API_KEY_VARIABLE} is set and holds no key; give it one, or unset it for a server without")
 
 
 def without_api_keys(environment: Mapping[str, str]) -> dict[str, str]:
-    """An environment for child processes: they have no use for the keys."""
+    """A copy of the environment without the API key, for child processes, which have no use for it."""
     return {name: value for name, value in environment.items() if name != API_KEY_VARIABLE}

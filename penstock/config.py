@@ -1,7 +1,7 @@
 """Typed configuration: tables read from TOML or JSON become frozen dataclasses, or an error that names the field.
 
-``parse`` is the one way in. A dataclass's own ``__post_init__`` checks values with ``check`` and knows nothing of where
-it stands in the file; ``parse`` puts the path in front: ``stages[2].layers is 0; it has to be at least 1``.
+``parse`` is the entry point. A dataclass checks its values with ``check`` in its own ``__post_init__``, which does not
+know its place in the file; ``parse`` puts the path in front: ``stages[2].layers is 0; it has to be at least 1``.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def check_positive(config: DataclassInstance, *names: str, or_zero: bool = False
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Words for an error about an unknown name: the known one that it is a typo of, if there is one, then all."""
+    """The end of an error about an unknown name: the known name that it may be a typo of, if any, then all names."""
     names = list(known)
     guess = meant(name, names)
     hint = f"did you mean {guess!r}? " if guess is not None else ""
@@ -90,11 +90,13 @@ def parse(kind: type[Config], table: object, where: str = "") -> Config:
     try:
         return kind(**values)
     except FieldError as error:
+        # The dataclass names its own field; the table's path goes in front.
         raise FieldError(join(where, error.field), error.problem) from None
 
 
 def convert(hint: Any, value: Any, where: str) -> Any:
     """Turn one value into what ``hint`` asks for, or raise FieldError."""
+    # The outer shape alone picks a union's alternative, so that an error within names its place.
     arm = next((arm for arm in arms(hint) if fits(arm, value)), None)
     if arm is None:
         raise FieldError(where, wrong_type(hint, value))
@@ -111,12 +113,12 @@ def convert(hint: Any, value: Any, where: str) -> Any:
 
 
 def arms(hint: Any) -> tuple[Any, ...]:
-    """The alternatives of a union; any other hint is its own only one."""
+    """The alternatives of a union; any other hint is its own only alternative."""
     return typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
 
 
 def known_name(value: object, names: Iterable[str], where: str) -> str:
-    """A value that is one of the names. Raises FieldError for any other, naming the nearest."""
+    """The value, if it is one of the names. Raises FieldError for any other, naming the nearest."""
     known = list(names)
     if not isinstance(value, str):
         raise FieldError(where, f"is {describe(type(value))} ({reprlib.repr(value)}); expected {one_of(known)}")
@@ -147,7 +149,7 @@ def wrong_type(hint: Any, value: object) -> str:
 
 
 def describe(arm: Any) -> str:
-    """What people call a type: found in a file, or asked for by a field."""
+    """A type in plain words, whether a file holds it or a field asks for it: "a table", "an integer"."""
     origin = typing.get_origin(arm) or arm
     if origin in (tuple, list):
         return "a list"

@@ -46,7 +46,7 @@ class ConfigError(PenstockError, ValueError):
 class RequestError(PenstockError, ValueError):
     """A request that is refused before it starts: its parameters are wrong, or it is too long. Names the field.
 
-    Or one that could not go on: its grammar was exhausted, or led where no token is possible.
+    It is also raised for a request that could not go on: its grammar was exhausted, or led where no token is possible.
 
     ```python
     from penstock import RequestError, SamplingParams
@@ -60,14 +60,14 @@ class RequestError(PenstockError, ValueError):
 
 
 class QueueFull(RequestError):
-    """``AsyncLLM`` was made with ``max_queue``, and as many requests wait as may. Try again later.
+    """``AsyncLLM`` was made with ``max_queue``, and that many requests are waiting. Try again later.
 
     ``AsyncLLM.submit`` has an example.
     """
 
 
 class Recovering(QueueFull):
-    """As many requests wait as may while the engine replaces a stage that was lost. Try again later."""
+    """The queue is full, and the engine is replacing a stage that was lost. Try again later."""
 
 
 class PipelineError(PenstockError, RuntimeError):
@@ -79,11 +79,11 @@ class PipelineError(PenstockError, RuntimeError):
 
 
 class PipelineLost(PipelineError):
-    """A stage or the drafter was lost while the engine ran. The engine recovers from it, if it is to, and if it can."""
+    """A stage or the drafter was lost while the engine ran. The engine recovers from it where it may and can."""
 
 
 class CheckpointChanged(PipelineError):
-    """A file of the model has changed since the engine started: what is there now would give other tokens."""
+    """A file of the model has changed since the engine started, and would now give other tokens."""
 
 
 class FinishReason(StrEnum):
@@ -101,7 +101,7 @@ class FinishReason(StrEnum):
     STOP = "stop"
     """The model's EOS token, a stop token or string, or a structured output that is complete."""
     LENGTH = "length"
-    """``max_tokens``."""
+    """``max_tokens`` was reached."""
     ABORT = "abort"
     """The caller ended it."""
     ERROR = "error"
@@ -112,17 +112,18 @@ NUMBERS: Final = ("temperature", "top_p", "min_p", "presence_penalty", "frequenc
 INTEGERS: Final = ("n", "top_k", "seed", "max_tokens", "min_tokens", "logprobs")
 OPTIONAL: Final = ("seed", "logprobs")
 BIGGEST: Final = 2**31 - 1
-"""Above every token id."""
+"""Largest token id, and largest ``top_k``, that a message to the stages can carry."""
 OUTLINE_MODES: Final = ("off", "auto", "on")
 STRUCTURES: Final = ("json", "json_object", "regex", "choice", "grammar")
 LONGEST_STRUCTURE: Final = 65_536
-"""Characters. One as long takes up to a tenth of a second to compile, beside whatever else goes on."""
+"""Limit in characters. A structure of this length takes up to 0.1 s to compile, while other work goes on."""
 
 
 class Named:
-    """A dataclass whose constructor raises RequestError, with the nearest name, for a field that there is not."""
+    """A dataclass whose constructor raises RequestError for an unknown field, naming the nearest known one."""
 
     def __new__(cls, *_: object, **given: object) -> Self:
+        # Checked before __init__, whose TypeError would not name the nearest field.
         known = getattr(cls, "__dataclass_fields__", {})
         for name in given:
             if name not in known:
@@ -134,10 +135,10 @@ class Named:
 
 @dataclass(frozen=True, kw_only=True)
 class StructuredOutputsParams(Named):
-    """What the whole output has to be: exactly one of these. Names are vLLM's.
+    """The form that the whole output has to have: exactly one of these fields is given. Names are vLLM's.
 
-    What is given is at most 65,536 characters long. The constructor raises RequestError naming the field. Whether a
-    grammar can be made of it is found out when the request is submitted.
+    Its value is at most 65,536 characters long. The constructor raises RequestError naming the field. Whether a
+    grammar can be made of the value is found out when the request is submitted.
 
     ```python
     from penstock import SamplingParams, StructuredOutputsParams
@@ -153,9 +154,9 @@ class StructuredOutputsParams(Named):
     json_object: bool = False
     """Any JSON object."""
     regex: str | None = None
-    """The whole output matches it. The syntax is that of Rust's regex crate."""
+    """A regular expression that the whole output matches, in the syntax of Rust's regex crate."""
     choice: list[str] | tuple[str, ...] | None = None
-    """One of these strings."""
+    """Strings of which the output is one."""
     grammar: str | None = None
     """A context-free grammar, in Lark's or in llama.cpp's (GBNF) notation."""
 
@@ -205,17 +206,17 @@ class SamplingParams(Named):
     """
 
     n: int = 1
-    """Completions of the prompt, each with a seed of its own made of ``seed``."""
+    """Completions of the prompt, each with a seed of its own derived from ``seed``."""
     temperature: float = 1.0
-    """What the logits are divided by; 0 is greedy."""
+    """The logits are divided by it; 0 is greedy."""
     top_p: float = 1.0
     """Only the most probable tokens that together have this probability; 1 is off."""
     top_k: int = 0
-    """Only so many of the most probable tokens; 0 or -1 is off."""
+    """Only this many of the most probable tokens; 0 or -1 is off."""
     min_p: float = 0.0
-    """Only tokens at least this share as probable as the most probable one; 0 is off."""
+    """Only tokens with at least this fraction of the most probable one's probability; 0 is off."""
     seed: int | None = None
-    """0 to 2**63 - 1. None draws one for each request."""
+    """Seed of the sampling noise, 0 to 2**63 - 1; None draws one for each request."""
     stop: str | list[str] | tuple[str, ...] = ()
     """The output ends where one of these strings appears."""
     stop_token_ids: list[int] | tuple[int, ...] = ()
@@ -223,13 +224,13 @@ class SamplingParams(Named):
     include_stop_str_in_output: bool = False
     """Whether ``text`` holds the stop string that ended it."""
     max_tokens: int = 16
-    """Most tokens of the output."""
+    """Most tokens that the output may have."""
     min_tokens: int = 0
     """EOS, stop tokens and stop strings do not end an output with fewer tokens."""
     ignore_eos: bool = False
     """Whether the output goes on after the checkpoint's own EOS tokens."""
     logprobs: int | None = None
-    """Return the log-probability of each token, and so many of the most probable ones beside it, 0 to 100.
+    """Return the log-probability of each token, and of this many of the most probable ones beside it, 0 to 100.
     They are of the model's own distribution: before temperature, filters, penalties and biases."""
     skip_special_tokens: bool = True
     """Whether ``text`` leaves out the tokenizer's special tokens."""
@@ -244,9 +245,10 @@ class SamplingParams(Named):
     allowed_token_ids: list[int] | tuple[int, ...] | None = None
     """The only tokens that can be picked. EOS is one of them or is never picked."""
     structured_outputs: StructuredOutputsParams | None = None
-    """What the whole output has to be. A complete one ends, even before ``min_tokens``."""
+    """The form that the whole output has to have. The output ends once it is complete, even before ``min_tokens``."""
 
     def __post_init__(self) -> None:
+        # A string is iterable, too: it would become a list of its characters.
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
         object.__setattr__(self, "stop", listed("stop", self.stop))
@@ -263,6 +265,7 @@ class SamplingParams(Named):
             value = getattr(self, name)
             if value is not None or name not in OPTIONAL:
                 object.__setattr__(self, name, whole(name, value))
+        # After the conversions above, so that all values are Python's own numbers and tuples.
         checks = [
             ("n", self.n >= 1, "at least 1"),
             ("temperature", 0.0 <= self.temperature < float("inf"), "0 (greedy) or above"),
@@ -318,7 +321,7 @@ def biases(name: str, given: Any) -> dict[int, float]:
 
 
 def unicode_text(name: str, value: Any) -> str:
-    """A string that is not empty and is Unicode, which JSON can fail to carry (lone surrogates)."""
+    """The value, if it is a non-empty string of valid Unicode: JSON can also carry lone surrogates."""
     if not isinstance(value, str) or not value:
         raise RequestError(f"{name} is {value!r}; it has to be a string, not empty")
     try:
@@ -340,7 +343,7 @@ def listed(name: str, values: Any) -> tuple[Any, ...]:
 
 
 def whole(name: str, value: Any) -> int:
-    """An integer of any library as Python's own: messages to the stages carry no other."""
+    """An integer of any library (numpy's, torch's) as Python's own, the only kind that messages to the stages carry."""
     try:
         return int(operator.index(value))
     except TypeError:
@@ -355,7 +358,7 @@ def number(name: str, value: Any) -> float:
 
 @dataclass(frozen=True)
 class Logprob:
-    """How probable the model found one token."""
+    """The log-probability and rank of one token under the model."""
 
     logprob: float
     """Natural logarithm of its probability."""
@@ -365,7 +368,7 @@ class Logprob:
 
 @dataclass
 class SpeculationMetrics:
-    """What speculation did for one completion."""
+    """Counts of the tokens that were drafted, entered and accepted for one completion."""
 
     drafts: int = 0
     """Trees that were drafted. Each begins with its root's first child, and ends with a miss or with its last leaf."""
@@ -378,7 +381,7 @@ class SpeculationMetrics:
     rows_entered: int = 0
     """Tokens that entered the pipeline, those of the prompt among them."""
     rows_dead: int = 0
-    """Of these, the ones that were found wrong while they were in flight."""
+    """Those of ``rows_entered`` that were found wrong while they were in flight."""
 
     @property
     def mean_acceptance_length(self) -> float:
@@ -409,24 +412,24 @@ class CompletionOutput:
     token_ids: list[int] = field(default_factory=list)
     """The output's tokens, the one that ended it among them."""
     text: str = ""
-    """What they say. It holds whole characters only."""
+    """The tokens' text. It holds whole characters only."""
     finish_reason: FinishReason | None = None
     """Why it ended; None while it goes on."""
     stop_reason: int | str | None = None
-    """The stop token or string that ended it; None where EOS did, or something else."""
+    """The stop token or string that ended it; None where EOS or something else did."""
     logprobs: list[dict[int, Logprob]] | None = None
-    """For each token those that were asked for and its own, by token id, the most probable first."""
+    """For each token of the output its own log-probability and those asked for, by token id, most probable first."""
     metrics: SpeculationMetrics = field(default_factory=SpeculationMetrics)
-    """What speculation did for it."""
+    """Counts of the tokens that were drafted, entered and accepted for it."""
     first_token_seconds: float | None = None
-    """From the request's submission to the first token; None before."""
+    """Seconds from the request's submission to the first token; None before."""
     seconds: float | None = None
-    """From the request's submission to the end; None before."""
+    """Seconds from the request's submission to the end; None before."""
 
 
 @dataclass
 class RequestOutput:
-    """A request and what has come of it, shaped like vLLM's.
+    """A request and its completions, shaped like vLLM's.
 
     ```python
     import json
@@ -440,24 +443,24 @@ class RequestOutput:
     """
 
     request_id: str
-    """The one it was submitted with, or one that was made up."""
+    """The id that the request was submitted with, or a generated one."""
     prompt: str | None
-    """Its text; None where only token ids were given."""
+    """The prompt's text; None where only token ids were given."""
     prompt_token_ids: list[int]
-    """What the model saw of it, the tokens that the tokenizer adds among them."""
+    """The prompt as the model saw it, the tokens that the tokenizer adds among them."""
     outputs: list[CompletionOutput]
     """The ``n`` completions, by index."""
     finished: bool
-    """Whether all of them have ended."""
+    """Whether all completions have ended."""
     num_cached_tokens: int = 0
-    """Tokens of the prompt that the prefix cache had."""
+    """Tokens of the prompt whose keys and values were in the prefix cache."""
     outline: OutlineOutput | None = None
     """How the answer came about, where ``outline_decoding`` was "on" or "auto"."""
 
 
 @dataclass
 class OutlineOutput:
-    """How an answer came about that was asked for with ``outline_decoding``.
+    """How an answer that was asked for with ``outline_decoding`` came about.
 
     An answer of points is not what plain decoding of the question gives. Each of its points is what plain decoding of
     that point's own prompt gives, token for token.
@@ -471,14 +474,14 @@ class OutlineOutput:
     """
 
     used: bool = False
-    """Whether the answer is put together of points; else it is the plain one."""
+    """Whether the answer is made of points; else it is the plain answer."""
     reason: str = ""
-    """Why it is, or is not."""
+    """Why the answer is made of points, or why it is not."""
     kind: str | None = None
-    """What form the target gives the answer, where it was asked ("auto"): list, code, math, short or text."""
+    """Form that the target gives the answer, where it was asked ("auto"): list, code, math, short or text."""
     titles: list[str] = field(default_factory=list)
-    """What the points are about."""
+    """Titles of the points."""
     points: list[RequestOutput] = field(default_factory=list)
-    """The points' own requests, in order, where the answer is put together of them."""
+    """The points' own requests, in order, where the answer is made of them."""
     guides: list[RequestOutput] = field(default_factory=list)
-    """The requests that came before: what form the answer has, and its outline."""
+    """The requests before the points: the question for the answer's form, and that for its outline."""

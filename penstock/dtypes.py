@@ -9,9 +9,9 @@ from penstock.core import ConfigError
 DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Each format that a model can compute in, with the size of one number."""
 DTYPES: Final = ("auto", *DTYPE_BYTES)
-"""What a user may ask for: auto is the checkpoint's own format, where the device is good at it."""
+"""Values of the option ``dtype``: auto is the checkpoint's own format, where the device is good at it."""
 QUANTIZATIONS: Final = ("auto", "none", "int8", "int4")
-"""What weights may be held as."""
+"""Values of the option ``quantization``: the form in which weights are held."""
 
 
 def torch_dtype(name: str) -> Any:

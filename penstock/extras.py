@@ -1,4 +1,4 @@
-"""Packages that only some commands need: looked for before anything starts, all that are missing named at once."""
+"""Packages that only some commands need. They are looked for before anything starts; one error names all missing."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from typing import Final
 from penstock.core import ConfigError
 
 REQUIREMENT: Final = re.compile(r"([\w.-]+)[^;]*")
-"""A package's name at the beginning of a requirement, and the versions behind it."""
+"""A requirement up to its marker: the package's name (group 1), then extras and versions."""
 
 
 @dataclass(frozen=True)
 class Need:
-    """``package`` is imported by what ``words`` say; ``extra`` is Penstock's that brings it."""
+    """A package, the Penstock extra that installs it, and the ``words`` that begin the error: "plots need"."""
 
     words: str
     package: str
@@ -42,8 +42,9 @@ def require(needs: Iterable[Need]) -> None:
 
 
 def install_command(missing: Iterable[Need]) -> str:
-    """It installs the packages beside this very Python: from a checkout and from a wheel alike."""
+    """The shell command that installs the packages for this Python, whether Penstock is a checkout or a wheel."""
     installer = [sys.executable, "-m", "pip", "install"]
+    # An environment that uv has made has no pip.
     if find_spec("pip") is None:
         installer = ["uv", "pip", "install", "--python", sys.executable]
     return shlex.join([*installer, *dict.fromkeys(requirement(need) for need in missing)])

@@ -1,7 +1,7 @@
-"""The files of a checkpoint, read as what they are: a stranger's. And where Penstock keeps what it can make again.
+"""Checks of a checkpoint's files, which may come from strangers; Penstock's cache folder; stamps of files.
 
-No code of a checkpoint ever runs, and nobody is asked whether it may. Its files lie in its folder, or where the hub's
-cache keeps them. Whatever else a file holds than what is expected is a ConfigError that names file and field.
+No code of a checkpoint ever runs, and no option allows it. Its files lie in its folder, or where the hub's cache keeps
+them. Anything unexpected in a file is a ConfigError that names file and field.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ GENERATION_FILE: Final = "generation_config.json"
 TOKENIZER_CONFIG_FILE: Final = "tokenizer_config.json"
 
 SPLIT_NAME: Final = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})\.gguf")
-"""How llama.cpp names the files that a GGUF model is split over: prefix, number from 1, count."""
+"""llama.cpp's names for the files that a GGUF model is split over: prefix, number from 1, count."""
 MOST_SPLITS: Final = 1000
-"""Files that a GGUF model may be split over."""
+"""Most files that a GGUF model may be split over."""
 
 MAY_NAME_KERNELS: Final = (
     CONFIG_FILE,
@@ -33,23 +33,23 @@ MAY_NAME_KERNELS: Final = (
     "video_preprocessor_config.json",
     "adapter_config.json",
 )
-"""Files from which transformers configures what it makes."""
+"""Files from which transformers reads configuration, so that they could name code to load."""
 
 CODE_FIELD: Final = "auto_map"
-"""Maps transformers' Auto classes to classes in Python files of the checkpoint, or of another repository. It is passed
-over where transformers has the class itself: many checkpoints that once needed code of their own still carry it."""
+"""Field that maps transformers' Auto classes to classes in Python files of the checkpoint or of another repository. It
+is ignored where transformers has the class itself: many checkpoints that once needed their own code still carry it."""
 
 KERNEL_FIELDS: Final = frozenset(
     {"attn_implementation", "_attn_implementation", "experts_implementation", "_experts_implementation"}
 )
-"""What is named here with a slash is a repository whose compiled code transformers would load."""
+"""Fields that choose kernels. A value with a slash is a repository whose compiled code transformers would load."""
 
 MORE_TEMPLATES: Final = "additional_chat_templates"
-"""The one folder in a checkpoint that transformers looks into."""
+"""The only folder inside a checkpoint from which transformers reads files."""
 
 
 def split_files(first: Path) -> list[Path]:
-    """The files that a GGUF model is split over by the name of its first one, which alone it is with any other name."""
+    """All files of a GGUF model, by the name of its first one; ``[first]`` where the name is not that of a split."""
     named = SPLIT_NAME.fullmatch(first.name)
     if named is None or int(named[2]) != 1 or not 1 <= int(named[3]) <= MOST_SPLITS:
         return [first]
@@ -65,6 +65,7 @@ def check_folder(folder: Path) -> None:
         files = [*folder.iterdir(), *(folder / MORE_TEMPLATES).glob("*")]
     except OSError as error:
         raise ConfigError(f"model: {folder} cannot be read: {error.strerror}") from error
+    # Sorted, so that of several bad files it is always the same one that the error names.
     for file in sorted(files):
         if not file.is_dir() or file.name == MORE_TEMPLATES:
             check_inside(folder, file)
@@ -102,7 +103,7 @@ def check_no_kernels(file: Path) -> None:
 
 
 def code_refusal(file: Path, asked: object, missing: str) -> ConfigError:
-    """The error that refuses a file whose CODE_FIELD asks for what transformers lacks: ``missing`` says what."""
+    """The error for a file whose CODE_FIELD asks for code; ``missing`` names what transformers itself lacks."""
     return problem_in(
         file,
         CODE_FIELD,
@@ -139,7 +140,7 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def eos_token_ids(stated: object, file: Path) -> tuple[int, ...]:
-    """What the field ``eos_token_id`` of ``file`` states: nothing, one token id or several."""
+    """The token ids of ``stated``, the field ``eos_token_id`` of ``file``: none, one or several. Raises ConfigError."""
     if stated is None:
         return ()
     ids = tuple(stated) if isinstance(stated, list | tuple) else (stated,)
@@ -160,34 +161,34 @@ def problem_in(file: Path, field: str, problem: str) -> ConfigError:
 
 
 def shown(value: object, most: int = 200) -> str:
-    """A value of a file in an error, cut short."""
+    """A value of a file as JSON for an error message, cut to ``most`` characters."""
     text = json.dumps(value, ensure_ascii=True)
     return text if len(text) <= most else f"{text[:most]}..."
 
 
 def said(error: BaseException, most: int = 400) -> str:
-    """What a library says of a file, on one line, cut short."""
+    """A library's error about a file as one line, cut to ``most`` characters."""
     text = printable(" ".join(f"{type(error).__name__}: {error}".split()))
     return text if len(text) <= most else f"{text[:most]}..."
 
 
 def printable(text: str) -> str:
-    """A file's text in an error: what would steer a terminal, or cannot be encoded, is escaped."""
+    """A file's text for an error message: control characters and what cannot be encoded are escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def cache_folder() -> Path:
-    """``penstock`` in the user's folder for such things. Raises RuntimeError where there is no such user."""
+    """Penstock's folder in the user's cache folder. Raises RuntimeError where the user has no home."""
     place = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(place) / "penstock"
 
 
 CHANGED: Final = "has changed since the engine started; start it again to use what is there now"
-"""What is wrong with a file whose stamp is another one."""
+"""Error text for a file whose stamp has changed; the file's name goes in front."""
 
 
 class FileStamps:
-    """What tells that files have not changed since they were looked at: nobody writes a file and leaves its stamp.
+    """Stamps of files, which tell whether any of them has changed since: no ordinary write leaves a stamp as it was.
 
     Links are followed, as reading does.
     """
@@ -197,12 +198,12 @@ class FileStamps:
 
     @classmethod
     def of(cls, files: Iterable[Path]) -> FileStamps:
-        """Raises OSError."""
+        """Take the files' stamps now. Raises OSError for a file that cannot be looked at."""
         return cls({file: stamp_of(file) for file in files})
 
     @property
     def changed(self) -> Path | None:
-        """A file that is another one by now, or that cannot be looked at; None if there is none."""
+        """A file that has changed or can no longer be looked at; None if there is none."""
         for file, before in self._stamps.items():
             try:
                 now = stamp_of(file)
@@ -214,6 +215,6 @@ class FileStamps:
 
 
 def stamp_of(file: Path) -> tuple[int, ...]:
-    """A file's device, number, size, and the nanosecond in which its content was last changed. Raises OSError."""
+    """A file's device, inode number, size in bytes and time of last change in nanoseconds. Raises OSError."""
     found = file.stat()
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns

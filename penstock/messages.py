@@ -1,7 +1,7 @@
 """Every message between engine, stages and drafters, and their one codec.
 
 A message on the wire is one msgpack header and, for a batch between stages and for features, one raw tensor frame: the
-hidden states of the surviving rows. Nothing is pickled. Every header carries its session's secret: one that does not
+hidden states of the surviving rows. Nothing is pickled. Every header carries its session's secret; a header without it
 comes from a stranger and is refused. A message of the session that does not decode, contradicts itself or whose tensor
 does not have the announced size is malformed, and ends the session's pipeline.
 """
@@ -22,51 +22,52 @@ from penstock.dtypes import DTYPE_BYTES
 PROTOCOL: Final = 1
 MAX_HEADER_BYTES: Final = 16 << 20
 Frame = bytes | bytearray
-"""One as it has come."""
+"""A frame as read from the socket."""
 NO_SLOT: Final = -1
 """The parent slot of a request's very first row."""
 
 
 Word = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-"""A number of a request, node, stream or sample, or a seed."""
+"""The number of a request, node, stream or sample, or a seed."""
 MOST: Final = 2**31
-"""Every slot, position, token id and count is below."""
+"""Every slot, position, token id and count is below this number."""
 Index = Annotated[int, msgspec.Meta(ge=0, lt=MOST)]
-"""One of these. What of them there is, a stage's own capacity and vocabulary say."""
+"""A slot, position, token id or count. Which of them exist, a stage's own capacity and vocabulary say."""
 Parent = Annotated[int, msgspec.Meta(ge=NO_SLOT, lt=MOST)]
+"""The slot of a row's parent, or NO_SLOT."""
 SeedWord = Annotated[int, msgspec.Meta(ge=0)]
-"""Up to 2**64 - 1, the largest that msgpack holds; msgspec takes no bound above 2**63 - 1."""
+"""A seed up to 2**64 - 1, the largest number that msgpack holds; msgspec takes no bound above 2**63 - 1."""
 LARGEST: Final = sys.float_info.max
 Finite = Annotated[float, msgspec.Meta(ge=-LARGEST, le=LARGEST)]
 Moment = Annotated[float, msgspec.Meta(ge=0.0, le=1e10)]
-"""Of a monotonic clock, in seconds: less than 300 years after its host has started."""
+"""Time of a monotonic clock, in seconds; the bound is about 300 years after the host's start."""
 Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=LARGEST)]
 Probability = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 Logarithm = Annotated[float, msgspec.Meta(le=0.0)]
-"""Of a probability, which may be 0."""
+"""Natural logarithm of a probability; -inf for probability 0."""
 AnyStage = Annotated[int, msgspec.Meta(ge=-1, lt=MOST)]
-"""The number of a stage; -1: of none in particular."""
+"""The number of a stage; -1 for none in particular."""
 IPV4: Final = r"(?:(?:25[0-5]|2[0-4]\d|1?\d?\d)\.){3}(?:25[0-5]|2[0-4]\d|1?\d?\d)"
 IPV6: Final = r"\[[0-9A-Fa-f:.]{2,45}(?:%[\w.-]{1,32})?\]"
 Numeric = Annotated[str, msgspec.Meta(max_length=96, pattern=rf"\A(?:{IPV4}|{IPV6})\Z")]
-"""The address of a host. A name would have to be looked up, and whoever sent it could make that last."""
+"""A host's numeric address. A name would have to be looked up, and its sender could make the lookup slow."""
 HostPort = Annotated[str, msgspec.Meta(max_length=128, pattern=rf"\A(?:{IPV4}|{IPV6}):\d{{1,5}}\Z")]
 Address = Annotated[
     str, msgspec.Meta(max_length=256, pattern=rf"\A(?:ipc://[^\x00]{{1,200}}|tcp://(?:{IPV4}|{IPV6}):\d{{1,5}})\Z")
 ]
-"""Where an inbox listens."""
+"""The address on which an inbox listens."""
 MOST_WORDS: Final = 4096
 Words = Annotated[str, msgspec.Meta(max_length=MOST_WORDS)]
-"""What a process says to people. Whoever sends it cuts it: see ``cut``."""
+"""Text for people. The sender cuts it to length with ``cut``."""
 MOST_DETAILS: Final = 16 * MOST_WORDS
 Details = Annotated[str, msgspec.Meta(max_length=MOST_DETAILS)]
-"""The end of a traceback."""
+"""A traceback, of which only the end is sent if it is too long."""
 Label = Annotated[str, msgspec.Meta(max_length=256, pattern=r"\A[^\x00-\x1f]*\Z")]
-"""What a process, a device or a dtype is called."""
+"""The name of a process, a device or a dtype."""
 FilePath = Annotated[str, msgspec.Meta(max_length=4096, pattern=r"\A[^\x00]*\Z")]
 GrammarText = Annotated[str, msgspec.Meta(max_length=1 << 22)]
 MOST_ROWS: Final = 1 << 20
-"""Rows of a batch, and of whatever comes with each of them, are at most so many."""
+"""Most rows of a batch, and most entries of any list that has one per row."""
 Many = msgspec.Meta(max_length=MOST_ROWS)
 Numbers = Annotated[list[Word], Many]
 Indices = Annotated[list[Index], Many]
@@ -75,7 +76,7 @@ LayerNumbers = Annotated[list[Index], msgspec.Meta(max_length=MOST_LAYERS)]
 
 
 def cut(text: str, most: int = MOST_WORDS) -> str:
-    """The beginning of a text, as long as a message may hold it: ``Words``, unless a field says otherwise."""
+    """The text, cut to ``most`` characters, by default those of ``Words``; "..." marks the cut."""
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
@@ -84,17 +85,17 @@ class ForeignFrame(PenstockError):
 
 
 class MalformedMessage(PenstockError):
-    """A message of the session that is not what its header says."""
+    """A message of the session that does not decode, contradicts itself or disagrees with its header."""
 
 
 class Sampling(msgspec.Struct, frozen=True, array_like=True):
-    """What the last stage (and a drafter) needs to pick a request's tokens; see SamplingParams for the meanings.
+    """The parameters with which the last stage (and a drafter) picks a request's tokens, as in SamplingParams.
 
     ``seed`` and ``sample`` key the request's Gumbel noise; ``logprobs`` -1 means none.
     ``barred`` token ids cannot be picked while the picked token would stand before position ``barred_before``
     (EOS and stop tokens under min_tokens). ``allowed_token_ids``, where there are any, are the only ones that can.
-    ``grammar`` is llguidance's text of what the output has to be. The output begins at position ``prompt_length``,
-    also where the request was interrupted and went on with part of its output as its prompt.
+    ``grammar`` is the output's grammar in llguidance's format, "" for none. The output begins at position
+    ``prompt_length``, also where the request was interrupted and went on with part of its output as its prompt.
     """
 
     seed: SeedWord = 0
@@ -152,7 +153,7 @@ class Rows(msgspec.Struct, array_like=True):
 
 
 class Span(msgspec.Struct, frozen=True, array_like=True):
-    """When a stage worked on a batch (seconds of its host's monotonic clock) and on how many rows.
+    """A stage's work on a batch: when (seconds of its host's monotonic clock) and on how many rows.
 
     ``computed`` is the part of ``end - start`` that was real computation; ``modelled`` is the emulated device's time
     for the batch (0 where nothing is emulated), ``received`` the moment the batch had arrived. ``features`` is the
@@ -171,16 +172,16 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def overrun(self) -> bool | None:
-        """Whether a modelled device's rows really took longer; None on a real device, and of a batch without rows."""
+        """Whether computing took longer than the modelled time; None on a real device and for a batch without rows."""
         return self.computed > self.modelled if self.modelled > 0 and self.rows else None
 
 
 SHORT_NAMES: Final = {"committed": "certain", "feature_nodes": "joins", "feature_levels": "levels"}
-"""What a batch's longer fields are called on the wire: every header carries the names."""
+"""Wire names of a batch's longer fields. They are short because every header carries them."""
 
 
 Spans = Annotated[list[Span], msgspec.Meta(max_length=MOST_LAYERS)]
-"""Those of a batch: one from each stage."""
+"""The spans of a batch, one from each stage."""
 
 
 class Batch(msgspec.Struct, tag="batch", kw_only=True, rename=SHORT_NAMES):
@@ -190,8 +191,8 @@ class Batch(msgspec.Struct, tag="batch", kw_only=True, rename=SHORT_NAMES):
     ``wanted`` are the indices of the rows whose next token the last stage is to pick; ``candidates`` above 0 asks
     for that many noise-ranked candidates of each instead (the drafter's question). ``feature_nodes`` are the nodes
     whose features a learned drafter must have before it computes the rows, one entry per row, 0 if it needs none;
-    empty where no features are read. ``feature_levels`` say how deep they are to be, one entry per row, as the drafter
-    counts them; empty where it reads the same of every row.
+    empty where no features are read. ``feature_levels`` say how deep in the target the features are to be, one entry
+    per row, as the drafter counts levels; empty where it reads the same for every row.
     """
 
     stream: Word
@@ -226,8 +227,8 @@ class Features(msgspec.Struct, tag="features", kw_only=True):
 class SampledToken(msgspec.Struct, frozen=True, array_like=True):
     """The target's next token after one row. ``top`` holds (token, logprob) pairs when logprobs were asked for.
 
-    ``error``, where it is not empty, says why there is none: ``token`` then means nothing, and the request ends with
-    the error if the row becomes its last token.
+    A non-empty ``error`` says why there is no token: ``token`` is then meaningless, and the request ends with the error
+    if the row becomes its last token.
     """
 
     node: Word
@@ -247,7 +248,7 @@ class Candidates(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Result(msgspec.Struct, tag="result", kw_only=True):
-    """What came out of the last stage for one batch. Every batch has exactly one, also when no row survived."""
+    """The last stage's output for one batch. Every batch has exactly one result, also when no row survived."""
 
     stream: Word
     picks: Annotated[list[SampledToken], Many] = []
@@ -256,7 +257,7 @@ class Result(msgspec.Struct, tag="result", kw_only=True):
 
 
 class Cancel(msgspec.Struct, tag="cancel", kw_only=True):
-    """These nodes are dead: drop their rows from batches numbered below ``before``. Late, early or twice: no harm."""
+    """Dead nodes, whose rows are to be dropped from batches below ``before``. It may come late, early or twice."""
 
     before: Word
     nodes: Numbers
@@ -269,13 +270,13 @@ class Ready(msgspec.Struct, tag="ready", kw_only=True):
 
 
 class ReserveDevice(msgspec.Struct, tag="reserve_device", kw_only=True):
-    """To a modelled device that holds a stage: a drafter's pass takes so many seconds of it."""
+    """To a stage on a modelled device: a drafter's pass takes this many seconds of the device's time."""
 
     seconds: Seconds
 
 
 class DeviceReserved(msgspec.Struct, tag="device_reserved", kw_only=True):
-    """To the engine: when the stage's modelled device takes the drafter's pass, after what came to it before."""
+    """To the engine: when the stage's modelled device runs the drafter's pass, behind the work that it had already."""
 
     stage: Index
     start: Finite
@@ -283,14 +284,14 @@ class DeviceReserved(msgspec.Struct, tag="device_reserved", kw_only=True):
 
 
 class PrepareGrammar(msgspec.Struct, tag="prepare_grammar", kw_only=True):
-    """To the last stage: compile a request's grammar beside the batches. Sent before the request's first row enters."""
+    """To the last stage: compile a request's grammar while batches run. It is sent before the request's first row."""
 
     request: Word
     grammar: GrammarText
 
 
 class GrammarPrepared(msgspec.Struct, tag="grammar_prepared", kw_only=True):
-    """To the engine: the request's grammar has been compiled, or cannot be, which the picks of its rows then say."""
+    """To the engine: the request's grammar is compiled, or could not be; the picks of its rows then carry the error."""
 
     request: Word
 
@@ -302,7 +303,7 @@ class ForgetGrammar(msgspec.Struct, tag="forget_grammar", kw_only=True):
 
 
 class Loading(msgspec.Struct, tag="loading", kw_only=True):
-    """How many of its weights a stage that is to start has read."""
+    """How many of its ``total`` weights a starting stage has read."""
 
     stage: Index
     read: Word
@@ -310,7 +311,7 @@ class Loading(msgspec.Struct, tag="loading", kw_only=True):
 
 
 class Started(msgspec.Struct, tag="started", kw_only=True):
-    """A stage has loaded its layers and listens at ``address``. Sizes of its arenas and its tensors in bytes."""
+    """A stage has loaded its layers and listens at ``address``. ``kv_bytes`` is the size of its KV arenas."""
 
     stage: Index
     address: Address
@@ -319,29 +320,29 @@ class Started(msgspec.Struct, tag="started", kw_only=True):
 
 
 class ConnectNeighbours(msgspec.Struct, tag="connect_neighbours", kw_only=True):
-    """Tells a stage its neighbours' addresses. The engine is both the first stage's and the last stage's neighbour."""
+    """To a stage: its neighbours' addresses. The engine is the neighbour of both the first and the last stage."""
 
     upstream: Address
     downstream: Address
 
 
 class Rejoin(msgspec.Struct, tag="rejoin", kw_only=True):
-    """Tells a stage to leave its session and, with the layers that it holds, to start in another one.
+    """To a stage: leave the session and, with the layers that are loaded, start in another one.
 
-    ``spec`` is what its process would be started with there: a ``StageSpec`` as JSON.
+    ``spec`` is the ``StageSpec``, as JSON, with which a new process would be started there.
     """
 
     spec: Annotated[bytes, msgspec.Meta(max_length=1 << 20)]
 
 
 class Heartbeat(msgspec.Struct, tag="heartbeat", kw_only=True):
-    """To the engine: the stage's loop goes round. The next one waits for the engine's HeartbeatAck."""
+    """To the engine: the stage's loop is running. The stage sends the next one only after the engine's HeartbeatAck."""
 
     stage: Index
 
 
 class HeartbeatAck(msgspec.Struct, tag="heartbeat_ack", kw_only=True):
-    """The engine has taken in a stage's Heartbeat: at most one of them ever waits in an inbox that nobody reads."""
+    """To a stage: the engine has read its Heartbeat. At most one of a stage therefore waits in an unread inbox."""
 
 
 class Failed(msgspec.Struct, tag="failed", kw_only=True):
@@ -358,8 +359,8 @@ Neighbour = Annotated[str, msgspec.Meta(max_length=10, pattern=r"\A(?:upstream|d
 class LinkBroken(msgspec.Struct, tag="link_broken", kw_only=True):
     """To the engine: a connection of this stage has ended, though nobody has told the stage to leave.
 
-    With ``to`` ("upstream", "downstream" or "drafter") it is the stage's own to that neighbour, which it does not reach
-    for this ``cause``; else somebody's to the stage.
+    With ``to`` ("upstream", "downstream" or "drafter") it is the stage's own connection to that neighbour, and
+    ``cause`` says why it broke; with "" it is a connection that another process had opened to the stage.
     """
 
     stage: Index
@@ -395,25 +396,27 @@ Message = (
 
 
 class Delivery(msgspec.Struct, tag="delivery", kw_only=True):
-    """A message and when it arrives, which modelled links say of it; 0 where it has arrived.
+    """A message and the time at which a modelled link delivers it; 0 where it has arrived.
 
-    It is an envelope on the wire of modelled links alone: others send the message as it is.
+    Only modelled links put this envelope on the wire: others send the message as it is.
     """
 
     message: Message
     arrives: Finite = 0.0
-    """Seconds, by the monotonic clock that the processes of a host have in common, or from its receipt."""
+    """Seconds of the monotonic clock that the processes of a host share, or from the receipt."""
     from_receipt: bool = False
+    """Whether ``arrives`` counts from the receipt, because the receiver's host has another clock."""
 
     def arrives_by(self, now: float) -> float:
-        """When it arrives, by the clock of the process that receives it ``now``."""
+        """When the message arrives, in seconds of the receiver's clock, if it was received at ``now``."""
         return now + self.arrives if self.from_receipt and self.arrives else self.arrives
 
 
 UNDECODABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises for bytes that are no message, hold text that is not UTF-8, or nest thousands of levels deep."""
+"""Errors that msgspec raises for bytes that are no message, hold invalid UTF-8, or nest thousands of levels deep."""
 
 _encoder = msgspec.msgpack.Encoder()
+# Reads protocol and secret of a foreign header, and leaves its message undecoded.
 _envelope = msgspec.msgpack.Decoder(tuple[int, str, msgspec.Raw])
 _decoder = msgspec.msgpack.Decoder(Message | Delivery)
 
@@ -421,8 +424,8 @@ _decoder = msgspec.msgpack.Decoder(Message | Delivery)
 def encode(message: Message, session: str, arrives: float = 0.0, left: float | None = None) -> bytes:
     """A message's header; in an envelope if a modelled link delivers it.
 
-    Both times are of the sender's clock: when the message arrives and, where the receiver has another clock, when it
-    was sent.
+    Both times are seconds of the sender's clock: ``arrives`` when the message arrives and, where the receiver has
+    another clock, ``left`` when it was sent.
     """
     sent: Message | Delivery = message
     if arrives and left is None:
@@ -434,9 +437,9 @@ def encode(message: Message, session: str, arrives: float = 0.0, left: float | N
 
 @lru_cache(maxsize=64)
 def opening(session: str) -> bytes:
-    """What every header of a session begins with: an array of three, protocol and secret; the message follows."""
+    """The bytes that begin every header of a session: an array of three, its protocol and its secret."""
     whole: bytes = _encoder.encode((PROTOCOL, session, None))
-    return whole[:-1]
+    return whole[:-1]  # without the one byte of None: the message's own bytes take its place
 
 
 def belongs(frames: Sequence[Frame], session: str) -> bool:
@@ -459,6 +462,7 @@ def decode(frames: Sequence[Frame], session: str) -> Delivery:
     if not frames or len(frames[0]) > MAX_HEADER_BYTES:
         raise ForeignFrame("header missing or too large")
     start = opening(session)
+    # The secret is compared before anything is decoded: a stranger's bytes never reach the decoder of messages.
     if not begins(frames[0], start):
         raise ForeignFrame(whose(frames[0]))
     try:
@@ -473,7 +477,7 @@ def decode(frames: Sequence[Frame], session: str) -> Delivery:
 
 
 def tensor_bytes(message: Message) -> int:
-    """Size of the tensor that comes with a message. Raises MalformedMessage for one that contradicts itself."""
+    """Bytes of the tensor that comes with a message. Raises MalformedMessage for one that contradicts itself."""
     if isinstance(message, Batch):
         check_batch(message)
         return len(message.alive) * message.width * DTYPE_BYTES.get(message.dtype, 0)
@@ -486,7 +490,7 @@ def tensor_bytes(message: Message) -> int:
 
 
 def whose(header: Frame) -> str:
-    """What there is to say of a header that is not of the session."""
+    """Error text for a header that is not of the session: undecodable, another protocol, or another session."""
     try:
         protocol, _, _ = _envelope.decode(header)
     except UNDECODABLE as error:
@@ -504,6 +508,7 @@ def check_batch(batch: Batch) -> None:
         raise MalformedMessage(f"stream {batch.stream}: row columns differ in length")
     if not within(batch.alive, count) or not within(batch.wanted, count):
         raise MalformedMessage(f"stream {batch.stream}: an index points past its {count} rows")
+    # Line i of the tensor is row alive[i]: an index out of order or twice would give a row another row's states.
     if batch.alive != sorted({*batch.alive}):
         raise MalformedMessage(f"stream {batch.stream}: surviving rows are not in ascending order")
     if batch.feature_nodes and len(batch.feature_nodes) != count:
@@ -530,7 +535,7 @@ def check_result(result: Result) -> None:
 
 
 def check_features(features: Features) -> None:
-    """Raise MalformedMessage unless every row has its slot and every layer the same share of a line."""
+    """Raise MalformedMessage unless every row has a slot and the layers divide a line's width evenly."""
     if len(features.slots) != len(features.nodes):
         raise MalformedMessage(f"features of {len(features.nodes)} nodes name {len(features.slots)} slots")
     if features.dtype not in DTYPE_BYTES or not features.layers or features.width % len(features.layers):

@@ -14,32 +14,32 @@ from typing import Final
 import numpy as np
 
 CACHE_BYTES: Final = 32 << 20
-"""Of draws, and as many of noise. Enough for about 1,000 positions at a vocabulary of 4,096, or 32 at one of 128k."""
+"""Bytes of cached draws, and again of cached noise: about 1,000 positions at a vocabulary of 4,096, or 32 at 128k."""
 
 ENTRY_BYTES: Final = 512
-"""What a row costs beside its values: array, key and dictionary entry."""
+"""Bytes of a cached row beside its values: array object, key and dictionary entry."""
 
 
 def gumbel(seed: int, sample: int, position: int, vocabulary: int) -> np.ndarray:
     """Noise for the token at an absolute position: float64 [vocabulary], read-only, one value per token id.
 
-    Keyed by (seed, sample), 0 to 2**64 - 1 each, at any position from 0 to 2**64 - 1. The value of a token id does not
-    depend on ``vocabulary``: a drafter's shorter vocabulary sees a prefix of the target's noise. Rows are cached,
-    because branches share their positions.
+    The key is (seed, sample); both and the position are 0 to 2**64 - 1. The value of a token id does not depend on
+    ``vocabulary``: a drafter with a shorter vocabulary sees a prefix of the target's noise. Rows are cached, because
+    the branches of a tree share positions.
     """
     return _noise.get((seed, sample, position), vocabulary)
 
 
 def draws(seed: int, sample: int, position: int, vocabulary: int) -> np.ndarray:
-    """What ``gumbel`` is made of by ``to_gumbel``: uint64 [vocabulary], read-only. The smaller, the larger the noise.
+    """Raw values that ``to_gumbel`` turns into noise: uint64 [vocabulary], read-only; a smaller one gives more noise.
 
-    Cached, because the drafter asks for the same ones as the target.
+    They are cached, because the drafter asks for the same values as the target.
     """
     return _drawn.get((seed, sample, position), vocabulary)
 
 
 def generate(seed: int, sample: int, position: int, vocabulary: int) -> np.ndarray:
-    """What ``draws`` returns, computed afresh.
+    """Compute the values that ``draws`` returns.
 
     Philox4x64 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) encrypts a counter of four
     64-bit words under a key of two. The position is the counter's second word and the library counts in the first, so
@@ -65,7 +65,7 @@ def to_gumbel(raw: np.ndarray) -> np.ndarray:
 
 
 class _Rows:
-    """The most recently used rows, at most ``limit`` bytes of them (but always the last one). Safe among threads."""
+    """A cache of the most recently used rows, up to ``limit`` bytes (but always the last one). It is thread-safe."""
 
     def __init__(self, limit: int, make: Callable[[int, int, int, int], np.ndarray]) -> None:
         self.limit = limit
@@ -77,11 +77,13 @@ class _Rows:
     def get(self, key: tuple[int, int, int], vocabulary: int) -> np.ndarray:
         with self._lock:
             row = self._rows.get(key)
+            # A longer row serves a shorter vocabulary: a token's value does not depend on the vocabulary.
             if row is not None and len(row) >= vocabulary:
                 self._rows.move_to_end(key)
                 return row[:vocabulary]
+        # Made without the lock, so that other threads can read meanwhile. Two may make the same row: no harm is done.
         row = self._make(*key, vocabulary)
-        row.flags.writeable = False
+        row.flags.writeable = False  # callers share it
         with self._lock:
             self._store(key, row)
         return row

@@ -1,4 +1,4 @@
-"""What the command line says about a field of a configuration object.
+"""``Option``: how a field of a configuration object appears on the command line.
 
 A dataclass annotates those of its fields that a user can set there::
 
@@ -29,17 +29,17 @@ OUTPUT = "Output"
 
 @dataclass(frozen=True)
 class Option:
-    """The option of one field. A field that is a tuple and has no ``parse`` can be given several times."""
+    """The command-line option of one field. It may be given several times if the field is a tuple without ``parse``."""
 
     help: str
     panel: str | None = None
-    """The heading in the help."""
+    """The heading under which the help lists it."""
     names: tuple[str, ...] = ()
-    """``--field-name`` where there are none. With names of its own, a bool that is true by default is switched off."""
+    """Names on the command line; ``--field-name`` if empty. A bool that is true by default is switched off by them."""
     metavar: str | None = None
     envvar: str | None = None
     default: str | None = None
-    """Words for the default where the value would say nothing; "" shows none."""
+    """Words that the help shows as the default, where the value itself would say nothing; "" shows none."""
     parse: Callable[[str], Any] | None = None
-    """Reads the text that is given. Raises FieldError."""
+    """Turns the given text into the field's value. Raises FieldError."""
     positional: bool = False

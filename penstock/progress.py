@@ -1,4 +1,4 @@
-"""The bar of what takes long; a line every few seconds where nobody sees a bar."""
+"""Progress bars on a terminal; elsewhere, as in a log, a line every few seconds."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ LINE_EVERY: Final = 10.0
 
 
 def progress_bar(console: Console, averaged_over: float = HOUR) -> Progress:
-    """A log of lines where ``console`` is no terminal.
+    """A progress bar with counts and times; lines in a log where ``console`` is no terminal.
 
-    The time that remains is an average over so many seconds: a bench's strategies take turns, and differ in speed.
+    The remaining time follows from the speed over the last ``averaged_over`` seconds. An hour suits a bench, whose
+    strategies take turns and differ in speed.
     """
     columns = (
         TextColumn("{task.description}"),
@@ -40,13 +41,13 @@ def progress_bar(console: Console, averaged_over: float = HOUR) -> Progress:
 
 
 def progress_of(console: Console, *columns: ProgressColumn, **options: Any) -> Progress:
-    """These columns on a terminal, lines in a log."""
+    """A bar of these columns on a terminal, lines in a log elsewhere."""
     kind = Progress if console.is_terminal else LoggedProgress
     return kind(*columns, console=console, transient=True, disable=not console.is_terminal, **options)
 
 
 class LoggedProgress(Progress):
-    """Prints where a task stands, every ``LINE_EVERY`` seconds, also while nothing moves."""
+    """A progress that prints a task's state every ``LINE_EVERY`` seconds, also while nothing advances."""
 
     def __init__(self, *columns: Any, **options: Any) -> None:
         super().__init__(*columns, **options)
@@ -76,7 +77,7 @@ class LoggedProgress(Progress):
         self._print(task_id)
 
     def _print(self, task_id: TaskID) -> None:
-        with self._lock:
+        with self._lock:  # the thread of ``start`` and callers of ``advance`` print, too; one line per interval
             if self.get_time() - self._printed_at < LINE_EVERY:
                 return
             self._printed_at = self.get_time()
@@ -85,7 +86,7 @@ class LoggedProgress(Progress):
 
 
 def line_of(task: Task) -> str:
-    """For example: ``the target's own answers: 256 of 1500, 0:05:12 so far, about 0:25:10 to go``."""
+    """A task's line in a log, as ``the target's own answers: 256 of 1500, 0:05:12 so far, about 0:25:10 to go``."""
     if task.fields.get("in_percent"):
         done = f"{task.percentage:.0f}%"
     else:

@@ -1,4 +1,4 @@
-"""Recordings: what the target picked, what the drafter had guessed, and how sure both were, token by token.
+"""Recordings: the target's picks, the drafter's candidates and the probabilities of both, token by token.
 
 A recording is one safetensors file: the arrays below, and a JSON header in its metadata. ``penstock bench --record``
 writes it; acceptance rules and simulations read it, without any model.
@@ -20,7 +20,7 @@ from penstock.core import ConfigError
 
 FORMAT: Final = 1
 METADATA: Final = "penstock_recording"
-"""The key of the file's metadata under which the header lies."""
+"""The key of the header in the file's metadata."""
 
 CONFIG_FILES: Final = ("config.json",)
 TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt")
@@ -40,15 +40,15 @@ SHAPES: Final[Mapping[str, tuple[str, tuple[str | int, ...]]]] = {
     "target_of_draft": ("float32", ("T", "M")),
     "rest": ("float32", ("T", 2, 2)),
 }
-"""Type and shape of every array; ``Recording`` explains them."""
+"""dtype and shape of every array; ``Recording`` explains them."""
 
 NO_TOKEN: Final = -1
-"""Fills up a row that has fewer tokens than columns."""
+"""Padding of a row that has fewer tokens than columns."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fingerprint:
-    """Which checkpoint: its name, and digests (SHA-256, hexadecimal) of its configuration and of its tokenizer."""
+    """A checkpoint's identity: its name, and digests (SHA-256, hexadecimal) of its configuration and tokenizer."""
 
     name: str
     config: str
@@ -57,7 +57,7 @@ class Fingerprint:
 
 @dataclass(frozen=True, kw_only=True)
 class Header:
-    """What was recorded. ``seeds`` has one entry per request, ``versions`` one per package.
+    """The recorded models and settings. ``seeds`` has one entry per request, ``versions`` one per package.
 
     ``undecided`` counts tokens that plain decoding and the recorder, which computes many rows together, picked
     differently: the two best scores differed by less than rounding. The recording follows plain decoding.
@@ -92,13 +92,12 @@ class Recording:
     ``draft_ids``       [T, M]    the draft's most probable tokens
     ``draft_probs``     [T, M]    their probabilities,
     ``target_of_draft`` [T, M]    and those that the target gives them
-    ``rest``            [T, 2, 2] the mass of tokens in neither list: where the target gives more than the draft, and of
-                                  the others; the target's and the draft's
+    ``rest``            [T, 2, 2] the mass of tokens in neither list: [:, 0] of those to which the target gives more
+                                  than the draft, [:, 1] of the others; last axis: the target's mass, the draft's
 
-    Probabilities are those after the request's temperature and filters, which the token was sampled from. At
-    temperature 0 nothing is sampled: they are then the models' own and say how sure these were. A row with fewer
-    tokens than columns ends in NO_TOKEN with probability 0 (log: -inf). Raises FieldError where the arrays contradict
-    each other.
+    Probabilities are those after the request's temperature and filters, from which the token was sampled. At
+    temperature 0 nothing is sampled, and they are the models' own. A row with fewer tokens than columns ends in
+    NO_TOKEN with probability 0 (log: -inf). Raises FieldError where the arrays contradict each other.
     """
 
     header: Header
@@ -130,7 +129,7 @@ class Recording:
         return len(self.offsets) - 1
 
     def rows(self, request: int) -> slice:
-        """Where the request's tokens stand."""
+        """The slice of the T rows that holds the request's tokens."""
         return slice(int(self.offsets[request]), int(self.offsets[request + 1]))
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -159,7 +158,7 @@ class Recording:
     def check_made_with(self, path: Path, target: Fingerprint | None, draft: Fingerprint | None) -> None:
         """Raise ConfigError naming the field and both values unless ``path`` was recorded with these two models.
 
-        None stands for any.
+        None accepts any model.
         """
         for part, recorded, named in (("target", self.header.target, target), ("draft", self.header.draft, draft)):
             given = named or recorded
@@ -172,7 +171,10 @@ class Recording:
                     )
 
     def _check_shapes(self) -> None:
-        """Every array has its type and, the sizes P, T, K and M taken from those that come first, its shape."""
+        """Raise FieldError unless every array has its dtype and shape.
+
+        P, T, K and M are not known beforehand: the first array that has one sets it for the later ones.
+        """
         sizes: dict[str | int, int] = {2: 2}
         for name, values in self.arrays().items():
             dtype, shape = SHAPES[name]
@@ -183,6 +185,7 @@ class Recording:
             sizes.update(zip(shape, values.shape, strict=True))
             if name == "offsets":
                 check(len(values) > 0, name, [], "at least one entry")
+                # ``offsets`` has P + 1 entries, and gives P to the arrays after it.
                 sizes["P"] = len(values) - 1
 
     def _check_values(self, name: str, values: np.ndarray) -> None:
@@ -193,7 +196,7 @@ class Recording:
         elif name == "chances":
             check(bool((values <= 0).all()), name, "out of range", "logs of chances, none above 0")
         elif values.dtype == np.float32:
-            holds = ((values >= 0) & (values <= 1 + 1e-4)).all()  # sums of many rounded numbers
+            holds = ((values >= 0) & (values <= 1 + 1e-4)).all()  # a sum of many rounded numbers may exceed 1
             check(bool(holds), name, "out of range", "probabilities between 0 and 1")
 
 
@@ -201,7 +204,7 @@ REMEDY: Final = "record it again with penstock bench --record"
 
 
 def read_file(path: Path) -> tuple[str, dict[str, np.ndarray]]:
-    """The header as it stands and the arrays. Raises ConfigError unless the file is a recording with all of them."""
+    """The header, still as JSON text, and the arrays. Raises ConfigError unless the file is a complete recording."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -223,7 +226,7 @@ def read_file(path: Path) -> tuple[str, dict[str, np.ndarray]]:
 
 
 def parse_header(text: str) -> Header:
-    """Raises FieldError for another format, before anything that may have changed with it."""
+    """The header from its JSON text. Raises FieldError; the format is checked first, as other fields depend on it."""
     try:
         table: Any = json.loads(text)
     except ValueError as error:
@@ -239,17 +242,18 @@ def sizes_known(sizes: Mapping[str | int, int]) -> str:
 
 
 def fingerprint(name: str, folder: Path) -> Fingerprint:
-    """What tells the checkpoint in ``folder`` from others. Weights are not read: they may be many gigabytes."""
+    """The identity of the checkpoint in ``folder``. Weights are not read: they may be many gigabytes."""
     return Fingerprint(name=name, config=digest(folder, CONFIG_FILES), tokenizer=digest(folder, TOKENIZER_FILES))
 
 
 def digest(folder: Path, names: tuple[str, ...]) -> str:
-    """SHA-256 over those of the named files that are there, names included; "none" where none is."""
+    """SHA-256 (hexadecimal) over the names and contents of the named files that exist; "none" where none does."""
     files = [folder / name for name in names if (folder / name).is_file()]
     if not files:
         return "none"
     total = hashlib.sha256()
     for file in files:
         content = file.read_bytes()
+        # The length goes in front, so that bytes cannot move from one file to the next and leave the digest the same.
         total.update(f"{file.name} {len(content)}\n".encode() + content)
     return total.hexdigest()

@@ -10,7 +10,7 @@ Kind = TypeVar("Kind")
 
 
 class Registry(Mapping[str, type[Kind]], Generic[Kind]):
-    """Classes by name. To go through the names loads none of them, so that ``penstock --help`` stays quick.
+    """Classes by name. Iterating over the names loads no class, so that ``penstock --help`` stays quick.
 
     ``entries`` says where each class is: ``"module:Class"``, the module below ``package``.
     """

@@ -1,4 +1,4 @@
-"""What ``penstock run`` does once its flags are understood: load a model and chat with it in this terminal.
+"""The work of ``penstock run`` after its flags are parsed: load a model and chat with it in this terminal.
 
 Engine, server and chat are one process. The chat is that of ``penstock chat``, over a socket that only this user can
 open: nothing listens on the network.
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from penstock.engine.resolve import Resolved
 
 LONGEST_ANSWER: Final = 86_400.0
-"""Seconds: a person ends an answer with Ctrl-C."""
+"""Seconds an answer may take: a day, because the person ends it with Ctrl-C."""
 HERE: Final = "http://penstock"
-"""How the server is called over its socket, where any name would do."""
+"""The server's URL on its Unix socket, where any host name would do."""
 CONTINUES: Final = "is no chat model: it goes on with what you type. 'penstock run NAME' takes another model"
 
 
 def chosen(model: str) -> str:
-    """The model that is named, or else the small chat model; the shipped pair where that cannot be had."""
+    """The named model, or else the small chat model; the shipped pair where that cannot be fetched."""
     if model:
         return model
     console = Console(stderr=True, highlight=False)
@@ -47,12 +47,12 @@ def chosen(model: str) -> str:
 
 
 def run(options: EngineOptions, name: str, system_prompt: str = "", template: str | None = None) -> None:
-    """Talk to the model, called ``name``, until the input ends; then nothing of it is left.
+    """Chat with the model, called ``name``, until the input ends; no process of it is left then.
 
     ``template`` is Jinja text in place of the checkpoint's own. Raises ConfigError before anything starts.
     """
     check_options(options)
-    shared_fork_server()  # it imports torch while this process does
+    shared_fork_server()  # begun first, so that it imports torch while this process does the same
     words = introduction_of(options, name, template)
     from penstock.engine.async_llm import AsyncLLM
     from penstock.server.local import served_at
@@ -62,7 +62,7 @@ def run(options: EngineOptions, name: str, system_prompt: str = "", template: st
         if template is not None:
             llm.get_tokenizer().use_chat_template(template)
         settings = ServerSettings(served_model_name=(name,), web=False, request_timeout=LONGEST_ANSWER)
-        socket = Path(shared_fork_server().folder) / "http"  # which is removed also where this process is killed
+        socket = Path(shared_fork_server().folder) / "http"  # a folder that is removed even if this process is killed
         server = Server(url=HERE)
         with (
             served_at(socket, llm, settings),
@@ -73,7 +73,7 @@ def run(options: EngineOptions, name: str, system_prompt: str = "", template: st
 
 
 def introduction_of(options: EngineOptions, name: str, template: str | None) -> list[str]:
-    """What is to be said of a model that is none for chats. Raises FieldError where it has no template either."""
+    """Lines that introduce a model that is no chat model, else none. Raises FieldError where it has no template."""
     if template is not None:
         return []
     tokenizer = tokenizer_of(options)
@@ -90,7 +90,7 @@ def tokenizer_of(options: EngineOptions) -> Tokenizer:
 
 
 def loaded(setup: Resolved, start: Start) -> str:
-    """For example: ``30 layers in int4, 2 stages · 97 MB of weights, 189 MB for 8,192 tokens · loaded in 4.2 s``."""
+    """A loaded model in a line, as ``30 layers in int4, 2 stages · 97 MB of weights, 189 MB for 8,192 tokens``."""
     form = setup.options.dtype if setup.quantization == "none" else setup.quantization
     weights, room = (f"{held / 1e6:,.0f} MB" for held in (start.weight_bytes, start.kv_bytes))
     parts = [

@@ -1,4 +1,4 @@
-"""Folders for a while, which a process that is killed leaves behind, and the next one clears away."""
+"""Temporary folders. A process that is killed leaves its own behind, and the next process removes it."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from typing import Final
 
 PREFIX: Final = "penstock-"
 LOCK: Final = "in-use"
-"""A file in each of them. Its owner holds a lock on it, which the kernel takes back however the owner ends."""
+"""The lock file in each folder. The owner holds a lock on it, which the kernel releases however the owner ends."""
 SETTLED_S: Final = 60.0
-"""Age in seconds below which a folder without a lock may be one that is being made."""
+"""Age in seconds below which an unlocked folder may belong to a process that has not locked it yet."""
 
 _held: dict[Path, int] = {}
-"""Open descriptors of this process's locks."""
+"""This process's folders, each with the open descriptor of its lock."""
 
 
 @contextmanager
 def scratch_folder(prefix: str = PREFIX, parent: Path | None = None) -> Iterator[Path]:
-    """A new folder of this user alone, until the block ends. ``parent`` is the system's for such things by default."""
+    """A new folder that only this user can open, until the block ends. ``parent`` defaults to the system's own."""
     folder = make_scratch(prefix, Path(tempfile.gettempdir()) if parent is None else parent)
     try:
         yield folder
@@ -35,17 +35,18 @@ def scratch_folder(prefix: str = PREFIX, parent: Path | None = None) -> Iterator
 
 
 def make_scratch(prefix: str, parent: Path) -> Path:
-    """A new folder, which is this process's until ``let_go``. Those that killed processes left there are cleared."""
+    """A new folder, locked until ``let_go``. Folders that killed processes left in ``parent`` are removed."""
     clear(prefix, parent)
     folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
     lock = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
+    # Kept open: closing the descriptor would release the lock.
     _held[folder] = lock
     return folder
 
 
 def let_go(folder: Path) -> None:
-    """The folder is this process's no more. Safe to call twice."""
+    """Release the folder's lock. A second call does nothing."""
     if (lock := _held.pop(folder, None)) is not None:
         os.close(lock)
 
@@ -59,11 +60,12 @@ def clear(prefix: str, parent: Path) -> None:
 
 
 def is_left(folder: Path) -> bool:
-    """Whether a folder is this user's, and no process's any more. Raises OSError without a lock, or if it is held."""
+    """Whether a folder is this user's and unlocked. Raises OSError if there is no lock file, or a process holds it."""
     if folder.is_symlink() or folder.stat().st_uid != os.getuid():
         return False
     lock = os.open(folder / LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
+        # Between making the lock file and locking it, an owner's folder looks as if it had been left.
         if time.time() - os.fstat(lock).st_mtime < SETTLED_S:
             return False
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""``speculative_config``: who drafts, which drafted nodes enter, and the options of both."""
+"""``speculative_config``: the drafter, the strategy that says which drafted nodes enter, and the options of both."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ LOOKUP: Final = "ngram"
 """The method that may draft beside another one."""
 DEFAULT_METHOD: Final = LOOKUP
 PAIR: Final = "demo"
-"""The target that comes with a draft model of the same name, which drafts for it where nobody is named."""
+"""The target that ships with a draft model of the same name, which is its drafter unless another one is named."""
 DEFAULT_STRATEGY: Final = "auto"
 
 
 @dataclass(frozen=True, init=False)
 class SpeculativeConfig:
-    """Who drafts and which drafted nodes enter the pipeline: prompt lookup and ``auto`` where nothing is said.
+    """The drafter and the strategy, by default prompt lookup and ``auto``.
 
     ``method`` is one name, or two of which one is "ngram": then prompt lookup drafts beside the other method.
     ``options`` are those of the methods and the strategy together. Raises FieldError for a name that is unknown, an
@@ -35,15 +35,15 @@ class SpeculativeConfig:
     """
 
     method: str
-    """Who drafts: a name in ``drafters/registry.py``."""
+    """The drafter: a name in ``drafters/registry.py``."""
     lookup: NgramOptions | None
     """Prompt lookup's options where it drafts beside ``method``."""
     strategy: str
-    """Which nodes are drafted from and enter: a name in ``strategies/registry.py``."""
+    """The strategy, which says which nodes are drafted from and enter: a name in ``strategies/registry.py``."""
     drafter_options: DrafterOptions
-    """What of ``options`` is the method's, the rest by default."""
+    """The method's options: those given, defaults for the others."""
     strategy_options: StrategyOptions
-    """What of ``options`` is the strategy's, the rest by default."""
+    """The strategy's options: those given, defaults for the others."""
 
     def __init__(
         self, *, method: str | Sequence[str] = DEFAULT_METHOD, strategy: str = DEFAULT_STRATEGY, **options: Any
@@ -53,6 +53,7 @@ class SpeculativeConfig:
         chosen = STRATEGIES[known_name(strategy, STRATEGIES, "strategy")]
         refuse_ignored(options, [name, *beside], [strategy])
         lookup = parse(NgramOptions, only(options, NgramOptions)) if beside else None
+        # The dataclass is frozen, and its constructor's arguments are not its fields.
         object.__setattr__(self, "method", name)
         object.__setattr__(self, "lookup", lookup)
         object.__setattr__(self, "strategy", strategy)
@@ -62,7 +63,7 @@ class SpeculativeConfig:
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """All who draft."""
+        """The names of all drafters: ``method``, and "ngram" where prompt lookup drafts beside it."""
         return (self.method,) if self.lookup is None else (self.method, LOOKUP)
 
     @property
@@ -71,14 +72,17 @@ class SpeculativeConfig:
         return self.strategy_options.drafts
 
     def with_options(self, options: Mapping[str, Any]) -> SpeculativeConfig:
-        """The same but for these options. Raises FieldError as the constructor does."""
+        """A copy with these options replaced. Raises FieldError as the constructor does."""
         given = {**values_of(self.drafter_options), **values_of(self.strategy_options), **options}
         if self.lookup is not None:
             given = {**values_of(self.lookup), **given}
         return SpeculativeConfig(method=self.methods, strategy=self.strategy, **given)
 
     def _check_order(self) -> None:
-        """Raise FieldError where the drafter waits for nodes to enter and the strategy for the drafter."""
+        """Raise FieldError where drafter and strategy would wait for each other.
+
+        The drafter needs nodes to have entered, and the strategy enters none before the whole tree is drafted.
+        """
         reason = self.drafter_options.needs_entered
         if reason is not None and self.strategy_options.drafts_whole_trees:
             raise FieldError(
@@ -89,7 +93,7 @@ class SpeculativeConfig:
 
 
 def make_strategy(config: SpeculativeConfig | None, stages: int) -> Strategy:
-    """A fresh strategy for one request over so many stages; plain decoding where nothing speculates."""
+    """A fresh strategy for one request over ``stages`` stages; plain decoding where ``config`` is None."""
     return config.strategy_options.make(stages) if config is not None else Autoregressive()
 
 
@@ -129,11 +133,12 @@ def parse_speculative_for(
 
 
 def with_drafter(options: Mapping[str, Any], target: str) -> dict[str, Any]:
-    """The options with who drafts where they leave it open: a model that is named, or the target's own draft model."""
+    """The options with the drafter filled in: that of the named model, or the draft model shipped with the target."""
     named = dict(options)
     method = named.get("method", "draft_model")
     if target == PAIR and "model" not in named and "draft_model" in ([method] if isinstance(method, str) else method):
         named["model"] = PAIR
+    # A named model's files say which kind of drafter it is.
     if "model" in named and "method" not in named:
         from penstock.models.glance import method_of
 
@@ -142,7 +147,7 @@ def with_drafter(options: Mapping[str, Any], target: str) -> dict[str, Any]:
 
 
 def methods_of(method: object) -> tuple[str, list[str]]:
-    """The method, and "ngram" in a list where that drafts beside it. Raises FieldError for any other two."""
+    """The method, and ["ngram"] where prompt lookup drafts beside it, else []. Raises FieldError for any other pair."""
     if not isinstance(method, list | tuple):
         return known_name(method, DRAFTERS, "method"), []
     names = [known_name(name, DRAFTERS, "method") for name in method]
@@ -165,7 +170,7 @@ def with_our_names(table: Mapping[str, Any], strategies: Sequence[str]) -> dict[
 
 
 def refuse_drafting(options: Iterable[str], strategies: Sequence[str]) -> None:
-    """Raise FieldError for an option that says who drafts: these strategies draft nothing."""
+    """Raise FieldError for an option of a drafter: these strategies draft nothing."""
     for option in options:
         if option == "method" or owners(DRAFTERS, option):
             raise FieldError(option, f"means nothing to {words(strategies)}, which drafts nothing; remove it")
@@ -189,7 +194,7 @@ def refuse_ignored(options: Iterable[str], methods: Sequence[str], strategies: S
 
 
 def owners(registry: Registry[Any], option: str) -> list[str]:
-    """Who of a registry has an option of this name."""
+    """The names in a registry whose options include one of this name."""
     return [name for name, kind in registry.items() if option in names_of(kind)]
 
 
@@ -204,7 +209,7 @@ def values_of(options: Any) -> dict[str, Any]:
 
 
 def only(options: Mapping[str, Any], kind: type[Any]) -> dict[str, Any]:
-    """Those of the options that a drafter or strategy has."""
+    """The options that belong to one drafter or strategy."""
     return {name: options[name] for name in names_of(kind) if name in options}
 
 
@@ -213,6 +218,6 @@ def words(strategies: Sequence[str]) -> str:
 
 
 def remedy(strategies: Sequence[str]) -> str:
-    """What to write instead: the options that the strategies do have."""
+    """The end of an error: what to write instead, which is one of the strategies' own options."""
     own = dict.fromkeys(chain.from_iterable(names_of(STRATEGIES[strategy]) for strategy in strategies))
     return f"remove it or use {', '.join(own)}" if own else "remove it"

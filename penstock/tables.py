@@ -1,4 +1,4 @@
-"""Figures in rows and columns on a terminal: as many columns as there is room for, none of them cut."""
+"""Tables of figures on a terminal: as many whole columns as its width has room for."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from rich.table import Column, Table
 from rich.text import Text
 
 LONGEST_NAME: Final = 24
-"""Characters of a row's name that room is kept for; a longer one goes on in the next line."""
+"""Width in characters that is kept for a row's name; a longer name wraps."""
 WIDE: Final = 10_000
 
 
 class FiguresTable(Table):
-    """A column of names, then one for each kind of figures. Those without room are left out, the last ones first.
+    """A table with a column of names, then one for each kind of figure. Columns without room are left out, last first.
 
-    A line below the table names what is missing.
+    A line below the table names the missing columns.
     """
 
     def __init__(self, names: str, *headings: str, title: str | None = None) -> None:
@@ -36,7 +36,7 @@ class FiguresTable(Table):
             yield Text(f"Not shown in {options.max_width} columns: {names}.", style="dim")
 
     def _fitting(self, console: Console, options: ConsoleOptions) -> int:
-        """How many columns there is room for, the names' among them."""
+        """How many columns fit, the column of names among them."""
         names = copy(self.columns[0])
         names.max_width = LONGEST_NAME
         wide = options.update(width=WIDE)

@@ -12,14 +12,14 @@ from typing import Protocol
 class Node:
     """A drafted (or, at the root and in the committed prefix, committed) token at a position.
 
-    ``chance`` is the log of the chance that the target picks this node after its parent, as the drafter sees it;
+    ``chance`` is the log of the chance that the target picks this node after its parent, as the drafter estimates it;
     ``score`` is the sum of the chances along the path, from the root at which the tree began (not the present one) down
-    to this node: below the present root it is ``node.score - root.score``, and a commit changes no score. Once it has
-    entered, with the batch ``stream``, ``due`` is when its result is expected. ``picked`` is the target's next token
-    after this node, once the last stage has said so. It is ``alive`` until it turns out to be wrong; in a tree it is
-    ``open`` as long as it is the root or below it: nothing grows from what is dead or past. ``candidates`` are the
-    drafter's children for it, best first, as (token, chance); None until it has answered. ``earlier`` are those of its
-    answers, the first one first, that a correction or a later answer has replaced.
+    to this node. A commit therefore changes no score; from the present root down it is ``node.score - root.score``.
+    ``stream`` is the batch with which the node entered, -1 before, and ``due`` when its result is expected. ``picked``
+    is the target's next token after this node, once the last stage has sent it. A node is ``alive`` until it turns out
+    to be wrong; it is ``open`` as long as it is the root or a live node below it: only open nodes get children.
+    ``candidates`` are the drafter's children for it, best first, as (token, chance); None until the drafter has
+    answered. ``earlier`` are its replaced answers, oldest first: a correction or a later answer took their place.
     """
 
     id: int
@@ -42,7 +42,7 @@ class Node:
 
 
 class NodeSource(Protocol):
-    """Names new nodes and finds slots for them."""
+    """The interface through which a tree gets new nodes, each with a number and a slot."""
 
     @property
     def room(self) -> int:
@@ -66,10 +66,10 @@ class TokenTree:
         self.root = root
         self.size = 1
         self.corrected: list[Node] = []
-        """Nodes that the drafter has corrected, until the strategy takes that in."""
+        """Nodes whose answers the drafter has corrected and the strategy has not processed yet."""
         self._source = source
         self._frontier: list[Node] | None = None
-        """The whole of a level that was the deepest once: only what lies below it has to be walked."""
+        """All nodes of a once deepest level, from which ``frontier`` walks on; None: from the root."""
 
     @property
     def room(self) -> int:
@@ -77,11 +77,11 @@ class TokenTree:
         return self._source.room
 
     def nodes(self) -> Iterator[Node]:
-        """All live nodes, level by level, so parents before children."""
+        """All live nodes, level by level, hence parents before children."""
         return descendants(self.root)
 
     def frontier(self) -> list[Node]:
-        """The deepest live nodes. The caller leaves the list as it is."""
+        """The deepest live nodes. The caller must not change the list."""
         level = self._frontier or [self.root]
         while below := [child for node in level for child in node.children.values()]:
             level = below
@@ -96,25 +96,26 @@ class TokenTree:
         node.parent, node.chance, node.score = parent, chance, parent.score + chance
         parent.children[token] = node
         self.size += 1
+        # The cached level lacks this node and is no longer whole. A node below it needs nothing: it is walked to.
         if self._frontier and self._frontier[0].position == node.position:
             self._frontier = None
         return node
 
     def correct(self, node: Node, candidates: Sequence[tuple[int, float]]) -> None:
-        """The drafter, which has answered for ``node``, answers again. Its children keep their chances for now."""
+        """Replace the drafter's answer for ``node``. Its children keep their chances until the strategy rescores."""
         assert node.candidates, "a correction follows an answer"
         node.earlier = (*node.earlier, node.candidates)
         node.candidates = candidates
         self.corrected.append(node)
 
     def redraft(self, node: Node) -> None:
-        """The drafter is to answer for ``node``, which it has answered for, anew. Its children stay as they are."""
+        """Let the drafter be asked about ``node`` again. Its children stay as they are."""
         if node.candidates:
             node.earlier = (*node.earlier, node.candidates)
         node.candidates, node.asked = None, False
 
     def rescore(self, parents: Sequence[Node]) -> set[Node]:
-        """Bring the scores below ``parents``, the higher ones first, in line with their children's new chances.
+        """Recompute the scores below ``parents``, the higher ones first, from their children's new chances.
 
         Returns the nodes whose score has changed.
         """
@@ -124,7 +125,7 @@ class TokenTree:
             for node in queue:
                 for child in node.children.values():
                     score = node.score + child.chance
-                    if score != child.score:  # else all is right below it, or it is below another of the parents
+                    if score != child.score:  # equal: all below is right, or a later one of ``parents`` corrects it
                         child.score = score
                         queue.append(child)
             moved.update(queue[1:])
@@ -137,13 +138,15 @@ class TokenTree:
         every node below the root: the caller restarts the tree from the target's token.
         """
         live, level = self.size, self._frontier or []
+        # Taken out before the rest is discarded, so that the hit's branch stays alive.
         hit = self.root.children.pop(token, None)
         dead = self.discard()
         if hit is not None:
             hit.parent = None
             self.root.open = False
             self.root = hit
-            self.size = live - len(dead) - 1
+            self.size = live - len(dead) - 1  # 1 is the old root
+            # The survivors of a whole level are still a whole level.
             self._frontier = [node for node in level if node.open] or None
         return hit, dead
 
@@ -157,11 +160,11 @@ class TokenTree:
     def discard(self) -> list[Node]:
         """Kill every node below the root and return them.
 
-        They lose their children, so that parent and child do not hold each other: what nobody needs is freed at once.
+        They lose their children: without that reference cycle an unused node is freed at once, not by the collector.
         """
         dead = list(self.root.children.values())
         self.root.children = {}
-        for node in dead:  # which grows meanwhile
+        for node in dead:  # the list grows while it is walked
             node.alive = node.open = False
             if node.children:
                 dead += node.children.values()

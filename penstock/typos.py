@@ -1,4 +1,4 @@
-"""Which known name somebody meant who has mistyped it. Another word is no typo, however near its letters are."""
+"""The known name that a mistyped one stands for. A different word is no typo, however similar its letters."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from itertools import zip_longest
 from typing import Final
 
 LIKE: Final = 0.75
-"""Of two words, as ``SequenceMatcher.ratio`` has it: ``widht`` is like ``width``, ``store`` is not like ``stop``."""
+"""Least ``SequenceMatcher.ratio`` of two similar words: ``widht`` is like ``width``, ``store`` is not like ``stop``."""
 SHORTEST: Final = 3
-"""Letters of a word that can be mistyped: ``top_k`` is no ``top_p``."""
+"""Least letters of a word that may be mistyped: ``top_k`` is no ``top_p``."""
 
 
 def meant(name: str, known: Iterable[str]) -> str | None:
-    """The nearest of the names that ``name`` may be a typo of, or the beginning of; None where there is none."""
+    """The nearest known name of which ``name`` may be a typo or the beginning; None if there is none."""
     found = [one for one in known if is_typo(name, one)]
     return max(found, key=lambda one: likeness(name, one), default=None)
 
 
 def is_typo(name: str, known: str) -> bool:
-    """Whether the names have the same numbers, and words that are each alike. One may begin with the other."""
+    """Whether the names have the same numbers and similar words, or ``name`` is the beginning of ``known``."""
     short, long = sorted((name.lower(), known.lower()), key=len)
     if len(short) >= SHORTEST and long.startswith(short) and short == name.lower():
         return True
@@ -37,6 +37,7 @@ def alike(one: str, other: str) -> bool:
         return True
     if min(len(one), len(other)) < SHORTEST:
         return False
+    # One wrong letter is a typo in a short word, too, whose ratio is below LIKE, unless it is the first letter.
     mistyped = len(one) == len(other) and sum(a != b for a, b in zip(one, other, strict=True)) == 1
     return likeness(one, other) >= LIKE or (mistyped and one[0] == other[0])
 

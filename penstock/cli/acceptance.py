@@ -1,4 +1,4 @@
-"""``penstock acceptance``: rules of acceptance against each other, on recorded distributions."""
+"""``penstock acceptance``: acceptance rules compared on recorded distributions."""
 
 from __future__ import annotations
 

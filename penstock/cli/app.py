@@ -1,4 +1,4 @@
-"""The program ``penstock``: its commands by name, each loaded when it is called: help and version come at once."""
+"""The program ``penstock``: a command's module is loaded only when it is called, so that help is quick."""
 
 from __future__ import annotations
 
@@ -35,17 +35,18 @@ COMMANDS: Final = {
         "Compare strategies: the same prompts through the same stages, interleaved. 'bench serve' measures a server."
     ),
 }
-"""What each does. Its ``app`` is in the module of its name, unless PLACES has it elsewhere."""
+"""The commands with their help. A command's ``app`` is in the module of its name, unless PLACES names another one."""
 PLACES: Final = {name: f"hosts.{name}" for name in ("worker", "keys", "hosts", "doctor", "profile", "rebalance")}
 
 
 class Commands(TyperGroup):
-    """The commands as they are listed, and the one that is called."""
+    """The group of all commands: listed from COMMANDS, loaded when called."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> TyperCommand | None:
+        # A stub, so that listing the commands imports none of their modules.
         return TyperCommand(cmd_name, help=COMMANDS[cmd_name]) if cmd_name in COMMANDS else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -54,7 +55,7 @@ class Commands(TyperGroup):
 
 
 def loaded(listed: Any) -> Any:
-    """The command itself."""
+    """The command with its options, from its module; the listed one is only a stub with its help."""
     found = typer.main.get_command(import_module(f"penstock.cli.{PLACES.get(listed.name, listed.name)}").app)
     found.help = listed.help
     return found

@@ -1,4 +1,4 @@
-"""``penstock bench``: strategies against each other; with ``serve`` a server under load, with ``quality`` answers."""
+"""``penstock bench``: strategies compared; ``serve`` loads a server, ``quality`` judges answers in points."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def bench_quality(*, options: QualityOptions) -> None:
 
 
 def refuse_options(context: typer.Context) -> None:
-    """Options before a subcommand are not the subcommand's. Raises UsageError naming the first one."""
+    """Raise UsageError for an option before a subcommand, which has its own; the error names the first one."""
     for name in context.params:
         source = context.get_parameter_source(name)
         if source is not None and source.name != "DEFAULT":

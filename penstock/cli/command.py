@@ -1,12 +1,12 @@
-"""Commands of groups of options: what a command can be told stands in the groups, and nowhere a second time.
+"""Typer commands made from groups of options, so that each option is defined once, in its group.
 
 ::
 
     @command
     def generate(prompt: Prompt, model: ModelOptions, pipeline: PipelineOptions) -> None: ...
 
-A group is a dataclass. Each of its fields with an ``Option`` becomes an option of the command; a field that is a group
-itself brings its own. A command's other parameters have an ``Option`` too, or are what Typer takes.
+A group is a dataclass. Each of its fields with an ``Option`` becomes an option of the command; a field that is itself a
+group contributes its own. A command's other parameters have an ``Option`` too, or are Typer's own.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from penstock.cli.parameter import REQUIRED, Field, parameter_of, value_of
 
 
 def new_app(*, completion: bool = False) -> typer.Typer:
-    """One command, or several under one name. ``completion`` adds the options that set up a shell's completion."""
+    """An app of one command, or of several under one name. ``completion`` adds the options for shell completion."""
     return typer.Typer(
         add_completion=completion,
         pretty_exceptions_enable=False,
@@ -34,7 +34,7 @@ def new_app(*, completion: bool = False) -> typer.Typer:
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
-    """``function`` as Typer takes it, with options in place of groups, and Penstock's errors told in one line."""
+    """``function`` as a Typer command: options in place of groups, and Penstock's errors reported in one line."""
 
     def run(**given: Any) -> None:
         with reported():
@@ -42,13 +42,14 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
     parameters = [parameter_of(field) for field in options_of(function)]
     run.__name__, run.__doc__ = function.__name__, function.__doc__
+    # Typer reads the signature to find the options; ``run`` itself takes whatever Typer has parsed.
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {one.name: one.annotation for one in parameters}
     return run
 
 
 def options_of(owner: Any) -> Iterator[Field]:
-    """The options of a command or a group, those of the groups in it in their place."""
+    """The options of a command or a group; a group within it is replaced by its options."""
     for field in fields_of(owner):
         if is_group(field.hint):
             yield from options_of(field.hint)
@@ -57,7 +58,7 @@ def options_of(owner: Any) -> Iterator[Field]:
 
 
 def call(owner: Any, given: dict[str, Any]) -> Any:
-    """Call a command, or make a group, with what is given for its options; all else is left to its defaults."""
+    """Call a command, or make a group, with the options that are given; the others keep their defaults."""
     arguments = {}
     for field in fields_of(owner):
         if is_group(field.hint):
@@ -68,7 +69,7 @@ def call(owner: Any, given: dict[str, Any]) -> Any:
 
 
 def fields_of(owner: Any) -> Iterator[Field]:
-    """A command's parameters; of a group's fields those that are groups or have an ``Option``."""
+    """A command's parameters, or those fields of a group that are groups or have an ``Option``."""
     hints = typing.get_type_hints(owner, include_extras=True)
     if is_group(owner):
         found = (Field(one.name, hints[one.name], default_of(one)) for one in dataclasses.fields(owner))
@@ -83,7 +84,7 @@ def is_group(hint: Any) -> bool:
 
 
 def default_of(field: dataclasses.Field[Any]) -> Any:
-    """The default; None where a function makes one."""
+    """The field's default; None where a factory makes it, REQUIRED where there is none."""
     if field.default is not MISSING:
         return field.default
     return REQUIRED if field.default_factory is MISSING else None

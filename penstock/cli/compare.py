@@ -1,4 +1,4 @@
-"""``penstock compare``: what two benches have found, side by side."""
+"""``penstock compare``: the results of two benches, side by side."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of an error: one line on stderr, and an exit code."""
+"""Errors on the command line: one line on stderr, and an exit code."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 INTERRUPTED: Final = 130
 """Exit code after Ctrl-C: 128 + SIGINT."""
 AGAIN_S: Final = 0.05
-"""Seconds after which Ctrl-C comes again that Python has dropped."""
+"""Seconds after which a Ctrl-C that Python dropped is sent again."""
 
 
 @contextmanager
 def reported() -> Iterator[None]:
-    """Turn Penstock's errors into one line on stderr, and them and Ctrl-C into exit codes."""
+    """A context that reports Penstock's errors in one line on stderr, and turns them and Ctrl-C into exit codes."""
     hook, sys.unraisablehook = sys.unraisablehook, interrupt_again
     try:
         yield
@@ -39,7 +39,7 @@ def reported() -> Iterator[None]:
 
 
 def interrupt_again(dropped: UnraisableHookArgs) -> None:
-    """Python drops what is raised while an object is deleted. If that is Ctrl-C, have it come once more."""
+    """Send Ctrl-C again if Python dropped it: errors raised while an object is deleted go to this hook and are lost."""
     if issubclass(dropped.exc_type, KeyboardInterrupt):
         threading.Timer(AGAIN_S, os.kill, (os.getpid(), signal.SIGINT)).start()
     else:

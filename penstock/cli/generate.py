@@ -25,7 +25,7 @@ app = new_app()
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingOptions:
-    """What takes the place of the checkpoint's own sampling parameters; names are those of ``SamplingParams``."""
+    """Options that replace the checkpoint's own sampling parameters; names are those of ``SamplingParams``."""
 
     max_tokens: Annotated[int, Option("Most tokens to generate.", SAMPLING)] = 128
     temperature: Annotated[float | None, Option("0 is greedy.", SAMPLING, default=CHECKPOINTS)] = None
@@ -53,7 +53,7 @@ class SamplingOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PromptOptions:
-    """What is answered or continued. Raises FieldError for options that exclude each other."""
+    """The text or conversation to answer or continue. Raises FieldError for options that exclude each other."""
 
     prompt: Annotated[
         str | None,
@@ -131,7 +131,7 @@ def generate(
 
 
 def asked_of(options: PromptOptions) -> Asked:
-    """Read everything before the stages start. Raises UsageError if nothing is asked, ConfigError for a file."""
+    """Read all files before the stages start. Raises UsageError if there is no prompt, ConfigError for a file."""
     conversation = Conversation() if options.messages is None else read_conversation(options.messages)
     text = options.prompt if options.prompt is None and conversation.messages else read_prompt(options.prompt)
     if text is None and conversation.messages[-1]["role"] == "assistant":
@@ -149,7 +149,7 @@ def asked_of(options: PromptOptions) -> Asked:
 
 
 def read_prompt(argument: str | None) -> str:
-    """The prompt as it stands: from the argument, or all of standard input. Raises UsageError if there is neither."""
+    """The prompt, unchanged: the argument, or all of standard input. Raises UsageError if there is neither."""
     if argument is not None and argument != "-":
         return argument
     if argument is None and sys.stdin.isatty():

@@ -1,4 +1,4 @@
-"""Options of several commands that say where figures go."""
+"""Options about output that several commands have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One option: from a field's annotation to Typer's parameter, and from what Typer has read to the field's value."""
+"""One option: from a field's annotation to Typer's parameter, and from Typer's value to the field's."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from penstock.options import Option
 
 REQUIRED: Final = inspect.Parameter.empty
 WRITTEN: Final = (str, int, float, bool, Path)
-"""Types that can be written on a command line."""
+"""Types that a command-line argument can have."""
 
 
 @dataclass(frozen=True)
 class Field:
-    """A group's field, or a command's parameter. ``default`` is ``REQUIRED`` where there is none."""
+    """A field of a group, or a parameter of a command. ``default`` is ``REQUIRED`` where there is none."""
 
     name: str
     hint: Any
@@ -32,7 +32,7 @@ class Field:
 
 
 def parameter_of(field: Field) -> inspect.Parameter:
-    """What Typer makes an option or an argument of; a parameter without an ``Option`` is Typer's own already."""
+    """Typer's parameter for a field; one without an ``Option`` is Typer's own already."""
     option = field.option
     if option is None:
         return parameter(field.name, field.default, field.hint)
@@ -50,7 +50,7 @@ def parameter_of(field: Field) -> inspect.Parameter:
 
 
 def names_of(field: Field, option: Option) -> tuple[str, ...]:
-    """Its own, else Typer's, but for a bool that is off by default: Typer would add a name that switches it off."""
+    """The option's names, () for Typer's default. A bool that is off by default has no name to switch it off."""
     own = f"--{field.name.replace('_', '-')}"
     return option.names or ((own,) if field.default is False else ())
 
@@ -60,7 +60,7 @@ def parameter(name: str, default: Any, hint: Any) -> inspect.Parameter:
 
 
 def value_of(field: Field, given: Any) -> Any:
-    """The field's value, of what Typer has read."""
+    """The field's value, from the value that Typer has read."""
     option = field.option
     if option is None:
         return given
@@ -72,14 +72,14 @@ def value_of(field: Field, given: Any) -> Any:
 
 
 def written_type(field: Field, option: Option) -> Any:
-    """Text where it is to be parsed, a list for a tuple."""
+    """The type that Typer reads: text if the option parses it, a list for a tuple, else the field's own."""
     if option.parse is not None:
         return str
     return list[typing.get_args(plain(field))[0]] if is_tuple(field) else plain(field)  # type: ignore[misc]
 
 
 def written_default(field: Field, option: Option) -> Any:
-    """The default as it could be written; None where Typer has none to show and the field's own is to hold."""
+    """The default that Typer shows; None where it shows none and the field's own default holds."""
     if field.default is REQUIRED:
         return REQUIRED
     if switches_off(field, option):
@@ -90,7 +90,7 @@ def written_default(field: Field, option: Option) -> Any:
 
 
 def text_of(value: Any) -> str:
-    """A tuple with commas between, numbers as short as they can be."""
+    """A value as typed on the command line: a tuple with commas, floats as short as possible."""
     if isinstance(value, tuple):
         return ",".join(map(text_of, value))
     return f"{value:g}" if isinstance(value, float) else str(value)
@@ -105,7 +105,7 @@ def is_tuple(field: Field) -> bool:
 
 
 def plain(field: Field) -> Any:
-    """The type alone; of a union the part that can be written on a command line."""
+    """The field's type without ``Annotated``; of a union the part that can be written on a command line."""
     hint = typing.get_args(field.hint)[0]
     parts = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     return next(part for part in parts if part in WRITTEN or typing.get_origin(part) is tuple)

@@ -1,4 +1,4 @@
-"""``penstock plan``: which devices hold which layers."""
+"""``penstock plan``: a choice of devices for a model's layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``penstock run``: a model, and a chat with it, in one command."""
+"""``penstock run``: load a model and chat with it, in one command."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ app = new_app()
 
 @dataclass(frozen=True, kw_only=True)
 class ChattedModel(ModelOptions):
-    """The model is an argument here, which may be left out."""
+    """The model's options; here the model is an argument that may be left out."""
 
     model: Annotated[str, replace(MODEL_NAME, positional=True, panel=None, default=SMALL)] = ""
 

@@ -19,7 +19,7 @@ app = new_app()
 
 @dataclass(frozen=True, kw_only=True)
 class ServedModel(ModelOptions):
-    """The model is an argument here."""
+    """The model's options; here the model is an argument."""
 
     model: Annotated[str, replace(MODEL_NAME, positional=True, panel=None)] = ModelOptions.model
 
@@ -41,13 +41,13 @@ def serve(
     from penstock.engine import resolve
 
     resolve.check_options(engine)
-    from penstock.server.command import run_serve  # which takes as long to import as all that came before
+    from penstock.server.command import run_serve  # takes as long to import as all modules before it
 
     run_serve(engine, replace(settings, served_model_name=served_model_name or (name_of(engine.model),)), listening)
 
 
 def name_of(model: str) -> str:
-    """What a model is called: the name of its folder, or of its GGUF file without the ending; a hub id as it is."""
+    """The model's name for clients: its folder's name, its GGUF file's without the suffix, or the hub id unchanged."""
     place = Path(model).expanduser()
     if place.suffix == GGUF:
         return place.stem

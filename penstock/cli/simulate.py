@@ -1,4 +1,4 @@
-"""``penstock simulate``: strategies against each other in virtual time."""
+"""``penstock simulate``: strategies compared in virtual time."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ app = new_app()
 def simulate(*, options: SimulateOptions) -> None:
     from penstock.bench.simulate.command import run_simulate
 
-    gc.freeze()  # what is imported stays: the collector need not walk it while thousands of nodes come and go
+    gc.freeze()  # imported objects stay: the collector need not walk them while nodes come and go
     run_simulate(options)

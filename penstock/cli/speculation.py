@@ -1,4 +1,4 @@
-"""Flags that say who drafts, and which drafted tokens enter: together they are one ``speculative_config``."""
+"""Flags for the drafter and the strategy, which together make one ``speculative_config``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EVERYTHING: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class DraftingOptions:
-    """Who drafts, as far as the flags say it."""
+    """The flags that choose the drafter."""
 
     draft_model: Annotated[
         str | None,
@@ -54,7 +54,7 @@ class DraftingOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class SpeculationOptions:
-    """One strategy, and who drafts for it."""
+    """The flags that choose the strategy and the drafter."""
 
     strategy: Annotated[
         str | None,
@@ -67,7 +67,7 @@ class SpeculationOptions:
     drafting: DraftingOptions
 
     def config(self, model: str) -> SpeculativeConfig:
-        """What all flags together come to, for the target ``model``. Raises FieldError."""
+        """The configuration of all flags together, for the target ``model``. Raises FieldError."""
         table = self.drafting.table()
         if self.strategy is not None:
             if "strategy" in table:
@@ -77,7 +77,7 @@ class SpeculationOptions:
 
 
 def read_table(text: str | None) -> dict[str, Any]:
-    """The object that a flag gives as JSON. Raises FieldError for what is none."""
+    """The JSON object that a flag gives; {} for None. Raises FieldError for anything else."""
     try:
         table = json.loads(text) if text is not None else {}
     except ValueError as error:

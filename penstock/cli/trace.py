@@ -1,4 +1,4 @@
-"""``penstock trace``: what a trace says of a run's speed."""
+"""``penstock trace``: where the time of a traced run went."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every client needs of an OpenAI-compatible server: its address, its first model, and its errors in words."""
+"""A client's view of an OpenAI-compatible server: its address, its models, and its errors in words."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from penstock.options import SERVER, Option
 DEFAULT_URL: Final = "http://127.0.0.1:8000/v1"
 CONNECT_SECONDS: Final = 10.0
 SILENCE_SECONDS: Final = 600.0
-"""A server that sends nothing for so long is given up: a long prompt in a long queue may take minutes."""
+"""Seconds without a byte after which the connection is given up; a long prompt in a long queue may take minutes."""
 ServedModel = Annotated[str | None, Option("One of the models it serves.", SERVER, default="the first it names")]
 LONGEST_MESSAGE: Final = 300
 """Characters of a server's error message that are shown."""
 
 
 class ServerError(PenstockError):
-    """A server that is not there, refuses a request or breaks an answer off. ``kind`` is the same for like errors."""
+    """A server is unreachable, refuses a request or breaks an answer off. ``kind`` groups errors of the same cause."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -33,7 +33,7 @@ class ServerError(PenstockError):
 
 @dataclass(frozen=True, kw_only=True)
 class Server:
-    """Where a server is. ``url`` ends in the API's version; /v1 is added to an address without a path."""
+    """A server's address and key. ``url`` ends in the API's version; /v1 is added to an address without a path."""
 
     url: Annotated[str, Option("Any OpenAI-compatible server.", SERVER, default=DEFAULT_URL)] = DEFAULT_URL
     api_key: Annotated[str | None, Option("The key it wants, if any.", SERVER, envvar=API_KEY_VARIABLE, default="")] = (
@@ -57,7 +57,7 @@ class Server:
 
     @property
     def root(self) -> str:
-        """The address without the API's version, where /metrics and /health are."""
+        """The address without the API's version, for /metrics and /health."""
         return self.url.removesuffix("/v1")
 
     @property
@@ -67,7 +67,7 @@ class Server:
 
     @property
     def client_options(self) -> dict[str, Any]:
-        """For ``httpx.Client`` and ``httpx.AsyncClient``, of which the load wants as many connections as it opens."""
+        """Arguments for ``httpx.Client`` and ``httpx.AsyncClient``, without a limit on connections for load tests."""
         return {
             "base_url": self.url,
             "headers": {} if self.api_key is None else {"Authorization": f"Bearer {self.api_key}"},
@@ -76,7 +76,7 @@ class Server:
         }
 
     def lost(self, error: httpx.HTTPError) -> ServerError:
-        """What to say of a connection that failed."""
+        """The error for a connection that failed."""
         kind = type(error).__name__
         if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
             return ServerError(
@@ -88,7 +88,7 @@ class Server:
 
 
 def refused(response: httpx.Response) -> ServerError:
-    """What to say of a status that is no success; the body has been read."""
+    """The error for a status other than success; the body has been read."""
     message = message_of(response.content) or response.reason_phrase
     if response.status_code == httpx.codes.UNAUTHORIZED:
         message += f"; give the key with --api-key-file or {API_KEY_VARIABLE}"
@@ -96,7 +96,7 @@ def refused(response: httpx.Response) -> ServerError:
 
 
 def message_of(body: bytes) -> str:
-    """The message in an error's body: OpenAI's, FastAPI's, or else the body's own beginning."""
+    """The message in an error's body: OpenAI's, FastAPI's, or else the beginning of the body."""
     try:
         content: Any = json.loads(body)
     except ValueError:
@@ -114,7 +114,7 @@ def first_model(response: httpx.Response) -> str:
 
 
 def card_of(response: httpx.Response, model: str) -> dict[str, Any] | None:
-    """What the answer to GET /models says of ``model``; None where it says nothing."""
+    """The entry of ``model`` in the answer to GET /models; None where there is none."""
     try:
         cards = response.json()["data"]
         return next((dict(card) for card in cards if card["id"] == model), None)
@@ -123,7 +123,7 @@ def card_of(response: httpx.Response, model: str) -> dict[str, Any] | None:
 
 
 def first_card(response: httpx.Response) -> dict[str, Any]:
-    """What GET /models says of the first model, its ``id`` at least. Raises ServerError where there is none."""
+    """The first model's entry in the answer to GET /models, with its ``id``. Raises ServerError if there is none."""
     if not response.is_success:
         raise refused(response)
     try:

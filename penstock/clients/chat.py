@@ -31,13 +31,13 @@ class ChatOptions:
 
 
 def run_chat(options: ChatOptions) -> None:
-    """Talk until the input ends. Raises ServerError where there is no server, and for a pipe at the first refusal."""
+    """Chat until the input ends. Raises ServerError where there is no server, and for a pipe at the first refusal."""
     with httpx.Client(**options.server.client_options) as client:
         chat_over(client, options)
 
 
 def chat_over(client: httpx.Client, options: ChatOptions, introduction: str = "") -> None:
-    """The same over a client of one's own; a person sees ``introduction`` first."""
+    """Chat over the caller's HTTP client; a person sees ``introduction`` first."""
     screen = screen_for_this_terminal()
     screen.say(introduction)
     api = Api(client, options.server)
@@ -47,13 +47,13 @@ def chat_over(client: httpx.Client, options: ChatOptions, introduction: str = ""
 
 
 def sampling_of(card: Mapping[str, Any]) -> dict[str, float]:
-    """What the server says that chats sample with where nobody sets it; Penstock's does, others say nothing."""
+    """Default sampling parameters of chats, as the server states them; Penstock's servers do, others give none."""
     stated = card.get("chat_sampling")
     return {name: value for name, value in stated.items() if isinstance(value, float | int)} if stated else {}
 
 
 class Api:
-    """The two calls of a chat."""
+    """The calls of a chat to the server."""
 
     def __init__(self, client: httpx.Client, server: Server) -> None:
         self._client = client
@@ -66,7 +66,7 @@ class Api:
             raise self._server.lost(error) from error
 
     def card_of(self, model: str) -> dict[str, Any]:
-        """What the server says of a model; its name alone where the server lists none such, and may have it yet."""
+        """The server's entry of a model; its name alone if the server does not list it: it may still serve it."""
         try:
             return card_of(self._client.get("/models"), model) or {"id": model}
         except httpx.HTTPError as error:
@@ -89,7 +89,7 @@ class Api:
 
 @dataclass
 class Answer:
-    """What has come in so far; times in seconds on the monotonic clock."""
+    """The answer so far. Times are seconds of the monotonic clock."""
 
     asked: float
     text: str = ""
@@ -102,16 +102,17 @@ class Answer:
         self.text += chunk.text
         self.usage = chunk.usage or self.usage
         self.finish_reason = chunk.finish_reason or self.finish_reason
+        # A chunk with the role or the usage alone counts neither as the first nor as the last one.
         if chunk.text or chunk.finish_reason:
             self.first, self.last = self.first or now, now
 
     @property
     def is_empty(self) -> bool:
-        """Whether the model ended it before it had begun."""
+        """Whether the model ended the answer before its first text."""
         return self.finish_reason == "stop" and not self.text
 
     def statistics(self) -> str:
-        """For example: ``48 tokens, 9.9 tokens/s · first after 0.40 s · 31 tokens had been drafted``."""
+        """A line of figures, as ``48 tokens, 9.9 tokens/s · first after 0.40 s · 31 tokens had been drafted``."""
         parts = []
         if self.usage:
             parts.append(f"{self.usage.completion_tokens} tokens")
@@ -125,7 +126,7 @@ class Answer:
 
 
 class Chat:
-    """Reads lines, asks, shows answers."""
+    """The loop of a chat: reads a line, carries out a command or asks the server, shows the answer."""
 
     def __init__(self, api: Api, model: str, conversation: Conversation, screen: Screen) -> None:
         self._api = api
@@ -141,7 +142,7 @@ class Chat:
                 return
 
     def _read(self) -> str | None:
-        """The next message; one of several lines stands between lines of quotes."""
+        """The next message, or None at the end; a message of several lines stands between lines of quotes."""
         line = self._screen.read("> ")
         if line != QUOTES:
             return line
@@ -151,7 +152,7 @@ class Chat:
         return "\n".join(lines)
 
     def _take(self, message: str) -> Next:
-        """Do what a message says. A refusal is told to a person; a pipe ends with it."""
+        """Handle a message. An error is shown to a person, and raised for a pipe."""
         try:
             following = self._understand(message)
             if following is Next.ANSWER:
@@ -174,7 +175,7 @@ class Chat:
         return Next.ANSWER
 
     def _answer(self) -> None:
-        """Ask, and show what comes. A person's Ctrl-C ends the answer, and what there is of it stays."""
+        """Ask the server and show its answer. A person's Ctrl-C ends it; the text so far stays in the conversation."""
         answer = Answer(time.monotonic())
         chunks = self._api.stream(self._conversation.body(self._model))
         words = ""

@@ -1,4 +1,4 @@
-"""What a chat's lines mean: messages over several lines, and commands that begin with a slash."""
+"""The syntax of a chat's input: messages over several lines, and commands that begin with a slash."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from penstock.config import nearest
 from penstock.core import RequestError
 
 QUOTES: Final = '"""'
-"""A line of these begins a message of several lines, another one ends it."""
+"""A line that begins a message of several lines, and ends it."""
 
 
 SAME_AGAIN: Final = "temperature is 0, so the answer stays the same; /set temperature 0.7 makes others"
 
 
 class Next(Enum):
-    """What follows a command."""
+    """The chat's next action after a command or message."""
 
     READ = auto()
     ANSWER = auto()
@@ -27,11 +27,11 @@ class Next(Enum):
 
 
 Handler = Callable[[Conversation, str], tuple[Next, str]]
-"""What a command does with its argument; it returns what follows and what to tell the user."""
+"""Carries out a command with its argument; returns the next action and the words for the user."""
 
 
 def run_command(line: str, conversation: Conversation) -> tuple[Next, str]:
-    """Carry out ``/name argument``. Raises RequestError for what is unknown or cannot be."""
+    """Carry out ``/name argument``. Raises RequestError for an unknown command or an unusable argument."""
     name, _, argument = line.removeprefix("/").partition(" ")
     if name not in COMMANDS:
         raise RequestError(f"/{name} is no command; {nearest(name, COMMANDS)}")

@@ -1,4 +1,4 @@
-"""A chat as it is kept between turns: the messages, the system prompt, and the sampling settings."""
+"""A chat's state between turns: its messages, system prompt and sampling settings."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any, Final
 from penstock.core import RequestError
 
 OURS: Final = ("messages", "model", "n", "stream", "stream_options")
-"""Fields of a request that are not the user's to set: the rest of this client stands on them."""
+"""Fields of a request that the user cannot set, because this client relies on them."""
 
 
 @dataclass
 class Conversation:
-    """``turns`` are user and assistant in turn; ``settings`` any other fields of a chat request.
+    """The state of a chat: ``turns`` are user and assistant in turn, ``settings`` other fields of a chat request.
 
-    ``defaults`` are sampling parameters that are sent where ``settings`` has no others.
+    ``defaults`` are sampling parameters that are sent unless ``settings`` has others.
     """
 
     system: str = ""
@@ -26,13 +26,13 @@ class Conversation:
 
     @property
     def sampling(self) -> str:
-        """The sampling parameters in force that are known here, for people: ``temperature 0.8, top_k 40``."""
+        """The known sampling parameters in force, as text: ``temperature 0.8, top_k 40``."""
         values = {name: self.settings.get(name, value) for name, value in self.defaults.items()}
         short = {name: f"{value:g}" for name, value in values.items() if isinstance(value, float)}
         return ", ".join(f"{name} {value}" for name, value in (values | short).items())
 
     def ask(self, text: str) -> None:
-        """Add a message, in place of one that was never answered."""
+        """Add the user's message, in place of an earlier one that was never answered."""
         self.take_back("user")
         self.turns.append({"role": "user", "content": text})
 
@@ -48,9 +48,9 @@ class Conversation:
         self.turns.clear()
 
     def set(self, name: str, value: str) -> None:
-        """Take ``value`` as JSON, or as text where it is none; without one the server's default holds again.
+        """Set a field to ``value``, parsed as JSON, or as text if it is none; "" restores the server's default.
 
-        The server says what it knows and in which range. Raises RequestError for a field that is not to be set.
+        The server checks names and ranges. Raises RequestError for a field that cannot be set.
         """
         if name in OURS:
             raise RequestError(f"{name} is not to be set here; leave it out")
@@ -62,7 +62,7 @@ class Conversation:
                 self.settings[name] = value
 
     def body(self, model: str) -> dict[str, Any]:
-        """The request for the next answer."""
+        """The body of the request for the next answer."""
         system = [{"role": "system", "content": self.system}] if self.system else []
         stream = {"stream": True, "stream_options": {"include_usage": True}}
         return {"model": model, "messages": [*system, *self.turns], **stream, **self.defaults, **self.settings}

@@ -1,4 +1,4 @@
-"""What ``penstock rebalance`` does."""
+"""The work of ``penstock rebalance``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from penstock.clients.api import Server, refused
 
 
 def rebalance(server: Server) -> None:
-    """Have the server's stages move back to hosts that are back, and print whether any does. Raises ServerError."""
+    """Have the server move stages back to their hosts, and print whether any moves. Raises ServerError."""
     try:
         with httpx.Client(**server.client_options) as client:
             answer = client.post(f"{server.root}/rebalance", json={})

@@ -1,4 +1,4 @@
-"""What a chat looks like: laid out for a person at a terminal, plain text for a pipe."""
+"""A chat's output: formatted for a person at a terminal, plain text for a pipe."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rich.segment import Segment
 from rich.text import Text
 
 CONTROLS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""All control characters but tab and line feed: a model's text is not to steer the terminal."""
+"""All control characters but tab and line feed: a model's text must not control the terminal."""
 MARKDOWN: Final = re.compile(
     r"^ {0,3}(?:```|~~~)"  # a fence
     r"|^#{2,6} \S"  # a heading; one # may be a comment
@@ -24,7 +24,7 @@ MARKDOWN: Final = re.compile(
     r"|\]\(https?:",  # a link
     re.MULTILINE,
 )
-"""What a text that is meant as Markdown has somewhere. Other text, source code say, would lose its lines."""
+"""Signs that a text is Markdown; other text, such as source code, would lose its line breaks as Markdown."""
 MARGIN: Final = 2
 """Lines of the terminal that a growing answer leaves free: it would flicker if it filled the last one."""
 
@@ -36,17 +36,17 @@ class Screen(Protocol):
         """The next line without its end; None when there is no more."""
 
     def answering(self) -> AbstractContextManager[Callable[[str], None]]:
-        """While an answer comes in: take each new piece of its text."""
+        """A context for one answer; it yields a function that takes each new piece of the text."""
 
     def say(self, words: str) -> None:
-        """Something about the chat that a person wants to know and a pipe does not."""
+        """Show information for a person; a pipe gets none."""
 
     def warn(self, words: str) -> None:
-        """What went wrong."""
+        """Show an error."""
 
 
 def screen_for_this_terminal() -> Screen:
-    """Rich where a person reads and types, plain otherwise."""
+    """A RichScreen where a person reads and types, else a PlainScreen."""
     return RichScreen() if sys.stdin.isatty() and sys.stdout.isatty() else PlainScreen()
 
 
@@ -55,12 +55,12 @@ def clean(text: str) -> str:
 
 
 def laid_out(text: str) -> RenderableType:
-    """Markdown where the text evidently is, else the text line by line as it stands, blank lines around it left out."""
+    """Markdown if the text looks like it, else the text unchanged but for blank lines around it."""
     return Markdown(text) if MARKDOWN.search(text) else Text(text.strip("\n"))
 
 
 class PlainScreen:
-    """Lines from stdin; answers, each ended by a line feed, to stdout; errors to stderr."""
+    """A screen for pipes: lines from stdin; answers, each ended by a line feed, to stdout; errors to stderr."""
 
     interactive = False
 
@@ -87,7 +87,7 @@ class PlainScreen:
 
 
 class RichScreen:
-    """Answers laid out: the last lines while they grow, all of it in the end."""
+    """A screen for a terminal: the last lines of an answer while it grows, all of it at the end."""
 
     interactive = True
 
@@ -121,7 +121,7 @@ class RichScreen:
 
 
 class Tail:
-    """A growing text, of which the last lines that fit are shown."""
+    """A growing text, of which as many last lines are shown as fit."""
 
     def __init__(self) -> None:
         self.text = ""

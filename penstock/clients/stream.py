@@ -1,4 +1,4 @@
-"""An answer as it streams in: server-sent events to chunks.
+"""A streamed answer: server-sent events to chunks.
 
 The format is OpenAI's: each event is one JSON object, the last one ``[DONE]``.
 """
@@ -16,14 +16,15 @@ from penstock.clients.api import ServerError, message_of
 
 DONE: Final = "[DONE]"
 TEXTS: Final = ("content", "reasoning_content", "reasoning")
-"""Where a chat's delta may carry text; the latter two are other servers' names for a model's thoughts."""
+"""Fields of a chat's delta that may carry text; other servers use the last two for a model's reasoning."""
 
 
 @dataclass(frozen=True)
 class Usage:
-    """Tokens as the server counts them; None is what it does not say.
+    """Token counts as the server states them; None where it states none.
 
-    ``accepted`` and ``rejected`` are OpenAI's accepted_prediction_tokens and rejected_prediction_tokens, of drafts.
+    ``accepted`` and ``rejected`` count drafted tokens: OpenAI's accepted_prediction_tokens and
+    rejected_prediction_tokens.
     """
 
     prompt_tokens: int
@@ -35,7 +36,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class Chunk:
-    """One event. ``text`` is empty where it only carries a role, the end or the usage."""
+    """One event of the stream. ``text`` is empty if it only carries a role, the end or the usage."""
 
     text: str = ""
     finish_reason: str | None = None
@@ -43,13 +44,13 @@ class Chunk:
 
 
 class AnswerStream:
-    """Events in, chunks out."""
+    """A converter of one answer's events to chunks, which knows whether the answer was finished."""
 
     def __init__(self) -> None:
         self._finished = False
 
     def take(self, event: ServerSentEvent) -> Iterator[Chunk]:
-        """The event's chunk, if it is one. Raises ServerError for an error event and for what is no JSON object."""
+        """The event's chunk, if it has one. Raises ServerError for an error event and for anything but an object."""
         if event.data == DONE:
             self._finished = True
         elif event.data:
@@ -58,13 +59,13 @@ class AnswerStream:
             yield chunk
 
     def close(self) -> None:
-        """The stream is over. Raises ServerError unless the answer was finished."""
+        """End the stream. Raises ServerError unless the answer was finished."""
         if not self._finished:
             raise ServerError("broken off", "the server closed the stream before the answer was finished")
 
 
 def read_chunk(payload: str) -> Chunk:
-    """One event's JSON, of /chat/completions or /completions; of several choices the first one in it."""
+    """The chunk of one event's JSON, of /chat/completions or /completions; only its first choice is read."""
     try:
         event: Any = json.loads(payload)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""What is asked of the target at a time, on the way to an answer in points."""
+"""The requests of one step on the way to an answer in points."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.core import OutlineOutput, RequestOutput, SamplingParams
 
 @dataclass(frozen=True)
 class Ask:
-    """A request. ``pinned`` of its prompt's tokens are the same for every question."""
+    """A request to the target. The first ``pinned`` tokens of its prompt are the same for every question."""
 
     name: str
     prompt: dict[str, Any]
@@ -21,7 +21,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Step:
-    """Requests that run at the same time. Those of the ``last`` step are the answer, each after its heading."""
+    """Requests that run at the same time. Those of the ``last`` step make up the answer, each after its heading."""
 
     asks: list[Ask]
     report: OutlineOutput
@@ -30,4 +30,4 @@ class Step:
 
 
 Steps = Generator[Step, list[RequestOutput], None]
-"""Send what became of a step's requests, in their order, for the next one; nothing follows the last one."""
+"""Steps of an answer; each step's outputs are sent back, in the order of its requests, to get the next step."""

@@ -1,4 +1,4 @@
-"""A question as the prompts that an answer in points takes: guides first, which are the same for every question."""
+"""A question as the prompts of an answer in points: guides come first, as they are the same for every question."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from penstock.text.chat import ChatFormat, Messages, encoded, rendered, text_in,
 from penstock.text.tokenizer import Tokenizer
 
 BETWEEN: Final = "\n\n"
-"""What separates a guide from what follows it, and the messages of a text without a chat template."""
+"""Separator between a guide and what follows it, and between the messages of a text without a chat template."""
 
 
 @dataclass(frozen=True)
 class Rendered:
-    """A prompt as text, in which special tokens that a message holds are hidden, and as token ids.
+    """A prompt as text, in which special tokens of messages are hidden (``text/literal.py``), and as token ids.
 
-    ``fixed`` of the ids are the same for every question.
+    The first ``fixed`` of the ids are the same for every question.
     """
 
     text: str
@@ -28,7 +28,7 @@ class Rendered:
 
 
 class Dialogue:
-    """A conversation that ends with a question, or a text that asks one; as text, without a chat template.
+    """A conversation that ends with a question; if ``chat`` is None, a plain text that asks one.
 
     ``plain`` is the prompt of an ordinary answer. Raises RequestError as ``LLM.chat`` does.
     """
@@ -53,26 +53,27 @@ class Dialogue:
         return cls(tokenizer, [{"role": "user", "content": text}], None)
 
     def plain(self) -> dict[str, Any]:
-        """As the engine takes it. A text is continued as it stands."""
+        """The prompt of an ordinary answer, for the engine. A text is continued as it stands."""
         if self._chat is None:
             return {"prompt": self.question, "prompt_token_ids": self._tokenizer.encode(self.question)}
         return encoded(self._tokenizer, rendered(self._tokenizer, self._messages, self._chat))
 
     def guided(self, guide: str, opening: str = "", question: str | None = None) -> Rendered:
-        """Guide, conversation, and how the answer begins. ``question`` stands in place of the conversation."""
+        """The prompt of guide, conversation (or ``question`` instead) and the answer's ``opening``."""
         messages = self._messages if question is None else [{"role": "user", "content": question}]
         text = self._render(guide, messages, opening)
         ids, hidden = self._encode(text), self._hide(guide)
+        # A token may reach over the guide's end: only the ids that both texts have in common are fixed.
         beginning = self._encode(text[: text.index(hidden) + len(hidden)]) if hidden in text else []
         return Rendered(text, ids, common(ids, beginning))
 
     def followed(
         self, before: Rendered, guide: str, said: str, ids: Sequence[int], asked: str, opening: str
     ) -> Rendered:
-        """A guided prompt, what the target ``said`` to it, what it is asked next, and how that answer begins.
+        """The prompt that continues ``before``: the target's answer ``said``, the next question, and ``opening``.
 
-        The token ids begin with those of both, so that their keys and values are shared, wherever the template writes
-        an earlier answer as it writes the beginning of one.
+        The token ids begin with those of ``before`` and of the answer (``ids``), so that keys and values are reused,
+        provided that the template writes an earlier answer as it writes the beginning of one.
         """
         more = [{"role": "assistant", "content": said}, {"role": "user", "content": asked}]
         text = self._render(guide, [*self._messages, *more], opening)
@@ -83,21 +84,22 @@ class Dialogue:
         return Rendered(text, known + self._tokenizer.encode_literal(text[len(shared) :]))
 
     def shown(self, prompt: Rendered) -> dict[str, Any]:
-        """As the engine takes it."""
+        """The prompt, for the engine: hidden tokens are written out in its text."""
         text = prompt.text if self._chat is None else self._tokenizer.literal.show(prompt.text)
         return {"prompt": text, "prompt_token_ids": prompt.ids}
 
     def forks(self, prompt: Rendered, words: Sequence[str]) -> tuple[Rendered, list[int]]:
-        """The prompt up to where it would go on with one of these words, and the token of each there.
+        """The prompt up to where it would go on with one of these words, and each word's first token there.
 
-        No two words begin with the same letter.
+        No two words may begin with the same letter.
         """
         ways = [self._encode(f"{prompt.text} {word}") for word in words]
+        # The words' tokens may begin with common ones, as a token for the space: the fork is where they first differ.
         same = min(common(ways[0], way) for way in ways[1:])
         tokens = [way[same] for way in ways]
         if len(set(tokens)) == len(words):
             return replace(prompt, ids=ways[0][:same]), tokens
-        # The blank is a token of its own before some of the words alone.
+        # In some tokenizers the space is a token of its own before a part of the words only.
         alone = [self._tokenizer.encode(word, add_special_tokens=False)[0] for word in words]
         return replace(prompt, text=prompt.text + " ", ids=self._encode(prompt.text + " ")), alone
 
@@ -107,7 +109,7 @@ class Dialogue:
             return BETWEEN.join(texts)
         try:
             text = rendered(self._tokenizer, with_system(guide, messages), self._chat)
-        except RequestError:  # a template without system messages
+        except RequestError:  # the template allows no system message
             text = rendered(self._tokenizer, with_first_user(guide, messages), self._chat)
         return text + self._hide(opening)
 
@@ -115,13 +117,13 @@ class Dialogue:
         return self._tokenizer.encode(text) if self._chat is None else self._tokenizer.encode_literal(text)
 
     def _hide(self, text: str) -> str:
-        """What stands in a message is text; a text without a chat template is taken as it stands."""
+        """A message's text with its special tokens hidden; without a chat template the text itself."""
         hidden: str = text if self._chat is None else self._tokenizer.literal.hide(text)
         return hidden
 
 
 def check_format(chat: ChatFormat | None) -> None:
-    """Raise RequestError naming what of a chat's format does not go with an answer in points."""
+    """Raise RequestError, naming the field, for a chat format that excludes an answer in points."""
     if chat is None:
         return
     if chat.tools:
@@ -135,7 +137,7 @@ def check_format(chat: ChatFormat | None) -> None:
 
 
 def with_system(guide: str, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The guide as the system's message, ahead of what the system says already."""
+    """The messages with the guide as system message, in front of any system message's own text."""
     first, rest = messages[0], messages[1:]
     if first["role"] in ("system", "developer"):
         return [{**first, "content": guide + BETWEEN + str(first["content"])}, *rest]
@@ -143,12 +145,12 @@ def with_system(guide: str, messages: Sequence[Mapping[str, Any]]) -> list[Mappi
 
 
 def with_first_user(guide: str, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The guide ahead of what the user says first."""
+    """The messages with the guide in front of the user's first message."""
     at = next(i for i, message in enumerate(messages) if message["role"] == "user")
     first = {**messages[at], "content": guide + BETWEEN + str(messages[at]["content"])}
     return [*messages[:at], first, *messages[at + 1 :]]
 
 
 def common(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many first token ids are the same."""
+    """Length of the common prefix of two lists of token ids."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))

@@ -1,4 +1,4 @@
-"""Guide prompts: what the target is told before a question, in the question's language."""
+"""Guide prompts: instructions to the target ahead of a question, in the question's language."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ from typing import Any, Final
 GUIDES: Final = Path(__file__).parent / "guides"
 DEFAULT: Final = "en"
 KINDS: Final = ("list", "code", "math", "short", "text")
-"""Forms that an answer can have. Only the first is decoded in points."""
+"""Forms that an answer can have. Only "list" is decoded in points."""
 WORD: Final = re.compile(r"[\u3040-\u30ff\u4e00-\u9fff]|[^\W\u3040-\u30ff\u4e00-\u9fff]+")
-"""A word, or a character of a language that writes without blanks."""
+"""Pattern of a word, or of one character in languages that write without spaces."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Guide:
-    """One language's texts. ``labels``, ``shots`` and ``samples`` go by ``KINDS``."""
+    """One language's texts. ``labels``, ``shots`` and ``samples`` have ``KINDS`` as keys."""
 
     language: str
     words: frozenset[str]
-    """The language's commonest, and those of its texts here: what it is told by from others."""
+    """The language's commonest words and those of its guide, by which a question's language is recognised."""
     code_words: list[str]
-    """Words of questions that are answered by a program; a question with one of them by chance is answered plainly."""
+    """Words that show that a question asks for a program; a question that holds one by chance is answered plainly."""
     decide: str
-    """What the target is told before it names the form of an answer; ends with examples."""
+    """Instruction for naming the form of an answer; ends with examples."""
     ask: str
-    """A question, as it stands there: ``{question}``."""
+    """Text of a question in the prompt for its form, with the placeholder ``{question}``."""
     opening: str
-    """What the label follows."""
+    """Text in front of the label."""
     labels: dict[str, str]
-    """A word for each form; no two begin with the same letter."""
+    """The label of each form, one word; no two begin with the same letter."""
     samples: dict[str, list[str]]
-    """Questions of each form, as many of one as of another, over which a target's liking for a label is taken out."""
+    """Questions of each form, equally many of each, from which the target's bias for labels is learned."""
     outline: str
-    """What the target is told before it writes an outline, and before it writes a point."""
+    """Instruction for writing an outline, which also precedes each point."""
     point: str
-    """What asks for one point: ``{number}`` and ``{title}``."""
+    """Request for one point, with the placeholders ``{number}`` and ``{title}``."""
 
 
 def decision(table: dict[str, Any], labels: dict[str, str], shots: dict[str, list[str]]) -> str:
-    """Directive and examples, the forms by turns."""
+    """The instruction for naming a form, with examples in which the forms take turns."""
     rounds = [list(zip(KINDS, some, strict=True)) for some in zip(*(shots[kind] for kind in KINDS), strict=True)]
     ask, opening = str(table["ask"]), str(table["opening"])
     examples = [f"{ask.format(question=shot)}\n{opening} {labels[kind]}" for one in rounds for kind, shot in one]
@@ -53,7 +53,7 @@ def decision(table: dict[str, Any], labels: dict[str, str], shots: dict[str, lis
 
 @cache
 def guides() -> dict[str, Guide]:
-    """All there are, by language."""
+    """All guides, by language."""
     return {file.stem: read_guide(file) for file in sorted(GUIDES.glob("*.toml"))}
 
 
@@ -68,8 +68,9 @@ def read_guide(file: Path) -> Guide:
 
 
 def guide_for(question: str) -> Guide:
-    """The guide in whose language most of the question's words are; English where none is."""
+    """The guide of the language with most of the question's words; English where none has any."""
     words = Counter(WORD.findall(question.lower()))
     found = {name: sum(words[word] for word in guide.words) for name, guide in guides().items()}
+    # Among equals English wins.
     best = max(found, key=lambda name: (found[name], name == DEFAULT))
     return guides()[best if found[best] else DEFAULT]

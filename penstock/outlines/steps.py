@@ -1,4 +1,4 @@
-"""An answer in points, step by step: what is asked of the target, and what follows from what it says.
+"""An answer in points, step by step: the requests to the target, and what follows from its outputs.
 
     form (auto alone)        outline                    points
     one constrained token -> numbered titles, under  -> one request each, all at once: they share guide, question
@@ -21,15 +21,15 @@ from penstock.outlines.guide import Guide, guide_for
 from penstock.outlines.outline import grammar, titles_of
 
 OUTLINE_TOKENS: Final = 192
-"""Most tokens of an outline; they come on top of ``max_tokens``."""
+"""Most tokens of an outline, on top of ``max_tokens``."""
 SHORT: Final = 48
-"""An answer of fewer tokens is a short one, whatever its form."""
+"""Value of ``max_tokens`` below which an answer is a short one, whatever its form."""
 LEAST: Final = 8
-"""Fewest tokens that a point is given room for."""
+"""Fewest tokens that a point may be limited to."""
 
 
 def check_outline(mode: str, params: SamplingParams) -> None:
-    """Raise RequestError naming the field for what does not go with ``outline_decoding``."""
+    """Raise RequestError, naming the field, for parameters that cannot be combined with ``outline_decoding``."""
     if mode not in OUTLINE_MODES:
         raise RequestError(f"outline_decoding is {mode!r}; it has to be one of {', '.join(OUTLINE_MODES)}")
     if mode == "off":
@@ -44,7 +44,7 @@ def check_outline(mode: str, params: SamplingParams) -> None:
 
 
 class Answering:
-    """Makes the steps of one answer. ``longest``: most tokens of prompt and output together."""
+    """The steps of one answer. ``longest`` is the most tokens of prompt and output together."""
 
     def __init__(self, dialogue: Dialogue, params: SamplingParams, forms: Forms, longest: int) -> None:
         self._dialogue = dialogue
@@ -55,7 +55,7 @@ class Answering:
         self._report = OutlineOutput()
 
     def steps(self, mode: str) -> Steps:
-        """Raises RequestError for messages that the template refuses."""
+        """The steps, of which the last is the answer. Raises RequestError for messages that the template refuses."""
         report = self._report
         if mode == "auto" and not (yield from self._is_list()):
             yield self._plain()
@@ -72,7 +72,7 @@ class Answering:
         yield self._points(before, said) or self._plain()
 
     def _is_list(self) -> Generator[Step, list[RequestOutput], bool]:
-        """Whether the answer is a list: the question may show that it is none, else the target says it."""
+        """Whether the answer is a list: the question's words may rule it out, else the target is asked."""
         report = self._report
         if self._params.max_tokens < SHORT:
             report.kind, report.reason = "short", f"max_tokens is {self._params.max_tokens}: a short answer"
@@ -94,16 +94,18 @@ class Answering:
         return report.kind == "list"
 
     def _points(self, before: Rendered, said: RequestOutput) -> Step | None:
-        """One request per point; None, with the reason in the report, where there can be none."""
+        """The step with one request per point; None, with the reason in the report, where there can be none."""
         report, output = self._report, said.outputs[0]
         if output.finish_reason is FinishReason.ABORT:
             report.reason = "it was aborted"
             return None
         whole = output.finish_reason is FinishReason.STOP
+        # An outline that was cut off loses its last line, which may be incomplete.
         titles = titles_of(output.text if whole else output.text.rpartition("\n")[0])
         if not titles:
             report.reason = "the outline is not one of at least two different points"
             return None
+        # All points together may have as many tokens as the plain answer.
         share = self._params.max_tokens // len(titles)
         asks, headings = [], []
         for number, title in enumerate(titles, 1):

@@ -1,1 +1,1 @@
-"""What is known of the requests that run: their tokens, trees and slots, and what each pipeline has been told."""
+"""The state of running requests: their tokens, trees and slots, and what each pipeline has been told of them."""

@@ -1,4 +1,4 @@
-"""Writes the batches of one pipeline: what each stage behind it must be told, and which rows it still lacks."""
+"""The batches of one pipeline: what they must tell its stages, and which rows have yet to enter."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from penstock.tree import Node
 
 @dataclass
 class _StreamState:
-    """What one pipeline knows of one request: ``committed`` slots announced, ``fed`` nodes whose rows have entered.
+    """One pipeline's knowledge of one request: ``committed`` slots announced, ids ``fed`` of nodes that have entered.
 
-    All committed nodes before ``prefix`` have entered. ``blocks`` of the request have been looked at.
+    The first ``prefix`` committed nodes have all entered. The first ``blocks`` of the request's blocks have been
+    searched for nodes that entered with other requests.
     """
 
     committed: int = 0
@@ -25,7 +26,7 @@ class _StreamState:
 
 
 class BatchBuilder:
-    """The stream of one pipeline. The target's stages have one and a drafting model has another.
+    """The builder of one pipeline's stream of batches. The target's stages have one, and a drafting model has another.
 
     A batch announces the committed slots of the requests whose rows it carries, always a prefix without holes:
 
@@ -39,10 +40,10 @@ class BatchBuilder:
         self._told: dict[int, _StreamState] = {}
         self._closed: list[int] = []
         self._holds: dict[int, int] = {}
-        """By slot, the node whose row has entered it last: of a block that requests share it need not enter again."""
+        """The node whose row entered a slot last, by slot: requests that share its block need not enter it again."""
 
     def close(self, request: int) -> None:
-        """The request has ended; the next batch says so."""
+        """Note that the request has ended; the next batch tells the stages."""
         if self._told.pop(request, None):
             self._closed.append(request)
 
@@ -51,17 +52,17 @@ class BatchBuilder:
         return node.id in self._told_of(request).fed
 
     def prefix(self, request: Request) -> int:
-        """How many of a request's committed nodes, from the first on, have all entered."""
+        """Number of a request's first committed nodes that have all entered."""
         return self._told_of(request).prefix
 
     def drop(self, nodes: Iterable[Node]) -> None:
-        """These have entered but may never be computed: whoever shares them is to have them entered anew."""
+        """Note that these nodes entered but may never be computed: requests that share them must enter them anew."""
         for node in nodes:
             if self._holds.get(node.slot) == node.id:
                 del self._holds[node.slot]
 
     def _told_of(self, request: Request) -> _StreamState:
-        """What has been told of a request, and of its blocks by those who share them."""
+        """The stream's state for a request, with the nodes of shared blocks that other requests have entered."""
         told = self._told.get(request.number) or _StreamState()
         if told.blocks < len(request.blocks):
             shared = request.committed[told.blocks * BLOCK : len(request.blocks) * BLOCK]
@@ -73,6 +74,7 @@ class BatchBuilder:
         """``nodes`` and all their ancestors whose rows have not entered yet, parents first."""
         told = self._told_of(request)
         wanted: dict[int, Node] = {}
+        # A path stops at the first ancestor that has entered or is already wanted: the ones above it are, too.
         for node in nodes:
             path = []
             current: Node | None = node
@@ -80,6 +82,7 @@ class BatchBuilder:
                 path.append(current)
                 current = current.parent
             wanted.update((step.id, step) for step in reversed(path))
+        # Committed nodes that the stream still lacks go first: all rows below attend to them.
         lacking = {node.id: node for node in request.committed[told.prefix :] if node.id not in told.fed}
         return list({**lacking, **wanted}.values())
 
@@ -90,9 +93,10 @@ class BatchBuilder:
         candidates: int = 0,
         again: Container[int] = (),
     ) -> Batch:
-        """The next batch: these rows of these requests. ``wanted`` are ids of nodes whose successor is asked for.
+        """The next batch, with rows for these nodes. ``wanted`` are ids of nodes whose next token is asked for.
 
-        ``again`` are ids of nodes that have entered before: a learned drafter's, computed anew or asked about again.
+        ``again`` are ids of nodes that may enter a second time: a learned drafter's, computed anew or asked about
+        again.
         """
         batch = Batch(stream=self.next_stream, rows=Rows(), candidates=candidates)
         self.next_stream += 1
@@ -113,15 +117,17 @@ class BatchBuilder:
         for node in nodes:
             if node.id in told.fed and node.id not in again and node.id not in wanted:
                 assert node.position < told.blocks * BLOCK, "a node enters once"
-                continue  # since the asking, a request that shares its block has had it entered
+                continue  # another request that shares its block has entered it since this one was composed
             told.fed.add(node.id)
             self._holds[node.slot] = node.id
             if node.id in wanted:
                 batch.wanted.append(row)
+            # A committed node has no parent link any more: its predecessor is the committed node one position before.
             parent = request.committed[node.position - 1] if node.parent is None and node.position else node.parent
             slot = parent.slot if parent else NO_SLOT
             batch.rows.append(request.number, node.id, node.slot, slot, node.position, node.token)
             row += 1
+        # Only a prefix without holes is announced: stages take committed slots in the order of positions.
         while told.prefix < len(request.committed) and request.committed[told.prefix].id in told.fed:
             told.prefix += 1
         if told.prefix > told.committed:

@@ -1,4 +1,4 @@
-"""Who is admitted next: fair among clients, earlier for the more important, and nobody waits for ever."""
+"""The queue of requests: fair among clients, earlier for higher priority, and without starvation."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from typing import Final
 from penstock.requests.request import Request
 
 PRIORITY_TOKENS: Final = 65_536
-"""How many tokens' worth of requests one step of priority goes before."""
+"""Tokens by which one step of priority moves a request forward in the queue."""
 CLIENTS: Final = 1024
-"""Clients whose share is remembered: a service may have a new one with every request."""
+"""Most clients whose share is remembered: a service may have a new client with every request."""
 
 
 class FairQueue:
     """Start-time fair queueing (Goyal et al., 1996) over tokens, prompt and answer alike.
 
-    A request's tag is where its client's last one ends, or the tag of what was taken last, whichever is later: a client
-    with many requests queues behind its own. One client alone is served in the order of arrival. A priority moves the
-    tag, by a bounded number of tokens: what waits comes to the front at last, whatever arrives.
+    A request's tag is the later one of two: where its client's last request ends, or the tag of the request taken last.
+    A client with many requests therefore queues behind itself. A single client is served in the order of arrival. A
+    priority moves the tag by a bounded number of tokens, so that every request reaches the front at last.
     """
 
     def __init__(self) -> None:
         self._queue: list[tuple[float, int, Request]] = []
         self._tags: dict[int, tuple[float, int]] = {}
-        """By request number, of those that have not ended: a preempted request keeps its place."""
+        """Tag and arrival of each request that has not ended, by number: a preempted request keeps its place."""
         self._ends: dict[str, float] = {}
-        """By client, where its last request ends; of too many those go that end first."""
+        """End of each client's last request, in tokens. Of too many clients, the one that ends first is dropped."""
         self._now = 0.0
         self._arrivals = 0
 
@@ -41,7 +41,7 @@ class FairQueue:
         return any(waiting is request for waiting in self)
 
     def add(self, request: Request) -> None:
-        """Queue a request; one that has been taken before at its old place."""
+        """Queue a request. A preempted one returns to its old place."""
         if request.number not in self._tags:
             self._arrivals += 1
             begin = max(self._now, self._ends.get(request.client, 0.0))
@@ -49,6 +49,7 @@ class FairQueue:
             if len(self._ends) > CLIENTS:
                 del self._ends[min(self._ends, key=self._ends.__getitem__)]
             self._tags[request.number] = begin + request.priority * PRIORITY_TOKENS, self._arrivals
+        # Every arrival has its own number, so that requests themselves are never compared.
         insort(self._queue, (*self._tags[request.number], request))
 
     def first(self) -> Request:
@@ -56,15 +57,17 @@ class FairQueue:
 
     def take(self) -> Request:
         tag, _, request = self._queue.pop(0)
+        # Without the priority's shift, which moves one request and not the queue's time.
         self._now = max(self._now, tag - request.priority * PRIORITY_TOKENS)
+        # A client whose last request ends before now would begin now in any case.
         self._ends = {client: end for client, end in self._ends.items() if end > self._now}
         return request
 
     def order(self, request: Request) -> tuple[float, int]:
-        """What the queue sorts by: of those that run, the last in this order is the first to give way."""
+        """The request's sort key. Of the running requests, the last one in this order is preempted first."""
         return self._tags[request.number]
 
     def forget(self, request: Request) -> None:
-        """The request has ended."""
+        """Remove a request that has ended."""
         if self._tags.pop(request.number, None):
             self._queue = [entry for entry in self._queue if entry[2] is not request]

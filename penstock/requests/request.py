@@ -1,4 +1,4 @@
-"""One request as the engine sees it: committed tokens, the tree above them, and how it ends."""
+"""One request in the engine: its committed tokens, the tree above them, and how it ends."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from penstock.tree import Node, TokenTree
 
 
 class Output(Protocol):
-    """Receives a request's tokens one by one and may end it (a stop string)."""
+    """The receiver of a request's tokens, which may end the request (by a stop string)."""
 
     def append(self, pick: SampledToken, at: float) -> FinishReason | None:
-        """Take a token. Stages wait meanwhile: what decides nothing is left to ``detokenize_pending``."""
+        """Take a token at time ``at``. The stages wait: work that decides nothing is for ``detokenize_pending``."""
         ...
 
     def detokenize_pending(self) -> None:
-        """Do the rest of what the tokens so far call for."""
+        """Do the postponed work for the tokens so far."""
         ...
 
     def finish(self, reason: FinishReason, at: float) -> None:
-        """No token follows. Catches up first."""
+        """End the output, after any postponed work. No token follows."""
         ...
 
 
 class Nodes:
-    """Names nodes (numbers never reused in a session) and finds their slots."""
+    """A source of nodes with slots; their numbers are never reused in a session."""
 
     def __init__(self, pool: SlotPool) -> None:
         self._pool = pool
@@ -55,11 +55,11 @@ class Nodes:
 class Request:
     """State of one running request.
 
-    ``token_ids`` are known when it is admitted: the prompt and, after a preemption, what has been produced.
-    ``committed`` holds a node per committed token, position by position, as far as they have been given one. The last
-    one, once they cover ``token_ids``, is the tree's root, whose successor the target has not told yet. The first of
-    them lie in ``blocks``, shared with others; ``reserved`` counts the slots that are set aside for the rest.
-    ``drafted_tree`` says that the present root was itself drafted, so that its tree has been counted.
+    ``token_ids`` are the tokens known at admission: the prompt and, after a preemption, the output so far.
+    ``committed`` holds a node per committed token, in position order, as far as prefill has come. Once it covers
+    ``token_ids``, its last node is the tree's root, whose next token the target has not picked yet. The first nodes lie
+    in ``blocks``, shared with other requests; ``reserved`` counts the slots set aside for the rest. ``drafted_tree``
+    says that the present root was itself drafted, so that its tree has already been counted.
     """
 
     def __init__(
@@ -82,9 +82,9 @@ class Request:
         self.strategy = strategy
         self.output = output
         self.priority = priority
-        """Lower ones are served earlier."""
+        """Lower numbers are served earlier."""
         self.client = client
-        """Whose it is: clients get the same share of the engine."""
+        """The client it belongs to; clients get equal shares of the engine."""
         self.metrics = SpeculationMetrics()
         self.drafted_tree = False
         self.token_ids = self.prompt
@@ -92,54 +92,55 @@ class Request:
         self.blocks: list[Block] = []
         self.reserved = 0
         self.cached = 0
-        """Prompt tokens that the prefix cache had when it was first computed."""
+        """Prompt tokens found in the prefix cache when the request was first computed."""
         self.tree: TokenTree
         self.produced = 0
         self.picks: dict[int, SampledToken] = {}
         self.finished: FinishReason | None = None
         self.losses = 0
-        """How often a stage was lost since its latest token."""
+        """How many times a stage was lost since its latest token."""
         self.error = ""
-        """Why it ended without having come to its end, beginning with the field at fault."""
+        """Why it ended early, "" if it did not; begins with the field at fault."""
         self.awaits_grammar = False
-        """Whether nothing of it can enter because the stages still compile its grammar."""
+        """Whether its rows have to wait because the stages are still compiling its grammar."""
         self._postponed: list[tuple[Node, bool]] = []
-        """Nodes, and whether they had entered when they were asked about."""
+        """Nodes that the drafter could not answer for, and whether each had entered when it was asked."""
         self._postponed_under: Node | None = None
 
     @property
     def slots_needed(self) -> int:
-        """What it takes at most, alone: nobody's successor is asked for after the last token."""
+        """Committed slots that it takes at most, if it shares none: those of its prompt and its output."""
         return len(self.prompt) + self.max_tokens
 
     @property
     def started(self) -> bool:
-        """Whether it has any node: else it waits, or has just been admitted."""
+        """Whether it has any node; if not, it is waiting or has just been admitted."""
         return bool(self.committed)
 
     @property
     def prefilling(self) -> bool:
-        """Whether tokens of its text still have to enter."""
+        """Whether tokens of ``token_ids`` still have to enter."""
         return len(self.committed) < len(self.token_ids)
 
     @property
     def private_nodes(self) -> list[Node]:
-        """Committed nodes whose slots it holds alone."""
+        """Committed nodes outside shared blocks, whose slots only this request holds."""
         return self.committed[len(self.blocks) * BLOCK :]
 
     @property
     def has_slot(self) -> bool:
-        """Whether a further committed token has its slot reserved."""
+        """Whether a slot is reserved for one more committed token."""
         return len(self.committed) - len(self.blocks) * BLOCK < self.reserved
 
     def take_prefill_chunk(self, nodes: Nodes, most: int) -> list[Node]:
-        """Give up to ``most`` further tokens of the text their nodes; the last token of all is the root.
+        """Make nodes for up to ``most`` further tokens of ``token_ids``; the node of the last token becomes the root.
 
-        Where the text goes on after them they end with a block, if there is one to be finished.
+        If more tokens follow, the chunk ends at a block's end where it can, so that the block can be shared.
         """
         first = len(self.committed)
         last = first + most
         if last < len(self.token_ids):
+            # Down to a block's end, but no shorter than one block, or than ``most`` if that is less.
             last = max(last // BLOCK * BLOCK, min(last, first + BLOCK))
         for position in range(first, min(last, len(self.token_ids))):
             self.committed.append(nodes.committed(self.token_ids[position], position))
@@ -148,36 +149,38 @@ class Request:
         return self.committed[first:]
 
     def attach_block(self, block: Block) -> None:
-        """Go on behind a block that others have computed, or still compute ahead of whatever enters now."""
+        """Continue after a block that others have computed, or whose rows enter before this request's."""
         assert len(self.committed) == len(self.blocks) * BLOCK
         self.blocks.append(block)
+        # Nodes of its own: requests that share a block must not share the links of their trees.
         self.committed += [replace(node, children={}) for node in block.nodes]
         if not self.produced:
             self.cached = len(self.committed)
 
     def reset_for_recompute(self) -> None:
-        """Give up every node, to begin anew with what is committed by now."""
+        """Drop all nodes, to start again from the tokens committed so far."""
         for node in self.committed:
             node.alive = node.open = False
+        # Set first: ``tokens`` reads the nodes that are dropped next.
         self.token_ids = self.tokens
         self.committed, self.blocks, self.picks, self.reserved = [], [], {}, 0
         self.drafted_tree, self._postponed = False, []
 
     @property
     def tokens(self) -> list[int]:
-        """The prompt and all that has been produced."""
+        """The tokens of the prompt and of the output so far."""
         return self.token_ids if self.prefilling else [node.token for node in self.committed]
 
     def postpone(self, node: Node, entered: bool) -> None:
-        """The drafter could not say what follows ``node``: ask again under another root, or once it has entered.
+        """Ask the drafter about ``node`` again under another root, or once it has entered: it had no answer now.
 
-        ``entered``: whether it had when the drafter was asked; it may have entered since.
+        ``entered`` is whether the node had entered when the drafter was asked; it may have since.
         """
         self._postponed.append((node, entered))
         self._postponed_under = self.tree.root
 
     def take_postponed(self) -> list[Node]:
-        """Nodes that are to be asked about again: now that the root has moved on all, else those that have entered."""
+        """The nodes to ask about again: all of them if the root has moved, else those that have entered since."""
         if not self._postponed:
             return []
         moved = self._postponed_under is not self.tree.root
@@ -186,11 +189,11 @@ class Request:
         return [node for node, had in live if moved or (node.entered and not had)]
 
     def path(self, node: Node) -> list[int]:
-        """Token ids from the prompt's first to ``node``'s, inclusive. ``node`` is in the tree."""
+        """Token ids from the prompt's first to that of ``node``, which is in the tree."""
         return [committed.token for committed in self.committed] + self.path_below_root(node)
 
     def path_below_root(self, node: Node) -> list[int]:
-        """Token ids from the root's child down to ``node``'s, inclusive; none of the root itself."""
+        """Token ids from the root's child down to ``node``; empty for the root itself."""
         above: list[int] = []
         current: Node | None = node
         while current is not None and current is not self.tree.root:
@@ -199,7 +202,7 @@ class Request:
         return above[::-1]
 
     def end_of(self, token: int) -> FinishReason | None:
-        """Whether the request is over with this committed token, not looking at its text."""
+        """Why the request is over with this committed token, its text aside; None if it is not."""
         if token in self.stop_ids:
             return FinishReason.STOP
         return FinishReason.LENGTH if self.produced >= self.max_tokens else None

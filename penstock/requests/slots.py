@@ -1,4 +1,4 @@
-"""The pool of KV slots that all requests share; the same numbers on every stage and in the drafter."""
+"""The pool of KV slots that all requests share. Slot numbers are the same on every stage and in the drafter."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from penstock.tree import Node
 
 LEAST_SPECULATIVE: Final = 1024
 AHEAD: Final = 4
-"""Batches' worth of drafted nodes beside one for each stage: those on the links, and those that have yet to enter.
+"""Batches of drafted nodes beyond one per stage: those on the links, and those that have yet to enter.
 
-In simulations of the presets with the default strategy at its full width the largest tree had 3.4 of them."""
+In simulations of the presets with the default strategy at its full width, the largest tree had 3.4 such batches."""
 
 
 def speculative_slots(stages: int, most_rows: int) -> int:
-    """How many drafted nodes are given room where nobody says.
+    """Default number of speculative slots.
 
-    As many as a strategy can make use of whose widest batches, or trees, have ``most_rows``.
+    It is what a strategy can use whose widest batches, or trees, have ``most_rows`` rows.
     """
     return max(LEAST_SPECULATIVE, most_rows * (stages + AHEAD))
 
 
 class SlotPool:
-    """Every slot is free, committed, speculative or cached: free + committed + speculative + cached = total, always.
+    """The slots' accounting: free + committed + speculative + cached = total, always.
 
-    Committed slots are reserved before they are taken: some when a request is admitted, further ones as it grows. With
-    ``sharing``, those of a finished block may be shared, and stay cached once nobody holds them, until a reservation
-    needs the room. Speculation has a quota of its own on top. The lowest free slot is given first, which keeps a
-    request's slots close together (a stage can then read them without gathering).
+    Committed slots are reserved before they are taken: some when a request is admitted, more as it grows. With
+    ``sharing``, the slots of a finished block may be shared; without holders they stay cached until a reservation needs
+    the room. Speculation has its own quota on top. The lowest free slot is taken first, which keeps a request's slots
+    close together (a stage can then read them without gathering).
     """
 
     def __init__(self, committed_capacity: int, speculative_quota: int, sharing: bool = True) -> None:
@@ -41,37 +41,39 @@ class SlotPool:
         self.sharing = sharing
         self.cache = PrefixCache()
         self.reserved = 0
-        """Committed slots that requests have set aside or hold alone; those of held blocks come on top."""
+        """Committed slots that requests have reserved or hold alone, without those of held blocks."""
         self.committed = 0
         """Committed slots that are taken and in no block."""
         self.room = speculative_quota
         """Speculative slots that can still be taken."""
+        # A heap, so that the smallest free slot is taken; ``_is_free`` finds a slot that is freed twice.
         self._free = list(range(self.total))
         self._is_free = [True] * self.total
 
     @property
     def speculative(self) -> int:
-        """Speculative slots that have been taken."""
+        """Speculative slots that are taken."""
         return self.speculative_quota - self.room
 
     @property
     def used(self) -> int:
-        """Committed slots that are taken, those of held blocks included."""
+        """Committed slots that are taken, with those of held blocks."""
         return self.committed + self.cache.held_slots
 
     @property
     def cached(self) -> int:
-        """Slots of blocks that nobody holds."""
+        """Slots of blocks without holders."""
         return self.cache.unheld_slots
 
     def reserve(self, count: int) -> bool:
-        """Set ``count`` committed slots aside for a request, or say that they are not there now.
+        """Reserve ``count`` committed slots for a request; False if there are not as many.
 
-        Blocks that nobody holds give way.
+        Blocks without holders are evicted as needed.
         """
         left = self.committed_capacity - self.reserved - self.cache.held_slots - count
         if left < 0:
             return False
+        # ``left`` is the capacity beside reservations and held blocks: cached blocks may fill no more of it.
         while self.cache.unheld_slots > left:
             self._give_back(self.cache.evict())
         self.reserved += count
@@ -91,7 +93,7 @@ class SlotPool:
         return self._take()
 
     def commit(self) -> None:
-        """One speculative slot has been committed, in place."""
+        """Count one speculative slot as committed; the slot itself stays in place."""
         self.room += 1
         self.committed += 1
 
@@ -102,22 +104,23 @@ class SlotPool:
         self.room += self._give_back(slots)
 
     def share(self, before: Block | None, nodes: Sequence[Node]) -> Block | None:
-        """Make a block, held once, of a request's private slots; None if there is one of these tokens."""
+        """Make a block, held once, from a request's private slots; None if these tokens already have a block."""
         block = self.cache.add(before, nodes) if self.sharing else None
         if block is not None:
+            # The slots now count as those of a held block, no longer as the request's own.
             self.committed -= BLOCK
             self.reserved -= BLOCK
         return block
 
     def forget_cached(self) -> None:
-        """Free the slots of all blocks, none of which is held."""
+        """Free the slots of all cached blocks. None of them is held."""
         while self.cache.unheld_slots:
             self._give_back(self.cache.evict())
 
     def audit(self, committed: int, speculative: int) -> None:
-        """Raise PenstockError unless the counts are those of the live requests and add up to the total.
+        """Raise PenstockError unless the counts match the live requests and add up to the total.
 
-        ``committed`` are the slots that requests hold alone.
+        ``committed`` is the number of slots that requests hold alone.
         """
         shared = self.cache.held_slots + self.cached
         found = (len(self._free), self.committed, self.speculative)

@@ -1,4 +1,4 @@
-"""How a server does: ``/health``, ``/metrics`` and ``/version``; and what is to be done to it: ``/rebalance``."""
+"""Routes about the server itself: ``/health``, ``/metrics``, ``/version`` and ``/rebalance``."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def about_router(llm: AsyncLLM, gate: Gate, registry: CollectorRegistry) -> APIR
 
     @routes.get("/metrics", response_class=Response, responses={200: METRICS, **error_responses(401)})
     async def metrics() -> Response:
-        """For Prometheus."""
+        """The server's metrics in Prometheus' text format."""
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
     @routes.get("/version", responses=error_responses(401))

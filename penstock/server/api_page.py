@@ -1,4 +1,4 @@
-"""``/docs``: the routes and their fields, of the application's own OpenAPI, as one page that loads nothing."""
+"""``/docs``: the routes and their fields, from the application's own OpenAPI schema, as one page that loads nothing."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def routes_of(openapi: Mapping[str, Any]) -> Iterator[Route]:
 
 
 def fields_of(route: Mapping[str, Any], schemas: Mapping[str, Any]) -> Iterator[Field]:
-    """Those of the body, if the route takes one."""
+    """The fields of the route's body, if it takes one."""
     content = route.get("requestBody", {}).get("content", {}).get("application/json", {})
     schema = schemas.get(content.get("schema", {}).get("$ref", "").rpartition("/")[2], {})
     required = schema.get("required", ())
@@ -89,7 +89,7 @@ def fields_of(route: Mapping[str, Any], schemas: Mapping[str, Any]) -> Iterator[
 
 
 def kind_of(schema: Mapping[str, Any]) -> str:
-    """In words, null left out: every field that is not required may be null."""
+    """A schema's type in words, without null: every field that is not required may be null."""
     if "$ref" in schema:
         return str(schema["$ref"]).rpartition("/")[2]
     for alternatives in ("anyOf", "oneOf"):

@@ -1,4 +1,4 @@
-"""``make_app``: an engine as an ASGI application. For ``penstock serve``, for tests, and to embed in other services."""
+"""``make_app``: an engine as an ASGI application, for ``penstock serve``, for tests, and to embed in other services."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ from penstock.server.settings import ServerSettings
 def make_app(llm: AsyncLLM, settings: ServerSettings, listening: Listening | None = None) -> FastAPI:
     """The application over ``llm``, which stays the caller's to close. ``app.state.gate`` is its ``Gate``.
 
-    It answers to the names that go with where it is ``listening``; without that to any. Call it on the event loop's
-    thread. FastAPI's documentation pages are left out: they load scripts from elsewhere.
+    It answers to the names that fit the address on which it is ``listening``; to any name without one. Call it on the
+    event loop's thread. FastAPI's own documentation pages are left out, because they load scripts from elsewhere.
     """
     app = FastAPI(title="Penstock", version=penstock.__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.gate = gate = Gate()
@@ -56,7 +56,7 @@ def make_app(llm: AsyncLLM, settings: ServerSettings, listening: Listening | Non
 
 
 def add_middleware(app: FastAPI, settings: ServerSettings, listening: Listening | None, metrics: ServerMetrics) -> None:
-    """From the inside out: the last one added sees a request first."""
+    """Add the middleware from the inside out: the one added last sees a request first."""
     gate, seconds = app.state.gate, settings.request_timeout
     app.add_middleware(Attendance, gate=gate, seconds=seconds, has_keys=bool(settings.api_keys))
     app.add_middleware(BodyLimits, most=settings.max_body_size, seconds=settings.body_timeout)
@@ -67,7 +67,7 @@ def add_middleware(app: FastAPI, settings: ServerSettings, listening: Listening 
             CORSMiddleware,
             allow_origins=list(settings.allowed_origins),
             allow_methods=["GET", "POST"],
-            allow_headers=["*"],  # those that a preflight asks for: clients send headers of their own (x-stainless-...)
+            allow_headers=["*"],  # those that a preflight asks for: clients send their own (x-stainless-...)
             expose_headers=["X-Request-Id", "Retry-After", WARNING],
         )
     app.add_middleware(Sites, listening=listening, origins=settings.allowed_origins)

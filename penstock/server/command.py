@@ -1,4 +1,4 @@
-"""What ``penstock serve`` does once its flags are understood."""
+"""The work of ``penstock serve`` after its flags are parsed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ log = logging.getLogger("penstock.server")
 
 
 def run_serve(options: EngineOptions, settings: ServerSettings, listening: Listening) -> None:
-    """Take the port, start the stages, serve until a signal.
+    """Bind the port, start the stages, serve until a signal.
 
     Raises ConfigError before anything starts, PipelineError when a stage cannot be started.
     """
@@ -64,8 +64,8 @@ async def serve(
         # Closing the engine also ends the live views.
         server = Server(app, listening, app.state.gate, settings.drain_timeout, stop=llm.close)
         gc.collect()
-        gc.freeze()  # what has been imported stays: no collection while serving has to look through it
-        bound.listen(BACKLOG)  # whoever reads the announcement may come at once
+        gc.freeze()  # imported objects stay: no collection while serving has to look through them
+        bound.listen(BACKLOG)  # before the announcement: whoever reads that may connect at once
         announce(llm, settings, url_of(bound, listening.scheme), time.monotonic() - began)
         await server.serve([bound])
     finally:
@@ -74,7 +74,7 @@ async def serve(
 
 
 def announce(llm: AsyncLLM, settings: ServerSettings, url: str, seconds: float) -> None:
-    """A line for people on stdout, one for programs in the log."""
+    """Announce the server: a line for people on stdout, one for programs in the log."""
     names = ", ".join(settings.served_model_name)
     tell(f"Penstock serves {names} at {url}" + (" (open it in a browser)" if settings.web else ""))
     fields = {"url": url, "model": names, "stages": llm.setup.stages, "seconds": round(seconds, 3)}
@@ -82,12 +82,12 @@ def announce(llm: AsyncLLM, settings: ServerSettings, url: str, seconds: float) 
 
 
 def tell(line: str) -> None:
-    """A line on stdout, which may be full or gone: a server does not depend on it."""
+    """Print a line on stdout. If that is full or closed, the server goes on without it."""
     try:
         typer.echo(line)
     except OSError as error:
         log.warning(f"standard output cannot be written ({error.strerror}); nothing more is said there")
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is buffered is written at the end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is buffered is written at exit
 
 
 def url_of(bound: socket.socket, scheme: str) -> str:

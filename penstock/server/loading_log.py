@@ -1,4 +1,4 @@
-"""How far loading is, in a server's log."""
+"""Progress of loading, as lines in a server's log."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ log = logging.getLogger("penstock.server")
 
 
 class LoadingLog(LoadingCount):
-    """A line every few seconds while weights are read."""
+    """A progress that logs a line every few seconds while weights are read."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A server for its own process alone: on a Unix socket in a folder that only this user can open."""
+"""A server for its own process alone, on a Unix socket in a folder that only this user can open."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from penstock.server.settings import ServerSettings
 
 @contextmanager
 def served_at(path: Path, llm: AsyncLLM, settings: ServerSettings) -> Iterator[None]:
-    """Serve ``llm`` at ``path`` on a thread of its own while the block runs. The block's end closes ``llm``, too."""
+    """Serve ``llm`` at ``path`` on another thread while the block runs. At the block's end ``llm`` is closed, too."""
     with socket.socket(socket.AF_UNIX) as bound:
         bound.bind(str(path))
         bound.listen(BACKLOG)
@@ -38,7 +38,7 @@ def served_at(path: Path, llm: AsyncLLM, settings: ServerSettings) -> Iterator[N
 
 
 def _run(llm: AsyncLLM, settings: ServerSettings, bound: socket.socket, begun: Future[Callable[[], None]]) -> None:
-    """``begun`` gets what ends the server, or the error that kept it from starting."""
+    """Run the server; ``begun`` is set to a function that ends it, or to the error that kept it from starting."""
     try:
         asyncio.run(_serve(llm, settings, bound, begun))
     except BaseException as error:
@@ -55,7 +55,7 @@ async def _serve(
     events = asyncio.get_running_loop()
 
     def stop() -> None:
-        """Wait for no answer that is under way."""
+        """End the server without waiting for running requests."""
         events.call_soon_threadsafe(app.state.gate.hurry)
         server.should_exit = True
 

@@ -1,4 +1,4 @@
-"""``/metrics`` for Prometheus: the engine's counters as of now, and histograms of requests. Names mirror ``vllm:*``."""
+"""``/metrics`` for Prometheus: the engine's current counters, and histograms of requests. Names mirror ``vllm:*``."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ COUNTERS: Final = {
 
 
 class ServerMetrics:
-    """One registry per server."""
+    """The metrics of one server, in a registry of their own."""
 
     def __init__(self, llm: AsyncLLM, model: str) -> None:
         self.registry = CollectorRegistry()
@@ -83,7 +83,7 @@ class ServerMetrics:
         self._responses.labels(method, record.route, str(record.status)).inc()
 
     def generated(self, summary: Summary) -> None:
-        """A generation has ended, early or not."""
+        """Count a generation that has ended, early or not."""
         self._prompt.observe(summary.prompt_tokens)
         self._generation.observe(summary.completion_tokens)
         if summary.outline is not None:
@@ -102,7 +102,7 @@ class ServerMetrics:
 
 
 class EngineCollector(Collector):
-    """Asks the engine when Prometheus does."""
+    """A collector that reads the engine's counters whenever Prometheus asks."""
 
     def __init__(self, llm: AsyncLLM, model: str) -> None:
         self._llm = llm

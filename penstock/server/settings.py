@@ -1,4 +1,4 @@
-"""What a server is told beside the engine's options: who may ask, how much, and for how long."""
+"""A server's settings beside the engine's options: access, limits and timeouts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.options import LIMITS, SERVER, Option
 
 MIB: Final = 1 << 20
 LEVELS: Final = ("debug", "info", "warning", "error")
-"""Of log lines, from the least to the most important."""
+"""Levels of log lines, from the least to the most important."""
 
 ServedNames = Annotated[
     tuple[str, ...],
@@ -25,10 +25,10 @@ ServedNames = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSettings:
-    """Durations are seconds, sizes bytes. Raises FieldError naming the field."""
+    """The settings of a server. Durations are seconds, sizes bytes. Raises FieldError naming the field."""
 
     served_model_name: tuple[str, ...] = (EngineOptions.model,)
-    """What clients may call the model; replies carry the first."""
+    """Names by which clients may call the model; replies carry the first."""
     api_keys: Annotated[
         tuple[str, ...],
         Option(
@@ -39,7 +39,7 @@ class ServerSettings:
             default="",
         ),
     ] = field(default=(), repr=False)
-    """With none, here and in ``api_key_file``, the server is open to whoever reaches it."""
+    """API keys. If there are none, here and in ``api_key_file``, the server is open to whoever reaches it."""
     api_key_file: Annotated[
         Path | None,
         Option(

@@ -1,4 +1,4 @@
-"""Conversations as prompts: messages in the checkpoint's own format, as text and as token ids."""
+"""Conversations as prompts: messages rendered by the checkpoint's chat template, as text and as token ids."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Messages = Sequence[Mapping[str, Any]]
 """A conversation, oldest message first: ``{"role": ..., "content": ...}`` each, as the OpenAI API has them."""
 
 CHAT_SAMPLING: Final = {"temperature": 0.0}
-"""Greedy, as transformers decodes for a checkpoint that recommends nothing.
+"""Default of chats: greedy, as transformers decodes for a checkpoint that recommends nothing.
 
-A small model wanders when it is sampled: SmolLM2-135M in 4 bits no longer knows the capital of France at llama.cpp's
-T = 0.8. Drafts are accepted most often, and the same question has the same answer.
+A small model gets worse when it is sampled: SmolLM2-135M in 4 bits no longer knows the capital of France at llama.cpp's
+T = 0.8. Greedy decoding also accepts most drafts, and gives the same question the same answer.
 """
 SILENT: Final = ("assistant", "tool")
-"""Roles whose turn may say nothing."""
+"""Roles whose messages may lack content."""
 NO_TEMPLATE: Final = (
     "messages need a chat template, and the checkpoint has none: give one (chat_template), or continue plain text"
 )
@@ -31,14 +31,14 @@ NO_TEMPLATE: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class ChatFormat:
-    """How a conversation becomes a prompt. Names are vLLM's. Raises RequestError for what excludes each other."""
+    """How a conversation becomes a prompt. Names are vLLM's. Raises RequestError for contradictory fields."""
 
     chat_template: str | None = None
     """Jinja text in place of the checkpoint's own."""
     add_generation_prompt: bool = True
     """Whether the prompt ends with the opening of the assistant's turn."""
     continue_final_message: bool = False
-    """Whether the last message is left open, for the model to go on with it."""
+    """Whether the last message is left open, so that the model continues it."""
     tools: Sequence[Mapping[str, Any]] | None = None
     """Functions that are described to the model, as the OpenAI API has them."""
     chat_template_kwargs: Mapping[str, Any] | None = None
@@ -50,7 +50,7 @@ class ChatFormat:
 
 
 def chat_sampling(recommended: Mapping[str, float]) -> dict[str, float]:
-    """What chats sample with where nobody says: what the checkpoint recommends, or else ``CHAT_SAMPLING``."""
+    """The sampling parameters of a chat that names none: the checkpoint's, if any, else ``CHAT_SAMPLING``."""
     return dict(recommended or CHAT_SAMPLING)
 
 
@@ -60,9 +60,10 @@ def chat_prompt(tokenizer: Tokenizer, messages: Messages, chat: ChatFormat) -> d
 
 
 def rendered(tokenizer: Tokenizer, messages: Messages, chat: ChatFormat) -> str:
-    """What the template makes of a conversation, which may take seconds. What messages hold is hidden as text.
+    """The text that the template makes of a conversation, which may take seconds.
 
-    Raises RequestError naming the message and field at fault, where there is no template, and for what it refuses.
+    Special tokens in the messages are hidden in it (``text/literal.py``): ``encoded`` reads them as plain text. Raises
+    RequestError where a message is malformed (naming its field), without a template, and where the template refuses.
     """
     if chat.chat_template is None and tokenizer.tool_template is None:
         raise RequestError(NO_TEMPLATE)
@@ -81,9 +82,9 @@ def rendered(tokenizer: Tokenizer, messages: Messages, chat: ChatFormat) -> str:
 def render_turns(
     tokenizer: Tokenizer, turns: Sequence[Mapping[str, Any]], add_generation_prompt: bool, **options: Any
 ) -> str:
-    """``tokenizer.render``, and again with empty ones where the template refuses what is no call's arguments.
+    """``tokenizer.render``, repeated with empty arguments where the template refuses those of a tool call.
 
-    A model's call may have been cut off, or be no JSON; the conversation goes on all the same.
+    The arguments that a model wrote may be cut off or invalid JSON; the conversation goes on all the same.
     """
     try:
         return tokenizer.render(turns, add_generation_prompt, **options)
@@ -97,31 +98,32 @@ def render_turns(
 
 
 def encoded(tokenizer: Tokenizer, text: str) -> dict[str, Any]:
-    """The prompt of a ``rendered`` text. What a message held is text, also where it reads as a special token."""
+    """The prompt of a ``rendered`` text. A special token's name within a message is encoded as plain text."""
     return {"prompt": tokenizer.literal.show(text), "prompt_token_ids": tokenizer.encode_literal(text)}
 
 
 def conversations_of(given: Any) -> list[Messages]:
-    """One conversation or several as a list. Raises RequestError for what is neither."""
+    """A list of conversations, from one or several. Raises RequestError for anything else."""
     if not is_list(given) or not given:
         raise RequestError(f"messages is {given!r}; it has to be a list of messages, or of such lists")
     return [given] if isinstance(given[0], Mapping) else list(given)
 
 
 def turns_of(messages: Any) -> list[dict[str, Any]]:
-    """Messages as chat templates read them. Raises RequestError naming the one that is none."""
+    """Messages in the form that chat templates read. Raises RequestError naming the malformed one."""
     if not is_list(messages) or not messages:
         raise RequestError(f"messages is {messages!r}; it has to be a list of messages, at least one")
     return [turn_of(f"messages[{number}]", message) for number, message in enumerate(messages)]
 
 
 def turn_of(where: str, message: Any) -> dict[str, Any]:
-    """A message as chat templates read it: content as text or text parts, a call's arguments as an object."""
+    """A message in the form that chat templates read: content as text or text parts, call arguments as an object."""
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise RequestError(f'{where} is {message!r}; it has to be like {{"role": "user", "content": "..."}}')
     calls = message.get("tool_calls") or ()
     if message.get("content") is None and message["role"] not in SILENT and not calls:
         raise RequestError(f"{where}.content is missing; a message needs content, or tool_calls")
+    # Templates test whether a field is defined: a null would pass for a value.
     turn = {key: value for key, value in message.items() if value is not None}
     turn["content"] = content_of(f"{where}.content", message.get("content") or "")
     if calls:
@@ -135,7 +137,7 @@ def text_in(content: Any) -> str:
 
 
 def content_of(where: str, content: Any) -> str | list[dict[str, Any]]:
-    """The content of a message: a string, or text parts, which some templates read."""
+    """A message's content: a string, or a list of text parts, as some templates read it. Raises RequestError."""
     if isinstance(content, str):
         return content
     texts = (
@@ -147,7 +149,7 @@ def content_of(where: str, content: Any) -> str | list[dict[str, Any]]:
 
 
 def call_of(where: str, call: Any) -> dict[str, Any]:
-    """A tool call with its arguments as an object; the API has them as JSON text."""
+    """A tool call with its arguments as an object, as templates read them; the API sends JSON text."""
     if not isinstance(call, Mapping) or not isinstance(call.get("function"), Mapping):
         raise RequestError(f"{where}.function is missing; a tool call names one")
     function = dict(call["function"])
@@ -157,7 +159,7 @@ def call_of(where: str, call: Any) -> dict[str, Any]:
 
 
 def arguments_of(text: str) -> dict[str, Any] | str:
-    """A call's arguments as an object; as the text that the model wrote where that is none, or JSON cannot carry it."""
+    """A call's arguments as an object, or the text itself where it is no object or cannot be written as JSON again."""
     try:
         arguments = json.loads(text)
         json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode()
@@ -167,7 +169,7 @@ def arguments_of(text: str) -> dict[str, Any] | str:
 
 
 def with_readable_arguments(turn: Mapping[str, Any]) -> dict[str, Any]:
-    """A turn whose calls all have an object for arguments."""
+    """The turn with empty arguments for every call whose arguments are still text, not an object."""
     calls = [
         {**call, "function": {**call["function"], "arguments": {}}}
         if isinstance(call["function"].get("arguments"), str)

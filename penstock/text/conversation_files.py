@@ -16,7 +16,7 @@ from penstock.text.chat import Messages, is_list, turns_of
 
 @dataclass(frozen=True, kw_only=True)
 class Conversation:
-    """Messages, oldest first, and what a chat template may be told beside them."""
+    """Messages, oldest first, and the other variables of a chat template."""
 
     messages: Messages = ()
     tools: Sequence[Mapping[str, Any]] | None = None
@@ -24,7 +24,7 @@ class Conversation:
 
 
 def read_conversation(file: Path) -> Conversation:
-    """What ``file`` holds, or standard input for "-". Raises ConfigError naming file and field."""
+    """The conversation in ``file``, or in standard input for "-". Raises ConfigError naming file and field."""
     where = "standard input" if str(file) == "-" else str(file)
     try:
         content = json.loads(sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8"))
@@ -55,7 +55,7 @@ def conversation_of(table: Any) -> Conversation:
 
 
 def read_template(file: Path) -> str:
-    """A chat template. Raises FieldError where ``file`` cannot be read."""
+    """The text of a chat template's file. Raises FieldError where it cannot be read."""
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -63,5 +63,5 @@ def read_template(file: Path) -> str:
 
 
 def reason(error: OSError | UnicodeDecodeError) -> str:
-    """Why a file cannot be read, without its name."""
+    """The reason for which a file cannot be read, without the file's name."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error)

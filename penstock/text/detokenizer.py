@@ -1,4 +1,4 @@
-"""Token ids to text as they come, never taking back what was given out, and stop strings."""
+"""Incremental detokenization, in which text once given out stays, and stop strings."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Final
 from penstock.text.tokenizer import Tokenizer
 
 UNFINISHED: Final = "\ufffd"
-"""What a tokenizer decodes bytes to that are not (or not yet) a character."""
+"""The replacement character, to which a tokenizer decodes bytes that are not (or not yet) a character."""
 
 CONTEXT: Final = 8
-"""Tokens decoded again in front of a new one. They hold at least as many bytes, and a UTF-8 decoder that starts
-anywhere agrees with one that started earlier after three."""
+"""Tokens decoded again in front of a new one. They hold at least 8 bytes; a UTF-8 decoder that starts anywhere agrees
+with one that started earlier after 3 bytes."""
 
 
 class IncrementalDetokenizer:
@@ -23,9 +23,9 @@ class IncrementalDetokenizer:
     first stop string. A piece never holds part of a character, nor text that may turn out to begin a stop string. The
     cost of a token does not depend on how many came before.
 
-    ``stopped`` is the stop string that was found; after that nothing more comes. The stop string itself is cut off
-    unless ``include_stop_str_in_output``. None ends within the text of the first ``min_tokens`` tokens; one may begin
-    there.
+    ``stopped`` is the stop string that was found; no text follows it. The stop string itself is cut off unless
+    ``include_stop_str_in_output``. A stop string that ends within the text of the first ``min_tokens`` tokens is
+    ignored; one that only begins there counts.
     """
 
     def __init__(
@@ -57,14 +57,14 @@ class IncrementalDetokenizer:
         return self._matcher.push(text)
 
     def finish(self) -> str:
-        """What was held back, when no more tokens follow. Bytes that never became a character are U+FFFD."""
+        """The text held back so far, when no more tokens follow. Bytes that never became a character are U+FFFD."""
         if self.stopped is not None:
             return ""
         return self._matcher.push(self._decoder.finish()) + self._matcher.flush()
 
 
 class StreamDecoder:
-    """Decodes a window of the last tokens and gives out what is new in it.
+    """A decoder that decodes a window of the last tokens and gives out the new part of its text.
 
                   context            new
         ids     [ .  .  .  .  .  . | .  .  t ]      decode(window)[done:final] is given out, where ``final`` leaves out
@@ -87,6 +87,7 @@ class StreamDecoder:
         if self._tokenizer.is_silent(token_id, self._skip_special_tokens):
             return ""
         self._window.append(token_id)
+        # The run of byte-fallback tokens may go on, and a later invalid byte would change the text of all of it.
         if token_id in self._tokenizer.byte_ids:
             return ""
         text = self._text()
@@ -105,10 +106,10 @@ class StreamDecoder:
         return self._tokenizer.decode(self._window, self._skip_special_tokens)
 
     def _final_length(self, text: str) -> int:
-        """How much of the window's ``text`` no later token changes.
+        """Length of the part of the window's ``text`` that no later token changes.
 
-        Only bytes at the end may still become characters: those of one character, which show as one U+FFFD, or, when a
-        prompt ends in the middle of a run of byte-fallback tokens, those of the whole run, one U+FFFD each.
+        Only bytes at the end may still become characters. They are those of one character, shown as one U+FFFD, or,
+        when a prompt ends in the middle of a run of byte-fallback tokens, those of the whole run, one U+FFFD each.
         """
         in_byte_run = takewhile(self._tokenizer.byte_ids.__contains__, reversed(self._window))
         uncertain = max(sum(1 for _ in in_byte_run), 1)
@@ -118,6 +119,7 @@ class StreamDecoder:
         """Keep the last tokens of ``ids`` only, and count all their final text as given out."""
         kept: list[int] = []
         for token_id in reversed(ids):
+            # The window begins in front of a run of byte-fallback tokens, never within: it is decoded as a whole.
             if len(kept) >= CONTEXT and kept[-1] not in self._tokenizer.byte_ids:
                 break
             if not self._tokenizer.is_silent(token_id, self._skip_special_tokens):
@@ -127,10 +129,10 @@ class StreamDecoder:
 
 
 class StopMatcher:
-    """Passes text on except for an end that may be the beginning of a stop string, until one is found.
+    """A filter that passes text on up to the first stop string, holding back an end that may begin one.
 
-    The stop string that is complete first wins, as if the text came character by character; of several that end
-    together, the longest.
+    The stop string that is complete first wins, as if the text came character by character; of several that end at the
+    same character, the longest.
     """
 
     def __init__(self, stop: Sequence[str], include: bool) -> None:
@@ -142,7 +144,7 @@ class StopMatcher:
         """Characters at the beginning of the held text in which no stop string may end."""
 
     def pass_on(self, text: str) -> str:
-        """As ``push``, but no stop string ends in this text: one that begins in it may end later."""
+        """Like ``push``, but ignores stop strings that end in this text; one that begins in it may end later."""
         self._held += text
         self._passed = len(self._held)
         return self._release(len(self._held) - self._beginning())
@@ -153,12 +155,12 @@ class StopMatcher:
         matches = [(self._held.find(stop, max(self._passed - len(stop) + 1, 0)), stop) for stop in self._stop]
         ends = [(start + len(stop), start, stop) for start, stop in matches if start >= 0]
         if ends:
-            end, start, self.found = min(ends)
+            end, start, self.found = min(ends)  # the earliest end; among equal ones the earliest start: the longest
             return self._release(end if self._include else start)
         return self._release(len(self._held) - self._beginning())
 
     def flush(self) -> str:
-        """The rest, when no more text follows: nothing once a stop string was found."""
+        """The held text, when no more text follows; "" once a stop string was found."""
         return "" if self.found is not None else self._release(len(self._held))
 
     def _release(self, length: int) -> str:
@@ -167,7 +169,7 @@ class StopMatcher:
         return text
 
     def _beginning(self) -> int:
-        """Length of the longest end of the held text that begins a stop string."""
+        """Length of the longest suffix of the held text that is the beginning of a stop string."""
         longest = max((len(stop) for stop in self._stop), default=1) - 1
         for length in range(min(longest, len(self._held)), 0, -1):
             if any(stop.startswith(self._held[-length:]) for stop in self._stop):

@@ -1,4 +1,4 @@
-"""Structured outputs as grammars of llguidance, and a checkpoint's tokenizer as llguidance needs it."""
+"""Structured outputs as llguidance grammars, and a checkpoint's tokenizer in the form that llguidance needs."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from penstock.text.tokenizer import Tokenizer, load_tokenizer, usable_tokenizer
 from penstock.text.workers import Failed, Job, Overrun, Vocabulary, workers
 
 CHECKED: Final = 256
-"""Grammars of which it is remembered whether they can be used."""
+"""Grammars whose check is cached."""
 SECONDS: Final = 1.0
-"""Processor time in which a grammar has to compile and give its first mask; usual ones take milliseconds."""
+"""Seconds of processor time in which a grammar has to compile and give its first mask; usual ones take milliseconds."""
 MEMORY: Final = 1 << 26
-"""Bytes that it may take meanwhile, and that a stage then keeps for each request with such a grammar.
+"""Bytes that a grammar may take while it compiles. A stage keeps as much for each request with such a grammar.
 
 Schemas with two thousand alternatives take 38 MiB, usual ones next to nothing.
 """
 ANY_OBJECT: Final = '{"type": "object"}'
 LIMITS: Final = LLParserLimits(initial_lexer_fuel=200_000, step_lexer_fuel=100_000, verbose_errors=False)
-"""What a grammar may cost when it is compiled and at each token; the rest is llguidance's defaults.
+"""Limits on a grammar's cost when it is compiled and at each token; other limits are llguidance's defaults.
 
-A unit of fuel is an expression that the lexer builds. Nested repetitions take most, a quarter of a microsecond: 60 ms
-to prepare and 30 ms at a token, where llguidance allows itself up to a second. JSON schemas of 60,000 characters fit.
+A unit of fuel is an expression that the lexer builds. Units of nested repetitions take longest, 0.25 us each: 60 ms
+to prepare and 30 ms per token, where llguidance's own limits allow up to 1 s. JSON schemas of 60,000 characters fit.
 """
 BLIND_ALLEY: Final = "NoExtensionBias"
-"""What llguidance calls a text after which no token is possible."""
+"""llguidance's error for a text after which no token is possible."""
 JSON_DEFAULTS: Final[Any] = {"whitespace_pattern": r"( |\n {0,32})?"}
-"""Between JSON's tokens stands at most a blank or an indented new line: a weak model would go on with blanks."""
+"""At most a space or an indented new line between JSON's tokens: a weak model would repeat spaces without end."""
 
 
 @lru_cache(CHECKED)
 def grammar_of(params: StructuredOutputsParams) -> str:
-    """The grammar, as text that every stage can read. Raises RequestError where llguidance cannot write one."""
+    """The grammar in llguidance's text format, which every stage can read. Raises RequestError if there can be none."""
     kind: Any = params.kind
     text: Any = getattr(params, kind)
     if kind == "json_object":
@@ -75,9 +75,9 @@ def check_grammar(params: StructuredOutputsParams, tokenizer: Tokenizer, vocab_s
 
 @lru_cache(CHECKED)
 def worker_finds(grammar: str, vocabulary: Vocabulary, size: int, ends: tuple[int, ...]) -> str:
-    """What a worker finds to keep a grammar from being used; nothing if it can be.
+    """The problem that a worker finds with a grammar; "" if it can be used.
 
-    Raises Overrun where that takes more than it may, and ConfigError for a tokenizer that llguidance cannot read.
+    Raises Overrun where the check exceeds its limits, and ConfigError for a tokenizer that llguidance cannot read.
     """
     given = {"grammar": grammar, "vocab_size": size, "eos_token_ids": ends}
     found = workers().run(Job("check_grammar", given, SECONDS, vocabulary, MEMORY))
@@ -88,7 +88,7 @@ def worker_finds(grammar: str, vocabulary: Vocabulary, size: int, ends: tuple[in
 
 
 def problem_of(grammar: str, tokenizer: LLTokenizer) -> str:
-    """What keeps the grammar from being used; nothing if it can be. It may take all time and memory: in a worker."""
+    """The problem with a grammar; "" if it can be used. Only workers call it: it may take any time and memory."""
     matcher = compile_grammar(grammar, tokenizer)
     if matcher.is_error():
         return matcher.get_error().strip()
@@ -97,17 +97,18 @@ def problem_of(grammar: str, tokenizer: LLTokenizer) -> str:
 
 
 def next_tokens(matcher: LLMatcher, vocab_size: int) -> tuple[np.ndarray, str]:
-    """bool [V]: what may come next; and llguidance's error, after which the mask means nothing."""
+    """The tokens that may come next, bool [V], and llguidance's error, "" for none; with an error the mask is void."""
     bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
     mask_V = np.unpackbits(bits, count=vocab_size, bitorder="little").astype(bool)
     return mask_V, error_of(matcher, int(mask_V.argmax()))
 
 
 def error_of(matcher: LLMatcher, token: int) -> str:
-    """Why a matcher can say nothing more, without its dump of parser and grammar; nothing while it can.
+    """The first line of a matcher's error, without its dump of parser and grammar; "" while the matcher works.
 
-    A lexer that runs out of fuel while it looks for forced bytes, or validates tokens, is broken but does not say so:
-    to it, everything is forbidden. Consuming a token asks it, which a copy does here; ``token`` may be any one.
+    A lexer that runs out of fuel while it looks for forced bytes, or validates tokens, is broken but reports no error:
+    it forbids every token. Consuming a token makes it report, so a copy of the matcher does that here; any ``token``
+    will do.
     """
     error = matcher.get_error()
     if not error:
@@ -118,31 +119,31 @@ def error_of(matcher: LLMatcher, token: int) -> str:
 
 
 def is_lexer_error(error: str) -> bool:
-    """Whether a lexer has run out of fuel, for good: that of all copies of a matcher."""
+    """Whether a lexer has run out of fuel. It stays broken, for all copies of its matcher: they share it."""
     return error.startswith("lexer error")
 
 
 def explained(error: str) -> str:
-    """An error of llguidance as part of a sentence."""
+    """An error of llguidance as part of a sentence; "" for no error."""
     if error.startswith(BLIND_ALLEY):
         return f"no token is possible here ({error})"
     return f"it is exhausted, its next step costs more than a grammar's may ({error})" if error else ""
 
 
 def compile_grammar(grammar: str, tokenizer: LLTokenizer) -> LLMatcher:
-    """A matcher at the beginning of the text, with a lexer of its own: copies of a matcher share one, and its errors.
+    """A matcher at the beginning of the text. It has its own lexer; copies of a matcher share one, and its errors.
 
-    It never raises: one that fails stays in an error state. Other threads go on meanwhile. ``LIMITS`` do not bound all
-    that it may take: whoever compiles a stranger's grammar here has had a worker do so before.
+    It never raises: a matcher that fails stays in an error state. Compiling releases the GIL. ``LIMITS`` do not bound
+    all of its cost: a stranger's grammar must have passed ``check_grammar``, in a worker, before.
     """
     return LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS)
 
 
 @cache
 def load_grammar_tokenizer(folder: Path, vocab_size: int, eos_token_ids: tuple[int, ...]) -> LLTokenizer:
-    """The tokenizer beside a checkpoint; ``eos_token_ids`` end a text. Takes up to a second: done once a process.
+    """llguidance's form of a checkpoint's tokenizer, cached as it takes up to a second; ``eos_token_ids`` end a text.
 
-    ``vocab_size`` is the model's, which may be padded. Raises ConfigError when there is none that llguidance can read.
+    ``vocab_size`` is the model's, which may be padded. Raises ConfigError for a tokenizer that llguidance cannot read.
     """
     tokenizer = load_tokenizer(folder)
     size = max(vocab_size, len(tokenizer))

@@ -1,11 +1,11 @@
-"""Special tokens in what users write, taken as text; those that a chat template writes stay special.
+"""Special tokens in users' messages, read as plain text; those that a chat template writes stay special.
 
-      messages   "what is </s>?"            a special token in a user's text is hidden as one private character
-      rendered   "<s>user: what is X?</s>"  whatever is there now the template has written: other private characters
-      encoded    "Buser: what is </s>?E"    by a copy of the tokenizer that knows its special tokens by these
+      messages   "what is </s>?"            1. a user's special token is hidden as one private character (X)
+      rendered   "<s>user: what is X?</s>"  2. the special tokens here are the template's: they become B and E
+      encoded    "Buser: what is </s>?E"    3. X is text again; a copy of the tokenizer knows <s> and </s> as B and E
 
-So the text between the template's tokens is encoded whole, as if no token had that name. Where no message holds a
-special token, the tokenizer itself encodes the rendered text.
+The text between the template's tokens is therefore encoded whole, as if no token were called </s>. Where no message
+holds a special token, the tokenizer itself encodes the rendered text.
 """
 
 from __future__ import annotations
@@ -19,19 +19,21 @@ from typing import Any, Final
 from penstock.core import RequestError
 
 HIDDEN: Final = 0x10C000
-"""The first of the private characters that stand for a user's special tokens."""
+"""First of the private characters that stand for special tokens in users' texts."""
 WRITTEN: Final = 0x10E000
-"""The first of those that stand for a template's."""
+"""First of the private characters that stand for special tokens written by the template."""
 MOST: Final = 0x1FFE
+"""Most special tokens that can be told apart: as many private characters as fit behind HIDDEN and behind WRITTEN."""
 PRIVATE: Final = re.compile(f"[{chr(HIDDEN)}-{chr(0x10FFFF)}]")
-"""The last of Unicode, of which no known font has a sign."""
+"""The end of Unicode's last private-use plane, for which no known font has glyphs."""
 
 
 class LiteralText:
-    """``backend`` is a tokenizer of ``tokenizers``; its special tokens are those that are marked as such there.
+    """The special tokens of one tokenizer, hidden in messages and encoded as text.
 
-    ``looked_for`` says which texts the chat template looks for in messages: what the assistant has said before is
-    shown to it with those, as with the end of a reasoning that it cuts.
+    ``backend`` is a tokenizer of the library ``tokenizers``, which marks its special tokens. ``looked_for`` gives the
+    texts that the chat template searches messages for, as the end of the reasoning that it cuts off. They are not
+    hidden in the assistant's messages.
     """
 
     def __init__(self, backend: Any, looked_for: Callable[[], frozenset[str]] = frozenset) -> None:
@@ -40,6 +42,7 @@ class LiteralText:
         added = backend.get_added_tokens_decoder().items()
         self._special = {token.content: token_id for token_id, token in added if token.special}
         self._tokens = list(self._special)[:MOST]
+        # A regular expression takes the first alternative that matches: a token may be the beginning of another.
         longest_first = sorted(self._tokens, key=len, reverse=True)
         self._any = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
         self._hide = {token: chr(HIDDEN + number) for number, token in enumerate(self._tokens)}
@@ -48,9 +51,9 @@ class LiteralText:
         self._hidden = re.compile(f"[{''.join(self._hide.values())}]" if self._tokens else "(?!)")
 
     def hide(self, value: Any) -> Any:
-        """``value``, of JSON's types, with its special tokens hidden wherever it holds text.
+        """``value``, of JSON's types, with the special tokens in all its texts hidden.
 
-        Raises RequestError for text with the characters that hide them.
+        Raises RequestError for text that already holds one of the private characters.
         """
         return self._hidden_but(value, frozenset())
 
@@ -68,21 +71,22 @@ class LiteralText:
         return value
 
     def show(self, rendered: str) -> str:
-        """A rendered text as it would be with nothing hidden."""
+        """The rendered text with its hidden tokens written out."""
         return rendered.translate(self._show)
 
     def holds_hidden(self, rendered: str) -> bool:
         return self._hidden.search(rendered) is not None
 
     def encode(self, rendered: str) -> list[int]:
-        """Token ids of a rendered text, in which what is hidden is text."""
+        """Token ids of a rendered text; hidden tokens are encoded as plain text."""
+        # The template's tokens are replaced before the hidden ones are shown: afterwards both would look alike.
         written = self._any.sub(lambda token: self._write[token.group()], rendered)
         ids = self._renamed.encode(self.show(written), add_special_tokens=False).ids
         return [self._own_ids.get(token_id, token_id) for token_id in ids]
 
     @cached_property
     def _renamed(self) -> Any:
-        """The tokenizer, but that its special tokens have other names."""
+        """A copy of the tokenizer in which private characters are the names of the special tokens."""
         from tokenizers import Tokenizer
 
         data = json.loads(self._backend.to_str())
@@ -91,7 +95,7 @@ class LiteralText:
 
     @cached_property
     def _own_ids(self) -> dict[int, int]:
-        """From the copy's ids of special tokens to the tokenizer's: what is no part of the model is numbered anew."""
+        """Token ids of the copy's special tokens to the tokenizer's: the copy renumbers those outside the model."""
         return {self._renamed.token_to_id(self._write[token]): self._special[token] for token in self._tokens}
 
 
@@ -108,7 +112,9 @@ def rename(data: dict[str, Any], names: dict[str, str]) -> None:
     if model.get("unk_token") in names:
         model["unk_token"] = names[model["unk_token"]]
     if "merges" in model:
+        # A merge that names a renamed piece would not load, since the vocabulary lacks that piece now.
         model["merges"] = [merge for merge in model["merges"] if not makes_one_of(merge, names)]
+    # A rendered text has its special tokens already: none are added, and nothing is cut or padded.
     data |= {"post_processor": None, "truncation": None, "padding": None}
 
 

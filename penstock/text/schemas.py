@@ -1,4 +1,4 @@
-"""JSON schemas without what says nothing of a text, of which llguidance would refuse some."""
+"""JSON schemas without keywords that have no effect, some of which llguidance would refuse."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ OF_ONE: Final = (
 )
 """Keywords whose value is a schema (JSON Schema 2020-12 and its forerunners)."""
 OF_SEVERAL: Final = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
+"""Keywords whose value is a list of schemas."""
 OF_NAMED: Final = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+"""Keywords whose value maps names to schemas."""
 NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "uniqueItems": (False,),
     "unevaluatedItems": (True,),
@@ -33,19 +35,20 @@ NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "minContains": (0,),
     "not": (False,),
 }
-"""Keywords at values that allow everything."""
+"""Keywords with the values at which they allow everything."""
 BOUNDING: Final = (
     *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
     *("enum", "const"),
 )
-"""Keywords beside which a number has no exponent anyway."""
+"""Keywords with which llguidance writes numbers without exponents anyway."""
 FINITE: Final = {"type": "number", "minimum": -1e16, "maximum": 1e16}
-"""Numbers with decimals; doubles have none beyond these."""
+"""The schema of numbers with decimals. Beyond these bounds doubles are whole numbers."""
 COMPOSING: Final = ("allOf", "anyOf", "oneOf")
+"""Keywords whose schemas hold together with the keywords beside them."""
 REMARKS: Final = frozenset(
     ("title", "description", "default", "examples", "$comment", "deprecated", "readOnly", "writeOnly", "x-guidance")
 ) | {"$schema", "$id", "$anchor", "$defs", "definitions"}
-"""Keywords that say nothing of a value."""
+"""Keywords that do not constrain a value."""
 ANY_VALUE: Final = "any value, with finite numbers"
 ANYTHING: Final = {"$ref": f"#/$defs/{ANY_VALUE.replace(' ', '%20')}"}
 OF_ANYTHING: Final = {
@@ -60,22 +63,23 @@ KNOWN_SCHEMAS: Final = "json-schema.org/"
 FORMATS: Final = frozenset(
     ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown")
 )
-"""Formats that llguidance reads. Another one is a remark: JSON Schema has readers go on."""
+"""Formats that llguidance knows. Others are ignored, as JSON Schema asks."""
 
 
 def tidied(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema without formats that nobody knows and keywords that allow everything, its numbers finite.
+    """The schema without unknown formats and keywords that allow everything, and with finite numbers.
 
-    What is no schema, as the values of ``enum``, ``const`` and ``default`` are, stays as it is.
+    Values that are no schemas, those of ``enum``, ``const`` and ``default``, stay as they are.
     """
     found: dict[str, Any] = _tidied(schema)
+    # The definition is added only where something refers to it.
     if ANYTHING["$ref"] in json.dumps(found):
         found["$defs"] = {**found.get("$defs", {}), ANY_VALUE: OF_ANYTHING}
     return found
 
 
 def _tidied(schema: Any, composed: bool = False) -> Any:
-    """``composed``: the schema is an alternative or a part of another, whose keywords hold beside its own."""
+    """``tidied`` for a schema within. If ``composed``, keywords of the schema around it constrain its values, too."""
     if schema is True and not composed:
         return ANYTHING
     if not isinstance(schema, Mapping):
@@ -95,7 +99,7 @@ def _tidied(schema: Any, composed: bool = False) -> Any:
 
 
 def with_known_values(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema with a word for values of which it says nothing: their numbers are finite, too."""
+    """The schema with ANYTHING for the values that it leaves open, so that their numbers are finite, too."""
     if not schema.keys() - REMARKS:
         return schema | ANYTHING
     stated = schema.get("type")
@@ -110,9 +114,10 @@ def with_known_values(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_finite_numbers(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema with numbers that every reader has: none with an exponent, as 1e999 is, which is no JSON to most.
+    """The schema with numbers that every JSON reader can hold: without exponents, as most readers refuse 1e999.
 
-    llguidance has no word for exponents, but writes numbers within bounds without one. Beyond them are whole numbers.
+    llguidance has no option for exponents, but allows none in numbers with bounds. Outside the bounds of FINITE whole
+    numbers are allowed.
     """
     stated = schema.get("type")
     kinds = stated if isinstance(stated, list) else [stated]
@@ -121,27 +126,28 @@ def with_finite_numbers(schema: dict[str, Any]) -> dict[str, Any]:
     others = [kind for kind in kinds if kind not in ("number", "integer")]
     alternatives: list[dict[str, Any]] = [{"type": "integer"}, FINITE, *([{"type": others}] if others else [])]
     rest = {key: value for key, value in schema.items() if key != "type"}
+    # The schema's own ``anyOf`` has to hold, too: both go into ``allOf``.
     if "anyOf" in rest:
         return rest | {"allOf": [*rest.get("allOf", ()), {"anyOf": alternatives}]}
     return rest | {"anyOf": alternatives}
 
 
 def is_remark(key: str, value: Any) -> bool:
-    """Whether a keyword is for other readers: an unknown format, or the name of a language other than JSON Schema."""
+    """Whether a keyword is to be ignored: an unknown format, or a ``$schema`` other than JSON Schema."""
     if key == "format":
         return not isinstance(value, str) or value not in FORMATS
     return key == "$schema" and not (isinstance(value, str) and KNOWN_SCHEMAS in value)
 
 
 def property_of(schema: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """The schema of one property as a schema of its own, in which the whole is kept for its references."""
+    """The schema of one property on its own. It keeps the whole schema in ``$defs``, for references to resolve."""
     whole = moved({name: value for name, value in schema.items() if name != "$id"}, schema.get("$id", ""))
     pointer = key.replace("~", "~0").replace("/", "~1").replace("%", "%25")
     return {"$ref": f"#/$defs/whole/properties/{pointer}", "$defs": {"whole": whole}}
 
 
 def moved(schema: Any, own: str) -> Any:
-    """``schema`` as it stands in ``$defs`` of another by the name "whole"; ``own`` is its ``$id``, or nothing."""
+    """``schema`` with its references rewritten for a place at ``#/$defs/whole``; ``own`` is its ``$id``, or ""."""
     if isinstance(schema, list):
         return [moved(one, own) for one in schema]
     if not isinstance(schema, Mapping):

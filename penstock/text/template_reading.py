@@ -1,7 +1,7 @@
-"""What a chat template does with messages, told from its syntax tree: nothing of it runs.
+"""Facts about a chat template, read from its syntax tree without running it.
 
-As vLLM does, the form of content is told from loops: a template that walks through a message's content reads a list of
-parts, every other one reads a text.
+The form of content is told from loops, as in vLLM: a template that loops over a message's content reads a list of
+parts; every other template reads a text.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ CUTTING: Final = frozenset(
     {"split", "rsplit", "find", "rfind", "index", "replace", "startswith", "endswith", "partition", "rpartition"}
     | {"strip", "lstrip", "rstrip", "removeprefix", "removesuffix", "count"}
 )
-"""Methods and filters by which a template looks for a text in another one."""
+"""Methods and filters with which a template searches a text for another one."""
 
 
 class Marked(Extension):
-    """transformers' ``{% generation %}``, which marks what is the assistant's: as what lies in it."""
+    """transformers' ``{% generation %}``, which marks the assistant's part; it is parsed as its content alone."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -38,17 +38,17 @@ class Marked(Extension):
 
 @dataclass(frozen=True)
 class Reading:
-    """What is told of a template."""
+    """Facts about one template."""
 
     walks_parts: bool = False
-    """Whether it goes through the parts of a message's content."""
+    """Whether the template loops over the parts of a message's content."""
     takes_text: bool = True
-    """Whether it also reads content that is one text."""
+    """Whether the template also reads content that is a single text."""
     looked_for: frozenset[str] = frozenset()
-    """Texts that it looks for in other texts, or cuts them at."""
+    """Texts that the template searches other texts for, or splits them at."""
 
     def content(self, given: Any) -> Any:
-        """A message's content, a text or parts, in a form that the template reads."""
+        """A message's content, a text or parts, in the form that the template reads."""
         if self.walks_parts:
             return [{"type": "text", "text": given}] if isinstance(given, str) and not self.takes_text else given
         return given if isinstance(given, str) or given is None else "".join(str(part["text"]) for part in given)
@@ -56,7 +56,7 @@ class Reading:
 
 @lru_cache(maxsize=8)
 def reading_of(template: str) -> Reading:
-    """Reads a template in transformers' dialect of Jinja; of one that is none, nothing is told."""
+    """The facts about a template in transformers' dialect of Jinja; the defaults where it does not parse."""
     try:
         tree = Environment(extensions=["jinja2.ext.loopcontrols", Marked]).parse(template)
     except TemplateError:
@@ -68,9 +68,10 @@ def reading_of(template: str) -> Reading:
 
 
 def aliases(tree: nodes.Template) -> frozenset[str]:
-    """Names that stand for a message's content."""
+    """Names of the template's variables that hold a message's content."""
     assigned = [(one.target, one.node) for one in tree.find_all(nodes.Assign)]
     found: frozenset[str] = frozenset()
+    # One pass finds one link of a chain of assignments, so there are as many passes as assignments.
     for _ in assigned:
         more = {target.name for target, node in assigned if isinstance(target, nodes.Name) and is_content(node, found)}
         if more <= found:
@@ -80,7 +81,7 @@ def aliases(tree: nodes.Template) -> frozenset[str]:
 
 
 def is_content(node: nodes.Node, names: Iterable[str]) -> bool:
-    """Whether an expression is a message's content, whatever the message is called."""
+    """Whether an expression is a message's content, under whatever name the message goes."""
     if isinstance(node, nodes.Filter | nodes.CondExpr):
         inner = [node.node] if isinstance(node, nodes.Filter) else [node.expr1, node.expr2]
         return any(one is not None and is_content(one, names) for one in inner)
@@ -108,7 +109,7 @@ def constants(expressions: Sequence[nodes.Node]) -> Iterator[str]:
 
 
 def in_its_form(turns: Sequence[Mapping[str, Any]], reading: Reading) -> list[dict[str, Any]]:
-    """Messages with content as the template reads it."""
+    """The messages, their content in the form that the template reads."""
     return [
         {**turn, CONTENT: reading.content(turn[CONTENT])} if CONTENT in turn and is_told(turn[CONTENT]) else dict(turn)
         for turn in turns

@@ -1,5 +1,4 @@
-"""Chat templates, rendered by workers: a template is a program of whoever made the checkpoint, and clients set its
-variables."""
+"""Chat templates, rendered by workers: they are programs by a checkpoint's author, with clients' variables."""
 
 from __future__ import annotations
 
@@ -10,11 +9,11 @@ from penstock.core import RequestError
 from penstock.text.workers import Failed, Job, Overrun, workers
 
 SECONDS: Final = 5.0
-"""Processor time for one conversation: usual ones take milliseconds."""
+"""Seconds of processor time for one conversation; usual ones take milliseconds."""
 
 
 class BrokenTemplate(RequestError):
-    """The template is no Jinja, or takes more time or memory than it may: most likely with any other messages, too."""
+    """The template is no Jinja, or exceeds its time or memory; it would most likely fail with other messages, too."""
 
 
 class Rendered(NamedTuple):
@@ -22,14 +21,14 @@ class Rendered(NamedTuple):
 
     text: str
     marked: list[list[int]]
-    """Where what is marked as the assistant's ({% generation %}) begins and ends in it, if that was asked for."""
+    """First and last character of each part that {% generation %} marks as the assistant's, if that was asked for."""
 
 
 def render(given: Mapping[str, Any]) -> Rendered:
-    """``given`` are arguments of transformers' ``render_jinja_template``, for one conversation.
+    """Render one conversation; ``given`` are arguments of transformers' ``render_jinja_template``.
 
-    Raises BrokenTemplate, QueueFull where too many of the client's wait, or else RequestError for whatever the template
-    does instead, and for what is not JSON.
+    Raises BrokenTemplate, QueueFull where too many of the client's jobs wait, and RequestError where the template
+    refuses the messages or ``given`` is not JSON.
     """
     try:
         found = workers().run(Job("render", given, SECONDS))

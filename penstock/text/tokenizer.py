@@ -1,4 +1,4 @@
-"""Text to token ids and back: a thin layer over the tokenizer that lies beside a Hugging Face checkpoint."""
+"""Text to token ids and back: a thin layer over the tokenizer of a Hugging Face checkpoint."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from penstock.text.tokenizer_bounds import TOKENIZER_FILE, check_tokenizer, chec
 from penstock.text.workers import Failed, Job, Overrun, Vocabulary, workers
 
 PANIC: Final = "PanicException"
-"""What a failed assertion in tokenizers' own language is called here; its class cannot be imported."""
+"""Name in Python of a panic in the Rust library ``tokenizers``; its class cannot be imported."""
 
 LONG: Final = 1 << 14
-"""Characters of a text that are read in this process, in milliseconds."""
+"""Characters up to which a text is encoded in this process, which takes milliseconds."""
 ENCODE_SECONDS: Final = 10.0
-"""Processor time in which a worker has to read a longer text: usual ones take a second per million characters."""
+"""Seconds of processor time for a worker to encode a longer text; usual ones take 1 s per million characters."""
 
 TOKENIZER_CLASS: Final = re.compile(r"(?!Auto)\w*(Tokenizer|TokenizerFast|Backend)")
 
@@ -48,12 +48,12 @@ PRINTABLE: Final = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 BYTE_OF: Final = {chr(byte): byte for byte in PRINTABLE} | {
     chr(0x100 + number): byte for number, byte in enumerate(byte for byte in range(0x100) if byte not in PRINTABLE)
 }
-"""The byte that each character of a byte-level vocabulary stands for: GPT-2's table, where blanks have other signs."""
+"""The byte that each character of a byte-level vocabulary stands for: GPT-2's table."""
 BEGINS_CHATS: Final = "conversations_begin_with_bos"
-"""A field of the tokenizer_config.json that is made of a GGUF file: whether a conversation begins with BOS, as in
+"""Field of the tokenizer_config.json that is made from a GGUF file: whether a conversation begins with BOS, as in
 llama.cpp, though its template writes none."""
 TEMPLATE_TOKENS: Final = "template_tokens"
-"""Another one: what a template's ``bos_token`` and the like stand for, also where these are ordinary tokens."""
+"""Another such field: the values of a template's ``bos_token`` and the like, even where these are ordinary tokens."""
 
 NO_TEMPLATE: Final = "the checkpoint has no chat template: send a plain prompt to the completions interface"
 REMEDY: Final = "pass token ids and set skip_tokenizer_init, or copy tokenizer.json into the folder"
@@ -62,8 +62,8 @@ REMEDY: Final = "pass token ids and set skip_tokenizer_init, or copy tokenizer.j
 class Tokenizer:
     """A fast Hugging Face tokenizer.
 
-    ``eos_token_ids`` are the ids at which a request ends of itself. ``byte_ids`` are the byte-fallback tokens
-    (<0x00> to <0xFF>), of which there are none in a byte-level vocabulary. ``len()`` counts added tokens too.
+    ``eos_token_ids`` are the ids at which a request ends by default. ``byte_ids`` are the byte-fallback tokens (<0x00>
+    to <0xFF>), none in a byte-level vocabulary. ``len()`` counts added tokens too.
     """
 
     def __init__(self, inner: Any, eos_token_ids: Sequence[int] = ()) -> None:
@@ -86,7 +86,7 @@ class Tokenizer:
         return len(self._inner)
 
     def tokens(self) -> dict[int, str]:
-        """Every token by its id, added ones too."""
+        """Every token, added ones too, by its id."""
         return {number: token for token, number in self._backend.get_vocab(with_added_tokens=True).items()}
 
     def serialized(self) -> str:
@@ -99,26 +99,27 @@ class Tokenizer:
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
-        """The tokenizer as workers are given it."""
+        """The tokenizer in the form that workers load."""
         text = self.serialized()
         return Vocabulary(hashlib.sha256(text.encode()).hexdigest(), text)
 
     def encode(self, text: str, add_special_tokens: bool = True, field: str = "prompt") -> list[int]:
-        """Token ids of a text; from any thread. A worker reads texts longer than ``LONG``. Errors name ``field``.
+        """Token ids of a text, from any thread. A worker reads texts longer than ``LONG``. Errors name ``field``.
 
-        Raises RequestError for text that the tokenizer cannot read, or not within the limits. It may be no Unicode (a
-        lone surrogate, as JSON can carry it), or hold what a vocabulary without a token for the unknown lacks.
+        Raises RequestError for a text that the tokenizer cannot read, or not within the limits: the text may hold a
+        lone surrogate, as JSON can carry it, or characters that a vocabulary without an unknown token lacks.
         """
         with readable(text, field):
             if len(text) > LONG:
                 return self._encode_aside(text, field, add_special_tokens=add_special_tokens, literal=False)
+            # A call first sets truncation and padding of the shared backend: no two may do so at once.
             with self._one_at_a_time:
-                # Not verbose: whether a text is too long is for whoever asks to say, and a corpus is cut later.
+                # Not verbose: the caller judges whether a text is too long, and training cuts its corpus later.
                 ids: list[int] = self._inner.encode(text, add_special_tokens=add_special_tokens, verbose=False)
         return ids
 
     def encode_literal(self, rendered: str) -> list[int]:
-        """Token ids of a rendered conversation, in which what ``literal`` has hidden is text. Raises as ``encode``."""
+        """Token ids of a rendered conversation, its hidden tokens encoded as plain text. Raises as ``encode`` does."""
         if not self.literal.holds_hidden(rendered):
             return self.encode_rendered(rendered)
         with readable(rendered, "messages"):
@@ -131,7 +132,7 @@ class Tokenizer:
         return self.begun(self.encode(rendered, add_special_tokens=False, field="messages"))
 
     def begun(self, ids: list[int]) -> list[int]:
-        """The ids of a rendered conversation with BOS before them, where the tokenizer has it there (GGUF files)."""
+        """The ids of a rendered conversation, with BOS in front where the checkpoint (a GGUF file) asks for it."""
         return ids if ids[:1] == self._first[:1] else self._first + ids
 
     def _encode_aside(self, text: str, field: str, *, add_special_tokens: bool, literal: bool) -> list[int]:
@@ -148,10 +149,10 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text of all ``ids`` at once, bytes that are not UTF-8 as U+FFFD, ids without a token as nothing.
+        """The text of all ``ids`` at once; invalid UTF-8 becomes U+FFFD, and ids without a token become nothing.
 
-        Never cleans up spaces before punctuation, whatever the checkpoint's configuration says: that loses characters
-        of the text (transformers' own default is off since version 5), and could not be streamed.
+        Spaces before punctuation are never cleaned up, whatever the checkpoint's configuration says: that would lose
+        characters of the text (transformers' own default is off since version 5), and could not be streamed.
         """
         text: str = self._inner.decode(
             list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
@@ -159,7 +160,7 @@ class Tokenizer:
         return text
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What one token stands for within a text: bytes, which may be part of a character; a special one its name."""
+        """The bytes of one token within a text, perhaps part of a character; of a special token those of its name."""
         if token_id in self.byte_ids:
             return bytes([int(self._backend.id_to_token(token_id)[1:-1], 16)])
         piece: str | None = self._backend.id_to_token(token_id)
@@ -169,7 +170,7 @@ class Tokenizer:
             return piece.encode()
         if self._is_byte_level and all(character in BYTE_OF for character in piece):
             return bytes(BYTE_OF[character] for character in piece)
-        # A lone token loses the blank before it: what it adds to another one is what it says.
+        # A token decoded alone loses the space before it: its bytes are those that it adds behind another token.
         before = self.decode([self._ordinary], skip_special_tokens=False)
         both = self.decode([self._ordinary, token_id], skip_special_tokens=False)
         return both.removeprefix(before).encode()
@@ -180,11 +181,11 @@ class Tokenizer:
 
     @cached_property
     def _ordinary(self) -> int:
-        """A token that other text may follow."""
+        """A token that any other text may follow."""
         return next(one for one in self.encode("a", add_special_tokens=False)[::-1] if one not in self.byte_ids)
 
     def is_silent(self, token_id: int, skip_special_tokens: bool) -> bool:
-        """Whether ``decode`` leaves this token out: a special one, or an id of a padded vocabulary."""
+        """Whether ``decode`` leaves this token out: a skipped special token, or an id of a padded vocabulary."""
         if token_id in self._special:
             return skip_special_tokens
         return self._backend.id_to_token(token_id) is None
@@ -194,8 +195,8 @@ class Tokenizer:
     ) -> list[int]:
         """Token ids of a conversation in the checkpoint's own format, special tokens included.
 
-        The template, a program of whoever made the checkpoint, runs in a process of its own, with limits on time,
-        memory and size.
+        The template is a program written by the checkpoint's author. It runs in a process of its own, with limits on
+        time, memory and size.
 
         Raises ConfigError when the checkpoint has no template, RequestError when it refuses these messages.
         """
@@ -213,8 +214,8 @@ class Tokenizer:
     ) -> str:
         """A conversation as text in the checkpoint's own format, or in that of ``chat_template``.
 
-        ``tools`` are described to the model where the template ``takes_tools``; ``options`` are further variables of
-        the template (``chat_template_kwargs``). Raises as ``apply_chat_template`` does.
+        ``tools`` are described to the model if the template reads them; ``options`` are further variables of the
+        template (``chat_template_kwargs``). Raises as ``apply_chat_template`` does.
         """
         return self._rendered(
             messages,
@@ -234,7 +235,7 @@ class Tokenizer:
         chat_template: str | None = None,
         **asked: bool,
     ) -> Rendered:
-        """As transformers' own ``apply_chat_template`` has it, with limits on time and size."""
+        """Render as transformers' ``apply_chat_template`` does, with limits on time and size."""
         if self._inner.chat_template is None and chat_template is None:
             raise ConfigError(NO_TEMPLATE)
         self._check_variables(options)
@@ -242,7 +243,7 @@ class Tokenizer:
             raise RequestError("the conversation holds no message; there has to be at least one")
         try:
             template = str(self._inner.get_chat_template(chat_template, tools))
-        except ValueError as error:  # several by name, and none of them is the default
+        except ValueError as error:  # several templates by name, and none is the default
             raise ConfigError(f"chat_template: {error}") from error
         reading = reading_of(template)
         turns = in_its_form(
@@ -254,11 +255,11 @@ class Tokenizer:
 
     @cached_property
     def literal(self) -> LiteralText:
-        """For texts whose special tokens are to be text."""
+        """The encoder of texts in which users' special tokens are plain text."""
         return LiteralText(self._backend, self._looked_for)
 
     def _looked_for(self) -> frozenset[str]:
-        """What the template looks for in messages, so that it has to see it there."""
+        """The texts that the template searches messages for, which must therefore not be hidden in them."""
         template = self.tool_template
         return frozenset() if template is None else reading_of(template).looked_for
 
@@ -270,46 +271,47 @@ class Tokenizer:
 
     @property
     def is_of_chat(self) -> bool:
-        """Whether the checkpoint is a chat model's: its template writes more than what the messages hold and BOS.
+        """Whether the checkpoint is a chat model: its template writes more than the messages' content and BOS.
 
-        A base model may have a template, too, so that it can be asked through a chat's interface.
+        A base model may have a template, too, so that it can be used through a chat interface.
         """
         if self._inner.chat_template is None:
             return False
         try:
             rendered = self.render([{"role": "user", "content": "a"}], True)
-        except RequestError:  # one that wants more of a conversation is a chat's
+        except RequestError:  # a template that needs more of a conversation is a chat model's
             return True
         return rendered.removeprefix(self._inner.bos_token or "").strip() != "a"
 
     @property
     def tool_template(self) -> str | None:
-        """The chat template (Jinja) that is used where there are tools; a checkpoint may have one of its own."""
+        """The chat template (Jinja) that applies where there are tools: a checkpoint may have one for them."""
         return None if self._inner.chat_template is None else str(self._inner.get_chat_template(tools=[]))
 
     def use_chat_template(self, template: str) -> None:
         """Use ``template`` (Jinja) in place of the checkpoint's own.
 
-        Raises ConfigError if it is none, or takes more time or memory than it may.
+        Raises ConfigError if it is not Jinja, or exceeds its time or memory.
         """
         try:
             self.render([{"role": "user", "content": "a"}], True, chat_template=template)
         except BrokenTemplate as error:
             raise ConfigError(str(error).replace("the chat template", "chat_template", 1)) from error
         except RequestError:
-            pass  # it wants other messages
+            pass  # it only wants other messages
         self._inner.chat_template = template
 
     @property
     def marks_answers(self) -> bool:
-        """Whether the chat template marks what is the assistant's ({% generation %})."""
+        """Whether the chat template marks the assistant's part ({% generation %})."""
         return re.search(r"{%-?\s*generation\b", str(self._inner.chat_template)) is not None
 
     def encode_marked(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[int], list[bool]]:
-        """Token ids of a conversation, and which are the assistant's, where the template ``marks_answers``."""
+        """Token ids of a conversation, and which are the assistant's, if the template ``marks_answers``."""
         text, marked = self._rendered(messages, {}, return_assistant_tokens_mask=True)
         ids, ends = self.encode_with_ends(text)
         mask = [False] * len(ids)
+        # Tokens that overlap the marked characters first to last - 1. Token i covers ends[i - 1] to ends[i].
         for first, last in marked:
             begins, after = bisect_right(ends, first), bisect_left(ends, last) + 1
             mask[begins:after] = [True] * len(mask[begins:after])
@@ -317,7 +319,7 @@ class Tokenizer:
         return begun, [False] * (len(begun) - len(ids)) + mask
 
     def encode_with_ends(self, text: str) -> tuple[list[int], list[int]]:
-        """Token ids of a rendered text, and where each ends in it, in characters."""
+        """Token ids of a rendered text, and the character at which each one ends."""
         found = self._backend.encode(text, add_special_tokens=False)
         return list(found.ids), [end for _, end in found.offsets]
 
@@ -325,12 +327,13 @@ class Tokenizer:
 def load_tokenizer(path: str | Path) -> Tokenizer:
     """The tokenizer of a checkpoint folder.
 
-    Raises ConfigError when there is none, only one without a fast form, one that needs code of the checkpoint's own, or
-    files that no tokenizer can be made of.
+    Raises ConfigError when there is none, only a slow one, one that needs the checkpoint's own code, or files from
+    which no tokenizer can be made.
     """
     folder = Path(path)
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder")
+    # All checks come before any library reads the folder.
     check_folder(folder)
     check_tokenizer_files(folder)
     check_tokenizer_class(folder)
@@ -338,9 +341,10 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     eos = generation_eos(folder)
     with usable_tokenizer(folder):
         inner = _from_folder(folder)
-        if not (folder / TOKENIZER_FILE).is_file():  # it has been made of other files
+        if not (folder / TOKENIZER_FILE).is_file():  # transformers made it from other files
             check_tokenizer(folder, inner.backend_tokenizer.to_str())
         tokenizer = Tokenizer(inner, eos)
+        # A tokenizer that cannot work at all fails here, not at the first request.
         tokenizer.decode(inner.encode("a"))
     return tokenizer
 
@@ -355,13 +359,13 @@ def _from_folder(folder: Path) -> Any:
 
 
 def usable_tokenizer(folder: Path) -> AbstractContextManager[None]:
-    """Whatever a library says of the tokenizer in ``folder`` is a ConfigError."""
+    """A context in which any error of a library about the tokenizer in ``folder`` becomes a ConfigError."""
     return refused_as(ConfigError, f"model: {folder} has no tokenizer that loads; {REMEDY}")
 
 
 @contextlib.contextmanager
 def readable(text: str, field: str) -> Iterator[None]:
-    """Whatever keeps a tokenizer from reading ``text`` is a RequestError that begins with ``field``."""
+    """A context in which a text that the tokenizer cannot read is a RequestError that begins with ``field``."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -374,7 +378,7 @@ def readable(text: str, field: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def refused_as(kind: type[PenstockError], problem: str) -> Iterator[None]:
-    """What is not raised on purpose becomes an error of this kind. A panic of tokenizers is no Exception."""
+    """A context in which errors other than Penstock's become ``kind``. A panic of tokenizers is no Exception."""
     try:
         yield
     except PenstockError:
@@ -388,7 +392,7 @@ def refused_as(kind: type[PenstockError], problem: str) -> Iterator[None]:
 def check_tokenizer_class(folder: Path) -> None:
     """Raise ConfigError unless the tokenizer's class, where one is named, is a tokenizer's.
 
-    transformers takes any of its own names there, those of models and of its Auto classes too.
+    transformers accepts any of its own class names there, even those of models and of its Auto classes.
     """
     for name in (TOKENIZER_CONFIG_FILE, CONFIG_FILE):
         file = folder / name
@@ -398,7 +402,7 @@ def check_tokenizer_class(folder: Path) -> None:
 
 
 def check_own_tokenizer(folder: Path) -> None:
-    """Raise ConfigError if only code of the checkpoint's own makes its tokenizer."""
+    """Raise ConfigError if only the checkpoint's own code could make its tokenizer."""
     from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES, tokenizer_class_from_name
 
     file = folder / TOKENIZER_CONFIG_FILE

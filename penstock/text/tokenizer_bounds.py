@@ -1,7 +1,7 @@
-"""How much a tokenizer's files may make of a text: checked before any library is given them.
+"""Limits on what a tokenizer's files may make of a text, checked before any library is given them.
 
-``tokenizers`` does what the files say. A normalizer or decoder that replaces one character by a million, or forty that
-double, take all memory at the first text, and a failed allocation there ends the process.
+``tokenizers`` does whatever the files say. A normalizer or decoder that replaces one character by a million, or forty
+that double it, use up all memory at the first text, and a failed allocation there ends the process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from penstock.files import TOKENIZER_CONFIG_FILE, problem_in, read_json, said, s
 
 TOKENIZER_FILE: Final = "tokenizer.json"
 MOST_BYTES: Final = 256 << 20
-"""Of one of a tokenizer's files. The largest known ones take 40 MiB."""
+"""Most bytes of one file of a tokenizer. The largest known ones take 40 MiB."""
 TOKENIZER_FILES: Final = (
     TOKENIZER_FILE,
     TOKENIZER_CONFIG_FILE,
@@ -32,21 +32,21 @@ TOKENIZER_FILES: Final = (
     "spiece.model",
 )
 MOST_ADDED: Final = 1 << 16
-"""Added tokens: they take a second and 85 MiB. Known tokenizers have up to 9,000."""
+"""Most added tokens: this many take a second and 85 MiB. Known tokenizers have up to 9,000."""
 MOST_GROWTH: Final = 256
-"""Characters that a normalizer may make of one. Unicode's own forms make 18 at most."""
+"""Most characters that a normalizer may make of one. Unicode's normal forms make at most 18."""
 MOST_PER_TOKEN: Final = 8192
-"""Characters that a token may be decoded to. The longest known ones have 1,024."""
+"""Most characters to which a token may decode. The longest known tokens have 1,024."""
 MOST_AFFIX: Final = 256
-"""Characters of what is put before or behind a word or a text."""
+"""Most characters of an affix, which is put before or behind a word or a text."""
 MOST_AROUND: Final = 256
-"""Special tokens that a post-processor puts around a text."""
+"""Most special tokens that a post-processor may put around a text."""
 AFFIXES: Final = frozenset({"prefix", "suffix", "prepend", "continuing_subword_prefix", "end_of_word_suffix"})
 ADDED_FIELDS: Final = ("added_tokens_decoder", "additional_special_tokens", "extra_special_tokens")
 
 
 class Model(msgspec.Struct):
-    """The fields of a vocabulary's model that are looked at."""
+    """The checked fields of ``model`` in tokenizer.json."""
 
     vocab: Any = None
     continuing_subword_prefix: Any = None
@@ -55,7 +55,7 @@ class Model(msgspec.Struct):
 
 
 class Stated(msgspec.Struct):
-    """The fields of tokenizer.json that are looked at."""
+    """The checked fields of tokenizer.json."""
 
     normalizer: Any = None
     pre_tokenizer: Any = None
@@ -83,7 +83,7 @@ def check_tokenizer_files(folder: Path) -> None:
 
 
 def check_tokenizer(file: Path, content: bytes | str) -> None:
-    """Raise ConfigError for the content of a tokenizer.json. ``file`` is what errors name."""
+    """Raise ConfigError for an unacceptable tokenizer.json. ``content`` is its text, and errors name ``file``."""
     try:
         stated = msgspec.json.decode(content, type=Stated)
     except (ValueError, RecursionError) as error:
@@ -101,7 +101,7 @@ def check_tokenizer(file: Path, content: bytes | str) -> None:
 
 
 def check_added(file: Path, field: str, value: Any) -> None:
-    """Of added tokens: that there are not too many, and none is too long."""
+    """Raise ConfigError for too many added tokens, or one that is too long."""
     if not isinstance(value, list | dict):
         return
     if len(value) > MOST_ADDED:
@@ -114,7 +114,7 @@ def check_added(file: Path, field: str, value: Any) -> None:
 
 
 def parts_of(path: str, value: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The parts of a normalizer, pre-tokenizer, post-processor or decoder with their paths, sequences taken apart."""
+    """All parts of a normalizer, pre-tokenizer, post-processor or decoder with their paths; sequences are flattened."""
     left = [(path, value)]
     while left:
         where, part = left.pop(0)
@@ -122,11 +122,12 @@ def parts_of(path: str, value: Any) -> Iterator[tuple[str, dict[str, Any]]]:
             continue
         yield where, part
         inner = [(f"{where}.{key}", some) for key, some in part.items() if isinstance(some, list)]
+        # Inner parts come next, in their order: growth multiplies along the order in which parts apply.
         left = [(f"{name}[{i}]", one) for name, some in inner for i, one in enumerate(some)] + left
 
 
 def growth_of(file: Path, path: str, part: dict[str, Any]) -> int:
-    """How many characters at most a part makes of one."""
+    """The most characters that a part makes of one."""
     if part.get("type") == "Precompiled":
         return longest_in(file, path, part.get("precompiled_charsmap"))
     if part.get("type") != "Replace":
@@ -139,7 +140,7 @@ def growth_of(file: Path, path: str, part: dict[str, Any]) -> int:
 
 
 def longest_in(file: Path, path: str, charsmap: Any) -> int:
-    """The longest text in SentencePiece's table: an index's size, the index, and texts that end in zeros."""
+    """Length of the longest text in SentencePiece's table: 4 bytes of the index's size, the index, zero-ended texts."""
     try:
         table = base64.b64decode(charsmap or "")
     except (TypeError, ValueError, binascii.Error) as error:
@@ -160,7 +161,7 @@ def check_affixes(file: Path, stated: Stated) -> None:
 
 
 def check_around(file: Path, post_processor: Any) -> None:
-    """What is put around a text: tokens of templates, each with ids."""
+    """Raise ConfigError for too many special tokens around a text: a template's pieces, each with its ids."""
     around = 0
     for path, part in parts_of("post_processor", post_processor):
         special = part.get("special_tokens")
@@ -173,7 +174,7 @@ def check_around(file: Path, post_processor: Any) -> None:
 
 
 def check_decoder(file: Path, stated: Stated) -> None:
-    """What a token may become: the longest one, by what the decoder makes of each of its characters."""
+    """Raise ConfigError if a token may decode to too long a text: the longest token times each part's growth."""
     vocab = stated.model.vocab
     listed = vocab if isinstance(vocab, list) else list(vocab or {}) if isinstance(vocab, dict) else []
     pieces = [one[0] if isinstance(one, list) and one else one for one in listed]

@@ -1,4 +1,4 @@
-"""What a worker does (``text/workers.py``): one job after another from standard input, each within its limits."""
+"""The main loop of a worker (``text/workers.py``): jobs from standard input one by one, each within its limits."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from typing import Any, Final
 from penstock.files import said
 
 TABLES: Final = 4
-"""Vocabularies that are kept loaded."""
+"""Vocabularies that stay loaded."""
 MOST_LEFT_BEHIND: Final = 1 << 25
-"""Bytes that jobs may have left mapped before a worker is replaced."""
+"""Bytes that jobs may leave mapped before the worker is replaced."""
 PAGE: Final = resource.getpagesize()
 VOCABULARIES: dict[str, str] = {}
-"""By name, the texts of their tokenizer.json."""
+"""The texts of tokenizers' tokenizer.json, by the vocabulary's name."""
 
 
 def work() -> None:
-    """Do jobs until there is nothing more to come, or those before have left too much behind.
+    """Do jobs until standard input ends, or earlier jobs have left too much memory mapped.
 
-    What a job has held is not all given back to the system, and a job's limit counts from what there is.
+    A job's memory is not all returned to the system, and a job's limit counts from what is mapped when it begins.
     """
+    # Ended by a signal, a worker would leave a core file with its users' texts.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     left_behind = 0
     for line in sys.stdin.buffer:
@@ -44,7 +45,7 @@ def work() -> None:
 
 
 def load(told: Mapping[str, Any]) -> None:
-    """Take in a vocabulary, or import what a task needs."""
+    """Store a vocabulary, or import the libraries of a task."""
     if "serialized" in told:
         VOCABULARIES[told["vocabulary"]] = told["serialized"]
     if "load" in told:
@@ -52,7 +53,7 @@ def load(told: Mapping[str, Any]) -> None:
 
 
 def answer_to(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Do a job within its limits. What it needs loaded is loaded before they begin to count."""
+    """Do a job within its limits. Its libraries and vocabulary are loaded before the limits begin."""
     task, given = TASKS[asked["task"]], dict(asked["given"])
     try:
         prepared = PREPARATIONS[asked["task"]](asked.get("vocabulary", ""), given)
@@ -62,19 +63,19 @@ def answer_to(asked: Mapping[str, Any]) -> dict[str, Any]:
         return {"found": found, "left_behind": mapped() - before}
     except MemoryError:
         return {"overrun": "needs more memory than it may have"}
-    except BaseException as error:  # a panic of a library in Rust is no Exception
+    except BaseException as error:  # a panic of a Rust library is no Exception
         return {"failed": said(error)}
     finally:
         end_limits()
 
 
 def mapped() -> int:
-    """Bytes of this process's address space."""
+    """Bytes of address space that this process has mapped."""
     return int(Path("/proc/self/statm").read_text().split()[0]) * PAGE
 
 
 def begin_limits(asked: Mapping[str, Any], before: int) -> None:
-    """SIGPROF and SIGALRM end a process that has no handler for them. ``before`` is what is mapped without the job."""
+    """Set the job's limits; ``before`` is the bytes mapped without it. SIGPROF and SIGALRM then end the process."""
     resource.setrlimit(resource.RLIMIT_AS, (before + asked["memory"], resource.RLIM_INFINITY))
     signal.setitimer(signal.ITIMER_PROF, asked["seconds"])
     signal.setitimer(signal.ITIMER_REAL, asked["patience"])
@@ -89,7 +90,7 @@ def end_limits() -> None:
 # -------------------------------------------------------------------------------------------------------- templates
 
 MOST_CHARACTERS: Final = 2 << 20
-"""Of a rendered conversation."""
+"""Most characters of a rendered conversation."""
 LONGEST_REASON: Final = 300
 """Characters of an error's message that are passed on."""
 
@@ -105,7 +106,7 @@ def renderer(_: str, __: dict[str, Any]) -> Callable[..., Any]:
 
 
 def render(render_jinja_template: Callable[..., Any], **job: Any) -> dict[str, Any]:
-    """A conversation as text; or why there is none: "broken" is the template's fault, "refused" the messages'."""
+    """A conversation as text, or the reason for none: "broken" is the template's fault, "refused" the messages'."""
     from jinja2 import TemplateSyntaxError
 
     try:
@@ -131,7 +132,7 @@ def grammar_library() -> Any:
 
 
 def grammar_tokenizer(vocabulary: str, given: dict[str, Any]) -> Any:
-    """llguidance's tokenizer; or, as text, why there is none."""
+    """llguidance's tokenizer, or the text of the error that kept it from being made."""
     size, eos_token_ids = given.pop("vocab_size"), tuple(given.pop("eos_token_ids"))
     return _grammar_tokenizer(vocabulary, size, eos_token_ids)
 
@@ -147,7 +148,7 @@ def _grammar_tokenizer(vocabulary: str, size: int, eos_token_ids: tuple[int, ...
 
 
 def check_grammar(tokenizer: Any, grammar: str) -> dict[str, str]:
-    """What keeps a grammar from being used, nothing if it can be; or what keeps the tokenizer from it."""
+    """A grammar's "problem", "" if it can be used; or the error for which the tokenizer is "unusable"."""
     if isinstance(tokenizer, str):
         return {"unusable": tokenizer}
     return {"problem": grammar_library().problem_of(grammar, tokenizer)}
@@ -168,7 +169,7 @@ def backend(vocabulary: str, _: dict[str, Any]) -> Any:
 
 @lru_cache(TABLES)
 def _backend(vocabulary: str) -> Any:
-    """The tokenizer, and what reads special tokens in its texts as text."""
+    """The tokenizer, and its LiteralText for texts with hidden special tokens."""
     from tokenizers import Tokenizer
 
     from penstock.text.literal import LiteralText
@@ -197,4 +198,4 @@ PREPARATIONS: Final[Mapping[str, Callable[[str, dict[str, Any]], Any]]] = {
     "check_grammar": grammar_tokenizer,
     "encode": backend,
 }
-"""What a task needs loaded, made of the vocabulary's name and the job's arguments."""
+"""Functions that load what a task needs, given the vocabulary's name and the job's arguments."""

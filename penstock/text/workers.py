@@ -1,4 +1,4 @@
-"""Processes that do what a stranger can make expensive, and that can be ended: grammars, chat templates, long texts.
+"""Worker processes for work that a stranger can make expensive: grammars, chat templates, long texts.
 
 Libraries bound such work by their own idea of its cost, or not at all, and a thread cannot be ended. A process can: the
 kernel ends it when its processor time is up, whatever it is doing, and bounds its memory.
@@ -6,8 +6,8 @@ kernel ends it when its processor time is up, whatever it is doing, and bounds i
       user's process --stdin: {"task": ..., "seconds": ..., "given": {...}}--> worker (text/worker_tasks.py)
                      <--stdout: {"found": ...} or {"overrun": ...}-----------
 
-A worker does one job at a time and is started anew after its end. It ends with the user's process, whose end closes its
-standard input.
+A worker does one job at a time; after its end another one is started. It ends with the user's process, whose end closes
+its standard input.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ from penstock.core import PenstockError, QueueFull, RequestError
 T = TypeVar("T")
 
 PROCESSES: Final = 6
-"""Workers of one process at most.
+"""Most workers of one process.
 
-A client has a further one while more are idle than it has: alone it gets three, beside it another one gets two, and a
-third one the last.
+A client gets another worker while more are idle than it already has. A client alone gets three, a second one beside it
+two, and a third one the last.
 """
 MOST_WAITING: Final = 32
-"""Jobs of one client that wait for a worker; a further one is refused."""
+"""Most jobs of one client that wait for a worker; a further job is refused."""
 PATIENCE: Final = 10.0
-"""A job may take this multiple of its processor time on the clock, since a busy host lets it wait for the processor."""
+"""Wall time that a job may take, as a multiple of its processor time: a busy host lets it wait for the processor."""
 MEMORY: Final = 1 << 29
-"""Bytes of address space that a job may take beyond what its worker has loaded, unless it says otherwise."""
+"""Bytes of address space that a job may take beyond what its worker has loaded, unless the job says otherwise."""
 THREADS: Final = 512
-"""That wait for workers beside an event loop: as many as a server has connections by default."""
+"""Threads that wait for workers beside an event loop: as many as a server's connections by default."""
 
 
 class Overrun(RequestError):
-    """A job took more time or memory than it may. ``what`` says which, as part of a sentence."""
+    """A job exceeded its time or memory. ``what`` says which, as part of a sentence."""
 
     def __init__(self, what: str) -> None:
         super().__init__(what)
@@ -60,7 +60,7 @@ class Overrun(RequestError):
 
 
 class Failed(RequestError):
-    """A library raised in the worker. ``what`` is what it said."""
+    """A library raised in the worker. ``what`` is its message."""
 
     def __init__(self, what: str) -> None:
         super().__init__(what)
@@ -68,12 +68,12 @@ class Failed(RequestError):
 
 
 class Cancelled(PenstockError):
-    """Nobody waits for the job any more."""
+    """The job was cancelled: nobody waits for its result any more."""
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """A tokenizer as workers load it: the text of its tokenizer.json, and the name under which they keep it."""
+    """A tokenizer in the form that workers load: its tokenizer.json as text, and the name under which they keep it."""
 
     name: str
     serialized: str
@@ -81,10 +81,10 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class Job:
-    """``task`` is a function of ``text/worker_tasks.py``, ``given`` its arguments, of JSON's types.
+    """A call of ``task``, a function of ``text/worker_tasks.py``, with the arguments ``given``, of JSON's types.
 
-    It may take ``seconds`` of processor time and ``memory`` bytes beyond what is loaded. Raises RequestError from
-    ``encoded`` for arguments that are not JSON.
+    It may take ``seconds`` of processor time and ``memory`` bytes beyond what is loaded. ``encoded`` raises
+    RequestError for arguments that are not JSON.
     """
 
     task: str
@@ -106,7 +106,7 @@ class Job:
 
 
 class Errand:
-    """On whose behalf jobs are done; all of them end when it is cancelled. From any thread."""
+    """The client and call on whose behalf jobs run; cancelling it ends all of them. It is thread-safe."""
 
     def __init__(self, client: str = "") -> None:
         self.client = client
@@ -115,16 +115,17 @@ class Errand:
         self._on_cancel: list[Callable[[], None]] = []
 
     def cancel(self) -> None:
-        """End what is done and refuse what follows."""
+        """End the jobs that run and refuse later ones."""
         with self._lock:
             self.cancelled = True
             told = list(self._on_cancel)
+        # Outside the lock: a callback takes the workers' lock, whose holders may be waiting for this one.
         for tell in told:
             tell()
 
     @contextmanager
     def telling(self, tell: Callable[[], None]) -> Iterator[None]:
-        """Have ``tell`` called if the errand is cancelled during the block. Raises Cancelled where it has been."""
+        """Have ``tell`` called if the errand is cancelled during the block. Raises Cancelled if it already was."""
         with self._lock:
             if self.cancelled:
                 raise Cancelled("nobody waits for this any more")
@@ -137,11 +138,11 @@ class Errand:
 
 
 ERRAND: Final[ContextVar[Errand | None]] = ContextVar("penstock_errand", default=None)
-"""The errand of the code that runs now; None is the user's own."""
+"""The errand of the running code; None where the user's own code runs."""
 
 
 async def aside(work: Callable[[], T]) -> T:
-    """Do what may wait for workers on a thread beside the event loop. Where the caller is cancelled, so is the work."""
+    """Run blocking ``work`` on a thread beside the event loop. If the caller is cancelled, so is the work."""
     caller = ERRAND.get()
     errand, context = Errand("" if caller is None else caller.client), copy_context()
     context.run(ERRAND.set, errand)
@@ -154,33 +155,33 @@ async def aside(work: Callable[[], T]) -> T:
 
 @cache
 def waiting_threads() -> ThreadPoolExecutor:
-    """This process's own. A child that it forks has none of its threads."""
+    """The threads of this process, made anew in a forked child, which has none of the parent's."""
     os.register_at_fork(after_in_child=waiting_threads.cache_clear)
     return ThreadPoolExecutor(THREADS, "penstock-aside")
 
 
 class Workers:
-    """Up to ``PROCESSES`` workers, which start when they are needed. Clients take turns."""
+    """Up to ``PROCESSES`` workers, started when needed and shared fairly: clients take turns."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._all = [Worker() for _ in range(PROCESSES)]
         self._idle = list(self._all)
         self._waiting: OrderedDict[str, deque[_Turn]] = OrderedDict()
-        """By client, those whose next turn is soonest first."""
+        """Waiting turns by client; the client whose turn is next comes first."""
         self._busy: Counter[str] = Counter()
-        """Workers by client."""
+        """Workers in use, by client."""
 
     def run(self, job: Job) -> Any:
-        """Do a job on behalf of the current errand and return what it found, of JSON's types. It blocks.
+        """Do a job on behalf of the current errand and return its result, of JSON's types. It blocks.
 
         Raises Overrun, Failed where a library raised, QueueFull where the client's own jobs fill its queue, Cancelled
-        once the errand is, and RequestError for what is not JSON.
+        once the errand is cancelled, and RequestError for arguments that are not JSON.
         """
         asked, errand = job.encoded, ERRAND.get() or Errand()
         if threading.current_thread() is not threading.main_thread():
             return self._do(job, asked, errand)
-        # Signals interrupt the main thread anywhere. The turns and the pipes are left to a thread that none reaches.
+        # A signal may raise anywhere in the main thread; a thread that none reaches takes turns and uses the pipes.
         own, done = Errand(errand.client), Future[Any]()
         threading.Thread(target=fulfil, args=(done, partial(self._do, job, asked, own)), daemon=True).start()
         try:
@@ -197,7 +198,7 @@ class Workers:
         except Overrun:
             if errand.cancelled:
                 raise Cancelled("nobody waits for this any more") from None
-            worker.start(job)  # the next one finds it as warm as this one did
+            worker.start(job)  # so that the next job finds it as warm as this one did
             raise
         finally:
             self._give(worker, errand.client)
@@ -214,6 +215,7 @@ class Workers:
                 raise Cancelled("nobody waits for this any more")
             assert turn.worker is not None
         except BaseException:
+            # The error may have come after a worker was assigned: it has to be given back.
             self._leave(errand.client, turn)
             raise
         return turn.worker
@@ -225,7 +227,7 @@ class Workers:
         queue.append(turn)
 
     def _leave(self, client: str, turn: _Turn) -> None:
-        """Give up a turn, be it one that has come."""
+        """Give up a turn, even one that already has a worker."""
         with self._changed:
             if turn.worker is not None:
                 self._give(turn.worker, client)
@@ -243,15 +245,16 @@ class Workers:
         for client in list(self._waiting):
             while self._waiting[client] and self._has_room(client):
                 turn = self._waiting[client].popleft()
+                # The warmest worker has the least to load for this job.
                 turn.worker = max(self._idle, key=lambda worker: worker.warmth(turn.job))
                 self._idle.remove(turn.worker)
                 self._busy[client] += 1
                 if len(self._waiting) > 1:
-                    break  # the others' turn
+                    break  # one worker each while several clients wait
             self._waiting.move_to_end(client)
             if not self._waiting[client]:
                 del self._waiting[client]
-        self._busy += Counter()  # forgets clients with none
+        self._busy += Counter()  # adding an empty Counter drops clients with no worker
         self._changed.notify_all()
 
     def _has_room(self, client: str) -> bool:
@@ -262,13 +265,13 @@ class Workers:
             self._changed.notify_all()
 
     def disown(self) -> None:
-        """Called in a child that the user's process forks: the workers are the parent's."""
+        """Close the pipes in a child that this process forks: the workers stay the parent's."""
         for worker in self._all:
             worker.disown()
 
 
 class _Turn:
-    """A job that waits for a worker, or has one."""
+    """A job that waits for a worker, or has got one."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -276,24 +279,24 @@ class _Turn:
 
 
 class Worker:
-    """One process, for one job at a time."""
+    """A process that does one job at a time."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._finalizer: weakref.finalize[Any, Worker] | None = None
         self._vocabulary = ""
-        """Name of the one that it has been given last."""
+        """Name of the vocabulary that it was given last."""
         self._tasks: set[str] = set()
-        """Those that it has done, whose libraries are loaded."""
+        """Tasks that it has done, whose libraries are therefore loaded."""
 
     def warmth(self, job: Job) -> int:
-        """How much of what a job needs is there; 0 where the process has yet to start."""
+        """How much of a job's needs is loaded, 1 to 3; 0 where the process has yet to start."""
         if self._process is None or self._process.poll() is not None:
             return 0
         return 1 + (job.task in self._tasks) + (job.vocabulary is not None and job.vocabulary.name == self._vocabulary)
 
     def start(self, job: Job) -> subprocess.Popen[bytes]:
-        """The process, a new one where there is none. It has been told to load what such jobs need."""
+        """The process, started if there is none, and told to load what the job needs."""
         process = self._process
         if process is None or process.poll() is not None:
             self._clean_up()
@@ -311,10 +314,10 @@ class Worker:
         return process
 
     def ask(self, job: Job, asked: bytes, errand: Errand) -> Any:
-        """What a job found. Raises Overrun where it was ended, or ended its process, and Failed."""
+        """A job's result. Raises Overrun where the job exceeded its limits, and Failed where a library raised."""
         process = self.start(job)
         send(process, asked)
-        if errand.cancelled:  # before there was this process to be killed
+        if errand.cancelled:  # cancelled before there was a process to kill
             process.kill()
         assert process.stdout is not None
         answer = process.stdout.readline()
@@ -332,12 +335,12 @@ class Worker:
         return told["found"]
 
     def kill(self) -> None:
-        """End the process, whatever it does; from any thread. The next job starts another one."""
+        """End the process, whatever it does; callable from any thread. The next job starts another one."""
         if self._process is not None:
             self._process.kill()
 
     def _clean_up(self) -> None:
-        """Be done with a process that ends, or has ended."""
+        """Clean up after a process that is ending or has ended."""
         if self._finalizer is not None:
             self._finalizer()
 
@@ -348,7 +351,7 @@ class Worker:
 
 @cache
 def workers() -> Workers:
-    """This process's own. A child that it forks has others."""
+    """The workers of this process. A forked child makes its own."""
     pool = Workers()
     os.register_at_fork(after_in_child=lambda: forget_parents(pool))
     return pool
@@ -368,12 +371,12 @@ def started() -> subprocess.Popen[bytes]:
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         env={**without_api_keys(os.environ), "TOKENIZERS_PARALLELISM": "false"},
-        start_new_session=True,  # Ctrl-C in the terminal is the server's
+        start_new_session=True,  # Ctrl-C in the terminal is for the server alone
     )
 
 
 def send(process: subprocess.Popen[bytes], line: bytes) -> None:
-    """A process that has ended takes nothing; whoever reads its answer notices."""
+    """Write a line to the process. If it has ended, nothing is raised: the reader of its answer notices."""
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):
         process.stdin.write(line)
@@ -381,7 +384,7 @@ def send(process: subprocess.Popen[bytes], line: bytes) -> None:
 
 
 def end(process: subprocess.Popen[bytes], owner: int) -> None:
-    """When nobody can ask it any more: nobody of its owner's, whose forked children have this handle, too."""
+    """End a process that nobody can ask any more; in a forked child of its ``owner`` do nothing."""
     if os.getpid() != owner:
         return
     process.kill()
@@ -397,7 +400,7 @@ def close_pipes(process: subprocess.Popen[bytes]) -> None:
 
 
 def ending(code: int, seconds: float) -> str:
-    """What became of the job whose process has ended."""
+    """The end of a sentence about a job whose process has ended with ``code``."""
     if code == -signal.SIGPROF:
         return f"did not end within {seconds:g} s"
     return (
@@ -408,7 +411,7 @@ def ending(code: int, seconds: float) -> str:
 
 
 def fulfil(future: Future[T], work: Callable[[], T]) -> None:
-    """Have a future hold what a piece of work returns or raises."""
+    """Set a future to the result of ``work``, or to the error that it raises."""
     try:
         future.set_result(work())
     except BaseException as error:

@@ -1,4 +1,4 @@
-"""``penstock doctor``: what hosts and links are capable of, and what to change."""
+"""``penstock doctor``: the capabilities of hosts and links, and what to change."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ app = new_app()
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorOptions:
-    """Which hosts, and how they are reached."""
+    """The hosts, and how they are reached."""
 
     hosts: Annotated[
         str | None,

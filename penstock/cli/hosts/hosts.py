@@ -1,4 +1,4 @@
-"""``penstock hosts``: which hosts answer, and what they have."""
+"""``penstock hosts``: the hosts that answer, and their devices, memory and cores."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ app = new_app()
 
 @dataclass(frozen=True, kw_only=True)
 class ListingOptions:
-    """Which hosts, and how they are reached."""
+    """The hosts, and how they are reached."""
 
     hosts: Annotated[
         str | None,

@@ -1,4 +1,4 @@
-"""``penstock keys``: who belongs to a cluster."""
+"""``penstock keys``: the members of a cluster."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class KeysFolder:
 
 @dataclass(frozen=True, kw_only=True)
 class AddOptions:
-    """Who is to be a member."""
+    """The new member, and where it fetches its keys."""
 
     host: Annotated[str, Option("What the new host calls itself, as `hostname` prints there.", positional=True)]
     listen: Annotated[

@@ -1,4 +1,4 @@
-"""``penstock profile``: what a model's layers take on the devices at hand."""
+"""``penstock profile``: the time that a model's layers take on the devices at hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``penstock rebalance``: stages of a server go back to hosts that are back."""
+"""``penstock rebalance``: move a server's stages back to hosts that are available again."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ app = new_app()
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerOptions:
-    """Where a worker listens, and how it knows who may use it."""
+    """The worker's address, and how it knows who may use it."""
 
     listen: Annotated[
         str | None,

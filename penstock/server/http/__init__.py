@@ -1,1 +1,1 @@
-"""What any HTTP service needs: limits, keys, errors, logs, server-sent events, and an end in good order."""
+"""HTTP without regard to the API: limits, keys, errors, logs, server-sent events, and an orderly shutdown."""

@@ -1,8 +1,8 @@
-"""Which connections are taken when there are too many.
+"""Admission of connections when there are too many.
 
-A connection that has asked for nothing yet (half a head, or idle between two requests) makes room for a new one: the
-oldest one of the address that has the most of them. Where every connection has a request under way, a few more are
-taken, on which only a health check is answered: what is busy is not dead.
+A connection without a request (half a head received, or idle between two requests) makes room for a new one: the oldest
+such connection of the address that has most of them is closed. Where every connection has a request under way, a few
+more are admitted, on which only a health check is answered: a busy server must not look dead.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections import Counter
 from typing import Final, Protocol
 
 HEALTH_CHECKS: Final = 16
-"""Connections beyond the limits that may ask for the server's health."""
+"""Connections beyond the limits that are admitted for health checks."""
 SUBNET: Final = 64
-"""Bits of an IPv6 address that count: one customer has all that begin with them."""
+"""Prefix length in bits that counts as one IPv6 address: a customer usually has a whole /64."""
 
 
 class Connection(Protocol):
-    """What is known of one. ``address`` never changes."""
+    """A connection as admission sees it. ``address`` never changes."""
 
     @property
     def address(self) -> str: ...
@@ -29,23 +29,24 @@ class Connection(Protocol):
         ...
 
     def turn_away(self) -> None:
-        """Close it: there are too many."""
+        """Close the connection, because there are too many."""
         ...
 
 
 class Admission:
-    """Counts connections in and out, all together and by address."""
+    """The count of open connections, in all and by address, with its limits."""
 
     def __init__(self, most: int, most_per_address: int) -> None:
         self._most = most
         self._most_per_address = most_per_address
         self._taken: dict[Connection, str] = {}
-        """With their address's key, from the oldest to the newest."""
+        """Open connections, oldest first, each with its address's key."""
         self._health_checks: set[Connection] = set()
 
     def admit(self, new: Connection) -> None:
-        """Take it, in the place of another if need be. ``is_for_health`` says what it may ask."""
+        """Admit a connection, closing another one if need be; ``is_for_health`` then says what it may ask for."""
         key = key_of(new.address)
+        # Counted first, so that the limits are checked with it included.
         self._taken[new] = key
         while self._has_too_many(key) and (old := self._replaceable(key, new)) is not None:
             self.leave(old)
@@ -59,11 +60,11 @@ class Admission:
             new.turn_away()
 
     def is_for_health(self, connection: Connection) -> bool:
-        """Whether it was taken beyond the limits."""
+        """Whether the connection was admitted beyond the limits, for health checks alone."""
         return connection in self._health_checks
 
     def leave(self, connection: Connection) -> None:
-        """It is closed. Safe to call twice."""
+        """Remove a closed connection. A second call does nothing."""
         self._taken.pop(connection, None)
         self._health_checks.discard(connection)
 
@@ -74,7 +75,7 @@ class Admission:
         return sum(one == key for one in self._taken.values())
 
     def _replaceable(self, key: str, new: Connection) -> Connection | None:
-        """The oldest of those without a request: of ``key``'s if that has too many, else of whose has the most."""
+        """The oldest connection without a request: of ``key`` if that has too many, else of the busiest key."""
         own = self._of(key) > self._most_per_address
         waiting = [
             (one, its)
@@ -88,7 +89,7 @@ class Admission:
 
 
 def key_of(address: str) -> str:
-    """What counts as one address; "" is one that is unknown."""
+    """The key under which an address is counted: IPv6 addresses by subnet, "" for an unknown one."""
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:

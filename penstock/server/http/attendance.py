@@ -1,8 +1,8 @@
-"""What is done for a client before its reply begins ends with the client, with its time, and with the server.
+"""Work for a client before its reply begins: it ends when the client leaves, when its time is up, and with the server.
 
-A route may wait for a worker (``text/workers.py``) long before the engine knows of the request: for a grammar, a chat
-template or a long text. From the moment at which it begins to reply, or reads from the client itself, it looks after
-all that alone.
+A route may wait for a worker (``text/workers.py``), for a grammar, a chat template or a long text, long before the
+engine knows the request. As soon as the route begins its reply, or itself reads from the client, it is responsible for
+all of this alone.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from penstock.text.workers import ERRAND, Errand
 
 
 class Attendance:
-    """ASGI middleware next to the application, which is cancelled where a client leaves, or ``seconds`` have passed.
+    """ASGI middleware next to the application: cancels it if the client leaves, or after ``seconds``.
 
-    Workers take turns among clients: a client is an address, or, where there are API keys, an address with a key.
+    Workers take turns among clients. A client is an address, or with API keys an address and a key.
     """
 
     def __init__(self, app: ASGIApp, gate: Gate, seconds: float, has_keys: bool) -> None:
@@ -36,8 +36,10 @@ class Attendance:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        # Set before the task is made, which copies the context.
         ERRAND.set(Errand(self._client(scope)))
         visit = Visit(receive, send, self._gate)
+        # A task of its own, which can be cancelled while this middleware replies with the reason.
         visit.task = task = asyncio.ensure_future(self._app(scope, visit.receive, visit.send))
         timer = asyncio.get_running_loop().call_later(self._seconds, visit.fail, timed_out(self._seconds))
         try:
@@ -60,7 +62,7 @@ class Attendance:
 
 
 class Visit:
-    """One request until its reply begins. ``error`` is what it ends with instead."""
+    """One request until its reply begins. ``error`` is the reply if it is ended before."""
 
     def __init__(self, receive: Receive, send: Send, gate: Gate) -> None:
         self.task: asyncio.Future[None] | None = None
@@ -69,11 +71,12 @@ class Visit:
         self._send = send
         self._gate = gate
         self._leaving: asyncio.Future[Message] | None = None
-        """Once the body has come: the client's leaving."""
+        """The message that the client has left; awaited once the whole body has been read."""
         self._looked_after = False
         gate.enter(self)
 
     async def receive(self) -> Message:
+        # The route waits for the client's leaving itself from here on; shielded, so that no message is lost.
         if self._leaving is not None:
             self._hand_over()
             return await asyncio.shield(self._leaving)
@@ -88,7 +91,7 @@ class Visit:
         await self._send(message)
 
     def fail(self, error: ApiError) -> None:
-        """End it early. Only the first reason counts."""
+        """End the request early, with ``error`` for a reply. Only the first error counts."""
         if self.error is None and not self._looked_after and self.task is not None and not self.task.done():
             self.error = error
             self.task.cancel()

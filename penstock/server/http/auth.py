@@ -1,4 +1,4 @@
-"""The API key: asked for everywhere but where a load balancer or a browser has none to give."""
+"""API keys: required for every path but those that load balancers and browsers ask for without one."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ OPEN_BELOW: Final = "/page/"
 class Auth:
     """ASGI middleware: 401 unless ``Authorization: Bearer KEY`` carries one of the keys.
 
-    How long the comparison takes says nothing of the keys: digests of equal length are compared in constant time, and
-    always with all keys.
+    The time that the comparison takes reveals nothing about the keys: digests of equal length are compared in constant
+    time, and always with all keys.
     """
 
     def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
@@ -38,13 +38,14 @@ class Auth:
 
     def _knows(self, headers: Headers) -> bool:
         scheme, _, key = headers.get("authorization", "").partition(" ")
-        # Headers are decoded as latin-1: the bytes as they were sent.
+        # Headers are decoded as latin-1, so encoding them as latin-1 gives the bytes that were sent.
         given = sha256(key.strip().encode("latin-1")).digest()
+        # A list, since ``any`` over a generator would stop at the first key that fits.
         fits = [hmac.compare_digest(given, digest) for digest in self._digests]
         return scheme.lower() == "bearer" and any(fits)
 
 
 def is_open(scope: Scope) -> bool:
-    """By the path below the one at which a proxy, or another application, has this one."""
+    """Whether the path needs no key; it is taken below ``root_path``, where a proxy or another application has it."""
     path: str = scope["path"].removeprefix(scope.get("root_path", ""))
     return path in OPEN or path.startswith(OPEN_BELOW)

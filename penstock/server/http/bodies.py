@@ -1,4 +1,4 @@
-"""How large a request's body may be, and how long it may take to arrive."""
+"""Limits on a request's body: its size, and the time until it has arrived."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from penstock.server.http.records import refuse
 
 
 class BodyLimits:
-    """ASGI middleware: 413 for a body above ``most`` bytes, announced or counted; 408 for one not here in ``seconds``.
+    """ASGI middleware: 413 for a body above ``most`` bytes, announced or counted; 408 for one that takes over
+    ``seconds``.
 
-    What is still to come of a body that is too large is read and thrown away, no longer than a head may take: a client
-    whose connection is cut while it sends may never see the reply.
+    The rest of a body that is too large is read and discarded, for as long as a head may take: a client whose
+    connection is cut while it sends may never see the reply.
     """
 
     def __init__(self, app: ASGIApp, most: int, seconds: float) -> None:
@@ -37,7 +38,7 @@ class BodyLimits:
         async def limited() -> Message:
             nonlocal taken, complete
             if complete:
-                return await receive()  # the client's leaving, whenever that is
+                return await receive()  # the body is complete: this waits for the client's leaving, without limit
             try:
                 async with asyncio.timeout_at(deadline):
                     message = await receive()

@@ -1,4 +1,4 @@
-"""What uvicorn does not limit: connections, heads, and readers that do not read.
+"""Limits that uvicorn lacks: on connections, on heads, and on clients that do not read their reply.
 
 uvicorn itself closes connections that idle for 5 s between two requests.
 """
@@ -18,14 +18,14 @@ from penstock.server.http.errors import ApiError, busy
 from penstock.server.http.heads import MOST_HEAD, BoundedHeads
 
 STALLED: Final = 60.0
-"""Seconds in which a reader has to take something of what waits for it."""
+"""Seconds within which a client has to read some of the reply that waits for it."""
 HEALTH: Final = "/health"
 MOST_SHOWN: Final = 200
-"""Characters of what is wrong with a request that is no HTTP."""
+"""Characters shown of the problem with a request that is not HTTP."""
 
 
 class LimitedProtocol(H11Protocol):
-    """uvicorn's protocol, made once per connection, with limits."""
+    """uvicorn's protocol for one connection, with limits on heads, slow readers and the number of connections."""
 
     def __init__(self, admission: Admission, header_timeout: float, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -56,6 +56,7 @@ class LimitedProtocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
+        # Looked at before parsing, which may begin the next request.
         between = self.cycle is None or self.cycle.response_complete
         super().data_received(data)
         if self.busy:
@@ -64,11 +65,11 @@ class LimitedProtocol(H11Protocol):
             self._head = self.loop.call_later(self._header_timeout, self.transport.abort)
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is no HTTP. An answer to the request whose body it stands in goes nowhere from then on."""
+        """Refuse data that is not HTTP. If it is in a request's body, the answer to that request is discarded."""
         if self.cycle is not None:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
-        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # that answer has begun
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # the answer to that request has begun
             self.transport.close()
         elif self._heads.head_too_large:
             self._refuse(ApiError(431, f"the head is larger than {MOST_HEAD} bytes", code="head_too_large"))
@@ -109,7 +110,7 @@ class LimitedProtocol(H11Protocol):
 
 
 def limited_protocol(admission: Admission, header_timeout: float) -> type[LimitedProtocol]:
-    """``LimitedProtocol`` with these limits, as uvicorn makes it."""
+    """A subclass of ``LimitedProtocol`` with these limits, as uvicorn makes the protocol itself."""
 
     class Bound(LimitedProtocol):
         def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -119,7 +120,7 @@ def limited_protocol(admission: Admission, header_timeout: float) -> type[Limite
 
 
 class HealthOnly:
-    """ASGI middleware of a connection beyond the limits: all but a health check is refused."""
+    """ASGI middleware of a connection beyond the limits: refuses everything but a health check."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -138,7 +139,7 @@ def too_many() -> ApiError:
 
 
 def on_the_wire(error: ApiError) -> bytes:
-    """A reply where there is no request to reply to."""
+    """The bytes of a reply, for a connection without a request that the application could answer."""
     response = error.response
     head = [f"HTTP/1.1 {error.status_code} {HTTPStatus(error.status_code).phrase}".encode()]
     head += [b"%s: %s" % header for header in response.raw_headers if header[0] != b"connection"]

@@ -1,4 +1,4 @@
-"""What is under way, and how the last of it ends when the server is told to stop."""
+"""The requests under way, and their orderly end when the server is told to stop."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from penstock.server.http.errors import ApiError, busy
 log = logging.getLogger("penstock.server")
 
 GRACE_S: Final = 5.0
-"""Seconds for replies to leave once their requests have been ended."""
+"""Seconds for the replies to be sent after their requests were ended."""
 
 
 class Work(Protocol):
-    """Something under way that a drain waits for."""
+    """A request under way, for which a drain waits."""
 
     def fail(self, error: ApiError) -> None:
-        """End it early, with this error for its reply."""
+        """End the request early, with this error for its reply."""
         ...
 
 
 class Gate:
-    """Counts work in and out. Used on the event loop's thread, but for ``hurry``."""
+    """The requests under way. It belongs to the event loop's thread; others reach ``hurry`` by call_soon_threadsafe."""
 
     def __init__(self) -> None:
         self.draining = False
@@ -47,17 +47,18 @@ class Gate:
             raise stopping()
 
     def hurry(self) -> None:
-        """Wait no longer."""
+        """Let ``drain`` wait no longer."""
         self._hurried.set()
 
     async def drain(self, seconds: float) -> None:
-        """Let no request in, wait so long for those inside, then end each of them with an error."""
+        """Let no request in, wait up to ``seconds`` for those inside, then end each of them with an error."""
         self.draining = True
         log.info("draining", extra={"fields": {"requests": len(self._inside), "seconds": seconds}})
         waits = [asyncio.ensure_future(event.wait()) for event in (self._empty, self._hurried)]
         await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         for work in list(self._inside):
             work.fail(stopping())
+        # Only emptiness counts now: a second signal must not cut off the replies.
         await asyncio.wait(waits[:1], timeout=GRACE_S)
         for wait in waits:
             wait.cancel()

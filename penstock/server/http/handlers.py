@@ -1,4 +1,4 @@
-"""Every error leaves the application as an error object: also of unknown paths, wrong methods and faults of our own."""
+"""Error handlers: every error leaves the application as an error object, those of unknown paths and bugs, too."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from penstock.server.http.validation import validation_error
 
 
 def install(app: FastAPI, reasons: Mapping[str, str] | None = None) -> None:
-    """``reasons`` say why fields that no route reads are refused, by their names."""
+    """Add the handlers to ``app``. ``reasons`` say, by field, why fields that no route reads are refused."""
 
     async def on_invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
@@ -41,7 +41,7 @@ async def on_http(request: Request, error: Exception) -> Response:
             message, code = f"{request.url.path} does not take {request.method}", "method_not_supported"
         if isinstance(error.__cause__, ValueError | RecursionError):  # FastAPI says only that it cannot parse the body
             reason = str(error.__cause__)
-            if "int_max_str_digits" in reason:  # Python's remedy is none for a client
+            if "int_max_str_digits" in reason:  # Python's advice (a setting) is of no use to a client
                 reason = "it holds a number of thousands of digits; numbers may have 4,300"
             message, code = f"the body is not JSON: {reason}", "invalid_json"
         error = ApiError(error.status_code, message, code=code, headers=error.headers)
@@ -49,7 +49,7 @@ async def on_http(request: Request, error: Exception) -> Response:
 
 
 async def on_penstock(request: Request, error: Exception) -> Response:
-    """An end that has a reply of its own, a lost engine's for example: no fault of the application."""
+    """Reply to one of Penstock's own errors, such as a lost engine: it is no bug of the application."""
     return error_reply(request, api_error(error))
 
 
@@ -58,13 +58,13 @@ async def on_fault(request: Request, error: Exception) -> Response:
 
 
 def error_reply(request: Request, error: ApiError) -> Response:
-    """The reply. What it was about goes into the request's line in the log."""
+    """The reply. The request's line in the log gets the error's code and field."""
     record_of(request).note(error)
     return error.response
 
 
 def known_fields(request: Request) -> list[str]:
-    """The fields of the body that the request's route takes."""
+    """The fields of the body that the request's route reads."""
     body = getattr(request.scope.get("route"), "body_field", None)
     model = getattr(getattr(body, "field_info", None), "annotation", None)
     return list(model.model_fields) if isinstance(model, type) and issubclass(model, BaseModel) else []

@@ -1,4 +1,4 @@
-"""What a request's head may be: how large, whether it comes in one piece or in many, and how it may frame its body."""
+"""Limits on a request's head: its size, whether it comes in one piece or several, and how it may frame the body."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import Any, Final
 import h11
 
 MOST_HEAD: Final = 16 << 10
-"""Bytes from the request line to the empty line."""
+"""Most bytes from the request line to the empty line."""
 
 
 class BoundedHeads(h11.Connection):
-    """h11's connection of a server. h11 itself bounds heads that have not come to their end."""
+    """h11's server connection with a limit on complete heads, too; h11 itself limits only incomplete ones."""
 
     def __init__(self) -> None:
         super().__init__(h11.SERVER, MOST_HEAD)
         self.head_too_large = False
         self.problem = ""
-        """What was wrong with what is no HTTP."""
+        """The problem with data that is not HTTP."""
 
     def next_event(self) -> Any:
-        """As h11's. Raises RemoteProtocolError for what is no HTTP; of status 431 for a head that is too large."""
+        """The next event, as from h11. Raises RemoteProtocolError for invalid HTTP, of status 431 for a large head."""
         try:
             return self._next_event()
         except h11.RemoteProtocolError as error:
@@ -30,11 +30,12 @@ class BoundedHeads(h11.Connection):
     def _next_event(self) -> Any:
         if self.their_state is not h11.IDLE:
             return super().next_event()
+        # Bytes that wait to be parsed: how many fewer there are afterwards is the head's size.
         before = len(self.trailing_data[0])
         try:
             event = super().next_event()
         except h11.RemoteProtocolError as error:
-            # One that is large and has come whole may be refused for what it says: it is too large all the same.
+            # A large head that came whole may be refused for its content; its size is the reason all the same.
             self.head_too_large = error.error_status_hint == 431 or self._taken(before) > MOST_HEAD
             raise
         if isinstance(event, h11.Request) and self._taken(before) > MOST_HEAD:
@@ -45,14 +46,14 @@ class BoundedHeads(h11.Connection):
         return event
 
     def _taken(self, before: int) -> int:
-        """Bytes that the last event took of the ``before`` that had come."""
+        """Bytes that the last event took, of the ``before`` bytes that had been received."""
         return before - len(self.trailing_data[0])
 
 
 def check_framing(request: h11.Request) -> None:
     """Raise RemoteProtocolError where a proxy may see another end of the body than this server (request smuggling).
 
-    RFC 9112, 6.1: a length beside chunks, or chunks in HTTP/1.0, are to be taken for an attack.
+    RFC 9112, section 6.1: a length beside chunks, and chunks in HTTP/1.0, ought to be handled as an error.
     """
     names = {name for name, _ in request.headers}
     if b"transfer-encoding" in names and b"content-length" in names:

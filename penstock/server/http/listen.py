@@ -1,4 +1,4 @@
-"""Where a server listens, and to how many."""
+"""A server's address, names, certificate, and limits on connections."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.config import FieldError, check, check_positive
 from penstock.options import LIMITS, SERVER, Option
 
 OTHER_FILES: Final = 128
-"""Open files beside the connections: stages, workers, health checks, logs."""
+"""Open files beside the connections: those for stages, workers, health checks and logs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,13 +39,13 @@ class Listening:
     ssl_certfile: Annotated[
         Path | None, Option("Certificate in PEM: serve HTTPS.", SERVER, metavar="FILE", default="")
     ] = None
-    """With the certificates that vouch for it behind it."""
+    """The server's certificate, followed by those of the authorities that vouch for it."""
     ssl_keyfile: Annotated[
         Path | None, Option("The certificate's key.", SERVER, metavar="FILE", default="in the same file")
     ] = None
     max_connections: Annotated[int, Option("Most connections at a time.", LIMITS)] = 512
     max_connections_per_address: Annotated[int, Option("Most of them from one address.", LIMITS)] = 384
-    """More than run and wait by default: a proxy in front is one address."""
+    """More than run and wait by default, because a proxy in front counts as one address."""
     header_timeout: Annotated[float, Option("Most seconds for a request's head to arrive.", LIMITS)] = 10.0
 
     def __post_init__(self) -> None:
@@ -79,7 +79,7 @@ class Listening:
         if self.ssl_certfile is None:
             return
         try:
-            # Without a password, OpenSSL would ask the terminal for that of an encrypted key.
+            # Given no password, OpenSSL would ask for that of an encrypted key on the terminal.
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.ssl_certfile, self.ssl_keyfile, password="")
         except OSError as error:
             key = "the key in it" if self.ssl_keyfile is None else f"key {str(self.ssl_keyfile)!r}"
@@ -87,7 +87,7 @@ class Listening:
             raise FieldError("ssl_certfile", f"{problem}; both have to be PEM, the key without a password") from None
 
     def allow_open_files(self) -> None:
-        """Raise the soft limit on open files to what the connections need. Raises FieldError where that cannot be."""
+        """Raise the soft limit on open files to the connections' need. Raises FieldError if the hard limit is below."""
         needed = self.max_connections + OTHER_FILES
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft == resource.RLIM_INFINITY or soft >= needed:
@@ -100,13 +100,14 @@ class Listening:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
     def bind(self) -> socket.socket:
-        """Take the port, not yet listening. Raises FieldError where that cannot be."""
+        """Bind the port without listening yet. Raises FieldError if it cannot be bound."""
         try:
             family, kind, protocol, _, address = socket.getaddrinfo(
                 self.host, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
             )[0]
-            # asyncio switches Nagle's delay off only where the socket says that it is TCP.
+            # The protocol is named: asyncio switches off Nagle's delay only for sockets that say that they are TCP.
             bound = socket.socket(family, kind, protocol)
+            # A restart may take the port while connections of the previous run are in TIME_WAIT.
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             bound.bind(address)
         except socket.gaierror as error:

@@ -13,7 +13,7 @@ from penstock.server.http.records import Record
 log = logging.getLogger("penstock.server.requests")
 
 POLLED: Final = ("/health", "/metrics")
-"""Asked for by machines all the time: their lines are of level debug."""
+"""Paths that machines ask for all the time: their log lines have the level debug."""
 
 
 class JsonFormatter(logging.Formatter):
@@ -39,7 +39,7 @@ def configure_logs(level: str) -> None:
             "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "json"}},
             "loggers": {
                 "penstock": {"handlers": ["stderr"], "level": level.upper(), "propagate": False},
-                # What uvicorn says of its own starting and stopping is said in our words.
+                # Below warnings uvicorn reports its start and stop, which Penstock's own lines do already.
                 "uvicorn": {"handlers": ["stderr"], "level": "WARNING", "propagate": False},
             },
         }
@@ -47,7 +47,7 @@ def configure_logs(level: str) -> None:
 
 
 def log_request(record: Record) -> None:
-    """The request's line: what was asked, how it ended, and the timings."""
+    """Log one line per request: what was asked, how it ended, and the timings."""
     fields = {
         "request_id": record.request_id,
         "client": record.client,

@@ -1,4 +1,4 @@
-"""What is remembered of one HTTP request, for its line in the log and for the metrics."""
+"""Records of HTTP requests, for the log's lines and the metrics."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
 
 @dataclass
 class Record:
-    """``route`` is the path's template, "other" where there is none. ``details`` go into the log as they are."""
+    """One request's record. ``route`` is the path's template, or "other"; ``details`` are logged unchanged."""
 
     request_id: str
     method: str
@@ -33,7 +33,7 @@ class Record:
     details: dict[str, Any] = field(default_factory=dict)
 
     def note(self, error: ApiError) -> None:
-        """Keep an error's code and field, not its message: that may quote the request."""
+        """Keep an error's code and field, but not its message, which may quote the request."""
         self.error = " ".join(filter(None, (error.code or str(error.status_code), error.param)))
 
 
@@ -43,15 +43,15 @@ def record_of(request: Request) -> Record:
 
 
 async def refuse(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
-    """A middleware's reply in place of the application's."""
+    """Reply with an error from a middleware, in place of the application."""
     scope["state"]["record"].note(error)
     await error.response(scope, receive, send)
 
 
 class Records:
-    """ASGI middleware around all others: gives each request its record, and hands it to ``on_end`` when it is over.
+    """ASGI middleware around all others: gives each request its record, and passes it to ``on_end`` at the end.
 
-    A client names its request by ``X-Request-Id``; the reply names it in any case.
+    A client may name its request with ``X-Request-Id``; the reply always carries that header.
     """
 
     def __init__(self, app: ASGIApp, on_end: Sequence[Callable[[Record], None]]) -> None:
@@ -88,6 +88,7 @@ class Records:
             raise
         finally:
             record.seconds = time.monotonic() - began
+            # The router has put the route into the scope by now, if there is one.
             record.route = getattr(scope.get("route"), "path", "other")
             for hear in self._on_end:
                 hear(record)

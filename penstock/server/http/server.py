@@ -1,4 +1,4 @@
-"""uvicorn over an application, with an end in good order."""
+"""uvicorn for an application, with an orderly shutdown."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ BACKLOG: Final = 512
 
 
 class Server(uvicorn.Server):
-    """uvicorn, but for its end: requests under way are waited for, and end with a reply in any case.
+    """uvicorn with another shutdown: it waits for running requests, and each of them gets a reply.
 
-    The first SIGTERM or SIGINT begins that: ``gate`` is drained for at most ``drain_timeout`` seconds, then ``stop``
-    ends whatever the application stands on. A second signal ends the wait. Made on the event loop's thread.
+    The first SIGTERM or SIGINT begins the shutdown: ``gate`` is drained for at most ``drain_timeout`` seconds, then
+    ``stop`` closes what the application relies on. A second signal ends the wait. Make it on the event loop's thread.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Server(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                proxy_headers=False,  # a client could call itself another, in the log and in the queue
+                proxy_headers=False,  # with them a client could pose as another, in the log and in the queue
                 backlog=BACKLOG,
                 timeout_graceful_shutdown=LINGER,
                 root_path=listening.root_path,
@@ -56,15 +56,16 @@ class Server(uvicorn.Server):
         self._events = asyncio.get_running_loop()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """On a signal. uvicorn would raise it again in the end, before the stages have been stopped."""
+        """Handle a signal. uvicorn's own handler would raise it again at the end, before the stages are stopped."""
         if self.should_exit:
             self._events.call_soon_threadsafe(self._gate.hurry)
         self.should_exit = True
 
     async def shutdown(self, sockets: Sequence[socket.socket] | None = None) -> None:
-        """Take no more connections, drain, stop, and then what uvicorn does."""
+        """Accept no more connections, drain, stop, and then shut down as uvicorn does."""
         for server in self.servers:
             server.close()
+        # Before ``stop``: running requests still need the engine.
         await self._gate.drain(self._drain_timeout)
         self._stop()
         await super().shutdown(list(sockets or []))

@@ -1,9 +1,9 @@
-"""Which names a server answers to, and which web pages may use it.
+"""The host names a server answers to, and the web pages that may use it.
 
 An address on loopback keeps strangers out, but not the web pages that a user of the host has open: a page may send
-requests to any address, and a name of its own may come to mean 127.0.0.1 (DNS rebinding), after which the browser takes
-the server for the page's own site. So a request has to name a host that this one is, and a page another site's server
-only where ``--allowed-origins`` says so.
+requests to any address, and its own name may be made to resolve to 127.0.0.1 (DNS rebinding), after which the browser
+takes this server for the page's own site. A request therefore has to name a host that this server is, and a page may
+use another site's server only if ``--allowed-origins`` lists the page's site.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from penstock.server.http.records import refuse
 
 JSON_TYPE: Final = "application/json"
 MOST_SHOWN: Final = 100
-"""Characters of a client's header in an error."""
+"""Characters of a client's header that an error shows."""
 
 
 class Sites:
     """ASGI middleware: 421 for a Host that is not this server's, 403 for an Origin of another site.
 
-    Without ``listening``, in another application or on a Unix socket, any Host will do. A request without an Origin is
-    no page's of another site, but for those that only read; to read the reply a page needs an Origin.
+    Without ``listening``, in another application or on a Unix socket, any Host is accepted. A request without an Origin
+    comes from no page of another site, or from one that only sends a read: to see the reply, a page needs an Origin.
     """
 
     def __init__(self, app: ASGIApp, listening: Listening | None, origins: Sequence[str]) -> None:
@@ -60,17 +60,18 @@ class Sites:
 
 
 class Hosts:
-    """The names of a server that listens somewhere: loopback's on loopback, else also addresses and the host's own."""
+    """The host names of a server: loopback's on loopback, else also all addresses and the host's own names."""
 
     def __init__(self, listening: Listening) -> None:
         self._only_loopback = listening.is_local
         self._allowed = listening.allowed_hosts
         own = {listening.host, socket.gethostname(), socket.getfqdn()}
+        # Names under which mDNS announces hosts on a local network.
         own |= {name.partition(".")[0] + ".local" for name in own if not is_address(name)}
         self._own = frozenset(name.lower() for name in own)
 
     def include(self, name: str) -> bool:
-        """Whether ``name``, in small letters and without a port, is one of them."""
+        """Whether ``name``, in lower case and without a port, is one of the server's."""
         if name == "localhost" or name.endswith(".localhost") or any(fits(name, one) for one in self._allowed):
             return True
         if is_address(name):
@@ -79,7 +80,7 @@ class Hosts:
 
 
 def name_of(host: str) -> str:
-    """A Host header without its port, an IPv6 address without its brackets."""
+    """The name in a Host header, without the port and an IPv6 address's brackets."""
     if host.startswith("["):
         return host[1:].partition("]")[0]
     return host.partition(":")[0].removesuffix(".")
@@ -94,15 +95,15 @@ def is_address(name: str) -> bool:
 
 
 def fits(name: str, allowed: str) -> bool:
-    """As Django's ALLOWED_HOSTS: a name, ".example.org" for it and all below it, or "*"."""
+    """Whether a name is allowed, as in Django's ALLOWED_HOSTS: a name, ".example.org" for it and all below, or "*"."""
     allowed = allowed.lower()
     return allowed in ("*", name) or (allowed.startswith(".") and (name.endswith(allowed) or name == allowed[1:]))
 
 
 def needs_json(request: Request) -> None:
-    """Dependency of a route that changes something and reads no body. Raises ApiError (415) unless it is sent as JSON.
+    """Route dependency that raises ApiError (415) unless the request is sent as JSON, for routes that read no body.
 
-    A page of another site cannot send that type without asking first.
+    A page of another site cannot send that type without a preflight request.
     """
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON_TYPE:
         message = f"{request.url.path} changes something: send it with Content-Type: {JSON_TYPE}"

@@ -1,4 +1,4 @@
-"""Server-sent events: the OpenAI API's, nameless and ended by ``[DONE]``, and the live view's, which have names."""
+"""Server-sent events: the OpenAI API's have no names and end with ``[DONE]``, those of the live view have names."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from starlette.types import Receive, Scope, Send
 DONE: Final = b"data: [DONE]\n\n"
 MEDIA_TYPE: Final = "text/event-stream"
 HEADERS: Final = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-"""Nobody is to keep events, and no proxy to hold them back."""
+"""Headers that keep events from being stored, and proxies from buffering them."""
 
 
 def event(data: BaseModel | msgspec.Struct, name: str = "") -> bytes:
-    """``data`` as JSON, of a pydantic model the fields that were set; without a name it is a plain message."""
+    """One event with ``data`` as JSON, of a pydantic model only the fields that were set. ``name`` may be ""."""
     if isinstance(data, msgspec.Struct):
         body = msgspec.json.encode(data)
     else:
@@ -28,10 +28,10 @@ def event(data: BaseModel | msgspec.Struct, name: str = "") -> bytes:
 
 
 class EventStream(Response):
-    """Sends events as they come, each one once its reader has taken those before it, and then calls ``close``.
+    """A response that sends events as they come, each one after its reader took those before, and then calls ``close``.
 
-    Unlike StreamingResponse it closes the generator of the events itself, wherever it was broken off, also before it
-    began, and leaves it to the generator to notice that the client is gone.
+    Unlike StreamingResponse it closes the generator of the events itself, however it ends, even before it began, and
+    leaves it to the generator to notice that the client has left.
     """
 
     media_type = MEDIA_TYPE
@@ -39,8 +39,9 @@ class EventStream(Response):
     def __init__(
         self, events: AsyncGenerator[bytes, None], close: Callable[[], None], headers: Mapping[str, str] | None = None
     ) -> None:
-        """``headers`` are sent beside those of every stream."""
+        """Make the response; ``headers`` are sent beside those of every stream."""
         super().__init__(headers=HEADERS | dict(headers or {}))
+        # Response has set it to the length of an empty body.
         del self.headers["content-length"]
         self._events = events
         self._close = close

@@ -1,4 +1,4 @@
-"""Requests that mean a route by another method or in a longer form: HEAD, and a target with scheme and host."""
+"""Other forms of requests for a route: HEAD for GET, and a target with scheme and host."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 ENDLESS: Final = "/live"
-"""A stream that has no end: it has no length either, and HEAD is not answered there."""
+"""A stream without end, which has no length either: HEAD is not answered there."""
 
 
 class Targets:
@@ -34,10 +34,10 @@ class Targets:
 
 
 def in_origin_form(scope: Scope) -> Scope:
-    """The path alone, as the rest of the application knows it."""
+    """The path alone, which is the form that the rest of the application knows."""
     root = scope.get("root_path", "")
     raw = scope.get("raw_path") or scope["path"].encode()
-    # uvicorn has put the path of its proxy before whatever stood there.
+    # uvicorn has put the proxy's path (root_path) in front of whatever stood there.
     path = urlsplit(scope["path"].removeprefix(root)).path or "/"
     raw_path = urlsplit(raw.removeprefix(root.encode())).path or b"/"
     return {"path": root + path, "raw_path": root.encode() + raw_path}

@@ -1,4 +1,4 @@
-"""What pydantic refuses of a request's body, as one error that names the field."""
+"""pydantic's findings on a request's body, as one error that names the field."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ CODES: Final = {
     "string_too_long": "string_above_max_length",
     "extra_forbidden": "unknown_parameter",
 }
-"""OpenAI's codes, by the type of a finding of pydantic's."""
+"""OpenAI's error codes, by pydantic's type of a finding."""
 
 
 def validation_error(
     errors: Sequence[Mapping[str, Any]], body: Any, known: Sequence[str], reasons: Mapping[str, str] | None = None
 ) -> ApiError:
-    """The most specific of what pydantic found: of a union's alternatives it reports each.
+    """The error for pydantic's most specific finding; of a union it reports those of every alternative.
 
-    ``known`` are the body's fields, and ``reasons`` say why some others are refused. A list that is too long has items
-    of the right type, so that no other alternative is nearer.
+    ``known`` are the body's fields, and ``reasons`` say why some others are refused. "too_long" comes first: such a
+    list has items of the right type, so that no other alternative fits better.
     """
     worst = max(errors, key=lambda one: (one["type"] == "too_long", len(one["loc"])))
     if worst["type"] == "json_invalid":
         return ApiError(400, f"the body is not JSON: {worst['ctx']['error']}", code="invalid_json")
     param, code = path_of(worst["loc"][1:], body, missing=worst["type"] == "missing"), code_of(worst)
     if worst["type"] == "value_error":
-        # Our own checks: of the whole body they begin with the field at fault, of a part with what is wrong with it.
+        # Penstock's own checks: of the whole body they begin with the field, of a part with what is wrong with it.
         problem = str(worst["ctx"]["error"])
         return invalid_field(param, problem) if param else invalid_field(*problem.split(" ", 1))
     if not param:
@@ -51,7 +51,7 @@ def validation_error(
 
 
 def unknown_field(param: str, known: Sequence[str], reasons: Mapping[str, str]) -> ApiError:
-    """400 for a field that is not read here, with the reason where it is another server's."""
+    """The error 400 for a field that is not read here, with the reason if it is known from other servers."""
     if (reason := reasons.get(param)) is not None:
         return invalid_field(param, reason, "unsupported_parameter")
     guess = meant(param, known)
@@ -60,7 +60,7 @@ def unknown_field(param: str, known: Sequence[str], reasons: Mapping[str, str]) 
 
 
 def code_of(found: Mapping[str, Any]) -> str:
-    """OpenAI's code for what pydantic calls by its own names."""
+    """OpenAI's code for a finding of pydantic."""
     kind, number = found["type"], "decimal" if isinstance(found["input"], float) else "integer"
     if kind.startswith("greater_than"):
         return f"{number}_below_min_value"
@@ -72,7 +72,7 @@ def code_of(found: Mapping[str, Any]) -> str:
 
 
 def wanted(found: Mapping[str, Any]) -> str:
-    """What a value has to be: pydantic's words, but where they speak of pydantic."""
+    """The words that say what a value has to be: pydantic's, except where they use pydantic's own terms."""
     if found["type"] == "union_tag_invalid":
         field = str(found["ctx"]["discriminator"]).strip("'")
         return f"its {field} has to be one of {found['ctx']['expected_tags']}"
@@ -80,9 +80,9 @@ def wanted(found: Mapping[str, Any]) -> str:
 
 
 def path_of(location: Sequence[str | int], body: Any, *, missing: bool) -> str:
-    """``messages[0].content``: the path in what was sent; names of a union's alternatives are left out.
+    """The path of a finding in the body, as ``messages[0].content``; names of a union's alternatives are left out.
 
-    ``missing``: what the last name stands for is not there.
+    ``missing`` says that the value named last is absent.
     """
     path, here = "", body
     for number, part in enumerate(location):
@@ -96,7 +96,8 @@ def path_of(location: Sequence[str | int], body: Any, *, missing: bool) -> str:
 
 
 def check_unicode(body: Any) -> Any:
-    """The body itself. Raises ValueError, which begins with the field, where a text is no Unicode."""
+    """The body unchanged. Raises ValueError, which begins with the field, for a text that is not valid Unicode."""
+    # A stack, not recursion: the body is a stranger's and may be nested deeply.
     left = [("", body)]
     while left:
         where, value = left.pop()

@@ -1,4 +1,4 @@
-"""What is on its way through the stages, and how the batches before it went."""
+"""Batches on their way through the stages, and the timings of earlier ones."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from penstock.engine.commit import Advance
 from penstock.messages import Batch, Result, Span
 
 MOST_DONE: Final = 64
-"""Batches that are remembered: at 10 frames a second those of the last frame at up to 640 batches a second."""
+"""Batches that are kept after they came out: enough for 10 frames a second at up to 640 batches a second."""
 CELLS: Final = 64
-"""Rows of a batch that are told one by one."""
+"""Rows of a batch that a frame shows one by one."""
 SMOOTHING: Final = 0.2
-"""Share of the newest batch in the mean time from entering until a stage begins."""
+"""Weight of the newest batch in the moving average of the time from entering until each stage begins."""
 COMMITTED, SPECULATED, DEAD = "c", "s", "d"
 
 
 class BatchInFlight(msgspec.Struct, frozen=True):
-    """A batch on its way. ``stage`` is where it is by the times of those before it, -1 in front of the first one.
+    """A batch on its way. ``stage`` is estimated from the times of earlier batches; -1 is in front of the first one.
 
     ``cells`` has a letter per row, the first 64 of ``rows``: c committed (the prompt, a root, or accepted since), s
     speculated, d dead (pruned since it entered).
@@ -35,7 +35,7 @@ class BatchInFlight(msgspec.Struct, frozen=True):
 
 
 class StageSpan(msgspec.Struct, frozen=True):
-    """When a stage worked on a batch (seconds, the engine's clock) and on how many rows."""
+    """A stage's work on a batch: when (seconds of the engine's clock) and on how many rows."""
 
     stage: int
     start: float
@@ -44,7 +44,7 @@ class StageSpan(msgspec.Struct, frozen=True):
 
 
 class BatchDone(msgspec.Struct, frozen=True):
-    """A batch that has come out: its rows by what had become of them by then, and when each stage had it."""
+    """A batch that has come out: its rows counted by what had become of them, and when each stage worked on it."""
 
     stream: int
     certain: int
@@ -55,7 +55,7 @@ class BatchDone(msgspec.Struct, frozen=True):
 
 @dataclass
 class TrackedBatch:
-    """A batch's nodes and whose they are, in the order of its rows, and a letter for each node."""
+    """A batch's nodes and their requests, in the order of its rows, and a letter for each node."""
 
     at: float
     nodes: list[int]
@@ -68,25 +68,25 @@ class TrackedBatch:
 
 
 class BatchTracker:
-    """Follows batches from submission to result. A batch never overtakes the one before it."""
+    """A tracker of batches from submission to result. A batch never overtakes the one before it."""
 
     def __init__(self, stages: int) -> None:
         self.done: deque[BatchDone] = deque(maxlen=MOST_DONE)
         self._delays = [0.0] * stages
         self._in_flight: dict[int, TrackedBatch] = {}
         self._out: dict[int, TrackedBatch] = {}
-        """Out of the last stage; what their results say of their rows is yet to come."""
+        """Batches out of the last stage whose results the engine has yet to apply to its requests."""
         self._batch_of: dict[int, TrackedBatch] = {}
-        """By node."""
+        """The batch in which each node is, by the node's number."""
 
     def clear(self) -> None:
-        """Forget all batches: nobody has watched them go."""
+        """Forget all batches, for example when the last viewer leaves."""
         self.done.clear()
         for kept in (self._in_flight, self._out, self._batch_of):
             kept.clear()
 
     def submitted(self, batch: Batch, roots: dict[int, int], at: float) -> None:
-        """``roots``: by request the position of its root, up to which its rows are certain."""
+        """Take in a batch. ``roots`` has each request's root position; rows up to it are committed."""
         rows = batch.rows
         letters = {
             node: COMMITTED if position <= roots.get(request, -1) else SPECULATED
@@ -111,14 +111,14 @@ class BatchTracker:
                     batch.letters[node.id] = letter
 
     def dropped(self, request: int) -> None:
-        """It has ended or was preempted: whatever is in flight of it is dead."""
+        """Mark a request's rows in flight as dead: it has ended or was preempted."""
         for batch in self._in_flight.values():
             for node, owner in zip(batch.nodes, batch.requests, strict=True):
                 if owner == request:
                     batch.letters[node] = DEAD
 
     def settle(self) -> bool:
-        """All has been said of the batches that came out in the last step. Returns whether any did."""
+        """Finish the batches that came out in the last step, their results applied. Returns whether any did."""
         news = bool(self._out)
         for stream, batch in self._out.items():
             for node in batch.nodes:
@@ -130,9 +130,10 @@ class BatchTracker:
         return news
 
     def in_flight(self, now: float) -> list[BatchInFlight]:
-        """What is where, first in first."""
+        """The batches in flight with their estimated stages, the first one first."""
         found, ahead = [], len(self._delays)
         for stream, batch in self._in_flight.items():
+            # A batch is where the mean delays put it, but always behind the batch ahead of it.
             ahead = max(-1, min(ahead - 1, bisect.bisect_right(self._delays, now - batch.at) - 1))
             cells = "".join(batch.letters[node] for node in batch.nodes[:CELLS])
             found.append(BatchInFlight(stream, ahead, len(batch.nodes), cells))

@@ -1,4 +1,4 @@
-"""What the live view sends: ``Setup`` once, then a ``Frame`` whenever something has happened. Both travel as JSON."""
+"""The messages of the live view: ``Setup`` once, then a ``Frame`` whenever something has happened, both as JSON."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from penstock.server.live.tree_view import TreeView
 from penstock.trace import EMULATED
 
 RUN: Final = secrets.token_hex(8)
-"""Another one after a restart: a page that stayed open forgets what it knew of the server before."""
+"""Identifier of this run of the server: a page that stayed open over a restart forgets the run before."""
 
 
 class StageSetup(msgspec.Struct, frozen=True):
     """A stage: its devices in the cluster, its host, and its layers from ``first`` up to, not including, ``last``.
 
-    Both names are empty where nothing names them: ``host`` of every stage on the engine's own host.
+    Both names are "" if they are unknown; ``host`` also for the stages on the engine's own host.
     """
 
     name: str
@@ -33,9 +33,9 @@ class StageSetup(msgspec.Struct, frozen=True):
 
 
 class Setup(msgspec.Struct, frozen=True):
-    """What does not change while the server runs; ``run`` is another one after a restart.
+    """Everything that does not change while the server runs; ``run`` is another value after a restart.
 
-    ``strategy`` is "autoregressive" where nothing is drafted; ``emulated`` says what is.
+    ``strategy`` is "autoregressive" where nothing is drafted; ``emulated`` says what is emulated, if anything.
     """
 
     run: str
@@ -47,7 +47,7 @@ class Setup(msgspec.Struct, frozen=True):
 
 
 class PathNode(msgspec.Struct, frozen=True):
-    """A committed token above or at the tree's root. ``hit``: it had been drafted. ``text`` None: not the viewer's."""
+    """A committed token above or at the root. ``hit``: it had been drafted. ``text`` is None for other viewers."""
 
     node: int
     hit: bool
@@ -55,8 +55,8 @@ class PathNode(msgspec.Struct, frozen=True):
 
 
 class LiveNode(msgspec.Struct, frozen=True):
-    """A live node, ``depth`` levels below the root. ``state``: "drafted" (has yet to enter), "in flight" or "answered"
-    (the target's next token after it is known). The likeliest node comes first, and no node before its parent.
+    """A live node, ``depth`` levels below the root. ``state`` is "drafted" (it has yet to enter), "in flight" or
+    "answered" (the target's next token is known). The most probable node comes first, and parents before children.
     """
 
     node: int
@@ -117,23 +117,24 @@ def setup_of(setup: Resolved) -> Setup:
 def frame_of(
     view: View, watcher: Watcher, stats: EngineStats, token_text: Callable[[int], str], now: float, newest: int
 ) -> Frame:
-    """One viewer's frame. ``newest`` is the last batch that it has been told to have come out."""
+    """One viewer's frame. ``newest`` is the last batch that the viewer was told to have come out."""
     done = [batch for batch in view.done if batch.stream > newest]
     tree = tree_of(view, watcher, token_text)
     return Frame(now, stats, view.in_flight, done, tree, view.timelines, sorted(watcher.own))
 
 
 def tree_of(view: View, watcher: Watcher, token_text: Callable[[int], str]) -> Tree | None:
-    """Of the viewer's own request, else of the oldest one: what is shown does not jump from one to another."""
+    """The tree of the viewer's own request, else of the oldest one, so that the view does not jump between requests."""
     candidates = (view.trees.keys() & watcher.own) or view.trees.keys()
     if not candidates:
         return None
+    # The lowest number is the oldest request's.
     number = min(candidates)
     return shown(view.trees[number], token_text, own=number in watcher.own)
 
 
 def shown(tree: TreeView, token_text: Callable[[int], str], own: bool) -> Tree:
-    """A tree for its owner's eyes, or, without a single token, for everybody's."""
+    """A tree as a viewer may see it: with the tokens' texts for its owner, without any for others."""
 
     def text(token: int) -> str | None:
         return token_text(token) if own else None

@@ -1,4 +1,4 @@
-"""The web page's files: read once, served with an entity tag, under a policy that lets nothing else in."""
+"""The web page's files: read once, served with an entity tag, and under a policy that loads nothing else."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ POLICY: Final = (
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 HEADERS: Final = {
-    "Cache-Control": "no-cache",  # kept, but asked about each time: the files change with the package
+    "Cache-Control": "no-cache",  # stored, but checked each time: the files change with the package
     "Content-Security-Policy": POLICY,
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
@@ -23,7 +23,7 @@ HEADERS: Final = {
 
 
 class PageFile:
-    """One file, its type and its tag."""
+    """One file of the page, with its media type and its entity tag."""
 
     def __init__(self, path: Path) -> None:
         self.body = path.read_bytes()
@@ -38,7 +38,7 @@ class PageFile:
 
 
 def page_router() -> APIRouter:
-    """``/`` and ``/page/NAME``. They hold nothing that a key would have to protect."""
+    """Routes for ``/`` and ``/page/NAME``. They need no API key, as they hold nothing secret."""
     files = {path.name: PageFile(path) for path in FOLDER.iterdir() if path.is_file()}
     routes = APIRouter()
 

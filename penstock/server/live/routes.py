@@ -1,9 +1,9 @@
 """The live view: ``GET /`` is the web page, ``GET /live`` the engine at work as server-sent events.
 
-``/live`` sends one event ``setup`` (``Setup``), then events ``frame`` (``Frame``) as JSON: ten a second while something
-happens, one every few seconds else. A reader that is slow gets fewer frames, never old ones. ``?request=ID`` names the
-viewer's own request, by the ``X-Request-Id`` with which it was sent: its tree comes with the tokens' texts. The texts
-of other requests never leave the server this way.
+``/live`` sends one event ``setup`` (``Setup``), then events ``frame`` (``Frame``), all as JSON: ten frames a second
+while something happens, else one every few seconds. A slow reader gets fewer frames, never old ones. ``?request=ID``
+names the viewer's own request, by the ``X-Request-Id`` with which it was sent: its tree comes with the tokens' texts.
+Texts of other requests are never sent here.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from penstock.server.live.state import LiveState
 INTERVAL: Final = 0.1
 """Seconds between two frames while something happens."""
 KEEP_ALIVE: Final = 5.0
-"""Seconds between two frames while nothing does."""
+"""Seconds between two frames while nothing happens."""
 MOST_WATCHERS: Final = 32
-"""Viewers at a time: each costs a frame every 0.1 s."""
+"""Most viewers at a time: each costs a frame every 0.1 s."""
 
 
 def live_router(llm: AsyncLLM) -> APIRouter:
-    """The page and its live view. The caller asks for the API key at ``/live``; the page itself needs none."""
+    """Routes for the page and its live view. The caller guards ``/live`` with the API key; the page needs none."""
     state = LiveState(llm.setup.stages)
     llm.observe(state)
     token_text = lru_cache(maxsize=4096)(lambda token: llm.get_tokenizer().decode([token], skip_special_tokens=False))
@@ -52,7 +52,7 @@ def live_router(llm: AsyncLLM) -> APIRouter:
 async def events(
     llm: AsyncLLM, state: LiveState, token_text: Callable[[int], str], request_id: str | None
 ) -> AsyncIterator[bytes]:
-    """The stream of one viewer, until it leaves or the engine has ended."""
+    """One viewer's stream, until the viewer leaves or the engine has ended."""
     yield event(setup_of(llm.setup), "setup")
     version, told_at, newest = -1, 0.0, -1
     with state.watch() as watcher:

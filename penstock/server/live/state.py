@@ -1,6 +1,6 @@
-"""The live view's memory: an observer that the engine's thread tells, and that the event loop's thread reads.
+"""The live view's state, which the engine's thread writes as an observer, and the event loop's thread reads.
 
-While nobody watches it keeps the requests' timelines and nothing else.
+Without viewers it keeps only the requests' timelines.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from penstock.server.live.timelines import Timeline, Timelines
 from penstock.server.live.tree_view import Hits, TreeView, tree_view
 
 REDRAW: Final = 0.05
-"""Seconds between two drawings of a tree: drawing is the only part that costs."""
+"""Seconds between two drawings of the trees, the only costly part."""
 
 
 @dataclass(eq=False)
 class Watcher:
-    """One viewer: the requests whose trees it may read, by their numbers."""
+    """One viewer, with the numbers of the requests whose texts it may read."""
 
     own: set[int] = field(default_factory=set)
 
 
 @dataclass(frozen=True)
 class View:
-    """What there is to see now. ``trees``: the watched requests' trees and that of the one that has run longest."""
+    """The state at one moment. ``trees`` are those of watched requests and of the one that has run longest."""
 
     version: int
     in_flight: list[BatchInFlight]
@@ -45,16 +45,16 @@ class View:
 
 
 class LiveState(Observer):
-    """What the engine does, in bounded memory. ``watch`` and ``view`` are for another thread than the engine's."""
+    """The engine's work in bounded memory. ``watch`` and ``view`` are called on another thread than the engine's."""
 
     def __init__(self, stages: int) -> None:
         self._lock = threading.Lock()
         self._timelines = Timelines()
         self._batches = BatchTracker(stages)
         self._roots: dict[int, int] = {}
-        """By request the position of the last token that is certain."""
+        """Position of each request's last committed token, by the request's number."""
         self._running: dict[int, Request] = {}
-        """Those with a tree, the one that has run longest first."""
+        """Requests that have a tree, the one that has run longest first."""
         self._hits: defaultdict[int, Hits] = defaultdict(Hits)
         self._trees: dict[int, TreeView] = {}
         self._watchers: set[Watcher] = set()
@@ -65,7 +65,7 @@ class LiveState(Observer):
 
     @contextmanager
     def watch(self) -> Iterator[Watcher]:
-        """Have batches and trees followed until the block is left."""
+        """Follow batches and trees while the block runs."""
         watcher = Watcher()
         with self._lock:
             self._watchers.add(watcher)
@@ -85,17 +85,17 @@ class LiveState(Observer):
 
     @property
     def version(self) -> int:
-        """Another one whenever something has happened."""
+        """A number that changes whenever something has happened."""
         return self._version
 
     def claim(self, watcher: Watcher, numbers: Iterable[int]) -> None:
-        """These requests are the watcher's."""
+        """Give these requests to the watcher as its own."""
         with self._lock:
             self._version += not watcher.own.issuperset(numbers)
             watcher.own.update(numbers)
 
     def view(self, now: float) -> View:
-        """A copy at this moment of the engine's clock."""
+        """A copy of the state at ``now``, in seconds of the engine's clock."""
         with self._lock:
             return View(
                 self._version,
@@ -108,6 +108,7 @@ class LiveState(Observer):
     # ------------------------------------------------------------------------------------ on the engine's thread
 
     def waits(self) -> None:
+        # Read without the lock: where nobody watches, the engine's thread has nothing to wait for.
         if not self._watchers:
             return
         with self._lock:
@@ -119,7 +120,7 @@ class LiveState(Observer):
 
     def queued(self, request: Request, at: float) -> None:
         if request.priority == PROBE_PRIORITY:
-            return  # the server's own question whether a token can be had
+            return  # the health check's own request
         with self._lock:
             self._note(at)
             self._roots[request.number] = len(request.prompt) - 1
@@ -180,9 +181,10 @@ class LiveState(Observer):
         self._at = at
 
     def _draw(self) -> None:
-        """The trees that somebody looks at. One that is computed anew after a preemption has none for now."""
+        """Draw the trees that somebody watches. A request that is recomputed after a preemption has none for now."""
         self._drawn_at = self._at
         wanted = {number for watcher in self._watchers for number in watcher.own}
+        # The longest-running request is shown to viewers without a request of their own.
         wanted.update(list(self._running)[:1])
         requests = [self._running[number] for number in wanted & self._running.keys()]
         self._trees = {

@@ -1,4 +1,4 @@
-"""Recent requests: when each was queued, started, had its first token and ended."""
+"""Timelines of recent requests: when each was queued, started, had its first token and ended."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Final
 import msgspec
 
 RECENT: Final = 12
-"""Requests that have ended and are still shown."""
+"""Ended requests that are still shown."""
 SHOWN: Final = 24
-"""Requests that one frame tells of."""
+"""Most requests in one frame."""
 
 
 class Timeline(msgspec.Struct):
-    """A request's moments (seconds, the engine's clock; None: not yet) and counts. It says nothing of its text.
+    """A request's times (seconds of the engine's clock; None: not yet) and counts, without any of its text.
 
-    ``accepted`` and ``drafts`` are SpeculationMetrics'; ``cached`` are prompt tokens that the prefix cache had.
+    ``accepted`` and ``drafts`` are those of SpeculationMetrics; ``cached`` are prompt tokens from the prefix cache.
     """
 
     number: int
@@ -33,7 +33,7 @@ class Timeline(msgspec.Struct):
 
 
 class Timelines:
-    """Those under way and the last few that have ended."""
+    """The timelines of the requests under way and of the last few that have ended."""
 
     def __init__(self) -> None:
         self._under_way: dict[int, Timeline] = {}
@@ -43,13 +43,13 @@ class Timelines:
         self._under_way[number] = Timeline(number, prompt_tokens, at)
 
     def started(self, number: int, at: float) -> None:
-        """It has been admitted. A second time, after a preemption, moves nothing."""
+        """Note that a request was admitted. Only the first time counts, not one after a preemption."""
         line = self._under_way.get(number)
         if line is not None and line.started_at is None:
             line.started_at = at
 
     def get(self, number: int) -> Timeline | None:
-        """The one under way."""
+        """The timeline of a request under way."""
         return self._under_way.get(number)
 
     def ended(self, number: int, reason: str, at: float) -> None:
@@ -58,7 +58,8 @@ class Timelines:
             self._ended.append(line)
 
     def newest(self) -> list[Timeline]:
-        """Copies, newest first: another thread may read them on."""
+        """Copies of the newest timelines, newest first; another thread may read them while the engine goes on."""
         lines = [*self._under_way.values(), *self._ended]
+        # Numbers rise in the order of arrival.
         lines.sort(key=lambda line: -line.number)
         return [msgspec.structs.replace(line) for line in lines[:SHOWN]]

@@ -1,4 +1,4 @@
-"""A request's draft tree as the live view draws it: the committed tokens it grew from, and its likeliest nodes."""
+"""A request's draft tree for the live view: the committed tokens that it grew from, and its most probable nodes."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from penstock.requests.request import Request
 from penstock.tree import Node, TokenTree
 
 DRAWN: Final = 60
-"""Nodes of a tree that are drawn."""
+"""Most nodes of a tree that are drawn."""
 PATH: Final = 8
-"""Committed tokens that are shown above the root, itself included."""
+"""Committed tokens that are shown, the root included."""
 DRAFTED, IN_FLIGHT, ANSWERED = "drafted", "in flight", "answered"
 
 
 @dataclass(frozen=True)
 class CommittedToken:
-    """A committed token. ``hit``: it had been drafted."""
+    """A committed token. ``hit`` is whether it had been drafted."""
 
     node: int
     token: int
@@ -29,7 +29,7 @@ class CommittedToken:
 
 @dataclass(frozen=True)
 class NodeView:
-    """A live node: its parent, how far below the root it is, and how far the target is with it."""
+    """A live node: its parent, its depth below the root, and the state of its verification."""
 
     node: int
     parent: int
@@ -42,7 +42,7 @@ class NodeView:
 class TreeView:
     """A tree at one moment. ``size`` counts all its nodes below the root, drawn or not; the path ends in the root.
 
-    ``position`` is the root's in the text.
+    ``position`` is the root's position in the text.
     """
 
     number: int
@@ -55,7 +55,7 @@ class TreeView:
 
 @dataclass
 class Hits:
-    """Of a request's last committed tokens, whether each had been drafted."""
+    """Whether each of a request's last committed tokens had been drafted."""
 
     last: deque[bool] = field(default_factory=lambda: deque(maxlen=PATH))
 
@@ -64,21 +64,22 @@ class Hits:
 
 
 def tree_view(request: Request, hits: Hits) -> TreeView:
-    """Draw a request's tree now. Called on the engine's thread, whose tree it is."""
+    """A drawing of a request's tree. Call it on the engine's thread, to which the tree belongs."""
     tree = request.tree
     nodes = [NodeView(n.id, n.parent.id if n.parent else 0, depth(n, tree), n.token, state(n)) for n in likeliest(tree)]
     return TreeView(request.number, tree.root.id, tree.root.position, tree.size - 1, path(request, hits), nodes)
 
 
 def path(request: Request, hits: Hits) -> list[CommittedToken]:
-    """The committed tokens whose commit has been seen, at least the root."""
+    """The last committed tokens with their hits, as far as they were watched; at least the root."""
+    # Where no commit has been seen yet the root is shown alone, as a hit.
     known = list(hits.last) or [True]
     nodes = request.committed[-len(known) :]
     return [CommittedToken(node.id, node.token, hit) for node, hit in zip(nodes, known, strict=True)]
 
 
 def likeliest(tree: TokenTree) -> list[Node]:
-    """The best nodes below the root by score. No node's score is above its parent's, so parents come first."""
+    """The nodes below the root with the highest scores. No score is above the parent's, so parents come first."""
     heap = [(-child.score, child.id, child) for child in tree.root.children.values()]
     heapq.heapify(heap)
     found: list[Node] = []

@@ -46,7 +46,7 @@ def chat_router(service: Service) -> APIRouter:
 
 @dataclass(frozen=True)
 class Begun:
-    """A conversation that is being answered. ``names`` are those that the request has for fields of ours."""
+    """A conversation whose answer has begun. ``names`` maps Penstock's names of fields to the request's."""
 
     prompt: Prompt
     generation: Generation
@@ -56,7 +56,7 @@ class Begun:
 
 
 async def start_chat(service: Service, body: ChatCompletionRequest, request: Request) -> Begun:
-    """Have the engine begin. Raises ApiError naming the field for what cannot be answered."""
+    """Submit the conversation to the engine. Raises ApiError naming the field for what cannot be answered."""
     service.check_model(body.model)
     with api_errors(body):
         tokenizer = service.prompts.tokenizer
@@ -78,12 +78,12 @@ async def start_chat(service: Service, body: ChatCompletionRequest, request: Req
 
 
 def refuse_with_points(body: ChatCompletionRequest) -> None:
-    """Raise ApiError naming the field that says what the whole answer is, or what else it may be."""
+    """Raise ApiError, naming the field, for fields that give the answer a form, which excludes points."""
     for name in NOT_IN_POINTS:
         if getattr(body, name):
             raise invalid_field(name, "does not go with outline_decoding, whose answer is text in points; remove one")
 
 
 def hidden_ends(body: ChatCompletionRequest, plan: ReplyPlan, tokenizer: Tokenizer) -> Sequence[int]:
-    """The end tokens, where special tokens are in the text only for the sake of marks that are read."""
+    """The end tokens to cut off, if special tokens are in the text only for reading calls or reasoning."""
     return tokenizer.eos_token_ids if plan.marks_are_special and body.skip_special_tokens is not False else ()

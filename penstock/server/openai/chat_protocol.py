@@ -20,7 +20,7 @@ from penstock.server.openai.protocol import (
 )
 
 NAME = r"^[a-zA-Z0-9_-]{1,64}$"
-"""Of functions and schemas, as OpenAI allows it."""
+"""Pattern of names of functions and schemas, as OpenAI allows them."""
 
 # ------------------------------------------------------------------------------------------------------------ request
 
@@ -33,7 +33,7 @@ class TextPart(ApiModel):
 
 
 class RefusalPart(ApiModel):
-    """An answer by which a model has refused, as OpenAI's replies have it: text like any other."""
+    """A model's refusal, as OpenAI's replies hold it; it is read as text like any other."""
 
     type: Literal["refusal"]
     refusal: str
@@ -44,7 +44,7 @@ class RefusalPart(ApiModel):
 
 
 def part_kind(given: Any) -> str:
-    """Which of the parts one is, so that an error names its field and not all that it might have been."""
+    """The kind of a part, by its type, so that an error names that kind's fields and not those of all kinds."""
     kind = given.get("type") if isinstance(given, dict) else getattr(given, "type", None)
     return "RefusalPart" if kind == "refusal" else "TextPart"
 
@@ -59,7 +59,7 @@ class FunctionCall(ApiModel):
 
     name: str
     arguments: str = ""
-    """A JSON object, as text. What a model has begun and not ended is taken back as it is."""
+    """A JSON object, as text. Arguments that a model began and did not end are taken back unchanged."""
 
 
 class ToolCall(ApiModel):
@@ -71,7 +71,7 @@ class ToolCall(ApiModel):
 
 
 class Message(ApiModel):
-    """One turn. What replies hold beside its text and calls is left out, so that each can be sent back."""
+    """One turn. Fields of replies beside its text and calls are left out, so that every reply can be sent back."""
 
     unread: ClassVar[Unread] = {
         "annotations": ANYTHING,
@@ -86,9 +86,9 @@ class Message(ApiModel):
     tool_calls: ListOf[ToolCall] | None = None
     tool_call_id: str | None = None
     refusal: str | None = None
-    """What the assistant said in place of an answer; its content where there is no other."""
+    """The assistant's words in place of an answer; they are its content where there is no other."""
     reasoning_content: str | None = None
-    """What the assistant thought before its answer, for templates that show it to the model again."""
+    """The assistant's reasoning before its answer, for templates that show it to the model again."""
     reasoning: str | None = None
     """vLLM's newer name of reasoning_content."""
 
@@ -99,7 +99,7 @@ class Message(ApiModel):
         return self
 
     def as_turn(self) -> dict[str, Any]:
-        """As the chat template is given it, content as one text."""
+        """The message as the chat template gets it, with its content as one text."""
         turn = self.model_dump(exclude_none=True, exclude={"content", "refusal", "reasoning", "reasoning_content"})
         turn["content"] = self.text
         if thought := self.reasoning_content or self.reasoning:
@@ -117,7 +117,7 @@ class FunctionDefinition(ApiModel):
     name: str = Field(pattern=NAME)
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    """A JSON schema. None takes no arguments."""
+    """A JSON schema of the arguments. Without one the function takes none."""
     strict: bool | None = None
     """Arguments always follow the schema where the call is forced by tool_choice, strict or not."""
 
@@ -171,7 +171,7 @@ class ChatCompletionRequest(GenerationFields):
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = Field(None, max_length=32)
-    """How much to think before the answer, for templates that have a variable of this name; "none": not at all."""
+    """How much to think before the answer, for templates that have a variable of this name; "none" is not at all."""
     enable_thinking: bool | None = None
     """Whether to think before the answer, for templates that have a variable of this name (Qwen's API)."""
     chat_template_kwargs: dict[str, Any] | None = None
@@ -188,7 +188,7 @@ class TopLogprob(BaseModel):
     token: str
     logprob: float
     bytes: list[int]
-    """The token's own, also where it is a part of a character."""
+    """The token's own bytes, also where it is a part of a character."""
 
 
 class TokenLogprob(TopLogprob):
@@ -216,7 +216,7 @@ class MessageReply(BaseModel):
     content: str | None
     refusal: None
     reasoning_content: str | None = None
-    """What the model thought before its answer, where its template has it think."""
+    """The model's reasoning before its answer, where its template has it think."""
     tool_calls: list[ToolCallReply] | None = None
 
 
@@ -226,24 +226,24 @@ class ChatChoice(BaseModel):
     logprobs: ChatLogprobs | None
     finish_reason: FinishWord
     stop_reason: int | str | None
-    """Which stop string or stop token ended it (vLLM's)."""
+    """The stop string or stop token that ended it (vLLM's)."""
     token_ids: list[int] | None = None
 
 
 class OutlineReply(BaseModel):
-    """How an answer came about that was asked for with outline_decoding."""
+    """How an answer that was asked for with outline_decoding came about."""
 
     used: bool
-    """Whether it is put together of points: then it is not what plain decoding of the question gives, and each point
-    is what plain decoding of that point's own prompt gives."""
+    """Whether it is made of points: then it is not what plain decoding of the question gives, and each point is what
+    plain decoding of that point's own prompt gives."""
     reason: str
     kind: str | None
-    """What form the target gives the answer, where it was asked: list, code, math, short or text."""
+    """Form that the target gives the answer, where it was asked: list, code, math, short or text."""
     titles: list[str]
 
 
 class PointPart(BaseModel):
-    """New text of one point, also while an earlier one is still told in content."""
+    """New text of one point, sent also while the content is still that of an earlier one."""
 
     point: int
     text: str
@@ -293,5 +293,5 @@ class ChatCompletionChunk(Reply, WithWarning):
     metrics: Metrics | None = None
     prompt_token_ids: list[int] | None = None
     outline: OutlineReply | None = None
-    """In the first chunk, where outline_decoding was asked for."""
+    """Sent in the first chunk, where outline_decoding was asked for."""
     outline_points: list[PointPart] | None = None

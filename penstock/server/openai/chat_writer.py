@@ -1,4 +1,4 @@
-"""Choices as /v1/chat/completions tells them, at once or in chunks."""
+"""The writer of /v1/chat/completions: choices as one reply or in chunks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from penstock.server.openai.usage import Summary, metrics_of, usage_of
 
 
 class ChatWriter:
-    """It remembers of what it has written only which choices have begun."""
+    """The writer of one request's reply. Its only state is which choices have begun."""
 
     named_events = False
     continues_text = False
@@ -45,7 +45,7 @@ class ChatWriter:
         token_bytes: TokenBytes,
         outline: OutlineOutput | None = None,
     ) -> None:
-        """``outline`` is told of an answer that was asked for in points; it grows until the first token is there."""
+        """``outline`` is reported for an answer in points; the engine fills it in until the first token has come."""
         self._body = body
         self._prompt = prompt
         self._id, self._model, self._created = f"chatcmpl-{request_id}", model, int(time.time())
@@ -80,7 +80,7 @@ class ChatWriter:
             part.tool_calls = [call_part(call) for call in delta.tool_calls]
         told = part.model_fields_set or delta.finish_reason or delta.logprobs or delta.points
         if not (told or self._body.return_token_ids):
-            return  # a part of a character, or what may become a call
+            return  # only part of a character, or the possible beginning of a call
         if delta.index not in self._begun:
             self._begun.add(delta.index)
             yield self._first_chunk(delta)
@@ -113,7 +113,7 @@ class ChatWriter:
     # ---------------------------------------------------------------------------------------------------- inside
 
     def _first_chunk(self, delta: ChoiceDelta) -> ChatCompletionChunk:
-        """The role alone. Content is null where there is none yet: the choice may be calls and nothing else."""
+        """A chunk with the role alone. Content is null if reasoning or a call comes first: text may never follow."""
         index, silent = delta.index, (delta.tool_calls or delta.reasoning) and not delta.content
         part = MessagePart(role="assistant", content=None if silent else "")
         chunk = self._chunk([ChatChunkChoice(index=index, delta=part, logprobs=None, finish_reason=None)])
@@ -132,7 +132,7 @@ class ChatWriter:
             choices=choices,
         )
         if self._body.stream_options is not None and self._body.stream_options.include_usage:
-            chunk.usage = None  # as OpenAI has it in all chunks but the last
+            chunk.usage = None  # OpenAI sends null in all chunks but the last
         return chunk
 
     def _choice(self, whole: ChoiceDelta) -> ChatChoice:
@@ -165,7 +165,7 @@ def outline_reply(outline: OutlineOutput) -> OutlineReply:
 
 
 def call_part(call: ToolCallDelta) -> ToolCallPart:
-    """A call in a chunk: its beginning, or more of its arguments."""
+    """A call in a chunk: its beginning with id and name, or more of its arguments."""
     if not call.name:
         return ToolCallPart(index=call.index, function=FunctionPart(arguments=call.arguments))
     function = FunctionPart(name=call.name, arguments=call.arguments)
@@ -173,6 +173,6 @@ def call_part(call: ToolCallDelta) -> ToolCallPart:
 
 
 def call_reply(call: ToolCallDelta) -> ToolCallReply:
-    """A call in one piece."""
+    """A whole call in one piece."""
     function = FunctionReply(name=call.name, arguments=call.arguments)
     return ToolCallReply(id=call.id, type="function", function=function)

@@ -1,4 +1,4 @@
-"""A generation's choices as they grow, between the engine's deltas and the writers."""
+"""A generation's choices as they grow, between the engine's deltas and the API's writers."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ REST: Final[dict[FinishReason, FinishWord]] = {
 
 @dataclass(frozen=True)
 class ChoiceDelta:
-    """What is new of one choice, as replies tell it.
+    """The new part of one choice, in the form that writers need.
 
-    ``index`` counts over all prompts of a request; ``first``: nothing of the choice came before. ``places`` are those
-    of the tokens in the text, where log-probabilities are told. ``reasoning`` is what was thought before the answer.
-    ``warning`` is of a stream's choice that has ended without text. ``points`` are new texts of points, where the
-    answer is put together of them.
+    ``index`` counts over all prompts of a request; ``first`` is true for a choice's first delta. ``places`` are the
+    tokens' positions in the text, where log-probabilities are asked for. ``reasoning`` is the text before the answer
+    proper. ``warning`` comes with the end of a streamed choice without text. ``points`` are new texts of points
+    (number, text), where the answer is made of points.
     """
 
     index: int
@@ -45,10 +45,10 @@ class ChoiceDelta:
 
 
 class Choice:
-    """One choice. All that a reply has to remember of earlier deltas is here; tokens and text the engine's stream has.
+    """One choice. It holds all that a reply needs of earlier deltas; tokens and text are kept by the engine's stream.
 
-    Push every delta of it in turn, or the whole of it as one. ``token_bytes`` gives a token's own text. The text of
-    ``hidden_ends``, end tokens, is cut off where one ends the choice. ``places`` finds tokens in the text.
+    Push every delta of the choice in turn, or the whole of it as one. ``token_bytes`` gives a token's own bytes. If one
+    of ``hidden_ends``, end tokens, ends the choice, its text is cut off. ``places`` finds tokens in the text.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Choice:
         return delta.text
 
     def _finish_word(self, reason: FinishReason | None) -> FinishWord | None:
-        """OpenAI's: a reply that ended by itself and holds calls has ended for their sake."""
+        """OpenAI's word for the end: a reply that ended by itself and holds calls has ended with "tool_calls"."""
         if reason is None:
             return None
         if reason is FinishReason.STOP:

@@ -1,4 +1,4 @@
-"""Choices as /v1/completions tells them, at once or in chunks."""
+"""The writer of /v1/completions: choices as one reply or in chunks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.server.openai.usage import Summary, metrics_of, usage_of
 
 
 class CompletionWriter:
-    """``n`` choices of each of the prompts, in their order. It remembers nothing of what it has written."""
+    """The writer of ``n`` choices for each of the prompts, in their order. It keeps no state."""
 
     named_events = False
 
@@ -60,7 +60,7 @@ class CompletionWriter:
             id=self._id, object="text_completion", created=self._created, model=self._model, choices=choices
         )
         if self._body.stream_options is not None and self._body.stream_options.include_usage:
-            reply.usage = None  # as OpenAI has it in all chunks but the last
+            reply.usage = None  # OpenAI sends null in all chunks but the last
         return reply
 
     def _with_summary(self, reply: Completion, summary: Summary) -> Completion:

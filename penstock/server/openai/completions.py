@@ -41,7 +41,7 @@ def completion_router(service: Service) -> APIRouter:
 
 
 async def prompts_of(body: CompletionRequest, prompts: Prompts) -> list[Prompt]:
-    """Raises RequestError for text that is not Unicode, ApiError for unknown token ids and too many choices."""
+    """The request's prompts. Raises RequestError for invalid Unicode, ApiError for unknown ids and too many choices."""
     given, special = body.prompt, body.add_special_tokens is not False
     if isinstance(given, list) and not isinstance(given[0], int) and len(given) * (body.n or 1) > MOST_CHOICES:
         raise invalid_field(
@@ -55,7 +55,7 @@ async def prompts_of(body: CompletionRequest, prompts: Prompts) -> list[Prompt]:
 
 
 def places_of(service: Service, body: CompletionRequest, prompts: list[Prompt]) -> list[TextPlaces | None]:
-    """What finds each choice's tokens in its text, where that is asked for."""
+    """For each choice a TextPlaces that finds tokens in its text; None where no log-probabilities are asked for."""
     tokenizer, skip = service.prompts.tokenizer, body.skip_special_tokens is not False
     if body.logprobs is None:
         return [None] * (len(prompts) * (body.n or 1))

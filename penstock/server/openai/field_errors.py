@@ -1,4 +1,4 @@
-"""Penstock's errors as replies that name a field as the request calls it."""
+"""Penstock's errors as replies that name fields as the request does."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from penstock.core import PenstockError
 from penstock.server.http.errors import ApiError, api_error
 
 OUR_NAMES: Final = {"request_id": "X-Request-Id", "prompt_token_ids": "prompt"}
-"""What requests call the fields of ``AsyncLLM.submit``."""
+"""Names that requests have for fields of ``AsyncLLM.submit``."""
 
 
 @contextmanager
 def api_errors(body: BaseModel, names: Mapping[str, str] | None = None) -> Iterator[None]:
-    """Turn errors into ApiError. ``names`` says what this request calls fields that have another name in Penstock."""
+    """Turn errors within the block into ApiError. ``names`` maps Penstock's names of fields to the request's."""
     try:
         yield
     except PenstockError as error:

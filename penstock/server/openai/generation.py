@@ -1,4 +1,4 @@
-"""What one HTTP request has the engine do, from its queue to the last token, however it ends."""
+"""The generation of one HTTP request: from the engine's queue to the last token, however it ends."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from penstock.server.settings import ServerSettings
 class Generation:
     """One request in the engine per prompt, with ``n`` choices each; choice ``n * prompt + i`` is a prompt's i-th.
 
-    It ends with its last token, or early: when the client leaves, when it takes too long, when the server stops. All of
-    that comes out of ``deltas``. ``close`` frees whatever is left, and has to be called.
+    It ends with its last token, or early: when the client leaves, when it takes too long, when the server stops.
+    ``deltas`` raises the reason. ``close`` frees what is left, and must be called.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Generation:
         began: float,
         on_close: Callable[[Generation], None],
     ) -> None:
-        """``request``'s body has been read; ``began`` is when, on ``time.monotonic``. ``on_close`` is called once."""
+        """``request``'s body was read at ``began`` (seconds, ``time.monotonic``). ``on_close`` is called once."""
         self.n = n
         self._streams = streams
         self._settings = settings
@@ -47,7 +47,7 @@ class Generation:
         self._first_token_at: float | None = None
         self._last_token_at: float | None = None
         self._reads: dict[asyncio.Future[RequestDelta], int] = {}
-        """Which of the streams each read is of."""
+        """The pending reads, each with the number of its stream."""
         self._failed: asyncio.Future[ApiError] = asyncio.get_running_loop().create_future()
         self._closed = False
         self._watch = asyncio.ensure_future(self._watch_client(request))
@@ -55,11 +55,11 @@ class Generation:
 
     @property
     def choices(self) -> int:
-        """How many there are, of all prompts."""
+        """The number of choices of all prompts together."""
         return self.n * len(self._streams)
 
     async def deltas(self) -> AsyncIterator[CompletionDelta]:
-        """What is new of any choice, as it comes. Raises ApiError or PipelineError where it ends early."""
+        """The new parts of any choice, as they come. Raises ApiError or PipelineError where it ends early."""
         for number in range(len(self._streams)):
             self._read(number)
         while self._reads:
@@ -72,7 +72,7 @@ class Generation:
                     yield replace(delta, index=number * self.n + delta.index)
 
     def whole(self) -> list[CompletionDelta]:
-        """All so far of every choice, each as one delta. A choice that has not ended has been cut off."""
+        """All choices so far, each as one delta. A choice that has not ended counts as cut off by length."""
         return [
             CompletionDelta(
                 number * self.n + choice.index,
@@ -88,25 +88,25 @@ class Generation:
 
     @property
     def outline(self) -> OutlineOutput | None:
-        """How the answer comes about, where it is asked for in points."""
+        """The report on how the answer comes about, for an answer in points; else None."""
         return self._streams[0].report if isinstance(self._streams[0], OutlineStream) else None
 
     def outputs(self) -> list[RequestOutput]:
-        """All so far, per prompt."""
+        """The outputs so far, one per prompt."""
         return [stream.output() for stream in self._streams]
 
     def summary(self) -> Summary:
-        """What it has cost so far."""
+        """The token counts and timings so far."""
         moments = [None if at is None else at - self._began for at in (self._first_token_at, self._last_token_at)]
         return summarize(self.outputs(), *moments)
 
     def fail(self, error: ApiError) -> None:
-        """End it early. Only the first reason counts."""
+        """End the generation early. Only the first error counts."""
         if not self._failed.done():
             self._failed.set_result(error)
 
     def close(self) -> None:
-        """Abort what still runs. Safe to call twice."""
+        """Abort whatever still runs. A second call does nothing."""
         if self._closed:
             return
         self._closed = True
@@ -124,7 +124,7 @@ class Generation:
         self._reads[asyncio.ensure_future(self._streams[number].__anext__())] = number
 
     async def _some(self) -> list[asyncio.Future[RequestDelta]]:
-        """Wait until a read has something, no longer than there is time."""
+        """Wait until at least one read is done, for as long as the timeouts allow."""
         while True:
             waits: set[asyncio.Future[Any]] = {*self._reads, self._failed}
             await asyncio.wait(waits, timeout=self._left(), return_when=asyncio.FIRST_COMPLETED)
@@ -161,7 +161,7 @@ class Generation:
             self._first_token_at = self._last_token_at
 
     async def _watch_client(self, request: Request) -> None:
-        """All that can still come from the client is that it leaves."""
+        """Fail the generation when the client leaves, the only message that can still come from it."""
         while (await request.receive())["type"] != "http.disconnect":
             pass
         self.fail(client_closed())

@@ -1,4 +1,4 @@
-"""Fields that say nothing, or nothing that a reply depends on: clients send them, and they are left out unread.
+"""Lenience about fields that no reply depends on: clients send them, and they are left out unread.
 
 A field is refused only where leaving it out would change the answer that the user expects.
 """
@@ -14,7 +14,7 @@ from penstock.server.http.validation import check_unicode
 
 
 class Anything:
-    """Holds every value."""
+    """A set that contains every value."""
 
     def __contains__(self, value: object) -> bool:
         return True
@@ -22,7 +22,7 @@ class Anything:
 
 ANYTHING: Final = Anything()
 Unread = Mapping[str, Collection[Any] | Anything]
-"""Fields by name, with the values that change nothing; whatever else one of them holds is refused."""
+"""Fields that are not read, with their values that change nothing; other values are refused."""
 
 EVERYWHERE: Final[Unread] = {
     "cache_control": ANYTHING,  # Anthropic's hint, which LiteLLM and LangChain pass on
@@ -51,7 +51,7 @@ OF_GENERATION: Final[Unread] = {
     "use_beam_search": (False,),
     "verbosity": ("medium",),
 }
-"""Parameters that OpenAI's API or vLLM's has and this one has not, at their defaults."""
+"""Parameters of OpenAI's or vLLM's API that this one lacks, with their default values."""
 
 REASONS: Final = {
     "audio": "asks for sound, and the model here writes text: remove it",
@@ -64,22 +64,22 @@ REASONS: Final = {
     "use_beam_search": "asks for a search that is not built here: remove it",
     "web_search_options": "asks for a web search, and there is none here: remove it",
 }
-"""Why a field of other servers is refused, by its name."""
+"""Reasons for refusing fields of other servers, by the field."""
 
 
 def says_nothing(name: str, value: Any, unread: Unread) -> bool:
-    """Whether a field that is not read here may be left out."""
+    """Whether a field that is not read here may be left out with this value."""
     if name == "web_search_options":
-        return value is None  # empty, it asks for a search as OpenAI has it
+        return value is None  # even an empty one asks for a search in OpenAI's API
     if value is None or (isinstance(value, str | list | dict) and not value):
         return True
     return value in unread.get(name, ()) or value in EVERYWHERE.get(name, ())
 
 
 class ApiModel(BaseModel):
-    """A part of a request. It is strict, but what says nothing is left out before it is read.
+    """A part of a request. It is strict, but fields without effect are left out before validation.
 
-    A null is left out wherever the field has a default, and fields that are not read where ``says_nothing`` holds.
+    Left out are nulls of fields that have a default, and unread fields for which ``says_nothing`` holds.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True)

@@ -1,4 +1,4 @@
-"""Log-probabilities in the shapes of the two APIs."""
+"""Log-probabilities in the forms of the chat and completions APIs."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from penstock.text.detokenizer import StreamDecoder
 from penstock.text.tokenizer import Tokenizer
 
 TokenBytes = Callable[[int], bytes]
-"""A token's own bytes, which may be a part of a character."""
+"""Gives a token's own bytes, which may be part of a character."""
 LEAST: Final = -9999.0
-"""Stands for minus infinity, which JSON does not have; OpenAI's and vLLM's."""
+"""Value sent for minus infinity, which JSON lacks; the same as OpenAI's and vLLM's."""
 
 
 def text_of(token: bytes) -> str:
-    """A token's text. What is no whole character shows as U+FFFD, so that several tokens have one text."""
+    """A token's text. Incomplete characters show as U+FFFD, so that several tokens may have the same text."""
     return token.decode(errors="replace")
 
 
@@ -42,7 +42,7 @@ def chat_logprobs(
 def completion_logprobs(
     ids: Sequence[int], found: Sequence[dict[int, Logprob]], token_bytes: TokenBytes, offsets: list[int]
 ) -> CompletionLogprobs:
-    """``offsets``: each token's place in the choice's text. The chosen token is among the top ones here."""
+    """Log-probabilities of a completion; ``offsets`` are the tokens' places in the text."""
     return CompletionLogprobs(
         tokens=[text_of(token_bytes(token)) for token in ids],
         token_logprobs=[finite(entry[token].logprob) for token, entry in zip(ids, found, strict=True)],
@@ -52,7 +52,7 @@ def completion_logprobs(
 
 
 def best_by_text(entry: dict[int, Logprob], token_bytes: TokenBytes) -> dict[str, float]:
-    """The log-probability of each text: of several tokens with one text the best."""
+    """The log-probability of each text; of several tokens with the same text the highest."""
     best: dict[str, float] = {}
     for token, one in entry.items():
         text = text_of(token_bytes(token))
@@ -61,9 +61,9 @@ def best_by_text(entry: dict[int, Logprob], token_bytes: TokenBytes) -> dict[str
 
 
 class TextPlaces:
-    """Where tokens stand in a choice's text, in characters from its beginning.
+    """The positions of tokens in a choice's text, in characters from its beginning.
 
-    A part of a character stands where the character does, and what the text leaves out where the next character does.
+    A token within a character has that character's position, and a token that the text leaves out has the next one's.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], skip_special_tokens: bool) -> None:
@@ -71,15 +71,16 @@ class TextPlaces:
         self._byte_ids = tokenizer.byte_ids
         self._token_bytes = tokenizer.token_bytes
         self._characters = 0
-        """How many are certain so far."""
+        """Number of final characters so far."""
         self._run = b""
-        """Byte-fallback tokens since then: the decoder waits for the end of such a run."""
+        """Bytes of the byte-fallback tokens since then: the decoder waits for the end of such a run."""
 
     def of(self, ids: Sequence[int]) -> list[int]:
-        """The places of the next tokens."""
+        """The positions of the next tokens."""
         return [self._place_of(token) for token in ids]
 
     def _place_of(self, token: int) -> int:
+        # Taken before the token is decoded: it stands behind all that came before it.
         place = self._characters + len(self._run.decode(errors="ignore"))
         self._characters += len(self._decoder.append(token))
         self._run = self._run + self._token_bytes(token) if token in self._byte_ids else b""
@@ -92,7 +93,7 @@ def of_token(token: int, logprob: Logprob, token_bytes: TokenBytes) -> TopLogpro
 
 
 def ranked(entry: dict[int, Logprob], top: int) -> list[tuple[int, Logprob]]:
-    """The ``top`` most probable, best first: the chosen token may be in ``entry`` beside them."""
+    """The ``top`` most probable tokens, best first. ``entry`` may hold the chosen token besides, with a lower rank."""
     return sorted((pair for pair in entry.items() if pair[1].rank <= top), key=lambda pair: pair[1].rank)
 
 

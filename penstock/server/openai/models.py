@@ -21,7 +21,7 @@ class ModelCard(BaseModel):
     root: str
     max_model_len: int
     chat_sampling: dict[str, float]
-    """Sampling parameters for chats in which nobody sets them: what the checkpoint recommends, or else greedy."""
+    """Default sampling parameters of chats: those that the checkpoint recommends, or else greedy."""
 
 
 class ModelList(BaseModel):

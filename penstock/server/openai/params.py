@@ -36,21 +36,21 @@ SAME_NAME: Final = (
 )
 LARGEST_SEED: Final = 2**63 - 1
 DIGITS: Final = 10
-"""Of the largest token id that there may be, 2**31 - 1; Python refuses to read thousands."""
+"""Digits of the largest token id, 2**31 - 1; Python refuses to read numbers with thousands of digits."""
 
 
 @dataclass
 class RequestParams:
-    """Sampling parameters, and what the request calls those of them that have another name there."""
+    """Sampling parameters, and the request's names for those that it calls otherwise."""
 
     sampling: SamplingParams
     names: dict[str, str] = field(default_factory=dict)
     parts: Mapping[str, StructuredOutputsParams] = field(default_factory=dict)
-    """What the output's structure is made of, by the request's fields."""
+    """The parts of the output's structure, by the request's field that holds each."""
 
 
 def chat_params(body: ChatCompletionRequest, defaults: SamplingParams, room: Room, plan: ReplyPlan) -> RequestParams:
-    """What the ``room`` behind the prompt has is generated unless the request says fewer.
+    """The parameters of a chat. All of the ``room`` behind the prompt may be generated unless the request says fewer.
 
     Raises ApiError naming the field.
     """
@@ -74,7 +74,7 @@ def chat_params(body: ChatCompletionRequest, defaults: SamplingParams, room: Roo
 
 
 def completion_params(body: CompletionRequest, defaults: SamplingParams, room: Room) -> RequestParams:
-    """``room`` is what is left behind the prompt. Raises ApiError naming the field."""
+    """The parameters of a completion. ``room`` is what is left behind the prompt. Raises ApiError naming the field."""
     shared = fields_of(body, defaults)
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise invalid_field("best_of", f"is {body.best_of}, n is {body.n or 1}; remove it: every choice is returned")
@@ -88,22 +88,22 @@ def completion_params(body: CompletionRequest, defaults: SamplingParams, room: R
 
 
 def fields_of(body: GenerationFields, defaults: SamplingParams) -> RequestParams:
-    """What both APIs share, over the model's defaults."""
+    """The parameters that both APIs share, over the model's defaults."""
     given = {name: value for name in SAME_NAME if (value := getattr(body, name)) is not None}
     if body.seed is not None:
-        given["seed"] = body.seed & LARGEST_SEED  # OpenAI's may be negative
+        given["seed"] = body.seed & LARGEST_SEED  # OpenAI allows negative seeds
     if body.stop is not None:
         given["stop"] = [stop for stop in ([body.stop] if isinstance(body.stop, str) else body.stop) if stop]
     if body.logit_bias is not None:
         given["logit_bias"] = {token_id(key): value for key, value in body.logit_bias.items()}
     if body.min_tokens is not None:
-        # Checked against max_tokens once that is known too.
+        # ``max_tokens`` is raised for now: min_tokens is checked against the real one once that is known.
         given["max_tokens"] = max(defaults.max_tokens, body.min_tokens)
     return RequestParams(replace(defaults, **given))
 
 
 def fitting(body: GenerationFields, name: str, room: Room) -> int | None:
-    """How many tokens the request asks for. Raises ApiError where they do not fit behind the prompt."""
+    """The tokens asked for by the field ``name``, or None. Raises ApiError where they do not fit behind the prompt."""
     wanted: int | None = getattr(body, name)
     if wanted is not None and wanted > room.tokens:
         raise too_long(name, f"is {wanted}; behind this prompt there is room for {room.tokens} tokens.", room.of)

@@ -1,4 +1,4 @@
-"""From a request's text or messages to token ids: beside the event loop, since a long text takes a while."""
+"""From a request's text or messages to token ids, on threads beside the event loop, as a long text takes a while."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ class Prompt:
 
 
 class Room(NamedTuple):
-    """How many ``tokens`` may follow a prompt, of as many as the model takes in all."""
+    """Room behind a prompt: ``tokens`` may follow it; ``of`` is the model's limit on prompt and output together."""
 
     tokens: int
     of: int
 
 
 class Prompts:
-    """Prompts of one tokenizer. Workers do what a client can make expensive, and clients take turns in their queue."""
+    """Prompts of one tokenizer. Workers do whatever a client can make expensive; clients take turns in their queue."""
 
     def __init__(self, tokenizer: Tokenizer, max_model_len: int, allow_special_tokens: bool = False) -> None:
-        """``allow_special_tokens``: those in a conversation's texts are special, as the chat template's own are."""
+        """``allow_special_tokens``: special tokens in users' texts are special, like the chat template's own."""
         self.tokenizer = tokenizer
         self.max_model_len = max_model_len
         self._allow_special_tokens = allow_special_tokens
 
     async def of_text(self, text: str, add_special_tokens: bool = True) -> Prompt:
-        """Raises RequestError for text that is not Unicode."""
+        """A text as a prompt. Raises RequestError for text that is not valid Unicode."""
         return await aside(lambda: Prompt(text, self.tokenizer.encode(text, add_special_tokens)))
 
     async def of_ids(self, ids: Sequence[int], field: str = "prompt") -> Prompt:
@@ -53,7 +53,7 @@ class Prompts:
         return await aside(decode)
 
     async def names(self, ids: Sequence[int]) -> list[str]:
-        """Each token's text by itself."""
+        """The text of each token by itself."""
         return await aside(lambda: [self.tokenizer.decode([one], skip_special_tokens=False) for one in ids])
 
     async def of_chat(
@@ -62,7 +62,7 @@ class Prompts:
         tools: Sequence[Tool] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> Prompt:
-        """Raises RequestError when the template refuses the messages, ApiError naming the field for all else."""
+        """A conversation as a prompt. Raises RequestError if the template refuses it, ApiError naming a field."""
         if self.tokenizer.tool_template is None:
             problem = "need a chat template, and this model has none: give the server one with --chat-template"
             raise invalid_field("messages", f"{problem}, or use /v1/completions")
@@ -85,7 +85,7 @@ class Prompts:
         return Prompt(self.tokenizer.literal.show(rendered), self.tokenizer.encode_literal(rendered))
 
     def room(self, prompt: Prompt, field: str) -> Room:
-        """How many tokens may follow a prompt. Raises ApiError naming ``field`` if none may."""
+        """The room behind a prompt. Raises ApiError naming ``field`` if no token fits."""
         room = self.max_model_len - len(prompt.token_ids)
         if not prompt.token_ids:
             raise invalid_field(field, "holds no token; there has to be at least one")
@@ -95,6 +95,6 @@ class Prompts:
         return Room(room, self.max_model_len)
 
     def dialogue(self, messages: Sequence[Message], options: Mapping[str, Any] | None = None) -> Dialogue:
-        """A conversation whose answer is to be decoded in points. Raises RequestError as ``of_chat`` does."""
+        """A conversation to be answered in points. Raises RequestError as ``of_chat`` does."""
         chat = ChatFormat(chat_template_kwargs=options)
         return Dialogue(self.tokenizer, [message.as_turn() for message in messages], chat)

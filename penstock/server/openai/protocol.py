@@ -1,7 +1,7 @@
-"""What chat and completions have in common on the wire: OpenAI's fields, and vLLM's where OpenAI has none.
+"""Fields that chat and completions share: OpenAI's, and vLLM's where OpenAI has none.
 
-Requests are strict: a field that is unknown, or of another type, is refused by name, unless it says nothing
-(``lenience``). Replies are dumped with ``exclude_unset``, so that null is only sent where the API says so.
+Requests are strict: a field that is unknown, or of another type, is refused by name, unless it has no effect
+(``lenience``). Replies are dumped with ``exclude_unset``, so that null is sent only where the API asks for it.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from penstock.server.http.errors import Responses, error_responses
 from penstock.server.openai.lenience import ANYTHING, OF_GENERATION, ApiModel, Unread
 
 WARNING = "X-Penstock-Warning"
-"""A reply's header that says what of the request was left out of account."""
+"""Reply header that names the request's fields that were ignored."""
 MOST_CHOICES = 128
 MOST_STOPS = 16
 MOST_TOKEN_IDS = 1024
-"""Of a list that every row is checked against (vLLM's own sampler has the same limit)."""
+"""Most items of a list that every row is checked against (vLLM's own sampler has the same limit)."""
 
 T = TypeVar("T")
 ListOf = Annotated[list[T], Field(fail_fast=True)]
-"""A list that is refused at its first wrong item: to tell of a million wrong ones takes seconds, for everybody."""
+"""A list that is refused at its first wrong item: reporting a million wrong ones takes seconds, for everybody."""
 
 
 NOT_READ: Final = {
@@ -39,11 +39,11 @@ NOT_READ: Final = {
     "file": "files",
     "input_file": "files",
 }
-"""What a part of a message may be elsewhere, by its type."""
+"""Types of message parts that other servers read, with their media."""
 
 
 def text_alone(kind: Any) -> Any:
-    """Refuse parts of other media with the reason; whatever else a type may be, its field says."""
+    """Refuse parts of other media with a reason; all other wrong types are left to the field's own check."""
     if isinstance(kind, str) and kind in NOT_READ:
         raise ValueError(f"is {kind!r}; {NOT_READ[kind]} cannot be read here: only the text part of a model runs")
     return kind
@@ -57,7 +57,7 @@ class StreamOptions(ApiModel):
 
 
 class StructuredOutputs(ApiModel):
-    """Exactly one of them (vLLM's ``structured_outputs``)."""
+    """The output's form; exactly one of the fields is given (vLLM's ``structured_outputs``)."""
 
     json_: str | dict[str, Any] | None = Field(None, alias="json")
     regex: str | None = None
@@ -67,7 +67,7 @@ class StructuredOutputs(ApiModel):
 
 
 class IgnoredFields(ApiModel):
-    """What clients send for OpenAI's own sake, and what nothing in a reply depends on here."""
+    """Fields that clients send for OpenAI's own sake; no reply depends on them here."""
 
     metadata: dict[str, Any] | None = None
     store: bool | None = None
@@ -76,16 +76,16 @@ class IgnoredFields(ApiModel):
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
     prediction: dict[str, Any] | None = None
-    """What the answer will be like: drafts come from elsewhere here, and the answer does not depend on them."""
+    """The answer that the client expects: drafts come from elsewhere here, and the answer does not depend on them."""
 
     def warning_headers(self) -> dict[str, str]:
-        """For the reply: which of them were set; none where none was."""
+        """The reply's header that names the ignored fields that were set; {} if none was."""
         given = [name for name in IgnoredFields.model_fields if getattr(self, name)]
         return {WARNING: f"ignored here: {', '.join(given)}"} if given else {}
 
 
 class GenerationFields(IgnoredFields):
-    """How to generate. What is left out, or null, is as the model's generation_config says."""
+    """How to generate. The model's generation_config gives whatever is left out or null."""
 
     unread: ClassVar[Unread] = OF_GENERATION
 
@@ -119,14 +119,14 @@ class GenerationFields(IgnoredFields):
     priority: int | None = Field(None, ge=-100, le=100)
     """Lower is served earlier."""
     user: str | None = Field(None, max_length=256)
-    """Whose request it is: the engine shares itself fairly among users. By default the sender's address."""
+    """The request's owner: the engine shares itself fairly among users. By default the sender's address."""
 
 
 # ------------------------------------------------------------------------------------------------------------ replies
 
 
 class Reply(BaseModel):
-    """What every reply, and every chunk of a stream, begins with."""
+    """The first fields of every reply, and of every chunk of a stream."""
 
     id: str
     object: str
@@ -138,23 +138,23 @@ class WithWarning(BaseModel):
     """A reply in one piece, or the end of a choice in a stream."""
 
     warning: str | None = None
-    """What has gone otherwise than hoped: the time was up before the last token, or the first one ended the answer."""
+    """A remark on the answer: the time was up before the last token, or the first token ended it."""
 
 
 class WholeReply(Reply, WithWarning):
-    """A reply in one piece, of the older two APIs."""
+    """A reply in one piece, in the chat and completions APIs."""
 
 
 class PromptDetails(BaseModel):
     cached_tokens: int
-    """Prompt tokens whose keys and values were still there from earlier requests."""
+    """Prompt tokens whose keys and values were cached from earlier requests."""
 
 
 class CompletionDetails(BaseModel):
     accepted_prediction_tokens: int
     """Drafted tokens that became part of the text."""
     rejected_prediction_tokens: int
-    """Drafted tokens that did not."""
+    """Drafted tokens that did not become part of the text."""
 
 
 class Usage(BaseModel):
@@ -166,12 +166,12 @@ class Usage(BaseModel):
 
 
 class Metrics(BaseModel):
-    """How it went. Seconds count from the request's arrival in the engine; speculation is summed over all choices."""
+    """Timing and speculation, summed over all choices. Seconds count from the arrival in the engine."""
 
     time_to_first_token: float | None
     seconds: float
     tokens_per_second: float | None
-    """After the first token, all choices together."""
+    """Speed after the first token, all choices together."""
     mean_acceptance_length: float
     num_drafts: int
     num_draft_tokens: int
@@ -182,7 +182,7 @@ FinishWord = Literal["stop", "length", "tool_calls", "abort", "error"]
 
 
 def generation_responses(chunk: str) -> Responses:
-    """For the OpenAPI of a route that generates. ``chunk`` is what the events of a stream hold."""
+    """A generating route's responses for OpenAPI. ``chunk`` names the content of a stream's events."""
     text = f"The whole reply as JSON; with stream true events, each a {chunk} or an error, the last one [DONE]."
     stream = {"text/event-stream": {"schema": {"type": "string"}}}
     return {200: {"description": text, "content": stream}, **error_responses(400, 401, 404, 408, 413, 429, 503, 504)}

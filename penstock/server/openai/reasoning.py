@@ -1,4 +1,4 @@
-"""What a model thinks before its answer, told apart by the marks that its chat template has for it."""
+"""A model's reasoning before its answer, told apart by the marks of its chat template."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.server.openai.tools.readers import ParsedDelta, Reader, split_at
 
 @dataclass(frozen=True)
 class Thinking:
-    """A thought stands between ``opens`` and ``closes``, where the answer begins."""
+    """The marks of a model's reasoning: it stands between ``opens`` and ``closes``, and the answer follows."""
 
     opens: str
     closes: str
@@ -23,29 +23,29 @@ MARKS: Final = (
     Thinking("<seed:think>", "</seed:think>"),
     Thinking("<|START_THINKING|>", "<|END_THINKING|>"),
 )
-"""DeepSeek R1, Qwen3, SmolLM3 and many others; Magistral; Seed-OSS; Command A."""
+"""Marks of DeepSeek R1, Qwen3, SmolLM3 and many others; of Magistral; of Seed-OSS; of Command A."""
 EFFORT, SWITCH = "reasoning_effort", "enable_thinking"
 NONE: Final = "none"
-"""The effort that is no thinking at all (OpenAI's)."""
+"""OpenAI's effort for no reasoning at all."""
 
 
 def thinking_of(template: str | None) -> Thinking | None:
-    """The marks of a template that has its model think; None where it has none."""
+    """The reasoning marks in a chat template; None if it has none."""
     return next((one for one in MARKS if template and one.opens in template and one.closes in template), None)
 
 
 def has_begun(thinking: Thinking, prompt: str) -> bool:
-    """Whether the prompt has opened the thought, so that the reply begins within it."""
+    """Whether the prompt ends with the opening mark, so that the reply begins within the reasoning."""
     return prompt.rstrip().endswith(thinking.opens)
 
 
 def is_over(thinking: Thinking, prompt: str) -> bool:
-    """Whether the prompt has closed a thought, an empty one: the model is not to think."""
+    """Whether the prompt ends with the closing mark, behind empty reasoning: the model is not to think."""
     return prompt.rstrip().endswith(thinking.closes)
 
 
 def template_variables(body: ChatCompletionRequest) -> dict[str, Any] | None:
-    """The chat template's further variables: those of the request's own fields, and before them what it says itself."""
+    """Variables for the chat template from the request's own fields; ``chat_template_kwargs`` override them."""
     found: dict[str, Any] = {}
     if body.reasoning_effort == NONE:
         found[SWITCH] = False
@@ -57,23 +57,23 @@ def template_variables(body: ChatCompletionRequest) -> dict[str, Any] | None:
 
 
 class ThinkingReader:
-    """The thought that a reply may begin with, and the rest as ``inner`` reads it.
+    """A reader that separates the reasoning at a reply's beginning and passes the rest to ``inner``.
 
-    Line feeds next to the marks are the template's, and left out. A mark that stands later is text.
+    Line feeds next to the marks belong to the template and are left out. A later mark is text.
     """
 
     def __init__(self, thinking: Thinking, inside: bool, inner: Reader) -> None:
-        """``inside``: the prompt has opened the thought."""
+        """``inside`` is whether the prompt has opened the reasoning."""
         self._thinking = thinking
         self._inner = inner
         self._held = ""
         self._state = "thought" if inside else "before"
         self._empty = True
-        """Whether nothing has been thought yet."""
+        """Whether no reasoning has come yet."""
 
     @property
     def thinks(self) -> bool:
-        """Whether the thought goes on, or may yet begin."""
+        """Whether the reasoning goes on, or may still begin."""
         return self._state in ("before", "thought")
 
     def push(self, text: str) -> ParsedDelta:
@@ -93,7 +93,7 @@ class ThinkingReader:
         return (self._inner.push(held) if held else ParsedDelta()) + self._inner.finish()
 
     def _step(self, parsed: ParsedDelta) -> bool:
-        """Take one piece of what is held. False if more has to come to know what it is."""
+        """Handle one piece of the held text. False if it takes more text to know what it is."""
         return bool(getattr(self, f"_{self._state}")(parsed))
 
     def _before(self, parsed: ParsedDelta) -> bool:
@@ -110,7 +110,7 @@ class ThinkingReader:
         text, mark, rest = split_at(self._held, (self._thinking.closes,))
         if self._empty:
             text = text.lstrip("\n")
-        kept = text.rstrip("\n")  # line feeds before the closing mark are not known as such until it comes
+        kept = text.rstrip("\n")  # line feeds may stand before the closing mark: held until it is known
         parsed.reasoning += kept
         self._empty = self._empty and not kept
         self._held = rest if mark else text[len(kept) :] + rest

@@ -1,4 +1,4 @@
-"""The way from a generation to the response: streamed or whole, and an error where it fails."""
+"""From a generation to its response: streamed or whole, or an error if it fails."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ log = logging.getLogger(__name__)
 
 
 class Writer(Protocol):
-    """Puts choices into the words of one API."""
+    """The interface that puts choices into one API's form."""
 
     continues_text: bool
     """Whether prompts are continued as they stand, without a chat template."""
     named_events: bool
-    """Whether events have their ``type`` for a name. Nameless ones are ended by ``[DONE]``."""
+    """Whether events are named by their ``type``. A stream of nameless events ends with ``[DONE]``."""
 
     def whole(self, choices: Sequence[ChoiceDelta], summary: Summary) -> WithWarning:
-        """The reply of a request that is not streamed. Each choice is one delta."""
+        """The reply to a request that is not streamed. Each choice is one delta."""
         ...
 
     def chunks(self, delta: ChoiceDelta) -> Iterator[BaseModel]:
-        """What a stream says of a delta, if anything."""
+        """The chunks for a delta, if it has any."""
         ...
 
     def last_chunks(self, summary: Summary) -> Iterator[BaseModel]:
-        """What it took: after all choices have ended."""
+        """The chunks after all choices have ended, which carry usage and metrics."""
         ...
 
     def failure(self, problem: ApiError) -> BaseModel:
-        """The last word of a stream that could not go on."""
+        """The last event of a stream that failed."""
         ...
 
 
@@ -60,10 +60,10 @@ async def reply_of(
     names: Mapping[str, str],
     tokenizer: Tokenizer,
 ) -> Response:
-    """Wait for the first token, so that what fails before it has a status of its own; then stream or collect.
+    """Wait for the first token, so that an earlier failure gets a status of its own; then stream or collect.
 
-    Closes the generation: here, or when the stream has been sent. ``names`` are those that the request has for fields
-    of ours. Raises ApiError where the generation fails.
+    The generation is closed here, or once the stream has been sent. ``names`` maps Penstock's names of fields to the
+    request's. Raises ApiError where the generation fails.
     """
     deltas = named_errors(generation.deltas(), body, names)
     try:
@@ -86,7 +86,7 @@ async def reply_of(
 
 
 async def rest_of(deltas: AsyncIterator[CompletionDelta]) -> str | None:
-    """Wait for the last token. Where the time is up before it, say so: what there is by then is the reply."""
+    """Wait for the last token. If the time is up before, return a warning: the text so far is then the reply."""
     try:
         async for _ in deltas:
             pass
@@ -100,7 +100,7 @@ async def rest_of(deltas: AsyncIterator[CompletionDelta]) -> str | None:
 async def named_errors(
     deltas: AsyncIterator[CompletionDelta], body: GenerationFields, names: Mapping[str, str]
 ) -> AsyncGenerator[CompletionDelta, None]:
-    """Every delta. Errors name fields as the request does."""
+    """Every delta; errors name fields as the request does."""
     with api_errors(body, names):
         async for delta in deltas:
             yield delta
@@ -114,7 +114,7 @@ async def warned(
     *,
     plain_text: bool,
 ) -> AsyncIterator[ChoiceDelta]:
-    """Every delta, once its choice has taken it; the end of an empty answer says why it is empty."""
+    """Every delta, after its choice has processed it; a warning says why an empty answer is empty."""
     async for delta in following(first, rest):
         new = choices[delta.index].push(delta)
         yield replace(new, warning=words_of_empty([delta], tokenizer, plain_text=plain_text)) if new.first else new
@@ -129,7 +129,7 @@ async def following(first: CompletionDelta, rest: AsyncIterator[CompletionDelta]
 async def events(
     request: Request, generation: Generation, deltas: AsyncIterator[ChoiceDelta], writer: Writer
 ) -> AsyncGenerator[bytes, None]:
-    """Whatever happens, the last event but ``[DONE]`` says how it ended."""
+    """The stream's events. In any case the last one before ``[DONE]`` says how the generation ended."""
     try:
         async for delta in deltas:
             for chunk in writer.chunks(delta):

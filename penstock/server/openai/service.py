@@ -1,4 +1,4 @@
-"""What the API's routes share, and how a request gets from its fields into the engine."""
+"""The state that the API's routes share, and a request's way from its fields into the engine."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from penstock.server.settings import ServerSettings
 from penstock.text.workers import aside
 
 CACHED_TEXTS: Final = 4096
-"""Tokens whose own bytes are remembered."""
+"""Tokens whose bytes are cached."""
 
 
 class Service:
-    """One engine and its settings, for one application. ``on_end`` hears of every generation that has ended."""
+    """One engine and its settings, for one application. ``on_end`` is called with every ended generation's summary."""
 
     def __init__(self, llm: AsyncLLM, settings: ServerSettings, gate: Gate, on_end: Callable[[Summary], None]) -> None:
         self.llm = llm
@@ -46,11 +46,11 @@ class Service:
         self._on_end = on_end
 
     def defaults(self) -> SamplingParams:
-        """What requests leave out: as the model's generation_config says, and the server's own seed."""
+        """Sampling parameters where requests give none: the model's generation_config, and the server's seed."""
         return replace(self.llm.get_default_sampling_params(), seed=self.settings.seed)
 
     def check_model(self, name: str | None) -> None:
-        """Raise ApiError (404) unless ``name`` is one of this server's; None is whatever there is."""
+        """Raise ApiError (404) unless ``name`` is one of this server's; None stands for the one model."""
         names = self.settings.served_model_name
         if name is not None and name not in names:
             message = f"model {reprlib.repr(name)} is not served here; there is {', '.join(names)}"
@@ -59,16 +59,17 @@ class Service:
     async def generate(
         self, request: Request, body: GenerationFields, prompts: Sequence[Prompt], params: Sequence[RequestParams]
     ) -> Generation:
-        """Have the engine begin. Raises as its ``prepare`` and ``submit`` do, and ApiError once draining."""
+        """Submit prompts to the engine. Raises as its ``prepare`` and ``submit`` do, and ApiError while draining."""
         for one in params:
             await self._prepare(one)
+        # Asked only now: the server may have begun to drain while a worker checked the grammars.
         self._gate.check_open()
         began = time.monotonic()
         streams = self._submit(request, body, prompts, params)
         return self._generation(request, body, prompts, streams, params[0].sampling.n, began)
 
     async def _prepare(self, params: RequestParams) -> None:
-        """Have the engine check a grammar. Raises ApiError naming the field that holds the part at fault."""
+        """Have the engine check a grammar. Raises ApiError naming the field that holds the faulty part."""
         try:
             await self.llm.prepare(params.sampling)
         except RequestError:
@@ -82,7 +83,7 @@ class Service:
     async def generate_in_points(
         self, request: Request, body: ChatCompletionRequest, prompt: Prompt, params: RequestParams, dialogue: Dialogue
     ) -> Generation:
-        """Have the engine begin an answer in points. Raises as ``generate`` does."""
+        """Submit a prompt to be answered in points. Raises as ``generate`` does."""
         steps = self.llm.steps(dialogue, params.sampling, body.outline_decoding or "off")
         first = await aside(partial(next, steps))
         self._gate.check_open()
@@ -142,7 +143,7 @@ class Service:
     def _note(
         self, request: Request, generation: Generation, body: GenerationFields, prompts: Sequence[Prompt]
     ) -> None:
-        """A generation has ended: into the metrics and the request's line in the log."""
+        """Report an ended generation to the metrics and in the request's line in the log."""
         summary = generation.summary()
         self._on_end(summary)
         details = record_of(request).details
@@ -158,7 +159,7 @@ class Service:
 
 
 def details_of(summary: Summary) -> dict[str, Any]:
-    """For the log."""
+    """A generation's figures for the log."""
     usage, metrics = usage_of(summary), metrics_of(summary)
     return {
         "prompt_tokens": usage.prompt_tokens,

@@ -1,4 +1,4 @@
-"""What a request's output has to be, by the field that says so."""
+"""The form that a request gives its output, by the field that states it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ANY_OBJECT: Final[Mapping[str, Any]] = {"type": "object"}
 
 
 def structures(body: GenerationFields) -> dict[str, StructuredOutputsParams]:
-    """What vLLM's fields ask for."""
+    """The structures that vLLM's fields ask for, by the field."""
     found: dict[str, StructuredOutputsParams] = {}
     if body.structured_outputs is not None:
         found["structured_outputs"] = structured(body.structured_outputs)
@@ -35,7 +35,7 @@ def format_of_reply(body: ChatCompletionRequest) -> tuple[str, Mapping[str, Any]
 
 
 def structure(name: str, kind: str, value: Any) -> StructuredOutputsParams:
-    """Raises ApiError naming the request's field, ``name``, where the value cannot be used."""
+    """One structure. Raises ApiError naming the request's field, ``name``, for a value that cannot be used."""
     try:
         return StructuredOutputsParams(**{kind: value})
     except RequestError as error:
@@ -43,7 +43,7 @@ def structure(name: str, kind: str, value: Any) -> StructuredOutputsParams:
 
 
 def structured(given: StructuredOutputs) -> StructuredOutputsParams:
-    """Raises RequestError unless there is exactly one."""
+    """The structure of vLLM's ``structured_outputs``. Raises RequestError unless exactly one field is given."""
     return StructuredOutputsParams(
         json=given.json_,
         regex=given.regex,
@@ -54,7 +54,7 @@ def structured(given: StructuredOutputs) -> StructuredOutputsParams:
 
 
 def add_structure(given: dict[str, Any], names: dict[str, str], found: Mapping[str, StructuredOutputsParams]) -> None:
-    """Put the one structure among the ``given`` parameters. Raises ApiError where there are several."""
+    """Add the one structure to the ``given`` parameters. Raises ApiError if there are several."""
     if len(found) > 1:
         first, second = list(found)[:2]
         raise invalid_field(second, f"is set beside {first}; the output can only be one of them: remove one")

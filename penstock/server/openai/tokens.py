@@ -15,14 +15,14 @@ from penstock.server.openai.service import Service
 
 
 class TokenizeRequest(ApiModel):
-    """Either a text, or a conversation as the chat template puts it."""
+    """Either a text, or a conversation that the chat template turns into one."""
 
     model: str | None = None
     prompt: str | None = None
     messages: ListOf[Message] | None = Field(None, min_length=1)
     tools: ListOf[Tool] | None = None
     add_special_tokens: bool | None = None
-    """Of a prompt: whether it gets the tokenizer's own first token; by default it does."""
+    """For a prompt: whether it gets the tokenizer's own first token; by default it does."""
     return_token_strs: bool | None = None
 
     @model_validator(mode="after")

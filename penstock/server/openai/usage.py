@@ -1,4 +1,4 @@
-"""What a generation cost and how it went: summed up once, told by replies, metrics and the log."""
+"""The cost and timing of a generation: summed up once, reported by replies, metrics and the log."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.server.openai.protocol import CompletionDetails, Metrics, PromptDe
 
 @dataclass(frozen=True)
 class Summary:
-    """All choices of all prompts together.
+    """The sums over all choices of all prompts.
 
     Seconds count from the request's arrival in the engine to its first and its last token; None while there is none.
     """
@@ -24,11 +24,11 @@ class Summary:
     first_token_seconds: float | None
     last_token_seconds: float | None
     outline: OutlineOutput | None = None
-    """How the answer came about, where it was asked for in points; their prompts and tokens count as they are."""
+    """How an answer in points came about. Prompts and tokens of the points' own requests are in the sums."""
 
     @property
     def decoding_seconds(self) -> float:
-        """From the first token to the last."""
+        """Seconds from the first token to the last."""
         if self.first_token_seconds is None or self.last_token_seconds is None:
             return 0.0
         return self.last_token_seconds - self.first_token_seconds
@@ -53,7 +53,7 @@ def summarize(
 
 
 def requests_of(output: RequestOutput) -> list[RequestOutput]:
-    """What the engine has computed for an answer: itself, or what an answer in points is made of."""
+    """The requests that the engine has computed for an answer: itself, or those behind an answer in points."""
     outline = output.outline
     if outline is None:
         return [output]

@@ -1,4 +1,4 @@
-"""A request of /v1/responses as the chat completion that it asks for, and that one's errors in its own words."""
+"""A request to /v1/responses as a chat completion, and that one's errors with the fields of /v1/responses."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from penstock.server.openai.responses.protocol import (
 )
 
 ECHOED: Final = "metadata"
-"""A response holds it again, so that it is not ignored."""
+"""A field that the response returns, so that it counts as read."""
 NAMES: Final = {
     "messages": "input",
     "max_completion_tokens": "max_output_tokens",
@@ -45,7 +45,7 @@ NAMES: Final = {
     "tool_choice.function.name": "tool_choice.name",
     "reasoning_effort": "reasoning.effort",
 }
-"""What a chat completion calls the fields of a response."""
+"""Fields of a chat completion, with their names in a request to /v1/responses."""
 
 
 def as_chat(body: ResponsesRequest) -> ChatCompletionRequest:
@@ -68,9 +68,9 @@ def as_chat(body: ResponsesRequest) -> ChatCompletionRequest:
 
 
 def messages_of(body: ResponsesRequest) -> list[Message]:
-    """The turns. A turn of the assistant, the calls behind it and the thought before it are one.
+    """The input as chat messages. A turn of the assistant, its calls and the reasoning before it become one message.
 
-    Raises ApiError where there is none.
+    Raises ApiError if there is none.
     """
     found = [] if body.instructions is None else [Message(role="system", content=body.instructions)]
     if isinstance(body.input, str):
@@ -130,7 +130,7 @@ def format_of(body: ResponsesRequest) -> ResponseFormat | None:
 
 @contextmanager
 def in_own_words() -> Iterator[None]:
-    """Errors name the fields of a response."""
+    """Let errors within the block name the fields of /v1/responses."""
     try:
         yield
     except ApiError as error:

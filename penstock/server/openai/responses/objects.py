@@ -1,4 +1,4 @@
-"""What /v1/responses answers: the response with its items, and the events that tell how one grows."""
+"""Replies of /v1/responses: the response with its items, and the events by which one grows."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ReasoningText(BaseModel):
 
 
 class OutputReasoning(BaseModel):
-    """What the model thought before its answer, as it is."""
+    """The model's reasoning before its answer, unchanged."""
 
     id: str
     type: Literal["reasoning"]
@@ -77,7 +77,7 @@ class ResponseFailure(BaseModel):
 
 
 class ResponseObject(WithWarning):
-    """One response. It is not kept: its id leads nowhere."""
+    """One response. It is not stored, so that its id cannot be used later."""
 
     id: str
     object: Literal["response"]
@@ -102,7 +102,7 @@ class ResponseObject(WithWarning):
 
 
 class Event(BaseModel):
-    """One event of a stream. Which of the other fields it has, its type says."""
+    """One event of a stream. Its type says which of the other fields it has."""
 
     type: str
     sequence_number: int

@@ -1,4 +1,4 @@
-"""What a request to /v1/responses may hold. The items of earlier replies can be sent back as they came."""
+"""Requests to /v1/responses. The items of earlier replies can be sent back unchanged."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NOT_KEPT = {
     "conversation": "names a conversation, and none is kept here; send the whole of it as input",
     "prompt": "names a stored prompt, and none is kept here; send its text",
 }
-"""Fields that need a server with a memory."""
+"""Fields that need a server with stored responses."""
 LOGPROBS = "message.output_text.logprobs"
 
 
@@ -51,7 +51,7 @@ class MessageItem(ApiModel):
 
 
 class FunctionCallItem(ApiModel):
-    """A call of the model's."""
+    """A call that the model made."""
 
     unread: ClassVar[Unread] = {"parsed_arguments": ANYTHING}
 
@@ -65,7 +65,7 @@ class FunctionCallItem(ApiModel):
 
 
 class FunctionOutputItem(ApiModel):
-    """What a call has given."""
+    """The result of a call."""
 
     type: Literal["function_call_output"]
     call_id: str
@@ -80,7 +80,7 @@ class ThoughtPart(ApiModel):
 
 
 class ReasoningItem(ApiModel):
-    """What the model thought before the turn that follows."""
+    """The model's reasoning before the turn that follows."""
 
     unread: ClassVar[Unread] = {"encrypted_content": ANYTHING}
 
@@ -107,7 +107,7 @@ class ItemReference(ApiModel):
 
 
 def item_kind(given: Any) -> str:
-    """Which of the items one is, so that an error names its field and not all that it might have been."""
+    """The kind of an item, by its type, so that an error names that kind's fields and not those of all kinds."""
     kind = given.get("type") if isinstance(given, dict) else getattr(given, "type", None)
     return ITEMS.get(kind, "MessageItem") if isinstance(kind, str) else "MessageItem"
 
@@ -171,7 +171,7 @@ class ResponsesRequest(IgnoredFields):
     """A user's text, or a conversation."""
     model: str | None = None
     instructions: str | None = None
-    """What the model is told first."""
+    """Instructions to the model ahead of the conversation."""
     max_output_tokens: int | None = Field(None, ge=1)
     temperature: float | None = Field(None, ge=0)
     top_p: float | None = Field(None, gt=0, le=1)
@@ -181,13 +181,13 @@ class ResponsesRequest(IgnoredFields):
     tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = None
     parallel_tool_calls: bool | None = None
     truncation: Literal["disabled", "auto"] | None = None
-    """Either way an input that is too long is refused."""
+    """The value makes no difference: an input that is too long is refused."""
     reasoning: ReasoningOptions | None = None
     include: ListOf[str] | None = None
-    """What else the response may hold: all of it belongs to tools and memories that are not here."""
+    """Further content for the response: all of it belongs to tools and stored responses that are not here."""
     stream_options: StreamOptions | None = None
     user: str | None = Field(None, max_length=256)
-    """Whose request it is: the engine shares itself fairly among users. By default the sender's address."""
+    """The request's owner: the engine shares itself fairly among users. By default the sender's address."""
     background: Literal[False] | None = None
     previous_response_id: str | None = None
     conversation: str | dict[str, Any] | None = None

@@ -1,4 +1,4 @@
-"""A choice as /v1/responses tells it: as one object, or as the events of its items, one item after the other."""
+"""The writer of /v1/responses: a choice as one object, or as the events of its items, one item after the other."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from penstock.server.openai.usage import Summary, metrics_of, usage_of
 
 
 class ResponseWriter:
-    """Of one response. It remembers the items so far, because the events at their ends hold them whole."""
+    """The writer of one response. It keeps the items so far, because the event at an item's end holds all of it."""
 
     named_events = True
     continues_text = False
@@ -47,7 +47,7 @@ class ResponseWriter:
 
     def whole(self, choices: Sequence[ChoiceDelta], summary: Summary) -> ResponseObject:
         (choice,) = choices
-        for _ in self.chunks(choice):  # the items as a stream would leave them
+        for _ in self.chunks(choice):  # this leaves the items as a stream would
             pass
         return self._response(summary)
 
@@ -132,10 +132,11 @@ class ResponseWriter:
     def _begin(self, item: OutputItem) -> Event:
         self._items.append(item)
         self._open = True
+        # A copy, because the item itself grows after this event.
         return self._event("response.output_item.added", output_index=len(self._items) - 1, item=item.model_copy())
 
     def _close(self) -> Iterator[Event]:
-        """The last item is whole."""
+        """Events for the end of the last item, which is complete."""
         if not self._open:
             return
         self._open = False
@@ -156,7 +157,7 @@ class ResponseWriter:
         yield self._event("response.output_item.done", output_index=len(self._items) - 1, item=item.model_copy())
 
     def _place(self, *, content: bool = False) -> dict[str, Any]:
-        """Which item an event is of."""
+        """The fields of an event that say to which item it belongs."""
         place = {"item_id": self._items[-1].id, "output_index": len(self._items) - 1}
         return place | {"content_index": 0} if content else place
 
@@ -171,7 +172,7 @@ class ResponseWriter:
         return Event(type=kind, sequence_number=self._events - 1, **fields)
 
     def _response(self, summary: Summary | None = None) -> ResponseObject:
-        """With ``summary`` as it has ended."""
+        """The response so far; with ``summary`` as it is at the end."""
         body, cut = self._body, summary is not None and self._finish == "length"
         choice = body.tool_choice
         return ResponseObject(

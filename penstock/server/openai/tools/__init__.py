@@ -1,1 +1,1 @@
-"""Tool calls: how models are told of tools, and how calls are read from what they write."""
+"""Tool calls: how tools are described to models, and how calls are read from their replies."""

@@ -1,4 +1,4 @@
-"""From ``tools``, ``tool_choice`` and ``response_format`` to what the model may write, and how it is read."""
+"""From ``tools``, ``tool_choice`` and ``response_format`` to a grammar for the reply, and a reader of it."""
 
 from __future__ import annotations
 
@@ -29,32 +29,32 @@ from penstock.text.tokenizer import Tokenizer
 
 NO_ARGUMENTS: Final[dict[str, Any]] = {"type": "object", "properties": {}, "additionalProperties": False}
 BAD_PARAMETERS: Final = "invalid_function_parameters"
-"""OpenAI's code of a tool's schema that cannot be used."""
+"""OpenAI's code for a tool's schema that cannot be used."""
 
 
 @dataclass
 class ToolPlan:
-    """``tools``: those that the template describes. ``chosen``: what tool_choice comes to."""
+    """A request's tools. ``tools`` are those that the template describes, ``chosen`` is the effect of tool_choice."""
 
     tools: list[Tool] | None = None
     chosen: str | Tool = "none"
-    """none, auto, required, or the one tool that has to be called."""
+    """Either "none", "auto" or "required", or the one tool that has to be called."""
     format: ToolFormat = HERMES
     single: bool = False
-    """At most one call (parallel_tool_calls false)."""
+    """Whether there may be one call at most (parallel_tool_calls false)."""
 
     @property
     def schemas(self) -> dict[str, dict[str, Any]]:
-        """What arguments each tool takes, by name."""
+        """The JSON schema of each tool's arguments, by the tool's name."""
         return {tool.function.name: parameters_of(tool) for tool in self.tools or ()}
 
 
 @dataclass
 class ReplyPlan:
-    """How a reply is read, and what it has to be, by the request's field that says so.
+    """How a reply is read, and the structure that it has to have, by the request's field that states it.
 
-    ``marks_are_special``: the marks to be read are special tokens, which a reply's text leaves out unless asked.
-    ``parts`` are what a structure is made of, by field: one of them is at fault where the whole cannot be used.
+    ``marks_are_special`` is whether marks to be read are special tokens, which a reply's text omits by default.
+    ``parts`` are the parts of a structure, by field: if the whole cannot be used, one of them is at fault.
     """
 
     reader: Callable[[], Reader] = PlainReader
@@ -66,14 +66,14 @@ class ReplyPlan:
 
 
 def plan_tools(body: ChatCompletionRequest, tokenizer: Tokenizer) -> ToolPlan:
-    """Raises ApiError naming the field for what cannot work."""
+    """The plan for a request's tools. Raises ApiError naming the field for what cannot work."""
     tools, choice = body.tools, body.tool_choice
     if not tools:
         if choice == "required" or isinstance(choice, NamedTool):
             raise invalid_field("tool_choice", "is set without tools; give tools, or remove it")
         return ToolPlan()
     if choice == "none":
-        return ToolPlan()  # the model is not told of them, so that it cannot call them
+        return ToolPlan()  # the template does not describe them, so that the model cannot call them
     for number, tool in enumerate(tools):
         check_parameters(f"tools[{number}].function.parameters", tool)
     format = format_of(tokenizer.tool_template)
@@ -85,7 +85,7 @@ def plan_tools(body: ChatCompletionRequest, tokenizer: Tokenizer) -> ToolPlan:
 
 
 def check_parameters(where: str, tool: Tool) -> None:
-    """Raise ApiError unless a tool's schema may be an object's."""
+    """Raise ApiError unless a tool's schema can be an object's."""
     stated = (tool.function.parameters or {}).get("type", "object")
     if "object" not in (stated if isinstance(stated, list) else [stated]):
         problem = f"has the type {reprlib.repr(stated)}; arguments are an object"
@@ -93,7 +93,7 @@ def check_parameters(where: str, tool: Tool) -> None:
 
 
 def parameters_of(tool: Tool) -> dict[str, Any]:
-    """The schema of a tool's arguments: an object, whether it says so or not."""
+    """The schema of a tool's arguments, as that of an object even if the tool does not state the type."""
     return {**tool.function.parameters, "type": "object"} if tool.function.parameters else NO_ARGUMENTS
 
 
@@ -106,12 +106,12 @@ def tool_called(name: str, tools: list[Tool]) -> Tool:
 
 
 def plan_reply(body: ChatCompletionRequest, tools: ToolPlan, prompt: str, tokenizer: Tokenizer) -> ReplyPlan:
-    """``prompt`` is the conversation as the template has rendered it. Raises ApiError naming the field."""
+    """The plan for a reply to ``prompt``, the rendered conversation. Raises ApiError naming the field."""
     return Planner(body, tools, prompt, tokenizer).plan()
 
 
 class Planner:
-    """Decides for one request: its tools, its format, and the thought that may come first."""
+    """The decisions for one request: how its reply is constrained and read, with tools and reasoning."""
 
     def __init__(self, body: ChatCompletionRequest, tools: ToolPlan, prompt: str, tokenizer: Tokenizer) -> None:
         template = tokenizer.tool_template or ""
@@ -128,6 +128,7 @@ class Planner:
         marks = self._tools.format.opens if calls else ()
         if self._thinking is not None:
             marks = (*marks, self._thinking.closes)
+        # ``_mark`` writes special tokens as <[id]>.
         special = self._is_harmony or any(self._mark(mark).startswith("<[") for mark in marks)
         plan = ReplyPlan(self._reader, self._tools.format, self._tools.single, special)
         self._add_structure(plan)
@@ -154,7 +155,7 @@ class Planner:
     # ------------------------------------------------------------------------------------------------------ writing
 
     def _add_structure(self, plan: ReplyPlan) -> None:
-        """What the reply has to be. A tool that has to be called leaves the response format for a later turn."""
+        """Add the reply's structure to the plan. If a tool must be called, the response format has to wait."""
         chosen, (field, schema) = self._tools.chosen, format_of_reply(self._body)
         if chosen == "required":
             field, schema = "tool_choice", None
@@ -174,7 +175,7 @@ class Planner:
             plan.structures[field] = structure(field, "grammar", self._grammar(schema))
 
     def _grammar(self, schema: Mapping[str, Any] | None) -> str:
-        """The reply in Lark: a thought perhaps, then a text of ``schema``, calls, or either."""
+        """The reply's grammar in Lark: reasoning if there may be any, then text of ``schema``, calls, or either."""
         tools, rules = self._tools, list[str]()
         if schema is None:
             body = self._final(list_grammar(tools.schemas, tools.single, rules))
@@ -199,7 +200,7 @@ class Planner:
         return harmony_final(body, self._mark) if self._is_harmony else body
 
     def _mark(self, text: str) -> str:
-        """A mark in a rule: by its id where it is a special token."""
+        """A mark as it stands in a rule: token ids for special tokens, else quoted text."""
         ids = self._tokenizer.encode(text, add_special_tokens=False)
         if any(self._tokenizer.is_silent(token, skip_special_tokens=True) for token in ids):
             return " ".join(f"<[{token}]>" for token in ids)

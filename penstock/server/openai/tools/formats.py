@@ -1,4 +1,4 @@
-"""How models write tool calls: the formats, each told from the chat template that states it."""
+"""The formats in which models write tool calls. The chat template shows which one a model uses."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ ALPHABET: Final = string.ascii_letters + string.digits
 
 @dataclass(frozen=True)
 class ToolFormat:
-    """``opens`` are marks that stand before a call, ``closes`` those behind one; either may be missing in a reply.
+    """A format of tool calls. ``opens`` are marks before a call, ``closes`` those behind; a reply may lack either.
 
-    ``states`` is what a template says whose model writes so. ``bare``: a call may stand without a mark where the reply
-    begins. ``id_length``: how long the ids are that the template takes back. ``parser`` reads what follows a mark.
+    A template that holds all of ``states`` uses the format. With ``bare`` a call at the reply's beginning may lack the
+    mark. ``id_length`` is the length of the ids that the template accepts. ``parser`` reads the text behind a mark.
     """
 
     name: str
@@ -42,7 +42,7 @@ class ToolFormat:
 
 
 HARMONY: Final = ToolFormat("harmony", ("<|channel|>", "<|message|>", "to=functions."), ())
-"""gpt-oss: messages with channels, which ``harmony`` reads; a call is one that is sent to a function."""
+"""gpt-oss: messages with channels, which ``harmony`` reads; a call is a message to a function."""
 QWEN_CODER: Final = ToolFormat(
     "qwen3-coder",
     ("<tool_call>", "<function=", "<parameter="),
@@ -75,11 +75,11 @@ LLAMA: Final = ToolFormat("llama", ('{"name": function name, "parameters":',), (
 """Llama 3.1 and later with JSON: the whole reply is ``{"name": ..., "parameters": {...}}``."""
 FORMATS: Final = (HARMONY, QWEN_CODER, DEEPSEEK, NEWER_MISTRAL, MISTRAL, HERMES, LLAMA)
 OTHERS: Final = ("<arg_key>", "<function=example_function_name>{")
-"""What templates say that have the words of a format above, but another format."""
+"""Words of templates that match a format above but use another one."""
 
 
 def format_of(template: str | None) -> ToolFormat | None:
-    """The format that a chat template states; None where it takes no tools, or has its model write them otherwise."""
+    """The format that a chat template uses; None where it takes no tools, or its format is unknown."""
     if template is None or "tools" not in template or any(word in template for word in OTHERS):
         return None
     return next((known for known in FORMATS if all(word in template for word in known.states)), None)

@@ -1,7 +1,7 @@
-"""Grammars of whole replies, in Lark: calls in a template's own format, a JSON text, or either, behind a thought.
+"""Grammars of whole replies, in Lark: calls in a template's own format, JSON text, or either, behind any reasoning.
 
-A tool's schema is not taken apart: it stands in the grammar as a JSON schema of its own, so that its references lead
-where they led before.
+A tool's schema is not taken apart: the grammar holds it as a JSON schema of its own, so that its references still
+resolve.
 """
 
 from __future__ import annotations
@@ -19,40 +19,40 @@ from penstock.text.schemas import property_of, tidied
 
 Schema = Mapping[str, Any]
 Mark = Callable[[str], str]
-"""A mark as it stands in a rule: its text, or its token's id where that is a special token."""
+"""Turns a mark into a term of a rule: its text, or token ids if it is special tokens."""
 
 BLANK: Final = f"W: /{JSON_DEFAULTS['whitespace_pattern']}/"
-"""Between the tokens of a call stands what may stand between those of any JSON here."""
+"""The whitespace between the tokens of a call, the same as in all JSON here."""
 ANYTHING: Final = r"/(.|\n)*/"
 
 
 def quoted(text: str) -> str:
-    """A text as it stands in a rule."""
+    """A text as a quoted term of a rule."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def embedded(schema: Schema) -> str:
-    """A JSON schema as a rule's body."""
+    """A JSON schema as the body of a rule."""
     own = schema.get("x-guidance")
     guidance = JSON_DEFAULTS | (own if isinstance(own, dict) else {})
     return "%json " + json.dumps({**tidied(schema), "x-guidance": guidance})
 
 
 def list_grammar(tools: Mapping[str, Schema], single: bool, rules: list[str]) -> str:
-    """A JSON list of calls, as vLLM has a model write it where calls are required; ``rules`` take what it needs."""
+    """A JSON list of calls, vLLM's form of required calls; the rules that it needs are added to ``rules``."""
     rules += [BLANK, *(f"a{number}: {embedded(schema)}" for number, schema in enumerate(tools.values()))]
     rules.append("call: " + " | ".join(json_call(name, number, "parameters") for number, name in enumerate(tools)))
     return '"[" W call ' + ("" if single else '(W "," W call)* ') + 'W "]"'
 
 
 def json_call(name: str, number: int, word: str) -> str:
-    """``{"name": NAME, WORD: arguments}``, token by token: a lexer goes no way back within a longer one."""
+    """``{"name": NAME, WORD: arguments}``, one token each: the lexer does not backtrack within a longer one."""
     parts = ['"{"', quoted('"name"'), '":"', quoted(json.dumps(name)), '","', quoted(f'"{word}"'), '":"', f"a{number}"]
     return " W ".join([*parts, '"}"'])
 
 
 def call_grammar(format: ToolFormat, tools: Mapping[str, Schema], single: bool, mark: Mark, rules: list[str]) -> str:
-    """Calls as the template's model writes them, at least one; ``rules`` take what that needs."""
+    """One or more calls in the model's own format; the rules that they need are added to ``rules``."""
     written = WRITERS[format.name](tools, mark, rules)
     repeated = "" if single else f" ({written.between} call)*"
     rules.append("call: " + " | ".join(written.calls))
@@ -60,7 +60,7 @@ def call_grammar(format: ToolFormat, tools: Mapping[str, Schema], single: bool, 
 
 
 class Written:
-    """How calls stand in a reply: what is before and after all of them and between two."""
+    """A format's calls, with the text before all of them, between two, and after all of them."""
 
     def __init__(self, calls: list[str], before: str = "", between: str = "", after: str = "") -> None:
         self.calls, self.before, self.between, self.after = calls, before, between, after
@@ -109,7 +109,7 @@ def deepseek(tools: Mapping[str, Schema], mark: Mark, rules: list[str]) -> Writt
 
 
 def qwen_coder(tools: Mapping[str, Schema], mark: Mark, rules: list[str]) -> Written:
-    """Parameters in the schema's order, those that are not required perhaps; text goes on to its closing mark."""
+    """Calls with parameters in the schema's order, optional ones perhaps left out; text runs to its closing mark."""
     rules.append('v[suffix="\\n</parameter>\\n"]: ' + ANYTHING)
     calls = []
     for number, (name, schema) in enumerate(tools.items()):
@@ -131,7 +131,7 @@ def xml_value(schema: Schema, key: str, rule: str, rules: list[str]) -> str:
 
 
 def harmony(tools: Mapping[str, Schema], mark: Mark, rules: list[str]) -> Written:
-    """The end of the last message is the end of the text: an end token."""
+    """Calls as messages. The last one has no mark behind it: the text's end, an end token, ends it."""
     with_arguments(tools, rules)
     calls = []
     for number, name in enumerate(tools):
@@ -156,18 +156,18 @@ WRITERS: Final[dict[str, Writer]] = {
 
 
 def thought_grammar(thinking: Thinking, inside: bool, mark: Mark, rules: list[str]) -> str:
-    """What may stand before a thinking model's answer, and has to where the prompt has begun it (``inside``)."""
+    """The term for reasoning before the answer: optional, or required if the prompt has opened it (``inside``)."""
     rules += [thought_until(mark(thinking.closes)), r"GAP: /\n{0,2}/"]
     return "thought GAP" if inside else f"({mark(thinking.opens)} thought GAP)?"
 
 
 def thought_until(closes: str) -> str:
-    """A rule for any text and the mark that ends it: a special token, which no text holds, or text."""
+    """A rule for any text up to a closing mark, which is a special token (no text holds one) or text."""
     return f"thought: {ANYTHING} {closes}" if closes.startswith("<[") else f"thought[suffix={closes}]: {ANYTHING}"
 
 
 def harmony_thought(mark: Mark, rules: list[str]) -> str:
-    """A message of the analysis channel, perhaps, before the answer."""
+    """The term for an optional message of the analysis channel before the answer."""
     rules.append(thought_until(mark("<|end|>")))
     head = f'{mark("<|channel|>")} "analysis" {mark("<|message|>")}'
     return f'({head} thought {mark("<|start|>")} "assistant")?'
@@ -178,5 +178,5 @@ def harmony_final(body: str, mark: Mark) -> str:
 
 
 def grammar(start: str, rules: list[str]) -> str:
-    """The whole of it. A rule that several parts have added stands in it once."""
+    """The whole grammar; a rule that several parts have added appears once."""
     return "\n".join(["%llguidance {}", f"start: {start}", *dict.fromkeys(rules)])

@@ -1,4 +1,4 @@
-"""Replies of gpt-oss: messages with channels, one after another, as its "harmony" format has them.
+"""Replies of gpt-oss: a sequence of messages with channels, in its "harmony" format.
 
       <|channel|>analysis<|message|>thought<|end|>
       <|start|>assistant<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}<|call|>
@@ -17,23 +17,23 @@ from penstock.server.openai.tools.readers import ParsedDelta, Reader, split_at
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 ENDS: Final = ("<|end|>", "<|call|>", "<|return|>", START)
-"""What ends a message; the start of the next one where the end is missing."""
+"""Marks that end a message; the start of the next one where the end's own mark is missing."""
 BEGINS: Final = (CHANNEL, START, "to=", MESSAGE)
 RECIPIENT: Final = re.compile(r"to=functions\.([\w.-]{1,256})")
 CHANNEL_NAME: Final = re.compile(r"<\|channel\|>\s*(\w+)")
 LONGEST_HEADER: Final = 512
 CALLED: Final = "<called>"
-"""In place of a header: the message's call has been read, and nothing follows but its end."""
+"""Value of the header after the message's call has been read: only the message's end follows."""
 
 
 class HarmonyReader:
-    """Thoughts, text and calls of one reply. A reply that is no message is text, and ``inner`` reads all text."""
+    """A reader of reasoning, text and calls. A reply without messages is text; ``inner`` reads all text."""
 
     def __init__(self, inner: Reader) -> None:
         self._inner = inner
         self._held = ""
         self._header = ""
-        """Of the message that is being read; "" between messages."""
+        """Header of the message that is being read; "" between messages."""
         self._plain = False
         """Whether the reply has no messages."""
         self._value = ValueEnd()
@@ -45,7 +45,7 @@ class HarmonyReader:
     def finish(self) -> ParsedDelta:
         parsed = self._advance(ended=True)
         if self._held and self._function is not None:
-            parsed.content += self._header + self._held  # a call that was cut off
+            parsed.content += self._header + self._held  # a call that was cut off is text
         elif self._held and self._header:
             self._add(parsed, self._held)
         elif self._plain:
@@ -54,7 +54,7 @@ class HarmonyReader:
         return self._within(parsed) + self._inner.finish()
 
     def _within(self, parsed: ParsedDelta) -> ParsedDelta:
-        """With the text as the inner reader has it."""
+        """The delta with its text passed through the inner reader."""
         found = self._inner.push(parsed.content) if parsed.content else ParsedDelta()
         return ParsedDelta(found.content, found.calls + parsed.calls, parsed.reasoning)
 
@@ -70,7 +70,7 @@ class HarmonyReader:
         return parsed
 
     def _step(self, parsed: ParsedDelta, ended: bool) -> bool:
-        """Take one piece of what is held. False if more has to come to know what it is."""
+        """Handle one piece of the held text. False if it takes more text to know what it is."""
         if self._plain:
             parsed.content, self._held = parsed.content + self._held, ""
             return False
@@ -98,7 +98,7 @@ class HarmonyReader:
         return bool(mark)
 
     def _take_call(self, parsed: ParsedDelta, ended: bool) -> bool:
-        """Arguments go on to the object's end, so that a mark within a string ends nothing."""
+        """Read a call's arguments up to the object's end, so that a mark within a string ends nothing."""
         assert self._function is not None
         first = skipped(self._held, 0)
         if not self._held[first:] and not ended:

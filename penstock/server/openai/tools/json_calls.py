@@ -1,4 +1,4 @@
-"""Calls in JSON that a model has written, cut out of its text: what it wrote reaches the client as it wrote it."""
+"""JSON calls, cut out of a model's text without re-encoding: the client gets the arguments as the model wrote them."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from typing import Any, Final
 STRUCTURE: Final = re.compile(r'\\.|["{}\[\]]', re.DOTALL)
 BLANK: Final = re.compile(r"\s*")
 GAPS: Final = " \t\r\n,;"
-"""What may stand between two calls."""
+"""Characters that may stand between two calls."""
 VALUES: Final = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=str, strict=False)
-"""Finds where values end. It makes no numbers: some have more digits than Python converts, or are NaN."""
+"""Decoder for finding where values end. It keeps numbers as text: some are NaN, or too long for Python to convert."""
 
 
 @dataclass
 class Call:
-    """``arguments`` is a JSON object, as text. One without a name carries more of the last call's arguments."""
+    """A call. ``arguments`` is a JSON object, as text. With an empty name it continues the last call's arguments."""
 
     name: str
     arguments: str
 
 
 class ValueEnd:
-    """Finds the end of a JSON object or list that comes in pieces. Every character is looked at once."""
+    """A search for the end of a JSON object or list that comes in pieces. It looks at every character once."""
 
     def __init__(self) -> None:
         self._at = self._depth = 0
         self._in_string = False
 
     def find(self, text: str) -> int | None:
-        """Where the value at the beginning of ``text`` ends; None before. Each ``text`` begins with the last one."""
+        """The end of the value that begins ``text``; None if there is none yet. Each ``text`` extends the last one."""
         for found in STRUCTURE.finditer(text, self._at):
             sign = found.group()
             if self._in_string:
@@ -53,9 +53,9 @@ class ValueEnd:
 
 
 def calls_in(text: str, *, whole: bool = False) -> list[Call] | None:
-    """The calls that a text consists of: objects, or lists of them, one after another. None if it is anything else.
+    """The calls of a text that is objects, or lists of them, one after another; None for any other text.
 
-    With ``whole``, what has no arguments is no call.
+    With ``whole``, an object without arguments is no call.
     """
     text, calls, at = text.strip(GAPS), [], 0
     try:
@@ -70,13 +70,13 @@ def calls_in(text: str, *, whole: bool = False) -> list[Call] | None:
 
 
 def call_of(text: str, start: int, *, whole: bool = False) -> Call:
-    """The call that the object at ``start`` is. Raises ValueError for what is no call."""
+    """The call in the object at ``start``. Raises ValueError if it is no call."""
     found = {key: text[first:last] for key, first, last in members(text, start)}
     name = json.loads(found.get("name", "null"))
     if not isinstance(name, str):
         raise ValueError("a call is an object with a name")
     arguments = found.get("arguments", found.get("parameters", "" if whole else "{}"))
-    if arguments.startswith('"'):  # text that holds the object
+    if arguments.startswith('"'):  # the object as a JSON string
         arguments = scanstring(arguments, 1, False)[0]
     if arguments == "null":
         arguments = "{}"
@@ -86,7 +86,7 @@ def call_of(text: str, start: int, *, whole: bool = False) -> Call:
 
 
 def members(text: str, start: int) -> Iterator[tuple[str, int, int]]:
-    """The keys of an object, with where the value of each begins and ends. Raises ValueError where it is no JSON."""
+    """The keys of an object, each with the beginning and end of its value. Raises ValueError for invalid JSON."""
     at = opened(text, start, "{")
     while text[at : at + 1] != "}":
         if text[at : at + 1] != '"':
@@ -99,7 +99,7 @@ def members(text: str, start: int) -> Iterator[tuple[str, int, int]]:
 
 
 def elements(text: str, start: int) -> Iterator[tuple[int, int]]:
-    """Where the values of a list begin and end. Raises ValueError where it is no JSON."""
+    """The beginning and end of each value of a list. Raises ValueError for invalid JSON."""
     at = opened(text, start, "[")
     while text[at : at + 1] != "]":
         last = value_end(text, at)
@@ -108,12 +108,12 @@ def elements(text: str, start: int) -> Iterator[tuple[int, int]]:
 
 
 def value_end(text: str, start: int) -> int:
-    """Raises ValueError where no value begins at ``start``, or it has no end."""
+    """The end of the value at ``start``. Raises ValueError if none begins there or it does not end."""
     return VALUES.raw_decode(text, start)[1]
 
 
 def skipped(text: str, at: int) -> int:
-    """The next place that is no blank."""
+    """The next position that is no whitespace."""
     found: Any = BLANK.match(text, at)
     return int(found.end())
 
@@ -125,7 +125,7 @@ def opened(text: str, at: int, sign: str) -> int:
 
 
 def separated(text: str, at: int, closing: str) -> int:
-    """The next value's place, or that of the ``closing`` sign."""
+    """The position of the next value, or of the ``closing`` sign."""
     at = skipped(text, at)
     if text[at : at + 1] == ",":
         return skipped(text, at + 1)

@@ -1,4 +1,4 @@
-"""What may be a call, from its opening mark on, as it is being written: a parser for each way of writing calls."""
+"""Parsers of possible calls from the opening mark on, while they are being written: one for each format."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LONGEST_NAME: Final = 256
 
 @dataclass(frozen=True)
 class Found:
-    """``calls`` end at the character ``end``. Without calls, what was taken for some is text."""
+    """A parser's result: ``calls``, which end before the character ``end``. Without calls the text is no call."""
 
     calls: list[Call]
     end: int = 0
@@ -27,15 +27,15 @@ NO_CALL: Final = Found([])
 
 
 class CallParser(Protocol):
-    """Reads one call, or several in one value. A call's opening mark may be missing, or stand there twice."""
+    """A parser of one call, or of several in one value. The opening mark may be missing, or appear twice."""
 
     def read(self, held: str, ended: bool) -> Found | None:
-        """What ``held`` begins with; None while more has to come, which ``ended`` denies. Each begins with the last."""
+        """The calls that ``held`` begins with; None if it takes more text. From call to call ``held`` only grows."""
         ...
 
 
 def behind_marks(held: str, marks: tuple[str, ...]) -> int:
-    """The first place behind blanks and opening marks."""
+    """The first position behind whitespace and opening marks."""
     at = skipped(held, 0)
     while (mark := next((one for one in marks if held.startswith(one, at)), None)) is not None:
         at = skipped(held, at + len(mark))
@@ -43,15 +43,15 @@ def behind_marks(held: str, marks: tuple[str, ...]) -> int:
 
 
 def may_be_mark(rest: str, marks: tuple[str, ...]) -> bool:
-    """Whether what is there of a text may be the beginning of a mark, as nothing is."""
+    """Whether the rest of a text may be the beginning of a mark; an empty one may."""
     return not rest or any(mark.startswith(rest) for mark in marks)
 
 
 class JsonParser:
-    """Objects with a name and arguments, or lists of them (hermes, llama, mistral)."""
+    """A parser of objects with a name and arguments, or lists of them (hermes, llama, mistral)."""
 
     def __init__(self, opens: tuple[str, ...] = (), arguments: Arguments | None = None) -> None:
-        """Without ``opens`` an object has to have arguments, too."""
+        """If ``opens`` is empty, only an object with arguments is a call."""
         self._opens = opens
         self._start: int | None = None
         self._value = ValueEnd()
@@ -71,7 +71,7 @@ class JsonParser:
 
 
 def unclosed(held: str, start: int) -> Found:
-    """A reply's last value that has no end: of a list whose last bracket is missing, the calls are there."""
+    """The calls of a value cut off by the reply's end: those of a list that lacks only its last bracket."""
     if held[start] != "[":
         return NO_CALL
     calls = calls_in(held[start:].rstrip(GAPS) + "]")
@@ -79,7 +79,7 @@ def unclosed(held: str, start: int) -> Found:
 
 
 class MistralParser:
-    """A list of objects, or a name, perhaps an id, and arguments: ``NAME[CALL_ID]...[ARGS]{...}``."""
+    """A parser of a list of objects, or of a name, an optional id and arguments: ``NAME[CALL_ID]...[ARGS]{...}``."""
 
     def __init__(self, opens: tuple[str, ...], arguments: Arguments) -> None:
         self._opens = opens
@@ -96,7 +96,7 @@ class MistralParser:
 
 
 class DeepSeekParser:
-    """``NAME<｜tool▁sep｜>{...}``, or ``function<｜tool▁sep｜>NAME`` and the object in a fence."""
+    """A parser of ``NAME<｜tool▁sep｜>{...}``, or ``function<｜tool▁sep｜>NAME`` and the object in a fence."""
 
     def __init__(self, opens: tuple[str, ...], arguments: Arguments) -> None:
         self._opens = opens
@@ -108,16 +108,16 @@ class DeepSeekParser:
 
 
 def moved(found: Found | None, at: int) -> Found | None:
-    """What was found in a text that begins at the character ``at``."""
+    """The result for a text, from that for its part from the character ``at`` on."""
     return Found(found.calls, at + found.end) if found is not None and found.calls else found
 
 
 NameOf = Callable[[str, str], tuple[str, int] | None]
-"""From the texts before and behind a separator: a function's name, and where its arguments begin in the second."""
+"""Finds a function's name and the beginning of its arguments in the texts before and behind a separator."""
 
 
 class NamedParser:
-    """A name, a separator and an object of arguments, found by ``name_of``."""
+    """A parser of a name, a separator and an object of arguments; ``name_of`` finds the name."""
 
     def __init__(self, separator: str, name_of: NameOf) -> None:
         self._separator = separator
@@ -157,9 +157,9 @@ def named_around(before: str, behind: str) -> tuple[str, int] | None:
 
 
 class XmlParser:
-    """``<function=NAME><parameter=KEY>value</parameter>...</function>``: a value is text, or JSON by its schema.
+    """A parser of ``<function=NAME><parameter=KEY>value</parameter>...</function>``; the schema decides text or JSON.
 
-    A value goes on to the first ``</parameter>`` behind which another parameter or the function's end stands.
+    A value ends at the first ``</parameter>`` that another parameter or the function's end follows.
     """
 
     HEAD: Final = re.compile(r"\s*(?:<tool_call>\s*)*<function=(?P<name>[^>\n]{1,256})>\s*")
@@ -180,7 +180,7 @@ class XmlParser:
             start = held[behind_marks(held, self._opens) :]
             more = may_become(start, self.BEGINNING) or may_be_mark(start, self._opens)
             return None if more and not ended else NO_CALL
-        # The rest is read only when its end may have come: every character is looked at a few times at most.
+        # The rest is read only when its end may have come, so that every character is looked at only a few times.
         if not ended and held.find(self.END, max(self._searched - len(self.END), 0)) < 0:
             self._searched = len(held)
             return None
@@ -194,14 +194,14 @@ class XmlParser:
         return Found([Call(name, "{" + ", ".join(parts) + "}")], end)
 
     def _parameters(self, held: str, at: int, ended: bool) -> tuple[list[tuple[str, str]], int] | None:
-        """The parameters from ``at`` on, and where the function ends; None where it does not."""
+        """The parameters from ``at`` on, and the function's end; None if the function does not end."""
         values: list[tuple[str, str]] = []
         while not held.startswith(self.END, at):
             opening = self.PARAMETER.match(held, at)
             if opening is None:
                 return None
             end = self.VALUE_END.search(held, opening.end())
-            if end is None and ended:  # the mark is missing
+            if end is None and ended:  # the closing mark is missing
                 end = self.LOOSE_END.search(held, opening.end())
             if end is None:
                 return None
@@ -212,16 +212,16 @@ class XmlParser:
 
 
 def may_become(start: str, mark: str) -> bool:
-    """Whether ``start`` begins as ``mark`` does, as far as there is of both; a head may have no end yet."""
+    """Whether ``start`` agrees with ``mark`` as far as both go; behind the mark, the head may still lack its end."""
     return mark.startswith(start) or (start.startswith(mark) and ">" not in start and len(start) <= LONGEST_NAME)
 
 
 WORDS: Final = {"true": "true", "false": "false", "none": "null", "null": "null"}
-"""What Python and JSON call the same values."""
+"""Python's and JSON's names of the same values, as JSON."""
 
 
 def value_of(text: str, key: str, schema: Mapping[str, Any]) -> str:
-    """A parameter's value as JSON: the model's own text where the schema asks for other than text, and it is JSON."""
+    """A parameter's value as JSON: the text itself if it is JSON and the schema allows no string, else a string."""
     kinds = kinds_of((schema.get("properties") or {}).get(key, {}), schema)
     bare = text.strip()
     if "null" in kinds and bare.lower() in ("null", "none"):
@@ -238,7 +238,7 @@ def value_of(text: str, key: str, schema: Mapping[str, Any]) -> str:
 
 
 def kinds_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> set[str]:
-    """The types that a schema allows, as far as it says; none where it does not."""
+    """The types that a schema allows, as far as it says; an empty set if it does not."""
     if not isinstance(schema, Mapping) or depth > 8:
         return set()
     stated = schema.get("type")
@@ -264,7 +264,7 @@ NAMES: Final[dict[type, str]] = {
 
 
 def pointed_at(root: Mapping[str, Any], reference: str) -> Any:
-    """What a reference within a schema points to; nothing where it leads elsewhere."""
+    """The target of a reference within a schema; None if it leads elsewhere."""
     here: Any = root
     for part in reference.removeprefix("#").strip("/").split("/") if reference.startswith("#") else ["?"]:
         if part:

@@ -1,4 +1,4 @@
-"""Find tool calls in a reply while it is being written. What is no call is text; only blanks after calls are lost."""
+"""Readers that find tool calls in a reply while it is written; all else is text, but for blanks after calls."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from penstock.server.openai.tools.json_calls import GAPS, Call, ValueEnd, call_o
 from penstock.server.openai.tools.parsers import Arguments, CallParser, JsonParser
 
 BARE: Final = re.compile(r'\s*\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"(?P<name>[^"\\]*)"')
-"""How a call without a mark begins."""
+"""Pattern of the beginning of a call without a mark."""
 LONGEST_BARE: Final = 256
-"""Characters of its beginning."""
+"""Characters within which such a beginning has to be recognised."""
 
 
 @dataclass
 class ParsedDelta:
-    """What is new of a reply: what the model thought, what it says, and its calls."""
+    """The new part of a reply: its text, its calls, and the model's reasoning."""
 
     content: str = ""
     calls: list[Call] = field(default_factory=list)
@@ -30,17 +30,17 @@ class ParsedDelta:
 
 
 class Reader(Protocol):
-    """Takes one choice's text as it comes."""
+    """The interface of readers, which take one choice's text as it comes."""
 
     def push(self, text: str) -> ParsedDelta: ...
 
     def finish(self) -> ParsedDelta:
-        """What was held back, at the end of the reply."""
+        """The text that was held back, at the end of the reply."""
         ...
 
 
 class PlainReader:
-    """There are no tools: all is text."""
+    """A reader for replies without tools: all is text."""
 
     def push(self, text: str) -> ParsedDelta:
         return ParsedDelta(text)
@@ -50,9 +50,9 @@ class PlainReader:
 
 
 class FormatReader:
-    """The model is free to call (tool_choice auto): text, and calls as its format has them.
+    """A reader for tool_choice auto: text, and calls in the model's own format.
 
-    ``arguments`` are the tools' schemas by their names. A mark is text where no call stands behind it.
+    ``arguments`` are the tools' schemas by name. A mark without a call behind it is text.
     """
 
     def __init__(self, format: ToolFormat, arguments: Arguments) -> None:
@@ -60,9 +60,9 @@ class FormatReader:
         self._arguments = arguments
         self._held = self._mark = ""
         self._parser: CallParser | None = None
-        """Reads what may be a call; None while the held text is none."""
+        """The parser of a possible call; None while plain text is read."""
         self._begun = not format.bare
-        """Whether no call without a mark can come any more."""
+        """Whether a call without a mark is no longer possible."""
         self._after_call = False
 
     def push(self, text: str) -> ParsedDelta:
@@ -81,7 +81,7 @@ class FormatReader:
         return parsed
 
     def _text(self, parsed: ParsedDelta, ended: bool) -> bool:
-        """Take text up to what may be a call. False if more has to come to know what it is."""
+        """Take text up to a possible call. False if it takes more text to know."""
         if self._after_call and not self._behind_call(ended):
             return False
         if not self._begun:
@@ -100,7 +100,7 @@ class FormatReader:
         return bool(mark)
 
     def _behind_call(self, ended: bool) -> bool:
-        """Drop blanks and closing marks, as many as there are. False if there may be more of them to come."""
+        """Drop whitespace and closing marks behind a call. False if more of them may come."""
         self._held = self._held.lstrip()
         while (mark := next((mark for mark in self._format.closes if self._held.startswith(mark)), None)) is not None:
             self._held = self._held.removeprefix(mark).lstrip()
@@ -125,7 +125,7 @@ class FormatReader:
             parsed.calls += found.calls
             self._held = self._held[found.end :]
             self._after_call, self._begun = True, not self._format.bare
-        else:  # the mark is text, or the first sign of a value without one
+        else:  # no call: the mark, or a bare value's first character, is text
             length = max(len(self._mark), 1)
             parsed.content += self._held[:length]
             self._held = self._held[length:]
@@ -134,7 +134,7 @@ class FormatReader:
 
 
 class ListReader:
-    """The reply is a JSON list of calls (tool_choice required): each is passed on when it is complete."""
+    """A reader for tool_choice required: the reply is a JSON list of calls, each passed on when it is complete."""
 
     def __init__(self) -> None:
         self._held = ""
@@ -154,7 +154,7 @@ class ListReader:
         return parsed
 
     def finish(self) -> ParsedDelta:
-        """What was cut off within a call is text."""
+        """The end of the reply; a call that was cut off is text."""
         return ParsedDelta(self._held.strip(GAPS).removesuffix("]").strip(GAPS))
 
     def _next(self) -> Call | None:
@@ -170,7 +170,7 @@ class ListReader:
 
 
 class ArgumentsReader:
-    """The whole reply is one call's arguments (tool_choice names the function)."""
+    """A reader for a named function in tool_choice: the whole reply is the arguments of one call."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -184,7 +184,7 @@ class ArgumentsReader:
 
 
 def begins_call(held: str, names: Collection[str]) -> bool | None:
-    """Whether a reply begins with a call of one of these tools; None while that is open."""
+    """Whether a reply begins with a call of one of these tools; None while that is undecided."""
     if (found := BARE.match(held)) is not None:
         return found["name"] in names
     begin = held.lstrip()
@@ -194,7 +194,7 @@ def begins_call(held: str, names: Collection[str]) -> bool | None:
 
 
 def could_begin(begin: str, names: Collection[str]) -> bool:
-    """Whether what is there of an object may yet become a call of one of these tools."""
+    """Whether the beginning of an object may still become a call of one of these tools."""
     compact = re.sub(r"\s", "", begin)
     heads = ("{", '{"type":"function",')
     wanted = [f'{head}"name":"{name}"' for name in names for head in heads]
@@ -202,7 +202,7 @@ def could_begin(begin: str, names: Collection[str]) -> bool:
 
 
 def split_at(text: str, marks: tuple[str, ...]) -> tuple[str, str, str]:
-    """``text`` before the first mark, the mark, and what follows; without one, what may yet become one is the third."""
+    """The text before the first mark, the mark, and the rest; without a mark "" and an end that may become one."""
     found = min(((at, mark) for mark in marks if (at := text.find(mark)) >= 0), default=None)
     if found is not None:
         at, mark = found

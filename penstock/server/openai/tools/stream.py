@@ -1,4 +1,4 @@
-"""One choice's text as it comes in; what was thought, said and called as it comes out."""
+"""The stream of one choice: text goes in; reasoning, content and numbered calls come out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.server.openai.tools.readers import ParsedDelta
 
 @dataclass(frozen=True)
 class ToolCallDelta:
-    """What is new of a choice's ``index``-th call. The first part of each has its id and its name, others neither."""
+    """The new part of a choice's ``index``-th call. Only a call's first part has its id and name."""
 
     index: int
     id: str
@@ -21,7 +21,7 @@ class ToolCallDelta:
 
 @dataclass(frozen=True)
 class ReplyDelta:
-    """What is new of a choice, its calls numbered."""
+    """The new part of a choice, with numbered calls."""
 
     content: str = ""
     reasoning: str = ""
@@ -29,17 +29,17 @@ class ReplyDelta:
 
 
 class ReplyStream:
-    """Reads one choice as its ``ReplyPlan`` says."""
+    """A choice's text, read by the reader of its ``ReplyPlan``."""
 
     def __init__(self, plan: ReplyPlan) -> None:
         self.calls = 0
-        """How many there have been, passed on or not."""
+        """Number of calls so far, passed on or not."""
         self._reader = plan.reader()
         self._format = plan.format
         self._single = plan.single
 
     def push(self, text: str, ended: bool) -> ReplyDelta:
-        """What ``text`` adds; with ``ended`` also what was held back."""
+        """The result of adding ``text``; with ``ended`` also of what was held back."""
         parsed = self._reader.push(text) if text else ParsedDelta()
         if ended:
             parsed += self._reader.finish()
