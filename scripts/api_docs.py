@@ -49,7 +49,7 @@ from penstock.strategies.registry import STRATEGIES
 PAGE: Final = Path(__file__).parent.parent / "docs" / "reference" / "api.md"
 WIDTH: Final = 120
 MODULES: Final = re.compile(r"\b[a-z_.]+\.(?=[A-Z])")
-"""What stands before a class's name where Python prints it."""
+"""The prefix of a class's name where Python prints it."""
 
 HEAD: Final = """\
 # Penstock from Python
@@ -194,7 +194,7 @@ def method(kind: type, name: str) -> Iterator[str]:
 
 
 def signature(function: Any, name: str) -> str:
-    """As in the source, without ``self``; a parameter a line where all are too long for one."""
+    """The signature as in the source, without ``self``; on several lines, one a parameter, if it is too long for one."""
     (definition,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
     assert isinstance(definition, ast.FunctionDef | ast.AsyncFunctionDef)
     head = f"async {name}" if inspect.iscoroutinefunction(function) else name
@@ -206,7 +206,7 @@ def signature(function: Any, name: str) -> str:
 
 
 def parameters(taken: ast.arguments) -> Iterator[str]:
-    """What stands between the parentheses, without the first one."""
+    """The parameters as they stand between the parentheses, without the first one."""
     assert not taken.posonlyargs
     assert taken.vararg is None
     first = len(taken.args) - len(taken.defaults)
@@ -242,7 +242,7 @@ def fields(kind: type) -> Iterator[str]:
 
 
 def documented(kind: type) -> dict[str, str]:
-    """What stands below each field of a class."""
+    """The docstring below each field of a class, by the field's name."""
     if kind.__module__ in ("builtins", "enum"):
         return {}
     (definition,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body

@@ -79,7 +79,7 @@ def row(parameter: Any) -> str:
 
 
 def default_of(parameter: Any) -> str:
-    """As the help shows it: words, a value, or nothing."""
+    """The default as the help shows it: words, a value, or nothing."""
     if isinstance(parameter.show_default, str):
         return parameter.show_default
     if parameter.required:

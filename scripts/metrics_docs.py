@@ -51,7 +51,7 @@ def row(metric: Metric) -> str:
 
 
 LABELS: Final = {"penstock:http_responses": ["method", "route", "status"]}
-"""Of those that have no series before the first response."""
+"""Labels of metrics that have no series before the first response."""
 
 
 if __name__ == "__main__":

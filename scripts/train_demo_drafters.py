@@ -23,7 +23,7 @@ from penstock.trainer.command import run_train
 from penstock.trainer.options import TrainOptions
 
 EVERY: Final = 3
-"""Of the training files, in the order of their names, one in so many."""
+"""Drafters are trained on one in so many of the training files, in the order of their names."""
 
 COMMON: Final[dict[str, Any]] = {"max_length": 256, "dtype": "bfloat16", "save_every": 150}
 RECIPES: Final[dict[str, dict[str, Any]]] = {

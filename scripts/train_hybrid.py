@@ -36,7 +36,7 @@ from penstock.trainer.options import TrainOptions
 
 HYBRID: Final = Recipe(192, 512, 8, 6, 2, tokens=600_000, batch_sequences=4, matrix_lr=0.02, embedding_lr=2e-3)
 EVERY: Final = 40
-"""Of the training files, in the order of their names, the module is trained on one in so many."""
+"""The module is trained on one in so many of the training files, in the order of their names."""
 KINDS: Final = [*["linear_attention"] * 3, "full_attention"]
 SPD: Final[dict[str, Any]] = {
     "batch_tokens": 1024,

@@ -102,8 +102,7 @@ class StageModel:
         self.drafted = checkpoint.vocab_size
         self.checkpoint = checkpoint
         self.grammars = grammars
-        self.first = first
-        self.last = last
+        self.first, self.last = first, last
         self.dtype = dtype
         self.device = torch.device(device)
         self._base = getattr(module, parts.base)
