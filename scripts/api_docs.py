@@ -194,7 +194,7 @@ def method(kind: type, name: str) -> Iterator[str]:
 
 
 def signature(function: Any, name: str) -> str:
-    """The signature as in the source, without ``self``; on several lines, one a parameter, if it is too long for one."""
+    """The signature as in the source, without ``self``; with a line for each parameter if it is too long for one."""
     (definition,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
     assert isinstance(definition, ast.FunctionDef | ast.AsyncFunctionDef)
     head = f"async {name}" if inspect.iscoroutinefunction(function) else name
