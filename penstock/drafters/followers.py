@@ -23,8 +23,8 @@ class Followers:
         self._after: dict[int, dict[tuple[int, ...], int | dict[int, None]]] = {
             length: {} for length in range(longest, shortest - 1, -1)
         }
-        """The only follower of a run or, where there have been several, a dict of them ordered by their last occurrence;
-        by length and run."""
+        """The only follower of a run or, where there have been several, a dict of them in the order of their last
+        occurrence; by length and run."""
         self._tail: deque[int] = deque(maxlen=longest)
 
     def extend(self, tokens: Iterable[int]) -> None:

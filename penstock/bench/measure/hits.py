@@ -1,4 +1,4 @@
-"""How often the target's token had been drafted, by how far below the root it stood."""
+"""Counts how often the target's token had been drafted, by how far below the root it was."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.tree import Node
 def drafted_rows(batch: Batch) -> list[int]:
     """Indices of the rows that were drafted and not committed when they entered.
 
-    A batch announces the slots of its own committed rows (see ``BatchBuilder``): what it does not announce was a guess.
+    A batch announces the slots of its own committed rows (see ``BatchBuilder``); any other row is a draft.
     """
     committed = {(one.request, slot) for one in batch.committed for slot in one.slots}
     keys = zip(batch.rows.requests, batch.rows.slots, strict=True)
@@ -35,15 +35,15 @@ class HitCounts:
 
     def __init__(self) -> None:
         self.entered = 0
-        """Drafted rows that were given to the stages."""
+        """Drafted rows that entered the stages."""
         self.accepted = 0
-        """Those of them that were committed."""
+        """Drafted rows that were committed."""
         self.decided: Counter[int] = Counter()
         self.hit: Counter[int] = Counter()
         self._root = 0
         self._root_at_entry: dict[int, int] = {}
         self._held: dict[int, set[int]] = {}
-        """By position: where the root stood while the tree held drafted rows there."""
+        """Positions of the root while the tree held drafted rows at a position, by that position."""
 
     def submitted(self, batch: Batch) -> None:
         rows, drafted = batch.rows, drafted_rows(batch)

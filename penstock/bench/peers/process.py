@@ -17,11 +17,11 @@ from penstock.core import PenstockError
 
 
 class PeerError(PenstockError):
-    """A peer that cannot load the model, or has failed."""
+    """A peer cannot load the model, or has failed."""
 
 
 class PeerProcess:
-    """A peer as a context manager: it has loaded its model when the block begins. Raises PeerError."""
+    """A peer as a context manager, which loads its model on entry. Raises PeerError."""
 
     def __init__(self, setup: Setup) -> None:
         self.name = setup.peer
@@ -54,7 +54,7 @@ class PeerProcess:
         self._stack.close()
 
     def ask(self, ask: Ask) -> Answer:
-        """Raises PeerError where it fails, and where it makes another number of tokens than it was asked for."""
+        """Put one request. Raises PeerError where the peer fails or makes another number of tokens than asked for."""
         answer = Answer(**self._exchange(asdict(ask)))
         if answer.tokens != ask.tokens:
             raise PeerError(f"peer {self.name} has made {answer.tokens} tokens in place of {ask.tokens}")
@@ -82,7 +82,7 @@ class PeerProcess:
         return answer
 
     def _last_words(self) -> str:
-        """The last line that it wrote to standard error."""
+        """The last line that the process wrote to standard error."""
         self._log.seek(0)
         lines = self._log.read().decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else "it says nothing"

@@ -1,4 +1,4 @@
-"""What ``penstock profile`` is told, and what ``penstock plan`` is told of real hosts."""
+"""The options of ``penstock profile``, and those of ``penstock plan`` for real hosts."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class HostsOptions:
         check_named(self.hosts)
 
     def engine_options(self) -> EngineOptions:
-        """Those of an engine that would run the model there. Raises FieldError."""
+        """The options of an engine that would run the model on these hosts. Raises FieldError."""
         assert self.model is not None
         return EngineOptions(
             model=self.model,

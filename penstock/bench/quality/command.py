@@ -55,7 +55,7 @@ def run_bench_quality(options: QualityOptions, console: Console | None = None) -
 def compared_by_itself(
     options: QualityOptions, questions: Sequence[Question], progress: Progress, task: TaskID
 ) -> list[Compared]:
-    """What the target answers, and what it thinks of that."""
+    """Answers of the target, and their log-likelihoods under the target itself."""
     found: list[Answered] = []
     with LLM(**vars(options.engine)) as llm:
         for start in range(0, len(questions), AT_ONCE):
@@ -69,7 +69,7 @@ def compared_by_itself(
 
 
 def judged(judge: Judge, one: Compared, done: Callable[[], None]) -> Compared:
-    """With verdicts, where there are two answers."""
+    """The answers with the judge's verdicts, where there are two of them."""
     answers = one.answered
     if answers.points is not None:
         one = replace(one, verdicts=judge.verdicts(answers.question.text, answers.plain, answers.points))
