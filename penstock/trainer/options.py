@@ -29,7 +29,7 @@ BELONGS: Final = {
     "exit_layer": ("early-exit",),
     "layers": ("draft",),
 }
-"""Options of some kinds only; where they are None the kind says what is usual."""
+"""Options that only some kinds have; where they are None the kind has a default."""
 VARIANTS: Final = ("anchors", "paper")
 DTYPES: Final = ("float32", "bfloat16")
 DEVICES: Final = ("cpu", "cuda")
@@ -39,18 +39,18 @@ SPEC_LAYERS: Final = 1
 DRAFT_LAYERS: Final = 2
 DRAFT_VOCAB_SIZE: Final = 32000
 STAGES: Final = (4, 8, 16)
-"""What the kinds take where the option of this name is left out; ``DRAFT_LAYERS`` is draft's ``layers``."""
+"""Defaults of the kinds for the options of these names; ``DRAFT_LAYERS`` is that of draft's ``layers``."""
 SHORTEST: Final = 8
-"""Fewest tokens that ``max_length`` may be."""
+"""Smallest ``max_length``, in tokens."""
 
 
 def whole_numbers(field: str, text: str) -> tuple[int, ...]:
-    """Read "4,8,16". Raises FieldError for what is no such list."""
+    """Read "4,8,16". Raises FieldError for anything that is no such list."""
     return listed(field, text, int, "whole numbers, like 4,8,16")
 
 
 def numbers(field: str, text: str) -> tuple[float, ...]:
-    """Read "0,0.7,1". Raises FieldError for what is no such list."""
+    """Read "0,0.7,1". Raises FieldError for anything that is no such list."""
     return listed(field, text, float, "numbers, like 0,0.7,1")
 
 
@@ -63,7 +63,7 @@ def listed(field: str, text: str, read: Callable[[str], T], wanted: str) -> tupl
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions:
-    """What is trained, on which data, and how. Raises FieldError."""
+    """The kind of drafter, its target and data, and the settings of the training. Raises FieldError."""
 
     kind: Annotated[
         str,
@@ -109,7 +109,7 @@ class TrainOptions:
     """A drafter is best at the temperatures that it has learned from."""
     epochs: Annotated[int, Option("Times through the data.", TRAINING)] = 1
     max_steps: Annotated[int | None, Option("End after so many steps.", TRAINING, default="as the epochs say")] = None
-    """Of the optimiser, even within an epoch."""
+    """The limit counts steps of the optimiser and applies even within an epoch."""
     learning_rate: Annotated[
         float | None,
         Option(
@@ -229,7 +229,7 @@ class TrainOptions:
 
 
 def check_within(options: TrainOptions, last: int, *names: str) -> None:
-    """Raise FieldError if one of these options says more than the target's ``last`` layers."""
+    """Raise FieldError if one of these options exceeds the target's ``last`` layers."""
     for name in names:
         given = getattr(options, name)
         if given is not None and (max(given) if isinstance(given, tuple) else given) > last:
