@@ -1,7 +1,7 @@
 """PipeDec's formulas for the time per token (Yin et al., section 2.4), with an emulated cluster's prices.
 
-plain          sum of T_c + sum of T_t                      every stage and every hop, one after the other speculating
-max(T_draft, C x max of T_c + max of T_t)    a step, which gives a token where every draft hits
+    plain          sum of T_c + sum of T_t                      every stage and every hop, one after the other
+    speculating    max(T_draft, C x max of T_c + max of T_t)    a step, which gives a token where every draft hits
 
 T_c is the time of a stage for a batch, T_t of a hop between two stages, T_draft of a pass of the drafter. C, which the
 paper leaves to the hardware, is the time of a batch with the strategy's widest layer relative to that of one row.
