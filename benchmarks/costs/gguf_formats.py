@@ -53,7 +53,7 @@ def tokens_of(file: Path) -> list[int]:
 
 
 def written(source: Path, folder: Path) -> Iterator[tuple[str, Path]]:
-    """Every file that llama.cpp's quantiser makes of ``source``, with the format's name."""
+    """Every file that llama.cpp's quantiser makes of ``source``, after the format's name."""
     import llama_cpp
 
     llama_cpp.llama_log_set(silent, ctypes.c_void_p(0))
@@ -68,7 +68,7 @@ def written(source: Path, folder: Path) -> Iterator[tuple[str, Path]]:
 
 @ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 def silent(level: int, text: bytes, data: Any) -> None:
-    """llama.cpp logs every tensor."""
+    """A log callback that drops llama.cpp's messages, since it logs every tensor."""
 
 
 def row(source: Path, kind: str, file: Path, ids: list[int]) -> str:

@@ -1,4 +1,4 @@
-"""What messages alone add to a step here: stages that do nothing but wait, and hand a frame on.
+"""The time that messages alone add to a step here: stages that do nothing but wait, and hand a frame on.
 
     python -m benchmarks.costs.hop_floor
 
@@ -33,11 +33,11 @@ TRANSPORTS = ("ipc", "tcp")
 FRAME = bytes(1024)
 SESSION = "hop floor"
 SECONDS = 6.0
-"""For which each ring turns."""
+"""Seconds for which each ring turns."""
 
 
 def measured() -> list[dict[str, Any]]:
-    """By preset and transport: the stages' time, what messages add to it by the median trip (ms), and its share."""
+    """The stages' time, the median that messages add per step (ms) and its share, by preset and transport."""
     found = []
     for name, transport in product(PRESETS, TRANSPORTS):
         timings = stage_timings(load_cluster(name))
@@ -50,7 +50,7 @@ def measured() -> list[dict[str, Any]]:
 
 
 def added(stages: int, seconds: float, transport: str) -> float:
-    """Seconds that a full ring adds to a step of so many."""
+    """Seconds that a full ring adds to a step of ``seconds``."""
     with tempfile.TemporaryDirectory() as folder, Sockets() as sockets:
         places = [f"ipc://{folder}/{i}" if transport == "ipc" else "tcp://127.0.0.1:*" for i in range(stages + 1)]
         children = [fork(place, seconds) for place in places[1:]]

@@ -1,4 +1,4 @@
-"""What multi-head latent attention costs by what its cache holds: latents, or the keys and values made of them.
+"""The cost of multi-head latent attention by the contents of its cache: latents, or keys and values made of them.
 
     python -m benchmarks.results --measure latent    # and python -m benchmarks.costs.latent only prints it
 
@@ -26,7 +26,7 @@ from penstock.stage.visibility import BatchView, RequestView
 NAME, HOW = "latent", "Measured, random weights, one thread"
 REPEATS: Final = 9
 CASES: Final = [(1, 200), (1, 2000), (1, 8000), (16, 2000), (64, 2000), (256, 2000), (512, 2000)]
-"""Rows, and slots behind which they are."""
+"""Numbers of rows, and of the slots before them."""
 MOST: Final = 8600
 
 
@@ -54,7 +54,7 @@ def view(rows: int, slots: int) -> BatchView:
 
 
 class Way:
-    """The layer over a cache of its own."""
+    """The layer with a cache of its own."""
 
     def __init__(self, attention: Any, latents: dict[int, Latent]) -> None:
         self._attention, self._latents = attention, latents

@@ -33,7 +33,7 @@ ENTRIES: Final = (
     "auto",
 )
 DEEPEST: Final = 4
-"""Depths that are told apart."""
+"""Number of depths that are reported."""
 
 
 def measured(folder: str, entry: str, sizes: virtual.Sizes) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def measured(folder: str, entry: str, sizes: virtual.Sizes) -> dict[str, Any]:
 
 
 def shares(one: Mapping[str, Any]) -> str:
-    """By depth, in percent."""
+    """Percentages of right drafts by depth."""
     return ", ".join(f"{100 * hit / decided:.0f}" for hit, decided in zip(one["hit"], one["decided"], strict=True))
 
 

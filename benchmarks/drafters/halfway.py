@@ -1,4 +1,4 @@
-"""What a token's state half-way through the target knows of the next token: the limit of in-flight correction.
+"""Knowledge of the next token in a state half-way through the target: the limit of in-flight correction.
 
     python -m benchmarks.drafters.halfway
 
@@ -39,24 +39,24 @@ NAME, HOW = "halfway", "Computed with the demo target"
 STAGES: Final = 8
 BATCH, WINDOW = 8, 256
 CURVE: Final = (250, 500, 1000, 2000, 4000)
-"""Steps of the points."""
+"""Steps of the learning curve's points."""
 DECAY: Final = 4
-"""The last of so many parts of a point's steps have a falling rate."""
+"""Denominator of the last part of a point's steps, in which the rate falls."""
 RATE, RISING = 1e-3, 25
 """The highest rate, and the steps until it is reached."""
 HELD_OUT: Final = 15_000
-"""Tokens of the file."""
+"""Tokens of the file that is held out."""
 SHARES: Final = (0.25, 0.5, 1.0, 2.0)
-"""Of the first answer's log chances, what is added to the head's."""
+"""Weights with which the first answer's log chances are added to the head's."""
 
 
 @dataclass(frozen=True)
 class Judged:
-    """Of a held-out window: its tokens, how many of them count, and for these the first answers and the picks."""
+    """A held-out window: its tokens, and for those that count the first answers and the target's picks."""
 
     text: Tensor
     first: Tensor
-    """[counted, V] log chances."""
+    """Log chances [counted, V] of the first answers."""
     picks: Tensor
 
 
@@ -140,7 +140,7 @@ def held_out(target: Any, tokenizer: Any) -> list[Judged]:
 
 @torch.inference_mode()
 def judged(head: Any, target: Any, texts: Sequence[Judged]) -> dict[str, dict[str, float]]:
-    """By share "again" and "kept"."""
+    """The shares "again" and "kept" by weight of the first answer."""
     was = torch.cat([one.first.argmax(-1) == one.picks for one in texts])
     now: dict[float, list[Tensor]] = {share: [] for share in SHARES}
     for one in texts:
@@ -155,7 +155,7 @@ def judged(head: Any, target: Any, texts: Sequence[Judged]) -> dict[str, dict[st
 
 
 def measured() -> Iterator[dict[str, Any]]:
-    """After each point of the curve, all so far."""
+    """Yields all figures so far after each point of the curve."""
     torch.manual_seed(0)
     target = AutoModelForCausalLM.from_pretrained(TARGET, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(TARGET)

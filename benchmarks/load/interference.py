@@ -39,13 +39,13 @@ from penstock.speculation import SpeculativeConfig, make_strategy
 NAME, HOW = "interference", "Simulated, with the synthetic profile; on this host measured"
 HOST = "this host, two stages"
 ROOM = 5120
-"""Positions."""
+"""Positions that the model is told to have room for."""
 CLUSTERS = ("flowspec-7b", "pipedec-14x3090")
 STRATEGIES: tuple[str, ...] = ("autoregressive", "auto")
 STRETCHES = (1.0, 2.0, 4.0, math.inf)
 DECODING, PROMPT, TOKENS = 8, 4000, 600
 WARM = 40
-"""Tokens of each of the eight before the prompt comes."""
+"""Tokens of each of the eight requests before the prompt comes."""
 
 
 def run(cluster_name: str, strategy: str, stretch: float) -> dict[str, Any]:
@@ -74,7 +74,7 @@ def run(cluster_name: str, strategy: str, stretch: float) -> dict[str, Any]:
 
 
 def row(strategy: str, stretch: float, came: float, first: float, moments: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """What there is to say: of when the prompt came, its first token, and when every request's tokens did."""
+    """Figures of one run, from the times at which the prompt, its first token and all other tokens came."""
     before, during = (gaps(moments[:DECODING], *bounds) for bounds in ((0.0, came), (came, first)))
     return {
         "strategy": strategy,

@@ -53,7 +53,7 @@ ANSWER_EVERY: Final = 20
 """Bursts to agent and head between two answers; stages and drafter are asked after each."""
 HEARD_S: Final = 30.0
 MOST_MIB: Final = 64
-"""By which a process may grow."""
+"""MiB by which a process may grow."""
 
 
 class Cluster(NamedTuple):
@@ -68,7 +68,7 @@ class Cluster(NamedTuple):
 
 
 class Noise:
-    """Messages of a protocol, one after the other, without end: as its bytes behind the envelope."""
+    """An endless sequence of a protocol's messages, as the bytes after the envelope."""
 
     def __init__(self, union: Any, rng: random.Random) -> None:
         made = [value for kind in kinds_of(union) for value in (example(kind), *odd_structs(kind))]
@@ -87,7 +87,7 @@ def tokens(llm: Any) -> list[list[int]]:
 
 
 class Watched:
-    """How much processes that have to go on have grown, and whether they are the same ones at the end."""
+    """How much long-lived processes have grown, and whether they are still the same at the end."""
 
     def __init__(self, *processes: psutil.Process) -> None:
         self._before = {one: one.memory_info().rss for one in processes}
@@ -125,7 +125,7 @@ def attacked(
 
 
 def to_agent(cluster: Cluster, count: int, rng: random.Random) -> dict[str, Any]:
-    """Under leases of heads of their own, at a worker that holds a stage of the engine's."""
+    """Send bursts under leases of other heads to a worker that holds a stage of the engine's."""
     noise, told = Noise(control.Message, rng), Counter[str]()
     where = cluster.workers[0].host
     with Sockets(security_for(cluster.keys, insecure=False)) as sockets, sockets.inbox("tcp://127.0.0.9:*") as inbox:
@@ -160,7 +160,7 @@ def heard(inbox: Any, lease: str, kind: type) -> bool:
 
 
 def to_head(cluster: Cluster, count: int, rng: random.Random) -> dict[str, Any]:
-    """By a worker that the head has attached to, and attaches to again whenever it is lost."""
+    """Send bursts as a worker that the head has attached to, and attaches to again whenever it is lost."""
     noise, told = Noise(control.Message, rng), Counter[str]()
     remote.TRY_AGAIN_S, remote.LOSSES_WITHIN_S = 0.0, 0.0  # type: ignore[misc]
     with Sockets(security_for(cluster.keys, insecure=False)) as sockets, sockets.inbox("tcp://127.0.0.9:*") as inbox:
@@ -190,7 +190,7 @@ def to_head(cluster: Cluster, count: int, rng: random.Random) -> dict[str, Any]:
 
 
 def asked(inbox: Any) -> tuple[control.Attach, str]:
-    """What the next head says that comes, and its lease."""
+    """The first message of the next head that comes, and its lease."""
     deadline = time.monotonic() + HEARD_S
     while time.monotonic() < deadline:
         inbox.wait(deadline)
@@ -203,7 +203,7 @@ def asked(inbox: Any) -> tuple[control.Attach, str]:
 
 
 def in_a_session(cluster: Cluster, count: int, rng: random.Random, drafter: bool) -> dict[str, Any]:
-    """To the stages of the engine, or to its drafter, and from them to the engine, in the name of their session."""
+    """Send bursts in the session's name to the engine's stages or its drafter, and from them to the engine."""
     noise, opened = Noise(messages.Message, rng), list[Any]()
     with Sockets(security_for(cluster.keys, insecure=False)) as sockets:
 

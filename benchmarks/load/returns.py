@@ -52,16 +52,16 @@ PARAMS: Final = [
     for seed, temperature in enumerate((0.0, 0.8, 0.0, 0.8))
 ]
 RESULTS: Final = range(3, 40)
-"""At one of these, counted from a call's beginning, the worker is killed."""
+"""Numbers of results, counted from a call's beginning, at one of which the worker is killed."""
 BACK_S: Final = 600.0
 """Seconds within which stages have to be back on the worker."""
 DROPPED, SWAPPED, REPEATED, CHANGED = "dropped", "swapped", "repeated", "changed"
 FAULTS: Final = {DROPPED: 0.004, SWAPPED: 0.1, REPEATED: 0.1, CHANGED: 0.1}
-"""What happens to what share of the pieces."""
+"""Fraction of the pieces that each fault happens to."""
 
 
 class KillAt(Observer):
-    """Does something at a result, once."""
+    """Triggers an event at a result, once."""
 
     def __init__(self, result: int, what: Callable[[], None]) -> None:
         self._left = result
@@ -74,7 +74,7 @@ class KillAt(Observer):
 
 
 class Faults:
-    """Stands between a courier and its connection, and does to pieces what ``FAULTS`` says while it is ``on``."""
+    """Sits between a courier and its connection, and applies ``FAULTS`` to pieces while it is ``on``."""
 
     def __init__(self, rng: random.Random) -> None:
         self.on = False
@@ -96,7 +96,7 @@ class Faults:
         return Between()
 
     def made_of(self, content: bytes) -> list[bytes]:
-        """What is sent in place of a piece."""
+        """The pieces that are sent in place of one."""
         kind = self._rng.choices([*FAULTS, ""], [*FAULTS.values(), 1 - sum(FAULTS.values())])[0] if self.on else ""
         other, self._before = self._before, content
         if kind == SWAPPED and other in (b"", content):
@@ -117,7 +117,7 @@ class Returning:
         self.worker = self._begin()
 
     def _begin(self) -> Worker:
-        """An empty file system lies over the checkpoint there."""
+        """Start the worker, with an empty file system over the checkpoint."""
         hidden = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none "$0"; exec "$@"', str(self._checkpoint)]
         options = ("--keys", str(self._keys), "--cache", str(self._cache))
         return Worker(f"{self._host.address}:7700", *options, before=[*self._host.before, *hidden])
@@ -140,7 +140,7 @@ def tokens(llm: LLM) -> list[list[int]]:
 
 
 def holes(llm: Any, host: str, cache: Path) -> list[tuple[str, int]]:
-    """Pieces of what a host holds that are not what they have to be, once it says that it holds them."""
+    """Pieces of a host's cache that are wrong although it says that it holds them."""
     search = llm.host.fleet.hosts[host]._search
     question = search.offer.question(search.layers, 0)
     digests = split_digests(question.asked.files, question.digests)
@@ -151,7 +151,7 @@ def holes(llm: Any, host: str, cache: Path) -> list[tuple[str, int]]:
 def one_return(
     llm: Any, returning: Returning, cache: Path, expected: list[list[int]], rng: random.Random, again: bool
 ) -> dict[str, Any]:
-    """Killed amid answers, back with nothing, perhaps killed once more: until stages are where they were."""
+    """Kill the worker during answers, let it return empty, perhaps kill it again, until stages are back in place."""
     problems: list[str] = []
     answers = 0
 

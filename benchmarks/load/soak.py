@@ -31,7 +31,7 @@ NAME, HOW = "soak", "Measured, with the demo pair"
 REQUESTS, RATE = 10_000, 12.0
 CASES = 300
 POINTS = 40
-"""Of the memory's course that are stored."""
+"""Number of points of the memory's course that are stored."""
 COUNTERS = (
     *("prompt_tokens", "prefix_cache_hits", "generation_tokens", "num_preemptions"),
     *("spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens", "rows_entered", "rows_cancelled"),

@@ -28,11 +28,11 @@ TOKENS = 3000
 ALONE = Context(
     now=0.0, draft_due=math.inf, load=Load(), estimates=Estimates(), oldest=None, foretold=False, redrafts=False
 )
-"""PipeDec asks nothing of the engine's situation."""
+"""PipeDec's context, which it does not read."""
 
 
 class Numbered:
-    """Nodes without slots."""
+    """Makes nodes without slots."""
 
     room = 1 << 30
 
@@ -45,7 +45,7 @@ class Numbered:
 
 
 class IdealDrafter:
-    """Candidate k of a node is token k; on the right path the truth is drawn from the node's own chances."""
+    """A drafter whose candidate k is token k; on the path the truth is drawn from the node's own chances."""
 
     def __init__(self, varying: bool, seed: int) -> None:
         self._rng = random.Random(seed)

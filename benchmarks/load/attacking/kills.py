@@ -24,7 +24,7 @@ CLIENTS: Final = 3
 STAGE_TIMEOUT: Final = 5
 """Seconds after which a stopped stage counts as lost."""
 GONE: Final = 20.0
-"""Seconds that the others have to leave once one has been killed."""
+"""Seconds within which the other processes have to leave once one has been killed."""
 LONG: Final = {"prompt": "def add(a, b):\n", "max_tokens": 400, "ignore_eos": True, "temperature": 0.0, "stream": True}
 
 
@@ -92,7 +92,7 @@ class Kills:
             raise Fault(f"{what}: left behind {left}")
 
     def _check_lost(self, what: str) -> None:
-        """The server stays, and says what was lost."""
+        """Check that the server stays, and names the process that was lost."""
         data = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
         until = time.monotonic() + STAGE_TIMEOUT + GONE
         while (answer := self._victim.exchange(data)).status == 200 and time.monotonic() < until:
@@ -101,7 +101,7 @@ class Kills:
             raise Fault(f"{what}: /health says {answer}")
 
     def _check_end(self, what: str) -> None:
-        """The server leaves when told to, and takes the others along."""
+        """Check that the server leaves when told to, and takes the other processes along."""
         self._server.terminate()
         self._check_gone(self._family, f"{what}, then SIGTERM")
 
@@ -125,7 +125,7 @@ def attacked() -> Iterator[Kills]:
 
 
 def folder_of(fork_server: psutil.Process) -> Path:
-    """That of its sockets, as its own command line names it."""
+    """The folder of the fork server's sockets, from its command line."""
     found = re.search(r"'([^']*/penstock-[^']*)'", " ".join(fork_server.cmdline()))
     assert found is not None
     return Path(found.group(1))

@@ -20,13 +20,14 @@ from benchmarks.load.soaking.resources import PROCESSES, Held, held
 REQUESTS: Final = 1000
 CLIENTS: Final = 8
 STRATEGY: Final = "continuous"
-"""Drafts for every token. ``auto`` asks now and then, and the noise of a drafter is not all there for long."""
+"""A strategy that drafts for every token. ``auto`` asks only now and then, so that the noise would not
+fill its cache."""
 WARM: Final = 3
 """Attempts after which all caches are full."""
 GROWTH: Final = 16.0
-"""MiB by which a process may still grow: memory that the allocator keeps in pieces."""
+"""MiB by which a process may still grow, for memory that the allocator fragments."""
 LEAVES: Final = 1 / 3
-"""Share of the clients that leave with the first bytes of their answer."""
+"""Fraction of the clients that leave with the first bytes of their answer."""
 
 
 class Memory:

@@ -24,8 +24,10 @@ LAYERS: Final = 1
 
 
 class MedusaTrainee(nn.Module):
-    """A trainee (``base.Trainee``) whose steps are heads: head k drafts row i + k's successor from the state before row
-    i."""
+    """A trainee (``base.Trainee``) whose steps are heads.
+
+    Head k drafts what follows row i + k, from the state before row i.
+    """
 
     def __init__(self, module: Any, head: nn.Module, draft_ids_v: Tensor | None) -> None:
         super().__init__()
