@@ -46,7 +46,7 @@ def render_serving(figures: Any) -> str:
 
 
 def per_token(found: dict[str, Any]) -> float:
-    """How much sooner `auto` has a token than plain decoding, alone."""
+    """Speed of a token with `auto` relative to plain decoding, for a single request."""
     plain, auto = ({row["strategy"]: row for row in found["concurrency"]["1"]}[name] for name in (PLAIN, "auto"))
     return float(plain["tpot_p50"] / auto["tpot_p50"])
 
@@ -56,7 +56,7 @@ def cells(row: dict[str, Any]) -> list[str]:
 
 
 def speed_cells(row: dict[str, Any], digits: int) -> list[str]:
-    """Throughput, with so many digits, its ratio over plain, and latency."""
+    """Throughput with ``digits`` digits, its ratio over plain, and latency."""
     mean, low, high = row["over_plain"]
     return [
         f"{row['throughput']:.{digits}f}",

@@ -79,7 +79,7 @@ def engine(model: Path, hosts: str, layers: str, config: dict[str, Any] | None) 
 
 @contextmanager
 def three_hosts() -> Iterator[list[str]]:
-    """Workers in namespaces of their own, by the names that ``--hosts`` has for them."""
+    """Start workers in namespaces of their own. Yields their names for ``--hosts``."""
     with ExitStack() as running:
         found = []
         for host, slowed in zip(running.enter_context(network(*[0.0] * len(WORKERS))), WORKERS, strict=True):

@@ -1,4 +1,4 @@
-"""What `auto` remembers over a restart, simulated: an engine's first request with what the last one kept, and without.
+"""The gain of what `auto` keeps over a restart, simulated: a first request with the last engine's experience, or not.
 
     python -m benchmarks.strategies.restart [REQUESTS]
 
@@ -34,12 +34,12 @@ HOST: Final = SharedHost(cores=2)
 BEFORE, TOKENS = 9, 100
 DRAFTERS: Final = ("profile", "never right")
 HOSTS: Final = {"kept": 1.0, "slower": 2.0, "faster": 0.5}
-"""By way, how many times as long everything took while the nine were answered."""
+"""Factor on all times while the nine requests were answered, by way."""
 CONFIG: Final = SpeculativeConfig(method="synthetic", accuracy=ACCURACY)
 
 
 def answered(script: Script, numbers: Sequence[int], kept: bytes | None, slower: float = 1.0) -> tuple[float, bytes]:
-    """Seconds of the last of these requests, answered one by one, and what the engine keeps then."""
+    """Seconds of the last of these requests, answered one by one, and the experience that the engine keeps then."""
     cluster = replace(load_cluster(CLUSTER), time_scale=slower)
     loop = make_loop(cluster, script, CONFIG, host=HOST)
     if kept is not None:

@@ -45,7 +45,7 @@ CANDIDATES = (1, 4, 16)
 
 
 def greedy(recorded: Recording) -> Recording:
-    """The same contexts with what greedy decoding would pick there, and what the drafter would then propose."""
+    """The same contexts with the pick of greedy decoding and the drafter's candidates for it."""
     count = recorded.candidates.shape[1]
     ids, probs = recorded.draft_ids[:, :count], recorded.draft_probs[:, :count]
     with np.errstate(divide="ignore"):
@@ -54,7 +54,7 @@ def greedy(recorded: Recording) -> Recording:
 
 
 def hits(recorded: Recording, requests: Sequence[int]) -> list[float]:
-    """Shares of tokens among the best 1, 4 and 16 candidates."""
+    """Fractions of tokens among the best 1, 4 and 16 candidates."""
     rows = np.concatenate([np.arange(rows.start, rows.stop) for rows in map(recorded.rows, requests)])
     shares = noise_ranked(recorded.tokens[rows], recorded.candidates[rows], max(CANDIDATES)).mean(axis=0)
     return [float(shares[k - 1]) for k in CANDIDATES]
@@ -65,7 +65,8 @@ def script_of(recorded: Recording, requests: Sequence[int], label: str) -> Scrip
 
 
 def measured(files: Sequence[str]) -> dict[str, Any]:
-    """By recording: shares of hits at both temperatures, and by cluster and strategy speed at T = 1 over T = 0."""
+    """Fractions of hits at both temperatures, and speed at T = 1 over T = 0 by cluster and strategy, for each
+    recording."""
     found = {}
     for file, sampled in zip(files, load_recordings([Path(file) for file in files], None, None), strict=True):
         check(sampled.header.temperature > 0, "RECORDING", file, "one at a temperature above 0")

@@ -27,7 +27,7 @@ TEXTS: Final = ("copies", "other text")
 TEMPERATURES: Final = (0.0, 1.0)
 SOURCES: Final = {"ngram": "ngram", "draft_model": "draft_model", "both": ["draft_model", "ngram"]}
 SHORTEST, LONGEST = 200, 800
-"""Characters of a piece of code that is copied."""
+"""Fewest and most characters of a piece of code that is copied."""
 STRATEGY: Final = "auto"
 
 
@@ -41,7 +41,7 @@ def asked(text: str, sizes: virtual.Sizes) -> list[Question]:
 
 
 def measured(cluster: str, text: str, sizes: virtual.Sizes) -> dict[str, Any]:
-    """By temperature and source, speed over plain decoding; and both sources over the better of the two."""
+    """Speed over plain decoding by temperature and source, and that of both sources over the better of the two."""
     runs: dict[str, list[StrategyRun]] = {}
     for source, method in SOURCES.items():
         drafter = {"method": method} if method == "ngram" else {"method": method, "model": virtual.DRAFT}
