@@ -165,6 +165,7 @@ def draw_bars(
             axes.errorbar(mean, at, xerr=[[mean - low], [high - mean]], color="black", capsize=2.5, linewidth=1)
         axes.text(1.01, at, f"{mean:.2f}", va="center", fontsize=SMALL, transform=axes.get_yaxis_transform())
     axes.set_yticks(range(len(names)), names, fontsize=SMALL)
+    # Downwards, so that the first bar is on top.
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.tick_params(axis="x", labelsize=SMALL)
     axes.set_title(title, fontsize=9, loc="left")

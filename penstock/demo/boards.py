@@ -69,6 +69,7 @@ class Boards:
         found = [Load()] * len(self._delays)
         ahead = len(self._delays)
         for batch in list(self._in_flight.values()):
+            # A batch is at least one board behind the one that entered before it.
             ahead = min(ahead - 1, bisect.bisect_right(self._delays, now - batch.entered) - 1)
             if ahead < 0:
                 break

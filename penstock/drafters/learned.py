@@ -57,6 +57,7 @@ class LearnedDrafter(SmallModelDrafter):
 
     def _batch(self, entries: Entries, count: int) -> Batch:
         if not self._outstanding:
+            # With nothing in flight no row can be waiting for features.
             self._waiting.clear()
         batch = self._builder.batch(entries, set(self._asked), count, self._again)
         for request, nodes in entries:

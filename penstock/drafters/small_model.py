@@ -166,6 +166,7 @@ def merge(queue: list[tuple[Entries, int]], limit: int) -> list[tuple[Entries, i
         if merged:
             before, before_count = merged[-1]
             rows = sum(len(nodes) for _, nodes in [*before, *entries])
+            # A batch holds one entry per request, and asks for one number of candidates.
             separate = {r.number for r, _ in before}.isdisjoint(r.number for r, _ in entries)
             if rows <= limit and separate and count == before_count:
                 merged[-1] = ([*before, *entries], count)

@@ -155,6 +155,7 @@ class SpdDrafter(LearnedDrafter):
                 if current.id in asked or computed.get(current.id, (current, -1))[1] != level:
                     path.append((current, level))
                 current = current.parent
+            # The path was walked upwards; parents have to be computed first.
             found.update((one.id, (one, level)) for one, level in reversed(path))
         computed.update(found)
         return list(found.values())

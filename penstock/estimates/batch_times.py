@@ -74,7 +74,7 @@ class BatchTimes:
         self._seconds: dict[int, float] = {}
         """Cache of ``seconds`` by number of rows, cleared when the points change."""
         self._growth: dict[int, float] = {}
-        """Cache of ``growth`` by number of rows, cleared likewise."""
+        """Cache of ``growth`` by number of rows, cleared when the points change."""
 
     @property
     def means(self) -> dict[int, tuple[float, float]]:

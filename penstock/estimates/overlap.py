@@ -1,4 +1,4 @@
-"""How much slower the stages of a host are while other stages of it compute."""
+"""Measures how much slower the stages of a host are while other stages of it compute."""
 
 from __future__ import annotations
 

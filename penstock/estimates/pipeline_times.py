@@ -113,8 +113,10 @@ class PipelineTimes:
         self._change_over(1 / self._taken_off)
 
     def _begin_overlapping(self) -> None:
-        """Multiply the times by what they were divided by, because stages were found to slow each other little. Going
-        to and fro any number of times thereby changes nothing."""
+        """Multiply the times by their former divisor, because stages were found to slow each other little.
+
+        Changing to and fro any number of times thereby changes nothing.
+        """
         self._change_over(self._taken_off or self.slower or 1.0)
 
     def _change_over(self, factor: float) -> None:

@@ -1,4 +1,4 @@
-"""When a batch's result is expected, and the seconds it takes beyond stages and links."""
+"""Estimates when a batch's result is due, and the seconds it takes beyond stages and links."""
 
 from __future__ import annotations
 

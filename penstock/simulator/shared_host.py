@@ -86,6 +86,7 @@ class Computing:
         """Advance all batches to now. Called whenever one begins or ends, so the speeds are constant in between."""
         now = self._clock()
         while self._at < now:
+            # Speeds are constant only until other processes come or go.
             until = min(now, self._host.next_change(self._at))
             done = (until - self._at) * self._host.speed(max(1, len(self._left)), self._at)
             self._left = {stage: max(0.0, left - done) for stage, left in self._left.items()}

@@ -28,7 +28,7 @@ class Strategy(Protocol):
     """Whether a new root enters alone and at once, before the drafter is asked."""
 
     on_trial: bool
-    """Whether the strategy decodes plainly while ``estimates.trials`` tell it to, so that they can measure that."""
+    """Whether the strategy decodes plainly while ``estimates.trials`` ask for it, so that they can measure it."""
 
     @property
     def candidates(self) -> int:

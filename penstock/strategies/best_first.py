@@ -59,6 +59,8 @@ class BestFirst:
         """Take in changes of the tree: a new root, and the drafter's answers with their ``chances``."""
         if tree.root is not self._root:
             self._root = tree.root
+            # A root alone is a new beginning; otherwise the root has moved down the tree, and the other branches have
+            # died.
             if tree.size == 1 and not tree.root.asked:
                 self._begin(tree.root)
             else:
@@ -137,6 +139,7 @@ class BestFirst:
 
     def _begin(self, root: Node) -> None:
         self._made -= 1
+        # Later entries have lower numbers, so that among equal scores the older one sorts last and is popped first.
         entry = (root.score, self._made, root)
         self._candidates, self._unsent, self._unasked, self._waiting, self._unanswered = [], [entry], [entry], [], []
 

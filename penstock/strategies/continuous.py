@@ -193,6 +193,7 @@ def is_worth_it(context: Context, score: float, rows: int, mass: float) -> bool:
     next_step, next_latency = times.step_and_latency_s(rows + 1)
     longer, slower = next_step - step, next_latency - latency
     if latency <= step:
+        # Batches go one after another, so that only tokens per second count.
         return math.exp(score) * step >= max(load.requests, others + mass) * longer
     cost = (1 / PATIENCE + others) * longer
     delayed = min(1.0, mass + (load.requests - 1) * step / latency)

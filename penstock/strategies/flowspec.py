@@ -89,6 +89,7 @@ class FlowSpec:
     def __init__(self, stages: int, options: FlowSpecOptions) -> None:
         self.stages = stages
         self.options = options
+        # A round's tree makes stages + 1 segments, or more where these would exceed the limit (section 3.2).
         self.segment = min(options.segment, -(-options.tree_size // (stages + 1)))
         self.candidates = options.children
         self._tree: TokenTree | None = None
@@ -223,6 +224,7 @@ class FlowSpec:
         reprice(tree, [node for node in fresh if node.earlier])
         for node in fresh:
             for token, chance in node.candidates or ():
+                # Negated, since a heap pops its smallest entry first.
                 self._drafted.append((-(node.score + chance), self._made, node, token, chance))
                 self._made += 1
 

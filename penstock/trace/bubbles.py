@@ -157,8 +157,10 @@ class Bubbles:
         yield Stretch(left, visits[last].start, Cause.LINK)
 
     def _entrance(self, index: int) -> list[Stretch]:
-        """Stretches in which a batch had not entered though the first stage was idle; at first the word of that was on
-        its way."""
+        """Stretches in which a batch had not entered though the first stage was idle.
+
+        At first the message that a buffer is free was still on its way.
+        """
         if index == 0:
             return []
         return [Stretch(self._sent(index - 1, 0), self._free_from(index), Cause.LINK), *self._waits[index]]

@@ -54,6 +54,7 @@ def evaluate(trainee: Trainee, head: nn.Module, batches: Iterable[Batch]) -> Acc
             best_Bn = torch.full_like(batch.tokens_Bn, -1)
             best_Bn[learned_Bn] = head(batch.final_BnD[learned_Bn]).argmax(-1)
         for step, hidden in enumerate(trainee.unroll(batch, CHAIN)):
+            # A step's output stands for the last rows only: the first ones have no chain of that length.
             first = learned_Bn.shape[1] - hidden.shape[1]
             learned = learned_Bn[:, first:]
             logits_mV = trainee.logits(step, hidden[learned])

@@ -45,7 +45,7 @@ class Run:
     steps: Sequence[Step]
     learning_rate: float
     half: bool
-    """Whether bfloat16 autocast is on, since Accelerate's own switch is one for the whole process."""
+    """Whether bfloat16 autocast is on. Accelerate's own switch is not used, since it is one for the whole process."""
     seed: int
     save_every: int
     state_file: Path

@@ -20,8 +20,8 @@ from benchmarks.load.soaking.resources import PROCESSES, Held, held
 REQUESTS: Final = 1000
 CLIENTS: Final = 8
 STRATEGY: Final = "continuous"
-"""A strategy that drafts for every token. ``auto`` asks only now and then, so that the noise would not
-fill its cache."""
+"""A strategy that drafts for every token. ``auto`` asks only now and then, so that the cache of a drafter's noise would
+fill slowly."""
 WARM: Final = 3
 """Attempts after which all caches are full."""
 GROWTH: Final = 16.0

@@ -69,7 +69,7 @@ class Meter(Observer):
             self.lockstep.committed()
 
     def stop(self) -> None:
-        """End the run: keep the drafter's counts of it."""
+        """End the run, and set the drafter's counts to those of the run."""
         asks, overruns = self._draft_counts()
         self.draft_asks, self.draft_overruns = asks - self.draft_asks, overruns - self.draft_overruns
 

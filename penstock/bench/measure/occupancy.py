@@ -44,6 +44,7 @@ def draw_timeline(axes: Axes, timeline: Timeline, window: float, colour: Colour)
         if bar.start < window:
             draw_batch(axes, bar, window, colour)
     axes.set_xlim(0, window)
+    # Downwards, so that the first stage is on top.
     axes.set_ylim(timeline.stages - 0.4, -0.6)
     axes.tick_params(axis="x", labelsize=SMALL)
     bare(axes)

@@ -1,4 +1,4 @@
-"""When each stage computed in one run, for the occupancy plots."""
+"""The times at which each stage computed in one run, for the occupancy plots."""
 
 from __future__ import annotations
 

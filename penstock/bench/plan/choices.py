@@ -121,6 +121,7 @@ class Planning:
         rates = 0.0
         for table in self.problem.stage_s:
             each = min((table[0, n] / n for n in range(1, layers + 1)), default=math.inf)
+            # Layers per second add up over devices if layers can be cut anywhere.
             rates += 1 / each if math.isfinite(each) else 0.0
         return layers / rates if rates else math.inf
 

@@ -19,6 +19,7 @@ def arrival_times(count: int, rate: float, burstiness: float, seed: int) -> npt.
     """
     if math.isinf(rate):
         return np.zeros(count)
+    # The first request arrives at 0, so there is one interval less than requests.
     between = np.random.default_rng(seed).gamma(burstiness, 1 / (rate * burstiness), count - 1)
     return np.concatenate(([0.0], np.cumsum(between)))
 

@@ -72,6 +72,7 @@ async def words_for(tokens: int, count_tokens: CountTokens) -> int:
     if twice <= once:
         raise ServerError("no usage", "the server's usage does not grow with the prompt, so use a file")
     per_word = (twice - once) / len(WORDS)
+    # once = added + words, twice = added + 2 * words
     added = 2 * once - twice
     return max(1, round((tokens - added) / per_word))
 

@@ -174,6 +174,7 @@ def split(samples: Sequence[Sample]) -> tuple[list[int], list[int]]:
     if len(names) == 1:
         kept = len(samples) - max(1, round(HELD_OUT * len(samples)))
         return list(range(kept)), list(range(kept, len(samples)))
+    # The order of hashes depends on the texts alone, and not on the order or the names of files.
     order = sorted(names, key=lambda number: names[number].digest())
     chosen = set(order[: max(1, round(HELD_OUT * len(order)))])
     sizes = Counter(sample.document for sample in samples)

@@ -27,6 +27,7 @@ def choose(corpus: Corpus, size: int, vocab_size: int) -> Vocabulary:
     if size >= vocab_size:
         return Vocabulary(None, vocab_size)
     training, held_out = (counts(corpus, side, vocab_size) for side in (corpus.training, corpus.held_out))
+    # A stable sort gives ties to the lower id; ids are stored in ascending order.
     ids = np.sort(np.argsort(-training, kind="stable")[:size])
     shares = [float(of[ids].sum() / of.sum()) for of in (training, held_out)]
     return Vocabulary(torch.from_numpy(ids), size, *shares)

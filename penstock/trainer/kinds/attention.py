@@ -34,6 +34,7 @@ def staircase(query_BHnd: Tensor, common: Keys, own: Sequence[Keys], scaling: fl
         )
     rows = query_BHnd.shape[2]
     query_BKGnd = query_BHnd.unflatten(1, (common.key_BKnd.shape[1], -1)) * scaling
+    # True at [t, s] where s > t - distance: row t does not see that key.
     hidden_nn = torch.ones(rows, rows, dtype=torch.bool, device=query_BHnd.device).triu(1 - common.distance)
     keys, values = (part[:, :, None, :rows] for part in (common.key_BKnd, common.value_BKnd))
     scores = [(query_BKGnd @ keys.transpose(-1, -2)).float().masked_fill(hidden_nn, -torch.inf)]
@@ -41,6 +42,7 @@ def staircase(query_BHnd: Tensor, common: Keys, own: Sequence[Keys], scaling: fl
     chances = torch.cat(scores, dim=-1).softmax(-1).to(query_BHnd.dtype)
     output_BKGnd = chances[..., :rows] @ values
     for i, one in enumerate(own):
+        # Column rows + i has the weight of each row's i-th own key.
         output_BKGnd = output_BKGnd + chances[..., rows + i, None] * _shifted(one.value_BKnd, one.distance, rows)
     return output_BKGnd.flatten(1, 2)
 

@@ -35,6 +35,7 @@ class Teaching:
             self.taught_Bn = taught_Bn
             self._chances_mv = log_chances_mv.exp()
             self._entropy_m = -(self._chances_mv * log_chances_mv).sum(-1)
+            # The index of each taught row among the taught rows, by which _chances_mv is ordered.
             self._place_Bn = taught_Bn.flatten().cumsum(0).view_as(taught_Bn) - 1
 
     def divergence(self, hidden_BlD: Tensor, logits: Callable[[Tensor], Any], among_Bn: Tensor | None = None) -> Tensor:

@@ -40,6 +40,7 @@ class EagleTrainee(nn.Module):
         taught_Bn = teaching.taught_Bn
         hidden_BnD = next(unroll(self.module, batch, 1, noise_BnD=noise_for(batch, seed)))
         given, aimed = hidden_BnD[taught_Bn].float(), batch.final_BnD[taught_Bn].float()
+        # A mean over features but a sum over rows, as the distillation is.
         regression = F.smooth_l1_loss(given, aimed, reduction="sum") / aimed.shape[-1]
         return regression + TOKEN_WEIGHT * teaching.divergence(hidden_BnD, self.module.logits)
 

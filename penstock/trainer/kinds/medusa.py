@@ -47,6 +47,7 @@ class MedusaTrainee(nn.Module):
         states_BnF = batch.states_BnF
         rows = states_BnF.shape[1]
         for k in range(min(steps, self.module.heads, rows)):
+            # The state before row i drafts for row i + k, so the last k states have no row.
             yield states_BnF[:, : rows - k]
 
     def logits(self, step: int, hidden_nD: Tensor) -> Tensor:
@@ -83,7 +84,7 @@ def config(start: Start) -> dict[str, Any]:
 
 
 def fresh(start: Start) -> dict[str, Tensor]:
-    """Heads with the target's weights, behind blocks that change nothing yet."""
+    """Copies of the target's head, behind blocks that change nothing yet."""
     width, head_vD, ids_v = start.target.hidden_size, start.head(), start.draft_ids_v
     assert start.options.heads is not None
     tensors = {} if ids_v is None else {"token_map": ids_v}

@@ -119,6 +119,7 @@ def layer(start: Start, index: int) -> dict[str, Tensor]:
     made = start.layer(prefix, target.hidden_size)
     made[f"{prefix}.input_layernorm.weight"] = torch.ones(target.hidden_size)
     last, others = target.num_layers - 1, (start.options.spec_layers or 1) - 1
+    # Index 0 is the target's first layer and index ``others`` its last; a single one is the last.
     number = last - (others - index) * last // max(1, others)
     base = getattr(load_module(target, number, number + 1, "float32", "cpu"), target.parts.base)
     own = getattr(base, target.parts.layers)[number].state_dict()
