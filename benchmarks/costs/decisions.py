@@ -2,13 +2,13 @@
 
     python -m benchmarks.costs.decisions [STEPS]
 
-The loop runs over a belt that takes one batch of up to 64 rows a step and returns it 64 steps later, with a drafter
-that answers three times a step: about 2,000 drafted nodes live at once. Candidates follow a stated profile.
+The loop runs over a belt that takes one batch of up to 64 rows per step and returns it 64 steps later, with a drafter
+that answers three times per step: about 2,000 drafted nodes are alive at once. Candidates follow a stated profile.
 
-A step of the engine is all that it does from one result to the next: take the result in, commit, prune, cancel, take
-drafts in, ask, choose rows, build the batch. A step of a stage is the batch's header and which slots each of its rows
-sees. The belt's and the drafter's own time is left out. Times are the thread's own on a core (``time.thread_time``), so
-that other programs do not count.
+A step of the engine is everything between one result and the next: taking the result in, committing, pruning,
+cancelling, taking drafts in, asking, choosing rows, building the batch. A step of a stage is the batch's header and the
+slots that each of its rows sees. The belt's and the drafter's own time is left out. Times are the thread's own on a
+core (``time.thread_time``), so that other programs do not count.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
     python -m benchmarks.costs.hop_floor
 
-As many processes as a preset of SPD's has stages, in a ring with the engine's, and as many frames on their way: each
-process takes a frame from its inbox, waits for the stage's time, and sends it to the next one. Inboxes, waiting and
-sockets are those of Penstock's stages; there is no model, no header, no tree and no drafter. What a step takes beyond
-the stage's time is the least that any pipeline of processes with these sockets adds on this machine.
+For each of SPD's presets a ring of processes, one per stage and the engine's, carries as many frames as there are
+stages. Each process takes a frame from its inbox, waits for the stage's time, and sends it to the next one. Inboxes,
+waiting and sockets are those of Penstock's stages; there is no model, header, tree or drafter. The excess of a step
+over the stage's time is the least that any pipeline of processes with these sockets adds on this machine.
 """
 
 from __future__ import annotations

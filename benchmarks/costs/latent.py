@@ -2,8 +2,9 @@
 
     python -m benchmarks.results --measure latent    # and python -m benchmarks.costs.latent only prints it
 
-One attention layer with DeepSeek-V2-Lite's widths (16 heads) and random weights in float32, on one thread. So many rows
-of a text are added behind so many others; both ways are measured in turn; medians. Take care that nothing else runs.
+One attention layer with DeepSeek-V2-Lite's widths (16 heads) and random weights in float32 runs on one thread. A number
+of rows of a text is added after a number of earlier ones. Both ways are measured in turn, and medians are taken. Stop
+whatever else runs on the host.
 """
 
 from __future__ import annotations

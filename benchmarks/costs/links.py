@@ -2,10 +2,10 @@
 
     python -m benchmarks.costs.links        # the rows for ZeroMQ need `pip install pyzmq`
 
-A sender and a receiver for each kind of link, on loopback and in two network namespaces that a virtual Ethernet joins
-(which takes root). A message is a header of 200 bytes and, but for the smallest, a batch's hidden states. Alone, it
-leaves once the one before has arrived: both processes read one monotonic clock. In a row, eight are on their way. Kinds
-take turns, so that what else runs here meets them all.
+Each kind of link has a sender and a receiver, on loopback and in two network namespaces joined by a virtual Ethernet
+(which needs root). A message is a header of 200 bytes and, except for the smallest size, a batch's hidden states. A
+message alone leaves once the one before has arrived; both processes read one monotonic clock. In a row, eight messages
+are under way. Kinds take turns, so that disturbances meet all of them.
 """
 
 from __future__ import annotations

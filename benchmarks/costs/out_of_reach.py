@@ -2,9 +2,9 @@
 
     python -m benchmarks.results --measure out_of_reach    # and python -m benchmarks.costs.out_of_reach only prints it
 
-One request of so many tokens in bfloat16, reckoned from the models' configurations. A layer keeps what it keeps of
-every token, as with prefix caching. Or a layer with a window keeps the last tokens that it sees, and one that carries a
-state keeps the state and the tokens that are not folded into it yet. Room for drafts is left out: it is the same.
+The memory of one request in bfloat16, computed from the models' configurations. Either a layer keeps the rows of all
+tokens, as with prefix caching. Or a layer with a window keeps the last tokens that it sees, and a layer with a state
+keeps the state and the tokens that are not yet folded into it. Room for drafts is the same in both and left out.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     python -m benchmarks.results --measure recurrent    # and python -m benchmarks.costs.recurrent only prints it
 
-One layer with Qwen3.5-4B's widths and random weights in float32, behind 100 certain tokens, on one thread. The tree has
-64 rows, of which each may have any of those before it as its parent. Both ways are measured in turn; medians. Take care
-that nothing else runs.
+One layer with Qwen3.5-4B's widths and random weights in float32 runs after 100 committed tokens, on one thread. The
+tree has 64 rows, and the parent of each is any of those before it. Both ways are measured in turn, and medians are
+taken. Stop whatever else runs on the host.
 """
 
 from __future__ import annotations

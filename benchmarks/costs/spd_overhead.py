@@ -2,12 +2,12 @@
 
     python -m benchmarks.costs.spd_overhead --spd DIR [--prompts 2] [--tokens 32]
 
-A chain (`pipedec` of width 1) over the presets spd-4, spd-8 and spd-16 at T = 0. What stages and drafter compute is
-stretched until this host's own arithmetic fits into it; links are not, or messages would have that time to hide in.
-What a step takes longer than in virtual time, for the same tokens, is not stretched either: it is set beside the step
-as the preset has it. SPD's own code loses 0.13, 0.27 and 0.61 of its theory at 4, 8 and 16 stages (its repository's
-BENCHMARK_RESULTS.md). Run it on a quiet machine, as root: stages then keep time before whatever else runs
-(`penstock.emulation.priority`). Every case is run several times and the median of what was added is taken.
+A chain (`pipedec` of width 1) runs over the presets spd-4, spd-8 and spd-16 at T = 0. The computing times of stages and
+drafter are stretched until this host's own arithmetic fits into them. Links are not stretched, or messages would have
+that time to hide in. A step's excess over its length in virtual time, for the same tokens, is not stretched either, and
+compared with the step of the preset. SPD's own code loses 0.13, 0.27 and 0.61 of its theory at 4, 8 and 16 stages (its
+repository's BENCHMARK_RESULTS.md). Run it on a quiet machine, as root: stages then keep time before everything else
+(`penstock.emulation.priority`). Every case is run several times, and the median excess is taken.
 """
 
 from __future__ import annotations

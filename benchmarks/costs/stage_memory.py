@@ -2,8 +2,8 @@
 
     python -m benchmarks.costs.stage_memory MODEL [--stages 1,2,4] [--dtype float32]
 
-MODEL is a folder or a GGUF file. Each stage loads in a fresh process that has imported everything before; memory is the
-process's own (resident set), less what it was then and less the KV cache.
+MODEL is a folder or a GGUF file. Each stage loads in a fresh process that has imported everything before. Memory is the
+process's resident set, less its size before loading and less the KV cache.
 """
 
 from __future__ import annotations

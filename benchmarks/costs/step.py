@@ -2,11 +2,11 @@
 
     python -m benchmarks.costs.step --model MODEL [--threads N] [--formats none int8 int4] [--store]
 
-MODEL is a folder or a GGUF file. For weights in each format: first one stage in this process, by rows of one request:
-its linear layers, attention, the head, the pick, and all the rest (norms, rotary embeddings, activations, residuals,
-and Python between them). Then whole engines over one stage and two, decoding plainly, by requests at a time: the time
-from result to result, and how much of it the stages computed. Medians. ``--store`` keeps the figures for
-docs/background/results/real-models.md. Take care that nothing else runs.
+MODEL is a folder or a GGUF file. For each format of weights, one stage in this process is measured by rows of one
+request: its linear layers, attention, the head, the pick, and the rest (norms, rotary embeddings, activations,
+residuals, and Python between them). Then whole engines over one stage and two decode plainly, with several numbers of
+requests at a time: the time from result to result, and how much of it the stages computed. Figures are medians.
+``--store`` keeps them for docs/background/results/real-models.md. Stop whatever else runs on the host.
 """
 
 from __future__ import annotations

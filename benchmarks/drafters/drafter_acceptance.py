@@ -2,12 +2,13 @@
 
     python -m benchmarks.drafters.drafter_acceptance MODEL PROMPTS [--drafter KIND=FOLDER ...] [--per-set N]
 
-MODEL is a chat model's folder or GGUF file, PROMPTS a folder of question files, FOLDER what ``penstock train KIND`` has
-made. The model answers the first turns in float32. Then every drafter reads the answers as it does in training: it is
-asked at every token, with the text's own tokens before it, and ranks its candidates with the noise that the target has
-picked by. No clock and no strategy has a say. Prompt lookup comes first, as the drafter that needs no training.
+MODEL is a chat model's folder or GGUF file, PROMPTS a folder of question files, FOLDER the output of ``penstock train
+KIND``. The model answers the first turns in float32. Then every drafter reads the answers as in training: it is asked
+at every token, with the text's own tokens before it, and ranks its candidates with the noise by which the target has
+picked. The result depends on no clock and no strategy. Prompt lookup comes first, as the drafter that needs no
+training.
 
-A drafter's figures are written to benchmarks/measured/drafters/drafter_acceptance.json, in place of what was there.
+A drafter's figures are written to benchmarks/measured/drafters/drafter_acceptance.json, replacing older ones.
 """
 
 from __future__ import annotations

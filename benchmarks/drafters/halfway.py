@@ -3,14 +3,15 @@
     python -m benchmarks.drafters.halfway
 
 A head is trained for exactly that. It reads the demo target's states after half of the layers, has one layer of the
-target's kind and a head over the whole vocabulary, begins as the target's last layer, norm and head, and learns the
-target's own distribution after every token of Python's standard library, eight windows of 256 tokens a step, each once.
-The rate is constant; for each point of the learning curve a copy goes on while its rate falls to zero over the last
-quarter of that point's tokens. Held out is ``long_text``'s file, in windows of 512 of which the second half counts.
+target's kind and a head over the whole vocabulary, and begins as the target's last layer, norm and head. It learns the
+target's own distribution after every token of Python's standard library, in steps of eight windows of 256 tokens, each
+used once. The rate is constant; for each point of the learning curve a copy goes on while its rate falls to zero over
+the last quarter of that point's tokens. ``long_text``'s file is held out, in windows of 512 tokens of which the second
+half counts.
 
-SPD's module answers first, for a token that has just entered eight stages; the head answers when it has passed four of
-them. "again" is how often its best is the target's greedy token where the first answer's best was not, "kept" where it
-was.
+SPD's module answers first, for a token that has just entered eight stages; the head answers when the token has passed
+four of them. "again" is how often the head's best token is the target's greedy one where the first answer's best was
+not, and "kept" how often it is where the first answer's was.
 """
 
 from __future__ import annotations
@@ -118,6 +119,7 @@ def heads(target: Any, tokenizer: Any) -> Iterator[tuple[int, Any]]:
         rates = [RATE * min(1.0, (i + 1) / RISING) for i in range(done, steps - falling)]
         train(trunk, optimizer, target, batches[done : steps - falling], rates)
         done = steps - falling
+        # The copy goes on at a falling rate, while the trunk keeps the constant one for later points.
         head = copy.deepcopy(trunk)
         own = optimizer_of(head)
         own.load_state_dict(copy.deepcopy(optimizer.state_dict()))

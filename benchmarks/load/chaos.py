@@ -2,14 +2,14 @@
 
     python -m benchmarks.load.chaos [KILLS] [SEED]
 
-Four requests at once on two stages of the demo target, greedy and at T = 0.8, by each strategy and with each kind of
+Four requests run at once on two stages of the demo target, greedy and at T = 0.8, with each strategy and each kind of
 drafter, on this host and on two workers with addresses of their own, which have no checkpoint and are sent their
 layers. A process is killed at a random result: a stage, the drafter or, less often, the fork server or a worker's
-agent, which comes back with its cache or with an empty one. It needs root. Afterwards slots are audited, and what is
-left of the processes is counted. KILLS is the least number of them (100).
+agent, which returns with its cache or with an empty one. It needs root. Afterwards slots are audited, and remaining
+processes are counted. KILLS is the least number of kills (100).
 
-What was seen is added to benchmarks/measured/load/chaos.json, in place of what the same seed has given before. The exit
-code is 1 if anything was wrong.
+The results are added to benchmarks/measured/load/chaos.json, replacing those of the same seed. The exit code is 1 if
+anything was wrong.
 """
 
 from __future__ import annotations

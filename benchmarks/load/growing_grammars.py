@@ -2,8 +2,8 @@
 
     python -m benchmarks.load.growing_grammars --seed S [--count 200] --plot FILE.png
 
-Each is checked by a worker as a client's would be, while another client asks for small ones (canaries). Printed are how
-many were ready and refused, the most seconds and MiB, and what the canaries waited; a grammar that takes more than its
+Each is checked by a worker like a client's, while another client asks for small ones (canaries). It prints how many
+were ready and refused, the most seconds and MiB, and how long the canaries waited. A grammar that takes more than its
 limits allow, or a canary that fails, makes the exit code 1.
 """
 

@@ -1,13 +1,13 @@
-"""A long prompt amid requests that decode: its time to first token, and what it does to the others' tokens.
+"""A long prompt amid requests that decode: its time to first token, and its effect on the others' tokens.
 
     python -m benchmarks.load.interference                  # simulated
     python -m benchmarks.load.interference --processes      # measured: two stages on this host
 
-Plain decoding and `auto`: eight requests decode, then a prompt of 4,000 tokens comes. Inter-token latency is
-the time between one token of a request and its next (tokens that come together have none between them: what is counted
-is the time between arrivals), before the prompt came and while it was computed. By ``prefill_stretch``: how many times
-as long as without the prompt's rows a batch may take the slowest stage. On this host the model is the demo target,
-told that it has room for so many positions, and drafts are looked up in the text.
+With plain decoding and with `auto`, eight requests decode, and then a prompt of 4,000 tokens comes. Inter-token latency
+is the time between arrivals of a request's tokens (tokens that come together count as one arrival), before the prompt
+came and while it was computed. Runs differ in ``prefill_stretch``: the factor by which the prompt's rows may prolong a
+batch in the slowest stage. On this host the model is the demo target with its number of positions raised, and drafts
+are looked up in the text.
 """
 
 from __future__ import annotations

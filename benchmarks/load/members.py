@@ -1,15 +1,14 @@
-"""Members of a cluster that say what nobody says, to every kind of process, while others are served.
+"""Members of a cluster that send invalid messages to every kind of process, while others are served.
 
     python -m benchmarks.load.members [MESSAGES] [SEED] [PROCESS ...]
 
-An engine on two of three workers, addresses of this host that stand for hosts, with a draft model here. MESSAGES
-(100,000) are sent to each PROCESS (agent, head, stage, drafter), in bursts: each message of the protocol with a field
-at the edge of its bounds or beyond, of another type, out of order, or once more. To an agent they go under leases of
-heads of their own, to the head under those of a worker, and to stages and drafter in the name of their sessions, so
-that a burst costs a pipeline at most. The engine answers between bursts, greedily and at T = 0.8, and tokens are
-compared.
+An engine runs on two of three workers, addresses of this host that stand for hosts, with a draft model here. MESSAGES
+(100,000) are sent in bursts to each PROCESS (agent, head, stage, drafter): each is a message of the protocol with a
+field at the edge of its bounds or beyond, or of another type, out of order, or repeated. An agent gets them under
+leases of other heads, the head under those of a worker, and stages and drafter in the name of their sessions, so that a
+burst costs at most a pipeline. The engine answers between bursts, greedily and at T = 0.8, and tokens are compared.
 
-What was seen is added to benchmarks/measured/load/members.json. The exit code is 1 if anything was wrong.
+The results are added to benchmarks/measured/load/members.json. The exit code is 1 if anything was wrong.
 """
 
 from __future__ import annotations

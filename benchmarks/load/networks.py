@@ -2,14 +2,14 @@
 
     python -m benchmarks.load.networks [SCENARIO ...]
 
-Four requests at once, at T = 0.8, over `penstock worker` on two of three hosts of a cluster with keys; the third one is
-a spare. What happens to a host happens amid the answers: its link goes down, one direction of the link between two
-stages is cut, all its processes or a stage's alone are stopped for 30 s and go on. ``head`` and ``head-cut`` kill an
-engine on a host of its own, the latter after its link went down. ``cycles`` kills a worker's agent twenty times, and
-has it return each time. ``fuzz`` sends 100,000 messages that nobody would to an agent, and knocks at every other port.
-``slow`` sends at 20 Mbit/s for ten minutes. It needs root.
+Four requests run at once, at T = 0.8, over `penstock worker` on two of three hosts of a cluster with keys; the third
+host is a spare. During the answers a host's link goes down, or one direction of the link between two stages is cut, or
+all of its processes or only a stage's are stopped for 30 s. ``head`` and ``head-cut`` kill an engine on a host of its
+own, the latter after its link went down. ``cycles`` kills a worker's agent twenty times, and lets it return each time.
+``fuzz`` sends 100,000 invalid messages to an agent, and connects to every other port. ``slow`` sends at 20 Mbit/s for
+ten minutes. It needs root.
 
-What was seen is added to benchmarks/measured/load/networks.json. The exit code is 1 if anything was wrong.
+The results are added to benchmarks/measured/load/networks.json. The exit code is 1 if anything was wrong.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""A worker that dies and comes back with an empty cache, again and again, over slow links: every token is compared.
+"""A worker that dies and returns with an empty cache, again and again, over slow links: every token is compared.
 
     python -m benchmarks.load.returns [RETURNS] [SEED]
 
-An engine on two workers, network namespaces with clocks of their own, neither of which has the checkpoint. One is
-killed amid answers, its cache is removed, and it comes back over a link of 1 to 100 Mbit/s; every other time it is
-killed once more at a random moment of its transfer. Answers, greedy and at T = 0.8, are asked for before, meanwhile and
+An engine runs on two workers, network namespaces with clocks of their own, neither of which has the checkpoint. One is
+killed during answers, its cache is removed, and it returns over a link of 1 to 100 Mbit/s; every other time it is
+killed again at a random moment of its transfer. Answers, greedy and at T = 0.8, are requested before, meanwhile and
 afterwards, and again once stages have moved back. In every other return pieces are dropped, swapped, repeated and
-changed on their way. It needs root.
+changed in transit. It needs root.
 
-What was seen is added to benchmarks/measured/load/returns.json, in place of what the same seed has given before. The
-exit code is 1 if anything was wrong.
+The results are added to benchmarks/measured/load/returns.json, replacing those of the same seed. The exit code is 1 if
+anything was wrong.
 """
 
 from __future__ import annotations

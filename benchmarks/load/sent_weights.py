@@ -2,11 +2,11 @@
 
     python -m benchmarks.load.sent_weights MODEL
 
-Two `penstock worker`, each a network namespace in which an empty file system lies over the folder of MODEL, have
-half of its layers each. Everything that their cables bring them until an answer is complete is counted and compared
-with what their stages hold. MODEL is a checkpoint in float32, which stages hold as it is stored. It needs root.
+Two `penstock worker`, each in a network namespace in which an empty file system lies over the folder of MODEL, have
+half of its layers each. All bytes that they receive until an answer is complete are counted and compared with the bytes
+that their stages hold. MODEL is a checkpoint in float32, which stages hold as it is stored. It needs root.
 
-What was seen is stored in benchmarks/measured/load/sent_weights.json. The exit code is 1 if anything was wrong.
+The results are stored in benchmarks/measured/load/sent_weights.json. The exit code is 1 if anything was wrong.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
     python -m benchmarks.load.serving [SETS] [CLUSTER ...]
 
-Simulated: always so many requests at a time, the next one comes as one ends. Prompts and answers have lengths drawn
-between the bounds below, so that requests do not march in step; acceptance is the profile of auto_against.py. Counted
-is what lies between the moment at which every request of the first wave has been replaced and the last arrival: neither
-filling nor draining. Each of SETS sets of requests is served by every strategy; ratios over plain continuous batching
+Simulated: a constant number of requests runs at a time, since the next one comes when one ends. Prompts and answers
+have random lengths within the bounds below, so that requests do not march in step; acceptance is the profile of
+auto_against.py. Only the time between the replacement of the whole first wave and the last arrival counts, without
+filling and draining. Each of SETS sets of requests is served by every strategy. Ratios over plain continuous batching
 are paired by set, with the 95% bounds of `penstock bench`.
 
 Each cluster is written to benchmarks/measured/load/serving.json as it finishes, and one that is there is not run again.

@@ -2,12 +2,12 @@
 
     python -m benchmarks.papers.pipedec_throughput [SETS]
 
-Simulated with the synthetic profile. Twelve requests as in the paper, always k of them at a time until all are
-answered, at most eight in a batch; tokens by the time that it takes. The paper does not say whether its batches follow
-one another through the pipeline, so PP and STPP come in both ways: requests as they are ready, each stage with a batch
-of its own ("apart"), and all requests in one batch, which goes through all stages before the next one enters
-("together": a pipeline whose devices form one stage). PipeDec has one request at a time. Ratios over PipeDec are paired
-by set.
+Simulated with the synthetic profile. As in the paper twelve requests are answered, always k of them at a time and at
+most eight in a batch; throughput is their tokens over the time for all. The paper does not say whether its batches
+follow one another through the pipeline, so PP and STPP are run in both ways: each stage with a batch of its own, of
+requests as they are ready ("apart"), and all requests in one batch, which goes through all stages before the next one
+enters ("together": a pipeline whose devices form one stage). PipeDec runs one request at a time. Ratios over PipeDec
+are paired by set.
 """
 
 from __future__ import annotations

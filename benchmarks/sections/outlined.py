@@ -1,4 +1,4 @@
-"""Answers in points with a real model: what it decides, how fast they are, and how good."""
+"""Answers in points with a real model: its decisions for or against them, their speed, and their quality."""
 
 from __future__ import annotations
 

@@ -66,6 +66,7 @@ def joined(first: Script, second: Script) -> Script:
     return Script(
         prompts=first.prompts + second.prompts,
         picks=first.picks + second.picks,
+        # The second script's drafts are indices into the second part of the joint pool.
         drafts=first.drafts + tuple(tuple(i + len(first.pool) for i in some) for some in second.drafts),
         pool=first.pool + second.pool,
         label=first.label,

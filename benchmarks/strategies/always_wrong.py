@@ -2,7 +2,7 @@
 
     python -m benchmarks.strategies.always_wrong
 
-Three requests of 200 tokens. Drafts are as confident as the profile's of `auto_against.py`, and none is ever right.
+Three requests of 200 tokens are run. Drafts are as confident as those of the profile of `auto_against.py`.
 """
 
 from __future__ import annotations

@@ -2,11 +2,12 @@
 
     python -m benchmarks.strategies.restart [REQUESTS]
 
-Four stages of the preset ``demo`` on one host of two cores, where what speculation is worth has to be tried. An engine
-answers nine requests of 100 tokens. Each request to be timed then comes three times: first on an engine that knows
-nothing; first on one that begins with what the nine have left, written and read as the file of a real engine's is; and
-tenth, on the engine of the nine. A fresh engine each, so that all is paired. The nine may also have been answered while
-the host was half or twice as fast. Drafts are the synthetic profile's, or as confident and never right.
+Four stages of the preset ``demo`` share one host of two cores, where only trials tell what speculation is worth. An
+engine answers nine requests of 100 tokens. Each request to be timed is then run three times: as the first on an engine
+that knows nothing, as the first on one that begins with the experience left by the nine, written and read like the file
+of a real engine, and as the tenth on the engine of the nine. Each time the engine is a fresh one, so that all is
+paired. The nine may also have been answered while the host was half or twice as fast. Drafts are those of the synthetic
+profile, or as confident and never right.
 """
 
 from __future__ import annotations

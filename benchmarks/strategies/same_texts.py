@@ -1,11 +1,11 @@
-"""Greedy and sampled decoding with one drafter on the same texts, simulated: what the temperature alone changes.
+"""Greedy and sampled decoding with one drafter on the same texts, simulated: the effect of the temperature alone.
 
     python -m benchmarks.strategies.same_texts [RECORDING ...]
 
-A greedy run and a sampled run write different texts, and how well a drafter knows the text outweighs how its candidates
-are ranked. Here both decode the texts of a recording at T = 1, by default the demo pair's: sampled as it was recorded;
-greedily, the target's token is the most probable one of the recorded distribution, the drafter's candidates are its
-most probable ones, and the text goes on as recorded. Outputs that fall into a loop are left out.
+A greedy run and a sampled run write different texts, and how well a drafter knows the text matters more than how its
+candidates are ranked. Here both decode the texts of a recording at T = 1, by default the demo pair's. Sampled decoding
+is as recorded. For greedy decoding the target's token is the most probable one of the recorded distribution, the
+drafter's candidates are its most probable ones, and the text goes on as recorded. Outputs that loop are left out.
 """
 
 from __future__ import annotations

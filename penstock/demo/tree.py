@@ -160,6 +160,7 @@ def leaves_of(level: Level, now: float, width: int, style: str) -> Text:
     """A glyph per node; where they do not all fit, the committed one stays in sight."""
     glyphs = [leaf.at(now) for leaf in list(level.leaves)]
     if len(glyphs) > width:
+        # The last column shows the committed node where that would be cut off.
         certain = next((glyph for glyph in glyphs[width - 1 :] if glyph in (HIT, MISS)), "…")
         glyphs = [*glyphs[: width - 1], certain]
     styles = {HIT: f"bold {style}", MISS: "bold yellow", DRAFTED: style, PRUNED: "dim red"}

@@ -53,5 +53,6 @@ class SimulatedPipeline(InProcessPipeline):
         self._told = True
 
     def _ask_due(self, index: int) -> None:
+        # A step of one stage changes the times at which the others of its host are done.
         for stage in self._sharing or (index,):
             super()._ask_due(stage)

@@ -102,6 +102,7 @@ def simulate(
     """
     numbers = [*range(len(script.picks))]
     if warm_up:
+        # The warm-up is a shortened copy of request 0, under a number of its own.
         script, numbers = script.with_again(0, warm_up), [len(numbers), *numbers]
     loop = make_loop(
         cluster, script, speculation, overhead_per_hop=overhead_per_hop, host=host, prefill_chunk=prefill_chunk
@@ -207,6 +208,7 @@ def make_loop(
     pool = SlotPool(longest * concurrency, speculative_slots(len(timings), most_rows), sharing=False)
     pieces = PieceTable(timings, links) if prefill_chunk is None else None
     scheduler = Scheduler(pool, prefill_chunk or BATCH_ROWS, concurrency, longest, pieces=pieces)
+    # The pipeline is the loop's clock as well.
     return EngineLoop(pipeline, drafter, scheduler, pipeline, contended=host is not None)
 
 

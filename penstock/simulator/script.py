@@ -60,6 +60,7 @@ class Script:
 
     def after(self, request: int, position: int) -> int:
         """The target's token after ``position`` of a request's path; any token after its last one."""
+        # The next token is at position + 1, and picks begin after the prompt.
         i = position + 1 - self.prompts[request]
         picks = self.picks[request]
         return picks[i] if 0 <= i < len(picks) else MISSED

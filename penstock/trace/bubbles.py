@@ -90,6 +90,7 @@ class Bubbles:
             visit = trip.visits[stage]
             if visit.start >= end:
                 break
+            # A batch without live rows keeps no stage busy.
             if not visit.rows:
                 continue
             if idle_since < visit.start:
@@ -104,6 +105,7 @@ class Bubbles:
         end = self._trips[index].visits[stage].start
         if before < 0:
             return Counter({Cause.COLD_START: end - start})
+        # The order matters: the first cause that covers a moment is the one that counts.
         known = [*self._held(stage, range(before, index)), *self._turns(stage, index), *self._links(index, stage)]
         known += self._entrance(index)
         causes: Counter[Cause] = Counter()

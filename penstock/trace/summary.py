@@ -189,6 +189,7 @@ def feature_summary(sent: list[Sent]) -> FeatureSummary | None:
     steps: dict[int, int] = {}
     for one in sent:
         if not one.prompt:
+            # The drafter waits for the last of a step's features.
             steps[one.stream] = max(steps.get(one.stream, 0), one.took)
     count = max(1, len(steps))
     return FeatureSummary(

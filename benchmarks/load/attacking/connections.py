@@ -1,4 +1,4 @@
-"""Hundreds of connections at once that ask for nothing, or never to the end: health and others are answered."""
+"""Hundreds of connections at once, with no request or an incomplete one: health and other requests are answered."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Hostile frames to a live pipeline: from strangers, who change nothing, and from insiders, who change no token.
 
-Insiders know the secret. What they send either ends the pipeline with an error or leaves the requests of others as they
-are: their own have numbers that the engine never gives.
+Insiders know the secret. Their frames either end the pipeline with an error or leave the requests of others unchanged:
+the insiders' own requests have numbers that the engine never uses.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Hostile grammars: kept to or refused, the same each time, and nobody else waits for them."""
+"""Hostile grammars: each is followed or refused, the same each time, and nobody else waits for it."""
 
 from __future__ import annotations
 

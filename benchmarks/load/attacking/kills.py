@@ -1,5 +1,7 @@
-"""Processes killed and stopped beside running requests, without recovery: everybody gets an answer or an error, and
-nothing is left. ``benchmarks/load/chaos.py`` is with it."""
+"""Processes killed and stopped beside running requests, without recovery: everybody gets an answer or an error.
+
+No process may be left behind. With recovery it is ``benchmarks/load/chaos.py``.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A thousand short requests an attempt, every one with a seed of its own and a third of them left: memory stays.
+"""A thousand short requests per attempt, each with its own seed, and a third of them abandoned: memory does not grow.
 
-Each process's resident memory is compared with what it was once the caches, that of the noise among them, are full.
+Each process's resident memory is compared with its size once the caches, including that of the noise, are full.
 """
 
 from __future__ import annotations

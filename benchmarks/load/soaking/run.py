@@ -1,4 +1,4 @@
-"""Ten thousand requests on one server, and what is left of them."""
+"""Makes thousands of requests of one server, and checks the resources that it holds afterwards."""
 
 from __future__ import annotations
 
