@@ -1,4 +1,4 @@
-"""Writes docs/reference/hardware.md: what fits on which devices, what its links carry, and how fast it would be.
+"""Writes docs/reference/hardware.md: which models fit on which devices, what links carry, and the speed to expect.
 
     python -m benchmarks.costs.hardware             # only writes the page, with the simulations that are stored
     python -m benchmarks.costs.hardware --measure   # simulates anew first (some minutes)

@@ -68,7 +68,7 @@ def added(stages: int, seconds: float, transport: str) -> float:
 
 
 def fork(place: str, seconds: float) -> tuple[int, Connection]:
-    """Start one stage. Returns its process, and a pipe on which it says its address and hears the following one's."""
+    """Start one stage. Returns its process, and a pipe on which it sends its address and receives the next stage's."""
     ours, its = Pipe()
     if pid := os.fork():
         its.close()
@@ -89,7 +89,7 @@ def fork(place: str, seconds: float) -> tuple[int, Connection]:
 
 
 def turn(inbox: Inbox, entrance: Outbox, frames: int) -> float:
-    """Median seconds of a frame's way around."""
+    """Median seconds of a frame's trip around the ring."""
     sent = {}
     trips = []
     for i in range(frames):

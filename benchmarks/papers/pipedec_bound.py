@@ -1,10 +1,10 @@
-"""How fast PipeDec can be at all: its tree in ideal lockstep, without links, drafting time or overhead.
+"""Upper bound of PipeDec's speed: its tree in ideal lockstep, without links, drafting time or overhead.
 
     python -m benchmarks.papers.pipedec_bound
 
 A timestep is one stage time at the tree's width (``pipedec-14x3090``). The target's token is among the drafter's first
 k candidates with the stated accuracy, once with the same confidence at every node and once with the synthetic drafter's
-varying confidence. What the engine reaches beside this is `penstock bench` with the same profile.
+varying confidence. `penstock bench` with the same profile measures the engine itself.
 """
 
 from __future__ import annotations

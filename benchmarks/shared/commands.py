@@ -1,4 +1,4 @@
-"""Running ``penstock`` as a user would, from the repository's folder."""
+"""Runs ``penstock`` as a user would, from the repository's folder."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def decoded(
     config: SpeculativeConfig | None,
     asked: Mapping[int, list[int]],
 ) -> list[Timed]:
-    """Requests by number, with their prompts, all at once, until the last one has ended."""
+    """Run requests with these numbers and prompts, all at once, until the last one has ended."""
     runs = []
     for number, prompt in asked.items():
         strategy, timed = make_strategy(config, len(cluster.stages)), Timed()

@@ -1,4 +1,4 @@
-"""``penstock serve`` as a process of its own, on a free port."""
+"""Runs ``penstock serve`` as a process of its own, on a free port."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Simulations for the page: recordings of the demo pair on held-out code, the synthetic profile, and what is kept."""
+"""Simulations for the pages: recordings of the demo pair on held-out code, the synthetic profile, the figures kept."""
 
 from __future__ import annotations
 

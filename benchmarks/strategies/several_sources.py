@@ -1,9 +1,9 @@
-"""A drafter and prompt lookup in one tree, beside each of them alone: on text that copies its prompt, and on other.
+"""A drafter and prompt lookup in one tree, beside each alone, on text that copies its prompt and on other text.
 
     python -m benchmarks.strategies.several_sources [--prompts 8] [--tokens 64]
 
-The demo pair on held-out code under `auto`, in virtual time, at T = 0 and T = 1. "copies": prompts hold a piece of code
-and the first half of it again, as an edit does, so that much of what follows stands in the prompt. Each cell is written
+The demo pair runs on held-out code under `auto`, in virtual time, at T = 0 and T = 1. "copies": prompts hold a piece of
+code and the first half of it again, like an edit, so that much of what follows is in the prompt. Each cell is written
 to benchmarks/measured/strategies/several_sources.json as it finishes, and is not run again if it is there.
 """
 

@@ -1,7 +1,7 @@
-"""Other ways to spread one sequence over devices, as cost models: sequence parallelism, tensor parallelism, their kin.
+"""Cost models of other ways to spread one sequence over devices: sequence and tensor parallelism, and their kin.
 
 Jupiter (Ye et al.) compares itself with them. Each splits every layer over all devices, which then have to exchange
-hidden states in every layer; how many is by its Table I, and for DT and Galaxy by its section VI-A.
+hidden states in every layer. The numbers exchanged are those of its Table I, and for DT and Galaxy of its section VI-A.
 
 - SP: sequence parallelism. A replica of the model on every device; two all-gathers a layer. Decodes on one device.
 - M-LM: Megatron's tensor parallelism. Two all-reduces a layer.

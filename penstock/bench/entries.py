@@ -43,7 +43,7 @@ def split_entries(text: str) -> tuple[str, ...]:
 
 
 def strategy_of(label: str) -> str:
-    """The strategy that an entry names."""
+    """The name of the entry's strategy."""
     return re.split(rf"[][]|{PLACED}", label, maxsplit=1)[0].strip()
 
 

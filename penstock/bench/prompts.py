@@ -17,7 +17,7 @@ Turns = tuple[str, ...]
 
 
 def read_prompt_sets(paths: Sequence[Path], count: int) -> dict[str, list[Turns]]:
-    """The first ``count`` entries of each file, by its stem. Raises ConfigError as ``read_turns`` does."""
+    """The first ``count`` entries of each file, by its stem. Raises ConfigError like ``read_turns``."""
     files: dict[str, Path] = {}
     for path in paths:
         if path.stem in files:
@@ -27,7 +27,7 @@ def read_prompt_sets(paths: Sequence[Path], count: int) -> dict[str, list[Turns]
 
 
 def read_prompts(path: Path, count: int) -> list[str]:
-    """The first turn of each of the first ``count`` entries. Raises as ``read_turns`` does."""
+    """The first turn of each of the first ``count`` entries. Raises ConfigError like ``read_turns``."""
     return [turns[0] for turns in read_turns(path, count)]
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 CLUSTER: Final = "demo"
 BUSY_PACE: Final = 1.05
-"""Slowdown of plain tokens, relative to the model, from which on the host is too busy for the figures."""
+"""Slowdown of plain tokens, relative to the modelled boards, from which on the host is too busy for the figures."""
 
 
 def run_demo(as_json: bool, *, embedded: bool = False) -> None:

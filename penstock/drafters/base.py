@@ -24,7 +24,7 @@ class DraftRequest:
     count: int
     stream: int = 0
     corrects: bool = False
-    """Whether the drafter may also correct its answers for other nodes, where it knows better by now."""
+    """Whether the drafter may also correct its earlier answers for other nodes, where it knows better by now."""
 
 
 class Draft(NamedTuple):

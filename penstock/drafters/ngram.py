@@ -1,4 +1,5 @@
-"""Prompt lookup: proposes what followed the same tokens earlier in the text (Saxena 2023; vLLM's ``ngram``)."""
+"""Prompt lookup: proposes the tokens that followed the same tokens earlier in the text (Saxena 2023; vLLM's
+``ngram``)."""
 
 from __future__ import annotations
 

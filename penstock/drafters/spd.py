@@ -56,7 +56,7 @@ class EarlyExitOptions(LearnedOptions):
 
 
 def check_stages(speculator: SpeculatorCheckpoint, layers: Sequence[tuple[int, int]], post_state: bool) -> None:
-    """Raise FieldError where SPD's module was trained for another pipeline."""
+    """Raise FieldError where SPD's module was trained for a pipeline with other stages or layers."""
     if speculator.stages is None:
         return
     model = f"{str(speculator.path)!r}"
@@ -97,7 +97,7 @@ def depths(parts: DrafterParts, lag: int = 0, post_state: bool = False) -> Depth
 
 
 class SpdDrafter(LearnedDrafter):
-    """Before it answers, recomputes every token above the asked one that has reached another level since.
+    """A drafter that recomputes, before it answers, every token above the asked one whose level has changed.
 
     Committed tokens, except for the root, have come out of the last stage, or do so during prefill. They are computed
     once, at the last level, and their keys and values stay. Tokens in flight are recomputed from step to step (SPD,

@@ -111,7 +111,7 @@ class BatchTimes:
         self._growth.clear()
 
     def record(self, rows: int, seconds: float) -> bool:
-        """Take one batch in. Returns whether that changed the times by more than a hundredth."""
+        """Record one batch. Returns whether that changed the times by more than a hundredth."""
         rows = min(rows, SIZES[-1])
         size, newest = SIZE_OF[rows], (seconds, float(rows))
         # The size's old mean is dropped first if it has faded, so that what follows begins anew for it.

@@ -1,4 +1,4 @@
-"""How far a drafter's confidence can be trusted."""
+"""Calibrates a drafter's confidence by its past success."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class PipelineTimes:
 
     @property
     def slower(self) -> float:
-        """``Overlap.slower``"""
+        """``Overlap.slower``: the measured slowdown of stages while others compute; 0 while that is not known."""
         return self._overlap.slower
 
     def begin_with_slower(self, slower: float) -> None:

@@ -24,8 +24,8 @@ class RoundTrips:
         self._alone: dict[int, float] = {}
         """Time at which batches of one row entered that have had the stages to themselves so far, by stream number."""
         self.alone_s = 0.0
-        """Seconds of a round trip of one row while nothing else is in flight, as every one of plain decoding is; a
-        running mean, 0 while none was seen."""
+        """Mean seconds of a round trip of one row while nothing else is in flight, as in plain decoding; a running
+        mean, 0 while none was seen."""
 
     def record_entered(self, stream: int, rows: int, now: float, in_flight: int) -> float:
         """Record that a batch of ``rows`` enters while ``in_flight`` others are under way. Returns when its result is

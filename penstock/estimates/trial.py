@@ -9,7 +9,7 @@ from penstock.estimates.decoding_rate import DecodingRate
 PLAIN_TOKENS: Final = 3
 """Plain tokens that suffice to measure plain decoding: each takes one trip, and trips are alike."""
 STAKE: Final = 3.0
-"""Plain tokens that speculation may lose before any time has been set aside for it."""
+"""Plain tokens that speculation may lose before any time has been saved for it."""
 CAUTIOUS_STAKE: Final = 1.0
 """Plain tokens of the stake that are left for cautious speculation, which follows directly when bold speculation has
 ended. Later it is also the stake that has to be saved first."""
@@ -95,7 +95,7 @@ class Trial:
         self.speculates = False
         """Whether to speculate now."""
         self.cautious = False
-        """Whether only drafts that are all but sure are worth sending."""
+        """Whether only drafts that are almost sure are worth sending."""
         self.requests = requests
         self._given = stake
         """Plain tokens to be granted as a stake once plain decoding has been measured."""

@@ -113,7 +113,7 @@ class Trials:
         return self._by_load[load]
 
     def _lost(self, load: int) -> bool:
-        """Whether another trial has lost, or the one under this load in an earlier run."""
+        """Whether another trial has lost, or the one under this load lost in an earlier run."""
         return not self._found.get(load, True) or any(trial.failures for trial in self._by_load.values())
 
     def _look_for_room(self, requests: int) -> None:

@@ -136,7 +136,7 @@ class FlowSpec:
         return segment
 
     def _follow(self, tree: TokenTree, context: Context) -> None:
-        """Take in what has happened: another tree or root, pruned segments, the drafter's answers."""
+        """Take in the changes: another tree or root, pruned segments, the drafter's answers."""
         self._redrafts = context.redrafts and self.options.redraft
         begun, self._tree = tree is not self._tree, tree  # a root that enters with the prompt was in no tree before
         moved, self._root = tree.root is not self._root, tree.root

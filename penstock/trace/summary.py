@@ -176,7 +176,7 @@ def summarise(trace: Trace) -> Summary:
 
 
 def drafter_spent(trace: Trace) -> dict[str, float]:
-    """Seconds by what the drafter did; empty where it did nothing that took time."""
+    """Seconds of the drafter's rounds by cause; empty where they took no time."""
     names = ("features", "device", "computing")
     spent = {name: sum(getattr(one, name) for one in trace.rounds) / SECOND for name in names}
     return spent if any(spent.values()) else {}

@@ -81,7 +81,7 @@ def cases() -> list[Case]:
 
 @dataclass(frozen=True)
 class Target:
-    """An inbox and the secret that it asks for."""
+    """An inbox and the secret that it requires."""
 
     address: str
     session: str

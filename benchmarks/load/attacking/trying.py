@@ -1,4 +1,4 @@
-"""How attacks are tried: again and again with fresh randomness, each for its share of the time."""
+"""Runs attacks: again and again with fresh randomness, each for its share of the time."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Ended(Exception):
 
 
 class Attack(Protocol):
-    """Something that is attacked while it lives."""
+    """A kind of attack, on a target that is alive."""
 
     def attempt(self, rng: random.Random) -> str:
         """Attack once, and return the outcome in a word. ``rng`` decides everything random.

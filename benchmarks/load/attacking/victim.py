@@ -1,4 +1,4 @@
-"""A server under attack: what may come back from it, and whether it still gives others their answers."""
+"""A server under attack: the replies that are allowed, and whether it still answers others."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class Victim:
 
 @contextmanager
 def victim(*flags: str) -> Iterator[Victim]:
-    """``flags`` are further ones of ``penstock serve``."""
+    """Start a server; ``flags`` are further ones of ``penstock serve``."""
     with served(*FLAGS, *flags) as server:
         yield Victim(server)
         if (code := server.end()) != 0:

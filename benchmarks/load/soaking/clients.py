@@ -1,4 +1,4 @@
-"""Clients of every kind: patient ones, slow ones, those that leave, and those that send nonsense."""
+"""Clients of every kind: patient and slow ones, those that leave, and those that send nonsense."""
 
 from __future__ import annotations
 

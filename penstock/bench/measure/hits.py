@@ -21,12 +21,12 @@ def drafted_rows(batch: Batch) -> list[int]:
 
 
 class HitCounts:
-    """Watches the tree of one request through its batches and commits.
+    """Counts hits of one request's tree from its batches and commits.
 
-    ``decided[d]`` counts the tokens of the output at whose position the tree held drafted rows while the root stood d
-    positions above; ``hit[d]`` those of them whose token was one of these rows, on the target's path. ``hit[1] /
-    decided[1]`` is PipeDec's prediction accuracy (sections 3.3.4 and 4.3): the target's token is in the tree's second
-    layer. At greater depths it is what vLLM reports per position, for a tree that moves.
+    ``decided[d]`` counts the tokens of the output at whose position the tree held drafted rows while the root was d
+    positions above. ``hit[d]`` counts those among them whose token was one of these rows, on the target's path.
+    ``hit[1] / decided[1]`` is PipeDec's prediction accuracy (sections 3.3.4 and 4.3): the target's token is in the
+    tree's second layer. At greater depths it is vLLM's acceptance per position, for a tree that moves.
 
         root at 5:    5 - 6a - 7b        6a and 7b enter; the target says 6a, then 7c:
                         \\ 6x            position 6: depth 1 hit

@@ -44,7 +44,7 @@ class BenchOptions:
         ),
     ] = ("autoregressive", "pipedec")
     speculative_config: Mapping[str, Any] | None = None
-    """The drafter, and the options of all strategies."""
+    """The drafter, and options of all strategies that have them."""
     speculative_slots: SpeculativeSlots = EngineOptions.speculative_slots
     model: ModelName = EngineOptions.model
     dtype: Dtype = EngineOptions.dtype

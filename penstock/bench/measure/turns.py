@@ -46,7 +46,7 @@ def is_chat(llm: LLM, raw: bool) -> bool:
 
 
 class Talk:
-    """One conversation as far as it has come."""
+    """One conversation with the questions so far."""
 
     def __init__(self, conversation: Conversation) -> None:
         self.questions: list[Question] = []

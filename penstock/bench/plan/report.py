@@ -94,7 +94,7 @@ def stage_seconds(planning: Planning, chosen: Choice) -> Iterator[tuple[str, int
 
 
 def link_seconds(planning: Planning, chosen: Choice) -> Iterator[tuple[str, float]]:
-    """(its ends, seconds for which a batch keeps it busy) of each link on the way."""
+    """(its ends, seconds that a batch keeps it busy) of each link on the way."""
     problem, names, parts = planning.problem, planning.names, chosen.plan.parts
     first, last = parts[0].device, parts[-1].device
     yield f"engine to {names[first]}", float(problem.enter_busy_s[first])

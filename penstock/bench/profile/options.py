@@ -14,7 +14,7 @@ from penstock.options import MODEL, PIPELINE, Option
 
 @dataclass(frozen=True, kw_only=True)
 class HostsOptions:
-    """A model, how it is held, and the hosts that it is measured on. Raises FieldError."""
+    """A model, its dtype and quantization, and the hosts that it is measured on. Raises FieldError."""
 
     model: str | None = None
     hosts: Annotated[
@@ -61,7 +61,8 @@ class HostsOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileOptions(HostsOptions):
-    """A model and where it is measured, this host alone unless others are named; or a cluster file's prices."""
+    """A model and the hosts that it is measured on, by default this one; or a cluster file with prices. Raises
+    FieldError."""
 
     model: Annotated[
         str | None,

@@ -24,7 +24,7 @@ class Profile:
 
 
 def device_table(profile: Profile, name: str) -> FiguresTable:
-    """Milliseconds by the rows of a batch: of a layer behind several contexts, of a stage beside, of the head."""
+    """Milliseconds by rows of a batch: of a layer after several contexts, of a stage beside its layers, of the head."""
     times = profile.times[name]
     table = FiguresTable(
         "rows",

@@ -1,4 +1,4 @@
-"""Questions answered twice by one model: plainly and in points."""
+"""Has one model answer questions twice: plainly and in points."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``penstock bench quality``: answers in points beside plain ones, by the target's own measure and by a judge's."""
+"""``penstock bench quality``: compares answers in points with plain ones, by the target's likelihood and by a judge."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A model as the judge of answers: it rates each alone, and compares two in both orders.
+"""A model as the judge of answers, which rates each alone and compares two in both orders.
 
 Source: Zheng et al., "Judging LLM-as-a-Judge with MT-Bench and Chatbot Arena" (2023), section 3: single answer grading
-and pairwise comparison, the latter called for both orders because judges favour a position.
+and pairwise comparison, the latter in both orders because judges favour a position.
 """
 
 from __future__ import annotations

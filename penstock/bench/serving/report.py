@@ -1,4 +1,4 @@
-"""A serving bench's figures: tables for the terminal, remarks, and one JSON file."""
+"""Figures of a serving bench as tables for the terminal, remarks, and one JSON file."""
 
 from __future__ import annotations
 

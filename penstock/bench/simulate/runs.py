@@ -61,7 +61,7 @@ class SimulatedRun:
 
 @dataclass(frozen=True)
 class Case:
-    """One strategy on one cluster, as SimulatedRun names it; ``config`` None decodes plainly."""
+    """One strategy on one cluster, with fields named as in SimulatedRun; ``config`` None decodes plainly."""
 
     name: str
     cluster: Cluster

@@ -89,7 +89,7 @@ class StateCache:
         self._opened: dict[int, Any] = {}
 
     def states(self, sample: int) -> Tensor:
-        """[L, F]"""
+        """Hidden states of a sample, [L, F]."""
         number = self._shard[sample]
         if number not in self._opened:
             self._opened[number] = safe_open(self._files[number][1], framework="pt", device="cpu")

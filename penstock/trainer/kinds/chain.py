@@ -49,7 +49,7 @@ class ChainAttention:
         scaling: float,
         **options: Any,
     ) -> Tensor:
-        """[N, H, d]"""
+        """The output of attention, [N, H, d]."""
         query, key, value = (
             rows.unflatten(1, (self._sequences, -1)).transpose(0, 1) for rows in (query_HNd, key_KNd, value_KNd)
         )

@@ -49,7 +49,7 @@ class BlockAttention:
     def __call__(
         self, module: Any, query_HNd: Tensor, key_KNd: Tensor, value_KNd: Tensor, mask: None, *, scaling: float
     ) -> Tensor:
-        """[N, H, d]"""
+        """The output of attention, [N, H, d]."""
         sizes = (len(self._blocks), self._sequences, -1)
         # Block by block [B, heads, L - 1, d].
         queries, keys, values = (rows.unflatten(1, sizes).movedim(0, 2) for rows in (query_HNd, key_KNd, value_KNd))
