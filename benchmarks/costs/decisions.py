@@ -119,7 +119,7 @@ class Belt:
             for row in batch.wanted
             if rows.nodes[row] not in self._dead
         ]
-        took = 0.99 * STEP  # a hair less than a step, whatever the rounding
+        took = 0.99 * STEP  # a little less than a step, so that rounding never makes it more
         spans = [Span(i, i * STEP, i * STEP, i * STEP + took, took, took, len(rows)) for i in range(STAGES)]
         return Result(stream=batch.stream, picks=picks, spans=spans)
 

@@ -223,7 +223,7 @@ def measured_at(place: str) -> list[dict[str, Any]]:
                     link.measured(size, 2, 1)
                     alone, _ = link.measured(size, count, 1)
                     _, seconds = link.measured(size, count, TOGETHER)
-                    if turn:  # the first one warms up
+                    if turn:  # the first round warms up
                         trips[name, size] += alone
                         rates[name, size].append(count * (size + HEADER) / seconds)
     return [

@@ -171,7 +171,7 @@ def decoded(model: str, quantization: str, stages: int, threads: int | None, req
         with llm.observing(steps):
             llm.generate(ids, params)
         used = llm.setup.threads[0]
-    decoding = steps.seen[len(steps.seen) // 2 :]  # prompts come first
+    decoding = steps.seen[len(steps.seen) // 2 :]  # the first half holds the prompts
     span = decoding[-1][0] - decoding[0][0]
     tokens = sum(rows for _, _, rows in decoding[1:])
     return {

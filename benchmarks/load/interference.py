@@ -120,7 +120,7 @@ async def measured(model: Path, strategy: str, stretch: float) -> dict[str, Any]
         return asyncio.create_task(read(number, llm.submit({"prompt_token_ids": prompts[number]}, params)))
 
     try:
-        await ask(DECODING + 1, 1)  # what chunks cost is known from here on
+        await ask(DECODING + 1, 1)  # teaches the engine the cost of chunks
         others = [ask(number, TOKENS) for number in range(DECODING)]
         await warm.wait()
         came = time.monotonic()

@@ -212,7 +212,7 @@ def in_a_session(cluster: Cluster, count: int, rng: random.Random, drafter: bool
             if pipeline is None:
                 return
             addresses = [*(one.address for one in pipeline.started.values()), llm.host.inbox.address]
-            while opened:  # the burst before has been read meanwhile, or its session has ended
+            while opened:  # until the last burst has been read, or its session has ended
                 sockets.disconnect(opened.pop())
             opened.append(sockets.connect(addresses[number % len(addresses)], pipeline._session))
             for one in noise.burst(count):

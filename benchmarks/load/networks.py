@@ -180,7 +180,7 @@ def head_dies(cluster: Cluster, cut: bool) -> dict[str, Any]:
         if cut:
             cluster.head.link("down")
         died = time.monotonic()
-        head.kill()  # `unshare --kill-child` takes the engine along
+        head.kill()  # `unshare --kill-child` kills the engine with it
     gone = ended(stages, GONE_S)
     after = time.monotonic() - died
     if cut:

@@ -83,7 +83,7 @@ def timed(drafter: Mapping[str, Any], width: int, sizes: virtual.Sizes) -> dict[
         (watch,) = host.watches
         for temperature in (0.0, 1.0):
             questions = virtual.asked(sizes, (temperature,))
-            first = questions[0]  # decoded twice: the first passes of a process are slower
+            first = questions[0]  # decoded twice, since a process's first passes are slower
             decode(llm, [first.prompt], [first.params], config)
             watch.seconds, watch.passes = 0.0, 0
             outputs = [decode(llm, [one.prompt], [one.params], config)[0].outputs[0] for one in questions]

@@ -45,7 +45,7 @@ class RelayPipeline(ProcessPipeline):
 def receiver(message: Message, stages: int) -> int | None:
     """Index of the stage that a message is for; None where it is for the engine."""
     if isinstance(message, Batch):
-        stage = len(message.spans)  # each stage that it has passed has added one
+        stage = len(message.spans)  # each stage that it has passed has added a span
     elif isinstance(message, Ready):
         stage = message.stage - 1
     else:

@@ -180,7 +180,7 @@ def render_chaos(portions: Any) -> str:
     rows = [
         [kind, str(pause["kills"]), f"{pause['median_s']:.2f}", f"{pause['longest_s']:.2f}"]
         for kind, pause in figures["pauses"].items()
-        if kind != SERVER  # whose stages go on until the engine has noticed
+        if kind != SERVER  # its stages go on until the engine has noticed
     ]
     servers = figures["pauses"].get(SERVER, {"kills": 0})["kills"]
     verdict = "; ".join(figures["problems"]) or "nothing"

@@ -61,7 +61,7 @@ def store(name: str, how: str, taken: Taken) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
     part.write_text(json.dumps(asdict(measured), indent=1) + "\n", encoding="utf-8")
-    part.replace(path)  # whoever stops us finds the old file or the new one
+    part.replace(path)  # an interrupted run leaves the old file or the new one
 
 
 def kept_figures(name: str) -> dict[str, Any]:

@@ -153,7 +153,7 @@ def main() -> None:
     parser.add_argument("--per-set", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=48)
     options = parser.parse_args()
-    os.environ["PENSTOCK_FORGET"] = "1"  # what one case has taught does not go into the next
+    os.environ["PENSTOCK_FORGET"] = "1"  # so that nothing learned in one case reaches the next
     in_int4 = options.model.suffix == ".gguf"
     for case in options.only:
         if in_int4 and case.removesuffix(BUSY) in OF_FLOATS:

@@ -41,7 +41,7 @@ def last_states(
     for first, last in layers:
         stage = load(setup, checkpoint, first, last, capacity)
         states = [through(stage, text.rows, before) for text, before in zip(texts, states, strict=True)]
-        del stage  # before the next one comes
+        del stage  # before the next one is loaded, so that only one is in memory
     return states
 
 

@@ -82,7 +82,7 @@ class SmallModelDrafter:
             for node in ask.nodes:
                 if node.id in lacking:
                     self._asked[node.id] = node
-                else:  # it went along as somebody's ancestor: its answer is gone
+                else:  # computed before as another node's ancestor: its answer was not kept
                     self._drafts.append(Draft(node, []))
             for first in range(0, len(rows), self._chunk):
                 self._queue.append(([(ask.request, rows[first : first + self._chunk])], ask.count))
@@ -136,7 +136,7 @@ class SmallModelDrafter:
     def _submit(self) -> None:
         while self._queue and self.pipeline.ready:
             entries, count = self._queue.pop(0)
-            # Between the ask and now nodes may have died; what is committed since then would hide their ancestors.
+            # Nodes may have died since the ask; tokens committed meanwhile would hide their ancestors.
             live = [(request, [node for node in nodes if node.alive]) for request, nodes in entries]
             batch = self._batch(live, count)
             self._outstanding += 1

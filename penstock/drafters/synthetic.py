@@ -61,7 +61,7 @@ def confidence(accuracy: Sequence[float], rng: random.Random, concentration: flo
     """
     steps = [above - below for below, above in pairwise([0.0, *accuracy])]
     first, second = accuracy[0], steps[1] if len(steps) > 1 else 0.0
-    least = second / (1 - first + second) if second else 0.0  # below it the second would be the first
+    least = second / (1 - first + second) if second else 0.0  # below it the second candidate would be the likelier one
     drawn = first
     if least < first < 1.0:
         mean = (first - least) / (1 - least)

@@ -49,7 +49,7 @@ class Calibration:
         """Take over the counts of another run, each multiplied by ``trust`` (0 to 1). Call before
         anything is recorded."""
         counts = verdicts.seen, verdicts.claimed, verdicts.right
-        if any(len(one) != len(self._seen) for one in counts):  # of other bins
+        if any(len(one) != len(self._seen) for one in counts):  # kept by a version with other bins
             return
         self._seen, self._claimed, self._right = ([trust * count for count in one] for one in counts)
         self._corrections = None

@@ -101,7 +101,7 @@ class PipelineTimes:
             return
         before, in_turn = self.slower, self._overlap.slows()
         self._overlap.record(spans)
-        if self._overlap.slows() != in_turn:  # what is known is of stages that take turns, or of those that overlap
+        if self._overlap.slows() != in_turn:  # times were measured in the other mode
             self._begin_overlapping() if in_turn else self._begin_turns()
         if self.slower != before:
             self._known.clear()

@@ -47,7 +47,7 @@ class RoundTrips:
         """
         self._pipeline.record_round_trip(result.spans, now - self._entered.pop(result.stream))
         expected, entered = self._expected.pop(result.stream), self._alone.pop(result.stream, None)
-        if not result.picks:  # every row of it had died
+        if not result.picks:  # all of its rows had died
             return
         if entered is not None:
             self.alone_s = running_mean(self.alone_s or now - entered, now - entered)

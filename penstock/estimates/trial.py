@@ -156,7 +156,7 @@ class Trial:
         if self.stake_s >= self._of_plain(OF_A_TEXT):
             self.cautious, self.failures = False, 0
         self._promise, self._charged = 0.0, 0
-        if self.speculates or not self._needed:  # or plain tokens amid speculation are being measured
+        if self.speculates or not self._needed:  # also while interspersed plain tokens are measured
             self._begin_plain(CAUTIOUS_STAKE)
             self._enough = self.requests
 
@@ -219,7 +219,7 @@ class Trial:
 
     def _record_plain(self, tokens: int, seconds: float, settled: bool) -> None:
         if not settled:
-            if self._needed and self._charged_at:  # what was drafted is in the way
+            if self._needed and self._charged_at:  # drafted rows in flight delay plain tokens
                 self.stake_s -= max(0.0, seconds - tokens * self._charged_at)
             return
         before, self._measured = self._measured, self._measured + tokens

@@ -167,7 +167,7 @@ class Trials:
         if self._since is not None and self.needed(self._requests):
             self._look_for_room(self._requests)
             drafted = self._last_drafted >= self._oldest
-            if not self._awaits_draft:  # else tokens are plain ones still, late by what the drafter reads of the text
+            if not self._awaits_draft:  # until then tokens are plain, and late because the drafter reads the text
                 self.of(self._requests).record(tokens, now - self._since, self._settled, drafted, foretold)
         self._since, self._requests, self._oldest = (now if requests else None), requests, oldest
         mode = load_of(requests), self.speculates(requests)

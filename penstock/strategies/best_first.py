@@ -65,7 +65,7 @@ class BestFirst:
                 self._begin(tree.root)
             else:
                 self._drop_dead()
-        if self._unsent and self._unsent[-1][2].entered:  # the root, with the prompt
+        if self._unsent and self._unsent[-1][2].entered:  # the root, which entered with the prompt
             del self._unsent[-1]
         answered = [node for node in self._waiting if node.candidates is not None]
         if answered:

@@ -83,8 +83,8 @@ class Continuous:
         self._order.look(tree, context.estimates.drafts.chances)
         nodes: list[Node] = []
         if context.estimates.pipeline.shared and self._asked and self._order.best_unsent(tree) > -math.inf:
-            return nodes  # a further pass would hold up the stage that gives its device
-        floor = self._order.waterline(tree, self.width)  # children of what lies below it would not be next to enter
+            return nodes  # another pass would hold up the stage that shares its device
+        floor = self._order.waterline(tree, self.width)  # nodes below it have no children that enter next
         while (
             tree.room > self.width
             and len(nodes) < self.width
@@ -100,10 +100,10 @@ class Continuous:
         if self._order.best_unsent(tree) == -math.inf:
             return ON_EVENT
         step, latency = context.estimates.pipeline.step_and_latency_s(1)
-        if tree.root.entered and 0 < latency <= step:  # a single stage: behind the root's batch this would only wait
+        if tree.root.entered and 0 < latency <= step:  # a single stage: it would wait behind the root's batch
             return ON_EVENT
         if self._waits_for_draft(tree, context, step):
-            return max(context.now, context.draft_due) + FRESH * step  # it may be late
+            return max(context.now, context.draft_due) + FRESH * step  # the answer may be late
         return self._patient_until(tree.root.due, context.now, FRESH * step) if tree.root.entered else NOW
 
     def most_rows(self, context: Context) -> int:
@@ -133,7 +133,7 @@ class Continuous:
         also delays a path that goes on, if the drafter is so fast that only the stages hold it up. Where batches go one
         after another, each row of the path saves a trip, however late its batch begins.
         """
-        if context.draft_due == math.inf:  # nothing is to come
+        if context.draft_due == math.inf:  # the drafter has not been asked
             return False
         drafting = context.estimates.drafter.seconds(1)
         wait = abs(context.draft_due - context.now)
@@ -157,7 +157,7 @@ class Continuous:
         """Whether to wait ``wait`` seconds for children of nodes that are on the path with the chance ``coming``."""
         ends = estimates.drafts.miss_rate
         coming *= 1 - ends
-        if estimates.pipeline.latency_s(1) <= step:  # one batch after another: more tokens in one that takes longer
+        if estimates.pipeline.latency_s(1) <= step:  # batches go one after another: tokens per second decide
             return coming * step > self._order.mass_unsent(tree, self.width) * wait
         gain = coming * ends * (step - wait)
         if gain <= 0 or not tree.root.entered:
@@ -188,7 +188,7 @@ def is_worth_it(context: Context, score: float, rows: int, mass: float) -> bool:
     others = load.expected_tokens + load.following * max(1.0, mass)
     rows += load.rows + load.following * (rows + 1)
     step, latency = times.step_and_latency_s(rows)
-    if not latency:  # nothing is known of what rows cost
+    if not latency:  # the cost of rows is not known yet
         return False
     next_step, next_latency = times.step_and_latency_s(rows + 1)
     longer, slower = next_step - step, next_latency - latency
@@ -197,7 +197,7 @@ def is_worth_it(context: Context, score: float, rows: int, mass: float) -> bool:
         return math.exp(score) * step >= max(load.requests, others + mass) * longer
     cost = (1 / PATIENCE + others) * longer
     delayed = min(1.0, mass + (load.requests - 1) * step / latency)
-    # a longer step delays every batch, a longer latency one result in every trip
+    # A longer step delays every batch, a longer latency one result in every trip.
     cost += (delayed / PATIENCE + others) * slower * step / latency
     return math.exp(score) * step >= cost
 

@@ -138,7 +138,7 @@ class FlowSpec:
     def _follow(self, tree: TokenTree, context: Context) -> None:
         """Take in the changes: another tree or root, pruned segments, the drafter's answers."""
         self._redrafts = context.redrafts and self.options.redraft
-        begun, self._tree = tree is not self._tree, tree  # a root that enters with the prompt was in no tree before
+        begun, self._tree = tree is not self._tree, tree  # a root that entered with the prompt was not in T before
         moved, self._root = tree.root is not self._root, tree.root
         if moved or (self._segments and self._segments[0][0].entered):
             self._drop()

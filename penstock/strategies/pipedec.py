@@ -97,5 +97,5 @@ def best_candidates(parents: list[Node], count: int) -> list[tuple[Node, int, fl
         for token, chance in parent.candidates or ()
         if token not in parent.children
     ]
-    found.sort(key=itemgetter(0), reverse=True)  # stable, and sooner done than picking the best from a heap
+    found.sort(key=itemgetter(0), reverse=True)  # stable, and faster than picking the best from a heap
     return [(parent, token, chance) for _, parent, token, chance in found[:count]]

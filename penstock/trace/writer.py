@@ -104,11 +104,11 @@ class TraceWriter(Observer):
             self._of_prompt.add(batch.stream)
         details = {"stream": batch.stream, "rows": len(batch.rows), "nodes": batch.rows.nodes, "after": self._heard}
         self._events.append(Event(ENGINE, "enter", f"enter {batch.stream}", at, None, details))
-        self._heard = "ready"  # unless something else is heard before the next batch, it waited for the first stage
+        self._heard = "ready"  # if nothing is heard before the next batch, that one waited for the first stage
 
     def arrived(self, result: Result, at: float) -> None:
         rows = self._rows.pop(result.stream, None)
-        if rows is None:  # it entered before this observer came
+        if rows is None:  # it entered before the trace began
             return
         self._heard = "result"
         self._events += [batch_event(result.stream, rows, span) for span in result.spans]

@@ -49,5 +49,5 @@ def finish(setup: Setup, run: Run, state: State, fresh: Drafter) -> Drafter:
         size = (output / files.file).stat().st_size
         say(setup.console, f"written: {output / files.file}, {size / 1e6:.1f} MB; curves in {setup.work}")
     setup.accelerator.wait_for_everyone()
-    setup.accelerator.end_training()  # its threads may not outlive it: torch aborts a process that leaves them running
+    setup.accelerator.end_training()  # ends its threads: torch aborts a process that leaves them running
     return files.open(output, setup.target)

@@ -67,7 +67,7 @@ def writing_engine(setup: Setup) -> dict[str, Any]:
     typical lengths."""
     options, quantized = setup.options, setup.target.weights.bits is not None
     return {
-        "dtype": "auto" if quantized else options.dtype,  # beside quantised weights that is the fastest
+        "dtype": "auto" if quantized else options.dtype,  # the fastest beside quantised weights
         "device": options.device,
         "max_model_len": options.max_length,
         "max_num_seqs": SEQUENCES,

@@ -112,7 +112,7 @@ def hostile(rng: random.Random) -> tuple[str, bytes]:
     path = rng.choice(PATHS)
     if rng.random() < 0.02:
         return path, rng.choice(DEEP)
-    content: Any = deepcopy(sound(path, rng))  # parts of it are others' too
+    content: Any = deepcopy(sound(path, rng))  # a copy, since its parts are shared
     for field in rng.choices(list(EDGES), k=rng.choice((0, 1, 1, 2))):
         if field not in ("prompt", "messages") or field in content:
             content[field] = deepcopy(rng.choice(EDGES[field]))

@@ -166,7 +166,7 @@ class Frames:
             outbox.send(encode(harmless(rng, target.address == self._targets[0].address), target.session))
         elif rng.random() < 0.3:
             raw(target, rng)
-        else:  # who is wrong is closed: a connection for each
+        else:  # a wrong frame closes its connection, so each has one of its own
             own = Sockets(self._security)
             stranger = own.connect(target.address, rng.choice((target.session, rng.randbytes(16).hex())))
             stranger.send(*strange(target.session, self._stream, rng))
@@ -223,7 +223,7 @@ def raw(target: Target, rng: random.Random) -> None:
         try:
             connection.connect(place.where)
             connection.sendall(data)
-        except OSError:  # closed on us, as it may be
+        except OSError:  # the receiver may close the connection
             return
 
 

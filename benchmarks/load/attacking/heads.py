@@ -55,7 +55,7 @@ class Heads:
         if rng.random() < 0.2:
             outcome = self._leave(data[: rng.randrange(len(data) + 1)], rng)
         else:
-            # HEAD has no body, and what follows 1xx is another reply.
+            # A reply to HEAD has no body, and a reply 1xx is followed by another one.
             answer = self._victim.exchange(data, half=True)
             if answer.status >= 500 and not data.startswith(b"HEAD"):
                 self._victim.check(answer, data)

@@ -39,7 +39,7 @@ class Kills:
     def attempt(self, rng: random.Random) -> str:
         name = rng.choice(PROCESSES)
         kind = rng.choice(("kill", "kill", "term", "stop", "pause"))
-        if name == "server" and kind == "stop":  # it answers nobody, and cannot
+        if name == "server" and kind == "stop":  # a stopped server cannot answer anybody
             kind = "pause"
         target = self._family[PROCESSES.index(name)]
         with ThreadPoolExecutor(CLIENTS) as pool:
@@ -52,7 +52,7 @@ class Kills:
         elif name == "server":
             self._check_gone(self._family[1:], f"{kind} {name}")
         else:
-            if (kind, name) != ("stop", "fork server"):  # which nobody misses before the end
+            if (kind, name) != ("stop", "fork server"):  # nobody needs the fork server before the end
                 self._check_lost(f"{kind} {name}")
             self._check_end(f"{kind} {name}")
         whole = sum(b"[DONE]" in one.body and b"error" not in one.body for one in answers)

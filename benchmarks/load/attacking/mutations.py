@@ -34,7 +34,7 @@ def mutate(content: Any, fields: Sequence[str], choose: Choose) -> Any:
 
     ``fields`` are the names of fields that some code uses, wherever they are.
     """
-    value = deepcopy(choose(HOSTILE, "value"))  # it may be changed next
+    value = deepcopy(choose(HOSTILE, "value"))  # a copy, since later changes may alter it
     kind = choose(KINDS, "kind")
     found = list(tables(content))
     if kind == "whole" or not found:

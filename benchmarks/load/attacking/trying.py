@@ -86,7 +86,7 @@ class Trial:
         while time.monotonic() - began < seconds and self._index != last:
             first = self._index
             self._round(began + seconds, last)
-            if self._index == first:  # it cannot even be started
+            if self._index == first:  # the target cannot even be started
                 break
             self._check_what_is_left(first)
         self.tried.seconds = time.monotonic() - began
@@ -118,7 +118,7 @@ class Trial:
             self._baseline = None
 
     def _left(self) -> str:
-        gc.collect()  # what exceptions hold
+        gc.collect()  # frees objects that exceptions hold
         own = psutil.Process()
         descriptors, children = own.num_fds(), {child.pid: child for child in own.children(recursive=True)}
         if self._baseline is None:

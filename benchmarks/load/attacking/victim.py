@@ -141,7 +141,7 @@ def read(connection: socket.socket) -> Answer:
             response.begin()
             try:
                 return Answer(response.status, response.read())
-            except http.client.IncompleteRead as rest:  # HEAD, or we have left by half
+            except http.client.IncompleteRead as rest:  # a reply to HEAD, or our side was closed
                 return Answer(response.status, rest.partial)
     except (http.client.HTTPException, ConnectionError) as error:
         if isinstance(error, http.client.RemoteDisconnected | ConnectionError):

@@ -173,7 +173,7 @@ def engine_options(options: BenchOptions, plan: Plan, cluster: Cluster | None) -
         threads=options.threads,
         quantization=options.quantization,
         speculative_slots=options.speculative_slots,
-        enable_prefix_caching=False,  # every strategy computes every prompt
+        enable_prefix_caching=False,  # so that every strategy computes every prompt
     )
 
 
@@ -254,7 +254,7 @@ class Ticker:
         self._move_on(SMALL)
 
     def _move_on(self, what: str) -> None:
-        # Brackets are rich's markup too.
+        # Entries have brackets, which rich would read as markup.
         self._progress.update(self._task, description=escape(what), completed=next(self._done))
 
 

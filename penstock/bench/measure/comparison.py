@@ -68,7 +68,7 @@ def measure_all(
     setting and strategy, in the order in which they came.
     """
     gc.collect()
-    gc.freeze()  # else a collection, as long as dozens of tokens, falls to whichever strategy runs by then
+    gc.freeze()  # else a collection, as long as dozens of tokens, would hit one of the strategies
     named = with_plain(strategies)
     estimates = {name: llm.loop.estimates.anew() for name, _ in named}
     for name, config in named:
@@ -77,7 +77,7 @@ def measure_all(
     timelines: dict[str, Timeline] = {}
     turns: Counter[Setting] = Counter()
     for i, question in enumerate(questions):
-        llm.loop.use_estimates(estimates[named[0][0]])  # what is no run of any strategy counts as plain decoding
+        llm.loop.use_estimates(estimates[named[0][0]])  # decoding outside of any run counts for plain decoding
         learn_answers(llm, [question.prompt], [question.params])
         with llm.observing(observer or Observer()):
             for name, config in rotated(named, turns[question.setting]):

@@ -40,7 +40,7 @@ class Meter(Observer):
         self._moved_at: float | None = None
 
     def waits(self) -> None:
-        self._moved_at = None  # what enters after this has been held back, or waits for a draft or the first stage
+        self._moved_at = None  # a later batch was held back, or waited for a draft or the first stage
 
     def submitted(self, batch: Batch, at: float) -> None:
         if self._moved_at is not None:

@@ -139,7 +139,7 @@ def sweep_plot(folder: Path, runs: Sequence[StrategyRun]) -> Image | None:
     found = {(run.options["width"], run.options["children"]): run.wall_clock_speedup or NAN for run in swept}
     widths, children = (sorted({key[i] for key in found}) for i in (0, 1))
     if len(found) <= max(len(widths), len(children)) or all(map(math.isnan, found.values())):
-        return None  # a single line of the map, or its diagonal
+        return None  # only a line of the map, or its diagonal, was swept
     values = [[found.get((width, count), NAN) for width in widths] for count in children]
     title = f"pipedec: speed-up, {runs[0].setting}{emulated_words(runs)}"
     name = file_name("pipedec-sweep", runs[0].setting)

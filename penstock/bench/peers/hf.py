@@ -46,7 +46,7 @@ class Peer:
         if ask.temperature > 0:
             sampling = {"do_sample": True, "temperature": ask.temperature, "top_p": ask.top_p, "top_k": ask.top_k}  # type: ignore[dict-item]
             torch.manual_seed(ask.seed)
-        # Without an end token, so that there are as many tokens as were asked for.
+        # No end token, so that exactly the requested number of tokens is generated.
         self._model.generation_config = GenerationConfig(max_new_tokens=ask.tokens, pad_token_id=0, **sampling)
         ids = torch.tensor([ask.token_ids])
         clock, began = Clock(), time.perf_counter()

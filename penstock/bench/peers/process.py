@@ -31,7 +31,7 @@ class PeerProcess:
         self.version = ""
 
     def __enter__(self) -> PeerProcess:
-        # Modules are found where this process finds them.
+        # The same module path as this process's, so that the same packages are imported.
         code = f"import sys; sys.path[:] = {sys.path!r}; from penstock.bench.peers.worker import work; work()"
         self._log = self._stack.enter_context(tempfile.TemporaryFile())
         self._process = subprocess.Popen(
@@ -40,7 +40,7 @@ class PeerProcess:
             stdout=subprocess.PIPE,
             stderr=self._log,
             env={**without_api_keys(os.environ), "OMP_NUM_THREADS": str(self.threads)},
-            start_new_session=True,  # Ctrl-C in the terminal is the bench's
+            start_new_session=True,  # so that Ctrl-C in the terminal reaches only the bench
         )
         self._stack.callback(self._end)
         try:

@@ -136,7 +136,7 @@ class Planning:
         try:
             plans = further.ours()
         except FieldError:
-            return None  # no link is stated to a further host
+            return None  # the cluster file has no link to a further host
         if self.options.tokens:
             most = len(chosen.plan.parts) + 1
             plans = [one for one in plans if len(one.plan.parts) <= most] or plans[-1:]

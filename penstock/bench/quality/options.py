@@ -76,7 +76,7 @@ class QualityOptions:
         if self.judge is None:
             for name in ("judge_model", "judge_key_file"):
                 check(getattr(self, name) is None, name, getattr(self, name), "left out where there is no judge")
-        _ = self.server  # refuses what is no address
+        _ = self.server  # raises FieldError where judge is no address
 
     @property
     def server(self) -> Server | None:

@@ -43,7 +43,7 @@ def read_counters(metrics: str) -> Speculation | None:
                 if name := COUNTERS.get(sample.name):
                     counts[name] = counts.get(name, 0.0) + sample.value
     except ValueError:
-        return None  # some other page lies at /metrics
+        return None  # another kind of page is at /metrics
     if len(counts) < 3:
         return None
     return Speculation(int(counts["drafts"]), int(counts["draft_tokens"]), int(counts["accepted_tokens"]))

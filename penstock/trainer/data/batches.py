@@ -97,7 +97,7 @@ def epoch_steps(corpus: Corpus, seed: int, epoch: int, batch_tokens: int, parts:
     order = np.random.default_rng([seed, epoch]).permutation(np.asarray(corpus.training)).tolist()
     for numbers in packed(order, corpus.samples, batch_tokens):
         if len(numbers) >= parts:
-            # Samples of like length share a part, where the shorter ones are filled up.
+            # Samples of similar length share a part, so that little is padded.
             numbers.sort(key=lambda number: len(corpus.samples[number]))
             yield [part.tolist() for part in np.array_split(np.asarray(numbers), parts)]
 

@@ -112,7 +112,7 @@ def fill(folder: Path, corpus: Corpus, wanted: Wanted, device: str) -> Iterator[
     if not missing:
         return
     last = wanted.target.num_layers
-    # The stage's own forward: what is learned from is what the pipeline will send.
+    # The stage's own forward pass, so that the training data are the states that the pipeline will send.
     stage = load_stage(
         str(wanted.target.source),
         0,

@@ -73,7 +73,7 @@ class SpeculatorFiles:
 
 def trained_parameters(module: nn.Module, checkpoint: SpeculatorCheckpoint) -> dict[str, nn.Parameter]:
     """The trained parameters by their names in ``checkpoint.tensors``: all in its file but embedding and token ids."""
-    buffers = dict(module.named_buffers())  # what a router adapts while its target is trained
+    buffers = dict(module.named_buffers())  # for example biases that a router adapts during training
     names = [name for name in checkpoint.tensors if name not in (*MAPS, EMBEDDING) and name not in buffers]
     return {name: module.get_parameter(HEAD.get(name, name)) for name in names}
 

@@ -126,7 +126,7 @@ class SpdTrainee(nn.Module):
         positions = torch.arange(rows, device=tokens_BL.device).repeat(len(blocks) * sequences)
         attend = BlockAttention(blocks, sequences)
         hidden_ND = self.module(feature_ND, levels.repeat_interleave(sequences * rows), positions, attend)
-        # The first token is seen by all others, but drafts nothing here, as of the other kinds.
+        # The first token is seen by all others, but drafts nothing, as in the other kinds.
         hidden: Tensor = hidden_ND.unflatten(0, (len(blocks), sequences, rows))[:, :, 1:]
         return hidden
 
