@@ -35,9 +35,7 @@ def run_bench_quality(options: QualityOptions, console: Console | None = None) -
     check_options(options.engine)
     console = console or Console(stderr=True)
     judge = Judge(options.server, options.judge_model) if options.server is not None else None
-    judged_by = (
-        judge.model if judge is not None else None
-    )  # asked first, so that a missing judge is noticed before answers take their time
+    judged_by = judge.model if judge is not None else None  # first, so that a missing judge is noticed soon
     with progress_bar(console) as progress:
         task = progress.add_task("answering", total=len(questions))
         compared = compared_by_itself(options, questions, progress, task)
