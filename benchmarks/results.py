@@ -61,7 +61,7 @@ AWAITED = (
     "pp_eagle_table",
     *("shared_host", "serving", "serve_http", "attack", "mtp"),
 )
-"""Left out of the pages until they are measured: their drafters have to be trained first, or they take long."""
+"""Sections left out of the pages until they are measured: they need trained drafters first, or take long."""
 MODULES = (
     engine,
     real_model,
@@ -83,7 +83,7 @@ MODULES = (
 SECTIONS: dict[str, Section] = {section.name: section for module in MODULES for section in module.SECTIONS}
 
 KIND = re.compile(r"^(Simulated|In virtual time|Emulated|Measured|Computed)")
-"""What a section's ``how`` begins with."""
+"""The words with which a section's ``how`` begins."""
 WRITTEN = "*Written by `python -m benchmarks.results` from `benchmarks/measured/`; do not edit.*"
 
 KINDS = """## How figures are taken
@@ -116,7 +116,7 @@ def pages() -> dict[Path, str]:
 
 
 def first_page() -> str:
-    """The figures to remember, the other pages, and what kinds of figures there are."""
+    """The first page: the main figures, links to the other pages, and the kinds of figures."""
     recordings = f"{RECORDINGS}\n\n{block([command_line(recording_arguments(name)) for name in SAMPLINGS])}"
     contents = "\n".join(
         prose(f"- [{page.title.removeprefix('Results: ')}]({link(page)}): {page.about}") for page in PAGES
@@ -125,7 +125,7 @@ def first_page() -> str:
 
 
 def headlines() -> str:
-    """A row per section that has a figure for the first page."""
+    """A table with a row per section that has a figure for the first page."""
     rows = []
     for page in PAGES:
         for name in page.sections:
@@ -150,7 +150,7 @@ def path_of_page(page: Page) -> Path:
 
 
 def link(page: Page) -> str:
-    """From the first page."""
+    """A link to the page from the first page."""
     return f"{FOLDER.name}/{page.name}.md"
 
 
@@ -160,12 +160,12 @@ def shown() -> list[str]:
 
 
 def anchor(title: str) -> str:
-    """What GitHub makes of a heading for links."""
+    """The anchor that GitHub makes of a heading."""
     return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
 
 
 def measure(names: Sequence[str]) -> None:
-    """Measure sections and store them. Raises ConfigError, before any starts, for one that cannot be from here."""
+    """Measure sections and store them. Raises ConfigError, before any starts, for a section that has no ``take``."""
     for name in names:
         if name not in SECTIONS:
             raise ConfigError(f"--measure: {name!r} is no section; {nearest(name, SECTIONS)}")

@@ -1,14 +1,14 @@
-"""What deciding costs: the engine's loop and a stage's bookkeeping per step, without model, sockets or waiting.
+"""The cost of deciding: the engine's loop and a stage's bookkeeping per step, without model, sockets or waiting.
 
     python -m benchmarks.costs.decisions [STEPS]
 
-The loop runs over a belt that takes one batch of up to 64 rows a step and returns it 64 steps later, with a drafter
-that answers three times a step: about 2,000 drafted nodes live at once. Candidates follow a stated profile.
+The loop runs over a belt that takes one batch of up to 64 rows per step and returns it 64 steps later, with a drafter
+that answers three times per step: about 2,000 drafted nodes are alive at once. Candidates follow a stated profile.
 
-A step of the engine is all that it does from one result to the next: take the result in, commit, prune, cancel, take
-drafts in, ask, choose rows, build the batch. A step of a stage is the batch's header and which slots each of its rows
-sees. The belt's and the drafter's own time is left out. Times are the thread's own on a core (``time.thread_time``), so
-that other programs do not count.
+A step of the engine is everything between one result and the next: taking the result in, committing, pruning,
+cancelling, taking drafts in, asking, choosing rows, building the batch. A step of a stage is the batch's header and the
+slots that each of its rows sees. The belt's and the drafter's own time is left out. Times are the thread's own on a
+core (``time.thread_time``), so that other programs do not count.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ STRATEGIES: dict[str, Callable[[], Strategy]] = {
 
 
 class Stopwatch:
-    """Seconds by part, of one step."""
+    """Seconds of one step, by part."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
 
     def timed(self, part: str, owner: object, *methods: str) -> None:
-        """Count what these methods of one object take."""
+        """Count the time of these methods of one object."""
         for method in methods:
             setattr(owner, method, self._counting(part, getattr(owner, method)))
 
@@ -91,7 +91,7 @@ class Moments:
 
 
 class Belt:
-    """Stands where the pipeline stands: a batch comes out ``STAGES`` steps after it went in, one a step."""
+    """Takes the pipeline's place: a batch comes out ``STAGES`` steps after it went in, one per step."""
 
     stages = STAGES
     due = None
@@ -105,7 +105,7 @@ class Belt:
         self._dead: set[int] = set()
 
     def move(self) -> None:
-        """One step on: the last place's batch comes out, the first place is free."""
+        """Move on by one step: the last place's batch comes out, and the first place becomes free."""
         self._places.appendleft(self.entering)
         batch = self._places.pop()
         self.entering, self.ready = None, True
@@ -119,7 +119,7 @@ class Belt:
             for row in batch.wanted
             if rows.nodes[row] not in self._dead
         ]
-        took = 0.99 * STEP  # a hair less than a step, whatever the rounding
+        took = 0.99 * STEP  # a little less than a step, so that rounding never makes it more
         spans = [Span(i, i * STEP, i * STEP, i * STEP + took, took, took, len(rows)) for i in range(STAGES)]
         return Result(stream=batch.stream, picks=picks, spans=spans)
 
@@ -159,7 +159,7 @@ class Run:
         self.watch.timed("stage", self, "on_stage")
 
     def step(self) -> dict[str, float]:
-        """One step of the belt. Seconds by part."""
+        """Run one step of the belt. Returns seconds by part."""
         self.belt.move()
         for _ in range(PASSES):
             self.loop.step()
@@ -177,17 +177,18 @@ class Run:
 
 
 PARTS = ("take in", "ask", "choose", "batch", "engine", "stage", "total")
-"""The last: the engine's and one stage's together."""
+"""Parts of a step; the last is the engine's and one stage's together."""
 
 
 def measured(steps: int = 500) -> list[dict[str, Any]]:
-    """By strategy the quickest of RUNS runs, all of which decide the same: a shared machine has slow moments."""
+    """The fastest of ``RUNS`` runs of each strategy. All runs decide the same, and a shared machine has
+    slow moments."""
     runs = [[figures_of(name, make, steps) for name, make in STRATEGIES.items()] for _ in range(RUNS)]
     return [min(same, key=lambda run: run["ms"]["total"][0]) for same in zip(*runs, strict=True)]
 
 
 def figures_of(name: str, make: Callable[[], Strategy], steps: int) -> dict[str, Any]:
-    """One run: live nodes, rows and tokens a step, means; milliseconds by part, median and 95th percentile."""
+    """One run: means of live nodes, rows and tokens per step; milliseconds by part, median and 95th percentile."""
     run = Run(make, WARM_UP + steps)
     for _ in range(WARM_UP):
         run.step()

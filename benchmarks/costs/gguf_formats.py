@@ -1,11 +1,11 @@
-"""Files of llama.cpp's own quantiser beside llama.cpp: log-probabilities' mean difference, and perplexity of each.
+"""Files of llama.cpp's own quantiser compared with llama.cpp: mean difference of log-probabilities, and perplexities.
 
 python -m benchmarks.costs.gguf_formats [MODEL.gguf ...]
 
 A llama of width 512 is made here and quantised from float32 into every format that llama-cpp-python writes without an
-importance matrix; a file that is named is quantised anew in those that its widths allow. Weights are dequantised to
-float32 here, where llama.cpp rounds what goes into each product to eight bits. Needs llama-cpp-python (which PyPI has
-as source: pip compiles it) and xllamacpp, whose llama.cpp is the judge.
+importance matrix. A file that is named is quantised anew into the formats that its widths allow. Weights are
+dequantised to float32 here, while llama.cpp rounds the inputs of each product to eight bits. Needs llama-cpp-python
+(source only on PyPI: pip compiles it) and xllamacpp, whose llama.cpp is the reference.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def tokens_of(file: Path) -> list[int]:
 
 
 def written(source: Path, folder: Path) -> Iterator[tuple[str, Path]]:
-    """Every file that llama.cpp's quantiser makes of ``source``, with the format's name."""
+    """Every file that llama.cpp's quantiser makes of ``source``, after the format's name."""
     import llama_cpp
 
     llama_cpp.llama_log_set(silent, ctypes.c_void_p(0))
@@ -68,7 +68,7 @@ def written(source: Path, folder: Path) -> Iterator[tuple[str, Path]]:
 
 @ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 def silent(level: int, text: bytes, data: Any) -> None:
-    """llama.cpp logs every tensor."""
+    """A log callback that drops llama.cpp's messages, since it logs every tensor."""
 
 
 def row(source: Path, kind: str, file: Path, ids: list[int]) -> str:

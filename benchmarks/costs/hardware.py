@@ -1,4 +1,4 @@
-"""Writes docs/reference/hardware.md: what fits on which devices, what its links carry, and how fast it would be.
+"""Writes docs/reference/hardware.md: which models fit on which devices, what links carry, and the speed to expect.
 
     python -m benchmarks.costs.hardware             # only writes the page, with the simulations that are stored
     python -m benchmarks.costs.hardware --measure   # simulates anew first (some minutes)
@@ -36,10 +36,10 @@ REQUESTS, TOKENS, SEED, WARM_UP = 10, 100, 1, 4
 CONTEXT: Final = 4096
 """Tokens for whose keys and values there has to be room."""
 USABLE: Final = 0.9
-"""Share of a device's memory that weights and KV cache may take."""
+"""Fraction of a device's memory that weights and KV cache may take."""
 GOOD: Final = DEMO_ACCURACY
 WEAK: Final = (0.5, 0.6, 0.65, 0.7)
-"""The target's token among the first 1, 2, 3 and 4 candidates."""
+"""Chance that the target's token is among the first 1, 2, 3 and 4 candidates of a weak drafter."""
 
 BOARDS: Final[dict[str, dict[str, float]]] = {
     # LPDDR4X-4267 on 32 bits, 17.1 GB/s; four Cortex-A76 at 2.4 GHz with two NEON pipes each, 154 GFLOPS in fp32.
@@ -88,7 +88,7 @@ class Model:
         return CONTEXT * self.price(16).slot_bytes(self.layers) / 1e9
 
     def devices(self, bits: int, memory_gb: float) -> int:
-        """The fewest of such devices, layers split evenly: the first has the embedding, the last one the head."""
+        """The fewest such devices, with layers split evenly: the first has the embedding, the last the head."""
         price = self.price(bits)
         for number in count(1):
             layers, alone = ceil(self.layers / number), number == 1
@@ -110,7 +110,7 @@ MODELS: Final = {
 
 @dataclass(frozen=True)
 class Setup:
-    """So many devices of a kind with a model, and the network's rate (1e9 bits/s of payload) between hosts."""
+    """A number of devices of a kind with a model, and the network's rate (1e9 bits/s of payload) between hosts."""
 
     devices: int
     board: str

@@ -1,11 +1,11 @@
-"""What messages alone add to a step here: stages that do nothing but wait, and hand a frame on.
+"""The time that messages alone add to a step here: stages that do nothing but wait, and hand a frame on.
 
     python -m benchmarks.costs.hop_floor
 
-As many processes as a preset of SPD's has stages, in a ring with the engine's, and as many frames on their way: each
-process takes a frame from its inbox, waits for the stage's time, and sends it to the next one. Inboxes, waiting and
-sockets are those of Penstock's stages; there is no model, no header, no tree and no drafter. What a step takes beyond
-the stage's time is the least that any pipeline of processes with these sockets adds on this machine.
+For each of SPD's presets a ring of processes, one per stage and the engine's, carries as many frames as there are
+stages. Each process takes a frame from its inbox, waits for the stage's time, and sends it to the next one. Inboxes,
+waiting and sockets are those of Penstock's stages; there is no model, header, tree or drafter. The excess of a step
+over the stage's time is the least that any pipeline of processes with these sockets adds on this machine.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ TRANSPORTS = ("ipc", "tcp")
 FRAME = bytes(1024)
 SESSION = "hop floor"
 SECONDS = 6.0
-"""For which each ring turns."""
+"""Seconds for which each ring turns."""
 
 
 def measured() -> list[dict[str, Any]]:
-    """By preset and transport: the stages' time, what messages add to it by the median trip (ms), and its share."""
+    """The stages' time, the median that messages add per step (ms) and its share, by preset and transport."""
     found = []
     for name, transport in product(PRESETS, TRANSPORTS):
         timings = stage_timings(load_cluster(name))
@@ -50,7 +50,7 @@ def measured() -> list[dict[str, Any]]:
 
 
 def added(stages: int, seconds: float, transport: str) -> float:
-    """Seconds that a full ring adds to a step of so many."""
+    """Seconds that a full ring adds to a step of ``seconds``."""
     with tempfile.TemporaryDirectory() as folder, Sockets() as sockets:
         places = [f"ipc://{folder}/{i}" if transport == "ipc" else "tcp://127.0.0.1:*" for i in range(stages + 1)]
         children = [fork(place, seconds) for place in places[1:]]
@@ -68,7 +68,7 @@ def added(stages: int, seconds: float, transport: str) -> float:
 
 
 def fork(place: str, seconds: float) -> tuple[int, Connection]:
-    """Start one stage. Returns its process, and a pipe on which it says its address and hears the following one's."""
+    """Start one stage. Returns its process, and a pipe on which it sends its address and receives the next stage's."""
     ours, its = Pipe()
     if pid := os.fork():
         its.close()
@@ -89,7 +89,7 @@ def fork(place: str, seconds: float) -> tuple[int, Connection]:
 
 
 def turn(inbox: Inbox, entrance: Outbox, frames: int) -> float:
-    """Median seconds of a frame's way around."""
+    """Median seconds of a frame's trip around the ring."""
     sent = {}
     trips = []
     for i in range(frames):

@@ -1,9 +1,10 @@
-"""What multi-head latent attention costs by what its cache holds: latents, or the keys and values made of them.
+"""The cost of multi-head latent attention by the contents of its cache: latents, or keys and values made of them.
 
     python -m benchmarks.results --measure latent    # and python -m benchmarks.costs.latent only prints it
 
-One attention layer with DeepSeek-V2-Lite's widths (16 heads) and random weights in float32, on one thread. So many rows
-of a text are added behind so many others; both ways are measured in turn; medians. Take care that nothing else runs.
+One attention layer with DeepSeek-V2-Lite's widths (16 heads) and random weights in float32 runs on one thread. A number
+of rows of a text is added after a number of earlier ones. Both ways are measured in turn, and medians are taken. Stop
+whatever else runs on the host.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from penstock.stage.visibility import BatchView, RequestView
 NAME, HOW = "latent", "Measured, random weights, one thread"
 REPEATS: Final = 9
 CASES: Final = [(1, 200), (1, 2000), (1, 8000), (16, 2000), (64, 2000), (256, 2000), (512, 2000)]
-"""Rows, and slots behind which they are."""
+"""Numbers of rows, and of the slots before them."""
 MOST: Final = 8600
 
 
@@ -54,7 +55,7 @@ def view(rows: int, slots: int) -> BatchView:
 
 
 class Way:
-    """The layer over a cache of its own."""
+    """The layer with a cache of its own."""
 
     def __init__(self, attention: Any, latents: dict[int, Latent]) -> None:
         self._attention, self._latents = attention, latents

@@ -1,11 +1,11 @@
-"""What a message takes from one process to another: our framing, plain and with TLS, and ZeroMQ, plain and with CURVE.
+"""The time of a message between processes: our framing, plain and with TLS, and ZeroMQ, plain and with CURVE.
 
     python -m benchmarks.costs.links        # the rows for ZeroMQ need `pip install pyzmq`
 
-A sender and a receiver for each kind of link, on loopback and in two network namespaces that a virtual Ethernet joins
-(which takes root). A message is a header of 200 bytes and, but for the smallest, a batch's hidden states. Alone, it
-leaves once the one before has arrived: both processes read one monotonic clock. In a row, eight are on their way. Kinds
-take turns, so that what else runs here meets them all.
+Each kind of link has a sender and a receiver, on loopback and in two network namespaces joined by a virtual Ethernet
+(which needs root). A message is a header of 200 bytes and, except for the smallest size, a batch's hidden states. A
+message alone leaves once the one before has arrived; both processes read one monotonic clock. In a row, eight messages
+are under way. Kinds take turns, so that disturbances meet all of them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ HEADER: Final = 200
 ROUNDS: Final = 9
 BYTES_A_ROUND: Final = 24 << 20
 MOST_A_ROUND: Final = 100
-"""Messages of one size, kind and round."""
+"""Most messages of one size and kind per round."""
 TOGETHER: Final = 8
 SESSION: Final = "links"
 NAMESPACES: Final = {"penstock-a": "10.213.7.1", "penstock-b": "10.213.7.2"}
@@ -51,7 +51,7 @@ Send = Callable[[bytes, bytes], None]
 
 
 class Kind(Protocol):
-    """How a link of a kind is made at each end. What is made lives as long as its process."""
+    """The two ends of a kind of link. The objects that they make live as long as their process."""
 
     def listen(self, host: str) -> tuple[str, Receive]: ...
 
@@ -59,7 +59,7 @@ class Kind(Protocol):
 
 
 class Framed:
-    """Ours: an inbox and an outbox."""
+    """Our own framing: an inbox and an outbox."""
 
     def __init__(self, folder: Path, security: LinkSecurity | None = None, ipc: bool = False) -> None:
         self._folder, self._security, self._ipc = folder, security, ipc
@@ -82,7 +82,7 @@ def messages_of(inbox: Inbox) -> Iterator[Sequence[bytes]]:
 
 
 class ZeroMQ:
-    """A PUSH and a PULL socket without limits on what waits, and with CURVE if there are keys."""
+    """A PUSH and a PULL socket without limits on waiting messages; with CURVE if there are keys."""
 
     def __init__(self, curve: bool) -> None:
         import zmq
@@ -108,7 +108,7 @@ class ZeroMQ:
 
 
 class Link:
-    """Two processes and what joins them. ``enter`` has a process live where it should before it opens anything."""
+    """Two processes and the link between them. ``enter`` moves a process to its place before it opens anything."""
 
     def __init__(self, kind: Kind, host: str, enter: Sequence[Callable[[], None]]) -> None:
         arrivals, arrived = Pipe()
@@ -120,7 +120,7 @@ class Link:
         self._pids.append(forked(enter[0], lambda: send(kind, where, arrivals, orders)))
 
     def measured(self, size: int, count: int, together: int) -> tuple[list[float], float]:
-        """Seconds that each message took, and for all of them."""
+        """Seconds of each message, and of all of them."""
         self._orders.send((size, count, together))
         trips, seconds = self._orders.recv()
         return trips, seconds
@@ -173,7 +173,7 @@ def loopback() -> Iterator[tuple[str, list[Callable[[], None]]]]:
 
 @contextmanager
 def namespaces() -> Iterator[tuple[str, list[Callable[[], None]]]]:
-    """Two, with a link between them. Raises CalledProcessError where one may not make any."""
+    """Two network namespaces with a link between them. Raises CalledProcessError where none may be made."""
     try:
         for name in NAMESPACES:
             run("ip", "netns", "add", name)
@@ -204,7 +204,7 @@ PLACES: Final = {"loopback": loopback, "namespaces": namespaces}
 
 
 def measured() -> list[dict[str, Any]]:
-    """By place, kind and size: milliseconds of a message alone (median), and MB/s in a row (median of the rounds)."""
+    """Median milliseconds of a message alone, and median MB/s of messages in a row, by place, kind and size."""
     return [row for place in PLACES for row in measured_at(place)]
 
 
@@ -223,7 +223,7 @@ def measured_at(place: str) -> list[dict[str, Any]]:
                     link.measured(size, 2, 1)
                     alone, _ = link.measured(size, count, 1)
                     _, seconds = link.measured(size, count, TOGETHER)
-                    if turn:  # the first one warms up
+                    if turn:  # the first round warms up
                         trips[name, size] += alone
                         rates[name, size].append(count * (size + HEADER) / seconds)
     return [

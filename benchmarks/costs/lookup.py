@@ -1,4 +1,4 @@
-"""What a look-up of method ``ngram`` takes, by the length of the text: milliseconds of one core.
+"""The time of a look-up of method ``ngram`` by the length of the text: milliseconds of one core.
 
     python -m benchmarks.costs.lookup
 
@@ -34,7 +34,7 @@ COUNT = 8
 
 
 def measured() -> list[dict[str, Any]]:
-    """By length of the text: what the first question took, and the later ones' median and 95th percentile, in ms."""
+    """Milliseconds of the first question, and median and 95th percentile of later ones, by length of the text."""
     return [asked(length) for length in LENGTHS]
 
 
@@ -67,7 +67,7 @@ def a_request(prompt: list[int]) -> Request:
 
 
 def chain(request: Request, rng: random.Random) -> list[Node]:
-    """Nodes below one another, the root's child first."""
+    """A chain of nodes, beginning with the root's child."""
     nodes, parent = [], request.tree.root
     for _ in range(DEPTH):
         parent = next(iter(parent.children.values()), None) or request.tree.extend(

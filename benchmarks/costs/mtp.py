@@ -2,12 +2,12 @@
 
     python -m benchmarks.costs.mtp --mtp DIR [--prompts 10] [--tokens 64]
 
-DIR is what ``penstock train mtp --model demo`` made. The demo target decodes held-out code over the preset spd-4 at
-T = 0 and T = 1. The one head drafts at every depth, from what it has made of the token before: a chain of four as vLLM
-has it, a tree, PipeDec, and ``continuous`` with in-flight correction and without. All in virtual time.
+DIR is the output of ``penstock train mtp --model demo``. The demo target decodes held-out code over the preset spd-4 at
+T = 0 and T = 1. The one head drafts at every depth, from its own output for the token before: as a chain of four like
+vLLM's, a tree, PipeDec, and ``continuous`` with and without in-flight correction. All runs are in virtual time.
 
-Each row is written to benchmarks/measured/costs/mtp.json as it finishes. What is there with as many prompts and
-tokens is not run again; remove the file after a change of the engine or of the head.
+Each row is written to benchmarks/measured/costs/mtp.json as it finishes. Rows that are stored with as many prompts and
+tokens are not run again; remove the file after a change of the engine or of the head.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ENTRIES: Final = (
     "auto",
 )
 DEEPEST: Final = 4
-"""Depths that are told apart."""
+"""Number of depths that are reported."""
 
 
 def measured(folder: str, entry: str, sizes: virtual.Sizes) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def measured(folder: str, entry: str, sizes: virtual.Sizes) -> dict[str, Any]:
 
 
 def shares(one: Mapping[str, Any]) -> str:
-    """By depth, in percent."""
+    """Percentages of right drafts by depth."""
     return ", ".join(f"{100 * hit / decided:.0f}" for hit, decided in zip(one["hit"], one["decided"], strict=True))
 
 

@@ -1,10 +1,10 @@
-"""What slots hold of rows that no later row reaches, and what a request would take without it.
+"""The memory of rows in slots that no later row reaches, and a request's memory without them.
 
     python -m benchmarks.results --measure out_of_reach    # and python -m benchmarks.costs.out_of_reach only prints it
 
-One request of so many tokens in bfloat16, reckoned from the models' configurations. A layer keeps what it keeps of
-every token, as with prefix caching. Or a layer with a window keeps the last tokens that it sees, and one that carries a
-state keeps the state and the tokens that are not folded into it yet. Room for drafts is left out: it is the same.
+The memory of one request in bfloat16, computed from the models' configurations. Either a layer keeps the rows of all
+tokens, as with prefix caching. Or a layer with a window keeps the last tokens that it sees, and a layer with a state
+keeps the state and the tokens that are not yet folded into it. Room for drafts is the same in both and left out.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ NAME, HOW = "out_of_reach", "Computed from the models' configurations"
 CONTEXTS: Final = (8192, 32768)
 BYTES: Final = 2
 STATE_BYTES: Final = 4
-"""States are float32 in every format but the exact one of int4."""
+"""Bytes of a number in a state, which is float32 in every format but the exact one of int4."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """So many layers that keep ``row`` bytes of each token, the last ``reach`` of them, and ``state`` bytes beside."""
+    """A kind of layer: their number, ``row`` bytes per token, ``reach`` tokens that are kept, ``state``
+    bytes besides."""
 
     layers: int
     row: int
@@ -43,7 +44,7 @@ def attention(layers: int, heads: int, width: int, window: int | None = None) ->
 
 
 def delta_nets(layers: int, keys: int, values: int, width: int) -> Kind:
-    """Gated delta nets with so many heads of keys and of values."""
+    """Gated delta nets with these numbers of heads of keys and of values."""
     config = SimpleNamespace(
         linear_key_head_dim=width,
         linear_value_head_dim=width,
@@ -65,7 +66,7 @@ MODELS: Final[dict[str, Sequence[Kind]]] = {
 
 
 def measured() -> list[dict[str, Any]]:
-    """Bytes of one request by model and context: of every token, and of what is within reach."""
+    """Bytes of one request by model and context: for every token, and for those within reach."""
     return [
         {
             "model": name,

@@ -1,4 +1,4 @@
-"""What Penstock itself costs: 14 stage processes of 10 ms each, next to nothing on the links.
+"""The cost of Penstock itself: 14 stage processes of 10 ms each, next to nothing on the links.
 
     python -m benchmarks.costs.overhead
 
@@ -27,7 +27,7 @@ CLUSTER = Path(__file__).with_name("ten-ms-14.toml")
 
 
 def measured() -> list[dict[str, Any]]:
-    """Per model and strategy; times in milliseconds."""
+    """Figures by model and strategy; times in milliseconds."""
     cluster = load_cluster(str(CLUSTER))
     kinds = {
         name: SpeculativeConfig(method="synthetic", strategy=name, accuracy=(1.0,), width=1, children=1)

@@ -1,4 +1,4 @@
-"""What each format of weights costs and loses: time of a step by rows, size, perplexity. Of one stage, one thread.
+"""Cost and loss of each weight format: time of a step by rows, size, perplexity. One stage on one thread.
 
     python -m benchmarks.costs.quantized MODEL.gguf PROMPTS.jsonl ...
 
@@ -33,7 +33,7 @@ FORMATS: Final = {
     "int8": ("float32", "int8"),
     "int4": ("float32", "int4"),
 }
-"""dtype and quantization."""
+"""Data type and quantization of each format."""
 ROWS: Final = (1, 2, 4, 8, 16, 32, 64)
 CONTEXT, TOKENS, PROMPTS, TURNS = 64, 512, 6, 7
 
@@ -45,7 +45,7 @@ def load(model: str, name: str) -> StageModel:
 
 
 def view_of(tokens: Sequence[int], seen: int = 0) -> BatchView:
-    """Rows one below the other, in one request; the first ``seen`` of them have been computed already."""
+    """A chain of rows of one request, the first ``seen`` of which have been computed already."""
     slots = np.arange(len(tokens))
     new = slots[seen:]
     request = RequestView(0, new - seen, slots, slots, np.tril(np.ones((len(tokens),) * 2, dtype=bool))[seen:])
@@ -53,7 +53,7 @@ def view_of(tokens: Sequence[int], seen: int = 0) -> BatchView:
 
 
 def step_ms(stage: StageModel, rows: int) -> float:
-    """Of rows behind a context, from their tokens to their logits."""
+    """Milliseconds of rows after a context, from their tokens to their logits."""
     view = view_of([1] * (CONTEXT + rows), CONTEXT)
     start = time.thread_time()
     stage.logits(stage.forward(view, None), range(rows))

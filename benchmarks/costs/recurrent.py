@@ -1,10 +1,10 @@
-"""What a tree of drafts costs a gated delta net: its rows as one batch, and one after another; memory per row.
+"""The cost of a draft tree in a gated delta net: its rows as one batch, and one after another; memory per row.
 
     python -m benchmarks.results --measure recurrent    # and python -m benchmarks.costs.recurrent only prints it
 
-One layer with Qwen3.5-4B's widths and random weights in float32, behind 100 certain tokens, on one thread. The tree has
-64 rows, of which each may have any of those before it as its parent. Both ways are measured in turn; medians. Take care
-that nothing else runs.
+One layer with Qwen3.5-4B's widths and random weights in float32 runs after 100 committed tokens, on one thread. The
+tree has 64 rows, and the parent of each is any of those before it. Both ways are measured in turn, and medians are
+taken. Stop whatever else runs on the host.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ROWS: Final = 64
 HIDDEN: Final = 2560
 REPEATS: Final = 15
 KV_NUMBERS: Final = 2 * 4 * 256
-"""Keys and values of one row in one of the model's layers with attention."""
+"""Numbers in keys and values of one row in one of the model's layers with attention."""
 
 
 def layer() -> DeltaNet:
@@ -61,7 +61,7 @@ def ancestors() -> np.ndarray:
 
 
 def view(rows: Sequence[int], sees: np.ndarray) -> BatchView:
-    """These rows of the tree as a batch."""
+    """The batch of these rows of the tree."""
     own = np.asarray(rows)
     depth = sees.sum(axis=1) - 1
     slots = np.arange(CONTEXT + ROWS)
@@ -88,7 +88,7 @@ def seconds_of(mixer: DeltaNet, batches: Sequence[BatchView], hidden_1ND: torch.
 
 @torch.inference_mode()
 def measured() -> dict[str, Any]:
-    """Milliseconds of the rows as one batch and one by one, and bytes of a row beside those of keys and values."""
+    """Milliseconds of the rows as one batch and one by one; bytes of a row beside those of keys and values."""
     torch.set_num_threads(1)
     mixer, sees = layer(), ancestors()
     mixer.host.begin(context_view())

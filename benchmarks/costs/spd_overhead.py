@@ -1,13 +1,13 @@
-"""What processes add to SPD's steps: the modelled time of a step over that and what emulated processes add to it.
+"""The time that processes add to SPD's steps: a step's modelled time over that plus what emulated processes add.
 
     python -m benchmarks.costs.spd_overhead --spd DIR [--prompts 2] [--tokens 32]
 
-A chain (`pipedec` of width 1) over the presets spd-4, spd-8 and spd-16 at T = 0. What stages and drafter compute is
-stretched until this host's own arithmetic fits into it; links are not, or messages would have that time to hide in.
-What a step takes longer than in virtual time, for the same tokens, is not stretched either: it is set beside the step
-as the preset has it. SPD's own code loses 0.13, 0.27 and 0.61 of its theory at 4, 8 and 16 stages (its repository's
-BENCHMARK_RESULTS.md). Run it on a quiet machine, as root: stages then keep time before whatever else runs
-(`penstock.emulation.priority`). Every case is run several times and the median of what was added is taken.
+A chain (`pipedec` of width 1) runs over the presets spd-4, spd-8 and spd-16 at T = 0. The computing times of stages and
+drafter are stretched until this host's own arithmetic fits into them. Links are not stretched, or messages would have
+that time to hide in. A step's excess over its length in virtual time, for the same tokens, is not stretched either, and
+compared with the step of the preset. SPD's own code loses 0.13, 0.27 and 0.61 of its theory at 4, 8 and 16 stages (its
+repository's BENCHMARK_RESULTS.md). Run it on a quiet machine, as root: stages then keep time before everything else
+(`penstock.emulation.priority`). Every case is run several times, and the median excess is taken.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ NAME = "spd_overhead"
 HOW = "Emulated in processes and in virtual time, with the demo target"
 REPEATS = 3
 SCALES = {"spd-4": 5.0, "spd-8": 10.0, "spd-16": 10.0}
-"""Factors on all computing, by preset."""
+"""Factors on all computing times, by preset."""
 LOST = {"spd-4": 0.13, "spd-8": 0.27, "spd-16": 0.61}
-"""Of its theoretical speed, by SPD's own code."""
+"""Fraction of its theoretical speed that SPD's own code loses, by preset."""
 LAGS = (0, 1)
-"""SPD's own schedule, in which a draft begins when the newest states have arrived, and one that leaves them a step."""
+"""Lags: SPD's own schedule, where a draft begins when the newest states have arrived, and one with a step to spare."""
 CHAIN = "pipedec[width=1,children=1]"
 
 
@@ -60,7 +60,7 @@ def measured(folder: str, name: str, lag: int, sizes: virtual.Sizes) -> dict[str
 
 
 def stretched(name: str, scale: float) -> Cluster:
-    """A preset of one host whose devices take so many times as long, and its links as long as ever."""
+    """A preset of one host whose devices take ``scale`` times as long, while its links do not."""
     link = load_cluster(name).links.local
     assert link is not None
     as_ever = {"bandwidth_gbit_s": scale * link.bandwidth_gbit_s, "latency_ms": link.latency_ms / scale}

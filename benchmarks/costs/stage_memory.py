@@ -1,9 +1,9 @@
-"""What memory a stage holds beside its weights, and the most it held while it loaded them.
+"""The memory that a stage holds beside its weights, and the most it held while it loaded them.
 
     python -m benchmarks.costs.stage_memory MODEL [--stages 1,2,4] [--dtype float32]
 
-MODEL is a folder or a GGUF file. Each stage loads in a fresh process that has imported everything before; memory is the
-process's own (resident set), less what it was then and less the KV cache.
+MODEL is a folder or a GGUF file. Each stage loads in a fresh process that has imported everything before. Memory is the
+process's resident set, less its size before loading and less the KV cache.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ CAPACITY: Final = 1024
 
 
 def memory() -> dict[str, int]:
-    """Bytes of this process: resident, and the most that ever was (Linux)."""
+    """Bytes of this process: resident now, and at most so far (Linux)."""
     lines = [line.split() for line in Path("/proc/self/status").read_text().splitlines()]
     return {words[0]: int(words[1]) * 1024 for words in lines if words[0] in ("VmRSS:", "VmHWM:")}
 
 
 def load(model: str, first: int, last: int, dtype: str) -> dict[str, int]:
-    """In a process of its own: bytes of weights, and of memory after loading and at most."""
+    """Bytes of weights, and of memory after loading and at most, measured in a process of its own."""
     import torch
 
     from penstock.models.checkpoint import open_checkpoint

@@ -1,12 +1,12 @@
-"""Where a step of a real model goes, without emulation: which operations, and what is left for engine and messages.
+"""The parts of a real model's step, without emulation: which operations, and what is left for engine and messages.
 
     python -m benchmarks.costs.step --model MODEL [--threads N] [--formats none int8 int4] [--store]
 
-MODEL is a folder or a GGUF file. For weights in each format: first one stage in this process, by rows of one request:
-its linear layers, attention, the head, the pick, and all the rest (norms, rotary embeddings, activations, residuals,
-and Python between them). Then whole engines over one stage and two, decoding plainly, by requests at a time: the time
-from result to result, and how much of it the stages computed. Medians. ``--store`` keeps the figures for
-docs/background/results/real-models.md. Take care that nothing else runs.
+MODEL is a folder or a GGUF file. For each format of weights, one stage in this process is measured by rows of one
+request: its linear layers, attention, the head, the pick, and the rest (norms, rotary embeddings, activations,
+residuals, and Python between them). Then whole engines over one stage and two decode plainly, with several numbers of
+requests at a time: the time from result to result, and how much of it the stages computed. Figures are medians.
+``--store`` keeps them for docs/background/results/real-models.md. Stop whatever else runs on the host.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ PROFILED: Final = (1, 4, 16)
 REQUESTS: Final = (1, 4, 16)
 STAGES: Final = (1, 2)
 CONTEXT: Final = 200
-"""Tokens that the rows see besides each other; the prompts' length, too."""
+"""Tokens that the rows see besides each other, which is also the prompts' length."""
 REPEATS: Final = 30
 TOKENS: Final = 48
 LINEARS: Final = {"qkv", "q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj"} | {
@@ -56,7 +56,7 @@ LINEARS: Final = {"qkv", "q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj"} | {
 
 
 class Stopwatch:
-    """Adds up what is spent in each part."""
+    """Adds up the time spent in each part."""
 
     def __init__(self) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)
@@ -73,7 +73,7 @@ class Stopwatch:
 
 @contextmanager
 def watched(stage: StageModel) -> Iterator[Stopwatch]:
-    """Linear layers and attention of ``stage`` report to the stopwatch; those compiled into one call cannot."""
+    """Let linear layers and attention of ``stage`` report to the stopwatch; those compiled into one call cannot."""
     watch, attend = Stopwatch(), SlotAttention.__call__
     linears = [module for module in linears_of(stage) if not isinstance(module, WholeLinear)]
     for module in linears:
@@ -92,7 +92,7 @@ def linears_of(stage: StageModel) -> list[Any]:
 
 
 def alone(stage: StageModel, rows: int) -> float:
-    """Seconds of the products of whole numbers, called one after another without what lies between."""
+    """Seconds of the integer products, called one after another without the code between them."""
     linears = [module for module in linears_of(stage) if isinstance(module, WholeLinear)]
     given = {module.inputs: torch.randn(rows, module.inputs) for module in linears}
 
@@ -105,7 +105,7 @@ def alone(stage: StageModel, rows: int) -> float:
 
 
 def chain_view(rows: int) -> BatchView:
-    """Rows of one request, each the child of the one before, behind CONTEXT committed slots."""
+    """Rows of one request, each the child of the one before, after CONTEXT committed slots."""
     own, seen = np.arange(CONTEXT, CONTEXT + rows), np.arange(CONTEXT + rows)
     request = RequestView(0, np.arange(rows), seen, seen, seen[None, :] <= own[:, None])
     return BatchView(own * 0, own, own, own, 100 + np.arange(rows), [request], parents=own - 1)
@@ -130,7 +130,7 @@ def whole_step(stage: StageModel, rows: int) -> float:
 
 
 def parts(stage: StageModel, rows: int) -> dict[str, float]:
-    """Milliseconds by part, of the step that takes the median time."""
+    """Milliseconds by part of the step with the median time."""
     view, wanted, taken, compiled = chain_view(rows), list(range(rows)), [], alone(stage, rows)
     for _ in range(REPEATS):
         with watched(stage) as watch:
@@ -148,11 +148,11 @@ def parts(stage: StageModel, rows: int) -> dict[str, float]:
 
 
 class Steps(Observer):
-    """When results come, and what the stages computed for them."""
+    """Collects when results come, and how long the stages computed for them."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[float, float, int]] = []
-        """Moment, seconds of all stages together, rows."""
+        """Time of arrival, seconds of all stages together, and rows, by result."""
 
     def arrived(self, result: Result, at: float) -> None:
         spans = result.spans
@@ -160,7 +160,7 @@ class Steps(Observer):
 
 
 def decoded(model: str, quantization: str, stages: int, threads: int | None, requests: int) -> dict[str, Any]:
-    """Of an engine that decodes so many requests plainly: tokens/s, and for one request what a step is made of."""
+    """Tokens per second of an engine that decodes ``requests`` plainly; for one request also the parts of a step."""
     ids = [{"prompt_token_ids": [100 + 7 * number, *range(200, 199 + CONTEXT)]} for number in range(requests)]
     params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
     options = {"dtype": "float32", "skip_tokenizer_init": True, "enable_prefix_caching": False, "max_model_len": 1024}
@@ -171,7 +171,7 @@ def decoded(model: str, quantization: str, stages: int, threads: int | None, req
         with llm.observing(steps):
             llm.generate(ids, params)
         used = llm.setup.threads[0]
-    decoding = steps.seen[len(steps.seen) // 2 :]  # prompts come first
+    decoding = steps.seen[len(steps.seen) // 2 :]  # the first half holds the prompts
     span = decoding[-1][0] - decoding[0][0]
     tokens = sum(rows for _, _, rows in decoding[1:])
     return {

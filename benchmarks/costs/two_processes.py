@@ -38,7 +38,7 @@ def run_all(stages: int) -> list[StrategyRun]:
 
 
 def measured() -> list[dict[str, Any]]:
-    """Per number of stages and strategy; ratios over the plain single stage."""
+    """Figures by number of stages and strategy; ratios over the plain single stage."""
     runs = {stages: run_all(stages) for stages in (1, 2)}
     reference = runs[1][0].tokens_per_second
     return [

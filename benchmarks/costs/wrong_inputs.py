@@ -1,4 +1,4 @@
-"""What wrong inputs come to: the message, and how long somebody waits for it.
+"""Replies to wrong inputs: the message, and how long somebody waits for it.
 
     python -m benchmarks.costs.wrong_inputs [--rounds 3]
 
@@ -23,20 +23,20 @@ from typing import Any
 
 @dataclass(frozen=True)
 class WrongInput:
-    """``words`` follow ``penstock``; ``said`` is a part of the message."""
+    """A wrong command: ``words`` follow ``penstock``, and ``said`` is a part of the message."""
 
     words: tuple[str, ...]
     said: str
 
 
 def wrong_inputs(folder: Path) -> list[WrongInput]:
-    """Every wrong input that is told from files and names, with the files that it takes."""
+    """All wrong inputs that are recognised by files and names, with the files that they need."""
     make_files(folder)
     return [*of_models(folder), *of_options(folder), *of_other_files(folder)]
 
 
 def make_files(folder: Path) -> None:
-    """Checkpoints as far as they are looked at: their weights are empty files."""
+    """Make checkpoints with everything that is looked at; their weights are empty files."""
     llama = {"model_type": "llama", "num_hidden_layers": 30, "vocab_size": 100, "max_position_embeddings": 64}
     checkpoint(folder / "model", {"config.json": llama})
     checkpoint(folder / "other", {"config.json": {**llama, "vocab_size": 99}})
@@ -150,7 +150,7 @@ def main() -> None:
 
 
 def tried(wrong: WrongInput, rounds: int) -> tuple[str, float]:
-    """The last line of the message, and the median of the seconds."""
+    """The last line of the message, and the median number of seconds."""
     took, said = [], ""
     for _ in range(rounds):
         began = time.perf_counter()

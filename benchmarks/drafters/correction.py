@@ -44,7 +44,7 @@ from penstock.tree import Node
 NAME, HOW = "correction", "Simulated, with the synthetic profile"
 STRATEGY = "continuous"
 CLUSTERS = ("spd-8", "pipedec-14x3090")
-"""Whose first stage all stages are like, and whose drafter: one as slow as a stage, and one three times as fast."""
+"""Clusters whose first stage and drafter are used: one drafter as slow as a stage, and one three times as fast."""
 STAGES = (4, 8, 14, 16)
 SHARPNESS = (0.15, 0.25, 0.4, 0.55, 0.7, 0.82, 0.87, 1.0)
 TOKENS = 100
@@ -55,7 +55,7 @@ Answer = list[tuple[int, float]]
 
 
 class CorrectingDrafter(ScriptedDrafter):
-    """Corrects, once each, nodes above those that it is asked about that have passed half of the stages."""
+    """Corrects, once each, the ancestors of nodes that it is asked about, once they have passed half of the stages."""
 
     def __init__(self, script: Script, stages: int, sharpness: float) -> None:
         super().__init__(script)
@@ -95,7 +95,7 @@ def above(nodes: Sequence[Node]) -> list[Node]:
 
 
 def hint(chances: Sequence[float], truth: int | None, sharpness: float, rng: random.Random) -> int:
-    """The token that the drafter now thinks of."""
+    """The token that the drafter is led to by its later knowledge."""
     drawn = bisect_right(list(accumulate(chances)), rng.random())
     is_right = rng.random() < sharpness
     if is_right and truth is not None:
@@ -113,14 +113,14 @@ def corrected(chances: Sequence[float], hinted: int, sharpness: float) -> Answer
 
 @dataclass(frozen=True)
 class Figures:
-    """Per request speed with corrections over speed without, and without over plain decoding."""
+    """Speed with corrections over speed without, and of the latter over plain decoding, by request."""
 
     gains: list[float]
     before: list[float]
 
 
 def seconds(cluster: Cluster, script: Script, config: SpeculativeConfig | None, sharpness: float) -> list[float]:
-    """Per request, from its first token to its last; the first request comes once before, and does not count."""
+    """Seconds per request from its first token to its last; the first request also runs once before, uncounted."""
     script = script.with_again(0, script.tokens // len(script.picks))
     loop, stages = make_loop(cluster, script, config), len(cluster.stages)
     if isinstance(loop.drafter, EmulatedDrafter):
@@ -152,7 +152,7 @@ def accuracies(script: Script, sharpness: float) -> tuple[float, float]:
 
 
 def measured(name: str, requests: int) -> dict[str, Any]:
-    """By number of stages: `continuous` over plain decoding, and by sharpness what corrections are worth, rounded."""
+    """`continuous` over plain decoding by number of stages, and the gain of corrections by sharpness, rounded."""
     script = profile_script(ACCURACY, requests, TOKENS, seed=0)
     clusters = [uniform_cluster(load_cluster(name), stages) for stages in STAGES]
     plain = [seconds(cluster, script, None, 0.0) for cluster in clusters]

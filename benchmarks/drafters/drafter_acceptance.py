@@ -2,12 +2,13 @@
 
     python -m benchmarks.drafters.drafter_acceptance MODEL PROMPTS [--drafter KIND=FOLDER ...] [--per-set N]
 
-MODEL is a chat model's folder or GGUF file, PROMPTS a folder of question files, FOLDER what ``penstock train KIND`` has
-made. The model answers the first turns in float32. Then every drafter reads the answers as it does in training: it is
-asked at every token, with the text's own tokens before it, and ranks its candidates with the noise that the target has
-picked by. No clock and no strategy has a say. Prompt lookup comes first, as the drafter that needs no training.
+MODEL is a chat model's folder or GGUF file, PROMPTS a folder of question files, FOLDER the output of ``penstock train
+KIND``. The model answers the first turns in float32. Then every drafter reads the answers as in training: it is asked
+at every token, with the text's own tokens before it, and ranks its candidates with the noise by which the target has
+picked. The result depends on no clock and no strategy. Prompt lookup comes first, as the drafter that needs no
+training.
 
-A drafter's figures are written to benchmarks/measured/drafters/drafter_acceptance.json, in place of what was there.
+A drafter's figures are written to benchmarks/measured/drafters/drafter_acceptance.json, replacing older ones.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ COMMAND = "python -m benchmarks.drafters.drafter_acceptance MODEL PROMPTS {}--pe
 TEMPERATURES = (0.0, 1.0)
 LOOKUP = "ngram"
 LONGEST, SHORTEST = 4, 1
-"""Tokens that prompt lookup looks for, as it does unless told otherwise."""
+"""Longest and shortest run of tokens that prompt lookup looks for, as by default."""
 AMONG = (1, 4, 16)
 
 
@@ -44,7 +45,7 @@ def answers(options: argparse.Namespace) -> list[Answer]:
 # ------------------------------------------------------------------------------------------------------------ drafters
 
 Ranks = list[list[int | None]]
-"""By step: of each token of an answer its place among the candidates, from 0; None where it is not among them."""
+"""Ranks by step: for each token of an answer its index among the candidates; None where it is not among them."""
 
 
 def looked_up(answer: Answer) -> Ranks:
@@ -76,7 +77,7 @@ def ranks_of(reader: Reader, answer: Answer) -> Ranks:
 
 
 def counted(answered: Sequence[tuple[Answer, Ranks]]) -> dict[str, dict[str, Any]]:
-    """By temperature and set: by step, how many tokens there were, and how many among the best of AMONG."""
+    """Number of tokens and of those among the best of ``AMONG``, by temperature, set and step."""
     found: dict[str, dict[str, Any]] = {}
     for answer, ranks in answered:
         sets = found.setdefault(str(answer.sampling.temperature), {})
@@ -89,7 +90,7 @@ def counted(answered: Sequence[tuple[Answer, Ranks]]) -> dict[str, dict[str, Any
 
 
 def shares(counts: Sequence[int]) -> str:
-    """In percent."""
+    """The counts in percent."""
     return ", ".join(f"{100 * hits / counts[0]:.0f}" for hits in counts[1:])
 
 

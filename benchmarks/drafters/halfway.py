@@ -1,16 +1,17 @@
-"""What a token's state half-way through the target knows of the next token: the limit of in-flight correction.
+"""Knowledge of the next token in a state half-way through the target: the limit of in-flight correction.
 
     python -m benchmarks.drafters.halfway
 
 A head is trained for exactly that. It reads the demo target's states after half of the layers, has one layer of the
-target's kind and a head over the whole vocabulary, begins as the target's last layer, norm and head, and learns the
-target's own distribution after every token of Python's standard library, eight windows of 256 tokens a step, each once.
-The rate is constant; for each point of the learning curve a copy goes on while its rate falls to zero over the last
-quarter of that point's tokens. Held out is ``long_text``'s file, in windows of 512 of which the second half counts.
+target's kind and a head over the whole vocabulary, and begins as the target's last layer, norm and head. It learns the
+target's own distribution after every token of Python's standard library, in steps of eight windows of 256 tokens, each
+used once. The rate is constant; for each point of the learning curve a copy goes on while its rate falls to zero over
+the last quarter of that point's tokens. ``long_text``'s file is held out, in windows of 512 tokens of which the second
+half counts.
 
-SPD's module answers first, for a token that has just entered eight stages; the head answers when it has passed four of
-them. "again" is how often its best is the target's greedy token where the first answer's best was not, "kept" where it
-was.
+SPD's module answers first, for a token that has just entered eight stages; the head answers when the token has passed
+four of them. "again" is how often the head's best token is the target's greedy one where the first answer's best was
+not, and "kept" how often it is where the first answer's was.
 """
 
 from __future__ import annotations
@@ -39,24 +40,24 @@ NAME, HOW = "halfway", "Computed with the demo target"
 STAGES: Final = 8
 BATCH, WINDOW = 8, 256
 CURVE: Final = (250, 500, 1000, 2000, 4000)
-"""Steps of the points."""
+"""Steps of the learning curve's points."""
 DECAY: Final = 4
-"""The last of so many parts of a point's steps have a falling rate."""
+"""Denominator of the last part of a point's steps, in which the rate falls."""
 RATE, RISING = 1e-3, 25
 """The highest rate, and the steps until it is reached."""
 HELD_OUT: Final = 15_000
-"""Tokens of the file."""
+"""Tokens of the file that is held out."""
 SHARES: Final = (0.25, 0.5, 1.0, 2.0)
-"""Of the first answer's log chances, what is added to the head's."""
+"""Weights with which the first answer's log chances are added to the head's."""
 
 
 @dataclass(frozen=True)
 class Judged:
-    """Of a held-out window: its tokens, how many of them count, and for these the first answers and the picks."""
+    """A held-out window: its tokens, and for those that count the first answers and the target's picks."""
 
     text: Tensor
     first: Tensor
-    """[counted, V] log chances."""
+    """Log chances [counted, V] of the first answers."""
     picks: Tensor
 
 
@@ -118,6 +119,7 @@ def heads(target: Any, tokenizer: Any) -> Iterator[tuple[int, Any]]:
         rates = [RATE * min(1.0, (i + 1) / RISING) for i in range(done, steps - falling)]
         train(trunk, optimizer, target, batches[done : steps - falling], rates)
         done = steps - falling
+        # The copy goes on at a falling rate, while the trunk keeps the constant one for later points.
         head = copy.deepcopy(trunk)
         own = optimizer_of(head)
         own.load_state_dict(copy.deepcopy(optimizer.state_dict()))
@@ -140,7 +142,7 @@ def held_out(target: Any, tokenizer: Any) -> list[Judged]:
 
 @torch.inference_mode()
 def judged(head: Any, target: Any, texts: Sequence[Judged]) -> dict[str, dict[str, float]]:
-    """By share "again" and "kept"."""
+    """The shares "again" and "kept" by weight of the first answer."""
     was = torch.cat([one.first.argmax(-1) == one.picks for one in texts])
     now: dict[float, list[Tensor]] = {share: [] for share in SHARES}
     for one in texts:
@@ -155,7 +157,7 @@ def judged(head: Any, target: Any, texts: Sequence[Judged]) -> dict[str, dict[st
 
 
 def measured() -> Iterator[dict[str, Any]]:
-    """After each point of the curve, all so far."""
+    """Yields all figures so far after each point of the curve."""
     torch.manual_seed(0)
     target = AutoModelForCausalLM.from_pretrained(TARGET, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(TARGET)

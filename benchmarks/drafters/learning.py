@@ -29,11 +29,11 @@ SETTINGS = (
     *("spec_layers", "variant", "stages", "exit_layer"),
 )
 STYLES = {1: "-", 4: "--"}
-"""Of the lines, by the number of candidates."""
+"""Line styles by the number of candidates."""
 
 
 def curve(folder: Path, hours: float) -> dict[str, Any]:
-    """Of a run: its settings, and at every saved step the loss and the shares among the best of CANDIDATES."""
+    """A run's settings, and at each saved step its loss and the fractions among the best of ``CANDIDATES``."""
     state = torch.load(folder / "training" / "state.pt", map_location="cpu", weights_only=True)
     settings = json.loads(state["settings"])
     entries = json.loads(state["history"])

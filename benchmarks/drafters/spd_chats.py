@@ -32,7 +32,7 @@ from penstock.text.tokenizer import load_tokenizer
 NAME: Final = "spd_chats"
 HOW: Final = "In virtual time, with SmolLM2-135M-Instruct"
 SETS: Final = {"mt_bench": "MT-Bench", "gsm8k": "GSM8K"}
-"""In the order of the paper's tables, 3 and 4."""
+"""Prompt sets in the order of the paper's tables, 3 and 4."""
 
 
 def chats(target: Checkpoint, folder: Path, name: str, sizes: virtual.Sizes) -> list[Question]:

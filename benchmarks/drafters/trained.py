@@ -30,11 +30,11 @@ COMMAND = "python -m benchmarks.drafters.trained MODEL PROMPTS {}--per-set {} --
 TEMPERATURES = (0.0, 1.0)
 LOOKUP = "ngram"
 DEPTHS = 4
-"""How deep acceptance is told."""
+"""Greatest depth at which acceptance is reported."""
 
 
 def measured(options: argparse.Namespace, method: str, folder: str | None) -> dict[str, Any]:
-    """By temperature and set: seconds of every prompt by entry, and how many drafts of each depth were right."""
+    """Seconds of every prompt by entry, and right drafts by depth, for each temperature and set."""
     drafter = {"method": method} | ({"model": folder, "quantization": "int8"} if folder else {})
     named = parse_entries(ENTRIES, drafter)
     with LLM(options.model, pipeline_parallel_size=2, speculative_config=named[1][1]) as llm:

@@ -2,14 +2,14 @@
 
     python -m benchmarks.load.chaos [KILLS] [SEED]
 
-Four requests at once on two stages of the demo target, greedy and at T = 0.8, by each strategy and with each kind of
+Four requests run at once on two stages of the demo target, greedy and at T = 0.8, with each strategy and each kind of
 drafter, on this host and on two workers with addresses of their own, which have no checkpoint and are sent their
 layers. A process is killed at a random result: a stage, the drafter or, less often, the fork server or a worker's
-agent, which comes back with its cache or with an empty one. It needs root. Afterwards slots are audited, and what is
-left of the processes is counted. KILLS is the least number of them (100).
+agent, which returns with its cache or with an empty one. It needs root. Afterwards slots are audited, and remaining
+processes are counted. KILLS is the least number of kills (100).
 
-What was seen is added to benchmarks/measured/load/chaos.json, in place of what the same seed has given before. The exit
-code is 1 if anything was wrong.
+The results are added to benchmarks/measured/load/chaos.json, replacing those of the same seed. The exit code is 1 if
+anything was wrong.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ PROMPTS: Final = ("def fibonacci(n):", "class Stack:\n", "import os\n", "for lin
 TOKENS: Final = 120
 TEMPERATURES: Final = (0.0, 0.8)
 KILLS_EACH: Final = 2
-"""Of one call: a drafter that is lost more often within a minute is not started again."""
+"""Kills per call: a drafter that is lost more often within a minute is not started again."""
 RESULTS: Final = range(5, 60)
-"""At one of these, counted from the call's beginning or from the kill before, a process is killed."""
+"""Numbers of results, counted from the call's beginning or the last kill, at one of which a process is killed."""
 WORKERS: Final = 2
 
 
@@ -54,7 +54,7 @@ class Setting(NamedTuple):
 
     @property
     def drafts(self) -> bool:
-        """Whether a model does."""
+        """Whether a model drafts."""
         return self.method not in ("none", "ngram")
 
     def __str__(self) -> str:
@@ -82,18 +82,18 @@ SETTINGS: Final = (
 
 
 class Killer(Observer):
-    """Kills some processes, and measures how long it takes after each until a batch comes out that enters later."""
+    """Kills processes, and measures the seconds after each until a batch that entered later comes out."""
 
     def __init__(self, rng: random.Random, victims: Victims) -> None:
         self.killed: list[tuple[str, float]] = []
-        """What, and those seconds."""
+        """Kind of each killed process, and the seconds until batches came out again."""
         self._rng = rng
         self._victims = victims
         self._left = KILLS_EACH
         self._in = rng.choice(RESULTS)
         self._struck: tuple[str, float] | None = None
         self._entered = self._entered_then = -1
-        """The number of the batch that entered last, and of the one that had when something was killed."""
+        """Stream number of the batch that entered last, and of the last one at the time of a kill."""
 
     def submitted(self, batch: Batch, at: float) -> None:
         self._entered = batch.stream
@@ -132,7 +132,7 @@ def tokens(llm: LLM, temperature: float) -> list[list[int]]:
 def attacked(
     setting: Setting, others: Sequence[KilledWorker], rng: random.Random, expected: dict[float, list[list[int]]]
 ) -> dict[str, Any]:
-    """One engine, with kills amid a call at each temperature."""
+    """One engine, with kills during a call at each temperature."""
     killed: list[tuple[str, float]] = []
     problems: list[str] = []
     victims = Elsewhere(others) if others else Here(setting.drafts)
@@ -154,7 +154,7 @@ def attacked(
 
 
 def figures_of(found: Sequence[tuple[Setting, dict[str, Any]]], seconds: float) -> dict[str, Any]:
-    """One portion's."""
+    """The figures of one portion."""
     pauses: dict[str, list[float]] = {}
     for _, one in found:
         for kind, pause in one["killed"]:
@@ -174,7 +174,7 @@ def figures_of(found: Sequence[tuple[Setting, dict[str, Any]]], seconds: float) 
 
 
 def together(portions: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """What several portions come to, added up."""
+    """The sums of several portions."""
     sums: Counter[str] = Counter()
     by_setting: Counter[str] = Counter()
     pauses: dict[str, list[float]] = {}

@@ -2,11 +2,11 @@
 
     python -m benchmarks.load.emulated_hosts
 
-FlowSpec's five boards, each a network namespace: four have a `penstock worker` with a stage, the fifth has the engine
-and the drafter. The same cluster with every process on the fifth one is measured in turn with it, so that tokens per
-second can be compared. The links that the boards have between them come on top of the emulated ones. It needs root.
+FlowSpec's five boards are network namespaces: four have a `penstock worker` with a stage, and the fifth has the engine
+and the drafter. The same cluster with every process on the fifth is measured in turn with it, so that tokens per second
+can be compared. The real links between the boards come on top of the emulated ones. It needs root.
 
-What was seen is stored in benchmarks/measured/load/emulated_hosts.json. The exit code is 1 where tokens differ.
+The results are stored in benchmarks/measured/load/emulated_hosts.json. The exit code is 1 where tokens differ.
 """
 
 from __future__ import annotations

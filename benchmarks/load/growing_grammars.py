@@ -2,8 +2,8 @@
 
     python -m benchmarks.load.growing_grammars --seed S [--count 200] --plot FILE.png
 
-Each is checked by a worker as a client's would be, while another client asks for small ones (canaries). Printed are how
-many were ready and refused, the most seconds and MiB, and what the canaries waited; a grammar that takes more than its
+Each is checked by a worker like a client's, while another client asks for small ones (canaries). It prints how many
+were ready and refused, the most seconds and MiB, and how long the canaries waited. A grammar that takes more than its
 limits allow, or a canary that fails, makes the exit code 1.
 """
 
@@ -33,12 +33,12 @@ from penstock.text.workers import ERRAND, PATIENCE, PROCESSES, Errand
 
 KINDS: Final = ("json", "regex", "grammar")
 LARGEST: Final = 60_000
-"""Characters of the largest one that is aimed at."""
+"""Greatest number of characters of a grammar that is aimed at."""
 VOCABULARY, EOS = 4096, 2
 
 
 def schema(rng: random.Random, size: int) -> dict[str, Any]:
-    """A JSON schema of about so many characters."""
+    """A JSON schema of about ``size`` characters."""
     if size < 60:
         number = rng.choice([3, 97, 1009, 9973, 99991, 999983, 99999989])
         return rng.choice(
@@ -92,7 +92,7 @@ class Outcome:
 
 
 class Watch(threading.Thread):
-    """The most memory that this process's workers hold while somebody looks."""
+    """Records the most memory that this process's workers hold while they are watched."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -109,7 +109,7 @@ class Watch(threading.Thread):
 
 
 def check(tokenizer: Tokenizer, client: str, **given: Any) -> str:
-    """What is said of a grammar that a client asks for; nothing if it is ready."""
+    """The error for a grammar that a client asks for; empty if it is ready."""
 
     def ask() -> str:
         ERRAND.set(Errand(client))
@@ -123,7 +123,7 @@ def check(tokenizer: Tokenizer, client: str, **given: Any) -> str:
 
 
 class Canaries(threading.Thread):
-    """Another client, whose small grammars are to be ready whatever goes on."""
+    """Another client, whose small grammars have to be ready whatever goes on."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         super().__init__(daemon=True)
@@ -143,7 +143,7 @@ class Canaries(threading.Thread):
 
 
 def grown(seed: int, count: int) -> Iterator[tuple[str, Any, int]]:
-    """Kind by kind, ever larger."""
+    """Kinds of grammars with values of growing size."""
     for number in range(count):
         rng = random.Random(f"{seed} {number}")
         size = int(20 * (LARGEST / 20) ** (number / max(1, count - 1)))

@@ -1,13 +1,13 @@
-"""A long prompt amid requests that decode: its time to first token, and what it does to the others' tokens.
+"""A long prompt amid requests that decode: its time to first token, and its effect on the others' tokens.
 
     python -m benchmarks.load.interference                  # simulated
     python -m benchmarks.load.interference --processes      # measured: two stages on this host
 
-Plain decoding and `auto`: eight requests decode, then a prompt of 4,000 tokens comes. Inter-token latency is
-the time between one token of a request and its next (tokens that come together have none between them: what is counted
-is the time between arrivals), before the prompt came and while it was computed. By ``prefill_stretch``: how many times
-as long as without the prompt's rows a batch may take the slowest stage. On this host the model is the demo target,
-told that it has room for so many positions, and drafts are looked up in the text.
+With plain decoding and with `auto`, eight requests decode, and then a prompt of 4,000 tokens comes. Inter-token latency
+is the time between arrivals of a request's tokens (tokens that come together count as one arrival), before the prompt
+came and while it was computed. Runs differ in ``prefill_stretch``: the factor by which the prompt's rows may prolong a
+batch in the slowest stage. On this host the model is the demo target with its number of positions raised, and drafts
+are looked up in the text.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from penstock.speculation import SpeculativeConfig, make_strategy
 NAME, HOW = "interference", "Simulated, with the synthetic profile; on this host measured"
 HOST = "this host, two stages"
 ROOM = 5120
-"""Positions."""
+"""Positions that the model is told to have room for."""
 CLUSTERS = ("flowspec-7b", "pipedec-14x3090")
 STRATEGIES: tuple[str, ...] = ("autoregressive", "auto")
 STRETCHES = (1.0, 2.0, 4.0, math.inf)
 DECODING, PROMPT, TOKENS = 8, 4000, 600
 WARM = 40
-"""Tokens of each of the eight before the prompt comes."""
+"""Tokens of each of the eight requests before the prompt comes."""
 
 
 def run(cluster_name: str, strategy: str, stretch: float) -> dict[str, Any]:
@@ -74,7 +74,7 @@ def run(cluster_name: str, strategy: str, stretch: float) -> dict[str, Any]:
 
 
 def row(strategy: str, stretch: float, came: float, first: float, moments: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """What there is to say: of when the prompt came, its first token, and when every request's tokens did."""
+    """Figures of one run, from the times at which the prompt, its first token and all other tokens came."""
     before, during = (gaps(moments[:DECODING], *bounds) for bounds in ((0.0, came), (came, first)))
     return {
         "strategy": strategy,
@@ -120,7 +120,7 @@ async def measured(model: Path, strategy: str, stretch: float) -> dict[str, Any]
         return asyncio.create_task(read(number, llm.submit({"prompt_token_ids": prompts[number]}, params)))
 
     try:
-        await ask(DECODING + 1, 1)  # what chunks cost is known from here on
+        await ask(DECODING + 1, 1)  # teaches the engine the cost of chunks
         others = [ask(number, TOKENS) for number in range(DECODING)]
         await warm.wait()
         came = time.monotonic()

@@ -1,15 +1,14 @@
-"""Members of a cluster that say what nobody says, to every kind of process, while others are served.
+"""Members of a cluster that send invalid messages to every kind of process, while others are served.
 
     python -m benchmarks.load.members [MESSAGES] [SEED] [PROCESS ...]
 
-An engine on two of three workers, addresses of this host that stand for hosts, with a draft model here. MESSAGES
-(100,000) are sent to each PROCESS (agent, head, stage, drafter), in bursts: each message of the protocol with a field
-at the edge of its bounds or beyond, of another type, out of order, or once more. To an agent they go under leases of
-heads of their own, to the head under those of a worker, and to stages and drafter in the name of their sessions, so
-that a burst costs a pipeline at most. The engine answers between bursts, greedily and at T = 0.8, and tokens are
-compared.
+An engine runs on two of three workers, addresses of this host that stand for hosts, with a draft model here. MESSAGES
+(100,000) are sent in bursts to each PROCESS (agent, head, stage, drafter): each is a message of the protocol with a
+field at the edge of its bounds or beyond, or of another type, out of order, or repeated. An agent gets them under
+leases of other heads, the head under those of a worker, and stages and drafter in the name of their sessions, so that a
+burst costs at most a pipeline. The engine answers between bursts, greedily and at T = 0.8, and tokens are compared.
 
-What was seen is added to benchmarks/measured/load/members.json. The exit code is 1 if anything was wrong.
+The results are added to benchmarks/measured/load/members.json. The exit code is 1 if anything was wrong.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ ANSWER_EVERY: Final = 20
 """Bursts to agent and head between two answers; stages and drafter are asked after each."""
 HEARD_S: Final = 30.0
 MOST_MIB: Final = 64
-"""By which a process may grow."""
+"""MiB by which a process may grow."""
 
 
 class Cluster(NamedTuple):
@@ -68,7 +67,7 @@ class Cluster(NamedTuple):
 
 
 class Noise:
-    """Messages of a protocol, one after the other, without end: as its bytes behind the envelope."""
+    """An endless sequence of a protocol's messages, as the bytes after the envelope."""
 
     def __init__(self, union: Any, rng: random.Random) -> None:
         made = [value for kind in kinds_of(union) for value in (example(kind), *odd_structs(kind))]
@@ -87,7 +86,7 @@ def tokens(llm: Any) -> list[list[int]]:
 
 
 class Watched:
-    """How much processes that have to go on have grown, and whether they are the same ones at the end."""
+    """How much long-lived processes have grown, and whether they are still the same at the end."""
 
     def __init__(self, *processes: psutil.Process) -> None:
         self._before = {one: one.memory_info().rss for one in processes}
@@ -125,7 +124,7 @@ def attacked(
 
 
 def to_agent(cluster: Cluster, count: int, rng: random.Random) -> dict[str, Any]:
-    """Under leases of heads of their own, at a worker that holds a stage of the engine's."""
+    """Send bursts under leases of other heads to a worker that holds a stage of the engine's."""
     noise, told = Noise(control.Message, rng), Counter[str]()
     where = cluster.workers[0].host
     with Sockets(security_for(cluster.keys, insecure=False)) as sockets, sockets.inbox("tcp://127.0.0.9:*") as inbox:
@@ -160,7 +159,7 @@ def heard(inbox: Any, lease: str, kind: type) -> bool:
 
 
 def to_head(cluster: Cluster, count: int, rng: random.Random) -> dict[str, Any]:
-    """By a worker that the head has attached to, and attaches to again whenever it is lost."""
+    """Send bursts as a worker that the head has attached to, and attaches to again whenever it is lost."""
     noise, told = Noise(control.Message, rng), Counter[str]()
     remote.TRY_AGAIN_S, remote.LOSSES_WITHIN_S = 0.0, 0.0  # type: ignore[misc]
     with Sockets(security_for(cluster.keys, insecure=False)) as sockets, sockets.inbox("tcp://127.0.0.9:*") as inbox:
@@ -190,7 +189,7 @@ def to_head(cluster: Cluster, count: int, rng: random.Random) -> dict[str, Any]:
 
 
 def asked(inbox: Any) -> tuple[control.Attach, str]:
-    """What the next head says that comes, and its lease."""
+    """The first message of the next head that comes, and its lease."""
     deadline = time.monotonic() + HEARD_S
     while time.monotonic() < deadline:
         inbox.wait(deadline)
@@ -203,7 +202,7 @@ def asked(inbox: Any) -> tuple[control.Attach, str]:
 
 
 def in_a_session(cluster: Cluster, count: int, rng: random.Random, drafter: bool) -> dict[str, Any]:
-    """To the stages of the engine, or to its drafter, and from them to the engine, in the name of their session."""
+    """Send bursts in the session's name to the engine's stages or its drafter, and from them to the engine."""
     noise, opened = Noise(messages.Message, rng), list[Any]()
     with Sockets(security_for(cluster.keys, insecure=False)) as sockets:
 
@@ -213,7 +212,7 @@ def in_a_session(cluster: Cluster, count: int, rng: random.Random, drafter: bool
             if pipeline is None:
                 return
             addresses = [*(one.address for one in pipeline.started.values()), llm.host.inbox.address]
-            while opened:  # the burst before has been read meanwhile, or its session has ended
+            while opened:  # until the last burst has been read, or its session has ended
                 sockets.disconnect(opened.pop())
             opened.append(sockets.connect(addresses[number % len(addresses)], pipeline._session))
             for one in noise.burst(count):

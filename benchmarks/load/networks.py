@@ -2,14 +2,14 @@
 
     python -m benchmarks.load.networks [SCENARIO ...]
 
-Four requests at once, at T = 0.8, over `penstock worker` on two of three hosts of a cluster with keys; the third one is
-a spare. What happens to a host happens amid the answers: its link goes down, one direction of the link between two
-stages is cut, all its processes or a stage's alone are stopped for 30 s and go on. ``head`` and ``head-cut`` kill an
-engine on a host of its own, the latter after its link went down. ``cycles`` kills a worker's agent twenty times, and
-has it return each time. ``fuzz`` sends 100,000 messages that nobody would to an agent, and knocks at every other port.
-``slow`` sends at 20 Mbit/s for ten minutes. It needs root.
+Four requests run at once, at T = 0.8, over `penstock worker` on two of three hosts of a cluster with keys; the third
+host is a spare. During the answers a host's link goes down, or one direction of the link between two stages is cut, or
+all of its processes or only a stage's are stopped for 30 s. ``head`` and ``head-cut`` kill an engine on a host of its
+own, the latter after its link went down. ``cycles`` kills a worker's agent twenty times, and lets it return each time.
+``fuzz`` sends 100,000 invalid messages to an agent, and connects to every other port. ``slow`` sends at 20 Mbit/s for
+ten minutes. It needs root.
 
-What was seen is added to benchmarks/measured/load/networks.json. The exit code is 1 if anything was wrong.
+The results are added to benchmarks/measured/load/networks.json. The exit code is 1 if anything was wrong.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ PROMPTS: Final = ("def fibonacci(n):", "class Stack:\n", "import os\n", "for lin
 TOKENS: Final = 120
 PARAMS: Final = [SamplingParams(temperature=0.8, seed=seed, max_tokens=TOKENS, ignore_eos=True) for seed in range(4)]
 AT: Final = 25
-"""The result at which something happens."""
+"""Number of the result at which something happens."""
 STOPPED_S: Final = 30.0
 GONE_S: Final = 20.0
 HEARD_S: Final = 60.0
 CYCLES: Final = 20
 FRAMES: Final = 100_000
 STRANGERS: Final = 500
-"""Connections, to each port, of one who has keys but knows no session."""
+"""Connections to each port by somebody who has keys but knows no session."""
 MOST_MIB: Final = 32
-"""By which a process may grow meanwhile."""
+"""MiB by which a process may grow meanwhile."""
 SLOW: Final = "20mbit"
 SLOW_S: Final = 600.0
 HEAD: Final = """
@@ -69,7 +69,7 @@ with LLM("demo", hosts=sys.argv[1], keys=sys.argv[2]) as llm:
 
 
 class Cluster(NamedTuple):
-    """The hosts with workers, the one that an engine may be killed on, and the tokens that are right."""
+    """The hosts with workers, the one on which an engine may be killed, and the right tokens."""
 
     hosts: Sequence[Namespace]
     head: Namespace
@@ -83,7 +83,7 @@ class Cluster(NamedTuple):
 
 
 class Noticed(logging.Handler):
-    """When the engine first said that something was lost, and what."""
+    """Records when the engine first reported a loss, and the message."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ def tokens(llm: LLM) -> list[list[int]]:
 
 
 def lost(cluster: Cluster, happens: Callable[[], None], ends: Callable[[], None]) -> dict[str, Any]:
-    """Something happens amid answers and ends after them; then there are other answers."""
+    """Let an event happen during answers and end after them; then ask for other answers."""
     noticed, happening = Noticed(), AfterResults(AT, happens)
     logging.getLogger("penstock").addHandler(noticed)
     problems = []
@@ -136,7 +136,7 @@ def one_way(cluster: Cluster, source: int, to: int) -> dict[str, Any]:
 
 
 def stopped(cluster: Cluster, find: Callable[[], list[psutil.Process]]) -> dict[str, Any]:
-    """Processes stop for a while, and go on amid or after the answers."""
+    """Stop processes for a while, and let them go on during or after the answers."""
     found: list[psutil.Process] = []
     waker: list[subprocess.Popen[bytes]] = []
 
@@ -164,7 +164,7 @@ def head_dies(cluster: Cluster, cut: bool) -> dict[str, Any]:
         if cut:
             cluster.head.link("down")
         died = time.monotonic()
-        head.kill()  # `unshare --kill-child` takes the engine along
+        head.kill()  # `unshare --kill-child` kills the engine with it
     gone = ended(stages, GONE_S)
     after = time.monotonic() - died
     if cut:
@@ -174,7 +174,7 @@ def head_dies(cluster: Cluster, cut: bool) -> dict[str, Any]:
 
 
 def emptied(cluster: Cluster) -> dict[str, Any]:
-    """The same with workers that are sent their layers, at first and whenever they are back."""
+    """The same with workers that are sent their layers, at first and whenever they return."""
     with tempfile.TemporaryDirectory() as folder:
         caches = [Path(folder) / str(number) for number in range(len(cluster.workers))]
         for number, worker in enumerate(cluster.workers):
@@ -189,7 +189,8 @@ def emptied(cluster: Cluster) -> dict[str, Any]:
 
 
 def cycles(cluster: Cluster, caches: Sequence[Path] = ()) -> dict[str, Any]:
-    """A host's agent is killed amid answers and returns, again and again; none is left alone for ten minutes here."""
+    """Kill a host's agent during answers and let it return, again and again; none is left alone for ten
+    minutes here."""
     remote.LOSSES_WITHIN_S = 1.0  # type: ignore[misc]
     workers, own, problems = list(cluster.workers), psutil.Process(), []
     held: list[tuple[int, int]] = []
@@ -241,7 +242,7 @@ def slow_link(cluster: Cluster) -> dict[str, Any]:
 
 
 def fuzz(cluster: Cluster) -> dict[str, Any]:
-    """Words that nobody says at an agent's door, and strangers at every other port, while an engine answers."""
+    """Send invalid messages to an agent, and strangers' frames to every other port, while an engine answers."""
     rng, worker, problems = random.Random(8), cluster.workers[0], []
     security = security_for(cluster.keys, insecure=False)
     with closing(cluster.engine(2)) as llm, Sockets(security) as sockets:
@@ -272,7 +273,7 @@ def fuzz(cluster: Cluster) -> dict[str, Any]:
 
 
 def wrong_words(rng: random.Random) -> list[bytes]:
-    """A message to an agent with some bytes changed, cut off, or of a lease that never was; or mere noise."""
+    """A message to an agent with some bytes changed, cut off, or with an unknown lease; or mere noise."""
     said = rng.choice(
         [
             control.Beat(sent=rng.random()),
@@ -314,7 +315,7 @@ SCENARIOS: Final[dict[str, Callable[[Cluster], dict[str, Any]]]] = {
 
 
 def worker_on(host: Namespace, keys: str, cache: Path | None = None) -> Worker:
-    """One that finds the checkpoint where the head has it or, with a ``cache``, is sent its layers into that."""
+    """A worker that finds the checkpoint where the head has it or, with a ``cache``, is sent its layers into that."""
     if cache is None:
         return Worker(f"{host.address}:7700", "--keys", keys, before=host.before)
     return Worker(f"{host.address}:7700", "--keys", keys, "--cache", str(cache), before=[*host.before, *HIDDEN])

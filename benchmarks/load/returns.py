@@ -1,15 +1,15 @@
-"""A worker that dies and comes back with an empty cache, again and again, over slow links: every token is compared.
+"""A worker that dies and returns with an empty cache, again and again, over slow links: every token is compared.
 
     python -m benchmarks.load.returns [RETURNS] [SEED]
 
-An engine on two workers, network namespaces with clocks of their own, neither of which has the checkpoint. One is
-killed amid answers, its cache is removed, and it comes back over a link of 1 to 100 Mbit/s; every other time it is
-killed once more at a random moment of its transfer. Answers, greedy and at T = 0.8, are asked for before, meanwhile and
+An engine runs on two workers, network namespaces with clocks of their own, neither of which has the checkpoint. One is
+killed during answers, its cache is removed, and it returns over a link of 1 to 100 Mbit/s; every other time it is
+killed again at a random moment of its transfer. Answers, greedy and at T = 0.8, are requested before, meanwhile and
 afterwards, and again once stages have moved back. In every other return pieces are dropped, swapped, repeated and
-changed on their way. It needs root.
+changed in transit. It needs root.
 
-What was seen is added to benchmarks/measured/load/returns.json, in place of what the same seed has given before. The
-exit code is 1 if anything was wrong.
+The results are added to benchmarks/measured/load/returns.json, replacing those of the same seed. The exit code is 1 if
+anything was wrong.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ PARAMS: Final = [
     for seed, temperature in enumerate((0.0, 0.8, 0.0, 0.8))
 ]
 RESULTS: Final = range(3, 40)
-"""At one of these, counted from a call's beginning, the worker is killed."""
+"""Numbers of results, counted from a call's beginning, at one of which the worker is killed."""
 BACK_S: Final = 600.0
 """Seconds within which stages have to be back on the worker."""
 DROPPED, SWAPPED, REPEATED, CHANGED = "dropped", "swapped", "repeated", "changed"
 FAULTS: Final = {DROPPED: 0.004, SWAPPED: 0.1, REPEATED: 0.1, CHANGED: 0.1}
-"""What happens to what share of the pieces."""
+"""Fraction of the pieces that each fault happens to."""
 
 
 class Faults:
-    """Stands between a courier and its connection, and does to pieces what ``FAULTS`` says while it is ``on``."""
+    """Sits between a courier and its connection, and applies ``FAULTS`` to pieces while it is ``on``."""
 
     def __init__(self, rng: random.Random) -> None:
         self.on = False
@@ -82,7 +82,7 @@ class Faults:
         return Between()
 
     def made_of(self, content: bytes) -> list[bytes]:
-        """What is sent in place of a piece."""
+        """The pieces that are sent in place of one."""
         kind = self._rng.choices([*FAULTS, ""], [*FAULTS.values(), 1 - sum(FAULTS.values())])[0] if self.on else ""
         other, self._before = self._before, content
         if kind == SWAPPED and other in (b"", content):
@@ -103,7 +103,7 @@ class Returning:
         self.worker = self._begin()
 
     def _begin(self) -> Worker:
-        """An empty file system lies over the checkpoint there."""
+        """Start the worker, with an empty file system over the checkpoint."""
         hidden = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none "$0"; exec "$@"', str(self._checkpoint)]
         options = ("--keys", str(self._keys), "--cache", str(self._cache))
         return Worker(f"{self._host.address}:7700", *options, before=[*self._host.before, *hidden])
@@ -126,7 +126,7 @@ def tokens(llm: LLM) -> list[list[int]]:
 
 
 def holes(llm: Any, host: str, cache: Path) -> list[tuple[str, int]]:
-    """Pieces of what a host holds that are not what they have to be, once it says that it holds them."""
+    """Pieces of a host's cache that are wrong although it says that it holds them."""
     search = llm.host.fleet.hosts[host]._search
     question = search.offer.question(search.layers, 0)
     digests = split_digests(question.asked.files, question.digests)
@@ -137,7 +137,7 @@ def holes(llm: Any, host: str, cache: Path) -> list[tuple[str, int]]:
 def one_return(
     llm: Any, returning: Returning, cache: Path, expected: list[list[int]], rng: random.Random, again: bool
 ) -> dict[str, Any]:
-    """Killed amid answers, back with nothing, perhaps killed once more: until stages are where they were."""
+    """Kill the worker during answers, let it return empty, perhaps kill it again, until stages are back in place."""
     problems: list[str] = []
     answers = 0
 

@@ -1,12 +1,12 @@
-"""What is sent to hosts that lack the checkpoint: at first, after a restart, and after a byte of theirs has changed.
+"""Bytes sent to hosts that lack the checkpoint: at first, after a restart, and after one of their bytes changed.
 
     python -m benchmarks.load.sent_weights MODEL
 
-Two `penstock worker`, each a network namespace in which an empty file system lies over the folder of MODEL, have
-half of its layers each. Everything that their cables bring them until an answer is complete is counted and compared
-with what their stages hold. MODEL is a checkpoint in float32, which stages hold as it is stored. It needs root.
+Two `penstock worker`, each in a network namespace in which an empty file system lies over the folder of MODEL, have
+half of its layers each. All bytes that they receive until an answer is complete are counted and compared with the bytes
+that their stages hold. MODEL is a checkpoint in float32, which stages hold as it is stored. It needs root.
 
-What was seen is stored in benchmarks/measured/load/sent_weights.json. The exit code is 1 if anything was wrong.
+The results are stored in benchmarks/measured/load/sent_weights.json. The exit code is 1 if anything was wrong.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NAME, HOW = "sent_weights", "Measured, hosts as network namespaces"
 PARAMS: Final = SamplingParams(temperature=0.8, seed=1, max_tokens=16, ignore_eos=True)
 PROMPT: Final = "def fibonacci(n):"
 MOST: Final = 1.1
-"""Times what a host's stage holds it may receive."""
+"""Greatest ratio of the bytes that a host receives to those that its stage holds."""
 
 
 @contextmanager
@@ -52,7 +52,7 @@ def workers(hosts: Sequence[Namespace], folder: Path, keys: Path, caches: Path) 
 
 
 def started(hosts: Sequence[Namespace], found: Sequence[Worker], model: str, keys: Path) -> dict[str, Any]:
-    """An answer over these workers: its tokens, what each host received meanwhile, and what its stage holds."""
+    """An answer over these workers: its tokens, bytes received by each host meanwhile, and bytes held by its stage."""
     before = [one.received() for one in hosts]
     with LLM(model, max_model_len=256, hosts=",".join(one.host for one in found), keys=str(keys)) as llm:
         tokens = llm.generate([PROMPT], PARAMS)[0].outputs[0].token_ids
@@ -63,7 +63,7 @@ def started(hosts: Sequence[Namespace], found: Sequence[Worker], model: str, key
 
 
 def change_a_byte(cache: Path) -> None:
-    """In the middle of the largest file, or of what is stored of it."""
+    """Change a byte in the middle of the largest file, or of the stored part of it."""
     file = max((one for one in cache.rglob("*") if one.is_file()), key=lambda one: one.stat().st_blocks)
     with file.open("r+b") as opened:
         place = first_stored(file)
@@ -74,7 +74,7 @@ def change_a_byte(cache: Path) -> None:
 
 
 def first_stored(file: Path) -> int:
-    """The place of a byte that is not 0, in the second half of a file with holes."""
+    """Offset of a byte that is not 0, in the second half of a file with holes."""
     with file.open("rb") as opened:
         place = file.stat().st_size // 2
         opened.seek(place)

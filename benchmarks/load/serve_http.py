@@ -59,7 +59,7 @@ class Sizes:
 
 
 def command_of(found: Mapping[str, Any]) -> str:
-    """What measures these figures again."""
+    """The command that measures these figures again."""
     flags = [f"--{name.replace('_', '-')} {found[name]:g}" for name in Sizes.__dataclass_fields__]
     return f"python -m benchmarks.load.{NAME} {' '.join(flags)} {found['boards']}"
 
@@ -68,14 +68,14 @@ def command_of(found: Mapping[str, Any]) -> str:
 
 
 def write_cluster(cluster: Cluster, file: Path) -> None:
-    """As a cluster file. Every device states its own numbers."""
+    """Write a cluster file. Every device has its own numbers in it."""
     table = asdict(replace(cluster, devices=tuple(replace(device, kind=None) for device in cluster.devices)))
     table["links"] = {name: link for name, link in table["links"].items() if link}
     file.write_text("".join(f"{key} = {toml(value)}\n" for key, value in table.items() if value is not None))
 
 
 def toml(value: Any) -> str:
-    """One value on one line; what is None is left out."""
+    """A value on one line; None entries are left out."""
     if isinstance(value, Mapping):
         return "{ " + ", ".join(f"{key} = {toml(one)}" for key, one in value.items() if one is not None) + " }"
     if isinstance(value, list | tuple):
@@ -87,7 +87,7 @@ def toml(value: Any) -> str:
 
 
 def compared(boards: int, sizes: Sizes) -> dict[str, Any]:
-    """Per concurrency and strategy: throughput and latencies, and ratios over plain continuous batching."""
+    """Throughput and latencies by concurrency and strategy, and ratios over plain continuous batching."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         cluster = replace(uniform_cluster(load_cluster("demo"), boards), time_scale=sizes.time_scale)
@@ -111,7 +111,7 @@ def compared(boards: int, sizes: Sizes) -> dict[str, Any]:
 
 
 Run = tuple[int, int, str, dict[str, Any]]
-"""Concurrency, round, strategy and what was measured."""
+"""Concurrency, round, strategy and figures."""
 
 
 def rounds(servers: Mapping[str, ServedProcess], folder: Path, sizes: Sizes) -> Iterator[Run]:

@@ -2,10 +2,10 @@
 
     python -m benchmarks.load.serving [SETS] [CLUSTER ...]
 
-Simulated: always so many requests at a time, the next one comes as one ends. Prompts and answers have lengths drawn
-between the bounds below, so that requests do not march in step; acceptance is the profile of auto_against.py. Counted
-is what lies between the moment at which every request of the first wave has been replaced and the last arrival: neither
-filling nor draining. Each of SETS sets of requests is served by every strategy; ratios over plain continuous batching
+Simulated: a constant number of requests runs at a time, since the next one comes when one ends. Prompts and answers
+have random lengths within the bounds below, so that requests do not march in step; acceptance is the profile of
+auto_against.py. Only the time between the replacement of the whole first wave and the last arrival counts, without
+filling and draining. Each of SETS sets of requests is served by every strategy. Ratios over plain continuous batching
 are paired by set, with the 95% bounds of `penstock bench`.
 
 Each cluster is written to benchmarks/measured/load/serving.json as it finishes, and one that is there is not run again.
@@ -37,7 +37,7 @@ CLUSTERS = ("flowspec-7b", "pipedec-14x3090")
 CONCURRENCY = (1, 2, 4, 8, 16, 32)
 STRATEGIES: tuple[str, ...] = ("autoregressive", "static_tree", "pipedec", "auto")
 PROMPT, ANSWER = (8, 64), (30, 90)
-"""Fewest and most tokens."""
+"""Fewest and most tokens of a prompt and of an answer."""
 SETS = 8
 
 
@@ -59,7 +59,7 @@ def config(strategy: str) -> SpeculativeConfig | None:
 
 
 def served(cluster: str, strategy: str, concurrency: int, seed: int) -> dict[str, Any]:
-    """Tokens per second, and per request what a token took after the first one and how long the first one did."""
+    """Tokens per second, and by request the seconds per token after the first and the first one's latency."""
     requests = 3 * max(concurrency, 6)
     runs = simulate_serving(load_cluster(cluster), script_of(requests, seed), config(strategy), concurrency)
     first, last = runs[concurrency].queued, runs[-1].queued
@@ -93,7 +93,7 @@ def summary(strategy: str, sets: Sequence[dict[str, Any]], plain: Sequence[dict[
 
 
 def speedup_alone(cluster: str, sets: int) -> float:
-    """`auto` over plain decoding, one request after the other, as `penstock simulate` has it."""
+    """Speed of `auto` over that of plain decoding, one request after another, as in `penstock simulate`."""
 
     def seconds(strategy: str) -> float:
         runs = [simulate(load_cluster(cluster), script_of(18, seed), config(strategy)) for seed in range(sets)]

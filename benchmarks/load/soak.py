@@ -1,15 +1,16 @@
-"""Thousands of short requests on one server, with clients that leave, dawdle and send nonsense: what is left of them.
+"""Thousands of short requests on one server, with clients that leave, dawdle and send nonsense, and what remains of
+them.
 
     python -m benchmarks.load.soak [REQUESTS] [RATE]
 
-`penstock serve demo -pp 2` with a draft model, few KV slots, a short queue and the prefix cache, and RATE requests per
-second (10,000 at 12 by default): answers as one and as a stream, structured outputs, penalties, several choices, chats;
-slow readers, clients that leave before, amid and after the answer or in the middle of their own body, and bad requests
-of every kind. Every answer is compared, token ids and text, with what the request gives alone in a plain engine of one
-stage. After the first tenth, which is the warm-up, and in the end the server is left idle, and what it holds is
-compared: requests, slots, memory, processes, threads, descriptors. In the end it is told to stop.
+`penstock serve demo -pp 2` runs with a draft model, few KV slots, a short queue and the prefix cache, at RATE requests
+per second (10,000 at 12 by default): whole and streamed answers, structured outputs, penalties, several choices, chats;
+slow readers, clients that leave before, during and after the answer or within their own body, and all kinds of bad
+requests. Every answer is compared, token ids and text, with the request's answer alone in a plain engine of one stage.
+After the first tenth, which is the warm-up, and at the end the server is left idle, and its resources are compared:
+requests, slots, memory, processes, threads, descriptors. At last it is told to stop.
 
-What was seen is written to benchmarks/measured/load/soak.json. The exit code is 1 if anything was wrong.
+The results are written to benchmarks/measured/load/soak.json. The exit code is 1 if anything was wrong.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ NAME, HOW = "soak", "Measured, with the demo pair"
 REQUESTS, RATE = 10_000, 12.0
 CASES = 300
 POINTS = 40
-"""Of the memory's course that are stored."""
+"""Number of points of the memory's course that are stored."""
 COUNTERS = (
     *("prompt_tokens", "prefix_cache_hits", "generation_tokens", "num_preemptions"),
     *("spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens", "rows_entered", "rows_cancelled"),

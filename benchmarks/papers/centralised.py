@@ -48,24 +48,24 @@ CASES: Final[Mapping[str, dict[str, Any]]] = {
     **{f"{count} boards, {VIRTUAL}": {"cluster": cluster} for count, cluster in BOARDS.items()},
     **{f"{count} boards, emulated": {"cluster": cluster} for count, cluster in BOARDS.items()},
 }
-"""Engine options."""
+"""Engine options of each case."""
 ROUNDS = 5
 
 Executors = Mapping[str, tuple[LLM, Mapping[str, Estimates]]]
-"""By design an engine, and what each of its strategies has learned."""
+"""An engine, and the estimates of each of its strategies, by design."""
 Samples = dict[str, dict[str, list[Sample]]]
-"""By strategy and design, a sample per question."""
+"""A sample per question, by strategy and design."""
 
 
 class RelayInProcessHost(InProcessHost):
-    """Where time is virtual, nothing has to be relayed: what it would take is enough."""
+    """A host where time is virtual: nothing has to be relayed, and the time for it is enough."""
 
     def begin(self, plans: Sequence[StagePlan], name: str = "stage") -> InProcessPipeline:
         return super().begin(priced(plans), name)
 
 
 def compared(case: str, sizes: virtual.Sizes) -> dict[str, Any]:
-    """Per strategy: both times per token, and how many times longer a request takes where every hop is relayed."""
+    """Both times per token by strategy, and how many times longer a request takes where every hop is relayed."""
     named = parse_entries((PLAIN, "auto"), DRAFTER)
     torch.set_num_threads(1)
     questions = virtual.asked(sizes, (0.0,)) * (1 if "cluster" in CASES[case] else ROUNDS)

@@ -35,7 +35,7 @@ WIDTHS = (1, 4)
 
 
 class Stopwatch:
-    """A drafter's core that adds up what processor time its passes take."""
+    """A drafter's core that adds up the processor time of its passes."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -54,7 +54,7 @@ class Stopwatch:
 
 
 class TimedHost(InProcessHost):
-    """Times every pipeline but the target's."""
+    """Times every pipeline except the target's."""
 
     def __init__(self) -> None:
         super().__init__(VirtualClock())
@@ -70,20 +70,20 @@ class TimedHost(InProcessHost):
 
 
 def measured(drafter: Mapping[str, Any], sizes: virtual.Sizes) -> dict[str, Any]:
-    """By W and temperature."""
+    """Figures by width and temperature."""
     torch.set_num_threads(1)
     return {"method": drafter["method"], "widths": {f"W={width}": timed(drafter, width, sizes) for width in WIDTHS}}
 
 
 def timed(drafter: Mapping[str, Any], width: int, sizes: virtual.Sizes) -> dict[str, Any]:
-    """By temperature: tokens accepted, the drafter's passes and their milliseconds."""
+    """Accepted tokens, the drafter's passes and their milliseconds, by temperature."""
     config = parse_speculative({**drafter, "strategy": "pipedec", "width": width, "children": width})
     found, host = {}, TimedHost()
     with LLM(host=host, cluster=CLUSTER, speculative_config=config, enable_prefix_caching=False) as llm:
         (watch,) = host.watches
         for temperature in (0.0, 1.0):
             questions = virtual.asked(sizes, (temperature,))
-            first = questions[0]  # decoded twice: the first passes of a process are slower
+            first = questions[0]  # decoded twice, since a process's first passes are slower
             decode(llm, [first.prompt], [first.params], config)
             watch.seconds, watch.passes = 0.0, 0
             outputs = [decode(llm, [one.prompt], [one.params], config)[0].outputs[0] for one in questions]

@@ -22,11 +22,11 @@ from penstock.cluster import load_cluster
 NAME = "flowspec_eagle"
 TEMPERATURES = {"T0": 0.0, "T1": 1.0}
 STRATEGIES = (*flowspec.STRATEGIES, flowspec.ONCE)
-"""A small draft model would say the same again: only here does it matter that nodes are drafted from anew."""
+"""Strategies with EAGLE: only such a drafter answers differently when nodes are drafted from again."""
 
 
 def measured(folder: str, cluster: str, sizes: virtual.Sizes) -> dict[str, Any]:
-    """By temperature what the page shows of every strategy."""
+    """The page's figures of every strategy, by temperature."""
     drafter, questions = {"method": "eagle3", "model": folder}, virtual.asked(sizes, list(TEMPERATURES.values()))
     runs = virtual.compared(load_cluster(cluster), drafter, STRATEGIES, questions)
     return {

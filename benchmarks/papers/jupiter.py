@@ -38,7 +38,7 @@ HOW: Final = "Simulated, baselines computed, a drafter whose first candidate is 
 COMMAND: Final = "python -m benchmarks.results --measure jupiter"
 PROMPT, TOKENS, REQUESTS, SEED = 260, 64, 3, 1
 FIRST_RIGHT: Final = 0.6
-"""Medusa's first head, top 1 (Cai et al., figure 2)."""
+"""Chance that Medusa's first head is right with its best candidate (Cai et al., figure 2)."""
 ACCURACY: Final = (FIRST_RIGHT, 0.72, 0.78, 0.82, 0.85, 0.87, 0.88, 0.89)
 CHAIN: Final = "static_tree[tree_size=5,tree_depth=5,children=1]"
 ENVIRONMENTS: Final = {"A": "jupiter-homogeneous", "B": "jupiter-heterogeneous"}
@@ -52,9 +52,9 @@ SHAPES: Final = (
     IN_TABLE_5,
     *(Answer(prompt=PROMPT, points=points, tokens=tokens) for points, tokens in ((4, 128), (8, 32), (8, 64))),
 )
-"""Answers that are told in points."""
+"""Shapes of answers in points."""
 NAMES: Final = {"": ("naive", "outlines"), "chain": ("chain", "both"), "auto": ("auto", "both, auto")}
-"""What each way is called, without an outline and with one."""
+"""Names of each way of decoding, without an outline and with one."""
 
 
 def take() -> Taken:
@@ -80,14 +80,14 @@ def cluster_of(place: str, rate: str, model: str) -> Cluster:
 
 
 def first_boards(cluster: Cluster, count: int) -> Cluster:
-    """So many of the boards that may hold layers, and the drafter's."""
+    """The cluster with its first ``count`` boards that may hold layers, and the drafter's."""
     kept = {device.name for device in candidates(cluster)[:count]} | {cluster.drafter}
     devices = tuple(device for device in cluster.devices if device.name in kept)
     return replace(cluster, devices=devices, stages=cluster.stages[:count])
 
 
 def setting(cluster: Cluster) -> dict[str, Any]:
-    """By method: seconds of the prompt and of the tokens; what does not fit names its devices."""
+    """Seconds of the prompt and of the tokens by method; where a model does not fit, the devices are named."""
     found: dict[str, Any] = {"baselines": baselines(cluster)}
     paper = papers_cluster(cluster)
     if paper is None:
@@ -112,7 +112,7 @@ def timings(cluster: Cluster) -> tuple[Any, Any]:
 
 
 def baselines(cluster: Cluster) -> dict[str, Any]:
-    """SP and TP's kin, by the paper's bytes and by those that cross a link."""
+    """Figures of SP and of TP's kin, by the paper's bytes and by those that cross a link."""
     model, network = cluster.as_model, cluster.links.network
     assert model is not None
     assert network is not None
@@ -145,7 +145,7 @@ def papers_cluster(cluster: Cluster) -> Cluster | None:
 
 
 def papers_pieces(cluster: Cluster, tokens: int = PROMPT) -> tuple[int, ...]:
-    """The paper's sequence split, for the slowest stage; b by 90% of the best rows per second."""
+    """The paper's sequence split for the slowest stage, with b at 90% of the best rows per second."""
     flow = Flow(*timings(cluster))
     stages = stage_timings(cluster)
     least = least_piece(lambda rows: rows / max(stage.seconds(rows, NOTHING) for stage in stages), 64)
@@ -154,20 +154,20 @@ def papers_pieces(cluster: Cluster, tokens: int = PROMPT) -> tuple[int, ...]:
 
 
 def our_cluster(cluster: Cluster) -> Cluster:
-    """As ``penstock plan`` has it."""
+    """The cluster as planned by ``penstock plan``."""
     planning = Planning(cluster, PlanOptions(cluster=cluster.name, tokens=TOKENS, prompt_tokens=PROMPT))
     return planned(planning, Console(quiet=True)).chosen.cluster
 
 
 def decoding_s(cluster: Cluster, config: SpeculativeConfig | None, tokens: int = TOKENS) -> float:
-    """Seconds of so many tokens after the first, behind the prompt."""
+    """Seconds of ``tokens`` tokens after the first, following the prompt."""
     script = profile_script(ACCURACY, REQUESTS, tokens + 1, SEED, prompt=PROMPT)
     runs = simulate(cluster, script, config, 0)
     return sum(run.seconds for run in runs) / REQUESTS
 
 
 def answers() -> Iterator[dict[str, Any]]:
-    """Answers of several points on A, by the way that they are decoded: seconds, and those of their outlines."""
+    """Seconds of answers with several points on A, and of their outlines, by way of decoding."""
     ((_, chain),) = parse_entries([CHAIN], {})
     auto = SpeculativeConfig(strategy="auto")
     for model in MODELS:
@@ -187,13 +187,13 @@ def answers() -> Iterator[dict[str, Any]]:
 
 
 def points_mean(cluster: Cluster, answer: Answer, config: SpeculativeConfig | None) -> Decoded:
-    """Of several seeds."""
+    """Means over several seeds."""
     found = [answered(cluster, answer, ACCURACY, config, SEED + i) for i in range(REQUESTS)]
     return Decoded(fmean(one.outline_s for one in found), fmean(one.seconds for one in found))
 
 
 def prompts() -> Iterator[dict[str, Any]]:
-    """Planned pieces beside fixed ones: seconds until the first token, on both environments."""
+    """Seconds until the first token with planned pieces and with fixed ones, on both environments."""
     for place in ENVIRONMENTS:
         for rate in RATES:
             cluster = papers_cluster(cluster_of(place, rate, "7B"))
@@ -206,9 +206,9 @@ def prompts() -> Iterator[dict[str, Any]]:
 
 
 def scaling() -> Iterator[dict[str, Any]]:
-    """Prompts over N equal stages beside one stage that holds all of the model: how many times as fast.
+    """Speed-up of prompts over N equal stages, relative to one stage that holds the whole model.
 
-    ``bound``: by filling and draining alone, with the most pieces there can be. ``of_8``: in equal pieces of half a
+    ``bound``: limited by filling and draining alone, with the most pieces possible. ``of_8``: in equal pieces of half a
     block.
     """
     cluster = papers_cluster(cluster_of("A", "1 Gbps", "7B"))

@@ -24,14 +24,14 @@ from benchmarks.shared.virtual import DRAFT, TARGET
 
 NAME, HOW = "long_text", "Computed with the demo pair"
 TOKENS, SHORT = 30_000, 80
-"""Of the paper's long text and of its short one."""
+"""Tokens of the paper's long text and of its short one."""
 CONTEXT: Final = 512
 """The longest sequences that the demo pair was trained on."""
 CANDIDATES: Final = (1, 2, 4, 8, 16)
 
 
 def windows(length: int) -> Iterator[tuple[int, int, int]]:
-    """From where to where a window reaches, and from where on it counts: every token counts once."""
+    """Start and end of each window, and where it begins to count, so that every token counts once."""
     step = CONTEXT // 2
     for start in range(0, max(1, length - step), step):
         yield start, min(start + CONTEXT, length), start if start == 0 else start + step

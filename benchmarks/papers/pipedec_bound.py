@@ -1,10 +1,10 @@
-"""How fast PipeDec can be at all: its tree in ideal lockstep, without links, drafting time or overhead.
+"""Upper bound of PipeDec's speed: its tree in ideal lockstep, without links, drafting time or overhead.
 
     python -m benchmarks.papers.pipedec_bound
 
 A timestep is one stage time at the tree's width (``pipedec-14x3090``). The target's token is among the drafter's first
 k candidates with the stated accuracy, once with the same confidence at every node and once with the synthetic drafter's
-varying confidence. What the engine reaches beside this is `penstock bench` with the same profile.
+varying confidence. `penstock bench` with the same profile measures the engine itself.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ TOKENS = 3000
 ALONE = Context(
     now=0.0, draft_due=math.inf, load=Load(), estimates=Estimates(), oldest=None, foretold=False, redrafts=False
 )
-"""PipeDec asks nothing of the engine's situation."""
+"""PipeDec's context, which it does not read."""
 
 
 class Numbered:
-    """Nodes without slots."""
+    """Makes nodes without slots."""
 
     room = 1 << 30
 
@@ -45,7 +45,7 @@ class Numbered:
 
 
 class IdealDrafter:
-    """Candidate k of a node is token k; on the right path the truth is drawn from the node's own chances."""
+    """A drafter whose candidate k is token k; on the path the truth is drawn from the node's own chances."""
 
     def __init__(self, varying: bool, seed: int) -> None:
         self._rng = random.Random(seed)

@@ -1,4 +1,4 @@
-"""What two departures from PipeDec are worth, simulated: the bound on the tree's depth, and growing on after pruning.
+"""The effect of two departures from PipeDec, simulated: the bound on the tree's depth, and growing on after pruning.
 
     python -m benchmarks.papers.pipedec_departures
 
@@ -30,7 +30,7 @@ SIZES: Final = PipeDecOptions().width, PipeDecOptions().children
 
 
 class Waiting(PipeDec):
-    """Grows a layer from the layer before it alone: where pruning has left none of that, it waits for a miss."""
+    """Grows a layer only from the layer before it; where pruning has left none of that, it waits for a miss."""
 
     def __init__(self, depth: int, width: int, children: int) -> None:
         super().__init__(depth, width, children)
@@ -53,11 +53,11 @@ VARIANTS: Final[dict[str, Callable[[int], Strategy]]] = {
     "deeper": lambda stages: PipeDec(stages + 1, *SIZES),
     "waiting": lambda stages: Waiting(stages, *SIZES),
 }
-"""A tree of one layer more; one that waits for a miss where pruning has left none of its last layer."""
+"""The variants: a tree of one layer more, and one that waits for a miss where pruning has left no last layer."""
 
 
 def seconds(cluster: Cluster, make: Callable[[int], Strategy]) -> list[float]:
-    """Of each request, from its first token to its last."""
+    """Seconds of each request from its first token to its last."""
     script = profile_script(ACCURACY, REQUESTS, TOKENS, seed=0)
     speculation = SpeculativeConfig(method="synthetic", accuracy=ACCURACY, strategy="pipedec")
     loop = make_loop(cluster, script, speculation)

@@ -2,12 +2,12 @@
 
     python -m benchmarks.papers.pipedec_throughput [SETS]
 
-Simulated with the synthetic profile. Twelve requests as in the paper, always k of them at a time until all are
-answered, at most eight in a batch; tokens by the time that it takes. The paper does not say whether its batches follow
-one another through the pipeline, so PP and STPP come in both ways: requests as they are ready, each stage with a batch
-of its own ("apart"), and all requests in one batch, which goes through all stages before the next one enters
-("together": a pipeline whose devices form one stage). PipeDec has one request at a time. Ratios over PipeDec are paired
-by set.
+Simulated with the synthetic profile. As in the paper twelve requests are answered, always k of them at a time and at
+most eight in a batch; throughput is their tokens over the time for all. The paper does not say whether its batches
+follow one another through the pipeline, so PP and STPP are run in both ways: each stage with a batch of its own, of
+requests as they are ready ("apart"), and all requests in one batch, which goes through all stages before the next one
+enters ("together": a pipeline whose devices form one stage). PipeDec runs one request at a time. Ratios over PipeDec
+are paired by set.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ NAME, HOW = "pipedec_throughput", "Simulated, with the synthetic profile"
 CLUSTER: Final = "pipedec-14x3090"
 AT_ONCE: Final = (1, 4, 8, 12)
 REQUESTS, BATCH, LEFT_GB = 12, 8, 4.0
-"""Of the paper: samples, the largest batch, and memory beside the parameters."""
+"""The paper's number of samples, largest batch, and GB of memory beside the parameters."""
 PROMPT, ANSWER = (60, 400), (30, 100)
-"""Fewest and most tokens. The paper does not state them."""
+"""Fewest and most tokens of a prompt and of an answer. The paper does not state them."""
 STATIC: Final = "static_tree[tree_size=48]"
 PIPEDEC: Final = "pipedec"
 ROWS: Final = (
@@ -64,14 +64,14 @@ def script_of(seed: int) -> Script:
 
 
 def as_one_stage(cluster: Cluster) -> Cluster:
-    """All devices in sequence as one stage, which takes one batch at a time."""
+    """The cluster with all devices in sequence as one stage, which takes one batch at a time."""
     devices = tuple(name for stage in cluster.stages for name in stage.devices)
     layers = tuple(count for stage in cluster.stages for count in stage.layers)
     return replace(cluster, stages=(replace(cluster.stages[0], devices=devices, layers=layers),))
 
 
 def throughput(strategy: str, how: str, running: int, script: Script) -> float:
-    """Tokens per second of the whole set, so many requests at a time."""
+    """Tokens per second of the whole set, with ``running`` requests at a time."""
     cluster = load_cluster(CLUSTER)
     drafter = {"method": "synthetic", "accuracy": list(ACCURACY)}
     config = None if strategy == PLAIN else dict(parse_entries((strategy,), drafter))[strategy]
@@ -80,7 +80,7 @@ def throughput(strategy: str, how: str, running: int, script: Script) -> float:
 
 
 def tokens_that_fit() -> int:
-    """Of KV, in what is left beside the parameters and a batch's activations, on the device with most layers."""
+    """Tokens whose KV fits beside the parameters and a batch's activations, on the device with most layers."""
     cluster = load_cluster(CLUSTER)
     model = cluster.as_model
     assert model is not None

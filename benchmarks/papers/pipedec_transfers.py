@@ -1,4 +1,4 @@
-"""What PipeDec's exclusive transfers cost, simulated: a device sends or receives one thing at a time.
+"""The cost of PipeDec's exclusive transfers, simulated: a device sends or receives one thing at a time.
 
     python -m benchmarks.papers.pipedec_transfers
 
@@ -21,12 +21,12 @@ from penstock.speculation import SpeculativeConfig
 
 NAME, HOW = "pipedec_transfers", "Simulated, with the synthetic profile"
 LINKS: Final = (("pipedec-14x3090", None), ("pipedec-14x3090", 1.0), ("flowspec-7b", None), ("flowspec-7b", 0.1))
-"""Clusters, and Gbit/s between hosts where they are not the preset's."""
+"""Clusters, and Gbit/s between hosts where they differ from the preset's."""
 REQUESTS, TOKENS = 6, 60
 
 
 def seconds(name: str, gbit_s: float | None, exclusive: bool) -> list[float]:
-    """Of each request, from its first token to its last."""
+    """Seconds of each request from its first token to its last."""
     cluster = load_cluster(name, bandwidth_gbit_s=gbit_s, links={"exclusive": exclusive})
     script = profile_script(ACCURACY, REQUESTS, TOKENS, seed=0)
     return [run.seconds for run in simulate(cluster, script, SpeculativeConfig(strategy="pipedec"))]

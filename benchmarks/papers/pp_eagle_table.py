@@ -34,11 +34,12 @@ CHAIN = "static_tree[tree_size=5,tree_depth=5,children=1]"
 ENTRIES = (PLAIN, CHAIN, "auto")
 VOCABULARY = 128256
 LLAMA_8B = llama(layers=32, hidden=4096, intermediate=14336, key_value=1024, vocabulary=VOCABULARY, bits=16)
-"""meta-llama/Llama-3.1-8B config.json."""
+"""Sizes from the config.json of meta-llama/Llama-3.1-8B."""
 
 
 def cluster(stages: int, drafter: int = -1) -> Cluster:
-    """So many GPUs of the preset's first server. The last one, or another one, drafts too; the engine is beside it."""
+    """A cluster of GPUs of the preset's first server. The last GPU, or another one, drafts, and has the engine beside
+    it."""
     names = [f"h100-{i + 1}" for i in range(stages)]
     return load_cluster(
         "two-servers",
@@ -54,7 +55,7 @@ def cluster(stages: int, drafter: int = -1) -> Cluster:
 
 
 def measured(method: str, folder: str, stages: int, sizes: virtual.Sizes) -> dict[str, Any]:
-    """The columns of every entry over so many stages."""
+    """The columns of every entry over this number of stages."""
     drafter = {"method": method, "model": folder}
     runs = virtual.compared(cluster(stages), drafter, ENTRIES, virtual.asked(sizes, (0.0,)))
     return {"method": method, "stages": stages, "entries": {run.strategy: columns(run) for run in runs}}

@@ -29,17 +29,19 @@ from penstock.simulator.script import Script, profile_script
 NAME, HOW = "pp_many", "Simulated, with a synthetic drafter"
 SIZES = (1, 2, 4, 8)
 MANY, FEW = 1024, 4
-"""Sequences at once: the report's for throughput, and for latency."""
+"""Concurrent sequences in the report: for throughput, and for latency."""
 TOKENS = 256
 ACCURACY = (0.87, 0.93, 0.95, 0.96)
-"""Chances that the target's token is among so many candidates; 0.87 for five tokens in a row is an AL of 4.4."""
+"""Chance that the target's token is among the first 1, 2, ... candidates; 0.87 for each of five tokens
+is an AL of 4.4."""
 ENTRIES = (PLAIN, CHAIN, "auto")
 RETURNED_ROW_BYTES: Final = 2 * (VOCABULARY + 3 * LLAMA_8B.hidden_size)
-"""Of a row's logits and three layers' states in bf16: what comes back where the first stage samples and drafts."""
+"""Bytes that return per row where the first stage samples and drafts: logits and three layers' states in bf16."""
 
 
 class ReturnTrip(LinkModel):
-    """From the last stage to a sampler on the first: whole logits and states, where a token's number would do."""
+    """The link from the last stage to a sampler on the first, which carries logits and states, and not just a token's
+    id."""
 
     def __init__(self, gpus: Cluster) -> None:
         super().__init__(msgspec.structs.replace(link_timings(gpus)[-1], row_bytes=RETURNED_ROW_BYTES))
@@ -56,7 +58,7 @@ def measured() -> list[dict[str, Any]]:
 
 
 def row(stages: int, drafter: str, entry: str, many: Script, few: Script) -> dict[str, Any]:
-    """``drafter``: on which stage it is, the first or the last."""
+    """One row; ``drafter`` is the drafter's stage, the first or the last."""
     together, alone = (served(stages, drafter, entry, script) for script in (many, few))
     return {
         "stages": stages,
@@ -68,7 +70,7 @@ def row(stages: int, drafter: str, entry: str, many: Script, few: Script) -> dic
 
 
 def served(stages: int, drafter: str, entry: str, script: Script) -> list[float]:
-    """How long each sequence took, in virtual seconds."""
+    """Virtual seconds that each sequence took."""
     config = dict(parse_entries(ENTRIES, {"method": "synthetic", "accuracy": list(ACCURACY)}))[entry]
     gpus = cluster(stages, drafter=0 if drafter == "first" else -1)
     results = ReturnTrip(gpus) if drafter == "first" else None

@@ -23,7 +23,7 @@ from penstock.pipeline.processes import ProcessPipeline
 
 
 class RelayHost(RealTimeHost):
-    """Stages in processes, as ever; every hop between two of them passes through the engine's."""
+    """Runs stages in processes as usual, except that every hop between two of them passes through the engine's."""
 
     def begin(self, plans: Sequence[StagePlan], name: str = "stage") -> RelayPipeline:
         return RelayPipeline([in_real_time(plan) for plan in priced(plans)], self, name)
@@ -43,9 +43,9 @@ class RelayPipeline(ProcessPipeline):
 
 
 def receiver(message: Message, stages: int) -> int | None:
-    """Which of so many stages a message is for; None where it is the engine's own."""
+    """Index of the stage that a message is for; None where it is for the engine."""
     if isinstance(message, Batch):
-        stage = len(message.spans)  # each stage that it has passed has added one
+        stage = len(message.spans)  # each stage that it has passed has added a span
     elif isinstance(message, Ready):
         stage = message.stage - 1
     else:
@@ -54,13 +54,13 @@ def receiver(message: Message, stages: int) -> int | None:
 
 
 def priced(plans: Sequence[StagePlan]) -> list[StagePlan]:
-    """The plans with modelled links: a hop between two stages takes the time of two, to the engine and from it."""
+    """The plans with modelled links: a hop between two stages takes two hops' time, to the engine and from it."""
     last = len(plans) - 1
     return [replace(plan, emulation=relayed(plan.emulation, i > 0, i < last)) for i, plan in enumerate(plans)]
 
 
 def relayed(emulation: StageEmulation | None, upstream: bool, downstream: bool) -> StageEmulation | None:
-    """With neighbouring stages upstream, downstream or on both sides."""
+    """The emulation of a stage with relayed neighbours upstream, downstream or on both sides."""
     if emulation is None:
         return None
     up = twice(emulation.up) if upstream else emulation.up

@@ -23,7 +23,7 @@ ON, OFF = (f"continuous[in_flight_correction={word}]" for word in ("true", "fals
 
 
 def measured(folder: str, cluster: str, sizes: virtual.Sizes) -> dict[str, Any]:
-    """By temperature: tokens per stage time with correction and without, and their ratio, paired."""
+    """Tokens per stage time with correction and without, and their paired ratio, by temperature."""
     drafter = {"method": "spd", "model": folder}
     runs = virtual.compared(load_cluster(cluster), drafter, [ON, OFF], virtual.asked(sizes, TEMPERATURES))
     found = {}

@@ -41,7 +41,7 @@ def answers(sizes: virtual.Sizes) -> list[Answer]:
 
 
 def accepted(reader: Reader, answer: Answer) -> tuple[float, float]:
-    """The share of an answer's tokens that each of RULES accepts, one candidate at a time."""
+    """Fraction of an answer's tokens that each of ``RULES`` accepts, with one candidate at a time."""
     target, steps = reader.read(answer)
     noisy, overlap = [], []
     for position, target_V, draft_V in zip(range(answer.first, len(answer.tokens)), target, steps[0], strict=True):
@@ -53,7 +53,7 @@ def accepted(reader: Reader, answer: Answer) -> tuple[float, float]:
 
 
 def length(shares: Sequence[float], stages: int) -> float:
-    """L' of requests with these shares of hits."""
+    """L' of requests with these fractions of hits."""
     return exp(fmean(log(stages / (share + stages * (1 - share))) for share in shares))
 
 

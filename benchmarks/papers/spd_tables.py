@@ -40,7 +40,8 @@ METHODS = ("eagle3", "early_exit", "spd")
 
 @dataclass(frozen=True)
 class Method:
-    """One row of the tables: a drafter over so many stages. ``layers`` are its own, the paper's L_s."""
+    """One row of the tables: a drafter over a number of stages. ``layers`` is its own number of layers, the paper's
+    L_s."""
 
     name: str
     stages: int
@@ -57,7 +58,7 @@ class Method:
 
     @property
     def entries(self) -> dict[int, str]:
-        """What ``penstock bench`` calls it, by W."""
+        """The entry for ``penstock bench`` by width W."""
         depth = self.stages - 1
         if self.name == "eagle3":
             tree = "static_tree[tree_size={},tree_depth={},children={}]"
@@ -74,9 +75,9 @@ def cell_key(temperature: float, width: int) -> str:
 
 
 def methods(name: str, folder: str, stages: int, target: Checkpoint, first: int | None = None) -> Iterator[Method]:
-    """The rows that a folder's drafter gives over so many stages; says why where it gives none.
+    """The rows that a folder's drafter gives over ``stages`` stages; prints the reason where it gives none.
 
-    ``first`` is how many layers the first stage has, as many as the others unless told.
+    ``first`` is the first stage's number of layers, by default that of the others.
     """
     speculator = open_speculator(folder, target)
     if speculator.kind != name:
@@ -91,7 +92,7 @@ def methods(name: str, folder: str, stages: int, target: Checkpoint, first: int 
 
 
 def unfit(speculator: SpeculatorCheckpoint, stages: int, first: int) -> str | None:
-    """Why a drafter is not the paper's over so many stages, the first of ``first`` layers; None where it is."""
+    """The reason why a drafter does not match the paper's for these stages and first layers; None where it does."""
     if speculator.stages not in (None, stages):
         return f"it was trained for {speculator.stages}"
     deepest = max(speculator.reads)
@@ -121,7 +122,7 @@ def measured(method: Method, sizes: virtual.Sizes, model: str = "demo") -> dict[
 
 
 def in_lockstep(method: Method, questions: Sequence[Question], **options: Any) -> dict[str, list[StrategyRun]]:
-    """By cell, one run for each prompt set; ``options`` are the engine's."""
+    """One run for each prompt set by cell; ``options`` are the engine's."""
     cluster, entries = virtual.in_lockstep(f"spd-{method.stages}"), list(method.entries.values())
     runs = virtual.compared(cluster, method.drafter, entries, questions, **options)
     return {

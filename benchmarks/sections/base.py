@@ -1,4 +1,4 @@
-"""What a section of the pages in docs/background/results is, and how it becomes Markdown."""
+"""The type of a section of the pages in docs/background/results, and its rendering as Markdown."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from typing import Any
 from benchmarks.shared.measured import Taken, stored
 
 LINE, FEW = 116, 4
-"""Columns of a command in the page, and how many lines of them are shown at once."""
+"""Columns of a command in the page, and most lines of commands that are not folded away."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """``take`` measures anew; None where that is done by hand. ``render`` turns stored figures into Markdown."""
+    """One section. ``take`` measures anew; None where that is done by hand. ``render`` makes Markdown of stored
+    figures."""
 
     name: str
     title: str
@@ -26,7 +27,7 @@ class Section:
 
 
 def page_part(section: Section) -> str:
-    """A section as it stands in the page: title, how and when, what it found, commands."""
+    """A section in its page: title, how and when it was measured, its figures, and the commands."""
     measured = stored(section.name)
     found = f"*{measured.how}; {measured.date}.*"
     notes = [paragraphs(*measured.notes)] if measured.notes else []
@@ -35,7 +36,7 @@ def page_part(section: Section) -> str:
 
 
 def paragraphs(*parts: str) -> str:
-    """Parts with a blank line between them: prose in lines of at most 120 columns, tables as they are."""
+    """Parts with a blank line between them: prose in lines of at most 120 columns, tables unchanged."""
     return "\n\n".join(part if part.startswith("|") else prose(part) for part in parts)
 
 
@@ -45,14 +46,14 @@ def prose(text: str) -> str:
 
 
 def block(commands: Sequence[str]) -> str:
-    """Commands as Markdown code, long ones over several lines; folded away where they are more than a few."""
+    """Commands as Markdown code, with long ones over several lines, folded away where they are many."""
     lines = [line for command in commands for line in wrapped(command)]
     code = "\n".join(["```", *lines, "```"])
     return code if len(lines) <= FEW else f"<details><summary>Commands</summary>\n\n{code}\n\n</details>"
 
 
 def wrapped(command: str) -> list[str]:
-    """Lines of at most LINE columns, where words are not longer, that a shell reads as one command."""
+    """A command in lines of at most LINE columns, unless a word is longer, that a shell reads as one."""
     first, *words = map(quote, shlex.split(command))
     lines = [first]
     for word in words:
@@ -65,5 +66,5 @@ def wrapped(command: str) -> list[str]:
 
 
 def quote(word: str) -> str:
-    """Double quotes where they do, because what a strategy's brackets hold reads worse in single ones."""
+    """The word in double quotes where these suffice, because brackets of strategies read worse in single ones."""
     return f'"{word}"' if "[" in word and not set(word) & set('"$`\\!') else shlex.quote(word)

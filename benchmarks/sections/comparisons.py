@@ -1,4 +1,4 @@
-"""Penstock's parts against what else there is: acceptance rules, other strategies, a hopeless drafter, the emulator."""
+"""Penstock's parts against alternatives: acceptance rules, other strategies, a hopeless drafter, the emulator."""
 
 from __future__ import annotations
 
@@ -259,7 +259,7 @@ def take_simulator() -> Taken:
 
 
 def drafted_for_real(cluster: str) -> dict[str, float]:
-    """Milliseconds per token by strategy, of the same requests in virtual time: simulated but for the drafts."""
+    """Milliseconds per token by strategy, of the same requests in virtual time, with real drafts."""
     questions = virtual.asked(SIZES, (1.0,))
     drafter = {"method": "draft_model", "model": "demo"}
     runs = virtual.compared(load_cluster(cluster), drafter, COMPARED[1:], questions)
@@ -304,12 +304,12 @@ def simulated_ms(run: Mapping[str, Any]) -> float:
 
 
 def drafted_ms(run: Mapping[str, Any]) -> float:
-    """Milliseconds per token with real drafts, and what the simulator says that the overhead adds."""
+    """Milliseconds per token with real drafts, plus the simulator's estimate of the overhead."""
     return float(run["virtual_ms"] + run["with_hops_ms"] - run["simulated_ms"])
 
 
 def farthest(figures: Any, modelled_ms: Callable[[Mapping[str, Any]], float], learns: bool) -> float:
-    """By how much emulation and model differ at most, where the emulation is valid."""
+    """Greatest relative difference between emulation and model, where the emulation is valid."""
     some = [run for run in figures if run["valid"] and (run["strategy"] == "auto") is learns]
     return max(abs(run["emulated_ms"] / modelled_ms(run) - 1) for run in some)
 

@@ -1,4 +1,4 @@
-"""What does not depend on a paper: exactness, overhead, the demo, and processes without emulation."""
+"""Sections that follow no paper: exactness, overhead, the demo, and processes without emulation."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from benchmarks.shared.simulations import LABELS, simulated, source
 from penstock.bench.formats import markdown
 
 SOURCES = {"T0": 10_000, "T1": 10_000, "profile": 2000}
-"""Most tokens of each."""
+"""Most tokens of each source."""
 
 TABLE_1 = {
     ("7B", "T0"): {"Llama-2": ((1.12, 0.97), (1.35, 1.33)), "Vicuna": ((1.23, 1.27), (1.38, 1.43))},
@@ -34,15 +34,15 @@ TABLE_1 = {
     ("13B", "T0"): {"Llama-2": ((1.20, 1.02), (1.66, 1.68)), "Vicuna": ((1.49, 1.25), (1.70, 1.67))},
     ("13B", "T1"): {"Llama-2": ((1.27, 1.10), (1.62, 1.52)), "Vicuna": ((1.71, 1.73), (1.73, 1.86))},
 }
-"""By size, temperature and model: PipeDec's and FlowSpec's speed-up, each as the mean of six data sets and on
-HumanEval."""
+"""PipeDec's and FlowSpec's speed-ups, each as the mean of six data sets and on HumanEval; by size, temperature and
+model."""
 TABLE_2 = {
     "Pruned PP": ((1.23, 1.18), (1.21, 1.18)),
     "FlowSpec without score order": ((1.32, 1.26), (1.30, 1.29)),
     "FlowSpec": ((1.37, 1.35), (1.33, 1.36)),
 }
-"""Llama-2 7B, at T = 0 and at T = 1: ratios of the tokens per second printed, as the mean of four data sets and on
-HumanEval."""
+"""Ratios of the printed tokens per second for Llama-2 7B, at T = 0 and at T = 1, each as the mean of four data sets and
+on HumanEval."""
 
 
 def take() -> Taken:
@@ -108,7 +108,7 @@ OURS = {
     "FlowSpec without score order": NO_ORDER,
     "FlowSpec": "flowspec",
 }
-"""Table 2's rows, and one more, by what they are called here."""
+"""Names of Table 2's rows, and of one more, by their name here."""
 
 
 def rows_2(figures: Any, drafter: str, ours: Mapping[str, str]) -> str:

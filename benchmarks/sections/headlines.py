@@ -1,4 +1,4 @@
-"""What the first page of the results says of a section: the question, and the figure that answers it."""
+"""The first page's row for each section: the question, and the figure that answers it."""
 
 from __future__ import annotations
 
@@ -150,4 +150,4 @@ HEADLINES: Mapping[str, Callable[[Any], Headline]] = {
     "chaos": chaos,
     "attack": attack,
 }
-"""By section, in the order of the first page."""
+"""Makes a section's headline of its figures, by section in the order of the first page."""

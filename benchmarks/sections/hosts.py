@@ -1,4 +1,4 @@
-"""Several hosts: what is noticed when one is lost, what each is sent, and what an emulated cluster makes of them."""
+"""Several hosts: detection of losses, bytes sent to each host, and an emulated cluster over them."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ TABLE_2: Final = {
     "7B": {"100 Mbps": (8.16, 6.96, 3.48, 5.19), "1 Gbps": (0.92, 0.88, 0.45, 0.69)},
     "13B": {"100 Mbps": (5.71, 6.06, 3.03, 4.63), "1 Gbps": (0.73, 0.81, 0.38, 0.56)},
 }
-"""Exchanging over computing of a prompt: SP, TP, DT, Galaxy."""
+"""Time of exchanging over time of computing for a prompt: SP, TP, DT, Galaxy."""
 TABLE_4: Final = {
     ("A", "100 Mbps"): ((53.5, 431.2, 228.5, 427.6, 42.2, 16.5), (None, 503.4, 270.1, 496.5, 66.2, 26.3)),
     ("A", "500 Mbps"): ((37.4, 106.9, 66.4, 103.9, 39.0, 15.2), (None, 130.1, 83.4, 125.0, 63.4, 25.2)),
@@ -30,11 +30,11 @@ TABLE_4: Final = {
 }
 """Seconds for 260 + 64 tokens, 7B and 13B: SP, M-LM, DT, Galaxy, EdgeShard, Jupiter; None is out of memory."""
 TABLE_5: Final = {"7B": (1.8, 2.3, 3.6), "13B": (2.0, 2.4, 3.9)}
-"""Over naive decoding, by the paper's ways."""
+"""Speed-up over naive decoding for each of the paper's ways."""
 PAPERS_WAYS: Final = ("chain", "outlines", "both")
 WAYS: Final = (*PAPERS_WAYS, "auto", "both, auto")
 GOAL: Final = 0.85
-"""Of N times one stage's speed."""
+"""Fraction of N times one stage's speed that is aimed at."""
 PUBLISHED: Final = (*METHODS, "EdgeShard", "Jupiter")
 
 
@@ -164,7 +164,7 @@ def reductions(figures: Any) -> str:
 
 
 def times_as_long(settings: list[Any], phases_s: Sequence[str], over: str, counted: str) -> Iterator[float]:
-    """Of every baseline that fits, and of EdgeShard."""
+    """Ratio of times over ``over`` for every baseline that fits, and for EdgeShard."""
     for one in settings:
         base = sum(one["pipelines"][over][phase] for phase in phases_s)
         others = [one["baselines"][name][counted] for name in METHODS if not lacking(one, name)]
@@ -208,7 +208,8 @@ def shapes(answers: list[Any]) -> str:
 
 
 def limits(answers: list[Any]) -> str:
-    """What the outline takes of an answer of Table V's shape, and what `auto` and the chain make of the most points."""
+    """A remark on the outline's share of an answer of Table V's shape, and on `auto` and the chain with the most
+    points."""
     (one,) = (other for other in of(answers, model="7B") if is_table_5(other))
     share, both = (one["outline_s"][way] / one["seconds"][way] for way in ("outlines", "both"))
     most = max(of(answers, model="7B"), key=lambda other: (other["points"], other["tokens"]))
@@ -273,7 +274,7 @@ def headline(figures: Any) -> tuple[str, str]:
 
 
 def render_plans(figures: Any) -> str:
-    """How much faster the plan is, as a distribution."""
+    """The speed-up of our plans as a distribution."""
     rows = []
     for other in (EVEN, PROPORTIONAL, JUPITER):
         found = plans.gains(figures, other)
@@ -290,7 +291,7 @@ def render_plans(figures: Any) -> str:
 
 
 def render_hosts(figures: Any) -> str:
-    """Seconds of a question by way and split, and how many times as fast the planned one is."""
+    """Seconds of a question by way and split, and the speed-up by planning."""
     rows = []
     for way in planned_hosts.WAYS:
         even, planned = (figures["seconds"][f"{way}, {split}"] for split in ("even", "planned"))

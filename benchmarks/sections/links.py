@@ -1,4 +1,4 @@
-"""What a message takes from process to process, by kind of link."""
+"""The time of a message from process to process, by kind of link."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers in points with a real model: what it decides, how fast they are, and how good."""
+"""Answers in points with a real model: its decisions for or against them, their speed, and their quality."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TABLE_6: Final = {
     "7B": {"Vicuna-80": (7.05, 6.59), "WizardLM": (6.26, 6.21), "LiMA": (6.72, 6.20)},
     "13B": {"Vicuna-80": (7.19, 6.85), "WizardLM": (6.85, 6.70), "LiMA": (6.77, 6.25)},
 }
-"""GPT-4o's grades of plain answers and of those in points."""
+"""GPT-4o's grades of plain answers and of answers in points."""
 TABLE_7: Final = {
     "7B": {
         "generic": (6.17, 7.33),
@@ -32,7 +32,7 @@ TABLE_7: Final = {
         "math": (4.83, 2.33),
     },
 }
-"""The same of Vicuna-80, by category."""
+"""The same grades for Vicuna-80, by category."""
 HERE: Final = "this host"
 
 
@@ -64,7 +64,7 @@ def render_outlines(figures: Any) -> str:
 
 
 def ids_remark(found: Sequence[Mapping[str, Any]]) -> str:
-    """Each point beside plain decoding of its own prompt."""
+    """A remark that compares each point with plain decoding of its own prompt."""
     differ, temperatures = sum(one["differ"] for one in found), dict.fromkeys(one["temperature"] for one in found)
     names = " and ".join(dict.fromkeys(one["engine"].replace("plain", "plain decoding") for one in found))
     return (
@@ -108,7 +108,7 @@ def gains(place: str, found: list[Any]) -> list[list[str]]:
 
 
 def render_quality(figures: Mapping[str, Any]) -> str:
-    """Without a judge, with one, and the paper's tables."""
+    """Quality without a judge, with one, and the paper's tables."""
     alone, judged = figures["alone"], figures["judged"]
     asked = alone["settings"]
     return paragraphs(

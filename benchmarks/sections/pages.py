@@ -1,4 +1,4 @@
-"""The pages of docs/background/results: which sections each has, in order."""
+"""The pages of docs/background/results, with the sections of each in order."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """``name`` is its file's; ``about`` what the first page says of it; ``sections`` are named as in their registry."""
+    """One page. ``name`` is its file's stem, ``about`` its description on the first page, ``sections`` are section
+    names."""
 
     name: str
     title: str

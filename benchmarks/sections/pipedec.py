@@ -18,7 +18,7 @@ CLUSTER, PLAIN, STATIC = "pipedec-14x3090", "autoregressive", "static_tree"
 CLUSTERS = {"pipedec-7": 7, CLUSTER: 14, "pipedec-21": 21}
 WIDTHS, CHILDREN = (8, 16, 32, 64, 128), (2, 4, 8, 16)
 SMALL_8B = {"layers": 32, "hidden": 4096, "intermediate": 14336, "key_value": 1024, "vocabulary": 128256, "bits": 32}
-"""meta-llama/Llama-3.1-8B config.json, in fp32 as the 70B."""
+"""Sizes from the config.json of meta-llama/Llama-3.1-8B, in fp32 like the 70B."""
 
 # ------------------------------------------------------------------------------------------------------------ figure 4
 
@@ -188,7 +188,7 @@ def over_best(runs: list[Figures]) -> Any:
 
 
 def sampled_over_greedy(figures: Any) -> str:
-    """What sampling costs, in words."""
+    """A sentence on the cost of sampling."""
     words = []
     for name, label in (("pipedec", "PipeDec"), (STATIC, "STPP")):
         greedy, warm = (find(figures[part], name) for part in ("T0", "T0.6"))

@@ -59,7 +59,7 @@ def learning_row(one: Mapping[str, Any]) -> list[str]:
 
 
 def one_of(value: Any) -> Any:
-    """Of a list of one that one."""
+    """The element of a list with one element; any other value itself."""
     return value[0] if isinstance(value, list) else value
 
 
@@ -102,7 +102,7 @@ def render_acceptance(figures: Mapping[str, Any]) -> str:
 
 
 def one_row(figure: Mapping[str, Any]) -> int:
-    """How many tokens a row of the table is of."""
+    """Number of tokens that a row of the table is based on."""
     return max(together(sets)[0] for sets in figure["temperatures"].values())
 
 

@@ -46,7 +46,7 @@ def render_serving(figures: Any) -> str:
 
 
 def per_token(found: dict[str, Any]) -> float:
-    """How much sooner `auto` has a token than plain decoding, alone."""
+    """Speed of a token with `auto` relative to plain decoding, for a single request."""
     plain, auto = ({row["strategy"]: row for row in found["concurrency"]["1"]}[name] for name in (PLAIN, "auto"))
     return float(plain["tpot_p50"] / auto["tpot_p50"])
 
@@ -56,7 +56,7 @@ def cells(row: dict[str, Any]) -> list[str]:
 
 
 def speed_cells(row: dict[str, Any], digits: int) -> list[str]:
-    """Throughput, with so many digits, its ratio over plain, and latency."""
+    """Throughput with ``digits`` digits, its ratio over plain, and latency."""
     mean, low, high = row["over_plain"]
     return [
         f"{row['throughput']:.{digits}f}",
@@ -180,7 +180,7 @@ def render_chaos(portions: Any) -> str:
     rows = [
         [kind, str(pause["kills"]), f"{pause['median_s']:.2f}", f"{pause['longest_s']:.2f}"]
         for kind, pause in figures["pauses"].items()
-        if kind != SERVER  # whose stages go on until the engine has noticed
+        if kind != SERVER  # its stages go on until the engine has noticed
     ]
     servers = figures["pauses"].get(SERVER, {"kills": 0})["kills"]
     verdict = "; ".join(figures["problems"]) or "nothing"

@@ -1,4 +1,4 @@
-"""SPD (Wang et al., 2026): Tables 1, 2 and 5 beside ours, in-flight correction, and what drafters' time buys."""
+"""SPD (Wang et al., 2026): Tables 1, 2 and 5 beside ours, in-flight correction, and the value of drafters' time."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from penstock.bench.formats import bounds, markdown, times
 CELLS = tuple(
     spd_tables.cell_key(temperature, width) for width in spd_tables.WIDTHS for temperature in spd_tables.TEMPERATURES
 )
-"""In the paper's order."""
+"""The columns of a row, in the paper's order."""
 GOAL = 1.10
-"""What in-flight correction is to be worth on `spd-8`."""
+"""Ratio that in-flight correction is to reach on `spd-8`."""
 Row = tuple[tuple[float, ...], ...]
-"""By CELLS: acceptance length and, where drafting takes time, theoretical speed-up."""
+"""Acceptance length and, where drafting takes time, theoretical speed-up, in the order of ``CELLS``."""
 
 MEAN: dict[str, Row] = {
     "eagle3 n=4 Ls=1": ((2.70, 2.47), (2.22, 2.03), (3.01, 2.75), (2.88, 2.63)),
@@ -97,7 +97,7 @@ def preset_rows(figures: Mapping[str, Any]) -> list[list[str]]:
 
 
 def in_order(figures: Mapping[str, Any]) -> list[str]:
-    """The paper's rows, and ours that it lacks, by method, stages and layers; methods that we lack left out."""
+    """The paper's rows and ours that it lacks, by method, stages and layers; methods that we lack are left out."""
     measured = {(row["method"], row["output_states"]) for row in figures.values()}
     published = [key for key in MEAN if (key.split()[0], key.endswith("states")) in measured]
     found = dict.fromkeys([*published, *figures])
@@ -105,7 +105,7 @@ def in_order(figures: Mapping[str, Any]) -> list[str]:
 
 
 def sizes(key: str) -> tuple[int, int]:
-    """Stages and layers."""
+    """Stages and layers of a row."""
     stages, layers = (int(part.split("=")[1]) for part in key.split()[1:3])
     return stages, layers
 
@@ -207,7 +207,7 @@ def render_rejection(figures: Any) -> str:
 
 
 def rejection_label(key: str) -> str:
-    """The ``paper`` variant is trained for its own n."""
+    """The label of a row; the ``paper`` variant is trained for its own n."""
     variant, _, rest = key.rpartition(", ")
     return label(rest) + (", trained for this n alone" if variant else "")
 
@@ -279,7 +279,7 @@ def render_halfway(figures: Any) -> str:
 
 
 def growth(curve: Sequence[Mapping[str, Any]]) -> str:
-    """By how much each doubling of the tokens has raised "again", what is missing, and how far on it lies."""
+    """A sentence on the gain in "again" by each doubling of the tokens, the missing part, and how far away it is."""
     best = [max(one["again"] for one in point["shares"].values()) for point in curve]
     gains = [after - before for before, after in pairwise(best)]
     needed = again_for(GOAL)
@@ -294,21 +294,22 @@ def growth(curve: Sequence[Mapping[str, Any]]) -> str:
 
 
 def again_for(goal: float) -> float:
-    """How often simulated corrections have to be right again for this ratio on `spd-8`, between the rows stored."""
+    """How often simulated corrections have to be right again for this ratio on `spd-8`, interpolated in the stored
+    rows."""
     rows = [(row["again"], ratio[0]) for row, ratio in simulated_rows()]
     (low, below), (high, above) = next(pair for pair in pairwise(rows) if pair[0][1] < goal <= pair[1][1])
     return float(low + (high - low) * (goal - below) / (above - below))
 
 
 def simulated_rows() -> list[tuple[Mapping[str, Any], Sequence[float]]]:
-    """Of `spd-8` with as many stages as the head was trained for, rows and ratios with bounds, the least good first."""
+    """Rows and ratios with bounds on `spd-8` with as many stages as the head was trained for, in ascending order."""
     simulated = stored(correction.NAME).figures["spd-8"]
     place = simulated["stages"].index(halfway.STAGES)
     return [(row, row["ratios"][place]) for row in simulated["corrected"]]
 
 
 def bound(shares: Mapping[str, Mapping[str, float]]) -> str:
-    """What a head that knows so much gives at most, by the simulated corrections that know as much or more."""
+    """A sentence on the upper bound of such a head, from simulated corrections that know as much or more."""
     again = max(one["again"] for one in shares.values())
     above, (ratio, low, high) = next((row, found) for row, found in simulated_rows() if row["again"] >= again)
     return (

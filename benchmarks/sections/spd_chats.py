@@ -42,7 +42,7 @@ METHODS = ("eagle3", "early_exit", "spd")
 
 
 def table(name: str, figures: Mapping[str, Any]) -> Iterator[list[str]]:
-    """The rows of one set: the paper's and ours, by method, over the numbers of stages that are ours too."""
+    """The rows of one set, the paper's and ours, by method, over the numbers of stages that we have."""
     ours = {key.removeprefix(f"{name} "): row for key, row in figures.items() if key.startswith(f"{name} ")}
     stages = {row["stages"] for row in ours.values()}
     published = [key for key in PAPER[name] if sizes(key)[0] in stages]

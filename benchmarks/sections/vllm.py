@@ -13,7 +13,7 @@ from penstock.bench.entries import PLAIN
 from penstock.bench.formats import markdown
 
 Columns = tuple[float | None, float | None, float, float]
-"""AR, AL, TP and Lat."""
+"""The report's AR, AL, TP and Lat."""
 
 TABLE_2: dict[str, dict[int, Columns]] = {
     "none": {
@@ -66,7 +66,7 @@ def none(stages: int) -> Columns:
 
 
 def first_method(figures: Mapping[str, Any]) -> list[Any]:
-    """Plain decoding is the same beside every drafter: one set of its rows is enough."""
+    """The rows of the first method, which suffice for plain decoding: it is the same beside every drafter."""
     method = next(iter(figures.values()))["method"]
     return [row for row in figures.values() if row["method"] == method]
 

@@ -1,4 +1,4 @@
-"""A process that keeps a core busy beside what is measured."""
+"""A process that keeps a core busy beside a measurement."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import os, sys, threading
 threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
 while True: pass
 """
-"""Computes until its standard input is closed, as by its parent's end."""
+"""A program that computes until its standard input is closed, as by its parent's end."""
 
 
 @contextmanager
 def one_core_busy(*before: str) -> Iterator[None]:
-    """A process that computes for as long as the block lasts. ``before``: what its command begins with."""
+    """Run a process that computes for as long as the block lasts. ``before`` is a prefix of its command."""
     with subprocess.Popen([*before, sys.executable, "-c", BURN], stdin=subprocess.PIPE) as process:
         try:
             yield

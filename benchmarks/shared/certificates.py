@@ -10,7 +10,7 @@ from penstock.transport.security import LinkSecurity
 
 
 def only_host(folder: Path) -> LinkSecurity:
-    """Those of a cluster of one host, as files in the folder."""
+    """The certificates of a cluster of one host, as files in the folder."""
     authority = trustme.CA()
     own = authority.issue_cert("a-host.example")
     paths = {name: folder / f"{name}.pem" for name in ("authority", "certificate", "key")}

@@ -1,4 +1,4 @@
-"""Running ``penstock`` as a user would, from the repository's folder."""
+"""Runs ``penstock`` as a user would, from the repository's folder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ BIN = Path(sys.executable).parent
 
 
 def with_json_file(arguments: Sequence[str]) -> tuple[str, Any]:
-    """Run ``penstock ARGUMENTS`` from the repository's folder. Its command line, and what ``--json FILE`` wrote."""
+    """Run ``penstock ARGUMENTS`` from the repository's folder. Returns its command line, and the content of ``--json
+    FILE``."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "figures.json"
         penstock([*arguments, "--json", str(path)])
@@ -25,12 +26,12 @@ def with_json_file(arguments: Sequence[str]) -> tuple[str, Any]:
 
 
 def with_json_output(arguments: Sequence[str]) -> tuple[str, Any]:
-    """The same for commands whose ``--json`` prints the figures."""
+    """Run a command whose ``--json`` prints the figures. Returns its command line and the figures."""
     return command_line([*arguments, "--json"]), json.loads(penstock([*arguments, "--json"]))
 
 
 def penstock(arguments: Sequence[str]) -> str:
-    """What the command printed. Raises CalledProcessError where it fails."""
+    """The output of the command. Raises CalledProcessError where it fails."""
     done = subprocess.run([str(BIN / "penstock"), *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
     return done.stdout
 

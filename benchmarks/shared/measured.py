@@ -1,4 +1,4 @@
-"""How a section's figures are stored: benchmarks/measured/FOLDER/NAME.json."""
+"""Stores a section's figures in benchmarks/measured/FOLDER/NAME.json."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ FIELDS = ("how", "commands", "date", "versions", "figures")
 class Measured:
     """Figures with what is needed to measure them again: commands, day (ISO) and versions by package.
 
-    ``how`` says whether they are simulated, emulated or measured, and with which drafter. ``notes`` are true of these
-    figures only and go when they are measured anew.
+    ``how`` says whether they are simulated, emulated or measured, and with which drafter. ``notes`` apply to these
+    figures only and are dropped when they are measured anew.
     """
 
     how: str
@@ -39,7 +39,7 @@ Taken = tuple[list[str], Any]
 
 
 def stored(name: str) -> Measured:
-    """What was measured last. Raises ConfigError naming the file and what to do where it is missing or damaged."""
+    """The figures measured last. Raises ConfigError naming the file and the remedy where it is missing or damaged."""
     path = path_of(name)
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -54,23 +54,23 @@ def stored(name: str) -> Measured:
 
 
 def store(name: str, how: str, taken: Taken) -> None:
-    """Write what was just measured, with today's day and the versions installed."""
+    """Write new figures, with today's date and the installed versions."""
     commands, figures = taken
     measured = Measured(how=how, commands=commands, date=date.today().isoformat(), versions=versions(), figures=figures)
     path = path_of(name)
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
     part.write_text(json.dumps(asdict(measured), indent=1) + "\n", encoding="utf-8")
-    part.replace(path)  # whoever stops us finds the old file or the new one
+    part.replace(path)  # an interrupted run leaves the old file or the new one
 
 
 def kept_figures(name: str) -> dict[str, Any]:
-    """What was measured so far of a section whose parts are stored one by one; nothing where there is none."""
+    """The stored figures of a section whose parts are stored one by one; empty where there are none."""
     return dict(stored(name).figures) if path_of(name).exists() else {}
 
 
 def path_of(name: str) -> Path:
-    """Figures lie in a folder named like their script's, or in ``commands`` where Penstock's own commands give them."""
+    """The file of a section, in a folder named like its script's, or in ``commands`` for Penstock's own commands."""
     return MEASURED / (folder_of_script(name) or "commands") / f"{name}.json"
 
 

@@ -1,4 +1,4 @@
-"""What a request writes into."""
+"""An output that a request can write into."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Answers in points, simulated: an outline, then all points at the same time.
 
-The outline's tokens come one after another behind the question. Then every point is a request of its own, whose prompt
-is question, outline, and what asks for it; all of it but the last is in the prefix cache. A scripted drafter serves
-both. What a real model makes of outlines is measured by ``benchmarks/strategies/outlines.py``.
+The outline's tokens come one after another after the question. Then every point is a request of its own, whose prompt
+is the question, the outline, and the request for the point; all but the last is in the prefix cache. A scripted drafter
+serves both. ``benchmarks/strategies/outlines.py`` measures a real model's outlines.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from penstock.simulator.script import Script, profile_script
 from penstock.speculation import SpeculativeConfig, make_strategy
 
 TITLE: Final = 8
-"""Tokens of an outline's line (assumed): number, dot, and three or four words. Small models write longer ones."""
+"""Assumed tokens of an outline's line: number, dot, and three or four words. Small models write longer ones."""
 ASKING: Final = 32
-"""Prompt tokens of a point that no other point has: what asks for it, and its heading."""
+"""Prompt tokens that a point does not share with others: the request for it, and its heading."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A list of ``points``, each of so many tokens, as an answer to a prompt of so many."""
+    """The sizes of an answer: ``points`` points, and the tokens of each and of the prompt."""
 
     prompt: int
     points: int
@@ -36,7 +36,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Decoded:
-    """Seconds from the outline's first token: to its last one, and to the last one of the last point."""
+    """Seconds from the outline's first token to its last one, and to the last one of the last point."""
 
     outline_s: float
     seconds: float
@@ -66,6 +66,7 @@ def joined(first: Script, second: Script) -> Script:
     return Script(
         prompts=first.prompts + second.prompts,
         picks=first.picks + second.picks,
+        # The second script's drafts are indices into the second part of the joint pool.
         drafts=first.drafts + tuple(tuple(i + len(first.pool) for i in some) for some in second.drafts),
         pool=first.pool + second.pool,
         label=first.label,
@@ -79,7 +80,7 @@ def decoded(
     config: SpeculativeConfig | None,
     asked: Mapping[int, list[int]],
 ) -> list[Timed]:
-    """Requests by number, with their prompts, all at once, until the last one has ended."""
+    """Run requests with these numbers and prompts, all at once, until the last one has ended."""
     runs = []
     for number, prompt in asked.items():
         strategy, timed = make_strategy(config, len(cluster.stages)), Timed()

@@ -1,6 +1,6 @@
-"""A learned drafter reads a text as it does in training: asked at every token, with the text's own tokens before it.
+"""Lets a learned drafter read a text as in training: asked at every token, with the text's own tokens before it.
 
-No clock and no strategy has a say in what it knows.
+The drafter's knowledge depends on no clock and no strategy.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from penstock.trainer.kinds.registry import KINDS
 from penstock.trainer.options import TrainOptions
 
 STEPS = 3
-"""How far ahead is looked: of a chain its positions, of SPD's module its levels."""
+"""Number of steps that are looked at: positions of a chain, levels of SPD's module."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A prompt and what the target has picked after it, which begins at ``first``."""
+    """A prompt followed by the target's picks, which begin at index ``first``."""
 
     prompt_set: str
     tokens: Sequence[int]
@@ -47,8 +47,8 @@ def answer_of(prompt_set: str, output: RequestOutput, params: SamplingParams) ->
 
 
 class Reader:
-    """A drafter of one kind beside its target, both in float32. ``stages`` are those of the pipeline that it reads for,
-    ``longest`` the tokens of the longest answer."""
+    """A drafter of one kind beside its target, both in float32. ``stages`` is the number of stages of the pipeline that
+    it reads for, ``longest`` the number of tokens of the longest answer."""
 
     def __init__(self, model: str, kind: str, folder: str, stages: int, longest: int) -> None:
         target = open_checkpoint(model_folder(model, "target"))
@@ -64,7 +64,7 @@ class Reader:
     def read(self, answer: Answer) -> tuple[np.ndarray, list[list[np.ndarray]]]:
         """Logits before every token of the answer: the target's [n, V], and by step the drafter's n of [V].
 
-        Where a step has none of the first tokens, its list is shorter and begins later.
+        Where a step lacks the first tokens, its list is shorter and begins later.
         """
         hidden_LD = self._stage.forward(view_of(answer.tokens, range(len(answer.tokens))), None)
         states_BLF = self._stage.features(hidden_LD)[None]
@@ -75,7 +75,7 @@ class Reader:
         return to_float64(self._stage.logits(hidden_LD, before)), steps
 
     def _logits(self, batch: Batch, step: int, hidden_1mD: Tensor) -> Iterator[np.ndarray]:
-        """The drafter's logits before each token of the answer: of the rows that are learned from."""
+        """The drafter's logits before each token of the answer, for the rows that are learned from."""
         learned_n = batch.learned_Bn[0]
         hidden_lD = hidden_1mD[0, learned_n[len(learned_n) - hidden_1mD.shape[1] :]]
         for hidden_D in hidden_lD:
@@ -83,7 +83,7 @@ class Reader:
 
 
 def trainee_of(kind: str, module: Any, speculator: Any, stages: int, target: Checkpoint) -> Any:
-    """The module as it is in training: that is where it is asked about all of a text at once."""
+    """The module as in training, where it is asked about a whole text at once."""
     own: dict[str, Any] = {}
     if kind == "spd" and speculator.stages is None:
         own = {"anchors": tuple(speculator.levels[-1]), "stages": (stages,)}

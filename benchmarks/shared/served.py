@@ -1,4 +1,4 @@
-"""``penstock serve`` as a process of its own, on a free port."""
+"""Runs ``penstock serve`` as a process of its own, on a free port."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ import httpx
 
 PENSTOCK = str(Path(sys.executable).parent / "penstock")
 PATIENCE = 60.0
-"""Seconds until whoever waits for what has to come gives up."""
+"""Seconds after which waiting for an expected event ends in failure."""
 
 
 class ServedProcess:
-    """The process, its address, and what it has logged so far."""
+    """The server's process, its address, and its log so far."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
@@ -50,7 +50,7 @@ class ServedProcess:
         return until(lambda: next((one for one in self.log if one.get("request_id") == request_id), None))
 
     def gauges(self, **headers: str) -> dict[str, float]:
-        """``/metrics``, by name, without labels."""
+        """The values of ``/metrics`` by name, without labels."""
         text = httpx.get(f"{self.url}/metrics", headers=headers, timeout=PATIENCE).text
         found = re.findall(r"^(penstock:\w+)(?:\{[^}]*\})? (\S+)$", text, re.MULTILINE)
         return {name: float(value) for name, value in found}
@@ -74,9 +74,10 @@ class ServedProcess:
 
 @contextmanager
 def served(*flags: str, api_key: str | None = None, pass_fds: Collection[int] = ()) -> Iterator[ServedProcess]:
-    """``penstock serve FLAGS`` until the block ends. ``api_key`` is in its environment, where no other user sees it.
+    """Run ``penstock serve FLAGS`` until the block ends. ``api_key`` is put into its environment, hidden from other
+    users.
 
-    ``pass_fds`` are open files that it finds open, under the same numbers.
+    ``pass_fds`` are open files that it inherits under the same numbers.
     """
     command = [PENSTOCK, "serve", *flags, "--port", "0"]
     environment = None if api_key is None else {**os.environ, "PENSTOCK_API_KEY": api_key}
@@ -94,7 +95,7 @@ def served(*flags: str, api_key: str | None = None, pass_fds: Collection[int] = 
 
 
 def until(found: Callable[[], Any]) -> Any:
-    """Ask again and again until the answer is true, and return it."""
+    """Call ``found`` until its result is true, and return it."""
     deadline = time.monotonic() + PATIENCE
     while not (answer := found()):
         assert time.monotonic() < deadline, "it did not come"

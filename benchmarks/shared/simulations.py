@@ -1,4 +1,4 @@
-"""Simulations for the page: recordings of the demo pair on held-out code, the synthetic profile, and what is kept."""
+"""Simulations for the pages: recordings of the demo pair on held-out code, the synthetic profile, the figures kept."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from benchmarks.shared.root import ROOT
 from penstock.bench.intervals import Ratio, paired_ratio
 
 RECORDINGS = ROOT / "benchmarks" / "recordings"
-"""Git ignores it; what is missing is recorded when it is needed."""
+"""Folder of the recordings, ignored by Git; missing ones are made when they are needed."""
 SAMPLING = {
     "T0": ["--temperature", "0"],
     "T0.6": ["--temperature", "0.6", "--top-p", "0.9", "--top-k", "80"],
     "T1": ["--temperature", "1"],
 }
-"""Greedy; PipeDec's stochastic setting (section 4.3.3); plain sampling."""
+"""Settings: greedy, PipeDec's stochastic setting (section 4.3.3), plain sampling."""
 LABELS = {"T0": "T = 0", "T0.6": "T = 0.6, top-p 0.9, top-k 80", "T1": "T = 1", "profile": "synthetic profile"}
 SAMPLINGS = ("T0", "T0.6", "T1")
 MOST_TOKENS = 10_000
-"""More than a recording has: all of it is simulated."""
+"""Upper limit of tokens, more than a recording has, so that all of it is simulated."""
 KEPT = ("cluster", "strategy", "stages", "tokens", "ms_per_token", "speedup", "speedup_interval", "hit_rate")
 KEPT += ("mean_acceptance_length", "settings")
 
 Figures = Mapping[str, Any]
-"""One strategy on one cluster: KEPT of a ``SimulatedRun``, and ``seconds`` of each request."""
+"""One strategy on one cluster: the fields KEPT of a ``SimulatedRun``, and ``seconds`` of each request."""
 
 
 def recording(name: str) -> str:
@@ -46,14 +46,15 @@ def recording_arguments(name: str) -> list[str]:
 
 
 def source(name: str, tokens: int = MOST_TOKENS) -> list[str]:
-    """Arguments: a recording, or ``profile``, with at most so many tokens."""
+    """Arguments that select a recording, or ``profile``, with at most ``tokens`` tokens."""
     if name == "profile":
         return ["--accuracy", ",".join(map(str, ACCURACY)), "--tokens", str(tokens)]
     return ["--recording", recording(name), "--tokens", str(tokens)]
 
 
 def simulated(clusters: Sequence[str], strategies: Sequence[str], more: Sequence[str]) -> tuple[str, list[Figures]]:
-    """Run ``penstock simulate``. Its command line, and what each strategy did on each cluster, plain decoding first."""
+    """Run ``penstock simulate``. Returns its command line, and each strategy's figures by cluster, plain decoding
+    first."""
     named = [argument for cluster in clusters for argument in ("--cluster", cluster)]
     command, content = with_json_file(["simulate", *named, "--strategies", ",".join(strategies), *more])
     return command, [kept(run) for run in content["runs"]]
@@ -65,7 +66,7 @@ def kept(run: Figures) -> Figures:
 
 
 def short(value: Any) -> Any:
-    """Five digits of a number are more than enough of it."""
+    """A number rounded to five digits; other values as they are."""
     if isinstance(value, list):
         return [short(one) for one in value]
     return float(f"{value:.5g}") if isinstance(value, float) else value
@@ -76,14 +77,14 @@ def find(runs: Sequence[Figures], strategy: str, cluster: str | None = None) -> 
 
 
 def over(run: Figures, base: Figures) -> Ratio:
-    """How many times faster than ``base`` on the same requests, with bounds."""
+    """Speed relative to ``base`` on the same requests, with bounds."""
     ratio = paired_ratio([other / own for other, own in zip(base["seconds"], run["seconds"], strict=True)])
     assert ratio is not None
     return ratio
 
 
 def said(ratio: Ratio) -> str:
-    """``1.20x (1.10 to 1.31)``."""
+    """The ratio in words: ``1.20x (1.10 to 1.31)``."""
     return f"{ratio.mean:.2f}x ({ratio.low:.2f} to {ratio.high:.2f})"
 
 

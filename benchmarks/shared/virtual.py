@@ -4,9 +4,9 @@
     drafter = {"method": "eagle3", "model": "path/to/eagle3"}
     runs = virtual.compared(load_cluster("spd-4"), drafter, ["pipedec", "auto"], virtual.asked(sizes))
 
-Stages, links, drafter and feature lines take their modelled times and nothing else does: the same tokens and the same
-times at every run, on a machine however slow. Tokens are the real models', drafts the real drafter's. What a whole run
-costs is what its arithmetic takes on one core.
+Only stages, links, drafter and feature lines take time, as modelled, so that every run gives the same tokens and times
+on any machine. Tokens are the real models', drafts the real drafter's. A run takes as long as its arithmetic on one
+core.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ HOW = "In virtual time, with the demo target"
 TARGET, DRAFT = str(DEMO / "target"), str(DEMO / "draft")
 INSTANT = {"bandwidth_gbit_s": 1e9, "latency_ms": 0.0}
 FAST = 1e9
-"""Operations per second, in 1e12: a row costs nothing."""
+"""Rate of a device on which rows cost nothing, in 1e12 operations per second."""
 
 Case = tuple[str, Callable[[], dict[str, Any]]]
-"""A key of a section's figures, and what measures them."""
+"""A key of a section's figures, and the function that measures them."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is asked of every strategy: the first ``prompts`` of held-out code, ``tokens`` of each."""
+    """Size of a measurement: the first ``prompts`` prompts of held-out code, ``tokens`` tokens of each."""
 
     prompts: int = 10
     tokens: int = 64
@@ -57,11 +57,11 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a script's command line asks for."""
+    """The choices of a script's command line."""
 
     sizes: Sizes
     drafters: Mapping[str, Sequence[str]]
-    """By method, the folders that are there."""
+    """Folders of drafters that are there, by method."""
     options: argparse.Namespace
 
 
@@ -83,10 +83,10 @@ def compared(
     processes: bool = False,
     **options: Any,
 ) -> list[StrategyRun]:
-    """What every entry did, plain decoding first, as ``penstock bench`` has it.
+    """The runs of every entry, plain decoding first, measured like ``penstock bench``.
 
-    ``drafter`` is a ``speculative_config`` without a strategy; ``options`` are the engine's. With ``processes`` it all
-    takes place in them, emulated and with whatever they add, and not in virtual time.
+    ``drafter`` is a ``speculative_config`` without a strategy; ``options`` are the engine's. With ``processes`` the
+    runs take place in emulated stage processes, with their overhead, and not in virtual time.
     """
     torch.set_num_threads(1)
     named = parse_entries(tuple(entries), drafter)
@@ -101,7 +101,7 @@ def compared(
 def in_lockstep(name: str) -> Cluster:
     """A preset whose stages all take the same time, with drafts and links that take next to none.
 
-    SPD's idea of a pipeline: K counts its steps, and a draft is there when the next one begins.
+    This is SPD's idea of a pipeline: K counts its steps, and a draft is there when the next one begins.
     """
     kinds = {str(one.kind): {"pass_ms": 1.0, "compute_tflops": FAST} for one in load_cluster(name).devices}
     return load_cluster(name, kinds=kinds, draft_pass_ms=0.01, links={"local": INSTANT})
@@ -112,7 +112,7 @@ def find(runs: Sequence[StrategyRun], entry: str, temperature: float) -> Strateg
 
 
 def over(run: StrategyRun, base: StrategyRun) -> Ratio:
-    """How many times faster than ``base`` on the same requests, with bounds."""
+    """Speed relative to ``base`` on the same requests, with bounds."""
     pairs = [(one, other) for one, other in zip(run.requests, base.requests, strict=True) if other["seconds"]]
     ratio = paired_ratio([other["seconds"] / one["seconds"] for one, other in pairs])
     assert ratio is not None
@@ -120,7 +120,7 @@ def over(run: StrategyRun, base: StrategyRun) -> Ratio:
 
 
 def row_of_cells(key: str, cells: Mapping[str, Mapping[str, Any]], said: Callable[[Mapping[str, Any]], str]) -> str:
-    """A line for a row: what is ``said`` of each cell, marked where its tokens were not those of plain decoding."""
+    """A line for a row: the text ``said`` for each cell, marked where its tokens were not those of plain decoding."""
     shown = [f"{name}: {said(one)}{'' if one['identical'] else ' NOT IDENTICAL'}" for name, one in cells.items()]
     return f"{key:32} {'; '.join(shown)}"
 
@@ -138,12 +138,12 @@ def main(
     sizes: Sizes = Sizes(),
     given: str = "",
 ) -> None:
-    """What a script does: measure and store each case, unless it is there with these sizes, and print its lines.
+    """Run a script: measure and store each case, unless it is stored with these sizes, and print its lines.
 
-    ``script`` is its module in benchmarks, ``folder.name``; its section is called ``name``. ``parser`` has the options
-    that are the script's own, ``given`` what the stored command has of them; those that name drafters of ``methods``
-    and say how much is asked, by default ``sizes``, are added here. Ends the process with one line where a ConfigError
-    says what is wrong.
+    ``script`` is its module in benchmarks, ``folder.name``; its section is called ``name``. ``parser`` has the script's
+    own options, and ``given`` is their part of the stored command. Options that name drafters of ``methods`` and set
+    the sizes, by default ``sizes``, are added here. A ConfigError ends the process with one line that says what is
+    wrong.
     """
     add_drafters(parser, methods)
     parser.add_argument("--prompts", type=int, default=sizes.prompts, help="how many are asked")
@@ -161,7 +161,8 @@ def main(
 def once(
     name: str, key: str, sizes: Sizes, command: str, measure: Callable[[], dict[str, Any]], how: str = HOW
 ) -> dict[str, Any]:
-    """What is stored under ``key`` of a section; measured and stored first, unless it is there with these sizes."""
+    """The figures stored under ``key`` of a section, measured and stored first unless they are there
+    with these sizes."""
     figures, own = kept_figures(name), {"prompts": sizes.prompts, "tokens": sizes.tokens}
     if any(figures.get(key, {}).get(size) != count for size, count in own.items()):
         figures[key] = {**own, **measure()}
@@ -176,7 +177,7 @@ def add_drafters(parser: argparse.ArgumentParser, methods: Sequence[str]) -> Non
 
 
 def drafters_of(options: argparse.Namespace, methods: Sequence[str]) -> dict[str, list[str]]:
-    """By method the folders that are there; says what is missing, and how to get it."""
+    """The folders of drafters that are there, by method; prints those that are missing, and how to get them."""
     return {method: found(method, getattr(options, method)) for method in methods}
 
 
@@ -194,12 +195,12 @@ def flag(method: str) -> str:
 
 
 def command_of(script: str, drafters: Mapping[str, Sequence[str]], sizes: Sizes) -> str:
-    """The command as the page has it."""
+    """The command as shown on the page."""
     named = [f"{flag(method)} {' '.join(map(as_stored, some))}" for method, some in drafters.items() if some]
     return " ".join([f"python -m benchmarks.{script}", *named, f"--prompts {sizes.prompts} --tokens {sizes.tokens}"])
 
 
 def as_stored(folder: str) -> str:
-    """A folder from the repository's, or by its name alone."""
+    """A folder relative to the repository's, or its name alone where it is elsewhere."""
     path = Path(folder).resolve()
     return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else path.name

@@ -1,8 +1,8 @@
-"""What speculation costs when no draft is ever right, simulated: time over plain decoding, request by request.
+"""The cost of speculation when no draft is ever right, simulated: time over plain decoding, request by request.
 
     python -m benchmarks.strategies.always_wrong
 
-Three requests of 200 tokens. Drafts are as confident as the profile's of `auto_against.py`, and none is ever right.
+Three requests of 200 tokens are run. Drafts are as confident as those of the profile of `auto_against.py`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def hopeless_script() -> Script:
 
 
 def measured() -> dict[str, dict[str, list[float]]]:
-    """By cluster and strategy: each request's time over that of plain decoding."""
+    """Each request's time over that of plain decoding, by cluster and strategy."""
     script, found = hopeless_script(), {}
     for name in CLUSTERS:
         cluster = load_cluster(name)

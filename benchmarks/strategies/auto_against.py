@@ -39,7 +39,7 @@ PRESETS = (
 RANDOM = tuple(f"random-{seed}" for seed in range(100, 130))
 TOKENS = 100
 GOAL = 0.97
-"""`auto` is to be at least so fast beside the best of the others, by the lower bound."""
+"""Least speed of `auto` relative to the best other strategy, to be reached by the lower bound."""
 NAME, HOW = "auto_against", "Simulated, with the synthetic profile"
 
 SETTINGS: dict[str, dict[str, object]] = {
@@ -72,7 +72,7 @@ OURS = ("continuous", "auto")
 
 
 def seconds(cluster: str, setting: str, requests: int) -> list[float]:
-    """Per request, from its first token to its last."""
+    """Seconds per request from its first token to its last."""
     config = SpeculativeConfig(method="synthetic", accuracy=ACCURACY, **SETTINGS[setting])
     script = profile_script(ACCURACY, requests, TOKENS, seed=0)
     speculation = None if setting == "autoregressive" else config
@@ -111,9 +111,9 @@ def line(cluster: str, found: dict[str, Any]) -> str:
 
 
 def left(requests: int, clusters: Sequence[str], again: bool) -> dict[str, list[str]]:
-    """By cluster what there is to run: nothing of those that are in the file with as many requests.
+    """Settings still to be run, by cluster; none for clusters that are stored with as many requests.
 
-    Again: of all of these, the few settings that can have changed or be the best.
+    With ``again``: for all stored clusters, the few settings that can have changed or be the best.
     """
     same = {name: one for name, one in kept_figures(NAME).items() if one["requests"] == requests}
     if again:
@@ -122,7 +122,7 @@ def left(requests: int, clusters: Sequence[str], again: bool) -> dict[str, list[
 
 
 def measured(requests: int, clusters: Sequence[str], again: bool) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each cluster that is left, written to the file as it finishes."""
+    """Measures each remaining cluster, and writes it to the file as it finishes."""
     with ProcessPoolExecutor(2) as pool:
         names = {
             pool.submit(compared, cluster, requests, settings): cluster

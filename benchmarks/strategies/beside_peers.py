@@ -30,7 +30,7 @@ PEERS = ("hf", "llama.cpp")
 
 
 def bench_figures(options: argparse.Namespace, threads: int, quantization: str) -> dict[str, Any]:
-    """What ``penstock bench --json`` writes."""
+    """The output of ``penstock bench --json``."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "bench.json"
         run_bench(

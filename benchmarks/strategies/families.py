@@ -36,11 +36,11 @@ ALL: Final = (*ARCHITECTURES, *FURTHER, *RECURRENT, *UNUSUAL, *RELATIVES)
 STAGES: Final = (1, 3, 5)
 CHUNKS: Final = (1, 2, 3, 7, 16, 50, 100)
 CALM: Final = 0.2
-"""Weights that are drawn less widely, so that rounding decides no token of a long text."""
+"""Standard deviation of weights that is so small that rounding decides no token of a long text."""
 
 
 def compared(name: str) -> dict[str, Any]:
-    """What each comparison of a checkpoint counted."""
+    """The counts of each comparison of a checkpoint."""
     with tempfile.TemporaryDirectory() as wide, tempfile.TemporaryDirectory() as calm:
         target = make_checkpoint(Path(wide), name)
         layers = open_checkpoint(str(target)).num_layers
@@ -56,7 +56,7 @@ def compared(name: str) -> dict[str, Any]:
 
 
 def runs(names: Sequence[str]) -> Iterator[str]:
-    """The checkpoints that are still to be compared; each is stored before it is told."""
+    """Compare the remaining checkpoints; each result is stored before it is yielded."""
     figures = kept_figures(NAME)
     for name in names:
         if name not in figures:

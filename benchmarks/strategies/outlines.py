@@ -53,14 +53,14 @@ LISTS: Final = (
 )
 """Questions whose answers are lists."""
 WATER: Final = "Name some uses of water."
-"""Asked ahead of the others: afterwards guides are there, and times are learned."""
+"""A question asked before all others, to fill the prefix cache with guides and to learn times."""
 ENGINES: Final[dict[str, Any]] = {"plain": None, "prompt lookup": {"method": "ngram"}}
 SCRIPTED: Final[dict[str, Any]] = {"method": "synthetic", "accuracy": ACCURACY}
 """A drafter that is right as often as that of Jupiter's tables."""
 
 
 def questions(folder: Path, per_category: int) -> Iterator[tuple[str, str]]:
-    """Category and question; a set without categories is one by its name."""
+    """Pairs of category and question; a set without categories is one under its name."""
     for file in sorted(folder.glob("*.jsonl")):
         seen: Counter[str] = Counter()
         for line in file.read_text(encoding="utf-8").splitlines():
@@ -72,7 +72,7 @@ def questions(folder: Path, per_category: int) -> Iterator[tuple[str, str]]:
 
 
 def decisions(options: argparse.Namespace) -> dict[str, dict[str, int]]:
-    """By category, how many questions' answers were given which form."""
+    """Number of questions' answers in each form, by category."""
     asked = list(questions(options.prompts, options.per_category))
     found: dict[str, Counter[str]] = {category: Counter() for category, _ in asked}
     params = SamplingParams(temperature=0, max_tokens=64)
@@ -83,7 +83,7 @@ def decisions(options: argparse.Namespace) -> dict[str, dict[str, int]]:
 
 
 def form_of(llm: LLM, question: str, params: SamplingParams) -> str:
-    """What the target is asked first; nothing of the answer is decoded."""
+    """The form that the target chooses for an answer; nothing of the answer itself is decoded."""
     dialogue = Dialogue(llm.get_tokenizer(), [{"role": "user", "content": question}], ChatFormat())
     steps = llm.steps(dialogue, params, "auto")
     step = next(steps)
@@ -93,7 +93,7 @@ def form_of(llm: LLM, question: str, params: SamplingParams) -> str:
 
 
 def speed(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """For every question, and every way of answering it, tokens and seconds; the ways take turns."""
+    """Tokens and seconds of every way of answering each question; the ways take turns."""
     params = SamplingParams(temperature=0, max_tokens=options.tokens)
     found, asked = [], [chat_of(question) for question in LISTS[: options.questions]]
     with ExitStack() as stack:
@@ -114,7 +114,7 @@ def chat_of(question: str) -> list[dict[str, str]]:
 
 
 def engines_of(options: argparse.Namespace) -> Iterator[tuple[str, LLM]]:
-    """By name: over stages of this host, with what drafts there, or over a cluster's, in virtual time."""
+    """Pairs of name and engine: over stages of this host, with each drafter, or over a cluster's in virtual time."""
     model = str(options.model)
     if not options.cluster:
         for name, config in ENGINES.items():
@@ -128,7 +128,7 @@ def engines_of(options: argparse.Namespace) -> Iterator[tuple[str, LLM]]:
 
 
 def get_ready(engine: LLM, asked: Sequence[Any], params: SamplingParams) -> None:
-    """Have the scripted drafter told the answers, and nothing but the guides in the prefix cache."""
+    """Teach the scripted drafter its answers, and leave nothing but the guides in the prefix cache."""
     for mode in MODES:
         engine.chat(asked, params, outline_decoding=mode)
     engine.loop.scheduler.pool.forget_cached()
@@ -136,7 +136,7 @@ def get_ready(engine: LLM, asked: Sequence[Any], params: SamplingParams) -> None
 
 
 def same_ids(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """By engine over four stages and temperature: points, their tokens, and how many are not plain decoding's."""
+    """Points, their tokens, and the number of points that differ from plain decoding, by engine and temperature."""
     model, found = str(options.model), []
     with LLM(model, speculative_config=None, threads=1, enable_prefix_caching=False) as reference:
         for name, config in ENGINES.items():
@@ -155,7 +155,7 @@ def same_ids(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def differs(reference: LLM, point: RequestOutput, params: SamplingParams) -> bool:
-    """Whether plain decoding of a point's prompt has other tokens."""
+    """Whether plain decoding of a point's prompt gives other tokens."""
     ids = point.outputs[0].token_ids
     (plain,) = reference.generate({"prompt_token_ids": point.prompt_token_ids}, replace(params, max_tokens=len(ids)))
     return plain.outputs[0].token_ids != ids

@@ -1,4 +1,4 @@
-"""What each part of `continuous` is worth, simulated: its speed without one of them, beside the papers' strategies.
+"""The worth of each part of `continuous`, simulated: its speed without one of them, beside the papers' strategies.
 
     python -m benchmarks.strategies.parts
 
@@ -56,7 +56,7 @@ PAPERS: Final = {"`pipedec`, width 32": "pipedec", "`static_tree`, 64 nodes": "s
 
 
 def measured(cluster: Cluster) -> dict[str, float]:
-    """By variant, speed over plain decoding."""
+    """Speed over plain decoding by variant."""
     script = profile_script(ACCURACY, REQUESTS, TOKENS, seed=0)
     plain = [run.seconds for run in simulate(cluster, script, None)]
     times = {name: seconds(cluster, script, make) for name, make in VARIANTS.items()}
@@ -66,7 +66,7 @@ def measured(cluster: Cluster) -> dict[str, float]:
 
 
 def seconds(cluster: Cluster, script: Script, make: Callable[[], Strategy]) -> list[float]:
-    """Of each request, from its first token to its last."""
+    """Seconds of each request from its first token to its last."""
     loop = make_loop(cluster, script, config_of("continuous"))
     return [simulate_one(loop, script, number, make()).seconds for number in range(REQUESTS)]
 

@@ -1,11 +1,11 @@
-"""Three hosts of unequal speed: layers as planned beside an even split, by the clock on the wall.
+"""Three hosts of unequal speed: layers as planned beside an even split, in wall-clock time.
 
     python -m benchmarks.strategies.planned_hosts MODEL [--repeats N] [--tokens N]
 
-Each host is a network namespace with a worker, one thread each. The first has a core to itself. The other two share a
-second core with a process that never rests: one with the same priority, so that it has half of the core at most, the
-other one with less (``nice``). `layer_split="auto"` measures them as they are. Both splits then answer the same
-questions by turns, plainly and with `auto` and prompt lookup; the tokens have to be the same. Needs root and iproute2.
+Each host is a network namespace with a worker of one thread. The first has a core to itself. The other two share a
+second core with a process that never rests: one worker has its priority, so that it gets at most half of the core, and
+the other a lower one (``nice``). `layer_split="auto"` measures them as they are. Both splits then answer the same
+questions in turn, plainly and with `auto` and prompt lookup; the tokens have to be the same. Needs root and iproute2.
 The figures are stored in benchmarks/measured/strategies/planned_hosts.json. Stop whatever else runs on the host, or
 they mean little.
 """
@@ -79,7 +79,7 @@ def engine(model: Path, hosts: str, layers: str, config: dict[str, Any] | None) 
 
 @contextmanager
 def three_hosts() -> Iterator[list[str]]:
-    """Workers in namespaces of their own, by the names that ``--hosts`` has for them."""
+    """Start workers in namespaces of their own. Yields their names for ``--hosts``."""
     with ExitStack() as running:
         found = []
         for host, slowed in zip(running.enter_context(network(*[0.0] * len(WORKERS))), WORKERS, strict=True):

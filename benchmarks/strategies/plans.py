@@ -1,4 +1,4 @@
-"""What a plan is worth: ``penstock plan`` beside what people do by hand, on presets and on clusters drawn at random.
+"""The worth of planning: ``penstock plan`` beside plans made by hand, on presets and on clusters drawn at random.
 
 python -m benchmarks.results --measure plans
 """
@@ -48,5 +48,5 @@ def planned_seconds(name: str) -> dict[str, Any] | None:
 
 
 def gains(figures: list[dict[str, Any]], other: str) -> list[float]:
-    """Ours over another plan, smallest first, where there is that plan."""
+    """Speed of our plan over another one, in ascending order, where there is that plan."""
     return sorted(one["seconds"][other] / one["seconds"][OURS] for one in figures if other in one["seconds"])

@@ -27,7 +27,7 @@ SETS: Final = ("alpaca", "gsm8k", "humaneval", "mt_bench", "qa", "sum")
 
 
 def quality(options: argparse.Namespace, judge: Sequence[str] = ()) -> dict[str, Any]:
-    """What ``penstock bench quality --json`` writes."""
+    """The output of ``penstock bench quality --json``."""
     files = [f"--prompts={options.prompts / name}.jsonl" for name in options.sets]
     sizes = [f"--num-prompts={options.per_category}", f"--max-tokens={options.tokens}", "--threads=1"]
     _, found = with_json_file(["bench", "quality", f"--model={options.model}", *files, *sizes, *judge])

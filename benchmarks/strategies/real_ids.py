@@ -36,7 +36,7 @@ CASES = ("none", "int8", "int4")
 STAGES = (1, 2, 4)
 PLAIN = "autoregressive"
 NEAR = 1e-3
-"""Two logits that differ by less than this are a tie, which a sum in another order decides."""
+"""Difference of two logits below which they are a tie, decided by the order of a sum."""
 
 Tokens = list[list[int]]
 
@@ -65,7 +65,7 @@ def answers(options: argparse.Namespace, case: str, stages: int, strategy: str, 
 
 
 def transformers_model(model: str) -> torch.nn.Module:
-    """The dequantised model as transformers has it."""
+    """The dequantised model as a transformers model."""
     from transformers import AutoModelForCausalLM
 
     path = Path(model)
@@ -74,7 +74,7 @@ def transformers_model(model: str) -> torch.nn.Module:
 
 @torch.inference_mode()
 def judged(model: Any, prompts: Tokens, answered: Tokens) -> dict[str, Any]:
-    """How many tokens are not transformers' most probable ones, and how many of these are ties."""
+    """Number of tokens that are not transformers' most probable ones, and how many of these are ties."""
     tokens = wrong = ties = 0
     for prompt, answer in zip(prompts, answered, strict=True):
         logits = model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
@@ -103,7 +103,7 @@ def begun(options: argparse.Namespace, case: str) -> dict[str, Any]:
 
 
 def runs(options: argparse.Namespace) -> Iterator[str]:
-    """What each run that is still to be done has found; it is stored before it is told."""
+    """Make the remaining runs; each result is stored before it is yielded."""
     for case in options.only:
         figures, key = kept_figures(NAME), f"{case}, {options.per_set} of each set from {options.first}"
         if key not in figures or figures[key]["tokens"] != options.tokens:
@@ -124,7 +124,7 @@ def keep(figures: Mapping[str, Any]) -> None:
 
 
 def added_up(figures: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """By case, what the portions come to whose runs are all done: prompts, tokens, and differences by way."""
+    """Sums over the portions whose runs are all done, by case: prompts, tokens, and differences by way."""
     found: dict[str, dict[str, Any]] = {}
     for one in figures.values():
         if len(one["ways"]) < len(list(ways())):
@@ -138,7 +138,7 @@ def added_up(figures: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def digest(answer: Sequence[int]) -> str:
-    """What tells an answer from others without its tokens."""
+    """A hash that identifies an answer without its tokens."""
     return hashlib.sha256(str(list(answer)).encode()).hexdigest()[:16]
 
 

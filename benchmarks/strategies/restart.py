@@ -1,12 +1,13 @@
-"""What `auto` remembers over a restart, simulated: an engine's first request with what the last one kept, and without.
+"""The gain of what `auto` keeps over a restart, simulated: a first request with the last engine's experience, or not.
 
     python -m benchmarks.strategies.restart [REQUESTS]
 
-Four stages of the preset ``demo`` on one host of two cores, where what speculation is worth has to be tried. An engine
-answers nine requests of 100 tokens. Each request to be timed then comes three times: first on an engine that knows
-nothing; first on one that begins with what the nine have left, written and read as the file of a real engine's is; and
-tenth, on the engine of the nine. A fresh engine each, so that all is paired. The nine may also have been answered while
-the host was half or twice as fast. Drafts are the synthetic profile's, or as confident and never right.
+Four stages of the preset ``demo`` share one host of two cores, where only trials tell what speculation is worth. An
+engine answers nine requests of 100 tokens. Each request to be timed is then run three times: as the first on an engine
+that knows nothing, as the first on one that begins with the experience left by the nine, written and read like the file
+of a real engine, and as the tenth on the engine of the nine. Each time the engine is a fresh one, so that all is
+paired. The nine may also have been answered while the host was half or twice as fast. Drafts are those of the synthetic
+profile, or as confident and never right.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ HOST: Final = SharedHost(cores=2)
 BEFORE, TOKENS = 9, 100
 DRAFTERS: Final = ("profile", "never right")
 HOSTS: Final = {"kept": 1.0, "slower": 2.0, "faster": 0.5}
-"""By way, how many times as long everything took while the nine were answered."""
+"""Factor on all times while the nine requests were answered, by way."""
 CONFIG: Final = SpeculativeConfig(method="synthetic", accuracy=ACCURACY)
 
 
 def answered(script: Script, numbers: Sequence[int], kept: bytes | None, slower: float = 1.0) -> tuple[float, bytes]:
-    """Seconds of the last of these requests, answered one by one, and what the engine keeps then."""
+    """Seconds of the last of these requests, answered one by one, and the experience that the engine keeps then."""
     cluster = replace(load_cluster(CLUSTER), time_scale=slower)
     loop = make_loop(cluster, script, CONFIG, host=HOST)
     if kept is not None:

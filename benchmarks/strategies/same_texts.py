@@ -1,11 +1,11 @@
-"""Greedy and sampled decoding with one drafter on the same texts, simulated: what the temperature alone changes.
+"""Greedy and sampled decoding with one drafter on the same texts, simulated: the effect of the temperature alone.
 
     python -m benchmarks.strategies.same_texts [RECORDING ...]
 
-A greedy run and a sampled run write different texts, and how well a drafter knows the text outweighs how its candidates
-are ranked. Here both decode the texts of a recording at T = 1, by default the demo pair's: sampled as it was recorded;
-greedily, the target's token is the most probable one of the recorded distribution, the drafter's candidates are its
-most probable ones, and the text goes on as recorded. Outputs that fall into a loop are left out.
+A greedy run and a sampled run write different texts, and how well a drafter knows the text matters more than how its
+candidates are ranked. Here both decode the texts of a recording at T = 1, by default the demo pair's. Sampled decoding
+is as recorded. For greedy decoding the target's token is the most probable one of the recorded distribution, the
+drafter's candidates are its most probable ones, and the text goes on as recorded. Outputs that loop are left out.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ CANDIDATES = (1, 4, 16)
 
 
 def greedy(recorded: Recording) -> Recording:
-    """The same contexts with what greedy decoding would pick there, and what the drafter would then propose."""
+    """The same contexts with the pick of greedy decoding and the drafter's candidates for it."""
     count = recorded.candidates.shape[1]
     ids, probs = recorded.draft_ids[:, :count], recorded.draft_probs[:, :count]
     with np.errstate(divide="ignore"):
@@ -54,7 +54,7 @@ def greedy(recorded: Recording) -> Recording:
 
 
 def hits(recorded: Recording, requests: Sequence[int]) -> list[float]:
-    """Shares of tokens among the best 1, 4 and 16 candidates."""
+    """Fractions of tokens among the best 1, 4 and 16 candidates."""
     rows = np.concatenate([np.arange(rows.start, rows.stop) for rows in map(recorded.rows, requests)])
     shares = noise_ranked(recorded.tokens[rows], recorded.candidates[rows], max(CANDIDATES)).mean(axis=0)
     return [float(shares[k - 1]) for k in CANDIDATES]
@@ -65,7 +65,8 @@ def script_of(recorded: Recording, requests: Sequence[int], label: str) -> Scrip
 
 
 def measured(files: Sequence[str]) -> dict[str, Any]:
-    """By recording: shares of hits at both temperatures, and by cluster and strategy speed at T = 1 over T = 0."""
+    """Fractions of hits at both temperatures, and speed at T = 1 over T = 0 by cluster and strategy, for each
+    recording."""
     found = {}
     for file, sampled in zip(files, load_recordings([Path(file) for file in files], None, None), strict=True):
         check(sampled.header.temperature > 0, "RECORDING", file, "one at a temperature above 0")

@@ -1,9 +1,9 @@
-"""A drafter and prompt lookup in one tree, beside each of them alone: on text that copies its prompt, and on other.
+"""A drafter and prompt lookup in one tree, beside each alone, on text that copies its prompt and on other text.
 
     python -m benchmarks.strategies.several_sources [--prompts 8] [--tokens 64]
 
-The demo pair on held-out code under `auto`, in virtual time, at T = 0 and T = 1. "copies": prompts hold a piece of code
-and the first half of it again, as an edit does, so that much of what follows stands in the prompt. Each cell is written
+The demo pair runs on held-out code under `auto`, in virtual time, at T = 0 and T = 1. "copies": prompts hold a piece of
+code and the first half of it again, like an edit, so that much of what follows is in the prompt. Each cell is written
 to benchmarks/measured/strategies/several_sources.json as it finishes, and is not run again if it is there.
 """
 
@@ -27,7 +27,7 @@ TEXTS: Final = ("copies", "other text")
 TEMPERATURES: Final = (0.0, 1.0)
 SOURCES: Final = {"ngram": "ngram", "draft_model": "draft_model", "both": ["draft_model", "ngram"]}
 SHORTEST, LONGEST = 200, 800
-"""Characters of a piece of code that is copied."""
+"""Fewest and most characters of a piece of code that is copied."""
 STRATEGY: Final = "auto"
 
 
@@ -41,7 +41,7 @@ def asked(text: str, sizes: virtual.Sizes) -> list[Question]:
 
 
 def measured(cluster: str, text: str, sizes: virtual.Sizes) -> dict[str, Any]:
-    """By temperature and source, speed over plain decoding; and both sources over the better of the two."""
+    """Speed over plain decoding by temperature and source, and that of both sources over the better of the two."""
     runs: dict[str, list[StrategyRun]] = {}
     for source, method in SOURCES.items():
         drafter = {"method": method} if method == "ngram" else {"method": method, "model": virtual.DRAFT}

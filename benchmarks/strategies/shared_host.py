@@ -42,16 +42,18 @@ from penstock.bench.prompts import read_prompt_sets
 NAME, HOW = "shared_host", "Measured: two stage processes of one thread each on two cores, nothing emulated"
 COMMAND = "python -m benchmarks.strategies.shared_host MODEL PROMPTS --per-set {} --tokens {}"
 IN_INT4 = ", int4"
-"""What a case is called further where MODEL is a GGUF file of four bits."""
+"""Suffix of a case's name where MODEL is a GGUF file of four bits."""
 ENTRIES = ("autoregressive", "auto", "continuous")
 AGAIN = "plain again"
-"""The second plain run: what it is off the first is chance."""
+"""Label of the second plain run, whose difference from the first is chance."""
 RIGHT = [0.88, 0.94]
-"""The synthetic drafter's: the target's token is its best candidate in 88% of the steps, one of its best two in 94%."""
+"""The synthetic drafter's accuracy: the target's token is its best candidate in 88% of the steps, one of its best two
+in 94%."""
 PERCENT = (45, 60, 75)
-"""How often the other synthetic drafters' best candidate is right; in 5 steps of 100 more one of their best two is."""
+"""Percentages of steps in which the other synthetic drafters' best candidate is right; one of the best two is in 5
+more."""
 RANDOM = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
-"""The draft model with random weights: sizes that differ from the target's."""
+"""Configuration of the draft model with random weights, as far as it differs from the target's."""
 DRAFTERS: Mapping[str, Mapping[str, Any]] = {
     "ngram": {"method": "ngram"},
     "right": {"method": "synthetic", "accuracy": RIGHT},
@@ -65,11 +67,11 @@ PARTLY_RIGHT = {
 BUSY = "+busy"
 CASES = (*DRAFTERS, *PARTLY_RIGHT, *(f"{drafter}{BUSY}" for drafter in DRAFTERS))
 OF_FLOATS = ("itself", "random")
-"""Draft models, which a model in four bits is not measured with."""
+"""Cases with draft models, which are not measured with a target in four bits."""
 
 
 def questions(llm: LLM, folder: Path, per_set: int, params: SamplingParams) -> list[Question]:
-    """The first turns of every set's first conversations as the chat template puts them, the sets in turn."""
+    """The first turns of every set's first conversations in the chat template, the sets in turn."""
     sets = read_prompt_sets(sorted(folder.glob("*.jsonl")), per_set)
     asked = [(name, prompts[i][0]) for i in range(per_set) for name, prompts in sets.items()]
     return [
@@ -84,13 +86,14 @@ def chat(llm: LLM, text: str) -> dict[str, list[int]]:
 
 
 def drafted_by(case: str, options: argparse.Namespace) -> AbstractContextManager[str]:
-    """The draft model of a case that has one."""
+    """The draft model of a case, if it has one."""
     return random_draft_model(options.model) if case.startswith("random") else nullcontext(str(options.model))
 
 
 @contextmanager
 def random_draft_model(model: Path) -> Iterator[str]:
-    """A folder with a draft model that knows nothing: the target's kind and vocabulary, small, weights at random."""
+    """A folder with a draft model that knows nothing: of the target's kind and vocabulary, but small, with random
+    weights."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -105,7 +108,7 @@ def random_draft_model(model: Path) -> Iterator[str]:
 
 
 def measured(options: argparse.Namespace, case: str) -> dict[str, Any]:
-    """By set, seconds of every prompt by entry; and whether all entries gave the same tokens."""
+    """Seconds of every prompt by entry for each set, and whether all entries gave the same tokens."""
     drafter = dict({**DRAFTERS, **PARTLY_RIGHT}[case.removesuffix(BUSY)])
     with drafted_by(case, options) as draft, one_core_busy() if case.endswith(BUSY) else nullcontext():
         if drafter["method"] == "draft_model":
@@ -124,7 +127,7 @@ def measured(options: argparse.Namespace, case: str) -> dict[str, Any]:
 
 
 def ratio_over(sets: Iterable[Mapping[str, Sequence[float]]], base: str, entry: str) -> Ratio:
-    """How many times as fast as ``base`` ``entry`` is, over all prompts of all sets in pairs. A set has each one's
+    """Speed of ``entry`` relative to ``base``, over all prompts of all sets in pairs. A set maps each entry to its
     seconds by prompt."""
     ratio = paired_ratio([b / e for by in sets for b, e in zip(by[base], by[entry], strict=True)])
     assert ratio is not None
@@ -150,7 +153,7 @@ def main() -> None:
     parser.add_argument("--per-set", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=48)
     options = parser.parse_args()
-    os.environ["PENSTOCK_FORGET"] = "1"  # what one case has taught does not go into the next
+    os.environ["PENSTOCK_FORGET"] = "1"  # so that nothing learned in one case reaches the next
     in_int4 = options.model.suffix == ".gguf"
     for case in options.only:
         if in_int4 and case.removesuffix(BUSY) in OF_FLOATS:

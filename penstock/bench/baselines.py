@@ -1,7 +1,7 @@
-"""Other ways to spread one sequence over devices, as cost models: sequence parallelism, tensor parallelism, their kin.
+"""Cost models of other ways to spread one sequence over devices: sequence and tensor parallelism, and their kin.
 
 Jupiter (Ye et al.) compares itself with them. Each splits every layer over all devices, which then have to exchange
-hidden states in every layer; how many is by its Table I, and for DT and Galaxy by its section VI-A.
+hidden states in every layer. The numbers exchanged are those of its Table I, and for DT and Galaxy of its section VI-A.
 
 - SP: sequence parallelism. A replica of the model on every device; two all-gathers a layer. Decodes on one device.
 - M-LM: Megatron's tensor parallelism. Two all-reduces a layer.
@@ -23,7 +23,8 @@ from penstock.cluster.timing import DeviceTiming, chunk, device_timing
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """``elements``: hidden states exchanged per layer and token, by Table I: each is gathered in a round of its own."""
+    """``elements``: hidden states exchanged per layer and token (Table I); each of them is gathered in a round of its
+    own."""
 
     elements: float
     replicas: bool = False
@@ -39,11 +40,11 @@ METHODS: Final = {
 
 
 USABLE: Final = 0.9
-"""Share of a device's memory for the model."""
+"""Fraction of a device's memory that the model may use."""
 
 
 class Times(NamedTuple):
-    """Seconds of computing, and of exchanging what the others need."""
+    """Seconds of computing and of exchanging hidden states."""
 
     computing: float
     exchanging: float
@@ -56,10 +57,11 @@ class Times(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Devices that work on every layer together, each with a share of it in proportion to its memory's rate.
+    """Devices that work on every layer together, each on a share in proportion to its memory bandwidth.
 
-    ``rings``: what really crosses a device's link. A ring gathers with (N - 1) / N of the elements in N - 1 messages;
-    an all-reduce, whose elements Table I counts twice, is two such rounds. Else Table I's elements, without latency.
+    ``rings``: whether to count the traffic that really crosses a device's link. A ring gathers with (N - 1) / N of the
+    elements in N - 1 messages; an all-reduce, whose elements Table I counts twice, is two such rounds. Otherwise Table
+    I's elements count, without latency.
     """
 
     devices: Sequence[Device]
@@ -69,7 +71,7 @@ class Group:
     kv_slots: int
 
     def pass_times(self, method: Method, rows: int, cached: int) -> Times:
-        """One pass over ``rows`` tokens behind ``cached`` ones."""
+        """Seconds of one pass over ``rows`` tokens after ``cached`` ones."""
         if method.replicas and rows == 1:
             return Times(min(self._whole(device).seconds(1, chunk(1, cached)) for device in self.devices), 0.0)
         computing = [self._share_seconds(method, n, rows, cached) for n in range(len(self.devices))]
@@ -87,7 +89,7 @@ class Group:
         return seconds * others / len(self.devices) + latency
 
     def held(self, method: Method, index: int) -> Held:
-        """What a device has to hold; under tensor parallelism its share, and the whole embedding."""
+        """Bytes that a device has to hold. Under tensor parallelism that is its share, and the whole embedding."""
         whole = held_by(self.model, self.model.layers, self.kv_slots, embedding=True, head=True)
         if method.replicas:
             return whole
@@ -96,7 +98,7 @@ class Group:
         return Held(weights, whole.cache * share, whole.activations)
 
     def lacking(self, method: Method) -> list[str]:
-        """The devices whose memory does not suffice, less what their systems take of it."""
+        """Names of the devices whose usable memory does not suffice."""
         return [
             device.name
             for i, device in enumerate(self.devices)
@@ -111,7 +113,8 @@ class Group:
         return device_timing(device, self.model, self.model.layers, 1.0, head=True)
 
     def _share_seconds(self, method: Method, index: int, rows: int, cached: int) -> float:
-        """A replica computes a share of the rows with all weights, a shard all rows with a share of the weights."""
+        """Seconds of a device's share: a replica computes some rows with all weights, a shard all rows with some
+        weights."""
         timing, share, seen = self._whole(self.devices[index]), self._share(index), chunk(rows, cached)
         reads = 1.0 if method.replicas else share
         part = DeviceTiming(
@@ -125,6 +128,6 @@ class Group:
 
 
 def sequence_s(group: Group, method: Method, prompt: int, tokens: int) -> tuple[float, float]:
-    """Seconds of a prompt, and of the tokens that are then decoded one by one."""
+    """Seconds of the prompt, and of the tokens that are then decoded one by one."""
     decoding = (group.pass_times(method, 1, prompt + done).total for done in range(tokens))
     return group.pass_times(method, prompt, 0).total, sum(decoding)

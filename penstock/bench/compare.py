@@ -1,4 +1,4 @@
-"""``penstock compare A.json B.json``: what two benches did on the same questions."""
+"""``penstock compare A.json B.json``: compares two benches on the questions that both asked."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HEADINGS: Final = ("A", "B", "B / A", f"{CONFIDENCE:.0%} bounds", "pairs")
 
 @dataclass(frozen=True, kw_only=True)
 class ReadRequest:
-    """One request of a run: what it was, and how long its tokens after the first took."""
+    """One request of a run: its prompt, its seed, and the seconds that its tokens after the first took."""
 
     prompt_sha256: str
     seed: int
@@ -39,7 +39,7 @@ class ReadRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class ReadRun:
-    """One strategy in one setting, as far as two benches are compared by it."""
+    """One strategy in one setting, with the fields by which two benches are compared."""
 
     prompt_set: str
     temperature: float
@@ -56,7 +56,7 @@ class ReadRun:
         return f"{self.prompt_set}, T = {self.temperature:g}"
 
     def speeds(self) -> dict[tuple[str, int], float]:
-        """Tokens per second by prompt and seed."""
+        """Tokens per second of each request, by prompt hash and seed."""
         return {
             (one.prompt_sha256, one.seed): one.tokens / one.seconds
             for one in self.requests
@@ -86,7 +86,7 @@ def compare(first: Path, second: Path, console: Console | None = None) -> None:
 
 
 def read_bench(path: Path) -> BenchFile:
-    """Raises ConfigError naming the file, and the field that no bench file lacks."""
+    """Read a bench file. Raises ConfigError naming the file, and the required field that is missing or wrong."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -121,7 +121,7 @@ def read_run(run: object, where: str) -> ReadRun:
 
 
 def known(kind: type[Config], table: object) -> object:
-    """A table's entries that ``kind`` has fields for: a bench file holds more than is compared."""
+    """The entries of a table for which ``kind`` has fields, since a bench file holds more than is compared."""
     if not isinstance(table, Mapping):
         return table
     names = {field.name for field in dataclasses.fields(kind)}
@@ -132,7 +132,7 @@ def known(kind: type[Config], table: object) -> object:
 
 
 def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
-    """A line for each setting, of nested ones too, that is not the same in both."""
+    """A line for each setting, nested ones included, that differs between the two."""
     one, other = dict(flat(first)), dict(flat(second))
     names = dict.fromkeys([*one, *other])
     return [
@@ -143,7 +143,7 @@ def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str
 
 
 def flat(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
-    """Dotted names and values as JSON."""
+    """Pairs of dotted name and value as JSON."""
     for key, value in table.items():
         if isinstance(value, Mapping):
             yield from flat(value, f"{above}{key}.")
@@ -155,9 +155,9 @@ def flat(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]
 
 
 def ratio_tables(first: Sequence[ReadRun], second: Sequence[ReadRun]) -> list[FiguresTable]:
-    """B / A in tokens/s for every run that both have, a table for each setting.
+    """Tables of B / A in tokens/s for every run that both have, one for each setting.
 
-    Over their common requests; where there are none, there is no ratio.
+    A ratio is over the requests that both ran; without any there is none.
     """
     others = {run.key: run for run in second}
     both = [run for run in first if run.key in others]
@@ -179,13 +179,13 @@ def ratio_cells(one: ReadRun, other: ReadRun) -> list[str]:
 
 
 def ratio_of(one: ReadRun, other: ReadRun) -> Ratio | None:
-    """Over the requests (prompt and seed) that both ran, in pairs; None where there are none."""
+    """The ratio over the requests (prompt and seed) that both ran, in pairs; None where there are none."""
     before, after = one.speeds(), other.speeds()
     return paired_ratio([after[key] / before[key] for key in before if key in after])
 
 
 def left_over(path: Path, one: BenchFile, other: BenchFile) -> str:
-    """Which runs of the first file the second lacks."""
+    """A line that names the runs of the first file that the second lacks; empty if there are none."""
     lacking = {run.key for run in other.runs}
     names = [f"{run.setting}: {run.strategy}" for run in one.runs if run.key not in lacking]
     return f"Only in {path}: {'; '.join(names)}" if names else ""

@@ -12,15 +12,16 @@ from penstock.speculation import SpeculativeConfig, names_of, parse_speculative_
 from penstock.strategies.registry import STRATEGIES
 
 Named = tuple[str, SpeculativeConfig | None]
-"""An entry's own text, and what it comes to; None decodes plainly."""
+"""An entry as written, and the configuration that it stands for; None decodes plainly."""
 
 PLAIN = "autoregressive"
 PLACED = " @ "
-"""Between an entry and where its drafter ran."""
+"""Separates an entry from the place where its drafter ran."""
 
 
 def with_plain(strategies: Sequence[Named]) -> list[Named]:
-    """``strategies``, led by plain decoding: what it gives is the others' reference, and the synthetic drafter's."""
+    """``strategies``, led by plain decoding, whose output is the reference for the others and for the synthetic
+    drafter."""
     plain = [one for one in strategies if is_plain(one[1])] or [(PLAIN, None)]
     return [*plain, *(one for one in strategies if not is_plain(one[1]))]
 
@@ -30,7 +31,7 @@ def is_plain(config: SpeculativeConfig | None) -> bool:
 
 
 def split_entries(text: str) -> tuple[str, ...]:
-    """The parts between commas that stand outside brackets, blanks around them removed, empty ones left out."""
+    """The parts between commas outside brackets, stripped of blanks and without empty ones."""
     parts, depth = [""], 0
     for character in text:
         depth += (character == "[") - (character == "]")
@@ -42,15 +43,15 @@ def split_entries(text: str) -> tuple[str, ...]:
 
 
 def strategy_of(label: str) -> str:
-    """The strategy that an entry names."""
+    """The name of the entry's strategy."""
     return re.split(rf"[][]|{PLACED}", label, maxsplit=1)[0].strip()
 
 
 def parse_entries(entries: Sequence[str], common: Mapping[str, Any], target: str = "") -> list[Named]:
-    """Each entry with the drafter and options of ``common`` for the model ``target`` and, on top, its own.
+    """Each entry with the drafter and options of ``common`` for the model ``target``, overridden by its own.
 
-    Raises FieldError naming the entry and its option, or what is wrong with ``common``: an option there has to belong
-    to at least one of the strategies.
+    Raises FieldError naming the entry and its option, or the error in ``common``: an option there has to belong to at
+    least one of the strategies.
     """
     own = {entry: own_options(entry) for entry in entries}
     speculating = list(dict.fromkeys(name for name in map(strategy_of, entries) if name != PLAIN))
@@ -71,7 +72,7 @@ def with_own(entry: str, shared: SpeculativeConfig | None, own: Mapping[str, Any
 
 
 def own_options(entry: str) -> dict[str, Any]:
-    """What stands in an entry's brackets, by option. Raises FieldError for a name that is none, or is there twice."""
+    """The options in an entry's brackets, by name. Raises FieldError for a name that is unknown or given twice."""
     strategy = strategy_of(entry)
     if PLACED in entry:
         raise FieldError("strategies", f"entry {entry!r}: say with drafter_on where the drafter runs, for all entries")
@@ -94,7 +95,7 @@ def own_options(entry: str) -> dict[str, Any]:
 
 
 def inside(entry: str) -> str:
-    """What an entry has between its brackets; nothing where it has none."""
+    """The text between an entry's brackets; empty where it has none."""
     _, bracket, rest = entry.partition("[")
     if not bracket and "]" not in entry:
         return ""
@@ -104,7 +105,7 @@ def inside(entry: str) -> str:
 
 
 def value_of(text: str) -> Any:
-    """A value as JSON has it (numbers, true, lists), any other text as it stands."""
+    """The value of a JSON literal (numbers, true, lists), or the text itself where it is none."""
     try:
         return json.loads(text)
     except ValueError:

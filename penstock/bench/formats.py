@@ -1,4 +1,4 @@
-"""Numbers as tables show them, and tables in Markdown."""
+"""Formats numbers for tables, and tables as Markdown."""
 
 from __future__ import annotations
 

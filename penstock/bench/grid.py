@@ -1,4 +1,4 @@
-"""Everything that a bench asks: prompt sets x temperatures x seeds, in an order that spreads disturbances."""
+"""All questions of a bench: prompt sets x temperatures x seeds, in an order that spreads disturbances."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 WARM_UP: Final = 4
-"""Tokens of the request that every strategy begins with and that does not count."""
+"""Tokens of the request that each strategy begins with and that does not count."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What results are given for: one prompt set at one temperature."""
+    """A setting that results are reported for: one prompt set at one temperature."""
 
     prompt_set: str
     temperature: float
@@ -35,7 +35,8 @@ class Setting:
 
 @dataclass(frozen=True)
 class Question:
-    """One request of a bench, put to every strategy. ``number`` is the prompt's in its set, from 0, as its ``turn``."""
+    """One request of a bench, put to every strategy. ``number`` is the prompt's index in its set,
+    ``turn`` its turn's."""
 
     setting: Setting
     number: int
@@ -45,13 +46,13 @@ class Question:
 
     @property
     def prompt_sha256(self) -> str:
-        """By which two bench files find the same prompt: 16 hexadecimal digits."""
+        """A key by which two bench files find the same prompt: 16 hexadecimal digits of its SHA-256."""
         return hashlib.sha256(json.dumps(self.prompt).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """An entry of a prompt set: what the user says, turn by turn, and how the answers are sampled."""
+    """An entry of a prompt set: the user's messages, turn by turn, and how the answers are sampled."""
 
     setting: Setting
     number: int
@@ -63,12 +64,12 @@ class Conversation:
 
     @property
     def opening(self) -> Question:
-        """The first turn as a text that is continued."""
+        """The first turn as a text to be continued."""
         return self.question(0, self.turns[0])
 
 
 def parse_temperatures(text: str) -> tuple[float, ...]:
-    """``0,0.6,1`` as numbers. Raises FieldError for what is none."""
+    """The numbers in ``0,0.6,1``. Raises FieldError for anything else."""
     try:
         return tuple(float(part) for part in text.split(","))
     except ValueError:
@@ -84,8 +85,9 @@ def conversations_of(
 ) -> list[Conversation]:
     """One conversation per prompt, temperature and seed; at temperature 0 with ``seeds_at_zero`` seeds.
 
-    The prompt ``number`` of a set has seed ``params.seed + number`` first and then one that no other prompt of the set
-    has had. Seeds come outermost and temperatures innermost, so that every setting is measured all along the bench.
+    The prompt ``number`` of a set begins with seed ``params.seed + number`` and goes on with seeds that no other prompt
+    of the set has had. The outermost loop is over seeds and the innermost over temperatures, so that every setting is
+    measured throughout the bench.
     """
     assert params.seed is not None
     longest = max(map(len, sets.values()))
@@ -101,7 +103,7 @@ def conversations_of(
 
 
 def short(params: SamplingParams) -> SamplingParams:
-    """The same request, ended after a few tokens."""
+    """The same request, ended after ``WARM_UP`` tokens."""
     return SamplingParams(temperature=params.temperature, seed=params.seed, max_tokens=WARM_UP, ignore_eos=True)
 
 
@@ -110,7 +112,7 @@ def settings_of(questions: Sequence[Question]) -> list[Setting]:
 
 
 def check_lengths(llm: LLM, questions: Sequence[Question]) -> None:
-    """Raise FieldError naming set and prompt where one would not fit, before the first is decoded."""
+    """Raise FieldError naming set and prompt where one would not fit, before anything is decoded."""
     for question in questions:
         if not fits(llm, question):
             raise FieldError(
@@ -126,13 +128,13 @@ def fits(llm: LLM, question: Question) -> bool:
 
 
 def token_ids_of(llm: LLM, question: Question) -> list[int]:
-    """The prompt as the model reads it."""
+    """The prompt's token ids."""
     if isinstance(question.prompt, str):
         return llm.get_tokenizer().encode(question.prompt)
     return list(question.prompt["prompt_token_ids"])
 
 
 def place_of(question: Question) -> str:
-    """For errors and remarks: ``prompt 3 of mt_bench, turn 2``."""
+    """The question's place for errors and remarks: ``prompt 3 of mt_bench, turn 2``."""
     later = f", turn {question.turn + 1}" if question.turn else ""
     return f"prompt {question.number + 1} of {question.setting.prompt_set}{later}"

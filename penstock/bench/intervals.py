@@ -1,4 +1,4 @@
-"""Confidence bounds: of a ratio that was measured in pairs, and of a share."""
+"""Confidence bounds of a ratio measured in pairs, and of a share."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Ratio:
 
 
 def paired_ratio(ratios: Sequence[float]) -> Ratio | None:
-    """The geometric mean of paired ratios, with Student's t interval of the mean of their logarithms; None for none.
+    """The geometric mean of paired ratios with Student's t interval of the mean of their logarithms; None without any.
 
-    Ratios are averaged geometrically because the mean does not then depend on which side is called the baseline
-    (Fleming and Wallace, 1986), and a t interval of the logarithms keeps its coverage at the few prompts of a bench,
-    where a bootstrap's is too narrow (Georges, Buytaert and Eeckhout, "Statistically Rigorous Java Performance
-    Evaluation", OOPSLA 2007, use it below 30 measurements). Pairs are taken as independent of each other.
+    Ratios are averaged geometrically because the mean then does not depend on which side is called the baseline
+    (Fleming and Wallace, 1986). A t interval of the logarithms keeps its coverage at the few prompts of a bench, where
+    a bootstrap's is too narrow (Georges, Buytaert and Eeckhout, "Statistically Rigorous Java Performance Evaluation",
+    OOPSLA 2007, use it below 30 measurements). Pairs are taken as independent of each other.
     """
     if not ratios:
         return None
@@ -44,7 +44,7 @@ def paired_ratio(ratios: Sequence[float]) -> Ratio | None:
 
 
 def quantile(freedom: int) -> float:
-    """Student's t at the upper end of the interval, for so many degrees of freedom."""
+    """Student's t at the upper end of the interval, for this many degrees of freedom."""
     from scipy.special import stdtrit
 
     return float(stdtrit(freedom, (1 + CONFIDENCE) / 2))

@@ -1,4 +1,4 @@
-"""Options that several benches have."""
+"""Options that several benches share."""
 
 from __future__ import annotations
 

@@ -24,24 +24,24 @@ DPI: Final = 120
 SMALL: Final = 8
 """Font size of ticks, legends and numbers, in points."""
 CHARACTER: Final = 0.068
-"""Inches that a character of this size takes, on average and rounded up."""
+"""Mean width of a character in inches at this font size, rounded up."""
 MOST_TICKS: Final = 16
 MOST_BANDS: Final = 6
-"""More lines than these are drawn without their bounds, which would hide each other."""
+"""Most lines that are drawn with their bounds; the bounds of more lines would hide each other."""
 MARKERS: Final = "osD^vPX"
 GREY: Final = "#7f8c9b"
 HUES: Final = ("#1f6fb4", "#c8702a", "#1b7f5c", "#a3346f", "#6b51a8", "#8f7a1c", "#2a8fa0", "#b5443c")
-"""One per strategy, in the order in which the configuration names them."""
+"""Colours of strategies, in the order in which the registry names them."""
 
 Colour = str | tuple[float, float, float]
 Line = tuple[Sequence[float], Sequence[float] | None, Sequence[float] | None]
-"""y, and the lower and upper bounds of each y where there are any; NaN leaves a gap."""
+"""y, and the lower and upper bounds of each y, or None; NaN leaves a gap."""
 Interval = tuple[float, float | None, float | None]
 
 
 @dataclass(frozen=True)
 class Labels:
-    """What stands above a plot and along its axes."""
+    """A plot's title and the labels of its axes."""
 
     title: str
     x: str
@@ -49,7 +49,7 @@ class Labels:
 
 
 def colours_of(labels: Sequence[str]) -> dict[str, Colour]:
-    """A colour per label: a strategy always has the same one, its entries with other options are lighter variants."""
+    """A colour per label: a strategy always has the same, and its entries with other options have lighter variants."""
     from matplotlib.colors import to_rgb
 
     families: dict[str, list[str]] = {}
@@ -71,7 +71,7 @@ def colours_of(labels: Sequence[str]) -> dict[str, Colour]:
 
 
 def plot_lines(x: Sequence[float], lines: Mapping[str, Line], labels: Labels, path: Path) -> None:
-    """One line per label over the same ``x``, its bounds as a band where there are few lines.
+    """Draw one line per label over the same ``x``, with its bounds as a band if there are few lines.
 
     A wide range of x is drawn in powers of two.
     """
@@ -99,7 +99,7 @@ def plot_lines(x: Sequence[float], lines: Mapping[str, Line], labels: Labels, pa
 
 
 def legend_width(labels: Mapping[str, object]) -> float:
-    """Inches that a legend beside the panel takes; none for a single line."""
+    """Inches that a legend beside the panel takes; 0 for a single line."""
     return 0.6 + CHARACTER * max(map(len, labels)) if len(labels) > 1 else 0.0
 
 
@@ -109,7 +109,7 @@ def legend_width(labels: Mapping[str, object]) -> float:
 def plot_heat_map(
     values: Sequence[Sequence[float]], rows: Sequence[str], columns: Sequence[str], labels: Labels, path: Path
 ) -> None:
-    """``values[row][column]`` as colours and numbers, row 0 at the bottom, the largest one framed; NaN stays blank."""
+    """Draw ``values[row][column]`` as colours and numbers, row 0 at the bottom, the largest framed; NaN stays blank."""
     from matplotlib.patches import Rectangle
 
     figure, axes = one_panel(2.2 + 0.75 * len(columns), 1.6 + 0.45 * len(rows), labels)
@@ -132,9 +132,9 @@ def plot_heat_map(
 
 
 def plot_bars(panels: Mapping[tuple[str, str], Mapping[str, Interval]], labels: Labels, path: Path) -> None:
-    """Bars with intervals, one panel per (row, column), bars by label in the order given, the first one on top.
+    """Draw bars with intervals, one panel per (row, column), bars by label in the given order, the first one on top.
 
-    ``labels.x`` names what the bars measure; there is nothing to say of y. Intervals may end beyond the panel.
+    ``labels.x`` names what the bars measure; ``labels.y`` is not used. Intervals may end beyond the panel.
     """
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -157,7 +157,7 @@ def plot_bars(panels: Mapping[tuple[str, str], Mapping[str, Interval]], labels: 
 def draw_bars(
     axes: Axes, panel: Mapping[str, Interval], names: Sequence[str], colours: Mapping[str, Colour], title: str
 ) -> None:
-    """Each bar's value stands to the right of the panel, where no interval can cover it."""
+    """Draw one panel. Each bar's value is to the right of the panel, where no interval can cover it."""
     for name, (mean, low, high) in panel.items():
         at = names.index(name)
         axes.barh(at, mean, height=0.7, color=colours[name])
@@ -165,6 +165,7 @@ def draw_bars(
             axes.errorbar(mean, at, xerr=[[mean - low], [high - mean]], color="black", capsize=2.5, linewidth=1)
         axes.text(1.01, at, f"{mean:.2f}", va="center", fontsize=SMALL, transform=axes.get_yaxis_transform())
     axes.set_yticks(range(len(names)), names, fontsize=SMALL)
+    # Downwards, so that the first bar is on top.
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.tick_params(axis="x", labelsize=SMALL)
     axes.set_title(title, fontsize=9, loc="left")
@@ -173,7 +174,7 @@ def draw_bars(
 
 
 def right_edge(intervals: Sequence[Interval]) -> float:
-    """Where the bars' axis ends: an interval of two pairs may be so wide that nothing else could be seen."""
+    """Right end of the bars' axis: an interval of two pairs may be so wide that nothing else could be seen."""
     means = [mean for mean, _, _ in intervals]
     return 1.03 * min(max(high if high is not None else mean for mean, _, high in intervals), 2 * max(means))
 

@@ -13,11 +13,11 @@ from penstock.engine.options import DEMO
 DEFAULT_PROMPTS = DEMO / "prompts.jsonl"
 
 Turns = tuple[str, ...]
-"""What a user says, one message after the other; a ``prompt`` is a single one."""
+"""The user's messages, one after the other; an entry with ``prompt`` has one."""
 
 
 def read_prompt_sets(paths: Sequence[Path], count: int) -> dict[str, list[Turns]]:
-    """The first ``count`` entries of each file, by its stem. Raises ConfigError as ``read_turns`` does."""
+    """The first ``count`` entries of each file, by its stem. Raises ConfigError like ``read_turns``."""
     files: dict[str, Path] = {}
     for path in paths:
         if path.stem in files:
@@ -27,7 +27,7 @@ def read_prompt_sets(paths: Sequence[Path], count: int) -> dict[str, list[Turns]
 
 
 def read_prompts(path: Path, count: int) -> list[str]:
-    """The first turn of each of the first ``count`` entries. Raises as ``read_turns`` does."""
+    """The first turn of each of the first ``count`` entries. Raises ConfigError like ``read_turns``."""
     return [turns[0] for turns in read_turns(path, count)]
 
 
@@ -37,7 +37,7 @@ def read_turns(path: Path, count: int) -> list[Turns]:
 
 
 def prompt_lines(path: Path) -> list[tuple[str, str]]:
-    """Every entry as it stands, behind its place in words. Raises ConfigError for a file that holds none."""
+    """Every entry as written, after its place in words. Raises ConfigError for a file without any."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Texts read by a model in this process, stage after stage: never more than one stage's layers are in memory."""
+"""Runs texts through a model in this process, stage by stage: at most one stage's layers are in memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Text:
 
     @property
     def rows(self) -> list[int]:
-        """The tokens that the models read; nothing comes after the last one."""
+        """The tokens that the models read; nothing follows the last one."""
         return [*self.prompt, *self.picked][:-1]
 
 
@@ -41,12 +41,12 @@ def last_states(
     for first, last in layers:
         stage = load(setup, checkpoint, first, last, capacity)
         states = [through(stage, text.rows, before) for text, before in zip(texts, states, strict=True)]
-        del stage  # before the next one comes
+        del stage  # before the next one is loaded, so that only one is in memory
     return states
 
 
 def through(stage: StageModel, tokens: Sequence[int], states: Sequence[Any]) -> list[Any]:
-    """One text through one stage. What another text has left in the slots is overwritten before it is seen."""
+    """Run one text through one stage. Slots still hold another text, but are overwritten before they are read."""
     return [stage.forward(view_of(tokens, rows), hidden) for rows, hidden in zip(chunks(tokens), states, strict=True)]
 
 
@@ -55,7 +55,7 @@ def chunks(tokens: Sequence[int]) -> list[range]:
 
 
 def view_of(tokens: Sequence[int], rows: range) -> BatchView:
-    """Rows of a text whose token at position i lies in slot i and sees those before it."""
+    """The view of a text in which the token at position i is in slot i and sees those before it."""
     positions, seen = np.asarray(rows), np.arange(rows.stop)
     request = RequestView(0, positions - rows.start, seen, seen, seen[None] <= positions[:, None])
     read = np.asarray(tokens[rows.start : rows.stop])
@@ -63,7 +63,7 @@ def view_of(tokens: Sequence[int], rows: range) -> BatchView:
 
 
 def head_of(setup: Resolved, checkpoint: Checkpoint) -> StageModel:
-    """The last stage without a layer."""
+    """The last stage without layers: only the norm and the head."""
     return load(setup, checkpoint, checkpoint.num_layers, checkpoint.num_layers, capacity=1)
 
 
@@ -83,7 +83,7 @@ def load(setup: Resolved, checkpoint: Checkpoint, first: int, last: int, capacit
 
 
 def logits_after(head: StageModel, states: Sequence[Any], text: Text) -> Iterator[np.ndarray]:
-    """float64 [V] before each token after the prompt, in order."""
+    """Logits, float64 [V], before each token after the prompt, in order."""
     from penstock.stage.sampler import to_float64
 
     for rows, hidden in zip(chunks(text.rows), states, strict=True):

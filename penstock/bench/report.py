@@ -1,4 +1,4 @@
-"""What every report has: a folder that is there before anything runs, plots and settings in Markdown."""
+"""The parts that all reports share: the folder, made before anything runs, plots and settings in Markdown."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from penstock.bench.formats import markdown
 from penstock.core import ConfigError
 
 Image = tuple[str, str]
-"""A file's name in the report's folder, and what it shows."""
+"""A file's name in the report's folder, and its description."""
 
 
 def prepare(folder: Path) -> None:
-    """Make the report's folder. Raises ConfigError where that cannot be."""
+    """Make the report's folder. Raises ConfigError where that fails."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -33,6 +33,6 @@ def cell(value: Any) -> str:
 
 
 def settings_part(settings: Mapping[str, Any]) -> list[str]:
-    """The heading and the table of what was asked for."""
+    """The heading and the table of the settings."""
     rows = [(f"`{key}`", cell(value)) for key, value in settings.items()]
     return ["## Settings", markdown(("setting", "value"), rows)]

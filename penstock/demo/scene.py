@@ -1,4 +1,4 @@
-"""What the demo writes, and who writes it: the small chat model where it can be had, else the pair that is shipped."""
+"""The demo's models and prompts: the small chat model where it can be fetched, else the shipped pair."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from penstock.text.tokenizer import Tokenizer
 STRATEGY: Final = "auto"
 PROMPTS: Final = 2
 TOKENS: Final = 48
-"""Of the pair per prompt: both runs of two prompts and the start take three quarters of a minute."""
+"""Tokens of the pair per prompt: both runs of two prompts and the start take three quarters of a minute."""
 ANSWER: Final = 96
 """Most tokens of an answer."""
 CODE: Final = """\
@@ -39,7 +39,7 @@ QUESTIONS: Final = (
     f"What does this Python code do? Show it again first.\n\n{CODE}",
     f"Quote what this text says about the turbine.\n\n{TEXT}",
 )
-"""Their answers take up some of what they say, which is where prompt lookup finds drafts."""
+"""Prompts whose answers repeat some of their text, which is where prompt lookup finds drafts."""
 CHAT_WORDS: Final = f"{chat_model.NAME} answers greedily; drafts are looked up in the text so far: it repeats itself."
 PAIR_WORDS: Final = (
     "The pair that comes with the package continues Python source. Its target has 7 million parameters: the text has "
@@ -49,7 +49,7 @@ PAIR_WORDS: Final = (
 
 @dataclass(frozen=True)
 class Scene:
-    """``shown`` are the prompts as people see them; ``params`` those of each."""
+    """The models and prompts of a demo. ``shown`` are the prompts as people see them; ``params`` those of each."""
 
     model: str
     words: str
@@ -60,7 +60,7 @@ class Scene:
 
     @property
     def quantization(self) -> str:
-        """Of the chat model eight bits, whose time grows least with rows: all boards share this host's cores."""
+        """int8 for the chat model, whose time then grows least with rows: all boards share this host's cores."""
         from penstock.models.quantization.pack import usable
 
         return "int8" if self.is_chat and usable("int8") else "auto"
@@ -73,7 +73,7 @@ class Scene:
 
 
 def scene_for(console: Console, *, embedded: bool) -> Scene:
-    """The pair's with ``embedded``, and where the registry of the chat model cannot be reached, which is said."""
+    """The pair's scene if ``embedded``, or if the registry of the chat model cannot be reached, which is printed."""
     if embedded:
         return pair_scene()
     try:
@@ -90,7 +90,8 @@ def chat_scene(model: str) -> Scene:
 
 
 def pair_scene() -> Scene:
-    """Sampled, since so small a model repeats itself greedily; past an end token, so that all texts have one length."""
+    """The shipped pair's scene. It samples, since so small a model repeats itself greedily, and ignores end tokens, so
+    that all texts have the same length."""
     prompts = read_prompts(options.DEMO / "prompts.jsonl", PROMPTS)
     params = [SamplingParams(temperature=1.0, seed=i, max_tokens=TOKENS, ignore_eos=True) for i in range(len(prompts))]
     speculation = SpeculativeConfig(method="draft_model", model="demo", strategy=STRATEGY)

@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 CLUSTER: Final = "demo"
 BUSY_PACE: Final = 1.05
-"""Times as long as modelled that plain tokens take on a host that is too busy for the figures."""
+"""Slowdown of plain tokens, relative to the modelled boards, from which on the host is too busy for the figures."""
 
 
 def run_demo(as_json: bool, *, embedded: bool = False) -> None:
     """Run the demo on this terminal; with ``as_json`` stdout gets one object and nothing else.
 
-    ``embedded`` shows the pair that is shipped, without a look at the package registry.
+    ``embedded`` uses the shipped pair without a look at the package registry.
     """
     cluster = load_cluster(CLUSTER)
     console = Console(stderr=as_json, highlight=False)
@@ -49,7 +49,7 @@ def run_demo(as_json: bool, *, embedded: bool = False) -> None:
 
 
 def compare(cluster: Cluster, scene: Scene, screen: Race | Lines) -> list[StrategyRun]:
-    """Every prompt through the plain pipeline, then through Penstock, on the same stages."""
+    """Run every prompt through the plain pipeline and then through Penstock, on the same stages."""
     from penstock.emulation.host import RealTimeHost
     from penstock.engine.llm import LLM
 
@@ -92,7 +92,7 @@ def line_screen(console: Console, cluster: Cluster, scene: Scene) -> Iterator[Li
 
 
 class Lines(Observer):
-    """One line per run, for a file or a pipe."""
+    """Prints one line per run, for a file or a pipe."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -112,7 +112,7 @@ class Lines(Observer):
 
 
 def summary(runs: Sequence[StrategyRun]) -> dict[str, object]:
-    """What ``--json`` prints."""
+    """The object that ``--json`` prints."""
     plain, penstock = runs
     return {
         "identical": penstock.identical_to_autoregressive,
@@ -148,7 +148,7 @@ def overrun_words(runs: Sequence[StrategyRun]) -> str:
 
 
 def busy_words(cluster: Cluster, runs: Sequence[StrategyRun]) -> str:
-    """What shows that the host did not keep up with the boards; empty where it did."""
+    """Signs that the host did not keep up with the boards; empty where it did."""
     reasons = []
     worst = max(run.overrun_fraction for run in runs)
     if worst > MAX_OVERRUNS:

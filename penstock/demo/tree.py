@@ -1,10 +1,10 @@
-"""The draft tree of the demo, a line per level: what is certain, what is drafted, what was pruned.
+"""The draft tree of the demo, a line per level: committed, drafted and pruned tokens.
 
-                def      ●××××××·······    certain: the target's token was the first draft
-                  f      ××●×××××          here the third
-                ▸ (      ●                 the root: the last certain token
-                 +1   8  ○○○○○○○○          its drafted children
-                 +2   9  ○○○××○○○○○○×      and theirs, best first; what dies fades
+              def      ●××××××·······    committed: the target's token was the first draft
+                f      ××●×××××          here the third
+              ▸ (      ●                 the root: the last committed token
+               +1   8  ○○○○○○○○          its drafted children
+               +2   9  ○○○××○○○○○○×      and theirs, best first; what dies fades
 
 A level appears when its nodes enter the first stage, and moves up a line with every token that is committed.
 """
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from penstock.messages import Batch
 
 FADING: Final = 0.4
-"""Seconds for which a pruned node is crossed out; then it is a dot."""
+"""Seconds for which a pruned node is shown as a cross; then it is a dot."""
 HIT, MISS, DRAFTED, PRUNED, FADED = "●", "◆", "○", "×", "·"
 LEGEND: Final = f"{HIT} hit  {MISS} miss  {DRAFTED} drafted  {PRUNED} pruned"
 LABEL: Final = 9
-"""Columns of a line's label: a token's text, or how far below the root."""
+"""Columns of a line's label: a token's text, or its level below the root."""
 COUNT: Final = 3
 """Columns of the number of drafted nodes on a line."""
 NARROW: Final = LABEL + 32 + COUNT + 2
@@ -35,7 +35,7 @@ NARROW: Final = LABEL + 32 + COUNT + 2
 
 @dataclass
 class Leaf:
-    """A node as it is drawn."""
+    """A node of the tree, as it is drawn."""
 
     id: int
     glyph: str = DRAFTED
@@ -47,7 +47,8 @@ class Leaf:
 
 @dataclass
 class Level:
-    """The nodes of one position, in the order in which they entered; the certain token's text, once there is one."""
+    """The nodes of one position in the order in which they entered, and the committed token's text once
+    there is one."""
 
     leaves: list[Leaf] = field(default_factory=list)
     text: str = ""
@@ -58,7 +59,7 @@ class Level:
 
 
 class GrowingTree:
-    """Follows one request's tree by what enters, commits and dies. Drawn by a thread of its own, which only reads."""
+    """Follows the tree of one request by what enters, commits and dies. A drawing thread only reads it."""
 
     def __init__(self, keep: int) -> None:
         self.root: int | None = None
@@ -71,7 +72,7 @@ class GrowingTree:
         self._levels, self._leaves = {}, {}
 
     def submitted(self, batch: Batch) -> None:
-        """The rows whose successor is asked for are the tree's, the root included; all others are the prompt's."""
+        """Add the rows whose successor is asked for, including the root; all other rows are the prompt's."""
         for row in batch.wanted:
             node, position = batch.rows.nodes[row], batch.rows.positions[row]
             if self.root is None:
@@ -80,7 +81,7 @@ class GrowingTree:
                 self._add(position, Leaf(node, HIT if position == self.root else DRAFTED))
 
     def advanced(self, done: Advance, text: str, at: float) -> None:
-        """``text`` is what the committed tokens added to the output."""
+        """``text`` is the text that the committed tokens added to the output."""
         for node in done.dead:
             if (leaf := self._leaves.get(node.id)) is not None:
                 leaf.glyph, leaf.died_at = PRUNED, at
@@ -98,12 +99,12 @@ class GrowingTree:
         return self._levels.get(position) or Level()
 
     def below(self, position: int) -> list[int]:
-        """How many drafted nodes there are on every level below a position that has any."""
+        """Numbers of drafted nodes on every level below a position that has any."""
         counts = [level.drafted for at, level in list(self._levels.items()) if at > position]
         return [count for count in counts if count]
 
     def _add(self, position: int, leaf: Leaf) -> None:
-        """A drafted node joins its level, and takes the place of one that was pruned as a whole."""
+        """Add a drafted node to its level, replacing the level if all of it was pruned."""
         level = self._level(position)
         if all(other.glyph != DRAFTED for other in level.leaves):
             self._drop(level)
@@ -114,7 +115,7 @@ class GrowingTree:
         return self._levels.setdefault(position, Level())
 
     def _forget(self) -> None:
-        """Drop what has left the picture at its top."""
+        """Drop the levels that have left the picture at its top."""
         assert self.root is not None
         for position in [position for position in self._levels if position < self.root - self._keep]:
             self._drop(self._levels.pop(position))
@@ -129,7 +130,7 @@ class GrowingTree:
 
 
 def tree_table(tree: GrowingTree, now: float, width: int, above: int, below: int, style: str) -> Table:
-    """So many lines above the root and below it, and one for what lies deeper still."""
+    """``above`` lines above the root and ``below`` lines under it, and one for all deeper levels."""
     across = width - LABEL - COUNT - 2
     table = Table.grid(padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column(width=LABEL, justify="right", no_wrap=True)
@@ -146,7 +147,7 @@ def tree_table(tree: GrowingTree, now: float, width: int, above: int, below: int
 
 
 def label_of(level: Level, offset: int) -> Text:
-    """The certain token's text, marked at the root; below it, how far below."""
+    """The committed token's text, marked at the root; below the root, the distance from it."""
     if offset > 0:
         return Text(f"+{offset}" if level.leaves else "", "dim")
     mark = "▸ " if level.leaves and not offset else ""
@@ -156,9 +157,10 @@ def label_of(level: Level, offset: int) -> Text:
 
 
 def leaves_of(level: Level, now: float, width: int, style: str) -> Text:
-    """A glyph per node; where they do not all fit, the certain one stays in sight."""
+    """A glyph per node; where they do not all fit, the committed one stays in sight."""
     glyphs = [leaf.at(now) for leaf in list(level.leaves)]
     if len(glyphs) > width:
+        # The last column shows the committed node where that would be cut off.
         certain = next((glyph for glyph in glyphs[width - 1 :] if glyph in (HIT, MISS)), "…")
         glyphs = [*glyphs[: width - 1], certain]
     styles = {HIT: f"bold {style}", MISS: "bold yellow", DRAFTED: style, PRUNED: "dim red"}
@@ -166,5 +168,5 @@ def leaves_of(level: Level, now: float, width: int, style: str) -> Text:
 
 
 def shown(text: str) -> str:
-    """A token's text on one line: without the blanks around it, unless it is nothing but blanks."""
+    """A token's text on one line, without blanks around it unless it is blank."""
     return text.replace("\n", "↵").strip(" ") or "␣" * bool(text)

@@ -1,4 +1,4 @@
-"""What a drafter is: it proposes children for nodes of a request's tree."""
+"""The interface of drafters, which propose children for nodes of a request's tree."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.tree import Node
 class DraftRequest:
     """Nodes of one request, parents first, for each of which ``count`` candidates are wanted.
 
-    ``stream`` is the number of the last batch that has entered the target's stages.
+    ``stream`` is the stream number of the last batch that has entered the target's stages.
     """
 
     request: Request
@@ -24,13 +24,13 @@ class DraftRequest:
     count: int
     stream: int = 0
     corrects: bool = False
-    """Whether a node that has been answered for may be answered for again, where the drafter knows better."""
+    """Whether the drafter may also correct its earlier answers for other nodes, where it knows better by now."""
 
 
 class Draft(NamedTuple):
     """Candidates for one node, best first, as (token, log of the chance that the target picks it).
 
-    None: the drafter cannot say yet, but may when the root has moved on, or the node has entered.
+    None if the drafter cannot answer yet, but may be able to once the root has moved or the node has entered.
     """
 
     node: Node
@@ -38,35 +38,37 @@ class Draft(NamedTuple):
 
 
 class Drafter(Protocol):
-    """Submit and poll, so that drafting never blocks the engine. One round of asks is under way at a time."""
+    """Answers asynchronously (``ask``, then ``poll``), so that drafting never blocks the engine. One
+    round at a time."""
 
     @property
     def reads_target(self) -> bool:
-        """Whether it reads the target's states: asked again about a node it may know better than before."""
+        """Whether it reads the target's states, so that it may know more about a node when asked again."""
         ...
 
     @property
     def free(self) -> bool:
-        """Whether it answers without taking a device's time, so that asking it in vain loses nothing."""
+        """Whether it answers without taking a device's time, so that asking in vain loses nothing."""
         ...
 
     @property
     def busy(self) -> bool:
-        """Whether the last asks have not been answered."""
+        """Whether the last round has not been answered completely."""
         ...
 
     @property
     def timing(self) -> DraftTiming:
-        """What the last asks have cost so far; nothing where the answers are there at once."""
+        """Time that the last round has taken so far, by cause; all zero where answers are immediate."""
         ...
 
     def calibrate_by(self, quality: DraftQuality) -> None:
-        """What the engine learns of drafts from now on. A drafter that calibrates its candidates itself does so by it,
-        and says so in it (``DraftQuality.by_drafter``)."""
+        """Use ``quality`` as the engine's record of drafts from now on. A drafter that calibrates its candidates itself
+        does so in this record, and sets ``DraftQuality.by_drafter``."""
         ...
 
     def ask(self, asks: Sequence[DraftRequest]) -> int:
-        """Begin a round. Returns how many rows it takes, what the drafter lacks of the prompts included."""
+        """Begin a round. Returns the number of rows that it takes, including parts of prompts that the
+        drafter lacks."""
         ...
 
     def poll(self) -> list[Draft]:
@@ -75,19 +77,19 @@ class Drafter(Protocol):
 
     @property
     def due(self) -> float | None:
-        """The moment at which ``poll`` has something without any further message."""
+        """Time at which ``poll`` will return something without a further message; None if there is no such time."""
         ...
 
     def prepare_grammar(self, request: Request) -> None:
-        """The request, which has a grammar, has been admitted: get ready for it, and go on meanwhile."""
+        """Begin to compile the grammar of an admitted request, without blocking."""
         ...
 
     def has_grammar(self, request: Request) -> bool:
-        """Whether the drafter is ready for the request's grammar: now it can be asked without others waiting for it."""
+        """Whether the request's grammar is ready, so that nobody waits when the drafter is asked about it."""
         ...
 
     def forget(self, request: Request) -> None:
-        """The request has ended."""
+        """Drop everything about a request that has ended."""
         ...
 
     def close(self) -> None: ...

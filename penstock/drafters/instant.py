@@ -1,4 +1,4 @@
-"""What drafters share that answer as soon as they are asked."""
+"""Base class of drafters that answer as soon as they are asked."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from penstock.requests.request import Request
 
 
 class InstantDrafter:
-    """Holds the answers until they are polled; ``ask`` is the drafter's own."""
+    """Holds answers until they are polled; subclasses define ``ask``."""
 
     def __init__(self) -> None:
         self._answers: list[Draft] = []
@@ -31,7 +31,7 @@ class InstantDrafter:
         return DraftTiming()
 
     def calibrate_by(self, quality: DraftQuality) -> None:
-        """Nothing: the engine calibrates what the drafter says."""
+        """Does nothing: the engine calibrates this drafter's candidates."""
 
     def poll(self) -> list[Draft]:
         answers, self._answers = self._answers, []
@@ -42,7 +42,7 @@ class InstantDrafter:
         return 0.0 if self._answers else None
 
     def prepare_grammar(self, request: Request) -> None:
-        """Nothing: the drafter knows of no grammar."""
+        """Does nothing: the drafter ignores grammars."""
 
     def has_grammar(self, request: Request) -> bool:
         return True

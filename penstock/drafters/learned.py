@@ -1,4 +1,4 @@
-"""A learned drafter: a module that reads the target's own features, run as a pipeline of one stage."""
+"""Learned drafters: modules that read the target's features, run as a pipeline of one stage."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from penstock.tree import Node
 
 
 class LearnedDrafter(SmallModelDrafter):
-    """As a small model, but rows may have to wait for what the target's stages send, and may be computed anew.
+    """A small-model drafter whose rows may wait for features of the target's stages and may be computed again.
 
-    A row is final once it has been computed, or is about to be, with all that can be known of its node.
+    A row is final once it is computed, or about to be, with everything that can be known about its node.
     """
 
     def __init__(self, pipeline: Pipeline, chunk: int) -> None:
         super().__init__(pipeline, chunk)
         self._again: set[int] = set()
         self._waiting: dict[int, list[Node]] = {}
-        """By request, nodes whose rows may still wait for features."""
+        """Nodes whose rows may still wait for features, by request."""
         self._final: dict[int, int] = {}
-        """By request, how many of its committed nodes, from the first on, have final rows."""
+        """Number of leading committed nodes whose rows are final, by request."""
         self._final_in: dict[int, int] = {}
-        """By slot, the node whose row there is final: of a block that requests share it stays that for all of them."""
+        """The node whose row in a slot is final, by slot. Requests that share a block share this."""
 
     @property
     def reads_target(self) -> bool:
@@ -41,7 +41,8 @@ class LearnedDrafter(SmallModelDrafter):
         return super().ask(asks)
 
     def poll(self) -> list[Draft]:
-        """As a drafter does. A row whose node has died would wait for features that nobody sends any more."""
+        """Answers that have arrived, as for any drafter. Rows of dead nodes are cancelled, since no feature will come
+        for them."""
         for request, nodes in self._waiting.items():
             if dead := [node for node in nodes if not node.alive]:
                 self._cancel(dead)
@@ -56,6 +57,7 @@ class LearnedDrafter(SmallModelDrafter):
 
     def _batch(self, entries: Entries, count: int) -> Batch:
         if not self._outstanding:
+            # With nothing in flight no row can be waiting for features.
             self._waiting.clear()
         batch = self._builder.batch(entries, set(self._asked), count, self._again)
         for request, nodes in entries:
@@ -69,8 +71,10 @@ class LearnedDrafter(SmallModelDrafter):
             self._final_in.pop(node.slot, None)
 
     def _finalize(self, request: Request, count: int) -> list[Node]:
-        """Those of the first ``count`` committed nodes that had no final row; the caller has them computed now."""
+        """Those of the first ``count`` committed nodes without a final row; the caller has to have them
+        computed now."""
         if request.number not in self._final:
+            # A shared prefix may have final rows already, computed for another request in the same slots.
             shared = itertools.takewhile(lambda node: self._final_in.get(node.slot) == node.id, request.committed)
             self._final[request.number] = sum(1 for _ in shared)
         nodes = request.committed[self._final[request.number] : count]
@@ -106,12 +110,12 @@ class MtpOptions(FollowingOptions):
 
 
 class FollowingDrafter(LearnedDrafter):
-    """EAGLE's, Medusa's and MTP's: each row needs its parent's feature.
+    """The drafter of EAGLE, Medusa and MTP modules, whose rows each need their parent's feature.
 
-    What is committed has gone through the target, so its features are on their way at the latest: such rows wait for
-    them. A row below the root does not: where its parent is still in flight, the module's own output takes the
-    feature's place. Once such a row has been committed it is computed anew with the target's (EAGLE, section 4.2: the
-    accepted tokens' features replace the drafted ones), and what is drafted later sees the better keys.
+    Committed nodes have gone through the target, so that their features are under way at the latest, and rows wait for
+    them. A row below the root does not wait: where its parent is still in flight, the module's own output takes the
+    place of the feature. Once such a row is committed, it is computed again with the target's feature (EAGLE, section
+    4.2: the features of accepted tokens replace the drafted ones), and later drafts see the better keys.
     """
 
     def _rows(self, ask: DraftRequest) -> list[Node]:
@@ -128,6 +132,7 @@ class FollowingDrafter(LearnedDrafter):
         return batch
 
     def _feature_node(self, request: Request, node: Node) -> int:
-        """The node whose feature the row cannot do without: its parent, if the target's result of it is known."""
+        """The node whose feature the row has to wait for: its parent, if the target's result for it is
+        known, else 0."""
         known = 0 < node.position <= request.tree.root.position
         return request.committed[node.position - 1].id if known else 0

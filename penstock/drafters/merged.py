@@ -1,4 +1,4 @@
-"""Two sources of drafts in one tree: a drafter, and prompt lookup beside it."""
+"""Merges two sources of drafts into one tree: a drafter, and prompt lookup beside it."""
 
 from __future__ import annotations
 
@@ -17,65 +17,65 @@ from penstock.requests.request import Request
 from penstock.tree import Node
 
 SURE: Final = 0.9
-"""The least chance of what has been looked up from which on the drafter is not asked: the answer is there at once."""
+"""Least chance of a looked-up token at which the drafter is not asked, since the answer is there at once."""
 UNLIKELY: Final = 0.2
-"""The chance of a node's path below which the drafter is not asked about it while another answer is sure."""
+"""Chance of a node's path below which the drafter is not asked about it while another answer is sure."""
 START: Final = 0.1
-"""Lookup's weight where nothing is known, as a share of what the drafter's best candidate leaves."""
+"""Lookup's initial weight, as a fraction of what the drafter's best candidate leaves."""
 SUREST: Final = 8
-"""Nats of what the drafter's best leaves, from which on it makes no further difference to lookup's weight."""
+"""Largest class of the drafter's certainty, in nats (minus log of what its best candidate leaves)."""
 MEMORY: Final = 500.0
-"""Tokens after which old ones fade in that weight."""
+"""Tokens over which old ones fade in lookup's weight."""
 FAINT: Final = -12.0
 """Log chance of a token that is not among the drafter's candidates."""
 
 Candidates = Sequence[tuple[int, float]]
 Context = tuple[bool, int, int]
-"""What lookup's weight depends on."""
+"""The key under which lookup's weight is learned (``context_of``)."""
 
 
 @dataclass(slots=True)
 class Asked:
-    """A node that the drafter was asked about, what was looked up for it, and what the drafter has said."""
+    """A node that the drafter was asked about, with the tokens looked up for it and the drafter's answers."""
 
     request: Request
     node: Node
     count: int
     found: Candidates
     answers: list[Candidates] = field(default_factory=list)
-    """The drafter's, the first one first; all others are corrections."""
+    """The drafter's candidates, the first answer first; all others are corrections."""
     own: Candidates = ()
-    """The first one with the chances that its calibration gave it."""
+    """The first answer with the chances that its calibration gave it."""
 
 
 class MergedDrafter:
-    """Candidates of a drafter and of prompt lookup, each source calibrated by itself, best first.
+    """Candidates of a drafter and of prompt lookup, each calibrated by itself, best first.
 
-    Where the text has gone on in the same way again and again, what was looked up is all but sure, and is the answer at
-    once. The drafter is left alone then: a copied passage is drafted as fast as by lookup alone. Everywhere else the
-    drafter answers, in its own time, and what was looked up joins its candidates with the share in which it was right.
+    Where the text has gone on in the same way again and again, a looked-up token is almost sure, and is the answer at
+    once. The drafter is then left alone, so that a copied passage is drafted as fast as by lookup alone. Everywhere
+    else the drafter answers in its own time, and looked-up tokens join its candidates with the share in which they were
+    right.
 
-    The mixture's chances are taken as they are: calibrated once more, they would be corrected twice for what the first
-    verdicts said.
+    The chances of the mixture are taken as they are: another calibration would count the same verdicts twice.
 
-    The two are mixed: a token's chance is (1 - w) p + w q, its chance by the drafter and by lookup. The weight w is the
-    share of tokens that lookup explains better (deleted interpolation, Jelinek and Mercer, 1980; with a text's own past
-    as one of two models, Kuhn and De Mori, 1990). It is learned apart for sampled and greedy requests, and by how sure
-    either source is. One weight for all would take from a drafter that is sure what lookup is worth where it is not:
-    5% of each level, which a path of ten levels multiplies.
+    A token's chance is (1 - w) p + w q, where p is its chance by the drafter and q its chance by lookup. The weight w
+    is the share of tokens that lookup explains better (deleted interpolation, Jelinek and Mercer, 1980; with a text's
+    own past as one of two models, Kuhn and De Mori, 1990). It is learned separately for sampled and greedy requests,
+    and by how sure each source is. A single weight would charge a sure drafter for lookup's worth where the drafter is
+    unsure: 5% of each level, which a path of ten levels multiplies.
     """
 
     def __init__(self, drafter: Drafter, lookup: RatedLookup) -> None:
         self.inner = drafter
         self._lookup = lookup
         self._quality = DraftQuality()
-        """Of the drafter's own candidates."""
+        """The engine's record of drafts, by which the drafter's own candidates are calibrated."""
         self._weights: defaultdict[Context, FadingShare] = defaultdict(lambda: FadingShare(MEMORY))
-        """Lookup's."""
+        """Lookup's weight in each context."""
         self._asked: dict[int, Asked] = {}
-        """By node."""
+        """The nodes that the drafter was asked about, by node id."""
         self._learned: dict[int, int] = {}
-        """By request, how many of its committed nodes the drafter's calibration has taken in."""
+        """Number of committed nodes whose picks the drafter's calibration has taken in, by request."""
         self._answers: list[Draft] = []
 
     @property
@@ -99,7 +99,7 @@ class MergedDrafter:
         quality.by_drafter = True
 
     def ask(self, asks: Sequence[DraftRequest]) -> int:
-        """Begin a round. Rows are the drafter's alone; a look-up takes none."""
+        """Begin a round. Only the drafter needs rows; a look-up needs none."""
         left = [rest for ask in asks if (rest := self._look_up(ask)).nodes]
         return self.inner.ask(left) if left else 0
 
@@ -127,7 +127,7 @@ class MergedDrafter:
         self.inner.close()
 
     def _look_up(self, ask: DraftRequest) -> DraftRequest:
-        """Answer for nodes of which look-ups are sure enough. Returns what is left for the drafter."""
+        """Answer for nodes whose look-ups are sure enough. Returns the nodes that are left for the drafter."""
         self._learn(ask.request)
         root = ask.request.tree.root
         found = [(node, self._lookup.candidates(ask.request, node, ask.count)) for node in ask.nodes if node.alive]
@@ -143,10 +143,11 @@ class MergedDrafter:
         return replace(ask, nodes=left)
 
     def _learn(self, request: Request) -> None:
-        """Take in what became of the drafter's candidates since the request was looked at last."""
+        """Take in the target's picks since the last call: they judge the drafter's candidates and lookup's weight."""
         committed, known = request.committed, self._learned.get(request.number, 0)
         if known == len(committed):
             return
+        # A node is judged by the token after it, so the last one has to wait for the next call.
         for i in range(max(0, known - 1), len(committed) - 1):
             asked = self._asked.get(committed[i].id)
             if asked is not None and asked.answers:
@@ -158,7 +159,8 @@ class MergedDrafter:
         }
 
     def _weigh(self, asked: Asked, picked: int) -> None:
-        """Take in how much of the token that was picked lookup explains (one step of expectation maximisation)."""
+        """Update lookup's weight by how much of the picked token lookup explains (one step of expectation
+        maximisation)."""
         if not asked.found:
             return
         weight = self._weight(asked)
@@ -170,7 +172,7 @@ class MergedDrafter:
         return self._weights[context_of(asked)].of(START * left_by(asked.own)) if asked.found else 0.0
 
     def _with_lookup(self, draft: Draft) -> Draft:
-        """The drafter's answer or correction, with what was looked up when it was asked."""
+        """The drafter's answer or correction, mixed with the tokens looked up when it was asked."""
         asked = self._asked.get(draft.node.id)
         if draft.candidates is None or asked is None:
             return draft
@@ -188,8 +190,8 @@ def is_sure(found: Candidates) -> bool:
 
 
 def context_of(asked: Asked) -> Context:
-    """Whether the request is sampled, the quarter in which the best chance of what was found lies, and how sure the
-    drafter is."""
+    """The key of lookup's weight: whether the request is sampled, the quarter in which lookup's best chance lies, and
+    how sure the drafter is, in nats."""
     found = int(4 * max(chance for _, chance in asked.found))
     left = left_by(asked.own)
     return asked.request.sampling.temperature > 0, found, int(min(SUREST, -math.log(left))) if left else SUREST
@@ -201,7 +203,7 @@ def left_by(own: Candidates) -> float:
 
 
 def mixed(own: Candidates, found: Candidates, weight: float, count: int) -> list[tuple[int, float]]:
-    """The ``count`` best of both with their log chances, best first.
+    """The ``count`` best tokens of both sources with their log chances, best first.
 
     ``own`` are the drafter's (token, log chance), ``found`` lookup's (token, chance). Ties go to the drafter's.
     """

@@ -1,4 +1,5 @@
-"""Prompt lookup: what followed the last time the same tokens stood there (Saxena 2023; vLLM's ``ngram``)."""
+"""Prompt lookup: proposes the tokens that followed the same tokens earlier in the text (Saxena 2023; vLLM's
+``ngram``)."""
 
 from __future__ import annotations
 
@@ -18,10 +19,11 @@ from penstock.requests.request import Request
 from penstock.tree import Node
 
 FIRST: Final = (0.15, 0.65, 0.75, 0.9)
-"""Chance of what followed a run of one, two, three, and of four tokens or more: of 1,255 tokens that
-SmolLM2-135M-Instruct wrote greedily, copies and answers of three prompt sets, it was right in 14, 67, 72 and 94%."""
+"""Chance of the first candidate by the length of its run: one, two, three, and four tokens or more. Of 1,255 tokens
+that SmolLM2-135M-Instruct wrote greedily, copies and answers of three prompt sets, it was right in 14, 67, 72 and 94%.
+"""
 NEXT: Final = 0.05
-"""Of what the candidates before it leave, the chance of each further one: 4% were right."""
+"""Chance of each further candidate, as a fraction of what those before it leave: 4% were right."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,15 +46,15 @@ class NgramOptions(DrafterOptions):
         return NgramDrafter(self.prompt_lookup_max, self.prompt_lookup_min)
 
     def beside(self, drafter: Drafter) -> Drafter:
-        """Another drafter with prompt lookup beside it."""
+        """Another drafter, with prompt lookup beside it."""
         return MergedDrafter(drafter, RatedLookup(self.prompt_lookup_max, self.prompt_lookup_min))
 
 
 class NgramDrafter(InstantDrafter):
-    """Looks for the longest earlier occurrence of the last ``longest``..``shortest`` tokens of a node's path.
+    """Finds the longest earlier occurrence of the last ``longest``..``shortest`` tokens of a node's path.
 
-    All tokens that followed an occurrence are candidates, those after longer matches first, then the more recent. The
-    longer the match, the better the first one is (``FIRST``): the drafter has no model of its own.
+    All tokens that followed an occurrence are candidates: those after longer matches first, then the more recent. The
+    longer the match, the higher the first one's chance (``FIRST``), since the drafter has no model of its own.
     """
 
     def __init__(self, longest: int, shortest: int) -> None:
@@ -60,7 +62,7 @@ class NgramDrafter(InstantDrafter):
         self._longest = longest
         self._shortest = shortest
         self._texts: dict[int, Followers] = {}
-        """Of every request what is committed of it."""
+        """The committed text of each request."""
 
     def ask(self, asks: Sequence[DraftRequest]) -> int:
         for ask in asks:
@@ -72,7 +74,8 @@ class NgramDrafter(InstantDrafter):
         self._texts.pop(request.number, None)
 
     def _text(self, request: Request) -> Followers:
-        """With all that has been committed by now. A request that is recomputed has the same text as before."""
+        """The request's index, up to date with its committed tokens. A recomputed request has the same
+        text as before."""
         text = self._texts.setdefault(request.number, Followers(self._longest, self._shortest))
         text.extend(node.token for node in request.committed[text.length :])
         return text
@@ -85,7 +88,8 @@ class NgramDrafter(InstantDrafter):
 
 
 def log_chances(runs: Iterable[int]) -> Iterator[float]:
-    """Of candidates, best first, that followed runs of so many tokens: the first one's decides."""
+    """Log chances of candidates, best first, by the lengths of the runs that they followed. Only the first length
+    matters."""
     left = 1.0
     for rank, run in enumerate(runs):
         chance = left * (NEXT if rank else FIRST[min(run, len(FIRST)) - 1])

@@ -1,4 +1,4 @@
-"""What a drafter's file declares beside it: the options that users may set, what it needs, and how it is started."""
+"""The options of a drafter that users may set, the parts that it needs, and how it is started."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Weights(Enum):
-    """Weights of its own that a drafter computes with."""
+    """The kind of weights that a drafter computes with."""
 
     NONE = auto()
     DRAFT_MODEL = auto()
@@ -28,48 +28,50 @@ class Weights(Enum):
 
 @dataclass(frozen=True)
 class DrafterParts:
-    """What the engine gives a drafter to start with."""
+    """The parts that the engine gives a drafter to start with."""
 
     vocab_size: int
-    """The target's."""
+    """Size of the target's vocabulary."""
     layers: Sequence[tuple[int, int]]
-    """The target's layers [first, last) that each stage holds."""
+    """The target's layers [first, last) of each stage."""
     chunk: int
     """Most rows of one of the drafter's batches."""
     speculator: SpeculatorCheckpoint | None
-    """The checkpoint, where the weights are a speculator's."""
+    """The speculator's checkpoint; None where the drafter has no such weights."""
     answer: Callable[[Request], Sequence[int]]
-    """What plain decoding gives for a request; only the synthetic drafter asks."""
+    """Returns a request's output under plain decoding; only the synthetic drafter calls it."""
     start_weights: Callable[[], Pipeline]
-    """Start the drafter's weights as a pipeline of one stage."""
+    """Starts the drafter's weights as a pipeline of one stage."""
 
 
 @dataclass(frozen=True)
 class DrafterOptions(ABC):
-    """Subclasses are frozen dataclasses. They raise FieldError for a value that cannot be used."""
+    """Base of the drafters' options: frozen dataclasses that raise FieldError for a value that cannot be used."""
 
     weights: ClassVar[Weights] = Weights.NONE
-    """Where they come from a checkpoint, there is an option ``model``."""
+    """Weights that have to be loaded. Where they come from a checkpoint, there is an option ``model``."""
     priced_as: ClassVar[Weights] = Weights.NONE
-    """Whose passes a modelled device is to take for it; ``NONE``: its answers are there at once on any device."""
+    """Weights whose passes a modelled device has to spend time on; with ``NONE`` answers are immediate
+    on any device."""
 
     of_target: ClassVar[bool] = False
-    """Whether the weights are in the target's own checkpoint where no other place is named."""
+    """Whether the weights are in the target's own checkpoint unless another place is named."""
 
     @property
     def model(self) -> str | None:
-        """The weights' folder or hub name, if any has been given."""
+        """Folder or hub name of the weights; None where there is none."""
         return None
 
     @property
     def needs_entered(self) -> str | None:
-        """Why nothing is drafted from a node that has not entered, in the user's words; None where that may be."""
+        """The option, in the user's words, that forbids drafting from nodes that have not entered; None if that is
+        allowed."""
         return None
 
     def check_speculator(self, speculator: SpeculatorCheckpoint, layers: Sequence[tuple[int, int]]) -> None:
-        """Raise FieldError where the speculator was trained for other stages than those with these layers."""
+        """Raise FieldError where the speculator was trained for stages with other layers."""
         return
 
     @abstractmethod
     def start(self, parts: DrafterParts) -> Drafter:
-        """The drafter, ready to be asked. Raises PipelineError where its weights cannot be started."""
+        """Start the drafter. Raises PipelineError where its weights cannot be started."""

@@ -1,4 +1,4 @@
-"""Prompt lookup that knows how often it is right: its candidates' chances are learned from the texts themselves."""
+"""Prompt lookup whose chances are learned: it counts how often its candidates are right in the texts themselves."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from penstock.requests.request import Request
 from penstock.tree import Node
 
 RANKS: Final = 4
-"""Candidates from this rank on count as alike."""
+"""Number of ranks kept apart; all candidates from the last of them on count as one kind."""
 OF_ALL: Final = 1000.0
-"""Verdicts on a kind after which old ones fade, over all requests."""
+"""Verdicts on a kind over which old ones fade, over all requests."""
 OF_ONE: Final = 32.0
-"""The same within a request: a text copies for a while, and then does not."""
+"""Verdicts on a kind over which old ones fade within a request: a text copies for a while, and then does not."""
 
 Kind = tuple[int, int]
-"""Of a candidate: the length of the run that it followed, and its rank."""
+"""A kind of candidate: the length of the run that it followed, and its rank."""
 
 
 class LookupRates:
-    """How often candidates of each kind were right.
+    """Learns how often candidates of each kind are right.
 
-    A request's own rates expect what ``all_requests`` say; these expect half of what the rank above has.
+    A request's own rates begin at those of ``all_requests``, and these at half the rate of the rank above.
     """
 
     def __init__(self, memory: float, all_requests: LookupRates | None = None) -> None:
@@ -36,7 +36,7 @@ class LookupRates:
         return self._right[kind].of(expected)
 
     def record(self, found: dict[int, int], picked: int) -> None:
-        """The text went on with ``picked`` where these had been found, with the length of their runs."""
+        """Judge candidates, given with the lengths of their runs, by the token ``picked`` that followed."""
         for token, kind in kinds_of(found):
             self._right[kind].record(token == picked)
         if self._all_requests is not None:
@@ -44,12 +44,13 @@ class LookupRates:
 
 
 def kinds_of(found: dict[int, int]) -> list[tuple[int, Kind]]:
-    """Every token with its kind."""
+    """Each token with its kind; ``found`` maps tokens to the lengths of their runs, best first."""
     return [(token, (length, min(rank, RANKS - 1))) for rank, (token, length) in enumerate(found.items())]
 
 
 class RatedLookup:
-    """Looks up what followed a node's last ``longest``..``shortest`` tokens in its own text, and what that is worth.
+    """Looks up the tokens that followed a node's last ``longest``..``shortest`` tokens in its own text, with their
+    chances.
 
     Every token that a request produces is a verdict, whether anything was drafted there or not.
     """
@@ -59,10 +60,10 @@ class RatedLookup:
         self._shortest = shortest
         self._rates = LookupRates(OF_ALL)
         self._texts: dict[int, tuple[Followers, LookupRates]] = {}
-        """By request."""
+        """Index and rates of each request, by its number."""
 
     def candidates(self, request: Request, node: Node, count: int) -> list[tuple[int, float]]:
-        """Up to ``count`` tokens with the chance of each that the target picks it. Not in order of their chances."""
+        """Up to ``count`` tokens, each with the chance that the target picks it; not sorted by chance."""
         text, rates = self._text(request)
         found = text.after(request.path_below_root(node), count)
         return [(token, rates.chance(kind)) for token, kind in kinds_of(found)]
@@ -71,12 +72,13 @@ class RatedLookup:
         self._texts.pop(request.number, None)
 
     def _text(self, request: Request) -> tuple[Followers, LookupRates]:
-        """With all that has been committed by now."""
+        """The request's index and rates, up to date with its committed tokens."""
         if request.number not in self._texts:
             own = LookupRates(OF_ONE, self._rates)
             self._texts[request.number] = Followers(self._longest, self._shortest), own
         text, rates = self._texts[request.number]
         given = len(request.prompt)
+        # Prompt tokens are only indexed: they are no picks of the target, so they judge nothing.
         text.extend(node.token for node in request.committed[text.length : given])
         for node in request.committed[text.length :]:
             rates.record(text.after([], RANKS), node.token)

@@ -1,4 +1,4 @@
-"""Every drafter by the name that users give it, the method. A new one is one file of the package and one line here."""
+"""All drafters by the name that users give, the method. A new one is a file of the package and a line here."""
 
 from __future__ import annotations
 

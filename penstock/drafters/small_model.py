@@ -1,4 +1,4 @@
-"""A small model of the target's family as the drafter, run as a pipeline of its own on the same stage code."""
+"""Drafts with a small model of the target's family, run as a pipeline of its own on the same stage code."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ class SmallModelOptions(DrafterOptions):
 
 
 class SmallModelDrafter:
-    """Asks a drafting pipeline for noise-ranked candidates. Its KV slots are the target's: one table for both.
+    """Asks a drafting pipeline for noise-ranked candidates. It has the target's KV slots: one table serves both.
 
-    Rows that the small model has not seen yet (the prompt, tokens that nobody drafted) go along before the nodes that
-    are asked about, at most ``chunk`` rows a batch.
+    Rows that the small model has not seen yet (the prompt, tokens that nobody drafted) enter before the nodes that are
+    asked about, at most ``chunk`` rows per batch.
     """
 
     def __init__(self, pipeline: Pipeline, chunk: int) -> None:
@@ -55,7 +55,7 @@ class SmallModelDrafter:
         self._outstanding = 0
         self._drafts: list[Draft] = []
         self._spans: list[Span] = []
-        """The round's."""
+        """Times of the round's batches in the drafting stage."""
 
     @property
     def reads_target(self) -> bool:
@@ -82,7 +82,7 @@ class SmallModelDrafter:
             for node in ask.nodes:
                 if node.id in lacking:
                     self._asked[node.id] = node
-                else:  # it went along as somebody's ancestor: its answer is gone
+                else:  # computed before as another node's ancestor: its answer was not kept
                     self._drafts.append(Draft(node, []))
             for first in range(0, len(rows), self._chunk):
                 self._queue.append(([(ask.request, rows[first : first + self._chunk])], ask.count))
@@ -108,7 +108,7 @@ class SmallModelDrafter:
         return 0.0 if self._drafts else self.pipeline.due
 
     def calibrate_by(self, quality: DraftQuality) -> None:
-        """Nothing: the engine calibrates what the drafter says."""
+        """Does nothing: the engine calibrates this drafter's candidates."""
 
     def prepare_grammar(self, request: Request) -> None:
         self.pipeline.prepare_grammar(request.number, request.sampling.grammar)
@@ -124,7 +124,7 @@ class SmallModelDrafter:
             self.pipeline.forget_grammar(request.number)
 
     def _rows(self, ask: DraftRequest) -> list[Node]:
-        """What has to enter so that the nodes can be answered for, parents first."""
+        """The nodes that have to be computed so that the drafter can answer, parents first."""
         return self._builder.missing(ask.request, ask.nodes)
 
     def _batch(self, entries: Entries, count: int) -> Batch:
@@ -136,7 +136,7 @@ class SmallModelDrafter:
     def _submit(self) -> None:
         while self._queue and self.pipeline.ready:
             entries, count = self._queue.pop(0)
-            # Between the ask and now nodes may have died; what is committed since then would hide their ancestors.
+            # Nodes may have died since the ask; tokens committed meanwhile would hide their ancestors.
             live = [(request, [node for node in nodes if node.alive]) for request, nodes in entries]
             batch = self._batch(live, count)
             self._outstanding += 1
@@ -147,10 +147,11 @@ class SmallModelDrafter:
 
 
 def timing_of(spans: Sequence[Span]) -> DraftTiming:
-    """What a drafter's batches have cost, on its one stage one after the other."""
+    """The time that a drafter's batches took on its only stage, one after another."""
     features = at = computing = free = 0.0
     for span in spans:
         if span.features is not None:
+            # Waiting for the stage itself is no waiting for features.
             features += span.start - max(span.received, free)
             at = max(at, span.features)
         computing += span.end - span.start
@@ -159,12 +160,13 @@ def timing_of(spans: Sequence[Span]) -> DraftTiming:
 
 
 def merge(queue: list[tuple[Entries, int]], limit: int) -> list[tuple[Entries, int]]:
-    """Join neighbouring entries of different requests while a batch stays within ``limit`` rows."""
+    """Join neighbouring entries of different requests as long as a batch stays within ``limit`` rows."""
     merged: list[tuple[Entries, int]] = []
     for entries, count in queue:
         if merged:
             before, before_count = merged[-1]
             rows = sum(len(nodes) for _, nodes in [*before, *entries])
+            # A batch holds one entry per request, and asks for one number of candidates.
             separate = {r.number for r, _ in before}.isdisjoint(r.number for r, _ in entries)
             if rows <= limit and separate and count == before_count:
                 merged[-1] = ([*before, *entries], count)

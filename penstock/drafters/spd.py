@@ -1,4 +1,4 @@
-"""SPD's drafter, and the early exit: each row needs its own feature, as deep as its token has got by then."""
+"""SPD's drafter, and early exit: each row needs its own token's feature, as deep as the token has got by then."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class EarlyExitOptions(LearnedOptions):
 
 
 def check_stages(speculator: SpeculatorCheckpoint, layers: Sequence[tuple[int, int]], post_state: bool) -> None:
-    """Raise FieldError where SPD's module was trained for another pipeline."""
+    """Raise FieldError where SPD's module was trained for a pipeline with other stages or layers."""
     if speculator.stages is None:
         return
     model = f"{str(speculator.path)!r}"
@@ -82,7 +82,8 @@ def check_stages(speculator: SpeculatorCheckpoint, layers: Sequence[tuple[int, i
 
 
 def depths(parts: DrafterParts, lag: int = 0, post_state: bool = False) -> Depths:
-    """What the module sees of a token under way; one for a single number of stages has a level for each depth."""
+    """The levels at which the module sees tokens in flight; one trained for a fixed number of stages
+    has one per depth."""
     speculator = parts.speculator
     assert speculator is not None
     memory = speculator.stages is not None
@@ -96,27 +97,27 @@ def depths(parts: DrafterParts, lag: int = 0, post_state: bool = False) -> Depth
 
 
 class SpdDrafter(LearnedDrafter):
-    """Before it answers, every token above the asked one is computed anew that has reached another level since.
+    """A drafter that recomputes, before it answers, every token above the asked one whose level has changed.
 
-    What is committed, but for the root, has come out of the last stage or does so while the prompt is computed, and is
-    computed at the last level once: these keys and values stay. Tokens under way are computed anew from step to step
-    (SPD, section 3.5), and where a strategy wants corrections, it is told what the module now thinks comes after them.
+    Committed tokens, except for the root, have come out of the last stage, or do so during prefill. They are computed
+    once, at the last level, and their keys and values stay. Tokens in flight are recomputed from step to step (SPD,
+    section 3.5); where a strategy wants corrections, it is given the module's new candidates for them.
     """
 
     def __init__(self, pipeline: Pipeline, chunk: int, depths: Depths) -> None:
         super().__init__(pipeline, chunk)
         self._depths = depths
         self._computed: dict[int, dict[int, tuple[Node, int]]] = {}
-        """By request and node, the level at which those under way have been computed."""
+        """Node and level at which it was last computed, by request and node, for tokens in flight."""
         self._levels: dict[int, int] = {}
-        """Of rows that have yet to be sent."""
+        """The level at which each row that has yet to be sent will be computed, by node."""
 
     def forget(self, request: Request) -> None:
         super().forget(request)
         self._computed.pop(request.number, None)
 
     def ask(self, asks: Sequence[DraftRequest]) -> int:
-        """Begin a round. What needs a feature of a node that has not entered is not answered for until it has."""
+        """Begin a round. A node that needs a feature and has not entered is answered with None."""
         self._levels.clear()
         possible = []
         for ask in asks:
@@ -140,7 +141,7 @@ class SpdDrafter(LearnedDrafter):
         return [node for node, _ in rows]
 
     def _above(self, ask: DraftRequest) -> list[tuple[Node, int]]:
-        """What is asked about, and all above it that has another level than when it was computed; parents first."""
+        """The nodes asked about, and all above them whose level has changed since they were computed; parents first."""
         computed = self._living(ask.request)
         asked = {node.id for node in ask.nodes}
         found: dict[int, tuple[Node, int]] = {}
@@ -154,6 +155,7 @@ class SpdDrafter(LearnedDrafter):
                 if current.id in asked or computed.get(current.id, (current, -1))[1] != level:
                     path.append((current, level))
                 current = current.parent
+            # The path was walked upwards; parents have to be computed first.
             found.update((one.id, (one, level)) for one, level in reversed(path))
         computed.update(found)
         return list(found.values())
@@ -163,7 +165,7 @@ class SpdDrafter(LearnedDrafter):
         return self._depths.level(0 if new else ask.stream - node.stream)
 
     def _living(self, request: Request) -> dict[int, tuple[Node, int]]:
-        """What has been computed of the request's tree, without what has died or has been computed for good."""
+        """The computed nodes of the request's tree, without those that have died or are final."""
         root = request.tree.root
         known = self._computed.get(request.number, {})
         living = {i: entry for i, entry in known.items() if entry[0].alive and entry[0].position >= root.position}

@@ -1,4 +1,4 @@
-"""A drafter that knows the answer and hides it with a stated accuracy. It measures engines, not models."""
+"""A synthetic drafter that knows the answer and is right with a stated accuracy. It measures engines, not models."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from penstock.requests.request import Request
 from penstock.tree import Node
 
 FLOOR = 1e-4
-"""Chance given to candidates beyond the profile, so that every score is finite."""
+"""Chance given to candidates beyond the profile, so that every log chance is finite."""
 CONCENTRATION = 1.28
-"""How much confidence varies from node to node (a Beta distribution's alpha + beta), as measured on the demo pair: its
-model card gives the greedy draft's figure."""
+"""Spread of confidence over nodes (alpha + beta of a Beta distribution), as measured on the demo pair; the greedy
+draft's figure is in its model card."""
 
 
 STRIDE = 7919
-"""Between the arbitrary tokens: a prime, so that they differ in any vocabulary that is not its multiple."""
+"""Distance between the arbitrary tokens: a prime, so that they differ unless it divides the vocabulary's size."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,20 +48,20 @@ class SyntheticOptions(DrafterOptions):
 
 
 def check_accuracy(accuracy: tuple[float, ...]) -> None:
-    """Raise FieldError unless the profile is one: cumulative chances for 1, 2, ... candidates."""
+    """Raise FieldError unless the profile is a list of cumulative chances for 1, 2, ... candidates."""
     holds = bool(accuracy) and all(0.0 <= chance <= 1.0 for chance in accuracy) and list(accuracy) == sorted(accuracy)
     check(holds, "accuracy", list(accuracy), "a list of chances between 0 and 1, none below the one before it")
 
 
 def confidence(accuracy: Sequence[float], rng: random.Random, concentration: float = CONCENTRATION) -> list[float]:
-    """One node's chance of each candidate, best first; on average the steps of the profile.
+    """One node's chance of each candidate, best first; the mean over nodes is the steps of the profile.
 
-    The first one's is drawn from a Beta distribution around ``accuracy[0]`` with alpha + beta = ``concentration``; the
+    The first chance is drawn from a Beta distribution around ``accuracy[0]`` with alpha + beta = ``concentration``; the
     others share the rest in the profile's proportions.
     """
     steps = [above - below for below, above in pairwise([0.0, *accuracy])]
     first, second = accuracy[0], steps[1] if len(steps) > 1 else 0.0
-    least = second / (1 - first + second) if second else 0.0  # below it the second would be the first
+    least = second / (1 - first + second) if second else 0.0  # below it the second candidate would be the likelier one
     drawn = first
     if least < first < 1.0:
         mean = (first - least) / (1 - least)
@@ -73,11 +73,11 @@ def confidence(accuracy: Sequence[float], rng: random.Random, concentration: flo
 class SyntheticDrafter(InstantDrafter):
     """Places the target's token among its first k candidates with probability ``accuracy[k-1]`` (cumulative).
 
-    ``answer(request)`` is the whole output that plain decoding gives. As with a real drafter, some nodes are easy and
-    some hard: the chance of a node's first candidate is drawn around ``accuracy[0]``, the others share the rest in the
-    profile's proportions, and on the right path the target's token is drawn from exactly these chances, so the drafter
-    is calibrated and the stated accuracy holds on average. Off the path every candidate is wrong. The other
-    candidates are arbitrary tokens. Any figure made with it has to say so.
+    ``answer(request)`` is the whole output of plain decoding. As with a real drafter, some nodes are easy and some
+    hard: the chance of a node's first candidate is drawn around ``accuracy[0]``, and the others share the rest in the
+    profile's proportions. On the target's path the rank of the target's token is drawn from exactly these chances, so
+    the drafter is calibrated and the stated accuracy holds on average. Off the path every candidate is wrong. The other
+    candidates are arbitrary tokens. Any figure made with this drafter has to say so.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class SyntheticDrafter(InstantDrafter):
         return Draft(node, [(token, math.log(max(p, FLOOR))) for token, p in zip(tokens, padded, strict=False)])
 
     def _truth(self, request: Request, path: Sequence[int]) -> int | None:
-        """The target's token after ``path``, if the path is the one that plain decoding takes."""
+        """The target's token after ``path``; None if plain decoding does not take this path."""
         answer = self.answer(request)
         above = len(path) - len(request.prompt)
         if above >= len(answer) or list(path[len(request.prompt) :]) != list(answer[:above]):

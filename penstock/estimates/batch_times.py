@@ -1,4 +1,4 @@
-"""How long a batch takes a stage, or a round the drafter, by its number of rows."""
+"""Seconds that a batch takes in a stage, or a round in the drafter, by its number of rows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final
 from penstock.estimates.running_mean import running_mean
 
 SAME: Final = 1e-6
-"""Relative difference of two times below which they are the same, rounded."""
+"""Relative difference below which two times are equal but for rounding."""
 OCTAVES: Final = tuple(16 * 2**octave for octave in range(7))
 SIZES: Final[tuple[int, ...]] = (
     1,
@@ -21,72 +21,75 @@ SIZES: Final[tuple[int, ...]] = (
     *(quarter * octave // 4 for octave in OCTAVES for quarter in range(4, 8)),
     2048,
 )
-"""Numbers of rows whose times are kept apart: an octave in four parts, fine enough to find a knee."""
+"""Numbers of rows with a mean of their own: four to an octave, fine enough to find the knee of a curve."""
 FADES: Final = 32
-"""Batches of other sizes within which a time that fades loses half of its lead over the smaller sizes."""
+"""Batches of other sizes after which a fading time has lost half of its lead over the smaller sizes."""
 CONFIRMED: Final = 0.75
-"""A size that is seen again after its time has faded was as dear as it had looked from this share of that on."""
+"""Fraction of a faded time from which on a new sight of the size confirms it, so that it fades half as
+fast afterwards."""
 SELDOMEST: Final = 64 * FADES
-"""Batches within which even a time that was confirmed again and again loses half of its lead."""
+"""Upper limit of ``FADES`` for a size that was confirmed again and again, in batches."""
 FURTHER: Final = 2
-"""Up to so many times the largest size seen, batches of real devices are taken to be no slower: little is risked."""
+"""Batches of real devices are taken to be no slower up to this multiple of the largest size seen: little is risked."""
 ASKED: Final = 256
-"""Rows of which the table speaks in any case, whatever was seen: more than a strategy sends of one request."""
+"""The table reaches at least this many rows, more than a strategy sends of one request."""
 SIZE_OF: Final = [SIZES[bisect_left(SIZES, rows)] for rows in range(SIZES[-1] + 1)]
-"""The size as which a number of rows counts."""
+"""The entry of ``SIZES`` under which a number of rows is counted, by number of rows."""
 
 
 class BatchTimes:
-    """Seconds by number of rows, as they have been seen.
+    """Seconds of a batch by its number of rows, learned from the batches seen.
 
-    Means are kept for ``SIZES``, each of the medians of three batches: one batch that was late by itself says nothing,
-    and the slowest of many stages would always seem slower than it is. A size between those seen is taken to be as fast
-    as they allow, since only sending a batch of it can tell: no faster than a smaller one, nor in time per row than a
-    larger one. Above all sizes seen it is taken to be no slower. Below them half of the time is taken to be by the row,
-    the other half to be fixed.
+    A mean is kept for each of ``SIZES``, taken over medians of three batches: a single late batch must not count, and
+    the slowest of many stages would otherwise always seem slower than it is. A size between those seen is estimated as
+    fast as they allow, since only sending such a batch can tell: no faster than a smaller size, and no less time per
+    row than a larger one. Sizes above all those seen are taken to be no slower. Below them half of the time is taken to
+    grow with the rows, and the other half to be fixed.
 
-    With ``fade``, for real devices, times lie on straight lines between the sizes seen: batches then grow by the rows
-    that pay even so, and each that is seen says more of the next. No size is slower than a larger one that was seen.
-    Above all sizes batches are no slower up to ``FURTHER`` times as many rows; from there on time is by the row. What
-    was seen of a size counts less and less while only others are seen, and is forgotten when the size is seen again:
-    its time falls to that of the smaller sizes, or to what a larger one that was seen since leaves to it, as prompts do
-    all the time. Real devices vary, and their first batches are late. A size that looks dear is not sent, so that
-    nothing else would ever correct its time. One that turns out to be as dear as it had looked fades half as fast from
-    then on.
+    With ``fade``, for real devices, times lie on straight lines between the sizes seen. Batches then grow by the rows
+    that pay even so, and each one that is seen says more about the next. No size is slower than a larger one that was
+    seen. Above all sizes a batch is no slower up to ``FURTHER`` times as many rows, and beyond that its time is
+    proportional to its rows.
+
+    A time also fades: the mean of a size counts less and less while only other sizes are seen, and is dropped when the
+    size is seen again. It falls to the time of the smaller sizes, or to what a larger size seen since allows, as
+    prompts provide all the time. Fading is needed because real devices vary and their first batches are late: a size
+    that looks expensive is not sent, so nothing else would ever correct it. A size that proves to be as expensive as it
+    looked fades half as fast from then on.
     """
 
     def __init__(self, fade: bool = False) -> None:
         self._fades = fade
         self._batches = 0
         self._seen: dict[int, int] = {}
-        """By size, how many batches there had been when one was last seen."""
+        """Value of ``_batches`` when a batch of this size was last seen, by size."""
         self._fading: dict[int, int] = {}
-        """By size, batches within which its time loses half of its lead, where that is not ``FADES``."""
+        """Batches after which a size's time has lost half of its lead, by size; ``FADES`` where there is no entry."""
         self._means: dict[int, tuple[float, float]] = {}
-        """By size, mean rows and seconds of the batches that count as of this size."""
+        """Mean rows and mean seconds of the batches counted under each size."""
         self._last: dict[int, tuple[tuple[float, float], tuple[float, float]]] = {}
-        """By size, seconds and rows of the two newest batches."""
+        """(seconds, rows) of the two newest batches of each size, the older first."""
         self._points: tuple[list[float], list[float]] | None = ([1.0], [0.0])
-        """Rows and seconds between which times lie on straight lines; None while they have yet to be found."""
+        """Rows and seconds of the points between which times are interpolated; None until they are computed again."""
         self._seconds: dict[int, float] = {}
-        """``seconds`` by number of rows, as far as it has been asked for since the points last changed."""
+        """Cache of ``seconds`` by number of rows, cleared when the points change."""
         self._growth: dict[int, float] = {}
-        """``growth`` likewise."""
+        """Cache of ``growth`` by number of rows, cleared when the points change."""
 
     @property
     def means(self) -> dict[int, tuple[float, float]]:
-        """By size, mean rows and seconds of what was seen."""
+        """Mean rows and seconds of the batches seen, by size."""
         return dict(self._means)
 
     def begin_with(self, means: dict[int, tuple[float, float]]) -> None:
-        """Nothing has been seen yet: these are taken from another run, as if each size had just been seen."""
+        """Take over the means of another run as if each size had just been seen. Call before anything is recorded."""
         self._means = {size: mean for size, mean in means.items() if size in SIZES and min(mean) > 0}
         self._last = {size: ((seconds, rows),) * 2 for size, (rows, seconds) in self._means.items()}
         self._seen = dict.fromkeys(self._means, 0)
         self._changed()
 
     def scale(self, factor: float) -> None:
-        """All that was seen takes so many times as long."""
+        """Multiply all times by ``factor``."""
         self._means = {size: (rows, factor * seconds) for size, (rows, seconds) in self._means.items()}
         self._last = {
             size: ((factor * older[0], older[1]), (factor * newer[0], newer[1]))
@@ -96,20 +99,22 @@ class BatchTimes:
             self._changed()
 
     def let_fade(self) -> None:
-        """What was seen was seen under other conditions: it counts half, and each size that is seen again anew."""
+        """Age every size by one halving, because conditions have changed: each counts half, and is measured anew when
+        seen."""
         self._seen = {size: seen - self._fading.get(size, FADES) for size, seen in self._seen.items()}
         self._changed()
 
     def _changed(self) -> None:
-        """Times are others than before."""
+        """Drop everything that was derived from the means."""
         self._points = None
         self._seconds.clear()
         self._growth.clear()
 
     def record(self, rows: int, seconds: float) -> bool:
-        """Take one batch in. Returns whether that changed the times by more than a hundredth."""
+        """Record one batch. Returns whether that changed the times by more than a hundredth."""
         rows = min(rows, SIZES[-1])
         size, newest = SIZE_OF[rows], (seconds, float(rows))
+        # The size's old mean is dropped first if it has faded, so that what follows begins anew for it.
         faded = self._count(size, seconds)
         older, newer = self._last.get(size, (newest, newest))
         self._last[size] = newer, newest
@@ -128,7 +133,8 @@ class BatchTimes:
         return True
 
     def _count(self, size: int, seconds: float) -> bool:
-        """One more batch, of this size, whose faded time is forgotten. Returns whether times have faded with it."""
+        """Count a batch of this size and drop the size's mean if it has faded. Returns whether other times have faded
+        now."""
         if not self._fades:
             return False
         if self._age(size):
@@ -138,43 +144,45 @@ class BatchTimes:
             self._fading[size] = min(2 * self._fading.get(size, FADES), SELDOMEST) if confirmed else FADES
         self._batches += 1
         self._seen[size] = self._batches
+        # Ages are whole halvings, so the points can only change at multiples of FADES.
         if self._batches % FADES or len(self._seen) == 1:
             return False
         self._changed()
         return True
 
     def _age(self, size: int) -> int:
-        """How often the time of a size has lost half of its lead."""
+        """How many times the time of a size has lost half of its lead."""
         return (self._batches - self._seen.get(size, self._batches)) // self._fading.get(size, FADES)
 
     def seconds(self, rows: int) -> float:
-        """How long a batch of so many rows takes; 0 while nothing is known."""
+        """Seconds that a batch of ``rows`` takes; 0 while nothing is known."""
         if rows not in self._seconds:
             self._seconds[rows] = self._between(rows)
         return self._seconds[rows]
 
     def has_seen(self, rows: int) -> bool:
-        """Whether a batch of so many rows, or of more, is among what is known."""
+        """Whether a batch of ``rows`` rows, or of more, has been seen."""
         return max(self._means, default=0) >= SIZE_OF[min(rows, SIZES[-1])]
 
     @property
     def has_seen_one(self) -> bool:
-        """Whether a batch of one row is among what is known."""
+        """Whether a batch of one row has been seen."""
         return SIZES[0] in self._means
 
     def growth(self, rows: int) -> float:
-        """Log of the share by which a further row makes a batch of so many slower; minus infinity for none."""
+        """Log of the relative increase in time that one further row causes; minus infinity if it causes none."""
         if rows not in self._growth:
             now, then = self.seconds(rows), self.seconds(rows + 1)
             self._growth[rows] = math.log((then - now) / now) if then > now > 0 else -math.inf
         return self._growth[rows]
 
     def _between(self, rows: float) -> float:
-        """Seconds on the straight line between the points on either side; beyond the last of them they stay the same.
+        """Seconds interpolated between the points on either side; beyond the last point they stay the same.
 
-        Asked for every batch of every stage. More rows never take less time, whatever rounding does.
+        Called for every batch of every stage. More rows never take less time, whatever rounding does.
         """
         if self._points is None:
+            # The running maximum keeps times monotone in rows.
             rows_of, seconds_of = zip(*self._find_points(), strict=True)
             self._points = list(rows_of), list(accumulate(seconds_of, max))
         numbers, times = self._points
@@ -186,13 +194,13 @@ class BatchTimes:
         return min(below + share * (above - below), above)
 
     def _find_points(self) -> list[tuple[float, float]]:
-        """Rows and seconds of the sizes that tell, up to the largest one of use."""
+        """Rows and seconds of the points to interpolate between, up to the largest size of use."""
         seen = list(self._means)
         longest = SIZE_OF[min(max(ASKED, FURTHER * max(seen, default=0)), SIZES[-1])]
         return self._between_seen(longest) if self._fades and seen else self._lower_bounds(longest)
 
     def _lower_bounds(self, longest: int) -> list[tuple[float, float]]:
-        """Rows and seconds of every size, the unknown ones as fast as those seen allow."""
+        """Rows and seconds of every size; sizes not seen are as fast as those seen allow."""
         seen = sorted(self._means)
         points: list[tuple[float, float]] = []
         for size in SIZES[: SIZES.index(longest) + 1]:
@@ -208,9 +216,10 @@ class BatchTimes:
         return points
 
     def _between_seen(self, longest: int) -> list[tuple[float, float]]:
-        """Rows and seconds of the sizes seen, of one row, and of those above all."""
+        """Rows and seconds of one row, of the sizes seen, and of the extrapolation above them."""
         points = self._faded()
         rows, seconds = points[0]
+        # Half of the time of the smallest size seen is taken to be fixed, half to grow with the rows.
         if rows > 1:
             points.insert(0, (1.0, seconds * (1 + 1 / rows) / 2))
         rows, seconds = points[-1]
@@ -219,19 +228,22 @@ class BatchTimes:
         return points
 
     def _faded(self) -> list[tuple[float, float]]:
-        """Mean rows and seconds by size, the smallest first, as far as they still count.
+        """Mean rows and seconds by size, smallest first, after fading.
 
-        No size is slower than a larger one that was seen as lately: what was late was so by something else.
+        No size is slower than a larger one seen as recently: whatever made it late was not its number of rows.
         """
         sizes = sorted(self._means)
         found = [self._means[size] for size in sizes]
         ages = [self._age(size) for size in sizes]
         least: dict[int, float] = {}
-        """By age, the seconds of the fastest of the larger sizes."""
+        """Seconds of the fastest larger size, by age."""
+        # From the largest size down: a size is capped by every larger one of the same age or younger.
         for i in reversed(range(len(found))):
             rows, seconds = found[i]
             seconds = min([seconds, *(of_age for age, of_age in least.items() if age <= ages[i])])
             least[ages[i]] = min(seconds, least.get(ages[i], math.inf))
+            # From the smallest size up: the excess over the line from the next smaller size to the next larger one that
+            # was seen later halves with every age.
             found[i] = rows, seconds
         for i in range(1, len(found)):
             rows, seconds = found[i]
@@ -242,7 +254,7 @@ class BatchTimes:
 
 
 def on_line(below: tuple[float, float], above: tuple[float, float] | None, rows: float) -> float:
-    """Seconds of so many rows on the straight line between two sizes; those of the lower one if there is no other."""
+    """Seconds of ``rows`` on the straight line between two sizes; those of the lower one if there is no upper one."""
     if above is None:
         return below[1]
     return below[1] + (above[1] - below[1]) * (rows - below[0]) / (above[0] - below[0])

@@ -1,4 +1,4 @@
-"""How long a drafter's round takes, in its parts."""
+"""The parts of the time that a drafter's round takes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from penstock.messages import DeviceReserved
 
 
 class DraftTiming(NamedTuple):
-    """What a drafter's round has spent its time on, in seconds: of the one under way, or the last one.
+    """Seconds of a drafter's round by cause, for the round under way or else the last one.
 
-    It waited for ``features`` and for its ``device``, perhaps at once, and computed. The last features had arrived at
-    ``features_at`` (the clock's seconds, 0 where no link is modelled). ``turn`` is when the drafter had the device
-    that it shares with a stage.
+    The round waited for ``features`` and for its ``device``, perhaps at the same time, and computed. ``features_at`` is
+    the clock's time at which the last features had arrived, 0 where no link is modelled. ``turn`` is when the drafter
+    had the device that it shares with a stage.
     """
 
     features: float = 0.0

@@ -1,4 +1,4 @@
-"""What the target makes of drafts: how far they can be trusted, how often they miss, what corrections are worth."""
+"""How the target judges drafts: how far confidences can be trusted, how often drafts miss, what corrections gain."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from penstock.tree import Node
 
 
 class DraftQuality:
-    """First answers of the drafter and its corrections are calibrated apart.
+    """Calibrates the drafter's first answers and its corrections separately.
 
-    It knows more of a node when it corrects itself, so that the same confidence means something else.
+    The drafter knows more about a node when it corrects itself, so the same confidence then means something else.
     """
 
     def __init__(self) -> None:
@@ -21,25 +21,25 @@ class DraftQuality:
         self.miss_rate = 0.5
         """Share of the target's tokens that no child of the root carried; a running mean."""
         self.by_drafter = False
-        """Whether the drafter calibrates its candidates itself, in ``first_answers`` and ``corrections``: then their
-        chances are taken as they are, and it records what became of them."""
+        """Whether the drafter calibrates its candidates itself, with ``first_answers`` and ``corrections``. Their
+        chances are then taken as they are, and the drafter records which of them were right."""
         self.correction_gain = 0.0
         """Share of tokens at which corrections made the drafter's best candidate right, less the share at which they
         made it wrong; a running mean."""
 
     def begin_with(self, miss_rate: float, trust: float) -> None:
-        """Nothing has been seen yet: of another run, by ``trust``."""
+        """Move the miss rate towards that of another run by ``trust`` (0 to 1). Call before anything is recorded."""
         self.miss_rate += trust * (miss_rate - self.miss_rate)
 
     def chances(self, node: Node) -> Iterator[float]:
-        """Log chances of the candidates that the drafter has given for ``node``, as of now, best first."""
+        """Log chances of the drafter's candidates for ``node`` by the present calibration, best first."""
         assert node.candidates
         if self.by_drafter:
             return (chance for _, chance in node.candidates)
         return (self.corrections if node.earlier else self.first_answers).chances(node.candidates)
 
     def record_pick(self, node: Node) -> None:
-        """The target has picked what follows ``node``: a verdict on every answer of the drafter for it."""
+        """Judge every answer that the drafter gave for ``node`` by the token that the target has picked after it."""
         assert node.candidates
         assert node.picked is not None
         answers = (*node.earlier, node.candidates)
@@ -50,13 +50,13 @@ class DraftQuality:
         self.correction_gain = running_mean(self.correction_gain, gain, SLOW)
 
     def record_answers(self, answers: Sequence[Sequence[tuple[int, float]]], picked: int) -> None:
-        """The target has picked this token where the drafter had these candidates, and then corrected itself."""
+        """Record the pick for the drafter's first answer and for each of its corrections."""
         first, *corrections = answers
         self.first_answers.record(first, picked)
         for candidates in corrections:
             self.corrections.record(candidates, picked)
 
     def record_hits(self, hits: int, tokens: int) -> None:
-        """So many tokens have been committed, the first ``hits`` of which had been drafted."""
+        """Record that ``tokens`` tokens were committed, of which the first ``hits`` had been drafted."""
         for i in range(tokens):
             self.miss_rate = running_mean(self.miss_rate, i >= hits)

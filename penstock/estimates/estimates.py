@@ -1,4 +1,4 @@
-"""What an engine learns while it runs."""
+"""The estimates that an engine learns while it runs."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from penstock.estimates.trials import Trials
 from penstock.messages import Result
 
 OTHER: Final = 1.25
-"""Factor from which on a round trip says that the host or its load is another, and is no chance."""
+"""Ratio of round-trip times above which the host or its load must have changed; below it may be chance."""
 
 
 class Estimates:
-    """All estimates of one engine. Its loop alone records; strategies, scheduler and pace read.
+    """All estimates of one engine. Only the engine's loop records; strategies, scheduler and pace read.
 
-    ``contended``: stages are real ones and may slow each other. What speculation is worth has to be tried, and what
-    rows cost to be seen again and again. ``apart``: stages behind which batches leave for another host
-    (``PipelineTimes``). ``stages``: how many there are (``Trials``). ``slowed``: as ``PipelineTimes`` has it.
+    ``contended``: the stages are real and may slow each other, so that only trials tell what speculation is worth, and
+    the cost of rows has to be measured again and again. ``apart``: the stages whose batches leave for another host
+    (``PipelineTimes``). ``stages``: their number (``Trials``). ``slowed``: see ``PipelineTimes``.
     """
 
     def __init__(
@@ -36,20 +36,20 @@ class Estimates:
         self._slowed = slowed
         self.drafts = DraftQuality()
         self.drafter = BatchTimes(contended)
-        """Of the drafter's rounds, by the rows that they take."""
+        """Seconds of the drafter's rounds, by their rows."""
         self.pipeline = PipelineTimes(contended, apart, slowed)
         self.round_trips = RoundTrips(self.pipeline)
         self.trials = Trials(contended, stages, self._has_room)
         self._kept_alone_s = 0.0
-        """Of the run whose times these are, ``Experience.alone_s``, until it has been held against this run's."""
+        """``Experience.alone_s`` of the earlier run, until it has been compared with this run's; 0 afterwards."""
 
     def anew(self) -> Estimates:
-        """Of the same engine, with nothing learned."""
+        """Fresh estimates for the same engine, with nothing learned."""
         return Estimates(self.trials.contended, self.pipeline.apart, self._stages, self._slowed)
 
     @property
     def experience(self) -> Experience:
-        """What another engine of this kind may begin with."""
+        """The engine's experience, for another engine of the same kind to begin with."""
         drafts = self.drafts
         return Experience(
             stages=self.pipeline.means,
@@ -63,10 +63,11 @@ class Estimates:
         )
 
     def begin_with(self, experience: Experience, trust: float) -> None:
-        """Nothing has been learned yet: begin with this. What drafts were worth counts by ``trust``, 0 to 1.
+        """Begin with another run's experience; the worth of its drafts is weighted by ``trust`` (0 to 1).
 
-        The host may have become faster or slower since. The first round trip of one row alone says by how much, and all
-        times count by that; otherwise sizes that have been seen anew would be held against some that have not.
+        The host may have become faster or slower since. The first round trip of a single row tells by how much, and
+        then all times are scaled by it: otherwise sizes measured in this run would be compared with sizes measured in
+        the other. Call before anything is recorded.
         """
         self._kept_alone_s = experience.alone_s
         self.pipeline.begin_with(experience.stages)
@@ -78,23 +79,24 @@ class Estimates:
         self.trials.begin_with(experience.gains)
 
     def forget_pipeline(self, apart: frozenset[int]) -> None:
-        """Other stages take over: their times, and when batches in flight were expected, mean nothing any more."""
+        """Forget stage times and due results, since other stages take over."""
         self.pipeline = PipelineTimes(self.trials.contended, apart, self._slowed)
         self.round_trips = RoundTrips(self.pipeline)
         self._kept_alone_s = 0.0
         self.trials.interrupt()
 
     def _has_room(self, requests: int, times: int) -> bool:
-        """Whether batches have room for so many times the rows while so many requests decode, one for each stage."""
+        """Whether batches could hold ``times`` times the rows at hardly more time while this many requests decode."""
+        # Requests are spread over the stages, so a batch holds the ceiling of requests / stages.
         return self._stages is not None and self.pipeline.has_room(-(-requests // self._stages), times)
 
     @property
     def plain_s(self) -> float:
-        """What a token of one request takes where nothing is drafted, as it was measured; 0 while that is not known."""
+        """Seconds per token of one request without drafts, as measured; 0 while that is not known."""
         return self.trials.of(1).plain.seconds_per_token or self.round_trips.alone_s
 
     def record_draft(self, rows: int, seconds: float, timing: DraftTiming) -> None:
-        """The drafter has answered, so many seconds after it was asked. Without a row it has computed nothing."""
+        """Record that the drafter answered ``seconds`` after it was asked. With 0 rows it has computed nothing."""
         if rows:
             self.drafter.record(rows, seconds)
         self.trials.record_draft()
@@ -102,10 +104,11 @@ class Estimates:
             self.pipeline.record_drafter_turn(turn.stage, turn.end - turn.start)
 
     def record_result(self, result: Result, now: float) -> None:
-        """A batch has come out. While what decodes does so plainly, the drafter takes no time from any stage.
+        """Record that a batch has come out.
 
-        Of several real stages each is faster while it computes alone, as for one request that decodes plainly. Taken in
-        with the others, that would look as if rows were dear.
+        While decoding is plain, the drafter takes no time from any stage. With several real stages, each computes
+        faster while the others are idle, as they are when one request decodes plainly. Such batches do not count as
+        stage times: beside them, rows would look expensive.
         """
         if self._stages == 1 or not (self.trials.contended and self.trials.alone):
             self.pipeline.record_spans(result.spans)
@@ -117,7 +120,7 @@ class Estimates:
             self._set_against(self.round_trips.alone_s)
 
     def _set_against(self, alone_s: float) -> None:
-        """Times of another run count by what a round trip takes in this one."""
+        """Scale the other run's times by the ratio of round trips, unless the difference may be chance."""
         factor, self._kept_alone_s = alone_s / self._kept_alone_s, 0.0
         if not 1 / OTHER <= factor <= OTHER:
             self.pipeline.scale(factor)

@@ -1,4 +1,4 @@
-"""What an engine has learned that the next one of its kind may begin with."""
+"""The experience that an engine hands on to the next one of its kind."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class Verdicts(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a drafter's candidates, by bin (``Calibration``): how many, their chances' sum, how many right."""
+    """Outcomes of a drafter's candidates by bin (``Calibration``): number seen, sum of their chances, number right."""
 
     seen: list[float]
     claimed: list[float]
@@ -14,19 +14,20 @@ class Verdicts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Experience(msgspec.Struct, frozen=True, kw_only=True):
-    """What does not depend on the requests that come."""
+    """The learned figures that do not depend on which requests come."""
 
     stages: dict[int, dict[int, tuple[float, float]]]
-    """By stage and size (``BatchTimes``), mean rows of a batch and the seconds that it takes."""
+    """Mean rows of a batch and the seconds that it takes, by stage and by size (``BatchTimes``)."""
     drafter: dict[int, tuple[float, float]]
-    """The same of the drafter's rounds."""
+    """Mean rows of a drafter's round and the seconds that it takes, by size."""
     alone_s: float = 0.0
-    """Seconds of a round trip of one row with nothing else in flight: how fast the host was. 0 while none was seen."""
+    """Seconds of a round trip of one row with nothing else in flight, a measure of the host's speed; 0 if none was
+    seen."""
     first_answers: Verdicts
     corrections: Verdicts
     miss_rate: float
-    """Share of the target's tokens that nothing drafted carried."""
+    """Fraction of the target's tokens that no draft carried."""
     gains: dict[int, bool]
-    """By load (``Trials``), whether speculation was faster than plain decoding."""
+    """Whether speculation was faster than plain decoding, by load (``Trials``)."""
     slower: float = 0.0
-    """How many times as long stages took while others computed (``Overlap``); 0 where that was not seen."""
+    """Factor by which stages were slower while others computed (``Overlap``); 0 where that was not seen."""

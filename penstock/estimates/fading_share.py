@@ -1,15 +1,16 @@
-"""A share that is learned from what is seen, beginning with what is expected."""
+"""A share that begins at its expected value and is learned from observations."""
 
 from __future__ import annotations
 
 from typing import Final
 
 TRUST: Final = 4.0
-"""How many values the expectation is worth against what was seen."""
+"""Weight of the expected value, in observations."""
 
 
 class FadingShare:
-    """(TRUST x expected + sum of values) / (TRUST + number of values), old ones fading after so many as ``memory``."""
+    """(TRUST x expected + sum of values) / (TRUST + number of values), with old values fading over
+    ``memory`` of them."""
 
     def __init__(self, memory: float) -> None:
         self._keep = 1 - 1 / memory

@@ -1,4 +1,4 @@
-"""What there is to do besides the request that a strategy is asked about."""
+"""The engine's work besides the request that a strategy is asked about."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from penstock.tree import Node, TokenTree
 
 
 class Load(NamedTuple):
-    """While a batch or a round of the drafter is composed: how far it has got. Each addition gives a new one."""
+    """How far the batch, or the drafter's round, has been composed. Each addition returns a new ``Load``."""
 
     requests: int = 1
-    """That decode, the one asked about included."""
+    """Requests that decode, the one asked about included."""
     rows: int = 0
-    """In the batch already."""
+    """Rows that are in the batch already."""
     expected_tokens: float = 0.0
-    """Tokens that these rows are expected to give: the sum of their chances."""
+    """Tokens that these rows are expected to yield: the sum of their chances."""
     following: int = 0
     """Requests whose rows join the batch after those of the one asked about."""
     asked: int = 0
-    """Nodes that the drafter is to be asked about already."""
+    """Nodes that the drafter is already to be asked about in this round."""
     prefilling: int = 0
-    """Requests that run, too, and whose prompts are being computed."""
+    """Running requests whose prompts are being computed."""
 
     @property
     def running(self) -> int:
         return self.requests + self.prefilling
 
     def with_rows(self, tree: TokenTree, rows: Sequence[Node]) -> Load:
-        """These rows of a request's tree are in the batch, too."""
+        """The load with these rows of a request's tree added to the batch."""
         tokens = sum(math.exp(node.score - tree.root.score) for node in rows)
         return self._replace(rows=self.rows + len(rows), expected_tokens=self.expected_tokens + tokens)
 
     def with_asked(self, nodes: int) -> Load:
-        """The drafter is to be asked about so many nodes more."""
+        """The load with ``nodes`` more nodes to ask the drafter about."""
         return self._replace(asked=self.asked + nodes)

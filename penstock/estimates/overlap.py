@@ -1,4 +1,4 @@
-"""How much slower the stages of one host are while others of them compute."""
+"""Measures how much slower the stages of a host are while other stages of it compute."""
 
 from __future__ import annotations
 
@@ -13,64 +13,64 @@ from penstock.estimates.batch_times import BatchTimes
 from penstock.messages import Span
 
 TAKEN: Final = 1.5
-"""As so many times as long stages on CPUs count beside others, until that has been seen."""
+"""Assumed slowdown of CPU stages that compute beside others, until it has been measured."""
 SLOWED: Final = 1.2
-"""Stages that take so many times as long while others compute had better take turns: in simulation two of them gain
-nothing by overlapping from 1.15 on, four from 1.3 on."""
+"""Slowdown from which on stages had better take turns. In simulation two stages gain nothing by overlapping from 1.15
+on, four from 1.3 on."""
 ENOUGH: Final = 4
-"""Times that tell, of the ``KEPT`` newest."""
+"""Measurements that suffice, among the ``KEPT`` newest."""
 KEPT: Final = 9
 ALONE: Final = 0.05
-"""Of a batch's time in a stage, the part that others may have computed in where it counts as alone."""
+"""Greatest fraction of a batch's time in a stage that others may compute in if it is to count as alone."""
 BESIDE: Final = 0.5
-"""The part from which on it counts as beside others."""
+"""Fraction from which on it counts as beside others."""
 FORGOTTEN: Final = 1024
-"""Batches after which what was seen beside others is forgotten, if none has been seen since: hosts change."""
+"""Batches without a new measurement after which the slowdown is forgotten: hosts change."""
 
 
 @dataclass(frozen=True)
 class Passed:
-    """A batch that has come out, and for how many seconds of each span other stages computed for other batches."""
+    """A finished batch, and for each of its spans the seconds during which other stages computed other batches."""
 
     spans: Sequence[Span]
     beside: list[float]
 
 
 class Overlap:
-    """Times in a stage alone, by rows, and what the same take while others compute. All stages have one clock.
+    """Compares a batch's time in a stage alone with its time while other stages compute. All stages share one clock.
 
-    What others slow is the reading of weights, which takes as long for one row as for many. So batches of many rows,
-    which take several times as long as one row, are hardly slower beside others.
+    Contention slows the reading of weights, which takes as long for one row as for many. A batch of many rows, whose
+    time is several times that of one row, is therefore slowed hardly at all.
     """
 
     def __init__(self) -> None:
         self._alone: defaultdict[int, BatchTimes] = defaultdict(partial(BatchTimes, True))
         self._open: list[Passed] = []
-        """Batches that one to come may have overlapped with."""
+        """Finished batches with which a later one may still have overlapped."""
         self._times: deque[float] = deque(maxlen=KEPT)
-        """The newest batches' times beside others over those alone."""
+        """Ratios of the newest batches' times beside others to their times alone."""
         self._since = 0
-        """Batches since the newest of these."""
+        """Batches since the newest of these ratios."""
 
     @property
     def slower(self) -> float:
-        """How many times as long one row takes in a stage while others compute; 0 while that is not known."""
+        """Factor by which one row is slower in a stage while others compute; 0 while that is not known."""
         return median(self._times) if len(self._times) >= ENOUGH else 0.0
 
     def slows(self, share: float = 1.0) -> bool:
-        """Whether stages had better take turns with batches of whose time one row alone takes this share."""
+        """Whether stages had better take turns with batches of which one row would take ``share`` of the time."""
         return self.factor(share) >= SLOWED
 
     def factor(self, share: float) -> float:
-        """How many times as long such batches take in a stage while others compute, as far as is known."""
+        """Factor by which such batches are slower in a stage while others compute; 1 while that is not known."""
         return 1 + max(0.0, self.slower - 1) * share
 
     def begin_with(self, slower: float) -> None:
-        """What another run has found."""
+        """Begin with the slowdown that another run has found; 0 if it found none."""
         self._times.extend([slower] * ENOUGH if slower else ())
 
     def record(self, spans: Sequence[Span]) -> None:
-        """A batch has come out; they come out as they have entered."""
+        """Record a finished batch. Batches come out in the order in which they entered."""
         self._since += 1
         if self._since > FORGOTTEN:
             self._times.clear()
@@ -80,6 +80,7 @@ class Overlap:
         newest = Passed(worked, [0.0] * len(worked))
         for earlier in self._open:
             add_overlaps(earlier, newest)
+        # Batches enter in order, so nothing that ended before this batch began can overlap with a later one.
         begun = worked[0].start
         for passed in [one for one in self._open if one.spans[-1].end <= begun]:
             self._open.remove(passed)
@@ -94,6 +95,7 @@ class Overlap:
             if beside <= ALONE * seconds:
                 alone.record(span.rows, seconds)
             elif beside >= BESIDE * seconds and alone.has_seen(span.rows) and alone.has_seen_one:
+                # Only the part of the time that one row takes, and of it the part beside others, was slowed.
                 share = min(1.0, beside / seconds) * alone.seconds(1) / alone.seconds(span.rows)
                 self._times.append(1 + (seconds / alone.seconds(span.rows) - 1) / share)
                 self._since = 0

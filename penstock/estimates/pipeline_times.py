@@ -1,4 +1,4 @@
-"""How long a batch occupies the slowest stage or link, and how long it takes through all of them."""
+"""Seconds that a batch occupies the slowest stage or link, and seconds that it takes through all of them."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from penstock.estimates.running_mean import running_mean
 from penstock.messages import Span
 
 HARDLY: Final = 1.1
-"""Times that differ by no more than this factor are hardly different."""
+"""Largest ratio at which two times count as hardly different."""
 
 
 class PipelineTimes:
     """Times of all stages and of the links between them.
 
-    Where a stage's device is the drafter's, too, one pass of the drafter counts with each of the stage's batches,
-    unless it rests. Where stages slow each other so much that overlapping gains nothing, batches are to go one after
-    another: a step is then a whole trip (``Overlap``). Several requests gain by overlapping even so where one batch for
-    all of them takes longer than one for each stage.
-    ``fade``: the stages' times do (``BatchTimes``). ``apart``: stages behind which a batch leaves for another host, -1
-    being the engine. Moments of two hosts are never subtracted, since their clocks differ: what such hops take is what
-    is left of a round trip by the engine's clock, in equal parts. ``slowed``: as how many times as long stages count
-    while others compute, until that has been seen; None: batches overlap whatever that costs.
+    Where a stage shares its device with the drafter, each of its batches is charged one pass of the drafter, unless the
+    drafter rests. Where stages slow each other so much that overlapping gains nothing, batches go one after another,
+    and a step is a whole trip (``Overlap``). Several requests still gain by overlapping where one batch for all of them
+    would take longer than one batch for each stage.
+
+    ``fade``: whether the stages' times fade (``BatchTimes``). ``apart``: the stages whose batches leave for another
+    host; -1 is the engine. Times of different hosts are never subtracted, since their clocks differ: what remains of a
+    round trip by the engine's clock is divided equally among such hops. ``slowed``: the assumed slowdown of stages
+    while others compute, until it has been measured; None lets batches overlap whatever that costs.
     """
 
     def __init__(self, fade: bool = False, apart: frozenset[int] = frozenset(), slowed: float | None = 0.0) -> None:
@@ -37,42 +38,42 @@ class PipelineTimes:
         self._stages: defaultdict[int, BatchTimes] = defaultdict(partial(BatchTimes, fade))
         self._links: defaultdict[int, LinkTimes] = defaultdict(LinkTimes)
         self._drafter_turns: dict[int, float] = {}
-        """By stage, how long its device is the drafter's at a time; a running mean."""
+        """Seconds that the drafter holds a stage's device at a time, by stage; a running mean."""
         self._rests = False
-        """Whether the drafter is asked nothing at present."""
+        """Whether the drafter is not asked at present."""
         self._overlap = Overlap()
         self._requests = 1
-        """That decode at present."""
+        """Number of requests that decode at present."""
         self._taken_off = 0.0
-        """By what times were divided when stages began to take turns; 0 while those times were measured so."""
+        """Factor by which times were divided when stages began to take turns; 0 while they have not."""
         self._known: dict[int, tuple[float, float]] = {}
-        """Step and latency by number of rows, as far as they have been asked for since the times last changed."""
+        """Cache of step and latency in seconds by number of rows, cleared when the times change."""
         self.begin_with_slower(slowed or 0.0)
 
     @property
     def means(self) -> dict[int, dict[int, tuple[float, float]]]:
-        """By stage, ``BatchTimes.means``."""
+        """``BatchTimes.means`` of each stage."""
         return {stage: times.means for stage, times in self._stages.items()}
 
     def begin_with(self, means: dict[int, dict[int, tuple[float, float]]]) -> None:
-        """By stage, as ``BatchTimes.begin_with`` has it."""
+        """``BatchTimes.begin_with`` for each stage."""
         for stage, of_stage in means.items():
             self._stages[stage].begin_with(of_stage)
         self._known.clear()
 
     def scale(self, factor: float) -> None:
-        """Every stage's times are so many times as long."""
+        """Multiply every stage's times by ``factor``."""
         for times in self._stages.values():
             times.scale(factor)
         self._known.clear()
 
     @property
     def slower(self) -> float:
-        """``Overlap.slower``"""
+        """``Overlap.slower``: the measured slowdown of stages while others compute; 0 while that is not known."""
         return self._overlap.slower
 
     def begin_with_slower(self, slower: float) -> None:
-        """As ``Overlap.begin_with`` has it."""
+        """``Overlap.begin_with``, if overlapping is measured at all."""
         if not self._overlaps:
             self._overlap.begin_with(slower)
             self._known.clear()
@@ -83,7 +84,7 @@ class PipelineTimes:
         return bool(self._drafter_turns)
 
     def record_spans(self, spans: Sequence[Span]) -> None:
-        """Take in what the stages report of a batch that has come out."""
+        """Record the stages' times for a finished batch."""
         changed = False
         for span in spans:
             if span.rows:
@@ -95,24 +96,27 @@ class PipelineTimes:
             self._known.clear()
 
     def record_overlap(self, spans: Sequence[Span]) -> None:
-        """Take in when real stages worked on a batch that has come out, which says whether they slow each other."""
+        """Record when real stages worked on a finished batch, which tells whether they slow each other."""
         if self._overlaps:
             return
         before, in_turn = self.slower, self._overlap.slows()
         self._overlap.record(spans)
-        if self._overlap.slows() != in_turn:  # what is known is of stages that take turns, or of those that overlap
+        if self._overlap.slows() != in_turn:  # times were measured in the other mode
             self._begin_overlapping() if in_turn else self._begin_turns()
         if self.slower != before:
             self._known.clear()
 
     def _begin_turns(self) -> None:
-        """What a row took beside others was slowed; batches of more rows were by less, as will be seen."""
+        """Remove the slowdown from the times. It is that of one row; larger batches were slowed less, as will be
+        measured."""
         self._taken_off = self.slower
         self._change_over(1 / self._taken_off)
 
     def _begin_overlapping(self) -> None:
-        """Stages were found to be slowed little. By what times were divided they are multiplied again, however often
-        that goes."""
+        """Multiply the times by their former divisor, because stages were found to slow each other little.
+
+        Changing to and fro any number of times thereby changes nothing.
+        """
         self._change_over(self._taken_off or self.slower or 1.0)
 
     def _change_over(self, factor: float) -> None:
@@ -121,13 +125,13 @@ class PipelineTimes:
             times.let_fade()
 
     def decode(self, requests: int) -> None:
-        """So many requests decode from now on."""
+        """Set the number of requests that decode from now on."""
         if requests != self._requests:
             self._requests = requests
             self._known.clear()
 
     def record_round_trip(self, spans: Sequence[Span], seconds: float) -> None:
-        """Take in how long it was from a batch's entering to its result, by the engine's clock."""
+        """Record the seconds from a batch's entering to its result, by the engine's clock."""
         if not self.apart or not all(span.rows for span in spans):
             return
         elsewhere = sum(span.end - span.received for span in spans)
@@ -138,19 +142,19 @@ class PipelineTimes:
                 self._known.clear()
 
     def record_drafter_turn(self, stage: int, seconds: float) -> None:
-        """A stage's device has been the drafter's for so long."""
+        """Record that the drafter held a stage's device for ``seconds``."""
         mean = self._drafter_turns.setdefault(stage, seconds)
         self._drafter_turns[stage] = running_mean(mean, seconds)
         self._known.clear()
 
     def rests(self, rests: bool) -> None:
-        """Whether the drafter is asked nothing from now on, so that no stage gives its device."""
+        """Set whether the drafter rests, so that no stage has to give up its device."""
         if rests != self._rests:
             self._rests = rests
             self._known.clear()
 
     def step_s(self, rows: int) -> float:
-        """Seconds between batches of so many rows at the slowest stage or link; 0 while nothing is known."""
+        """Seconds between batches of ``rows`` at the slowest stage or link; 0 while nothing is known."""
         return self.step_and_latency_s(rows)[0]
 
     def latency_s(self, rows: int) -> float:
@@ -158,7 +162,8 @@ class PipelineTimes:
         return self.step_and_latency_s(rows)[1]
 
     def has_room(self, rows: int, times: int) -> bool:
-        """Whether batches of so many rows would hardly be slower with so many times more: every stage has seen that."""
+        """Whether every stage has seen batches of ``times * rows`` and they take hardly longer than batches of
+        ``rows``."""
         stages = self._stages.values()
         known = bool(stages) and all(one.has_seen(times * rows) for one in stages)
         return known and self.latency_s(times * rows) <= HARDLY * self.latency_s(rows)
@@ -178,7 +183,7 @@ class PipelineTimes:
         return found
 
     def in_turn(self, rows: int) -> bool:
-        """Whether batches of so many rows are to go one after another."""
+        """Whether batches of ``rows`` are to go through the stages one after another."""
         computing = [times.seconds(rows) for times in self._stages.values()]
         if not any(computing):
             return False
@@ -186,5 +191,6 @@ class PipelineTimes:
         batches = min(len(computing), self._requests)
         if batches == 1 or not self._overlap.slows(share):
             return self._overlap.slows(share)
+        # Compare one batch for all requests with as many overlapping ones, which are slowed.
         in_one = sum(times.seconds(batches * rows) for times in self._stages.values())
         return in_one <= batches * max(computing) * self._overlap.factor(share)

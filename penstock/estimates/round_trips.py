@@ -1,4 +1,4 @@
-"""When a batch's result is expected, and what it takes beyond the stages and the links between them."""
+"""Estimates when a batch's result is due, and the seconds it takes beyond stages and links."""
 
 from __future__ import annotations
 
@@ -8,26 +8,28 @@ from penstock.messages import Result
 
 
 class RoundTrips:
-    """The lag: what results take beyond the pipeline's latency. It is the way from and to the engine, and waiting."""
+    """Measures the lag: seconds that results take beyond the pipeline's latency, on the way from and to the engine and
+    waiting."""
 
     def __init__(self, pipeline: PipelineTimes) -> None:
         self._pipeline = pipeline
         self._lag = 0.0
-        """Seconds; a running mean."""
+        """Mean lag in seconds; a running mean."""
         self._waiting = 0.0
-        """The lag's part that batches wait in the stages' buffers: seconds, a running mean."""
+        """Part of the lag that batches wait in the stages' buffers: seconds, a running mean."""
         self._expected: dict[int, float] = {}
-        """By stream number, when each batch in flight would be out if there were no lag."""
+        """Time at which each batch in flight would come out without any lag, by stream number."""
         self._entered: dict[int, float] = {}
-        """By stream number, when each batch in flight has entered."""
+        """Time at which each batch in flight entered, by stream number."""
         self._alone: dict[int, float] = {}
-        """By stream number, when those of one row entered that had the stages to themselves, as far as is known."""
+        """Time at which batches of one row entered that have had the stages to themselves so far, by stream number."""
         self.alone_s = 0.0
-        """Seconds of a round trip of one row while nothing else is in flight, as every one of plain decoding is; a
-        running mean, 0 while none was seen."""
+        """Mean seconds of a round trip of one row while nothing else is in flight, as in plain decoding; a running
+        mean, 0 while none was seen."""
 
     def record_entered(self, stream: int, rows: int, now: float, in_flight: int) -> float:
-        """A batch of so many rows enters, beside so many in flight. Returns when its result is expected."""
+        """Record that a batch of ``rows`` enters while ``in_flight`` others are under way. Returns when its result is
+        due."""
         if in_flight:
             self._alone.pop(stream - 1, None)
         elif rows == 1:
@@ -37,15 +39,15 @@ class RoundTrips:
         return expected + self._lag
 
     def record_result(self, result: Result, now: float) -> None:
-        """A batch has come out.
+        """Record that a batch has come out.
 
-        Its lag is counted from when it would have been out without any. If it were counted from when the result was
-        expected, a lag that is known by now would be corrected once more by every batch that had entered before, and
-        swing where many are in flight.
+        Its lag is counted from the time at which it would have come out without any lag. Counted from the expected time
+        instead, a lag that is known by now would be corrected again by every batch that had entered before, and would
+        oscillate where many are in flight.
         """
         self._pipeline.record_round_trip(result.spans, now - self._entered.pop(result.stream))
         expected, entered = self._expected.pop(result.stream), self._alone.pop(result.stream, None)
-        if not result.picks:  # every row of it had died
+        if not result.picks:  # all of its rows had died
             return
         if entered is not None:
             self.alone_s = running_mean(self.alone_s or now - entered, now - entered)

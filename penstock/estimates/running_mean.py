@@ -1,15 +1,15 @@
-"""Running means: the older a value, the less it weighs."""
+"""Exponentially weighted means."""
 
 from __future__ import annotations
 
 from typing import Final
 
 WEIGHT: Final = 0.1
-"""Of the newest value."""
+"""Weight of the newest value."""
 SLOW: Final = 0.02
-"""The same for what happens seldom."""
+"""Weight of the newest value where events are rare."""
 
 
 def running_mean(mean: float, newest: float, weight: float = WEIGHT) -> float:
-    """The mean once ``newest`` has been taken in."""
+    """The mean after ``newest`` has been included."""
     return mean + weight * (newest - mean)

@@ -1,4 +1,4 @@
-"""Whether speculation pays, found out by trying: what its tokens take beside those of plain decoding."""
+"""Decides by trial whether speculation pays: what its tokens take, compared with tokens of plain decoding."""
 
 from __future__ import annotations
 
@@ -7,146 +7,147 @@ from typing import Final
 from penstock.estimates.decoding_rate import DecodingRate
 
 PLAIN_TOKENS: Final = 3
-"""How many plain tokens tell how fast plain decoding is: each takes a trip, and trips are alike."""
+"""Plain tokens that suffice to measure plain decoding: each takes one trip, and trips are alike."""
 STAKE: Final = 3.0
-"""Plain tokens that speculation may lose before any time has been set aside for it."""
+"""Plain tokens that speculation may lose before any time has been saved for it."""
 CAUTIOUS_STAKE: Final = 1.0
-"""Plain tokens of a stake that are left to cautious speculation, which follows at once where bold speculation has
-ended; and what has to be set aside for it later."""
+"""Plain tokens of the stake that are left for cautious speculation, which follows directly when bold speculation has
+ended. Later it is also the stake that has to be saved first."""
 FOR_DRAFTING: Final = 2.0
-"""Plain tokens that have to be set aside besides where one request decodes and its drafter was not asked meanwhile. It
-first reads what it lacks of the text, beside the stages: for the first token nothing is drafted, for the second little.
-"""
+"""Further plain tokens that have to be saved where one request decodes and its drafter was not asked meanwhile. It
+first reads the text that it lacks, beside the stages: the first token has no drafts, and the second few."""
 CHOSEN: Final = 2.0
-"""So many times the stake for such a drafter, which somebody has chosen: to begin with it reads all of the text."""
+"""Multiple of the stake for such a drafter, which a user has chosen: at first it has to read the whole text."""
 MOST: Final = 8.0
-"""Plain tokens that speculation may lose, once it has gained as many, before it ends."""
+"""Upper limit of the stake, in plain tokens."""
 BOLD: Final = 8.0
-"""Plain tokens that cautious speculation gains, beyond what the stake can hold, before it is cautious no more. Twice as
-many each time that bold speculation ends before it has gained as many itself."""
+"""Plain tokens that cautious speculation has to gain, beyond a full stake, before it becomes bold. The number doubles
+each time that bold speculation ends before it has gained as many itself."""
 SHARE: Final = 0.02
-"""Of the time that decoding takes, what trials may lose."""
+"""Fraction of the decoding time that trials may lose."""
 HALVINGS: Final = 3
-"""How often this share is halved, once for every trial that ends without having gained: drafts may be hopeless."""
+"""Most halvings of this fraction, one for every trial that ends without gain: the drafts may be hopeless."""
 MEASURING: Final = 0.01
-"""Of the time that speculation takes, what plain tokens amid it may lose."""
+"""Fraction of the speculating time that interspersed plain tokens may lose."""
 RARE: Final = 0.1
-"""Of this share, what they may lose where speculation is clearly faster."""
+"""Multiple of this fraction that applies where speculation is clearly faster."""
 CLEAR: Final = 1.3
-"""Speculation is clearly faster from so many times plain decoding's speed on."""
+"""Speed-up over plain decoding from which on speculation is clearly faster."""
 LEAST: Final = 0.25
-"""Of a plain token, what each one decoded plainly is taken to lose at least: small differences are chance."""
+"""Least loss, as a fraction of a plain token, charged for each one decoded plainly: small differences are chance."""
 LATE: Final = 4.0
-"""Tokens that took longer than so many plain ones, while those before them did not, were held up by something else:
-they count as no later than that."""
+"""Tokens that took longer than this many plain ones, unlike those before them, were held up by something else and are
+charged no more than that."""
 KEPT: Final = 4.0
-"""Tokens of each request that what was seen before weighs when a way of decoding begins again: the load may be
-another."""
+"""Weight, in tokens of each request, of what was measured before when a way of decoding begins again: the load may have
+changed."""
 RIGHT: Final = 0.5
-"""What a draft adds to the promise where it was foretold, not sent, and turned out right: at 1 there is a trial. Half
-as much after each trial that ended without having gained."""
+"""Gain of the promise when a foretold draft, which is not sent, turns out right; a trial begins at 1. The gain is
+halved by each trial that ended without gain."""
 WRONG: Final = 0.125
-"""What such a draft takes back where it was wrong."""
+"""Loss of the promise when such a draft turns out wrong."""
 OF_A_TEXT: Final = 2.0
-"""Plain tokens that drafts copied from the text may lose in each one before they have gained any in it."""
+"""Plain tokens that drafts copied from the text may lose in each text before they have gained any in it."""
 CHANCE: Final = 0.3
-"""Plain decoding that has become slower by no more than this share may be chance: speculation gets nothing back for it.
-It would get back more than it should as often as less, and lose each time what it then has."""
+"""Relative slowdown of plain decoding up to which it may be chance, and speculation is refunded nothing for it. The
+refund would be too large as often as too small, and each time be lost again."""
 
 
 class Trial:
-    """Two ways of decoding under one load. Speculation has a stake of seconds: every token adds what a plain one takes,
-    and costs what it took itself.
+    """Compares two ways of decoding under one load. Speculation has a stake in seconds: every token adds what a plain
+    token takes and subtracts what it took itself.
 
         plain, measured --> bold --stake lost--> cautious --stake lost--> plain, saving
                              ^                    |    ^                        |
                              '---gained enough----'    '------saved a stake-----'
 
-    Plain decoding is measured first. Then speculation begins with a stake. Its gains raise that, as far as MOST, and
-    its losses lower it. No batch risks more than a part of it (``Auto.most_rows``). When little is left
-    speculation goes on ``cautious``: with drafts that are all but sure. When all is lost plain decoding takes over, and
-    sets a fiftieth of its time aside, less after a further trial that gained nothing; once that is a stake, there is
-    the next cautious trial. No other stake is given. So whatever drafts and load are like, decoding takes little more
-    than that fiftieth longer than plainly; and speculation that gains goes on, however its luck varies.
+    Plain decoding is measured first. Then speculation begins with a stake, which its gains raise, up to ``MOST``, and
+    its losses lower. No batch risks more than a part of it (``Auto.most_rows``). When little is left, speculation
+    becomes ``cautious`` and sends only drafts that are almost sure. When all is lost, plain decoding takes over and
+    saves a fraction ``SHARE`` of its time, less after each further trial without gain; once that makes a stake, the
+    next cautious trial begins. There is no other stake. Whatever drafts and load are like, decoding therefore takes
+    hardly more than that fraction longer than plain decoding, while speculation that gains goes on, however its luck
+    varies.
 
-    All of that is reckoned with what a plain token takes, which the host's load changes. It is measured again whenever
-    plain decoding takes over, and what speculation was charged is corrected where that is no chance: a load that slows
-    both ends neither. While speculation goes on some plain tokens are decoded now and then, the seldomer the more they
-    lose.
+    The unit of all that is the time of a plain token, which changes with the host's load. It is measured again whenever
+    plain decoding takes over, and the charges of speculation are corrected where the difference is no chance, so that a
+    load that slows both ways ends neither. While speculation goes on, a few plain tokens are decoded now and then, and
+    the more they lose the fewer they are.
 
-    A drafter that costs nothing is asked while decoding is plain, too: its drafts are *foretold*. Then a stake is not
-    enough: speculation begins where what is foretold turns out right, and nowhere else. A token for which nothing was
-    drafted is a plain one, whatever the way of decoding. Such a drafter copies what the text holds, so that what it was
-    worth in one text says little of the next: each one has to be promising itself, and most of what others have gained
-    is kept for those to come (``begin_text``).
+    A drafter that costs nothing is also asked while decoding is plain: its drafts are *foretold*. A stake alone is then
+    not enough: speculation begins only where foretold drafts turn out right. A token without drafts counts as a plain
+    one, whatever the way of decoding. Such a drafter copies from the text, so that its worth in one text says little
+    about the next: each text has to be promising itself, and most of what earlier texts gained is kept for later ones
+    (``begin_text``).
 
-    A drafter that costs time is asked only while speculation goes on, and it is slow to begin. Where one request
-    decodes its stakes are higher, and what it drafts is sent, be it sure or not.
+    A drafter that costs time is asked only during speculation, and is slow to begin. Where one request decodes, its
+    stakes are higher, and its drafts are sent whether they are sure or not.
 
-    ``requests`` that decode together bring as many tokens at a time, so that all counts of tokens are times that.
-    ``stake``: plain tokens that may be lost at once; without any, all of it has to be set aside first. ``promising``:
-    speculation has gained before, in another run, so that nothing has to be foretold first, and one plain token of each
-    request is measured in place of three.
+    ``requests``: how many decode together; they bring as many tokens at a time, so all counts of tokens are multiplied
+    by it. ``stake``: plain tokens that may be lost at once; at 0 a stake has to be saved first. ``promising``:
+    speculation gained in an earlier run, so that nothing has to be foretold first, and one plain token of each request
+    is measured instead of ``PLAIN_TOKENS``.
     """
 
     def __init__(self, requests: int = 1, stake: float = STAKE, promising: bool = False) -> None:
         self.plain = DecodingRate(requests)
         self.speculating = DecodingRate(requests)
         self.speculates = False
-        """What is to be done now."""
+        """Whether to speculate now."""
         self.cautious = False
-        """Whether only drafts that are all but sure are worth sending."""
+        """Whether only drafts that are almost sure are worth sending."""
         self.requests = requests
         self._given = stake
-        """What is to be given as a stake once plain decoding has been measured: plain tokens."""
+        """Plain tokens to be granted as a stake once plain decoding has been measured."""
         self.stake_s = 0.0
-        """Seconds that speculation may still lose; below 0 where it has lost more than it had."""
+        """Seconds that speculation may still lose; below 0 where it has lost more than its stake."""
         self._kept_s = 0.0
-        """Seconds that it may lose in texts to come, but not in this one."""
+        """Seconds that speculation may lose in later texts, but not in this one."""
         self._highest = 0.0
-        """The stake with which speculation began, or the most that a stake can be if it has gained that since."""
+        """Seconds of the stake with which speculation began, or of a full stake if it has reached that since."""
         self._needed = 2 * CAUTIOUS_STAKE
-        """The stake, in plain tokens, from which on speculation begins again."""
+        """Stake, in plain tokens, at which speculation begins again."""
         self._charged = 0
-        """Tokens of which speculation was charged since it had the highest stake."""
+        """Tokens charged to speculation since its stake was highest."""
         self._charged_at = 0.0
-        """Seconds per plain token, as they were reckoned with."""
+        """Seconds per plain token at which they were charged."""
         self._measured = 0
         """Plain tokens measured since plain decoding began."""
         self._enough = (1 if promising else PLAIN_TOKENS) * requests
-        """How many of them tell how fast it is."""
+        """Plain tokens that suffice to measure the speed."""
         self._bold = BOLD / 2
-        """What has to be gained next, in plain tokens: half of it while nothing bold has ended."""
+        """Plain tokens that speculation has to gain next, beyond a full stake; ``BOLD / 2`` while no bold speculation
+        has ended."""
         self._gained = 0.0
-        """Seconds that speculation of one kind, cautious or bold, has gained beyond what the stake can hold."""
+        """Seconds that the present kind of speculation, cautious or bold, has gained beyond a full stake."""
         self._saved = 0.0
-        """Seconds that plain tokens amid speculation may lose."""
+        """Seconds that interspersed plain tokens may lose, saved so far."""
         self.failures = 0
-        """Trials in a row that ended without having gained all that a stake can hold."""
+        """Consecutive trials that ended without having reached a full stake."""
         self._late = False
-        """Whether the last tokens were held up."""
+        """Whether the last tokens were held up by something else."""
         self._foretold = False
         """Whether the drafter is asked while decoding is plain."""
         self._promise = 1.0 if promising else 0.0
-        """Of foretold drafts that were right of late; a trial wants 1."""
+        """Score of recent foretold drafts, 0 or more; a trial begins at 1."""
 
     @property
     def speed_up(self) -> float:
-        """Speed with speculation over plain decoding's; 0 while one is not known."""
+        """Speed with speculation divided by that of plain decoding; 0 while either is not known."""
         speculating = self.speculating.seconds_per_token
         return self.plain.seconds_per_token / speculating if speculating else 0.0
 
     @property
     def sends_sure_drafts_only(self) -> bool:
-        """Whether only drafts that are all but sure are worth sending, and not all that has been paid for."""
+        """Whether only drafts that are almost sure are worth sending, and not everything that was drafted."""
         return self.cautious and not self._costs_drafting
 
     def give(self, stake: float) -> None:
-        """A stake beside what is set aside, in plain tokens: it may be known late that there is room for a trial."""
+        """Grant a further stake, in plain tokens: that there is room for a trial may be known late."""
         self._given += stake
 
     def begin_text(self) -> None:
-        """Another text is decoded from now on, by itself. It matters to drafts that were foretold."""
+        """Note that another text begins, decoded by itself, which matters to foretold drafts only."""
         if not self._foretold:
             return
         total = min(max(self.stake_s, 0.0) + self._kept_s, self._of_plain(MOST))
@@ -155,16 +156,20 @@ class Trial:
         if self.stake_s >= self._of_plain(OF_A_TEXT):
             self.cautious, self.failures = False, 0
         self._promise, self._charged = 0.0, 0
-        if self.speculates or not self._needed:  # or plain tokens amid speculation are being measured
+        if self.speculates or not self._needed:  # also while interspersed plain tokens are measured
             self._begin_plain(CAUTIOUS_STAKE)
             self._enough = self.requests
 
     def record(self, tokens: int, seconds: float, settled: bool, drafted: bool = True, foretold: bool = False) -> None:
-        """So many tokens took so long. ``settled``: nothing of the way before was under way any more. ``drafted``:
-        something that was drafted was. ``foretold``: the drafter costs nothing, and is asked in any case."""
+        """Record that ``tokens`` tokens took ``seconds``.
+
+        ``settled``: nothing of the previous way of decoding was in flight any more. ``drafted``: drafted rows were in
+        flight. ``foretold``: the drafter costs nothing and is asked in any case.
+        """
         self._foretold = foretold
         longest = LATE * self.plain.seconds_per_token * max(tokens, self.requests)
         was_late, self._late = self._late, seconds > longest > 0
+        # Only the first of several late arrivals is capped: when the next is late as well, decoding has become slow.
         if self._late and not was_late:
             seconds = longest
         bare = foretold and not drafted
@@ -178,7 +183,7 @@ class Trial:
             self._record_plain(tokens, seconds, settled)
 
     def foretell(self, right: bool) -> None:
-        """While decoding was plain, the drafter's best candidate turned out right or wrong."""
+        """Note that, while decoding was plain, the drafter's best candidate turned out right or wrong."""
         if not self.speculates:
             change = RIGHT / 2**self.failures if right else -WRONG
             self._promise = max(0.0, self._promise + change / self.requests)
@@ -204,7 +209,8 @@ class Trial:
             self._begin_plain(0.0)
 
     def _end_speculation(self) -> None:
-        """The stake is lost, or most of it. What was bold goes on cautiously once plain decoding has been measured."""
+        """End a trial whose stake is lost, or nearly. Bold speculation goes on cautiously once plain tokens are
+        measured."""
         if not self.cautious:
             self._bold *= 2
         self.failures += self.cautious or self._foretold
@@ -213,7 +219,7 @@ class Trial:
 
     def _record_plain(self, tokens: int, seconds: float, settled: bool) -> None:
         if not settled:
-            if self._needed and self._charged_at:  # what was drafted is in the way
+            if self._needed and self._charged_at:  # drafted rows in flight delay plain tokens
                 self.stake_s -= max(0.0, seconds - tokens * self._charged_at)
             return
         before, self._measured = self._measured, self._measured + tokens
@@ -230,7 +236,7 @@ class Trial:
             self._begin_speculating()
 
     def _correct(self) -> None:
-        """Plain decoding has been measured anew: charge speculation by that. It gets back what it had at most."""
+        """Charge speculation by the new measurement of plain decoding. It is refunded at most what it had."""
         plain, charged = self.plain.seconds_per_token, self._charged
         if not self._charged_at:  # speculation has yet to begin
             return
@@ -244,17 +250,17 @@ class Trial:
 
     @property
     def _next_stake(self) -> float:
-        """What has to be set aside for the next trial: plain tokens."""
+        """Plain tokens that have to be saved for the next trial."""
         return CAUTIOUS_STAKE + FOR_DRAFTING if self._costs_drafting else CAUTIOUS_STAKE
 
     @property
     def _costs_drafting(self) -> bool:
-        """Whether it is the drafter, which is asked only then, that makes speculation dear, and not the rows of one
-        request."""
+        """Whether speculation is expensive because of the drafter, which is asked only then, and not because of its
+        rows."""
         return self.requests == 1 and not self._foretold
 
     def _of_plain(self, tokens: float) -> float:
-        """What so many plain tokens take for each request: seconds."""
+        """Seconds that ``tokens`` plain tokens of each request take."""
         return tokens * self.requests * self.plain.seconds_per_token
 
     def _begin_speculating(self) -> None:

@@ -1,4 +1,4 @@
-"""The scripted drafter: on the target's path what the script says, elsewhere a draft of the same kind."""
+"""A drafter that follows a script on the target's path, and drafts alike off it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from penstock.tree import Node
 
 
 class ScriptedDrafter(InstantDrafter):
-    """Answers from a ``Script``; a wrapping ``EmulatedDrafter`` gives it its modelled time."""
+    """Answers from a ``Script``; a wrapping ``EmulatedDrafter`` adds its modelled time."""
 
     def __init__(self, script: Script) -> None:
         super().__init__()
         self._script = script
         self._candidates = [tuple(enumerate(chances)) for chances in script.pool]
         self._off_path: defaultdict[int, dict[int, int]] = defaultdict(dict)
-        """By request and id the nodes that have been asked about off the target's path: a hash of the way there."""
+        """A hash of the way from the target's path to each node off it that has been asked about, by request and node
+        id."""
 
     def ask(self, asks: Sequence[DraftRequest]) -> int:
         for ask in asks:
@@ -31,9 +32,10 @@ class ScriptedDrafter(InstantDrafter):
         self._off_path.pop(request.number, None)
 
     def _draft(self, request: Request, node: Node, count: int) -> Draft:
-        """The pool's draft for a node: the target's path has its own, what leaves it one by a hash of the way there.
+        """The draft of a node from the script's pool: by position on the target's path, else by a hash of the way to
+        it.
 
-        That is the hash of the tokens since the path was left: the same whoever asks, and when.
+        The hash is over the tokens since the path was left, so that it does not depend on who asks, and when.
         """
         number, script = request.number, self._script
         if node.parent is not None:

@@ -1,4 +1,4 @@
-"""The simulated pipeline: its stages work while the engine waits, and wake it only for what reaches it."""
+"""The simulated pipeline, whose stages work while the engine waits, and wake it only for what reaches it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from penstock.stage.driver import StageDriver
 class SimulatedPipeline(InProcessPipeline):
     """A pipeline under a virtual clock, and the clock of the engine at its end.
 
-    What an engine does depends on what it is told and on the moments at which it wants to be asked, and on nothing
-    else. Woken for every message between two stages, it would find nothing to do most of the time.
+    An engine's actions depend only on what it is told and on the times at which it wants to be asked. Woken for every
+    message between two stages, it would mostly find nothing to do.
     """
 
     def __init__(self, drivers: Sequence[StageDriver], clock: VirtualClock, entrance: Link) -> None:
@@ -25,18 +25,18 @@ class SimulatedPipeline(InProcessPipeline):
         self._time = clock
         self._told = False
         self._sharing = [driver.index for driver in drivers if isinstance(driver, SharedDriver)]
-        """Stages of one host: when one is done depends on what the others do."""
+        """Stages of one host; the time at which one is done depends on the others."""
 
     @property
     def due(self) -> float | None:
-        """When something reaches the engine, as far as it is on its way; before that ``wait`` returns anyway."""
+        """When something will reach the engine, as far as it is under way; until then ``wait`` returns anyway."""
         return self._end.due
 
     def now(self) -> float:
         return self._time.now()
 
     def wait(self, until: float | None) -> None:
-        """Have the stages work up to this moment, or to the first at which they have told the engine something."""
+        """Let the stages work until this time, or until the first at which they have told the engine something."""
         self._told = False
         last = math.inf if until is None else until
         while not self._told and (due := min(self._dues)) <= last and due < math.inf:
@@ -53,5 +53,6 @@ class SimulatedPipeline(InProcessPipeline):
         self._told = True
 
     def _ask_due(self, index: int) -> None:
+        # A step of one stage changes the times at which the others of its host are done.
         for stage in self._sharing or (index,):
             super()._ask_due(stage)

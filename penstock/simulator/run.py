@@ -1,4 +1,4 @@
-"""Run strategies over a script on a modelled cluster, in virtual time."""
+"""Runs strategies over a script on a modelled cluster, in virtual time."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ from penstock.strategies.base import Strategy
 class Simulated:
     """One request under one strategy.
 
-    ``seconds`` of virtual time are those from the first of its ``tokens`` to the last; busy shares are over the same
-    time: the stages' mean, and the drafter's. ``rows`` entered besides those of the prompt.
+    ``seconds`` of virtual time are from the first of its ``tokens`` to the last. Busy fractions are over the same time:
+    the mean of the stages, and the drafter's. ``rows`` entered in addition to those of the prompt.
     """
 
     tokens: int
@@ -53,7 +53,7 @@ class Simulated:
 
 @dataclass
 class Timed:
-    """Collects when tokens came, and when the request did."""
+    """Collects the times at which tokens came, and at which the request did."""
 
     queued: float = 0.0
     moments: list[float] = field(default_factory=list)
@@ -70,7 +70,7 @@ class Timed:
 
 
 class Watch(Observer):
-    """When the stages and the drafter worked, as (start, end)."""
+    """Collects when the stages and the drafter worked, as (start, end)."""
 
     def __init__(self) -> None:
         self.stages: list[tuple[float, float]] = []
@@ -92,16 +92,17 @@ def simulate(
     host: SharedHost | None = None,
     prefill_chunk: int | None = None,
 ) -> list[Simulated]:
-    """Every request of the script alone, one after the other, with one strategy; None decodes plainly.
+    """Run every request of the script alone, one after the other, with one strategy; None decodes plainly.
 
     The engine is a fresh one, and keeps what it learns from request to request. The first ``warm_up`` tokens of the
-    first request come before, and do not count. Every message takes ``overhead_per_hop`` seconds longer than its link
-    does: what ``penstock bench`` has measured, say. With ``host`` all stages compute on it, whatever hosts the cluster
-    names; drafter and engine have their own. Prompts enter in planned pieces, or in chunks of ``prefill_chunk`` tokens.
-    The cluster has to be emulated and, unless decoding is plain, to name a drafter.
+    first request are decoded before, and do not count. Every message takes ``overhead_per_hop`` seconds longer than its
+    link does, for example as measured by ``penstock bench``. With ``host`` all stages compute on it, whatever hosts the
+    cluster names; drafter and engine have their own. Prompts enter in planned pieces, or in chunks of ``prefill_chunk``
+    tokens. The cluster has to be emulated and, unless decoding is plain, to name a drafter.
     """
     numbers = [*range(len(script.picks))]
     if warm_up:
+        # The warm-up is a shortened copy of request 0, under a number of its own.
         script, numbers = script.with_again(0, warm_up), [len(numbers), *numbers]
     loop = make_loop(
         cluster, script, speculation, overhead_per_hop=overhead_per_hop, host=host, prefill_chunk=prefill_chunk
@@ -120,10 +121,10 @@ def simulate_serving(
     concurrency: int,
     results: Link | None = None,
 ) -> list[Timed]:
-    """Every request of the script, always so many at a time: as one ends the next one comes.
+    """Run every request of the script, always ``concurrency`` of them together: when one ends the next one comes.
 
-    Returns when each came and when its tokens did, in virtual seconds. Results take ``results`` to the engine, without
-    it the cluster's link. Raises as ``simulate`` does.
+    Returns the times at which each came and its tokens did, in virtual seconds. Results take ``results`` to the engine,
+    or the cluster's link without it. Raises like ``simulate``.
     """
     loop = make_loop(cluster, script, speculation, concurrency, results=results)
     runs: list[Timed] = []
@@ -142,7 +143,7 @@ def scripted(script: Script, number: int, strategy: Strategy, timed: Timed) -> R
 
 
 def simulate_one(loop: EngineLoop, script: Script, number: int, strategy: Strategy) -> Simulated:
-    """One request of the script, until nothing of it is in flight any more."""
+    """Run one request of the script, until nothing of it is in flight."""
     timed, watch, started = Timed(), Watch(), loop.clock.now()
     loop.observers = [watch]
     request = scripted(script, number, strategy, timed)
@@ -163,7 +164,7 @@ def simulate_one(loop: EngineLoop, script: Script, number: int, strategy: Strate
 
 
 def busy_share(spans: Sequence[tuple[float, float]], first: float, last: float) -> float:
-    """How much of the time from ``first`` to ``last`` the spans cover, each counted for itself; 0 of no time."""
+    """Fraction of the time from ``first`` to ``last`` that spans cover, overlaps counted twice; 0 for no time."""
     covered = sum([min(end, last) - max(start, first) for start, end in spans if start < last and end > first])
     return covered / (last - first) if last > first else 0.0
 
@@ -178,7 +179,7 @@ def make_loop(
     prefill_chunk: int | None = None,
     results: Link | None = None,
 ) -> EngineLoop:
-    """An engine on modelled devices, for so many requests at a time; as ``simulate``, ``simulate_serving`` have it."""
+    """An engine on modelled devices for a number of concurrent requests; see ``simulate`` and ``simulate_serving``."""
     clock = VirtualClock()
     timings = stage_timings(cluster)
     links = [longer(link, overhead_per_hop) for link in link_timings(cluster)]
@@ -207,11 +208,12 @@ def make_loop(
     pool = SlotPool(longest * concurrency, speculative_slots(len(timings), most_rows), sharing=False)
     pieces = PieceTable(timings, links) if prefill_chunk is None else None
     scheduler = Scheduler(pool, prefill_chunk or BATCH_ROWS, concurrency, longest, pieces=pieces)
+    # The pipeline is the loop's clock as well.
     return EngineLoop(pipeline, drafter, scheduler, pipeline, contended=host is not None)
 
 
 def links_down(cluster: Cluster, timings: Sequence[LinkTiming]) -> list[Link]:
-    """From each stage to the next, and from the last one to the engine.
+    """The links from each stage to the next, and from the last one to the engine.
 
     Where links are exclusive, hidden states occupy the devices at both ends. Rows and results of the engine do not:
     they are a few hundred bytes, which PipeDec sends beside its tensors, over Redis.

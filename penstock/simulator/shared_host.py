@@ -1,4 +1,4 @@
-"""Stages on one host, in virtual time: they share its cores and its memory's bandwidth, also with other processes."""
+"""Stages on one host, in virtual time: they share its cores and its memory bandwidth, also with other processes."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from penstock.stage.device import Computation, Device, Links
 from penstock.stage.driver import Core, Outgoing, StageDriver
 
 TICK: Final = 1e-9
-"""Seconds of work that are none: what rounding leaves of a batch that is done."""
+"""Seconds of work that count as none: what rounding leaves of a finished batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SharedHost:
-    """What stages share. Raises FieldError for what no host has."""
+    """The resources that stages share. Raises FieldError for values that no host has."""
 
     cores: int = 2
-    """Of which a stage that computes takes one."""
+    """Number of cores; a stage that computes takes one."""
     streams: float | None = None
-    """How many stages the memory feeds with weights at their full speed, more at a time sharing that; None: any."""
+    """Number of stages that the memory feeds with weights at full speed; more of them share that. None: any number."""
     busy: Sequence[tuple[float, int]] = ((0.0, 0),)
-    """From which moment on, in virtual seconds, how many other processes compute: by time, the first one at 0."""
+    """(time, count): number of other processes that compute from a virtual time in seconds on; the first time is 0."""
 
     def __post_init__(self) -> None:
         check_positive(self, "cores", "streams")
@@ -37,27 +37,27 @@ class SharedHost:
         check(since[:1] == [0.0] and since == sorted(since), "busy", list(self.busy), "moments from 0 on, in order")
 
     def speed(self, stages: int, at: float) -> float:
-        """How fast each of so many stages computes at a moment; 1 is as fast as one that has the host to itself.
+        """Speed of each of ``stages`` computing stages at a time, relative to one that has the host to itself.
 
-        Cores are shared evenly by all that computes.
+        Cores are shared evenly by everything that computes.
         """
         others = next(count for since, count in reversed(self.busy) if since <= at)
         fed = 1.0 if self.streams is None else self.streams / stages
         return min(1.0, fed, self.cores / (stages + others))
 
     def next_change(self, at: float) -> float:
-        """The next moment at which other processes come or go."""
+        """The next time at which other processes come or go."""
         return next((since for since, _ in self.busy if since > at), math.inf)
 
 
 class Computing:
-    """The batches that a host's stages compute, and what is left of each: seconds that it would take alone."""
+    """The batches that a host's stages compute, and the remaining seconds of each if it computed alone."""
 
     def __init__(self, host: SharedHost, clock: Callable[[], float]) -> None:
         self._host = host
         self._clock = clock
         self._left: dict[int, float] = {}
-        """By stage."""
+        """Remaining seconds by stage."""
         self._at = 0.0
 
     def begin(self, stage: int, seconds: float) -> None:
@@ -75,7 +75,7 @@ class Computing:
         return min(self._at + self._left[stage] / speed, self._host.next_change(self._at))
 
     def end(self, stage: int) -> bool:
-        """Take a stage's batch out if it is done. Returns whether it was."""
+        """Remove a stage's batch if it is done. Returns whether it was."""
         self._advance()
         if self._left[stage] > TICK:
             return False
@@ -83,9 +83,10 @@ class Computing:
         return True
 
     def _advance(self) -> None:
-        """Up to now: nobody begins or ends meanwhile, since that calls this."""
+        """Advance all batches to now. Called whenever one begins or ends, so the speeds are constant in between."""
         now = self._clock()
         while self._at < now:
+            # Speeds are constant only until other processes come or go.
             until = min(now, self._host.next_change(self._at))
             done = (until - self._at) * self._host.speed(max(1, len(self._left)), self._at)
             self._left = {stage: max(0.0, left - done) for stage, left in self._left.items()}
@@ -93,7 +94,8 @@ class Computing:
 
 
 class SharedDevice(Device):
-    """A stage's part of a shared host. When a batch is done depends on what others do: its driver finds out."""
+    """A stage's part of a shared host. A batch's end depends on the other stages, so its driver finds
+    out when it is."""
 
     def __init__(self, stage: int, clock: Callable[[], float], timing: StageTiming, computing: Computing) -> None:
         super().__init__(clock)
@@ -108,7 +110,7 @@ class SharedDevice(Device):
 
 
 class SharedDriver(StageDriver):
-    """A stage's driver on a shared host: a batch is done when the host has computed it."""
+    """A stage's driver on a shared host, where a batch is done when the host has computed it."""
 
     def __init__(self, index: int, core: Core, device: SharedDevice, computing: Computing, links: Links) -> None:
         super().__init__(index, core, computing._clock, device, links)
@@ -116,7 +118,7 @@ class SharedDriver(StageDriver):
 
     @property
     def due(self) -> float | None:
-        """May come earlier once other stages are done: to be asked again after a step of any."""
+        """When to step next. It may be earlier once other stages are done, so ask again after a step of any."""
         return self._computing.due(self.index) if self._computing.has(self.index) else super().due
 
     def step(self) -> Iterator[Outgoing]:
@@ -132,7 +134,7 @@ class SharedDriver(StageDriver):
             super()._settle()
 
     def _note_end(self, now: float) -> None:
-        """What was computed says when: now, and not when it began."""
+        """Write the actual end into the message that was computed, since the end was not known when the batch began."""
         assert self._done is not None
         message = self._done.outgoing.message
         assert isinstance(message, Batch | Result)

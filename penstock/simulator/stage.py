@@ -1,4 +1,4 @@
-"""What a simulated stage computes: nothing but the target's answer, which the script knows."""
+"""The computation of a simulated stage: nothing but the target's picks, which the script knows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from penstock.stage.visibility import ProtocolError
 
 
 class SimulatedCore:
-    """Stands where a ``StageCore`` stands in a ``StageDriver``: drops dead rows, and, last, picks from the script.
+    """Takes the place of a ``StageCore`` in a ``StageDriver``: drops dead rows, and the last stage picks from the
+    script.
 
     Off the target's path the script's pick means nothing, and nothing asks for it: only the root's pick is followed.
     """

@@ -1,4 +1,4 @@
-"""Ours, and the default: ``continuous`` where speculation pays, plain decoding where it does not."""
+"""The default strategy, our own: ``continuous`` where speculation pays, plain decoding where it does not."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from penstock.strategies.continuous import PATIENCE, Continuous, ContinuousOptio
 from penstock.tree import Node, TokenTree
 
 MISLED: Final = -0.05
-"""Share of tokens that corrections turn from right to wrong, those that they turn right taken off: no more of it."""
+"""Least gain of corrections at which they are still taken: tokens turned right less tokens turned wrong, as a share."""
 
 RISKED: Final = 1 / 3
-"""Of what a trial may still lose, the most that one batch may."""
+"""Fraction of the trial's remaining stake that one batch may risk."""
 SURE: Final = 0.9
-"""The least chance of a batch to hold a row of the path where trials advise caution.
+"""Least chance that a batch holds a row of the target's path where trials advise caution.
 
-Found by simulation of stages that share a host, where with fair and poor drafts 0.8 and 0.9 gain and 0.65 loses; where
-they do not share one it costs little."""
+Found by simulation of stages that share a host: with fair and poor drafts 0.8 and 0.9 gain, and 0.65 loses. Where
+stages do not share a host it costs little.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,20 +34,21 @@ class AutoOptions(ContinuousOptions):
 class Auto(Continuous):
     """Feeds the pipeline as ``Continuous`` does, but only with batches that are worth their place.
 
-    A row of the target's path that has entered saves a trip through the stages. What a batch costs is the chance to be
-    in the way: after a miss, which plain decoding has once a trip, the next root waits for a step of the slowest stage
-    at worst, wherever on the way that is; and so has every other request. With a drafter that is always wrong the
-    corrected scores fall until nothing is worth that. The drafter is asked all the same, so that a better time is
-    noticed, unless so many decode that not even a sure row would be worth its place.
+    A row on the target's path that has entered saves one trip through the stages. A batch costs something by being in
+    the way: after a miss, which plain decoding has once per trip, the next root waits at most one step of the slowest
+    stage, wherever that is, and every other request waits as well. With a drafter that is always wrong, the corrected
+    scores fall until nothing is worth that. The drafter is still asked, so that an improvement is noticed, unless so
+    many requests decode that not even a sure row would be worth its place.
 
-    That is what batches are expected to be worth. Where stages may slow each other, trials say what speculation comes
-    to (``estimates/trial.py``): while it loses, roots enter alone. The drafter is then asked nothing or, where it costs
-    nothing, about the root that has just entered: what it says is held against the target's token.
+    So much for the expected worth of batches. Where stages may slow each other, trials measure what speculation really
+    gains (``estimates/trial.py``). While it loses, roots enter alone, and the drafter is not asked; one that costs
+    nothing is asked about the root that has just entered, and its answer is compared with the target's token.
 
-    Where the only stage's own device would draft, it is not asked: its passes would come on top of plain decoding.
+    Where the drafter would use the device of the only stage, it is not asked: its passes would come on top of plain
+    decoding.
 
-    Corrections are taken while the drafter's best candidate is not wrong more often after them than before. Where it
-    is, few are: what they do is still seen, but not more than a fraction of the tokens suffer.
+    Corrections are accepted as long as they do not make the drafter's best candidate wrong more often. Where they do,
+    few are accepted: their effect is still observed, but only a fraction of the tokens suffers.
     """
 
     on_trial = True
@@ -65,7 +67,7 @@ class Auto(Continuous):
         return super().ask(tree, context)
 
     def _foretell(self, tree: TokenTree, context: Context) -> list[Node]:
-        """The root, to be drafted from though nothing of it is to be sent."""
+        """The root, about which a free drafter is asked although nothing drafted is to be sent."""
         if not context.foretold or tree.root.asked or not tree.root.entered:
             return []
         self._order.look(tree, context.estimates.drafts.chances)
@@ -79,6 +81,7 @@ class Auto(Continuous):
         if at != NOW or not tree.root.entered:
             return at
         step, latency = context.estimates.pipeline.step_and_latency_s(1)
+        # In trips: a miss falls into this step with the chance step / latency, and the root then waits step / latency.
         worth = context.load.requests * (step / latency) ** 2 if latency else 0.0
         if context.estimates.trials.cautious(on_trial(context)):
             worth = max(worth, SURE)
@@ -89,7 +92,7 @@ class Auto(Continuous):
         return speculates(context) and super().can_piggyback(tree, context)
 
     def most_rows(self, context: Context) -> int:
-        """As many as may all be wrong: what they add to a batch's time is no more than may still be lost."""
+        """Most rows that may enter. Even if all are wrong, they cost no more time than the trial may risk."""
         times, load = context.estimates.pipeline, context.load
         longest = times.latency_s(load.requests) + RISKED * context.estimates.trials.stake_s(on_trial(context))
         return bisect_right(range(1, self.width + 1), longest, key=lambda rows: times.latency_s(load.rows + rows))
@@ -101,17 +104,17 @@ class Auto(Continuous):
 
 
 def speculates(context: Context) -> bool:
-    """Whether anything is drafted and sent besides the roots, by what trials under this load have found."""
+    """Whether anything is drafted and sent besides roots, as the trial under this load has found."""
     return context.estimates.trials.speculates(on_trial(context))
 
 
 def on_trial(context: Context) -> int:
-    """As how many requests those that run count, whose trial decides."""
+    """Number of requests under whose trial the running requests fall."""
     return context.estimates.trials.counted(context.load.requests, context.load.prefilling)
 
 
 def could_enter(context: Context) -> bool:
-    """Whether a row that is sure to be on the path would be worth its place in a batch of every request's roots."""
+    """Whether a row that is surely on the path would be worth its place in a batch with every request's root."""
     times, requests = context.estimates.pipeline, context.load.requests
     latency = times.latency_s(1)
     if requests == 1 or not latency:

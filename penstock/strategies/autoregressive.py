@@ -1,4 +1,4 @@
-"""The plain pipeline: one token per round trip. The baseline, and the reference for exactness."""
+"""Plain decoding, one token per round trip: the baseline, and the reference for exactness."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A request's tree seen by score: which nodes and candidates come next, for the drafter and for the stages."""
+"""A request's tree ordered by score: which nodes and candidates come next, for the drafter and for the stages."""
 
 from __future__ import annotations
 
@@ -12,20 +12,22 @@ from typing import Any, Final
 from penstock.tree import Node, TokenTree
 
 Chances = Callable[[Node], Iterable[float]]
-"""What the drafter's candidates for a node are worth: their log chances, best first, recalibrated.
+"""The drafter's calibrated log chances for a node's candidates, best first.
 
-One by one, since of most nodes only the first is ever wanted."""
+They are an iterator because for most nodes only the first is ever wanted.
+"""
 
 CERTAIN: Final = -1e-9
-"""The log chance of a sure child: below 0, so that no child ties with its parent."""
+"""Greatest log chance of a child: below 0, so that no child ties with its parent."""
 FLOOR: Final = -12.0
-"""The least log chance of a child that a correction no longer names."""
+"""Least log chance of a child that a correction no longer names."""
 
 
 _Entry = tuple[float, int, Node]
-"""Score, a number that decides ties, the greater for what was made earlier, and the node."""
+"""Score, a number that breaks ties (greater for what was made earlier), and the node."""
 _Candidate = tuple[float, int, Node, float, int, Iterator[float]]
-"""The best of a node's candidates that is no node yet: as above with the parent, its chance, rank and later chances."""
+"""The best candidate of a node that is not a node yet: an entry with the parent in place of the node, and then the
+candidate's log chance, its rank, and the log chances of those after it."""
 
 
 NODE: Final = itemgetter(2)
@@ -33,13 +35,14 @@ OPEN: Final = attrgetter("open")
 
 
 class BestFirst:
-    """Every live node and candidate of one tree in the order of its cumulative score, ties by creation.
+    """All live nodes and candidates of one tree, ordered by cumulative score; ties go to the older.
 
-    Two queues run over the same order: nodes that have yet to enter, and nodes that the drafter has yet to be asked
-    about. A candidate becomes a node when one of them reaches it; of each node's candidates only the best that is left
-    is kept. Queues are sorted lists, the best at their end: inserting moves some kilobytes at most, less than a heap's
-    comparisons cost, and what the best so many are worth can be read off. Dead entries are dropped when the root moves,
-    which is when nodes die. A child scores below its parent, so in this order parents come first.
+    Two queues follow the same order: nodes that have yet to enter, and nodes that the drafter has yet to be asked
+    about. A candidate becomes a node when one of the queues reaches it, and only the best remaining candidate of each
+    node is kept. Queues are sorted lists with the best at the end. An insertion moves a few kilobytes at most, which is
+    cheaper than the comparisons of a heap, and the chance of the best ``count`` can be read off. Dead entries are
+    dropped when the root moves, because that is when nodes die. A child scores below its parent, so this order has
+    parents first.
     """
 
     def __init__(self) -> None:
@@ -50,17 +53,19 @@ class BestFirst:
         self._unasked: list[_Entry] = []
         self._waiting: list[Node] = []
         self._unanswered: list[Node] = []
-        """Nodes of which the drafter could say nothing yet; it may be asked about them again."""
+        """Nodes about which the drafter could not say anything yet; it may be asked about them again."""
 
     def look(self, tree: TokenTree, chances: Chances) -> None:
-        """Take in what has happened to the tree: a new beginning, and the drafter's answers with their ``chances``."""
+        """Take in changes of the tree: a new root, and the drafter's answers with their ``chances``."""
         if tree.root is not self._root:
             self._root = tree.root
+            # A root alone is a new beginning; otherwise the root has moved down the tree, and the other branches have
+            # died.
             if tree.size == 1 and not tree.root.asked:
                 self._begin(tree.root)
             else:
                 self._drop_dead()
-        if self._unsent and self._unsent[-1][2].entered:  # the root, with the prompt
+        if self._unsent and self._unsent[-1][2].entered:  # the root, which entered with the prompt
             del self._unsent[-1]
         answered = [node for node in self._waiting if node.candidates is not None]
         if answered:
@@ -80,17 +85,17 @@ class BestFirst:
             self._correct(tree, chances)
 
     def best_unsent(self, tree: TokenTree) -> float:
-        """Log chance, below the root, of the best that has yet to enter; minus infinity if there is none."""
+        """Log chance, relative to the root, of the best that has yet to enter; minus infinity if there is none."""
         return self._best(tree, self._unsent)
 
     def take_unsent(self, tree: TokenTree) -> Node:
-        """The best that has yet to enter. Call only if there is any."""
+        """Remove and return the best that has yet to enter. There must be one."""
         return self._take(tree, self._unsent, self._unasked)
 
     def _known_unsent(self, count: int) -> list[float]:
         """Scores of the ``count`` best nodes and candidates that have yet to enter, best first.
 
-        Of each node's candidates only the next is counted: a little less than there is.
+        Of each node's candidates only the next is counted, so the result is a lower bound.
         """
         known = [entry[0] for entry in self._unsent[-count:]]
         known += [entry[0] for entry in self._candidates[-count:]]
@@ -98,7 +103,7 @@ class BestFirst:
         return known[:count]
 
     def mass_unsent(self, tree: TokenTree, count: int) -> float:
-        """The chance, at most, that one of the ``count`` best that have yet to enter is on the path."""
+        """Upper bound of the chance that one of the ``count`` best that have yet to enter is on the target's path."""
         above = tree.root.score
         return sum([math.exp(score - above) for score in self._known_unsent(count)])
 
@@ -108,40 +113,46 @@ class BestFirst:
         return known[-1] - tree.root.score if len(known) == count else -math.inf
 
     def mass_awaited(self, tree: TokenTree) -> float:
-        """The chance that the path leads through a node that the drafter has been asked about and not answered for.
+        """Chance that the path leads through a node that the drafter was asked about and has not answered.
 
-        None of them is another's ancestor, so their chances add up.
+        None of these nodes is an ancestor of another, so their chances add up.
         """
         return sum(math.exp(node.score - tree.root.score) for node in self._waiting if node.open)
 
     def mass_unasked(self, tree: TokenTree) -> float:
-        """The chance that the path leads through a node that the drafter has yet to be asked about: a leaf, too."""
+        """Chance that the path leads through a node that the drafter has yet to be asked about; such nodes are leaves,
+        too."""
         scores = (node.score for _, _, node in self._unasked if node.open and not node.asked)
         return sum(math.exp(score - tree.root.score) for score in scores)
 
     def best_unasked(self, tree: TokenTree) -> float:
-        """Log chance, below the root, of the best that the drafter has yet to be asked about, or minus infinity."""
+        """Log chance, relative to the root, of the best that the drafter has yet to be asked about, or
+        minus infinity."""
         return self._best(tree, self._unasked)
 
     def take_unasked(self, tree: TokenTree) -> Node:
-        """The best that the drafter has yet to be asked about, from now on awaited. Call only if there is any."""
+        """Remove and return the best node to ask the drafter about; its answer is awaited from now on. There must be
+        one."""
         node = self._take(tree, self._unasked, self._unsent)
         self._waiting.append(node)
         return node
 
     def _begin(self, root: Node) -> None:
         self._made -= 1
+        # Later entries have lower numbers, so that among equal scores the older one sorts last and is popped first.
         entry = (root.score, self._made, root)
         self._candidates, self._unsent, self._unasked, self._waiting, self._unanswered = [], [entry], [entry], [], []
 
     def _drop_dead(self) -> None:
-        """Roots of the past are alive too, being certain, but nothing grows from them any more."""
+        """Drop the entries of closed nodes. Earlier roots are alive, being committed, but closed: nothing grows from
+        them."""
         self._candidates = still_open(self._candidates)
         self._unsent = still_open(self._unsent)
         self._unasked = still_open(self._unasked)
 
     def _correct(self, tree: TokenTree, chances: Chances) -> None:
-        """Children of corrected nodes get new chances, what lies below new scores, and all queues their order again."""
+        """Give children of corrected nodes new chances and all that is below them new scores, and sort the queues
+        again."""
         corrected = dict.fromkeys(node for node in tree.corrected if node.open)
         tree.corrected = []
         parents = sorted(corrected, key=attrgetter("position"))
@@ -150,6 +161,7 @@ class BestFirst:
         moved = tree.rescore(parents)
         self._unsent = in_order(self._unsent, moved)
         self._unasked = in_order(self._unasked, moved)
+        # A corrected node's candidate is offered anew below; one whose node only has another score keeps its chance.
         gone = moved.union(corrected)
         stay = [entry for entry in self._candidates if entry[2] not in gone]
         self._candidates = stay + [
@@ -162,7 +174,7 @@ class BestFirst:
             self._offer(parent, 0, iter(chances(parent)))
 
     def _reweigh(self, parent: Node, chances: Chances) -> None:
-        """Give the children of a corrected node the chances that they have by its candidates."""
+        """Give the children of a corrected node their chances by its new candidates."""
         if not parent.children:
             return
         assert parent.candidates is not None
@@ -173,12 +185,13 @@ class BestFirst:
             left.discard(token)
             if not left:
                 break
+        # Children that the correction no longer names share what the named ones leave.
         rest = left_over(named.values(), len(left))
         for token, child in parent.children.items():
             child.chance = named.get(token, rest)
 
     def _offer(self, parent: Node, rank: int, chances: Iterator[float]) -> None:
-        """Queue a node's next candidate, the one at ``rank`` or the first behind it that is no node."""
+        """Queue the node's next candidate: the first from ``rank`` on that is not a node already."""
         assert parent.candidates is not None
         for chance in chances:
             if parent.candidates[rank][0] not in parent.children:
@@ -195,7 +208,7 @@ class BestFirst:
         return score - tree.root.score
 
     def _take(self, tree: TokenTree, queue: list[_Entry], other: list[_Entry]) -> Node:
-        """The first of a queue or, if a candidate comes before it, that one as a new node, which the other one gets."""
+        """Pop the best of ``queue``. A better candidate is made a node first and put into the other queue as well."""
         candidates = self._candidates
         if queue and not (candidates and candidates[-1][0] > queue[-1][0] and tree.room > 0):
             return queue.pop()[2]
@@ -209,12 +222,12 @@ class BestFirst:
 
 
 def still_open(entries: list[Any]) -> list[Any]:
-    """The entries whose node is still in the tree. Without a line of Python for each of thousands."""
+    """The entries whose node is still open. Runs in C, since there may be thousands."""
     return list(compress(entries, map(OPEN, map(NODE, entries))))
 
 
 def in_order(entries: list[_Entry], moved: set[Node]) -> list[_Entry]:
-    """The entries by score again, once these nodes have other scores than before."""
+    """The entries sorted by score again after the nodes in ``moved`` have changed theirs."""
     stay = [entry for entry in entries if entry[2] not in moved]
     if len(stay) < len(entries):
         stay += [(node.score, made, node) for _, made, node in entries if node in moved]
@@ -225,7 +238,8 @@ def in_order(entries: list[_Entry], moved: set[Node]) -> list[_Entry]:
 def left_over(chances: Collection[float], count: int) -> float:
     """Log chance of each of ``count`` tokens that are not among candidates with these log chances, best first.
 
-    At most an equal share of what the candidates leave, and no more than the last of them has.
+    It is an equal share of what the candidates leave, but no more than the last candidate has and no less than
+    ``FLOOR``.
     """
     if not count:
         return FLOOR

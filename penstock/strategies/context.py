@@ -1,4 +1,4 @@
-"""What a strategy is told whenever it is asked: the moment, what is due, what else there is to do, what is known."""
+"""The information that a strategy is given with every call."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from penstock.estimates.load import Load
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Made by the loop for each round of questions. Strategies read it and write nothing of it."""
+    """A snapshot that the loop makes for each round of calls. Strategies only read it."""
 
     now: float
-    """The clock's seconds, as are all moments."""
+    """Present time in seconds by the engine's clock, like all times."""
     draft_due: float
-    """When the drafter is expected to answer; infinite while it has not been asked."""
+    """Time at which the drafter is expected to answer; infinite while it has not been asked."""
     load: Load
     estimates: Estimates
     oldest: int | None
-    """The number of the batch that comes out next; None while nothing is in flight."""
+    """Stream number of the batch that comes out next; None while nothing is in flight."""
     foretold: bool
-    """Whether the drafter costs nothing, so that it is asked also where nothing drafted is sent."""
+    """Whether the drafter costs nothing, so that it is also asked where nothing drafted is sent."""
     redrafts: bool
-    """Whether the drafter may know more of a node when it is asked about it again."""
+    """Whether the drafter may know more about a node when it is asked about it again."""

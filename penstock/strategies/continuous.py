@@ -1,4 +1,4 @@
-"""Ours: the tree grown best-first and fed continuously, always with the best rows of all that have yet to enter."""
+"""Our own strategy: a tree grown best-first, from which the best rows not yet sent enter continuously."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ from penstock.strategies.options import StrategyOptions
 from penstock.tree import Node, TokenTree
 
 PATIENCE: Final = 0.5
-"""What it saves to have a row of the target's path in this batch and not in the next, in steps of the slowest stage.
+"""Steps of the slowest stage that are saved if a row of the target's path is in this batch and not in the next.
 
-Found by simulation on six clusters: between 0.25 and 1 hardly any difference, at 2 a loss of up to a third where rows
-are dear."""
+Found by simulation on six clusters: values from 0.25 to 1 hardly differ, and 2 loses up to a third where rows are
+expensive.
+"""
 LOG_PATIENCE: Final = math.log(PATIENCE)
 FRESH: Final = 0.3
-"""Steps of the slowest stage that a batch waits for the root's result, which prunes the tree that it is chosen from.
+"""Steps of the slowest stage that a batch waits for the root's result, which prunes the tree it is chosen from.
 
-Between 0.15 and 0.5 hardly any difference; without it a batch may be composed just before a result that changes it."""
+Values from 0.15 to 0.5 hardly differ; without waiting, a batch may be composed just before a result that changes it.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,15 +49,15 @@ class ContinuousOptions(StrategyOptions):
 
 
 class Continuous:
-    """Whenever the slowest stage can take a further batch, the best rows of the whole live tree enter.
+    """Lets the best rows of the whole live tree enter whenever the slowest stage can take another batch.
 
-    Scores are the chance that the target picks the node given the shared noise, as the drafter sees it, corrected by
-    what became of earlier drafts. At most ``width`` rows enter at a time, fewer where a row's chance is worth less
-    than the time that it adds. Batches follow each other as fast as the slowest stage takes them and no faster, so that
-    none waits inside the pipeline and each is composed as late as it can be; over a single stage, when the root's
-    result is there. Whenever the drafter is free it is asked about as many of the best nodes as can enter in the time
-    that takes, several times a step where it is faster than a stage; once a batch where it takes a stage's device for
-    it.
+    A score is the chance that the target picks the node given the shared noise: the drafter's estimate, calibrated by
+    the outcome of earlier drafts. At most ``width`` rows enter at a time, and fewer where a row's chance is worth less
+    than the time that it adds. Batches follow each other exactly as fast as the slowest stage takes them, so that none
+    waits inside the pipeline and each is composed as late as possible; over a single stage, a batch enters when the
+    root's result is there. Whenever the drafter is free, it is asked about as many of the best nodes as can enter in
+    the time that it takes. That is several times per step if it is faster than a stage, and once per batch if it shares
+    a stage's device.
     """
 
     rate_limited = True
@@ -81,8 +83,8 @@ class Continuous:
         self._order.look(tree, context.estimates.drafts.chances)
         nodes: list[Node] = []
         if context.estimates.pipeline.shared and self._asked and self._order.best_unsent(tree) > -math.inf:
-            return nodes  # a further pass would hold up the stage that gives its device
-        floor = self._order.waterline(tree, self.width)  # children of what lies below it would not be next to enter
+            return nodes  # another pass would hold up the stage that shares its device
+        floor = self._order.waterline(tree, self.width)  # nodes below it have no children that enter next
         while (
             tree.room > self.width
             and len(nodes) < self.width
@@ -98,14 +100,14 @@ class Continuous:
         if self._order.best_unsent(tree) == -math.inf:
             return ON_EVENT
         step, latency = context.estimates.pipeline.step_and_latency_s(1)
-        if tree.root.entered and 0 < latency <= step:  # a single stage: behind the root's batch this would only wait
+        if tree.root.entered and 0 < latency <= step:  # a single stage: it would wait behind the root's batch
             return ON_EVENT
         if self._waits_for_draft(tree, context, step):
-            return max(context.now, context.draft_due) + FRESH * step  # it may be late
+            return max(context.now, context.draft_due) + FRESH * step  # the answer may be late
         return self._patient_until(tree.root.due, context.now, FRESH * step) if tree.root.entered else NOW
 
     def most_rows(self, context: Context) -> int:
-        """How many rows of a request may enter in the batch that is composed now, at most; one enters in any case."""
+        """Most rows of a request that may enter in the batch being composed; one enters in any case."""
         return self.width
 
     def can_piggyback(self, tree: TokenTree, context: Context) -> bool:
@@ -124,14 +126,14 @@ class Continuous:
         return rows
 
     def _waits_for_draft(self, tree: TokenTree, context: Context, step: float) -> bool:
-        """Whether the batch had better wait for what the drafter says next, or the time after that.
+        """Whether the batch had better wait for the drafter's next answer, or the one after that.
 
-        Waiting helps a path that ends with what the answer brings: else that would miss this batch, and with it a step
-        of the slowest stage. It delays a path that ends before, or leads through nodes that could enter now, and one
-        that goes on, if the drafter is fast enough for the stages to be what it waits for. Where batches go one after
-        another each row of the path saves a trip, however late its batch begins.
+        Waiting helps if the path ends with what the answer brings: otherwise that would miss this batch and lose a step
+        of the slowest stage. Waiting delays the path if it ends earlier or leads through nodes that could enter now. It
+        also delays a path that goes on, if the drafter is so fast that only the stages hold it up. Where batches go one
+        after another, each row of the path saves a trip, however late its batch begins.
         """
-        if context.draft_due == math.inf:  # nothing is to come
+        if context.draft_due == math.inf:  # the drafter has not been asked
             return False
         drafting = context.estimates.drafter.seconds(1)
         wait = abs(context.draft_due - context.now)
@@ -141,10 +143,10 @@ class Continuous:
         return self._is_worth_waiting(tree, context.estimates, awaited + unasked, wait + drafting, step)
 
     def _patient_until(self, due: float, now: float, patience: float) -> float:
-        """``NOW``, or the end of patience where the root's result is about to come: expected before that, not overdue.
+        """``NOW``, or the time until which to wait for the root's result if it is due before that and not overdue.
 
-        Patience begins when the batch might first have entered. A result that comes later than it was expected, or
-        sooner than the one after it, must not hold up every batch in turn until the stages are empty.
+        The wait begins when the batch could first have entered. A result that is late, or due sooner than the one after
+        it, must not hold up every batch in turn until the stages are empty.
         """
         if self._willing_since is None:
             self._willing_since = now
@@ -152,10 +154,10 @@ class Continuous:
         return NOW if now >= end or due >= end else end
 
     def _is_worth_waiting(self, tree: TokenTree, estimates: Estimates, coming: float, wait: float, step: float) -> bool:
-        """Whether to wait so many seconds for children of nodes that are on the path with this chance."""
+        """Whether to wait ``wait`` seconds for children of nodes that are on the path with the chance ``coming``."""
         ends = estimates.drafts.miss_rate
         coming *= 1 - ends
-        if estimates.pipeline.latency_s(1) <= step:  # one batch after another: more tokens in one that takes longer
+        if estimates.pipeline.latency_s(1) <= step:  # batches go one after another: tokens per second decide
             return coming * step > self._order.mass_unsent(tree, self.width) * wait
         gain = coming * ends * (step - wait)
         if gain <= 0 or not tree.root.entered:
@@ -167,18 +169,18 @@ class Continuous:
 
 
 def is_worth_it(context: Context, score: float, rows: int, mass: float) -> bool:
-    """Whether a further row of this log chance saves more time than it costs, beside so many others of its request.
+    """Whether a further row with this log chance saves more time than it costs, beside ``rows`` rows of its request.
 
-    What it adds to the step delays whatever comes later, and all that others expect of this batch. What it adds to the
-    pipeline's latency delays this batch: that matters to others as much as they expect, and to this request if the path
-    leads through the batch, which it does with the chance ``mass`` at most. Nothing overtakes it: what other requests
-    get within a step, right behind it, counts as well.
+    What it adds to the step delays everything later, and all that others expect of this batch. What it adds to the
+    latency delays this batch. That matters to other requests as much as they expect of it, and to this request if its
+    path leads through the batch, with a chance of at most ``mass``. Nothing overtakes the batch, so the results that
+    other requests get within a step behind it count as well.
 
-    Requests whose rows follow in the same batch are taken to want as many as this one, and as good ones: the first must
-    not leave them only what costs time.
+    Requests that follow in the same batch are taken to want as many rows, and as good ones: the first request must not
+    leave them only rows that cost time.
 
-    On a single stage nothing overlaps, and what counts is tokens per second: a row enters if it brings more tokens for
-    the time that it adds than the batch brings without it.
+    On a single stage nothing overlaps, and tokens per second decide: a row enters if it brings more tokens for the time
+    that it adds than the batch brings without it.
     """
     if score == -math.inf:
         return False
@@ -186,25 +188,26 @@ def is_worth_it(context: Context, score: float, rows: int, mass: float) -> bool:
     others = load.expected_tokens + load.following * max(1.0, mass)
     rows += load.rows + load.following * (rows + 1)
     step, latency = times.step_and_latency_s(rows)
-    if not latency:  # nothing is known of what rows cost
+    if not latency:  # the cost of rows is not known yet
         return False
     next_step, next_latency = times.step_and_latency_s(rows + 1)
     longer, slower = next_step - step, next_latency - latency
     if latency <= step:
+        # Batches go one after another, so that only tokens per second count.
         return math.exp(score) * step >= max(load.requests, others + mass) * longer
     cost = (1 / PATIENCE + others) * longer
     delayed = min(1.0, mass + (load.requests - 1) * step / latency)
-    # a longer step delays every batch, a longer latency one result in every trip
+    # A longer step delays every batch, a longer latency one result in every trip.
     cost += (delayed / PATIENCE + others) * slower * step / latency
     return math.exp(score) * step >= cost
 
 
 def is_worth_asking(context: Context, score: float, nodes: int) -> bool:
-    """Whether to ask about a further node of this log chance now, rather than in the drafter's next pass.
+    """Whether to ask about a further node with this log chance now rather than in the drafter's next pass.
 
-    That is if its chance, times the part of a pass that waiting would cost, is worth what it adds to this one. A
-    drafter that has no weights works on a core that stages of the same host may need: what it says of the node has to
-    be worth a pass as well, and saves, with the node's chance, a trip through the stages at most.
+    It pays if the node's chance, times the part of a pass that waiting would cost, exceeds what the node adds to this
+    pass. A drafter without weights runs on a core that stages of the same host may need. Its answer must then also be
+    worth a pass, and saves at most a trip through the stages, with the node's chance.
     """
     estimates = context.estimates
     if context.foretold and estimates.trials.contended:

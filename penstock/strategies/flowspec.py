@@ -1,4 +1,4 @@
-"""FlowSpec (Liu et al., 2025): score-ordered segments, pruned and expanded continuously (sections 3.2 to 3.4)."""
+"""FlowSpec (Liu et al., 2025): segments in order of score, pruned and expanded continuously (sections 3.2 to 3.4)."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from penstock.strategies.options import WholeTreeOptions
 from penstock.tree import Node, TokenTree
 
 _Entry = tuple[float, int, Node, int, float]
-"""A node of the base tree: score with its sign turned, place in the order of creation, parent, token and chance."""
+"""A node of the base tree: negated score, index in the order of creation, parent, token and log chance."""
 
 
 class Growth(Enum):
-    """Why the base tree grows."""
+    """The reason for which the base tree grows."""
 
     ROUND = auto()
     CONTEXT = auto()
@@ -57,27 +57,29 @@ class FlowSpecOptions(WholeTreeOptions):
 
 
 class FlowSpec:
-    """A round drafts a base tree, sends its best nodes in segments, and keeps growing while the target's tokens hit.
+    """Drafts a base tree each round, sends its best nodes in segments, and keeps growing while the target's tokens hit.
 
-    Draft initialization (3.2): from the new token the base tree grows for ``tree_depth`` layers; the ``children`` best
-    nodes of each are drafted from, with as many candidates each. The ``tree_size`` best of all by cumulative score, the
-    root included, are sorted by it, ties by creation, and sent in stages + 1 segments of equal length, give or take a
-    row; in more of them where they would be longer than ``segment``.
+    Draft initialization (3.2): the base tree grows from the new token for ``tree_depth`` layers; the ``children`` best
+    nodes of each layer are drafted from, with as many candidates each. The ``tree_size`` best nodes by cumulative
+    score, the root included, are sorted by it, ties by creation. They are sent in stages + 1 segments of equal length,
+    give or take a row, or in more segments where these would be longer than ``segment``.
 
     Continuous condition and pruning (3.3) are the engine's commit: a token that is in the tree becomes the root and the
-    other branches die, in the stages too; any other starts a new round.
+    other branches die, in the stages too. Any other token starts a new round.
 
-    Expansion (3.4). Context-aware: after accepted tokens a new base tree of ``expansion_depth`` layers grows from the
-    new root; those of its ``tree_size`` best nodes whose path is not in the tree follow as one segment (L_exp = -1).
-    Every node of it is drafted from anew, because the drafter knows the target's states of what has been accepted. What
-    the new answers no longer name stays in the tree, as the paper's T_pr does, but is no node of the base tree. A
-    drafter that does not read the target's states would say the same again, and is not asked (``redraft``).
+    Context-aware expansion (3.4): after accepted tokens a new base tree of ``expansion_depth`` layers grows from the
+    new root. Those of its ``tree_size`` best nodes whose path is not in the tree follow as one segment (L_exp = -1).
+    Each of its nodes is drafted from again, because the drafter now knows the target's states of the accepted tokens. A
+    node that the new answers no longer name stays in the tree, like the paper's T_pr, but not in the base tree. A
+    drafter that does not read the target's states would repeat itself, and is not asked again (``redraft``).
 
-    Score-aware: when a step has accepted none, the kept base tree grows a layer deeper, and its best ``segment`` nodes
-    that are not in the tree follow. A step is a batch that the first stage can take; in the paper's lockstep one can
-    whenever a result comes out. The paper leaves depth and size of the score-aware expansion open; these are ours.
+    Score-aware expansion (3.4): when a step has accepted no token, the kept base tree grows by one layer, and its best
+    ``segment`` nodes that are not in the tree follow. A step is a batch that the first stage can take; in the paper's
+    lockstep there is one whenever a result comes out. The paper leaves depth and size of this expansion open; they are
+    ours.
 
-    Ablations (Table 2): without ``expand`` it is Pruned PP; without ``score_order`` segments follow the layers.
+    Ablations (Table 2): without ``expand`` the strategy is Pruned PP; without ``score_order`` segments follow the
+    layers.
     """
 
     rate_limited = False
@@ -87,6 +89,7 @@ class FlowSpec:
     def __init__(self, stages: int, options: FlowSpecOptions) -> None:
         self.stages = stages
         self.options = options
+        # A round's tree makes stages + 1 segments, or more where these would exceed the limit (section 3.2).
         self.segment = min(options.segment, -(-options.tree_size // (stages + 1)))
         self.candidates = options.children
         self._tree: TokenTree | None = None
@@ -133,9 +136,9 @@ class FlowSpec:
         return segment
 
     def _follow(self, tree: TokenTree, context: Context) -> None:
-        """Take in what has happened: another tree or root, pruned segments, the drafter's answers."""
+        """Take in the changes: another tree or root, pruned segments, the drafter's answers."""
         self._redrafts = context.redrafts and self.options.redraft
-        begun, self._tree = tree is not self._tree, tree  # a root that enters with the prompt was in no tree before
+        begun, self._tree = tree is not self._tree, tree  # a root that entered with the prompt was not in T before
         moved, self._root = tree.root is not self._root, tree.root
         if moved or (self._segments and self._segments[0][0].entered):
             self._drop()
@@ -151,17 +154,17 @@ class FlowSpec:
             self._choose(tree, growth)
 
     def _is_in_tree(self, node: Node) -> bool:
-        """Whether a node was chosen for the paper's T. The base tree's others are nodes for the drafter alone."""
+        """Whether a node was chosen for the paper's T. The other nodes of the base tree are only for the drafter."""
         return node.entered or node.id in self._queued
 
     def _is_stale(self, node: Node) -> bool:
-        """Whether a node's candidates were drafted for an earlier base tree, and could be better by now."""
+        """Whether a node's candidates were drafted for an earlier base tree and may be better now."""
         return self._redrafts and node.id not in self._asked
 
     def _drop(self) -> None:
-        """Forget queued nodes that have died, and a root that has entered with the prompt.
+        """Drop queued nodes that have died, and a root that has entered with the prompt.
 
-        Empty segments are passed over: where the paper lets one travel, an expansion enters instead.
+        Empty segments are skipped: where the paper sends one, an expansion enters instead.
         """
         segments = [[node for node in segment if node.alive and not node.entered] for segment in self._segments]
         self._segments = deque(segment for segment in segments if segment)
@@ -173,7 +176,7 @@ class FlowSpec:
         self._noted, self._asked = set(), set()
 
     def _deepen(self, tree: TokenTree) -> bool:
-        """Begin a score-aware expansion, if the base tree has a further layer."""
+        """Begin a score-aware expansion. Returns False if the base tree has no further layer."""
         self._note(tree, self._layers[-1])
         layer = self._layer_below(tree, self._layers[-1])
         if layer:
@@ -182,7 +185,8 @@ class FlowSpec:
         return bool(layer)
 
     def _grown(self, tree: TokenTree) -> bool:
-        """Grow the base tree by every layer that the drafter has answered for. Returns whether that was all."""
+        """Grow the base tree by every layer that the drafter has answered for. Returns whether the
+        growth is complete."""
         while all(node.candidates is not None and not self._is_stale(node) for node in self._layers[-1]):
             self._missing -= 1
             self._note(tree, self._layers[-1])
@@ -193,7 +197,7 @@ class FlowSpec:
         return False
 
     def _layer_below(self, tree: TokenTree, layer: list[Node]) -> list[Node]:
-        """The nodes that are drafted from next: the best candidates of a layer, by cumulative score, ties in order."""
+        """The nodes to draft from next: the best candidates of a layer by cumulative score; ties keep their order."""
         drafted = [
             (node.score + chance, node, token, chance) for node in layer for token, chance in node.candidates or ()
         ]
@@ -210,20 +214,22 @@ class FlowSpec:
         return found
 
     def _note(self, tree: TokenTree, layer: list[Node]) -> None:
-        """Take in a layer's candidates, in the order of creation: equal scores leave parents before their children.
+        """Take in a layer's candidates in the order of creation, so that at equal scores parents precede their
+        children.
 
-        A node that the drafter could say nothing of when it was asked first is taken in once it can.
+        A node about which the drafter could say nothing at first is taken in later.
         """
         fresh = [node for node in layer if node.candidates and node.id not in self._noted]
         self._noted.update(node.id for node in fresh)
         reprice(tree, [node for node in fresh if node.earlier])
         for node in fresh:
             for token, chance in node.candidates or ():
+                # Negated, since a heap pops its smallest entry first.
                 self._drafted.append((-(node.score + chance), self._made, node, token, chance))
                 self._made += 1
 
     def _choose(self, tree: TokenTree, growth: Growth | None) -> None:
-        """Queue the best nodes of the base tree: a new round's in segments, an expansion's as one."""
+        """Queue the best nodes of the base tree: in segments for a new round, as one segment for an expansion."""
         chosen = self._best_left() if growth is Growth.SCORE else self._best_drafted()
         if not self.options.score_order:
             chosen.sort(key=itemgetter(1))
@@ -237,19 +243,21 @@ class FlowSpec:
                 heappush(self._left, entry)
             elif not self._is_in_tree(node):
                 nodes.append(node)
+        # Ceiling of nodes / segment, so that no segment is longer; at least one more than there are stages.
         count = max(self.stages + 1, -(-len(nodes) // self.segment)) if growth is Growth.ROUND else 1
         bounds = [len(nodes) * i // count for i in range(count + 1)]
         self._segments.extend(nodes[first:end] for first, end in pairwise(bounds) if first < end)
         self._queued.update(node.id for node in nodes)
 
     def _best_drafted(self) -> list[_Entry]:
-        """The best of a new base tree, as many as T has beside its root. The others are left, in order: a heap."""
+        """The best ``tree_size - 1`` entries of a new base tree, best first. The rest stay in ``_left``."""
         ranked, self._drafted = sorted(self._drafted, key=itemgetter(0)), []
+        # A sorted list is a valid heap, which _best_left relies on.
         self._left = ranked[self.options.tree_size - 1 :]
         return ranked[: self.options.tree_size - 1]
 
     def _best_left(self) -> list[_Entry]:
-        """A segment of the best that are left and not in the tree, those of the new layer among them."""
+        """The best ``segment`` entries that are left and not in the tree, the new layer's included."""
         for entry in self._drafted:
             heappush(self._left, entry)
         self._drafted = []
@@ -266,7 +274,7 @@ class FlowSpec:
 
 
 def reprice(tree: TokenTree, redrafted: list[Node]) -> None:
-    """Give the children of nodes that have been drafted from anew the chances that they have by the new candidates."""
+    """Give the children of nodes that were drafted from again their chances by the new candidates."""
     for node in redrafted:
         for token, chance in node.candidates or ():
             if (child := node.children.get(token)) is not None:

@@ -1,4 +1,4 @@
-"""What a strategy's file declares beside it: the options that users may set, and how it is made of them."""
+"""The options of a strategy that users may set, and how a strategy is made of them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from penstock.strategies.base import Strategy
 
 @dataclass(frozen=True)
 class StrategyOptions(ABC):
-    """Subclasses are frozen dataclasses, every field with a default: the paper's where the strategy is a paper's.
+    """Base of the strategies' options: frozen dataclasses with a default for every field, the paper's where there is
+    one.
 
     They raise FieldError for a value that cannot be used.
     """
 
     drafts: ClassVar[bool] = True
-    """Whether anything is drafted at all."""
+    """Whether the strategy drafts anything at all."""
     drafts_whole_trees: ClassVar[bool] = False
     """Whether several layers of a tree are drafted before the first of them is sent."""
 
@@ -33,11 +34,11 @@ class StrategyOptions(ABC):
 
     @abstractmethod
     def make(self, stages: int) -> Strategy:
-        """A fresh strategy for one request over so many stages."""
+        """A new strategy for one request over ``stages`` stages."""
 
 
 class WholeTreeOptions(StrategyOptions):
-    """Of a strategy that drafts several layers of a tree before it sends the first of them."""
+    """Base of options of strategies that draft several layers of a tree before they send the first."""
 
     drafts_whole_trees = True
     tree_size: int

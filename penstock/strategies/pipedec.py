@@ -33,13 +33,13 @@ class PipeDecOptions(StrategyOptions):
 
 
 class PipeDec:
-    """Layer by layer: the ``width`` candidates of highest cumulative probability among the last layer's children.
+    """Sends a layer per step: the ``width`` candidates of highest cumulative probability below the last layer.
 
-    The tree has at most ``depth`` layers, the root's included: one for each stage (section 3.1). Once every stage has
-    a layer, the next one therefore waits for the result that comes out, and is chosen among the candidates of the
-    nodes that are then still alive: the paper's update after pruning (section 3.3.4). It has been drafted meanwhile.
-    Where pruning has left no node of the
-    last layer alive, the paper waits for a miss; here the deepest live nodes grow on from candidates that were cut.
+    The tree has at most ``depth`` layers, the root's included: one for each stage (section 3.1). Once every stage has a
+    layer, the next one therefore waits for the result that comes out. It is drafted meanwhile, and chosen among the
+    candidates of the nodes that are then still alive: the paper's update after pruning (section 3.3.4). Where pruning
+    has left no node of the last layer alive, the paper waits for a miss; here the deepest live nodes grow on from
+    candidates that were cut.
     """
 
     rate_limited = False
@@ -77,17 +77,17 @@ class PipeDec:
         return [tree.extend(parent, token, chance) for parent, token, chance in layer]
 
     def _choose(self, tree: TokenTree, count: int) -> list[tuple[Node, int, float]]:
-        """The next layer, at most ``count`` of the last one's candidates: (parent, token, log chance)."""
+        """The next layer as (parent, token, log chance): at most ``count`` candidates of the last layer."""
         return best_candidates(tree.frontier(), count)
 
 
 def has_candidates(node: Node) -> bool:
-    """Whether the drafter has given a child for ``node`` that is not in the tree."""
+    """Whether the drafter has proposed a child of ``node`` that is not in the tree."""
     return any(token not in node.children for token, _ in node.candidates or ())
 
 
 def best_candidates(parents: list[Node], count: int) -> list[tuple[Node, int, float]]:
-    """The ``count`` best (parent, token, chance) by cumulative score among candidates that are not nodes yet.
+    """The ``count`` best (parent, token, log chance) by cumulative score among candidates that are not nodes yet.
 
     Ties go to the earlier parent and the better-ranked candidate.
     """
@@ -97,5 +97,5 @@ def best_candidates(parents: list[Node], count: int) -> list[tuple[Node, int, fl
         for token, chance in parent.candidates or ()
         if token not in parent.children
     ]
-    found.sort(key=itemgetter(0), reverse=True)  # stable, and sooner done than picking the best from a heap
+    found.sort(key=itemgetter(0), reverse=True)  # stable, and faster than picking the best from a heap
     return [(parent, token, chance) for _, parent, token, chance in found[:count]]

@@ -1,4 +1,4 @@
-"""Every strategy by the name that users give it. A new one is one file of the package and one line here."""
+"""All strategies by the name that users give. A new one is a file of the package and a line here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Draft a whole tree, verify it in one pass, wait: the papers' baseline (STPP in PipeDec, naive PP in FlowSpec)."""
+"""Drafts a whole tree, verifies it in one pass, and waits: the papers' baseline (STPP in PipeDec, naive PP in
+FlowSpec)."""
 
 from __future__ import annotations
 
@@ -34,11 +35,11 @@ class StaticTreeOptions(WholeTreeOptions):
 
 
 class StaticTree:
-    """A tree of the ``tree_size`` best nodes by cumulative score, drafted to ``tree_depth`` before any of it enters.
+    """Sends a tree of the ``tree_size`` best nodes by cumulative score, after drafting ``tree_depth`` levels of it.
 
-    As in EAGLE-2 and FlowSpec's base tree, the ``children`` best nodes of each level are drafted from, with as many
-    candidates each, and the best of all candidates are verified together with the root: in one batch, or in
-    ``segments`` of equal length, give or take a row, that follow each other through the stages.
+    As in EAGLE-2 and in FlowSpec's base tree, the ``children`` best nodes of each level are drafted from, with as many
+    candidates each. The best of all candidates are verified together with the root: in one batch, or in ``segments`` of
+    equal length, give or take a row, that follow each other through the stages.
     """
 
     rate_limited = False
@@ -52,7 +53,7 @@ class StaticTree:
         self.segments = segments
         self._waiting: deque[list[Node]] = deque()
         self._last: Node | None = None
-        """Of the last segment, if the tree has several."""
+        """A node of the last segment; None if the tree is sent in one batch."""
 
     def corrects(self, context: Context) -> bool:
         return False
@@ -60,6 +61,7 @@ class StaticTree:
     def holds_results(self, context: Context) -> bool:
         if self._last is None or not self._last.alive:
             return False
+        # Results wait until the last segment is out: the oldest batch in flight is younger than it, or there is none.
         return not self._last.entered or (context.oldest is not None and context.oldest <= self._last.stream)
 
     def ask(self, tree: TokenTree, context: Context) -> list[Node]:
@@ -93,7 +95,8 @@ class StaticTree:
         return [entry if isinstance(entry, Node) else tree.extend(*entry) for _, entry in ranked[: self.size]]
 
     def _grow(self, tree: TokenTree) -> list[Node]:
-        """Grow by every level that is known; return the one the drafter has yet to answer, [] once all is there."""
+        """Grow by every known level. Returns the level that the drafter has yet to answer, [] once the tree is
+        complete."""
         level = [tree.root]
         for _ in range(self.depth):
             if any(node.candidates is None for node in level):
@@ -103,7 +106,7 @@ class StaticTree:
 
 
 def best_children(tree: TokenTree, parents: list[Node], count: int) -> list[Node]:
-    """The ``count`` best children of nodes by cumulative score, ties to nodes; candidates become nodes."""
+    """The ``count`` best children of nodes by cumulative score; candidates become nodes, and ties go to nodes."""
     children = [child for parent in parents for child in parent.children.values()]
     entries: list[tuple[float, Node | tuple[Node, int, float]]] = [(child.score, child) for child in children]
     entries += [(entry[0].score + entry[2], entry) for entry in best_candidates(parents, min(count, tree.room))]

@@ -1,4 +1,4 @@
-"""Traces: written while a run goes on, read again to say where its time went."""
+"""Traces: written during a run, and read again to explain where its time went."""
 
 from penstock.trace.writer import EMULATED, TraceWriter, trace_writer
 

@@ -1,6 +1,6 @@
-"""Why a stage was idle: every instant between the first entry and the last commit in which it computes no row.
+"""Causes of a stage's idle time, at every moment between the first entry and the last commit without a computed row.
 
-An idle stage waits for its next batch with live rows. The cause is what that batch was waiting for itself:
+An idle stage waits for its next batch with live rows. The cause is what delays that batch:
 
     cold start        the stage has not computed anything yet: the prompt is on its first way through
     drafter's turn    the awaited batch is there, but the stage shares its device with the drafter, which has it
@@ -17,13 +17,13 @@ An idle stage waits for its next batch with live rows. The cause is what that ba
     end               no batch with live rows comes to this stage any more
 
 While the awaited batch is on its way through earlier stages, a stage is idle because that batch entered late or because
-an earlier stage is slower. So that time is charged to the wait before its entry, as much as there was of it:
+an earlier stage is slower. This time is charged to the wait before its entry, up to the length of that wait:
 
     stage 0   [  17  ]wwww[  18  ]             w: idle, nothing was there to enter
     stage 1           [  17  ]....[  18  ]     .: idle for as long as w, and for the same reason
     stage 2                   [ 17 ]....,,[ 18 ]      ,: upstream busy, since stage 1 takes longer than stage 2
 
-Everything is computed in whole nanoseconds: the causes of a stage's gaps add up to its idle time exactly.
+Everything is computed in whole nanoseconds, so that the causes of a stage's gaps add up to its idle time exactly.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True)
 class Stretch:
-    """From ``start`` up to ``end``, in nanoseconds, one cause."""
+    """A stretch of time with one cause, from ``start`` to ``end`` (exclusive), in nanoseconds."""
 
     start: int
     end: int
@@ -61,7 +61,7 @@ class Stretch:
 
 @dataclass(frozen=True)
 class Gap:
-    """A stage computes nothing from ``start`` up to ``end``; ``causes`` are nanoseconds and add up to that."""
+    """An idle stretch of a stage from ``start`` to ``end``; ``causes`` are nanoseconds that add up to its length."""
 
     stage: int
     start: int
@@ -90,6 +90,7 @@ class Bubbles:
             visit = trip.visits[stage]
             if visit.start >= end:
                 break
+            # A batch without live rows keeps no stage busy.
             if not visit.rows:
                 continue
             if idle_since < visit.start:
@@ -99,10 +100,12 @@ class Bubbles:
             yield Gap(stage, idle_since, end, Counter({Cause.END: end - idle_since}))
 
     def _causes(self, stage: int, before: int, index: int, start: int) -> Counter[Cause]:
-        """What kept a stage idle from ``start`` on, between two batches with live rows (-1: there was none before)."""
+        """Causes of a stage's idleness from ``start`` on, between two batches with live rows (-1: there was none
+        before)."""
         end = self._trips[index].visits[stage].start
         if before < 0:
             return Counter({Cause.COLD_START: end - start})
+        # The order matters: the first cause that covers a moment is the one that counts.
         known = [*self._held(stage, range(before, index)), *self._turns(stage, index), *self._links(index, stage)]
         known += self._entrance(index)
         causes: Counter[Cause] = Counter()
@@ -112,7 +115,8 @@ class Bubbles:
         return causes + self._charge(on_its_way, stage, before, index, start)
 
     def _charge(self, length: int, stage: int, before: int, index: int, start: int) -> Counter[Cause]:
-        """Why the batch at ``index`` was still in earlier stages, or behind them, for ``length`` of a gap."""
+        """Causes of ``length`` nanoseconds of a gap during which the batch at ``index`` was in or behind earlier
+        stages."""
         trip = self._trips[index]
         if index > before + 1 or not self._trace.missed.isdisjoint(trip.nodes):
             return Counter({Cause.REFILL: length})
@@ -125,13 +129,13 @@ class Bubbles:
         return causes
 
     def _held(self, stage: int, indices: Iterable[int]) -> Iterator[Stretch]:
-        """When the stage held a finished batch because the next one had not taken the batch before it."""
+        """Stretches in which the stage held a finished batch because the next one had not taken the batch before it."""
         for index in indices:
             done = self._trips[index].visits[stage].end
             yield Stretch(done, self._sent(index, stage), Cause.DOWNSTREAM_BUSY)
 
     def _turns(self, stage: int, index: int) -> Iterator[Stretch]:
-        """When a batch was at the stage, and the drafter had the device."""
+        """Stretches in which a batch was at the stage while the drafter had the device."""
         visit = self._trips[index].visits[stage]
         for turn in self._turns_of[stage][bisect_right(self._turn_ends[stage], visit.received) :]:
             if turn.start >= visit.start:
@@ -139,14 +143,14 @@ class Bubbles:
             yield Stretch(max(turn.start, visit.received), turn.end, Cause.DRAFTERS_TURN)
 
     def _sent(self, index: int, stage: int) -> int:
-        """When the next stage's buffer was free for a batch that the stage had finished."""
+        """Time at which the next stage's buffer was free for a batch that the stage had finished."""
         done = self._trips[index].visits[stage].end
         if index == 0 or stage + 1 == len(self._trace.stages):
             return done
         return max(done, self._trips[index - 1].visits[stage + 1].start)
 
     def _links(self, index: int, last: int) -> Iterator[Stretch]:
-        """When a batch was under way to each stage up to ``last``, where it found nothing in its way any more."""
+        """Stretches in which a batch was under way to each stage up to ``last``, with nothing left in its way."""
         visits = self._trips[index].visits
         left = self._trips[index].submitted
         for stage in range(last):
@@ -155,19 +159,23 @@ class Bubbles:
         yield Stretch(left, visits[last].start, Cause.LINK)
 
     def _entrance(self, index: int) -> list[Stretch]:
-        """While a batch had not entered, though the first stage was idle: first the word of that was under way."""
+        """Stretches in which a batch had not entered though the first stage was idle.
+
+        At first the message that a buffer is free was still on its way.
+        """
         if index == 0:
             return []
         return [Stretch(self._sent(index - 1, 0), self._free_from(index), Cause.LINK), *self._waits[index]]
 
     def _free_from(self, index: int) -> int:
-        """When the engine could have had a batch enter: Ready comes back the way on which the batch before it came."""
+        """Time from which the engine could have had a batch enter. Ready returns on the way by which the batch before
+        it came."""
         taken = self._trips[index - 1]
         ready = taken.visits[0].start + taken.visits[0].received - taken.submitted
         return min(self._trips[index].submitted, ready)
 
     def _wait(self, index: int) -> list[Stretch]:
-        """What kept a batch from entering while it could have, and the first stage was idle."""
+        """Causes why a batch did not enter although it could have, while the first stage was idle."""
         if index == 0:
             return []
         trip = self._trips[index]
@@ -179,13 +187,14 @@ class Bubbles:
         return pieces(start, end, known, Cause.NOTHING_TO_ENTER)
 
     def _paced(self, index: int, start: int) -> Stretch:
-        """From ``start`` until the slowest stage could take the next batch after the one before it."""
+        """The stretch from ``start`` until the slowest stage could take the next batch after the one before it."""
         taken = self._trips[index - 1]
         slowest = max(visit.end - visit.start for visit in taken.visits)
         return Stretch(start, taken.submitted + slowest, Cause.DOWNSTREAM_BUSY)
 
     def _late(self, index: int, start: int) -> Iterator[Stretch]:
-        """When the drafter was at work on what let the batch in, or on what had not come when it entered."""
+        """Stretches in which the drafter worked on what let the batch in, or on an answer that was missing when it
+        entered."""
         trip = self._trips[index]
         rounds = self._trace.rounds[bisect_right(self._round_ends, start) :]
         for one in takewhile(lambda one: one.start < trip.submitted, rounds):
@@ -193,7 +202,8 @@ class Bubbles:
                 yield Stretch(one.start, one.end, Cause.DRAFTER_LATE)
 
     def _result_links(self, moment: int) -> Iterator[Stretch]:
-        """When the batch whose result the engine had last by then was under way, the result's own way included."""
+        """Stretches on links of the batch whose result the engine had last by ``moment``, including the result's own
+        way."""
         index = bisect_right(self._arrivals, moment) - 1
         if index >= 0:
             last = len(self._trace.stages) - 1
@@ -202,7 +212,7 @@ class Bubbles:
 
 
 def pieces(start: int, end: int, known: Iterable[Stretch], otherwise: Cause) -> list[Stretch]:
-    """Cut ``start`` to ``end`` into stretches of one cause each: the first known one that covers it, else another."""
+    """Cut ``start`` to ``end`` into stretches of one cause: the first known one that covers them, or ``otherwise``."""
     inside = [one for one in known if one.start < end and one.end > start]
     cuts = {cut for one in inside for cut in (one.start, one.end) if start < cut < end}
     edges = sorted({start, *cuts, end}) if start < end else []

@@ -1,6 +1,6 @@
-"""From a trace file back to what happened: every batch's way through the stages, draft rounds, commits, misses.
+"""Reads a trace file back into events: every batch's way through the stages, draft rounds, commits, misses.
 
-Times are whole nanoseconds from the trace's first event: what the file holds, so that sums over them are exact.
+Times are whole nanoseconds from the trace's first event, as in the file, so that sums over them are exact.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ REMEDY: Final = "write one with penstock generate --trace FILE"
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Microseconds = Annotated[float, msgspec.Meta(ge=0)]
 Heard = Literal["request", "result", "draft", "ready"]
-"""What the engine had heard last when a batch entered."""
+"""The engine's last event when a batch entered."""
 
 
 class EnterArgs(msgspec.Struct):
@@ -125,7 +125,8 @@ AnyEvent = (
 
 
 class Origin(msgspec.Struct):
-    """Who wrote the file. Read before any event, so that another program's trace is called that."""
+    """The program that wrote the file. It is read before any event, so that another program's trace is
+    named as such."""
 
     penstock_trace: int
     title: str
@@ -144,7 +145,7 @@ class Envelope(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Visit:
-    """A batch on one stage, in nanoseconds. ``rows`` were computed; ``dropped`` ones had died before."""
+    """A batch on one stage, in nanoseconds. ``rows`` were computed; ``dropped`` rows had died before."""
 
     received: int
     start: int
@@ -167,9 +168,9 @@ class Trip:
 
 @dataclass(frozen=True)
 class Round:
-    """One question to the drafter, until the last of its answers, in nanoseconds.
+    """A round of the drafter, from the question to the last answer, in nanoseconds.
 
-    So much of it the drafter waited for ``features`` and for its ``device``, and computed; the two waits may overlap.
+    It consists of waiting for ``features``, waiting for its ``device``, and computing; the two waits may overlap.
     """
 
     start: int
@@ -204,7 +205,7 @@ class Sent:
 
 @dataclass(frozen=True)
 class Commit:
-    """So many tokens were committed, ``hits`` of which had been drafted."""
+    """A commit of ``tokens`` tokens, ``hits`` of which had been drafted."""
 
     at: int
     tokens: int
@@ -213,9 +214,9 @@ class Commit:
 
 @dataclass(frozen=True)
 class Trace:
-    """A run. ``trips`` are in stream order and complete: what was still on its way at the end is left out.
+    """A run. ``trips`` are in stream order and complete: batches still in flight at the end are left out.
 
-    ``missed`` are the nodes of tokens that no draft had foreseen, each the root of a new tree.
+    ``missed`` are the nodes of tokens without a draft, each the root of a new tree.
     """
 
     title: str
@@ -227,22 +228,23 @@ class Trace:
     turns: list[Turn] = field(default_factory=list)
     sent: list[Sent] = field(default_factory=list)
     threads: int = 0
-    """Of stages and drafter on the engine's host, which has so many ``cores``; 0 where they are modelled, or GPUs."""
+    """Threads of stages and drafter on the engine's host, which has ``cores`` cores; 0 where they are modelled, or
+    GPUs."""
     cores: int = 0
 
     @property
     def begin(self) -> int:
-        """When the first batch entered."""
+        """Time at which the first batch entered."""
         return self.trips[0].submitted
 
     @property
     def end(self) -> int:
-        """The last commit; in a run without any, the last result."""
+        """Time of the last commit; in a run without any, of the last result."""
         return self.commits[-1].at if self.commits else self.trips[-1].arrived
 
 
 def read_trace(path: Path) -> Trace:
-    """Read what a ``TraceWriter`` wrote. Raises ConfigError naming the file and the field."""
+    """Read the file of a ``TraceWriter``. Raises ConfigError naming the file and the field."""
     try:
         text = path.read_bytes()
     except OSError as error:
@@ -259,7 +261,7 @@ def read_trace(path: Path) -> Trace:
 
 
 def decoded(path: Path, text: bytes | msgspec.Raw, kind: Any, where: str = "") -> Any:
-    """JSON of the shape ``kind``, the value of the field ``where``. Raises ConfigError."""
+    """Decode JSON of the shape ``kind``, the value of the field ``where``. Raises ConfigError."""
     try:
         return msgspec.json.decode(text, type=kind)
     except msgspec.ValidationError as error:
@@ -271,7 +273,7 @@ def decoded(path: Path, text: bytes | msgspec.Raw, kind: Any, where: str = "") -
 
 
 def assemble(origin: Origin, events: Sequence[AnyEvent]) -> Trace:
-    """Put a trace's events together. Raises ConfigError where a batch's way has holes, or nothing came through."""
+    """Put a trace's events together. Raises ConfigError where a batch's way has gaps, or no batch came through."""
     arrived = {event.args.stream: nanoseconds(event.ts) for event in events if isinstance(event, ResultEvent)}
     visits: dict[int, dict[int, Visit]] = {stream: {} for stream in arrived}
     for event in events:

@@ -1,4 +1,4 @@
-"""``penstock trace``: a trace file as two tables and a sentence, or as one JSON object."""
+"""``penstock trace``: shows a trace file as two tables and a sentence, or as one JSON object."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.trace.summary import Summary, summarise
 
 
 def show_trace(file: Path, as_json: bool, console: Console | None = None) -> None:
-    """Print what a trace comes to. Raises ConfigError naming file and field."""
+    """Print the summary of a trace. Raises ConfigError naming file and field."""
     summary = summarise(read_trace(file))
     if as_json:
         print(json.dumps(summary.as_dict()))
@@ -33,7 +33,8 @@ def show_trace(file: Path, as_json: bool, console: Console | None = None) -> Non
 
 
 def sentence_of(summary: Summary) -> str:
-    """For example: ``48 tokens in 5.1 s, 10.1 tokens/s · first token after 0.4 s · 31 drafted, 12 misses``."""
+    """The run in one line, as ``48 tokens in 5.1 s, 10.1 tokens/s · first token after 0.4 s · 31
+    drafted, 12 misses``."""
     parts = [f"{summary.tokens} token{'s' * (summary.tokens != 1)} in {summary.seconds:.2f} s"]
     if summary.tokens_per_second is not None:
         parts[0] += f", {summary.tokens_per_second:.1f} tokens/s"
@@ -46,7 +47,7 @@ def sentence_of(summary: Summary) -> str:
 
 
 def drafter_lines(summary: Summary) -> list[str]:
-    """What a learned drafter waits for, and what it reads; nothing where neither is known."""
+    """Lines on a learned drafter's waiting and on its features; none where neither is known."""
     lines = []
     if spent := summary.drafter_spent:
         waits = f"waited {spent['features']:.2f} s for features, {spent['device']:.2f} s for its device"

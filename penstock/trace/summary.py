@@ -1,4 +1,4 @@
-"""What a trace comes to: how busy every stage was, why it was idle, and what a user can do about it."""
+"""The summary of a trace: how busy each stage was, why it was idle, and advice to the user."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock.trace.bubbles import Bubbles, Cause
 from penstock.trace.reader import Sent, Trace, Visit
 
 SECOND: Final = 1e9
-"""Nanoseconds."""
+"""One second in nanoseconds."""
 
 ADVICE: Final[dict[Cause, str]] = {
     Cause.COLD_START: "the prompt had to come through for the first time; a longer output makes up for that",
@@ -39,8 +39,8 @@ PLAIN_ADVICE: Final = (
 class StageSummary:
     """One stage between the first entry and the last commit; its batches and rows are those of the whole trace.
 
-    ``busy`` is the share of time (0 to 1) in which it computed rows; ``idle`` are seconds by cause, which add up to
-    the rest. ``empty_batches`` are those that came without a live row.
+    ``busy`` is the fraction of time (0 to 1) in which it computed rows; ``idle`` are seconds by cause, which add up to
+    the rest. ``empty_batches`` counts those that came without a live row.
     """
 
     name: str
@@ -54,10 +54,12 @@ class StageSummary:
 
 @dataclass(frozen=True)
 class FeatureSummary:
-    """What stages sent a learned drafter: the prompt's, and per step, which is a batch that entered after the prompt.
+    """Features that stages sent to a learned drafter, for the prompt and per step (a batch that entered after the
+    prompt).
 
-    ``seconds_per_step`` is the mean time until the last of a step's features had arrived, ``prompt_seconds`` that from
-    when the first of the prompt's left until the last were there; 0 where no links are modelled.
+    ``seconds_per_step`` is the mean time until the last of a step's features had arrived. ``prompt_seconds`` is the
+    time from the departure of the prompt's first features to the arrival of the last. Both are 0 where no links are
+    modelled.
     """
 
     bytes_per_step: float
@@ -81,16 +83,16 @@ class Summary:
     draft_rows: int
     drafter_busy: float
     drafter_spent: dict[str, float]
-    """Seconds of the rounds in which the drafter waited for features, for its device, and computed, where it tells."""
+    """Seconds that the drafter's rounds waited for features and for its device, and computed; empty where not known."""
     features: FeatureSummary | None
     stages: list[StageSummary]
     threads: int = 0
-    """Of stages and drafter on the engine's host, which has so many ``cores``; 0 where that is not known."""
+    """Threads of stages and drafter on the engine's host, which has ``cores`` cores; 0 where that is not known."""
     cores: int = 0
 
     @property
     def oversubscribed(self) -> str:
-        """What to know where more threads computed than there are cores; else empty."""
+        """A warning where more threads computed than there are cores, else empty."""
         if self.threads <= self.cores:
             return ""
         return (
@@ -100,7 +102,7 @@ class Summary:
 
     @property
     def idle(self) -> dict[Cause, float]:
-        """Seconds by cause, over all stages, most first."""
+        """Seconds by cause over all stages, in descending order."""
         total: Counter[Cause] = Counter()
         for stage in self.stages:
             total.update(stage.idle)  # type: ignore[arg-type]
@@ -113,7 +115,7 @@ class Summary:
 
     @property
     def advice(self) -> str:
-        """The largest cause in a plain sentence, and what can be done about it."""
+        """A sentence on the largest cause, and what can be done about it."""
         if self.largest is None:
             return "No stage was ever idle."
         share = self.idle[self.largest] / sum(self.idle.values())
@@ -122,7 +124,7 @@ class Summary:
         return f"The largest part of the idle time, {share:.0%}, is {self.largest}: {text}."
 
     def as_dict(self) -> dict[str, Any]:
-        """What ``penstock trace --json`` prints. Times in seconds, shares from 0 to 1."""
+        """The object that ``penstock trace --json`` prints. Times are in seconds, shares from 0 to 1."""
         idle = sum(self.idle.values())
         return {
             "title": self.title,
@@ -174,7 +176,7 @@ def summarise(trace: Trace) -> Summary:
 
 
 def drafter_spent(trace: Trace) -> dict[str, float]:
-    """Seconds by what the drafter did; empty where it did nothing that took time."""
+    """Seconds of the drafter's rounds by cause; empty where they took no time."""
     names = ("features", "device", "computing")
     spent = {name: sum(getattr(one, name) for one in trace.rounds) / SECOND for name in names}
     return spent if any(spent.values()) else {}
@@ -187,6 +189,7 @@ def feature_summary(sent: list[Sent]) -> FeatureSummary | None:
     steps: dict[int, int] = {}
     for one in sent:
         if not one.prompt:
+            # The drafter waits for the last of a step's features.
             steps[one.stream] = max(steps.get(one.stream, 0), one.took)
     count = max(1, len(steps))
     return FeatureSummary(
@@ -220,5 +223,5 @@ def busy_time(trace: Trace, visits: list[Visit]) -> int:
 
 
 def overlap(start: int, end: int, trace: Trace) -> int:
-    """Nanoseconds of a stretch that lie between the trace's begin and end."""
+    """Nanoseconds of a stretch between the trace's begin and end."""
     return max(0, min(end, trace.end) - max(start, trace.begin))

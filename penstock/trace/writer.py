@@ -1,7 +1,7 @@
-"""A run as a Chrome/Perfetto trace: what every stage, the drafter and the engine did, and when.
+"""Writes a run as a Chrome/Perfetto trace, with the work of every stage, the drafter and the engine over time.
 
-Open the file in ui.perfetto.dev or chrome://tracing, or have ``penstock trace`` say where the time went. One track
-each, times in microseconds from the first event:
+Open the file in ui.perfetto.dev or chrome://tracing, or let ``penstock trace`` explain where the time went. Each has a
+track of its own, with times in microseconds from the first event:
 
     engine     . enter 17 . enter 18  . result 17 . commit 2 . miss    what entered and came back; what were committed
     drafter    [   draft   ]  [  draft  ]                 from the question to its answer
@@ -9,7 +9,7 @@ each, times in microseconds from the first event:
     stage 1         [ 17 ][ 18 ][ 19 ][pass][ 20 ]         a drafter that shares the device takes its turns there
     features 1           [17] [18] [19]                   states on their way from a stage to a learned drafter
 
-The format's category (``cat``) says what kind of event it is; ``penstock.trace.reader`` holds what each kind has.
+The format's category (``cat``) is the kind of event; ``penstock.trace.reader`` has the fields of each kind.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 EMULATED: Final = "emulated: real computation, modelled device and link times"
 FORMAT: Final = 1
-"""Changes whenever a reader of the last one would misread the events."""
+"""Version of the format, changed whenever a reader of the last one would misread the events."""
 PROCESS: Final = 1
 ENGINE: Final = 0
 DRAFTER: Final = 1
@@ -42,7 +42,7 @@ FIRST_STAGE: Final = 2
 
 @dataclass
 class Event:
-    """Something on a track, in the clock's seconds; an instant where ``end`` is None."""
+    """An event on a track, in the clock's seconds; an instant where ``end`` is None."""
 
     track: int
     kind: str
@@ -54,7 +54,7 @@ class Event:
 
 @dataclass
 class Line:
-    """From a stage to the drafter: what a row weighs, and when the last message was there (the clock's seconds)."""
+    """The features' line from a stage to the drafter: bytes per row, and the clock's time of its last arrival."""
 
     row_bytes: float
     free_at: float = 0.0
@@ -62,7 +62,7 @@ class Line:
 
 @dataclass(frozen=True)
 class SharedCores:
-    """What stages and drafter on this host compute with: so many threads on so many cores."""
+    """The cores of this host that stages and drafter compute on, and the number of their threads."""
 
     threads: int
     cores: int
@@ -71,8 +71,9 @@ class SharedCores:
 class TraceWriter(Observer):
     """Keeps every event of a run in memory until ``write``.
 
-    ``stages`` are the names of the stages' tracks; ``title`` names the whole and says whether times are emulated;
-    ``drafter`` says what its rounds took, and ``row_bytes`` are those of the features that each stage sends it per row.
+    ``stages`` are the names of the stages' tracks. ``title`` names the trace and says whether times are emulated.
+    ``drafter`` reports the parts of its rounds. ``row_bytes`` are the bytes of features that each stage sends it per
+    row.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class TraceWriter(Observer):
         self._drafter = drafter
         self._lines = [Line(bytes_) for bytes_ in row_bytes or [0.0] * len(stages)]
         self._begun: set[int] = set()
-        """Requests of which something has been committed: what entered before was the prompt's."""
+        """Requests with committed tokens; batches that entered before belong to the prompt."""
         self._of_prompt: set[int] = set()
         self._title = title
         self._events: list[Event] = []
@@ -103,11 +104,11 @@ class TraceWriter(Observer):
             self._of_prompt.add(batch.stream)
         details = {"stream": batch.stream, "rows": len(batch.rows), "nodes": batch.rows.nodes, "after": self._heard}
         self._events.append(Event(ENGINE, "enter", f"enter {batch.stream}", at, None, details))
-        self._heard = "ready"  # unless something else is heard before the next batch, it waited for the first stage
+        self._heard = "ready"  # if nothing is heard before the next batch, that one waited for the first stage
 
     def arrived(self, result: Result, at: float) -> None:
         rows = self._rows.pop(result.stream, None)
-        if rows is None:  # it entered before this observer came
+        if rows is None:  # it entered before the trace began
             return
         self._heard = "result"
         self._events += [batch_event(result.stream, rows, span) for span in result.spans]
@@ -177,11 +178,11 @@ class TraceWriter(Observer):
         return names
 
     def _track(self, stage: int) -> int:
-        """The line from a stage to the drafter."""
+        """The track of a stage's features to the drafter."""
         return FIRST_STAGE + len(self._stages) + stage
 
     def _features(self, stream: int, span: Span) -> Event:
-        """A batch's features on their way; an instant where no link is modelled. Messages of a line do not overlap."""
+        """A batch's transfer of features; an instant where no link is modelled. Messages of one line do not overlap."""
         assert span.features is not None
         line = self._lines[span.stage]
         details = {
@@ -199,13 +200,13 @@ class TraceWriter(Observer):
 
 
 def spent_details(spent: DraftTiming) -> dict[str, float]:
-    """What a round took, in milliseconds."""
+    """The parts of a round's time in milliseconds."""
     parts = {"features_ms": spent.features, "device_ms": spent.device, "computing_ms": spent.computing}
     return {name: round(seconds * 1e3, 3) for name, seconds in parts.items()}
 
 
 def batch_event(stream: int, rows: Rows, span: Span) -> Event:
-    """One batch on one stage. A stage's spans never overlap: it takes a batch once it has handed on the one before."""
+    """One batch on one stage. A stage's spans never overlap, since it takes a batch after it has handed on the last."""
     details = {
         "stream": stream,
         "stage": span.stage,
@@ -241,7 +242,7 @@ def trace_writer(
 ) -> TraceWriter:
     """A writer whose tracks are named after an engine's stages and devices; ``drafter`` is the engine's.
 
-    ``clock_errors``: by host, the seconds by which its stages' times may be wrong beside this host's.
+    ``clock_errors``: seconds by which the times of a host's stages may be wrong relative to this host's, by host.
     """
     row_bytes, shared = feature_bytes(setup), shared_cores(setup)
     cluster = setup.cluster
@@ -261,14 +262,14 @@ def trace_writer(
 
 
 def on_host(host: str, clock_errors: Mapping[str, float]) -> str:
-    """Where a stage of another host is, and how far its times can be trusted beside the others'."""
+    """The host of a stage elsewhere, and how far its times can be trusted beside the others'."""
     if not host:
         return ""
     return f" on {host}" + (f", times ±{1e3 * clock_errors[host]:.2f} ms" if host in clock_errors else "")
 
 
 def shared_cores(setup: Resolved) -> SharedCores | None:
-    """None where nothing computes on this host's cores in its own time."""
+    """Cores and threads of this host; None where nothing computes on them in its own time."""
     if setup.emulated or setup.options.device != "cpu":
         return None
     here = [threads for threads, host in zip(setup.threads, setup.hosts, strict=False) if not host]

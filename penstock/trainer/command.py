@@ -1,6 +1,6 @@
-"""``penstock train``: data, hidden states, a fresh drafter, the loop under a bar, and what comes out of it.
+"""``penstock train``: data, hidden states, a fresh drafter, the loop under a progress bar, and the files written.
 
-In the output folder lie the drafter, and in ``training`` what its making needs: hidden states, state, curves.
+The output folder holds the drafter, and its subfolder ``training`` the hidden states, the run's state and curves.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from penstock.trainer.state import State, load_state
 
 
 def run_train(options: TrainOptions, console: Console | None = None) -> Drafter:
-    """Train, and return what was written. Raises ConfigError before anything starts for what cannot work.
+    """Train, and return the drafter that was written. Raises ConfigError for what cannot work before anything starts.
 
-    Goes on with what the output folder holds of the same run.
+    An earlier run in the output folder with the same settings is resumed.
     """
     setup = set_up(options, console or Console(stderr=True))
     with setup.accelerator.main_process_first():
@@ -41,7 +41,7 @@ def run_train(options: TrainOptions, console: Console | None = None) -> Drafter:
 
 
 def finish(setup: Setup, run: Run, state: State, fresh: Drafter) -> Drafter:
-    """Write drafter and curves. Only the main process does; the others open what it has written."""
+    """Write drafter and curves in the main process; the other processes open what it has written."""
     output, files = setup.options.output, setup.kind.files
     if setup.accelerator.is_main_process:
         files.write(output, fresh, setup.accelerator.unwrap_model(run.trainee).module, setup.target)
@@ -49,5 +49,5 @@ def finish(setup: Setup, run: Run, state: State, fresh: Drafter) -> Drafter:
         size = (output / files.file).stat().st_size
         say(setup.console, f"written: {output / files.file}, {size / 1e6:.1f} MB; curves in {setup.work}")
     setup.accelerator.wait_for_everyone()
-    setup.accelerator.end_training()  # its threads may not outlive it: torch aborts a process that leaves them running
+    setup.accelerator.end_training()  # ends its threads: torch aborts a process that leaves them running
     return files.open(output, setup.target)

@@ -1,4 +1,4 @@
-"""A run's curves as PNG."""
+"""Plots a run's curves as PNG files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CANDIDATES: Final = (1, 4, 16)
 
 
 def draw(history: Sequence[Entry], folder: Path, shown: Shown) -> None:
-    """Loss, acceptance by candidates and by what is shown, over the steps: three files in ``folder``."""
+    """Plot loss, acceptance by candidates and acceptance by step over the steps: three files in ``folder``."""
     steps = [entry.step for entry in history]
     losses: dict[str, Line] = {"loss": ([entry.loss for entry in history], None, None)}
     plot_lines(steps, losses, Labels("Training loss", "step", "nats per token"), folder / "loss.png")

@@ -1,4 +1,4 @@
-"""How often a drafter in training is right, on held-out data at T = 0, and what that would gain on a cluster."""
+"""Evaluates a drafter in training on held-out data at T = 0, and estimates its gain on a cluster."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ from penstock.trainer.kinds.base import Trainee
 
 CANDIDATES: Final = 16
 CHAIN: Final = 7
-"""Tokens ahead that are looked at."""
+"""Greatest number of tokens ahead that are evaluated."""
 REQUESTS: Final = 4
 TOKENS: Final = 100
-"""Of each simulated request."""
+"""Tokens of each simulated request."""
 
 
 @dataclass(frozen=True)
 class Acceptance:
-    """Shares of the held-out tokens; ``by_step[k][c]``: what step k drafts is among the c + 1 best candidates.
+    """Fractions of the held-out tokens; ``by_step[k][c]``: the draft of step k is among the c + 1 best candidates.
 
-    The tokens before it in a chain are the text's, whether or not they would have been drafted.
+    The earlier tokens of a chain are the text's, whether or not they would have been drafted.
     """
 
     by_step: tuple[tuple[float, ...], ...]
     drafts: tuple[int, ...]
-    """How many were looked at in each step."""
+    """Number of tokens that were evaluated in each step."""
 
     @property
     def profile(self) -> tuple[float, ...]:
-        """Over all steps alike: a full pipeline drafts at every depth."""
+        """Acceptance by number of candidates, with all steps weighted alike: a full pipeline drafts at every depth."""
         columns = zip(*self.by_step, strict=True)
         return tuple(sum(s * n for s, n in zip(c, self.drafts, strict=True)) / sum(self.drafts) for c in columns)
 
 
 @torch.no_grad()
 def evaluate(trainee: Trainee, head: nn.Module, batches: Iterable[Batch]) -> Acceptance:
-    """Where the target's best token stands among the drafter's candidates. ``head`` is the target's."""
+    """Rank the target's best token among the drafter's candidates. ``head`` is the target's."""
     hits: list[Tensor] = []
     drafts: list[int] = []
     for batch in batches:
@@ -54,6 +54,7 @@ def evaluate(trainee: Trainee, head: nn.Module, batches: Iterable[Batch]) -> Acc
             best_Bn = torch.full_like(batch.tokens_Bn, -1)
             best_Bn[learned_Bn] = head(batch.final_BnD[learned_Bn]).argmax(-1)
         for step, hidden in enumerate(trainee.unroll(batch, CHAIN)):
+            # A step's output stands for the last rows only: the first ones have no chain of that length.
             first = learned_Bn.shape[1] - hidden.shape[1]
             learned = learned_Bn[:, first:]
             logits_mV = trainee.logits(step, hidden[learned])
@@ -70,9 +71,9 @@ def evaluate(trainee: Trainee, head: nn.Module, batches: Iterable[Batch]) -> Acc
 
 
 def estimated_speedup(accuracy: Sequence[float], cluster: Cluster) -> float:
-    """Over plain decoding, simulated with drafts of this profile and the default strategy.
+    """Speed-up over plain decoding, simulated with drafts of this profile and the default strategy.
 
-    Drafting takes what the cluster's file says of its drafter.
+    The drafter's time is the one in the cluster's file.
     """
     script = profile_script(accuracy, REQUESTS, TOKENS, seed=0)
     speculation = SpeculativeConfig(method="synthetic", accuracy=tuple(accuracy))

@@ -1,4 +1,4 @@
-"""The training loop: a step's parts, their gradients, one step of the optimiser; now and then figures and state."""
+"""The training loop: gradients of a step's parts, a step of the optimiser, and now and then figures and state."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from penstock.trainer.kinds.base import Kind
 from penstock.trainer.state import Entry, State, save_state
 
 WARM_UP: Final = 100
-"""Steps over which the rate rises, at most a tenth of the run."""
+"""Steps over which the learning rate rises, but at most a tenth of the run."""
 
 Step = Sequence[Sequence[int]]
-"""The samples of an optimiser step's parts."""
+"""The samples of each part of an optimiser step."""
 
 
 class Watch(Protocol):
-    """Is told of every step and every evaluation."""
+    """Is notified of every step and every evaluation."""
 
     def stepped(self, step: int, loss: float) -> None: ...
 
@@ -40,12 +40,12 @@ class Run:
     kind: Kind
     trainee: nn.Module
     parameters: Mapping[str, nn.Parameter]
-    """What is learned, by name."""
+    """The trained parameters by name."""
     loader: Loader
     steps: Sequence[Step]
     learning_rate: float
     half: bool
-    """Whether what gains from it is computed in bfloat16. Accelerate's own switch is one for the whole process."""
+    """Whether bfloat16 autocast is on. Accelerate's own switch is not used, since it is one for the whole process."""
     seed: int
     save_every: int
     state_file: Path
@@ -53,7 +53,7 @@ class Run:
 
 
 def train(run: Run, state: State, watch: Watch) -> State:
-    """Go on from ``state`` to the last step, and return the state there. It is saved on the way."""
+    """Train from ``state`` to the last step, saving on the way. Returns the final state."""
     parameters = list(run.parameters.values())
     restore(run.parameters, state)
     optimizer = torch.optim.AdamW(parameters, lr=run.learning_rate, betas=run.kind.betas, weight_decay=0.0)
@@ -77,7 +77,7 @@ def train(run: Run, state: State, watch: Watch) -> State:
 
 
 def backward(run: Run, trainee: nn.Module, number: int) -> float:
-    """Gradients of a step, summed over its parts and averaged over what is learned from; returns the mean loss."""
+    """Compute the gradients of a step, averaged over the rows learned from in all its parts. Returns the mean loss."""
     step, accelerator = run.steps[number], run.accelerator
     lessons = sum(run.loader.lessons(part) for part in step)
     own = list(enumerate(step))[accelerator.process_index :: accelerator.num_processes]
@@ -103,7 +103,7 @@ def seed_of(seed: int, step: int, part: int) -> int:
 
 
 def rate_at(step: int, steps: int) -> float:
-    """The learning rate's share of its highest value: a linear rise, then a linear fall to zero."""
+    """Fraction of the highest learning rate: a linear rise, then a linear fall to zero."""
     warm_up = max(1, min(WARM_UP, steps // 10))
     return min((step + 1) / warm_up, (steps - step) / max(1, steps - warm_up), 1.0)
 

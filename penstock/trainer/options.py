@@ -29,7 +29,7 @@ BELONGS: Final = {
     "exit_layer": ("early-exit",),
     "layers": ("draft",),
 }
-"""Options of some kinds only; where they are None the kind says what is usual."""
+"""Options that only some kinds have; where they are None the kind has a default."""
 VARIANTS: Final = ("anchors", "paper")
 DTYPES: Final = ("float32", "bfloat16")
 DEVICES: Final = ("cpu", "cuda")
@@ -39,18 +39,18 @@ SPEC_LAYERS: Final = 1
 DRAFT_LAYERS: Final = 2
 DRAFT_VOCAB_SIZE: Final = 32000
 STAGES: Final = (4, 8, 16)
-"""What the kinds take where the option of this name is left out; ``DRAFT_LAYERS`` is draft's ``layers``."""
+"""Defaults of the kinds for the options of these names; ``DRAFT_LAYERS`` is that of draft's ``layers``."""
 SHORTEST: Final = 8
-"""Fewest tokens that ``max_length`` may be."""
+"""Smallest ``max_length``, in tokens."""
 
 
 def whole_numbers(field: str, text: str) -> tuple[int, ...]:
-    """Read "4,8,16". Raises FieldError for what is no such list."""
+    """Read "4,8,16". Raises FieldError for anything that is no such list."""
     return listed(field, text, int, "whole numbers, like 4,8,16")
 
 
 def numbers(field: str, text: str) -> tuple[float, ...]:
-    """Read "0,0.7,1". Raises FieldError for what is no such list."""
+    """Read "0,0.7,1". Raises FieldError for anything that is no such list."""
     return listed(field, text, float, "numbers, like 0,0.7,1")
 
 
@@ -63,7 +63,7 @@ def listed(field: str, text: str, read: Callable[[str], T], wanted: str) -> tupl
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions:
-    """What is trained, on which data, and how. Raises FieldError."""
+    """The kind of drafter, its target and data, and the settings of the training. Raises FieldError."""
 
     kind: Annotated[
         str,
@@ -88,13 +88,13 @@ class TrainOptions:
         int | None,
         Option("In place of data: so many conversations, of which the target writes both sides.", DATA, default=""),
     ] = None
-    """Needs a chat model: its template's opening of a user's message is what it goes on from."""
+    """It needs a chat model, since it continues the chat template's opening of a user's message."""
     model: ModelName = EngineOptions.model
     dtype: Annotated[str, Option("float32, or bfloat16 for target, hidden states and autocast.", MODEL)] = "float32"
     """With bfloat16 the drafter computes in it too, but its weights stay float32."""
     device: Annotated[str, Option("cpu or cuda.", MODEL)] = "cpu"
     max_length: Annotated[int, Option("Most tokens of one sequence.", DATA)] = 2048
-    """Plain text is cut into pieces, conversations lose what comes later."""
+    """Plain text is cut into pieces of this length, and conversations lose everything after it."""
     regenerate: Annotated[bool, Option("Let the target write the answers anew.", DATA)] = False
     temperatures: Annotated[
         tuple[float, ...],
@@ -106,10 +106,10 @@ class TrainOptions:
             parse=partial(numbers, "temperatures"),
         ),
     ] = ()
-    """A drafter is best at the temperatures that it has learned from."""
+    """A drafter is best at the temperatures that it was trained at."""
     epochs: Annotated[int, Option("Times through the data.", TRAINING)] = 1
     max_steps: Annotated[int | None, Option("End after so many steps.", TRAINING, default="as the epochs say")] = None
-    """Of the optimiser, even within an epoch."""
+    """The limit counts steps of the optimiser and applies even within an epoch."""
     learning_rate: Annotated[
         float | None,
         Option(
@@ -118,11 +118,11 @@ class TrainOptions:
             default="the kind's authors'",
         ),
     ] = None
-    """The kind's own is meant for targets of several billion parameters."""
+    """The default of each kind is meant for targets of several billion parameters."""
     batch_tokens: Annotated[int, Option("Most tokens of one step.", TRAINING)] = 8192
-    """Over all its parts and all devices."""
+    """The limit holds for all parts of a step on all devices together."""
     accumulate: Annotated[int, Option("Parts of a step, computed one after the other.", TRAINING)] = 1
-    """More of them need less memory."""
+    """More parts need less memory."""
     draft_vocab_size: Annotated[
         int | None,
         Option(
@@ -175,7 +175,7 @@ class TrainOptions:
     ] = None
     save_every: Annotated[int, Option("Steps between states and held-out figures.", OUTPUT)] = 100
     restart: Annotated[bool, Option("Begin anew where there is an earlier run.", OUTPUT)] = False
-    """The target's hidden states are kept: their name tells of what they are."""
+    """The target's hidden states are kept, since their key names the model and the data."""
 
     def __post_init__(self) -> None:
         for name, known in (("kind", KINDS), ("dtype", DTYPES), ("device", DEVICES)):
@@ -229,7 +229,7 @@ class TrainOptions:
 
 
 def check_within(options: TrainOptions, last: int, *names: str) -> None:
-    """Raise FieldError if one of these options says more than the target's ``last`` layers."""
+    """Raise FieldError if one of these options exceeds the target's ``last`` layers."""
     for name in names:
         given = getattr(options, name)
         if given is not None and (max(given) if isinstance(given, tuple) else given) > last:

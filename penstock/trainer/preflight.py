@@ -1,4 +1,4 @@
-"""What of a training's options can be refused by a glance at files, before torch is imported."""
+"""Checks of training options that need no more than a glance at files, before torch is imported."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from penstock.trainer.data.corpus import documents_of, files_of
 from penstock.trainer.options import TrainOptions, check_within
 
 COUNTED: tuple[str, ...] = ("layers", "spec_layers", "exit_layer", "stages", "anchors")
-"""Options that are numbers of the target's layers."""
+"""Options that are counts or numbers of the target's layers."""
 
 
 def check_run(options: TrainOptions) -> None:
-    """Raise ConfigError for what is not there, is no data, does not go with the target, or is not installed."""
+    """Raise ConfigError for what is missing, is no data, does not fit the target, or is not installed."""
     for path in options.data:
         for file in files_of(path):
             for _ in itertools.islice(documents_of(file), 1):
@@ -33,7 +33,7 @@ def check_run(options: TrainOptions) -> None:
 
 
 def check_target(options: TrainOptions, vocab_size: int | None, layers: int | None) -> None:
-    """Raise FieldError for options that say more than the target has; None is not known."""
+    """Raise FieldError for options that exceed the target's sizes; None stands for a size that is not known."""
     size = options.draft_vocab_size
     if size is not None and vocab_size is not None and size > vocab_size:
         raise FieldError("draft_vocab_size", f"is {size}; the target knows {vocab_size} tokens")

@@ -1,4 +1,4 @@
-"""What a run begins with: its data, the target's hidden states, a vocabulary, a fresh drafter."""
+"""The inputs of a run: its data, the target's hidden states, a vocabulary, and a fresh drafter."""
 
 from __future__ import annotations
 
@@ -63,10 +63,11 @@ def written_by_target(setup: Setup) -> list[Document]:
 
 
 def writing_engine(setup: Setup) -> dict[str, Any]:
-    """Many sequences at a time, since a batch of them costs little more than one; room for shorter ones than may be."""
+    """Options of the engine that writes: many sequences, which cost little more than one, and room for
+    typical lengths."""
     options, quantized = setup.options, setup.target.weights.bits is not None
     return {
-        "dtype": "auto" if quantized else options.dtype,  # beside quantised weights that is the fastest
+        "dtype": "auto" if quantized else options.dtype,  # the fastest beside quantised weights
         "device": options.device,
         "max_model_len": options.max_length,
         "max_num_seqs": SEQUENCES,
@@ -98,7 +99,7 @@ def cached_states(setup: Setup, corpus: Corpus) -> StateCache:
 
 
 def choose_vocabulary(setup: Setup, corpus: Corpus) -> Vocabulary:
-    """Says how much of the data it covers where it is not the whole of the target's."""
+    """Choose the vocabulary, and print how much of the data it covers where it is not the target's whole one."""
     size, known = setup.options.draft_vocab_size, setup.target.vocab_size
     if size is None:
         return Vocabulary(None, known)
@@ -110,7 +111,7 @@ def choose_vocabulary(setup: Setup, corpus: Corpus) -> Vocabulary:
 
 
 def fresh_drafter(setup: Setup, vocabulary: Vocabulary, settings: Mapping[str, Any]) -> Drafter:
-    """The untrained drafter of a run, written once: when it is resumed it begins with the same."""
+    """The untrained drafter of a run, written once, so that a resumed run begins with the same."""
     folder = setup.work / f"{FRESH}{hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:24]}"
     if not folder.is_dir():
         generator = torch.Generator().manual_seed(setup.options.seed)
@@ -123,7 +124,7 @@ def fresh_drafter(setup: Setup, vocabulary: Vocabulary, settings: Mapping[str, A
 
 
 def settings_of(setup: Setup, corpus: Corpus, vocabulary: Vocabulary) -> dict[str, Any]:
-    """What has to be the same for a run to go on."""
+    """The settings that have to be equal for a run to be resumed."""
     options = setup.options
     names = ("kind", "epochs", "max_steps", "learning_rate", "batch_tokens", "accumulate", "max_length", "dtype")
     own = {name: getattr(options, name) for name in (*names, "seed", *BELONGS)}

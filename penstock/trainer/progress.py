@@ -1,4 +1,4 @@
-"""What a run says while it goes: a bar with the time that remains, and a line for each state that is saved."""
+"""The output of a run in progress: a bar with the remaining time, and a line for each saved state."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.trainer.kinds.base import Shown
 from penstock.trainer.state import Entry
 
 AVERAGED_OVER: Final = 30.0
-"""Seconds over which the time that remains is an average: steps are alike."""
+"""Seconds over which the remaining time is averaged: steps are alike."""
 
 
 def progress(console: Console) -> Progress:
@@ -55,7 +55,7 @@ class Bar:
 
 
 def figures(entry: Entry, shown: Shown) -> str:
-    """Held-out acceptance in words: of the first step, then of each; and what it would gain."""
+    """Held-out acceptance in words: of the first step, then of each, and the estimated speed-up."""
     first = entry.by_step[0]
     among = "/".join(f"{first[min(count, len(first)) - 1]:.1%}" for count in CANDIDATES)
     chain = " ".join(f"{shares[0]:.0%}" for shares in entry.by_step)

@@ -1,4 +1,4 @@
-"""A run as the loop takes it: module, target's head, data and steps, put together."""
+"""Puts a run together for the loop: module, target's head, data and steps."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def make_run(
     vocabulary: Vocabulary,
     steps: Sequence[Step],
 ) -> Run:
-    """Module, target's head and data, put together."""
+    """Put module, target's head and data together."""
     options, kind, target, device = setup.options, setup.kind, setup.target, setup.accelerator.device
     rate = options.learning_rate
     assert rate is not None
@@ -76,7 +76,7 @@ def planned(setup: Setup, corpus: Corpus) -> list[Step]:
 
 
 def held_out(options: TrainOptions, corpus: Corpus, loader: Loader, trainee: Any, head: nn.Module) -> Acceptance:
-    """Figures on held-out samples, evenly taken where there are too many."""
+    """Figures on held-out samples, evenly selected where there are too many."""
     tokens = sum(len(corpus.samples[i]) for i in corpus.held_out)
     chosen = corpus.held_out[:: max(1, -(-tokens // HELD_OUT_TOKENS))]
     batches = packed(chosen, corpus.samples, options.batch_tokens // options.accumulate)

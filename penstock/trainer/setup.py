@@ -1,4 +1,4 @@
-"""What all steps of ``penstock train`` need, checked and settled before anything is read."""
+"""The setup that all steps of ``penstock train`` share, checked and settled before anything is read."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ FRESH: Final = "fresh-"
 
 @dataclass(frozen=True)
 class Setup:
-    """What all steps of the command need; the options are settled. ``work`` is the output's folder ``training``."""
+    """The objects that all steps of the command need, with settled options. ``work`` is the output's folder
+    ``training``."""
 
     options: TrainOptions
     kind: Kind
@@ -34,11 +35,11 @@ class Setup:
     work: Path
     accelerator: Any
     console: Console
-    """Of the main process; the others' is silent."""
+    """The main process's console; those of other processes print nothing."""
 
 
 def set_up(options: TrainOptions, console: Console) -> Setup:
-    """Raises ConfigError for what is not there, or not usable here."""
+    """Check and settle the options. Raises ConfigError for what is missing or cannot be used here."""
     from accelerate import Accelerator
 
     check_device(options.device)

@@ -1,6 +1,6 @@
-"""A run's state as one file, replaced as a whole or not at all.
+"""A run's state as one file, replaced atomically.
 
-Whatever is random is drawn from seed and step (the order of the data from seed and epoch), so no generator's state
+Everything random is drawn from seed and step (the order of the data from seed and epoch), so that no generator's state
 belongs to it.
 """
 
@@ -21,9 +21,9 @@ from penstock.core import ConfigError
 
 @dataclass(frozen=True)
 class Entry:
-    """Figures at one saved step: the mean loss since the one before, and shares on held-out data.
+    """Figures at one saved step: the mean loss since the one before, and fractions on held-out data.
 
-    ``by_step`` is ``Acceptance``'s; empty in processes that do not evaluate.
+    ``by_step`` is ``Acceptance``'s; it is empty in processes that do not evaluate.
     """
 
     step: int
@@ -34,7 +34,7 @@ class Entry:
 
 @dataclass
 class State:
-    """After ``step`` optimiser steps. ``settings`` say which run it belongs to."""
+    """The state after ``step`` optimiser steps. ``settings`` identify the run to which it belongs."""
 
     settings: Mapping[str, Any]
     step: int = 0
@@ -61,7 +61,7 @@ def save_state(state: State, file: Path) -> None:
 
 
 def load_state(file: Path, settings: Mapping[str, Any]) -> State:
-    """What ``file`` holds, or a fresh state. Raises ConfigError if it belongs to a run with other settings."""
+    """The state in ``file``, or a fresh one. Raises ConfigError if it belongs to a run with other settings."""
     if not file.is_file():
         return State(settings)
     try:

@@ -1,9 +1,9 @@
-"""House rules over the source: how long a function is, how many parameters it takes, how full a folder is."""
+"""House rules over the source: lengths of functions and files, numbers of parameters, how docstrings begin."""
 
 from __future__ import annotations
 
 import ast
-from collections import Counter
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +17,9 @@ CODE = {".py", ".js", ".css", ".html"}
 
 MOST_LINES = 60
 MOST_PARAMETERS = 12
-MOST_FILES = 24
+MOST_LINES_OF_A_FILE = 700
+DANGLING = {"Of", "That", "By", "What", "Which", "Than", "Whose", "Whoever", "Whatever", "So", "As"}
+"""Words that begin half a sentence: whoever reads one has to find the other half in the code."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -60,9 +62,48 @@ def test_functions_fit_on_a_screen() -> None:
     assert not too_large
 
 
-def test_folders_can_be_read_in_a_list() -> None:
-    files = Counter(file.parent for file in code_files())
-    assert {str(folder.relative_to(ROOT)) for folder, count in files.items() if count > MOST_FILES} == set()
+def test_files_can_be_read_at_a_sitting() -> None:
+    long = {str(file.relative_to(ROOT)): len(file.read_text("utf-8").splitlines()) for file in code_files()}
+    assert {name: count for name, count in long.items() if count > MOST_LINES_OF_A_FILE} == {}
+
+
+def docstrings_in(source: str) -> Iterator[str]:
+    """Those of modules, classes, functions and attributes: every text that is a statement of its own."""
+    for node in ast.walk(ast.parse(source)):
+        body = getattr(node, "body", None)
+        for statement in body if isinstance(body, list) else []:
+            value = getattr(statement, "value", None)
+            if isinstance(statement, ast.Expr) and isinstance(value, ast.Constant) and isinstance(value.value, str):
+                yield value.value
+
+
+def dangles(docstring: str) -> bool:
+    word = re.match(r"\W*(\w+)", docstring)
+    return word is not None and word[1] in DANGLING
+
+
+def test_docstrings_are_sentences() -> None:
+    files = [file for house in (*HOUSES, "tests") for file in sorted((ROOT / house).rglob("*.py"))]
+    found = {
+        (str(file.relative_to(ROOT)), docstring.splitlines()[0])
+        for file in files
+        for docstring in docstrings_in(file.read_text("utf-8"))
+        if dangles(docstring)
+    }
+    assert found == set()
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ('"""Of a step."""', [True]),
+        ('"""Offers."""\nclass A:\n    """A class."""\n    x = 1\n    """What x is."""', [False, False, True]),
+        ('def f():\n    """``That`` is quoted."""\n    return "By the way"', [True]),
+        ('"""The rest.\n\nWhat follows is not looked at."""', [False]),
+    ],
+)
+def test_what_dangles(source: str, expected: list[bool]) -> None:
+    assert [dangles(one) for one in docstrings_in(source)] == expected
 
 
 @pytest.mark.parametrize(

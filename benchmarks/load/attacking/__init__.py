@@ -1,1 +1,1 @@
-"""What benchmarks/load/attack.py tries: a file for each kind of attack."""
+"""The attacks of benchmarks/load/attack.py: a file for each kind."""

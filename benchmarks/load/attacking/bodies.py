@@ -75,12 +75,12 @@ EDGES: Final[Mapping[str, Sequence[Any]]] = {
     "continue_final_message": (True, False),
     "response_format": ({"type": "json_object"}, {"type": "text"}),
 }
-"""Values at the edge of what a field may be, and just beyond."""
+"""Values at and just beyond the edge of what a field may be."""
 DEEP: Final = (b"[" * 100_000, b'{"prompt":' * 20_000, b'{"messages":' + b'[{"content":' * 10_000)
 EVERY: Final = 10
-"""Attempts between two looks at how others fare."""
+"""Attempts between two checks of how others fare."""
 BESIDE: Final = 0.2
-"""Share of the attempts beside which another request runs."""
+"""Fraction of the attempts beside which another request runs."""
 
 
 class Bodies:
@@ -112,7 +112,7 @@ def hostile(rng: random.Random) -> tuple[str, bytes]:
     path = rng.choice(PATHS)
     if rng.random() < 0.02:
         return path, rng.choice(DEEP)
-    content: Any = deepcopy(sound(path, rng))  # parts of it are others' too
+    content: Any = deepcopy(sound(path, rng))  # a copy, since its parts are shared
     for field in rng.choices(list(EDGES), k=rng.choice((0, 1, 1, 2))):
         if field not in ("prompt", "messages") or field in content:
             content[field] = deepcopy(rng.choice(EDGES[field]))

@@ -1,4 +1,4 @@
-"""Signals at any moment, threads beside one another and forked children: an ``LLM`` goes on with the same tokens."""
+"""Signals at any moment, several threads and forked children: an ``LLM`` goes on with the same tokens."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from benchmarks.shared.root import ROOT
 
 DEMO: Final = ROOT / "penstock" / "demo"
 SOON: Final = 60.0
-"""Seconds that opening may take. A sound one takes a fifth of one."""
+"""Seconds that opening may take. A sound checkpoint takes a fifth of one."""
 STAGES: Final = 2
 FILES: Final = ("config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json")
 NEW_FILES: Final = (
@@ -39,18 +39,18 @@ FIELDS: Final = (
     *("added_tokens_decoder", "additional_special_tokens", "chat_template", "extra_special_tokens", "init_inputs"),
     *("model_max_length", "normalizer", "padding", "tokenizer_file", "truncation", "temperature", "top_k"),
 )
-"""Fields that transformers or tokenizers do something with, wherever they stand."""
+"""Fields that transformers or tokenizers use, wherever they are."""
 FOREIGN: Final = (
     {"AutoTokenizer": ["foreign.Thing", None]},
     {"AutoConfig": "foreign.Thing", "AutoModelForCausalLM": "foreign.Thing"},
     "foreign.Thing",
     "foreign--foreign.Thing",
 )
-"""Values that name Python code, which lies in the folder."""
+"""Values that name Python code in the folder."""
 
 
 def open_all(place: Path) -> None:
-    """All that is done with a checkpoint, a folder or a GGUF file, before its first request, and a text's tokens."""
+    """Do everything that precedes a checkpoint's first request, for a folder or GGUF file, and encode a text."""
     from penstock.core import RequestError
     from penstock.models.checkpoint import open_checkpoint
     from penstock.models.stage_model import load_stage
@@ -67,14 +67,14 @@ def open_all(place: Path) -> None:
 
 
 def open_speculator(folder: Path, target: Path = DEMO / "target") -> None:
-    """All that is done with a learned drafter before its first proposal."""
+    """Do everything that precedes a learned drafter's first proposal."""
     from penstock.models.speculators.stage import load_speculator_stage
 
     load_speculator_stage(str(folder), str(target), capacity=8, dtype="float32", device="cpu")
 
 
 class Checkpoints:
-    """Opens them in a process of its own, which may hang or die."""
+    """Opens checkpoints in a process of its own, which may hang or die."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -130,7 +130,7 @@ def attacked() -> Iterator[Checkpoints]:
 
 
 def answer(pipe: Connection) -> None:
-    """In the opening process: says of each folder what became of it."""
+    """Run in the opening process: reports the outcome of each folder."""
     from penstock.core import ConfigError
 
     with contextlib.suppress(EOFError):
@@ -151,7 +151,7 @@ def sources() -> Sequence[Path]:
 
 
 def change(file: Path, rng: random.Random) -> None:
-    """One change or two to a file; one that is not there is made."""
+    """Make one change or two to a file; a missing file is made."""
     data = file.read_bytes() if file.is_file() else b"{}"
     if rng.random() < 0.1:
         file.write_bytes(broken(data, rng))
@@ -171,7 +171,7 @@ def changed(content: Any, rng: random.Random) -> Any:
 
 
 def changed_weights(data: bytes, rng: random.Random) -> bytes:
-    """A safetensors file with another header, of the right length or not."""
+    """A safetensors file with another header, with a right or a wrong length."""
     (length,) = struct.unpack("<Q", data[:8])
     header = json.loads(data[8 : 8 + length])
     tensor = rng.choice([name for name in header if name != "__metadata__"])
@@ -185,7 +185,7 @@ def changed_weights(data: bytes, rng: random.Random) -> bytes:
 
 
 def broken(data: bytes, rng: random.Random) -> bytes:
-    """Cut off, or with a few other bytes near the beginning."""
+    """The data cut off, or with a few bytes changed near the beginning."""
     if rng.random() < 0.5:
         return data[: rng.randrange(len(data) + 1)]
     bytes_ = bytearray(data)

@@ -1,4 +1,4 @@
-"""Hundreds of connections at once that ask for nothing, or never to the end: health and others are answered."""
+"""Hundreds of connections at once, with no request or an incomplete one: health and other requests are answered."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from benchmarks.load.attacking.victim import CANARY, HUNG, SLOW, Answer, Victim,
 HELD: Final = (20, 200, 600)
 ADDRESSES: Final = (1, 1, 3, 20)
 WHOLE: Final = 3
-"""Requests that are made and whose answers are never read: fewer than what the server's queue holds."""
+"""Requests that are complete but whose answers are never read: fewer than the server's queue holds."""
 PACE: Final = 0.1
 
 
@@ -38,7 +38,7 @@ class Connections:
         return f"{count} from {addresses}"
 
     def _open(self, held: contextlib.ExitStack, data: bytes, source: str) -> None:
-        """Send this much and stay. Whoever is turned away has had a reply, or will."""
+        """Send these bytes and stay connected. A connection that is refused gets a reply."""
         with contextlib.suppress(ConnectionError):
             address = (source, 0)
             connection = socket.create_connection(self._victim.server.address, timeout=HUNG, source_address=address)
@@ -51,7 +51,7 @@ class Connections:
             raise Fault(f"/health says {answer}")
 
     def _check_served(self) -> None:
-        """Another one has its answer soon, if not at once: where all are busy, it may be told to come again."""
+        """Check that another client is answered soon. Where all are busy, it may be told to come again."""
         until = time.monotonic() + SLOW
         while (answer := self._ask()).status != 200:
             if answer.status not in (429, 503) or time.monotonic() > until:
@@ -70,7 +70,7 @@ def attacked() -> Iterator[Connections]:
 
 
 def prefix(rng: random.Random, whole: bool) -> bytes:
-    """The beginning of a request: nothing, some of its head, or some of its body."""
+    """The beginning of a request: nothing, a part of its head, or a part of its body."""
     kind = rng.randrange(3)
     if kind == 0:
         return b""

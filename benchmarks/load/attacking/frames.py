@@ -1,7 +1,7 @@
 """Hostile frames to a live pipeline: from strangers, who change nothing, and from insiders, who change no token.
 
-Insiders know the secret. What they send either ends the pipeline with an error or leaves the requests of others as they
-are: their own have numbers that the engine never gives.
+Insiders know the secret. Their frames either end the pipeline with an error or leave the requests of others unchanged:
+the insiders' own requests have numbers that the engine never uses.
 """
 
 from __future__ import annotations
@@ -62,33 +62,33 @@ CASES: Final = 40
 TOGETHER: Final = 4
 """Requests that run at the same time."""
 LATEST: Final = 20
-"""Connections of strangers that are left open until others have come."""
+"""Connections of strangers that stay open until others have come."""
 HUNG: Final = 60.0
-"""Seconds after which they count as hanging."""
+"""Seconds after which requests count as hanging."""
 OWN: Final = range(10**6, 10**6 + 40)
-"""Numbers of requests and nodes that are the insider's."""
+"""Numbers of the insider's requests and nodes."""
 WILD: Final = 0.1
-"""Share of attempts in which an insider also sends what ends the pipeline, if all is well."""
+"""Fraction of attempts in which an insider also sends something that may end the pipeline."""
 
 Who = Literal["strangers", "insiders"]
 
 
 @cache
 def cases() -> list[Case]:
-    """What each gives in a plain engine of one stage."""
+    """Cases with the answers of a plain engine of one stage."""
     return drawn_cases(CASES, seed=0)
 
 
 @dataclass(frozen=True)
 class Target:
-    """An inbox and the secret that it asks for."""
+    """An inbox and the secret that it requires."""
 
     address: str
     session: str
 
 
 def targets_of(llm: LLM) -> list[Target]:
-    """The inboxes of engine, stages and drafter, the engine's first. Only the host knows them: who else would ask?"""
+    """The inboxes of engine, stages and drafter, the engine's first. Only the host knows them."""
     host = llm.host
     assert isinstance(host, ProcessHost)
     found = []
@@ -101,7 +101,7 @@ def targets_of(llm: LLM) -> list[Target]:
 
 
 class Sender(Observer):
-    """Sends between two results of the pipeline, as many frames each time. ``stream`` is the batch that left last."""
+    """Sends a number of frames between any two results. ``stream`` is the batch that left last."""
 
     def __init__(self, send: Callable[[], None], count: int) -> None:
         self._send, self._left, self._count = send, count, count
@@ -144,7 +144,8 @@ class Frames:
         return "unmoved"
 
     def _check(self, chosen: Sequence[Case]) -> None:
-        """That the requests give what they give alone. Raises Fault, and PipelineError if the pipeline has ended."""
+        """Check that requests give the same tokens as alone. Raises Fault, and PipelineError if the
+        pipeline has ended."""
         prompts = [prompt_of(self._llm, case.body) for case in chosen]
         outputs = self._llm.generate(prompts, [params_of(case.body) for case in chosen])
         for output, case in zip(outputs, chosen, strict=True):
@@ -153,7 +154,7 @@ class Frames:
                 raise Fault(f"wrong tokens {found}, alone {right}: {case.body}")
 
     def _provoke(self, rng: random.Random) -> None:
-        """Send what may end the pipeline, before requests that then give what they should, or nothing."""
+        """Send something that may end the pipeline, before requests that then have to be right, or fail."""
         for _ in range(rng.randint(1, 3)):
             number = rng.randrange(len(self._targets))
             self._outboxes[number].send(*wild(self._targets[number].session, self._stream, rng))
@@ -165,7 +166,7 @@ class Frames:
             outbox.send(encode(harmless(rng, target.address == self._targets[0].address), target.session))
         elif rng.random() < 0.3:
             raw(target, rng)
-        else:  # who is wrong is closed: a connection for each
+        else:  # a wrong frame closes its connection, so each has one of its own
             own = Sockets(self._security)
             stranger = own.connect(target.address, rng.choice((target.session, rng.randbytes(16).hex())))
             stranger.send(*strange(target.session, self._stream, rng))
@@ -176,7 +177,7 @@ class Frames:
 
 @contextmanager
 def attacked(who: Who, transport: str, tls: bool = False) -> Iterator[Frames]:
-    """Over tcp with TLS strangers have certificates, too, but not the secret."""
+    """Attack as a stranger or an insider. Over tcp with TLS strangers have certificates, too, but not the secret."""
     cases()
     speculation = {"method": "draft_model", "model": "demo"}
     with tempfile.TemporaryDirectory() as folder:
@@ -193,7 +194,7 @@ def attacked(who: Who, transport: str, tls: bool = False) -> Iterator[Frames]:
 
 
 def strange(session: str, stream: int, rng: random.Random) -> list[bytes]:
-    """Frames without the secret, or with all of it but its end."""
+    """Frames without the secret, or with all of it except the end."""
     nobody = rng.randbytes(16).hex() if rng.random() < 0.5 else session[:-1] + "x"
     header = encode(any_message(stream, rng), nobody)
     kind = rng.randrange(6)
@@ -211,7 +212,7 @@ def strange(session: str, stream: int, rng: random.Random) -> list[bytes]:
 
 
 def raw(target: Target, rng: random.Random) -> None:
-    """Bytes that need not be frames at all, over a connection that may be dropped at once."""
+    """Send bytes that need not be frames, over a connection that may be dropped at once."""
     place = place_of(target.address)
     announced = FRAME.pack(rng.choice((0, 1, 2**20, 2**30, 2**32 - 1)), rng.random() < 0.5)
     data = rng.choice(
@@ -222,7 +223,7 @@ def raw(target: Target, rng: random.Random) -> None:
         try:
             connection.connect(place.where)
             connection.sendall(data)
-        except OSError:  # closed on us, as it may be
+        except OSError:  # the receiver may close the connection
             return
 
 
@@ -230,7 +231,7 @@ def raw(target: Target, rng: random.Random) -> None:
 
 
 def harmless(rng: random.Random, to_engine: bool) -> Message:
-    """A message that whoever gets it takes in, about requests and nodes that nobody else has."""
+    """A message that its receiver accepts, about requests and nodes that nobody else has."""
     own = rng.choice(OWN)
     if to_engine:
         return rng.choice((Heartbeat(stage=0), GrammarPrepared(request=own)))
@@ -244,7 +245,7 @@ def harmless(rng: random.Random, to_engine: bool) -> Message:
 
 
 def any_message(stream: int, rng: random.Random) -> Message:
-    """A message of any kind, sound in itself; batches and results are around ``stream``."""
+    """A valid message of any kind; batches and results have numbers around ``stream``."""
     stream += rng.choice((0, 1, 1, 2, 5))
     own, small = rng.choice(OWN), rng.randrange(4)
     rows = Rows([own], [own], [rng.randrange(600)], [rng.choice((-1, *range(600)))], [rng.randrange(9)], [small])
@@ -273,7 +274,7 @@ def any_message(stream: int, rng: random.Random) -> Message:
 
 
 def wild(session: str, stream: int, rng: random.Random) -> list[bytes]:
-    """A message of the session that is any message, changed or not, with a tensor or not."""
+    """Any message of the session, perhaps changed, perhaps with a tensor."""
     message: Any = msgspec.to_builtins(any_message(stream, rng))
     if rng.random() < 0.2:
         message = {"type": "delivery", "message": message, "arrives": rng.choice((-1.0, 1.0, 1e300, float("nan")))}

@@ -1,4 +1,4 @@
-"""Hostile grammars: kept to or refused, the same each time, and nobody else waits for them."""
+"""Hostile grammars: each is followed or refused, the same each time, and nobody else waits for it."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def attacked() -> Iterator[Grammars]:
 
 
 def told(answer: Answer) -> Any:
-    """What is the same for the same request."""
+    """The part of an answer that is the same for the same request."""
     content = answer.json()
     if answer.status != 200:
         return answer.status, content["error"]["message"]
@@ -88,12 +88,12 @@ def told(answer: Answer) -> Any:
 
 
 def overran(answer: Answer) -> bool:
-    """Whether a worker was ended over a grammar: by time or by memory, whichever came first."""
+    """Whether a worker was ended because of a grammar, for its time or its memory."""
     return answer.status == 400 and "to compile it" in answer.json()["error"]["message"]
 
 
 def keeps(kind: str, grammar: Any, simple: bool, choice: dict[str, Any]) -> None:
-    """Raise Fault unless the text is of the grammar, or where it was cut off may become so, as far as that is known.
+    """Raise Fault unless the text matches the grammar, or may still do so where it was cut off, as far as is known.
 
     ``simple``: a regex that Python's own engine understands alike, and decides soon.
     """

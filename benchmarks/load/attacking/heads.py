@@ -55,7 +55,7 @@ class Heads:
         if rng.random() < 0.2:
             outcome = self._leave(data[: rng.randrange(len(data) + 1)], rng)
         else:
-            # HEAD has no body, and what follows 1xx is another reply.
+            # A reply to HEAD has no body, and a reply 1xx is followed by another one.
             answer = self._victim.exchange(data, half=True)
             if answer.status >= 500 and not data.startswith(b"HEAD"):
                 self._victim.check(answer, data)
@@ -68,7 +68,7 @@ class Heads:
         return outcome
 
     def _leave(self, data: bytes, rng: random.Random) -> str:
-        """Send this much and go."""
+        """Send these bytes and leave."""
         with socket.create_connection(self._victim.server.address) as connection:
             connection.sendall(data)
             if rng.random() < 0.5:
@@ -89,7 +89,7 @@ def attacked() -> Iterator[Heads]:
 
 
 def hostile(rng: random.Random) -> bytes:
-    """A head with up to 100 lines, and a body that may not be what it says."""
+    """A head with up to 100 lines, and a body that may differ from what the head says."""
     method = rng.choice(METHODS[:2] if rng.random() < 0.7 else METHODS)
     version = rng.choice(("HTTP/1.1", "HTTP/1.1", "HTTP/1.1", "HTTP/1.0", "HTTP/2.0", "HTTP/9.9", "", "ICY"))
     lines = [f"{method} {rng.choice(TARGETS)} {version}", "Host: localhost"]

@@ -1,5 +1,7 @@
-"""Processes killed and stopped beside running requests, without recovery: everybody gets an answer or an error, and
-nothing is left. ``benchmarks/load/chaos.py`` is with it."""
+"""Processes killed and stopped beside running requests, without recovery: everybody gets an answer or an error.
+
+No process may be left behind. With recovery it is ``benchmarks/load/chaos.py``.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ CLIENTS: Final = 3
 STAGE_TIMEOUT: Final = 5
 """Seconds after which a stopped stage counts as lost."""
 GONE: Final = 20.0
-"""Seconds that the others have to leave once one has been killed."""
+"""Seconds within which the other processes have to leave once one has been killed."""
 LONG: Final = {"prompt": "def add(a, b):\n", "max_tokens": 400, "ignore_eos": True, "temperature": 0.0, "stream": True}
 
 
@@ -37,7 +39,7 @@ class Kills:
     def attempt(self, rng: random.Random) -> str:
         name = rng.choice(PROCESSES)
         kind = rng.choice(("kill", "kill", "term", "stop", "pause"))
-        if name == "server" and kind == "stop":  # it answers nobody, and cannot
+        if name == "server" and kind == "stop":  # a stopped server cannot answer anybody
             kind = "pause"
         target = self._family[PROCESSES.index(name)]
         with ThreadPoolExecutor(CLIENTS) as pool:
@@ -50,7 +52,7 @@ class Kills:
         elif name == "server":
             self._check_gone(self._family[1:], f"{kind} {name}")
         else:
-            if (kind, name) != ("stop", "fork server"):  # which nobody misses before the end
+            if (kind, name) != ("stop", "fork server"):  # nobody needs the fork server before the end
                 self._check_lost(f"{kind} {name}")
             self._check_end(f"{kind} {name}")
         whole = sum(b"[DONE]" in one.body and b"error" not in one.body for one in answers)
@@ -92,7 +94,7 @@ class Kills:
             raise Fault(f"{what}: left behind {left}")
 
     def _check_lost(self, what: str) -> None:
-        """The server stays, and says what was lost."""
+        """Check that the server stays, and names the process that was lost."""
         data = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
         until = time.monotonic() + STAGE_TIMEOUT + GONE
         while (answer := self._victim.exchange(data)).status == 200 and time.monotonic() < until:
@@ -101,7 +103,7 @@ class Kills:
             raise Fault(f"{what}: /health says {answer}")
 
     def _check_end(self, what: str) -> None:
-        """The server leaves when told to, and takes the others along."""
+        """Check that the server leaves when told to, and takes the other processes along."""
         self._server.terminate()
         self._check_gone(self._family, f"{what}, then SIGTERM")
 
@@ -125,7 +127,7 @@ def attacked() -> Iterator[Kills]:
 
 
 def folder_of(fork_server: psutil.Process) -> Path:
-    """That of its sockets, as its own command line names it."""
+    """The folder of the fork server's sockets, from its command line."""
     found = re.search(r"'([^']*/penstock-[^']*)'", " ".join(fork_server.cmdline()))
     assert found is not None
     return Path(found.group(1))

@@ -1,6 +1,6 @@
-"""A thousand short requests an attempt, every one with a seed of its own and a third of them left: memory stays.
+"""A thousand short requests per attempt, each with its own seed, and a third of them abandoned: memory does not grow.
 
-Each process's resident memory is compared with what it was once the caches, that of the noise among them, are full.
+Each process's resident memory is compared with its size once the caches, including that of the noise, are full.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from benchmarks.load.soaking.resources import PROCESSES, Held, held
 REQUESTS: Final = 1000
 CLIENTS: Final = 8
 STRATEGY: Final = "continuous"
-"""Drafts for every token. ``auto`` asks now and then, and the noise of a drafter is not all there for long."""
+"""A strategy that drafts for every token. ``auto`` asks only now and then, so that the cache of a drafter's noise would
+fill slowly."""
 WARM: Final = 3
 """Attempts after which all caches are full."""
 GROWTH: Final = 16.0
-"""MiB by which a process may still grow: memory that the allocator keeps in pieces."""
+"""MiB by which a process may still grow, for memory that the allocator fragments."""
 LEAVES: Final = 1 / 3
-"""Share of the clients that leave with the first bytes of their answer."""
+"""Fraction of the clients that leave with the first bytes of their answer."""
 
 
 class Memory:

@@ -1,4 +1,4 @@
-"""JSON values changed so that whoever reads them is surprised. What is chosen is left to the caller."""
+"""Changes JSON values so that their readers are surprised. Every choice is left to the caller."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from copy import deepcopy
 from typing import Any, Final
 
 Choose = Callable[[Sequence[Any], str], Any]
-"""Chooses one of several; the text says what for."""
+"""Chooses one of several; the text names the choice."""
 
 HOSTILE: Final = (
     *(None, True, False, 0, -1, 1, 2, 160, 1.5, -0.5, 10**6, 10**12, 2**31, 2**63, 10**30, float("nan"), float("inf")),
@@ -19,7 +19,7 @@ KINDS: Final = ("replace", "remove", "rename", "add", "whole")
 
 
 def tables(value: Any) -> Iterator[dict[str, Any]]:
-    """Every table in a JSON value, but for a tokenizer's hundreds of tokens, which are all alike."""
+    """Every table in a JSON value, except for a tokenizer's hundreds of tokens, which are all alike."""
     if isinstance(value, dict) and len(value) < 100:
         yield value
         for inner in value.values():
@@ -30,11 +30,11 @@ def tables(value: Any) -> Iterator[dict[str, Any]]:
 
 
 def mutate(content: Any, fields: Sequence[str], choose: Choose) -> Any:
-    """One change: a field replaced, removed, put under another name or added, or all of it replaced.
+    """Make one change: a field is replaced, removed, renamed or added, or everything is replaced.
 
-    ``fields`` are names that somebody does something with, wherever they stand.
+    ``fields`` are the names of fields that some code uses, wherever they are.
     """
-    value = deepcopy(choose(HOSTILE, "value"))  # it may be changed next
+    value = deepcopy(choose(HOSTILE, "value"))  # a copy, since later changes may alter it
     kind = choose(KINDS, "kind")
     found = list(tables(content))
     if kind == "whole" or not found:

@@ -1,4 +1,4 @@
-"""Web pages of other sites, and names that are not the server's: refused, whatever path and method they try."""
+"""Requests from web pages of other sites and for foreign host names: refused, whatever path and method they try."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokenizers that could make too much of a text: refused by file and field, or within their limits."""
+"""Tokenizers that could make too much of a text: refused, naming file and field, or kept within their limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How attacks are tried: again and again with fresh randomness, each for its share of the time."""
+"""Runs attacks: again and again with fresh randomness, each for its share of the time."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from typing import Final, Protocol
 import psutil
 
 ROUND: Final = 200
-"""Attempts after which what is attacked is started anew, so that what it leaves behind is seen."""
+"""Attempts after which the target is started anew, so that what it leaves behind is seen."""
 LEFT: Final = 10.0
-"""Seconds that processes have to leave and descriptors to be closed after an attack's end."""
+"""Seconds within which processes have to leave and descriptors to be closed after an attack's end."""
 
 
 class Fault(Exception):
-    """Something that must not happen has happened."""
+    """A forbidden event has happened."""
 
 
 class Ended(Exception):
-    """What is attacked has ended, as it may: it is started anew. Says in a word what became of the attempt."""
+    """The target has ended, as it may, and is started anew. The message is the attempt's outcome in a word."""
 
 
 class Attack(Protocol):
-    """Something that is attacked while it lives."""
+    """A kind of attack, on a target that is alive."""
 
     def attempt(self, rng: random.Random) -> str:
-        """Attack once, and say in a word what became of it. ``rng`` decides all that is left to chance.
+        """Attack once, and return the outcome in a word. ``rng`` decides everything random.
 
-        Raises Ended, and Fault; any other exception is a fault too. What is attacked is started anew after each.
+        Raises Ended, and Fault; any other exception is a fault, too. The target is started anew after each.
         """
         ...
 
@@ -45,7 +45,7 @@ Start = Callable[[], AbstractContextManager[Attack]]
 
 @contextmanager
 def deadline(seconds: float, what: str) -> Iterator[None]:
-    """Raise Fault in the block, which the main thread runs, if it has not ended by then."""
+    """Raise Fault in the block, which has to run in the main thread, if it has not ended in time."""
 
     def late(*_: object) -> None:
         raise Fault(f"{what}: no end after {seconds:.0f} s")
@@ -61,7 +61,7 @@ def deadline(seconds: float, what: str) -> Iterator[None]:
 
 @dataclass
 class Tried:
-    """What was tried of one kind, by what became of it, and what failed, with the number of its attempt."""
+    """The attempts of one kind: counts by outcome, and faults with the number of their attempt."""
 
     kind: str
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -70,7 +70,7 @@ class Tried:
 
 
 class Trial:
-    """Attempts of one kind. Attempt ``index`` is the same for a seed, whatever was tried before it."""
+    """Attempts of one kind. Attempt ``index`` depends on the seed alone, and not on earlier attempts."""
 
     def __init__(self, kind: str, start: Start, seed: int, first: int = 0) -> None:
         self.tried = Tried(kind)
@@ -80,13 +80,13 @@ class Trial:
         self._baseline: tuple[int, frozenset[int]] | None = None
 
     def run(self, seconds: float, attempts: int | None = None) -> Tried:
-        """Until the time is over, or so many have been made."""
+        """Attempt until the time is over, or ``attempts`` have been made."""
         began = time.monotonic()
         last = None if attempts is None else self._index + attempts
         while time.monotonic() - began < seconds and self._index != last:
             first = self._index
             self._round(began + seconds, last)
-            if self._index == first:  # it cannot even be started
+            if self._index == first:  # the target cannot even be started
                 break
             self._check_what_is_left(first)
         self.tried.seconds = time.monotonic() - began
@@ -109,7 +109,7 @@ class Trial:
             self._fail(f"attempt {self._index - 1}", traceback.format_exc())
 
     def _check_what_is_left(self, first: int) -> None:
-        """Against what there was after the first round, which starts what stays for good."""
+        """Compare with what there was after the first round, which starts everything that stays for good."""
         deadline = time.monotonic() + LEFT
         while (left := self._left()) and time.monotonic() < deadline:
             time.sleep(0.1)
@@ -118,7 +118,7 @@ class Trial:
             self._baseline = None
 
     def _left(self) -> str:
-        gc.collect()  # what exceptions hold
+        gc.collect()  # frees objects that exceptions hold
         own = psutil.Process()
         descriptors, children = own.num_fds(), {child.pid: child for child in own.children(recursive=True)}
         if self._baseline is None:

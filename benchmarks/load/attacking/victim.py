@@ -1,4 +1,4 @@
-"""A server under attack: what may come back from it, and whether it still gives others their answers."""
+"""A server under attack: the replies that are allowed, and whether it still answers others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from benchmarks.shared.served import ServedProcess, served
 
 KEY: Final = "attack"
 HUNG: Final = 60.0
-"""Seconds after which a reply counts as one that never comes."""
+"""Seconds after which a reply counts as missing."""
 SLOW: Final = 20.0
 """Seconds that a short answer may take beside an attack."""
 FLAGS: Final = (
@@ -27,9 +27,9 @@ FLAGS: Final = (
 )
 CANARY: Final = {"prompt": "def add(a, b):\n", "max_tokens": 12, "temperature": 0.0, "return_token_ids": True}
 MARKS: Final = ("Traceback (most recent call last)", "Exception in ASGI")
-"""Words that no reply and no line of the log has."""
+"""Words that must not be in any reply or line of the log."""
 PIECES: Final = (b"\0", b"\r\n", b"\n", b"\xff", b'"', b"{", b"[", b"\\u", b"\xed\xa0\x80", b"9" * 40)
-"""What is put in where bytes are scrambled."""
+"""Pieces that are inserted where bytes are scrambled."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Victim:
         self._right = self._canary()
 
     def exchange(self, data: bytes, *, half: bool = False) -> Answer:
-        """What comes back for these bytes; ``half``: nothing more will follow them. Raises Fault if nothing does."""
+        """The reply to these bytes; ``half`` closes our side after them. Raises Fault if there is none."""
         try:
             with socket.create_connection(self.server.address, timeout=HUNG) as connection:
                 connection.sendall(data)
@@ -72,7 +72,7 @@ class Victim:
         return self.exchange(request(path, body), half=half)
 
     def check(self, answer: Answer, sent: bytes) -> None:
-        """A reply that is a typed error, or an answer. Raises Fault otherwise."""
+        """Check that a reply is a typed error, or an answer. Raises Fault otherwise."""
         text = answer.body.decode(errors="replace")
         if answer.status >= 500 and answer.status != 503:
             raise Fault(f"{answer.status} {text[:2000]} to {shortened(sent)}")
@@ -89,14 +89,14 @@ class Victim:
 
     @contextmanager
     def beside_others(self) -> Iterator[None]:
-        """Another request runs meanwhile, and has its answer in the end. Raises Fault."""
+        """Run another request meanwhile, and check its answer. Raises Fault."""
         with ThreadPoolExecutor(1) as pool:
             other = pool.submit(self._canary)
             yield
             self._check_right(other.result())
 
     def check_others(self) -> None:
-        """That others get their answers, and soon, and that nothing went wrong inside. Raises Fault."""
+        """Check that others are answered, and soon, and that the log has no failure. Raises Fault."""
         began = time.monotonic()
         self._check_right(self._canary())
         if (seconds := time.monotonic() - began) > SLOW:
@@ -119,7 +119,7 @@ class Victim:
 
 @contextmanager
 def victim(*flags: str) -> Iterator[Victim]:
-    """``flags`` are further ones of ``penstock serve``."""
+    """Start a server; ``flags`` are further ones of ``penstock serve``."""
     with served(*FLAGS, *flags) as server:
         yield Victim(server)
         if (code := server.end()) != 0:
@@ -141,7 +141,7 @@ def read(connection: socket.socket) -> Answer:
             response.begin()
             try:
                 return Answer(response.status, response.read())
-            except http.client.IncompleteRead as rest:  # HEAD, or we have left by half
+            except http.client.IncompleteRead as rest:  # a reply to HEAD, or our side was closed
                 return Answer(response.status, rest.partial)
     except (http.client.HTTPException, ConnectionError) as error:
         if isinstance(error, http.client.RemoteDisconnected | ConnectionError):
@@ -150,7 +150,7 @@ def read(connection: socket.socket) -> Answer:
 
 
 def scrambled(data: bytes, rng: random.Random) -> bytes:
-    """A few bytes changed, doubled, put in or left out."""
+    """The data with a few bytes changed, doubled, inserted or left out."""
     found = bytearray(data)
     for _ in range(rng.randint(1, 6)):
         at = rng.randrange(len(found) + 1)

@@ -1,4 +1,4 @@
-"""Which processes of an engine may be killed: its own, or those of the workers that have its stages."""
+"""The processes of an engine that may be killed: its own, or those of the workers that have its stages."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from penstock.pipeline.forkserver import shared_fork_server
 
 SERVER: Final = "fork server"
 SERVER_CHANCE: Final = 0.15
-"""That it is a fork server's turn: another one takes seconds to start."""
+"""Chance that a fork server is killed: another one takes seconds to start."""
 AGENT: Final = "agent"
 EMPTIED: Final = "agent, its cache removed"
 AGENT_CHANCE: Final = 0.3
 EMPTY_CHANCE: Final = 0.5
-"""That an agent comes back with nothing."""
+"""Chance that an agent comes back with an empty cache."""
 GONE_S: Final = 10.0
-"""Seconds after an engine's end within which nothing of it is left on any host."""
+"""Seconds after an engine's end within which all its processes have to be gone on every host."""
 
 
 class Victims(Protocol):
     def kill(self, rng: random.Random) -> str:
-        """Kill one. Returns what it was."""
+        """Kill one process. Returns its kind."""
         ...
 
     def left(self) -> list[psutil.Process]:
-        """Those that have outlived their engine."""
+        """The processes that have outlived their engine."""
         ...
 
 
@@ -54,7 +54,7 @@ class Here:
 
 
 class Elsewhere:
-    """An engine on workers. One that is killed is started again at once."""
+    """An engine on workers. A worker that is killed is started again at once."""
 
     def __init__(self, workers: Sequence[KilledWorker]) -> None:
         self._workers = workers

@@ -24,14 +24,14 @@ HIDDEN: Final = (
     'mount -t tmpfs none "$0"; exec "$@"',
     model_folder("demo", "target"),
 )
-"""Put before a command: it then finds no checkpoint where the head has it."""
+"""Prefix of a command that then finds no checkpoint where the head has it."""
 PORT: Final = 17700
 START_S: Final = 60.0
 LOOK_S: Final = 0.05
 
 
 class KilledWorker:
-    """A worker, and all that it has ever started. ``host`` is what `--hosts` calls it.
+    """A worker, and all processes that it has ever started. ``host`` is its name for `--hosts`.
 
     It has no checkpoint of its own: an empty file system lies over the one that comes with the package.
     """
@@ -41,7 +41,7 @@ class KilledWorker:
         self.keys = keys
         self.cache = cache
         self.ever: set[psutil.Process] = set()
-        """Its processes, those of its former lives included, as far as they were looked at."""
+        """Its processes, including earlier ones, as far as they were seen."""
         self._start()
 
     def _start(self) -> None:
@@ -75,7 +75,7 @@ class KilledWorker:
             self.ever |= {self.agent, *self.agent.children(recursive=True)}
 
     def start_again(self, empty: bool) -> None:
-        """Kill the agent, and have another one listen at the same place, perhaps with an empty cache."""
+        """Kill the agent, and start another one at the same address, perhaps with an empty cache."""
         self.remember()
         self._process.kill()
         self._process.wait()
@@ -84,7 +84,7 @@ class KilledWorker:
         self._start()
 
     def left(self, seconds: float) -> list[psutil.Process]:
-        """Stages that have not ended after so many seconds, and what its former lives have left."""
+        """Stages that have not ended after ``seconds``, and processes left by earlier agents."""
         self.remember()
         server = self.server
         _, alive = psutil.wait_procs(self.ever - {self.agent, server}, seconds)

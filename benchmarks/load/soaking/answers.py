@@ -1,4 +1,4 @@
-"""Whether a reply is the one and only answer of its case."""
+"""Compares a reply with the only right answer of its case."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.load.soaking.wire import Reply
 
 
 def problem_of(case: Case, reply: Reply, stream: bool) -> str | None:
-    """What is wrong with a reply of status 200; None where nothing is."""
+    """The problem of a reply of status 200; None if it is right."""
     try:
         choices = streamed(reply.body) if stream else whole(reply.json())
     except (ValueError, KeyError, AssertionError) as error:

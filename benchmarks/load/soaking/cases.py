@@ -1,4 +1,4 @@
-"""Requests of many kinds, and what each of them gives alone."""
+"""Requests of many kinds, with the answers that each gets alone."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ SHARED: Final = (
     '"""Read a file and count its words."""\n\nfrom collections import Counter\nfrom pathlib import Path\n\n\n'
     "def words(path):\n    text = Path(path).read_text()\n    return Counter(text.lower().split())\n\n\n",
 )
-"""Beginnings of several blocks that many prompts have in common."""
+"""Beginnings of several blocks that many prompts share."""
 SHORT, LONG = (4, 14), (90, 130)
-"""Fewest and most tokens. What is long has to grow beyond the slots that it is admitted with."""
+"""Fewest and most tokens. A long answer has to grow beyond the slots that it is admitted with."""
 VARIANTS: Final[Mapping[str, tuple[int, Sequence[dict[str, Any]]]]] = {
     "plain": (30, ({},)),
     "filters": (10, ({"top_p": 0.9}, {"top_k": 20}, {"min_p": 0.05, "top_k": 50})),
@@ -45,7 +45,7 @@ VARIANTS: Final[Mapping[str, tuple[int, Sequence[dict[str, Any]]]]] = {
     "chat": (8, ({"messages": True},)),
     "long": (5, ({"ignore_eos": True},)),
 }
-"""By name a weight, and what it adds to the body."""
+"""Weight of each variant, and the fields that it adds to the body, by name."""
 NOT_SAMPLING: Final = ("prompt", "messages", "return_token_ids", "structured_outputs", "logit_bias")
 
 
@@ -67,7 +67,7 @@ class Case:
 
 
 def drawn_cases(count: int, seed: int) -> list[Case]:
-    """The same for a seed. Each is decoded by a plain engine of one stage that runs one request at a time."""
+    """Cases that depend on the seed alone. Each is decoded by a plain engine of one stage, one request at a time."""
     rng = random.Random(seed)
     drawn = [drawn_body(rng) for _ in range(count)]
     with LLM("demo", max_num_seqs=1, speculative_config={"strategy": "autoregressive"}) as llm:
@@ -103,7 +103,7 @@ def drawn_body(rng: random.Random) -> tuple[str, dict[str, Any]]:
 
 
 def drawn_text(rng: random.Random) -> str:
-    """Half of them begin like others, the rest differ from the first token on."""
+    """A prompt. Half of the prompts begin alike, the others differ from the first token on."""
     name = rng.choice(("load", "parse", "find", "merge", "count", "split")) + f"_{rng.randrange(1000)}"
     if rng.random() < 0.5:
         return f"{rng.choice(SHARED)}def {name}(path):\n"
@@ -117,7 +117,7 @@ def prompt_of(llm: LLM, body: Mapping[str, Any]) -> Any:
 
 
 def params_of(body: Mapping[str, Any]) -> SamplingParams:
-    """The body's fields have the names of SamplingParams."""
+    """Sampling parameters from the body's fields, which have the same names."""
     given = {name: value for name, value in body.items() if name not in NOT_SAMPLING}
     if "structured_outputs" in body:
         given["structured_outputs"] = StructuredOutputsParams(**body["structured_outputs"])

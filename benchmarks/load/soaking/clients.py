@@ -1,4 +1,4 @@
-"""Clients of every kind: patient ones, slow ones, those that leave, and those that send nonsense."""
+"""Clients of every kind: patient and slow ones, those that leave, and those that send nonsense."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from benchmarks.load.soaking.wire import Address, Connection, Reply, connected
 
 KEY: Final = "soak"
 HUNG: Final = 120.0
-"""Seconds after which a request counts as one that hangs."""
+"""Seconds after which a request counts as hanging."""
 BUSY: Final = {429: "rate_limit_exceeded", 503: "queue_timeout"}
-"""Replies that refuse for now, by status."""
+"""Codes of replies that refuse for now, by status."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one request. ``answered``: a whole reply has come; ``problem``: what is wrong with it."""
+    """The outcome of one request. ``answered``: a whole reply has come; ``problem``: its error."""
 
     kind: str
     request_id: str
@@ -35,7 +35,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Asking:
-    """One request to be made: ``case`` is what it asks for, ``rng`` decides all that is left to chance."""
+    """One request to be made: ``case`` is its content, and ``rng`` decides everything random."""
 
     address: Address
     request_id: str
@@ -50,12 +50,12 @@ class Asking:
         return json.dumps({**self.case.body, **more}).encode()
 
     def answered(self, kind: str, reply: Reply, stream: bool) -> Outcome:
-        """The outcome of a reply that has come whole and is to be the case's answer."""
+        """The outcome of a whole reply that has to be the case's answer."""
         problem = problem_of(self.case, reply, stream) if reply.status == 200 else f"no answer: {reply}"
         return self.judged(kind, reply, problem)
 
     def judged(self, kind: str, reply: Reply, problem: str | None) -> Outcome:
-        """The outcome of a reply with this problem, which is none where the server was too busy."""
+        """The outcome of a reply with this problem, which does not count where the server was too busy."""
         if reply.status in BUSY and BUSY[reply.status] == code_of(reply):
             return Outcome("refused", self.request_id, reply.status, True)
         return Outcome(kind, self.request_id, reply.status, True, problem)
@@ -82,7 +82,7 @@ async def stream(asking: Asking) -> Outcome:
 
 
 async def twice(asking: Asking) -> Outcome:
-    """Two over one connection. The first has a name of its own."""
+    """Send two requests over one connection. The first has a name of its own."""
     async with connected(asking.address) as connection:
         first = asking.headers | {"X-Request-Id": f"{asking.request_id}-first"}
         await connection.send(connection.request(asking.case.path, asking.body(), first))
@@ -94,7 +94,8 @@ async def twice(asking: Asking) -> Outcome:
 
 
 async def slow(asking: Asking) -> Outcome:
-    """Reads a few bytes at a time, then nothing for some seconds, then the rest; through a socket that holds little."""
+    """Read a few bytes at a time, then nothing for some seconds, then the rest, through a socket with a
+    small buffer."""
     logprobs = {"logprobs": 20} if "prompt" in asking.case.body else {"logprobs": True, "top_logprobs": 20}
     async with connected(asking.address, narrow=True) as connection:
         body = asking.body(stream=True, **logprobs)
@@ -114,13 +115,13 @@ async def slow(asking: Asking) -> Outcome:
 
 
 def leave(asking: Asking, connection: Connection) -> None:
-    """Half of them say goodbye: the connection is closed when the block ends."""
+    """Abort the connection in half of the cases; otherwise it is closed in order when the block ends."""
     if asking.rng.random() < 0.5:
         connection.abort()
 
 
 async def leaves_before(asking: Asking) -> Outcome:
-    """Before any reply, at once or after a while."""
+    """Leave before any reply, at once or after a while."""
     async with connected(asking.address) as connection:
         body = asking.body(stream=asking.rng.random() < 0.5)
         await connection.send(connection.request(asking.case.path, body, asking.headers))
@@ -130,7 +131,7 @@ async def leaves_before(asking: Asking) -> Outcome:
 
 
 async def leaves_amid(asking: Asking) -> Outcome:
-    """After a few pieces of the stream."""
+    """Leave after a few pieces of the stream."""
     async with connected(asking.address) as connection:
         await connection.send(connection.request(asking.case.path, asking.body(stream=True), asking.headers))
         head, left = await connection.head(), asking.rng.randrange(1, 4)
@@ -143,7 +144,7 @@ async def leaves_amid(asking: Asking) -> Outcome:
 
 
 async def leaves_after(asking: Asking) -> Outcome:
-    """With the last byte."""
+    """Leave with the last byte."""
     async with connected(asking.address) as connection:
         await connection.send(connection.request(asking.case.path, asking.body(stream=True), asking.headers))
         outcome = asking.answered("leaves after", await connection.reply(), stream=True)
@@ -176,7 +177,7 @@ class Bad:
 
 
 def field(name: str, value: Any, param: str | None = None, status: int = 400, code: str | None = None) -> Bad:
-    """A body with one field that cannot be."""
+    """A body with one invalid field."""
     given = {"prompt": "a", "max_tokens": 2, name: value}
     return Bad(status, name if param is None else param, code, lambda _: json.dumps(given).encode(), {})
 
@@ -217,7 +218,7 @@ async def bad(asking: Asking) -> Outcome:
 
 
 async def late_body(asking: Asking) -> Outcome:
-    """Half a body, and then nothing."""
+    """Send half a body, and then nothing."""
     async with connected(asking.address) as connection:
         await connection.send(connection.request(asking.case.path, asking.body(), asking.headers)[:-5])
         reply = await connection.reply()
@@ -238,11 +239,11 @@ CLIENTS: Final[Mapping[Callable[[Asking], Awaitable[Outcome]], int]] = {
     bad: 11,
     late_body: 1,
 }
-"""By weight."""
+"""Weight of each kind of client."""
 
 
 async def ask(asking: Asking) -> Outcome:
-    """As one of ``CLIENTS``. Never raises for what the server does: that is in the outcome."""
+    """Make a request as one of ``CLIENTS``. Failures of the server are in the outcome and never raised."""
     (client,) = asking.rng.choices(list(CLIENTS), list(CLIENTS.values()))
     kind = client.__name__.replace("_", " ")
     try:

@@ -1,4 +1,4 @@
-"""What a server and its children hold of the machine: memory, threads, descriptors."""
+"""The resources that a server and its children hold: memory, threads, descriptors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import psutil
 
 MIB = 1 << 20
 PROCESSES = ("server", "fork server", "drafter", "stage 0", "stage 1")
-"""In the order in which they are started."""
+"""Names of the processes in the order in which they are started."""
 PIPES = 2
 """Descriptors of the server to each process that renders chat templates."""
 INTERVAL = 2.0
@@ -20,9 +20,9 @@ INTERVAL = 2.0
 
 @dataclass(frozen=True)
 class Held:
-    """At one moment, after so many requests. ``resident`` is in MiB by process, in the order of ``PROCESSES``;
-    ``threads`` and ``descriptors`` are of all of them together. Those that render chat templates start when there are
-    conversations enough: neither they nor the server's ends of their pipes are counted."""
+    """The resources at one moment, after a number of requests. ``resident`` is in MiB by process, in the order of
+    ``PROCESSES``; ``threads`` and ``descriptors`` are sums over all of them. Processes that render chat templates start
+    only with enough conversations, so neither they nor the server's ends of their pipes are counted."""
 
     requests: int
     resident: tuple[float, ...]
@@ -45,7 +45,7 @@ def held(pid: int, requests: int) -> Held:
 
 
 def family_of(pid: int) -> tuple[list[psutil.Process], int]:
-    """A server and its children in the order of ``PROCESSES``, and how many others render chat templates."""
+    """A server and its children in the order of ``PROCESSES``, and the number of those that render chat templates."""
     server = psutil.Process(pid)
     children = sorted(server.children(recursive=True), key=lambda child: (child.create_time(), child.pid))
     others = [child for child in children if not any("worker_tasks" in word for word in child.cmdline())]
@@ -54,11 +54,11 @@ def family_of(pid: int) -> tuple[list[psutil.Process], int]:
 
 @dataclass
 class Watch:
-    """Samples until it is cancelled."""
+    """Takes samples until it is cancelled."""
 
     pid: int
     done: int = 0
-    """Requests that have ended; whoever makes them counts here."""
+    """Requests that have ended, counted by whoever makes them."""
     samples: list[Held] = field(default_factory=list)
 
     async def run(self) -> None:
@@ -68,7 +68,7 @@ class Watch:
 
 
 def slopes(samples: Sequence[Held]) -> list[float]:
-    """KiB per 1,000 requests by process, by least squares."""
+    """Growth in KiB per 1,000 requests by process, by least squares."""
     requests = [sample.requests for sample in samples]
     resident = np.array([sample.resident for sample in samples])
     return [float(np.polyfit(requests, own, 1)[0] * 1024 * 1000) for own in resident.T]

@@ -1,4 +1,4 @@
-"""Ten thousand requests on one server, and what is left of them."""
+"""Makes thousands of requests of one server, and checks the resources that it holds afterwards."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from benchmarks.shared.served import PATIENCE, ServedProcess
 from penstock.bench.serving.load import arrival_times, run_load
 
 DRAIN = 10
-"""Seconds that the server has to end."""
+"""Seconds within which the server has to end."""
 FLAGS = (
     *("demo", "-pp", "2", "--max-num-seqs", "6", "--max-queue", "24", "--max-model-len", "512"),
     *("--kv-slots", "400", "--max-body-size", "20000", "--body-timeout", "3", "--drain-timeout", str(DRAIN)),
 )
-"""Few slots: what is long has to give them up, and the prefix cache has to forget."""
+"""Options with few slots: long requests have to give them up, and the prefix cache has to evict."""
 POOL = min(32, (os.cpu_count() or 1) + 4)
-"""Threads of asyncio's own pool at most. They start one by one, when so many grammars are checked at the same time."""
+"""Most threads of asyncio's own pool. They start one by one, when that many grammars are checked at the same time."""
 BURSTINESS = 0.4
-"""Requests come in bursts (1 would be a Poisson process), some of which the queue cannot take."""
+"""Shape of the arrival times: requests come in bursts (1 would be a Poisson process), too large for the queue."""
 IDLE = ("num_requests_running", "num_requests_waiting", "kv_slots_used", "speculative_slots_used", "rows_in_flight")
 LEFT_EARLY = ("leaves before", "leaves in body")
 """Kinds of clients whose head the server may never have seen."""
@@ -38,7 +38,7 @@ LEFT_EARLY = ("leaves before", "leaves in body")
 
 @dataclass
 class Soaked:
-    """What was seen. ``warm`` is what the server held after the warm-up, ``end`` after all requests, both idle."""
+    """The results. ``warm`` is what the server held after the warm-up, ``end`` after all requests, both idle."""
 
     outcomes: list[Outcome] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -55,7 +55,7 @@ class Soaked:
 
 
 class Soak:
-    """``requests`` of them at ``rate`` per second, the first ``warm`` of which are the warm-up."""
+    """Makes ``requests`` requests at ``rate`` per second, of which the first ``warm`` are the warm-up."""
 
     def __init__(self, server: ServedProcess, cases: Sequence[Case], requests: int, rate: float, warm: int) -> None:
         self._server = server
@@ -66,7 +66,7 @@ class Soak:
         self.found = Soaked()
 
     def run(self) -> Soaked:
-        """All requests, and then the server's end."""
+        """Make all requests, and then end the server."""
         found, began = self.found, time.monotonic()
         for phase, count in enumerate(self._counts):
             self._watch.samples.clear()
@@ -97,7 +97,8 @@ class Soak:
             watching.cancel()
 
     def _check_idle(self) -> None:
-        """What clients have left ends within a step of the engine, so that there is little to wait for."""
+        """Check that the server becomes idle. Abandoned requests end within a step of the engine, so it does not take
+        long."""
         deadline = time.monotonic() + PATIENCE
         while left := self._busy():
             if time.monotonic() > deadline:
@@ -106,7 +107,8 @@ class Soak:
             time.sleep(0.1)
 
     def _busy(self) -> dict[str, float]:
-        """Also connections, that of the question itself among them: clients close first, the server a moment later."""
+        """Gauges that are not 0. Connections include this question's own: clients close first, the server a moment
+        later."""
         gauges = self._server.gauges(Authorization=f"Bearer {KEY}")
         busy = {name: value for name in IDLE if (value := gauges[f"penstock:{name}"])}
         sockets = psutil.Process(self._server.process.pid).net_connections("tcp")
@@ -129,7 +131,7 @@ class Soak:
             self.found.problems.append(f"/health says {reply.status_code}: {reply.text}")
 
     def _end(self) -> None:
-        """SIGTERM: it ends in time, in good order, and nothing stays behind."""
+        """End the server by SIGTERM, and check that it ends in time, in good order, and leaves nothing behind."""
         children = psutil.Process(self._server.process.pid).children(recursive=True)
         began = time.monotonic()
         code = self._server.end(signal.SIGTERM)
@@ -140,7 +142,8 @@ class Soak:
             self.found.problems.append(f"processes that stayed behind: {left}")
 
     def _check_log(self) -> None:
-        """Every request has one line, with the status that its client saw, and nothing went wrong inside."""
+        """Check that every request has one line, with the status that its client saw, and that nothing
+        failed inside."""
         lines = [line for line in self._server.log if line["event"] == "request"]
         counts = Counter(line["request_id"] for line in lines)
         status = {line["request_id"]: line["status"] for line in lines}

@@ -36,7 +36,7 @@ class Connection:
         self._h11 = h11.Connection(h11.CLIENT)
 
     def request(self, path: str, body: bytes, headers: Mapping[str, str]) -> bytes:
-        """A POST as it goes over the wire. ``headers`` may overrule those that are there in any case."""
+        """The bytes of a POST. ``headers`` may override those that are there in any case."""
         given = {"Host": "localhost", "Content-Type": "application/json", "Content-Length": str(len(body)), **headers}
         parts = [h11.Request(method="POST", target=path, headers=list(given.items())), h11.Data(body)]
         return b"".join(self._h11.send(part) or b"" for part in [*parts, h11.EndOfMessage()])
@@ -46,7 +46,7 @@ class Connection:
         await self._writer.drain()
 
     async def reply(self) -> Reply:
-        """All of it, after which the connection takes a further request, if the server keeps it open."""
+        """The whole reply, after which the connection takes a further request, if the server keeps it open."""
         head = await self.head()
         body = b"".join([data async for data in self.data()])
         if self._h11.our_state is h11.DONE and self._h11.their_state is h11.DONE:
@@ -69,18 +69,18 @@ class Connection:
         return event
 
     async def closed(self) -> None:
-        """Return when the server has closed."""
+        """Return when the server has closed the connection."""
         while await self._reader.read(65536):
             pass
 
     def abort(self) -> None:
-        """Drop it at once (RST where something is unread)."""
+        """Drop the connection at once (RST where something is unread)."""
         self._writer.transport.abort()
 
 
 @asynccontextmanager
 async def connected(address: Address, *, narrow: bool = False) -> AsyncIterator[Connection]:
-    """A connection until the block ends. A ``narrow`` one holds next to nothing of what has not been read."""
+    """A connection until the block ends. A ``narrow`` one buffers next to nothing."""
     end = socket.socket()
     end.setblocking(False)
     if narrow:

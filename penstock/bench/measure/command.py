@@ -1,4 +1,4 @@
-"""``penstock bench``: strategies compared on one cluster, as tables, as JSON and as a report."""
+"""``penstock bench``: compares strategies on one cluster, with tables, JSON and a report."""
 
 from __future__ import annotations
 
@@ -45,39 +45,39 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Plan:
-    """What the options come to.
+    """The bench that the options describe.
 
-    ``drafting`` is what the engine is made for: all entries' drafter and the widest one's need of slots; None where
-    nothing speculates.
+    ``drafting`` is the configuration of the engine: the drafter of all entries and the slots that the widest entry
+    needs; None where nothing speculates.
     """
 
     strategies: list[Named]
     conversations: list[Conversation]
     clusters: dict[str, Cluster | None]
-    """By where the drafter runs; a single one under "" where that was not asked."""
+    """Clusters by the place of the drafter; a single one under "" where no place was given."""
     drafting: SpeculativeConfig | None
     peers: tuple[str, ...] = ()
 
     @property
     def cluster(self) -> Cluster | None:
-        """Any of them: they are alike but for the drafter."""
+        """Any of the clusters: they differ only in the drafter's place."""
         return next(iter(self.clusters.values()))
 
     @property
     def measures_small_model(self) -> bool:
-        """Whether there is a draft model to be measured alone: where devices are emulated its speed is modelled."""
+        """Whether a draft model is to be measured alone; where devices are emulated its speed is modelled instead."""
         emulated = self.cluster is not None and self.cluster.emulated
         return not emulated and self.drafting is not None and self.drafting.method == "draft_model"
 
     def total(self, questions: Sequence[Question]) -> int:
-        """How many requests will be decoded."""
+        """Number of requests that will be decoded."""
         small = len(asked_once(questions)) if self.measures_small_model else 0
         return len(questions) * (len(self.strategies) * len(self.clusters) + len(self.peers)) + small
 
 
 @dataclass
 class Measured:
-    """What has been found. ``silent`` says of settings that have no runs why there was nothing to time."""
+    """The results of a bench. ``silent`` gives the reason why a setting without runs had nothing to time."""
 
     setup: Resolved
     questions: list[Question]
@@ -88,7 +88,7 @@ class Measured:
 
 
 def run_bench(options: BenchOptions, console: Console | None = None) -> list[StrategyRun]:
-    """Run, print the tables, write JSON file and report. Raises ConfigError before anything starts."""
+    """Run the bench, print its tables, write JSON file and report. Raises ConfigError before anything starts."""
     plan = plan_of(options)
     if options.record is not None:
         check_record(options.record, plan.drafting)
@@ -126,7 +126,7 @@ def show(options: BenchOptions, plan: Plan, found: Measured, console: Console) -
 
 
 def plan_of(options: BenchOptions) -> Plan:
-    """Everything that can be refused without looking at a checkpoint. Raises ConfigError."""
+    """Check everything that can be refused without looking at a checkpoint. Raises ConfigError."""
     strategies = with_plain(parse_entries(options.strategies, options.speculative_config or {}, options.model))
     configs = [config for _, config in strategies if config is not None and not is_plain(config)]
     drafting = max(configs, key=lambda config: config.strategy_options.most_rows, default=None)
@@ -143,7 +143,7 @@ def plan_of(options: BenchOptions) -> Plan:
 
 
 def cluster_of(options: BenchOptions, place: str) -> Cluster | None:
-    """The named cluster with what the options change in it, and the drafter in its place. Raises ConfigError."""
+    """The named cluster with the options' changes and the drafter in its place. Raises ConfigError."""
     given = {name: getattr(options, name) for name in ("time_scale", "bandwidth_gbit_s")}
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if place:
@@ -156,7 +156,7 @@ def cluster_of(options: BenchOptions, place: str) -> Cluster | None:
 
 
 def is_synthetic(drafting: SpeculativeConfig | None) -> bool:
-    """Whether a seed changes the drafts also where it does not change the text."""
+    """Whether a seed changes the drafts even where it does not change the text."""
     return drafting is not None and drafting.method == "synthetic"
 
 
@@ -173,12 +173,13 @@ def engine_options(options: BenchOptions, plan: Plan, cluster: Cluster | None) -
         threads=options.threads,
         quantization=options.quantization,
         speculative_slots=options.speculative_slots,
-        enable_prefix_caching=False,  # every strategy computes every prompt
+        enable_prefix_caching=False,  # so that every strategy computes every prompt
     )
 
 
 def measured(options: BenchOptions, plan: Plan, ticker: Ticker) -> Measured:
-    """Start an engine and put every question to every strategy, by drafter's place; then the small model alone."""
+    """Start an engine for each place of the drafter, put every question to every strategy, and measure
+    the small model."""
     from penstock.emulation.host import RealTimeHost
     from penstock.engine.llm import LLM
     from penstock.engine.places.opening import open_host
@@ -218,7 +219,7 @@ def measured(options: BenchOptions, plan: Plan, ticker: Ticker) -> Measured:
 
 
 def placed(runs: Sequence[StrategyRun], place: str, *, first: bool) -> list[StrategyRun]:
-    """The runs under names that say where their drafter ran; plain decoding, which has none, once."""
+    """The runs, renamed to say where their drafter ran; plain decoding has none and is kept once."""
     for run in runs:
         if strategy_of(run.strategy) != PLAIN:
             run.strategy += f"{PLACED}{place}"
@@ -229,7 +230,7 @@ def placed(runs: Sequence[StrategyRun], place: str, *, first: bool) -> list[Stra
 
 
 class Ticker:
-    """Moves the bar on by one request whenever the next one begins."""
+    """Advances the progress bar by one whenever a request begins."""
 
     def __init__(self, progress: Progress, plan: Plan) -> None:
         self._progress = progress
@@ -239,7 +240,7 @@ class Ticker:
         self._done = itertools.count()
 
     def begin(self, questions: Sequence[Question]) -> None:
-        """The requests are known, and each strategy begins with one that does not count."""
+        """Show the number of requests once it is known, while each strategy warms up."""
         self._questions = questions
         self._progress.update(self._task, description="warming up", total=self._plan.total(questions))
 
@@ -253,7 +254,7 @@ class Ticker:
         self._move_on(SMALL)
 
     def _move_on(self, what: str) -> None:
-        # Brackets are rich's markup too.
+        # Entries have brackets, which rich would read as markup.
         self._progress.update(self._task, description=escape(what), completed=next(self._done))
 
 
@@ -261,7 +262,7 @@ class Ticker:
 
 
 def turns_remark(options: BenchOptions, plan: Plan, found: Measured) -> list[str]:
-    """How prompts were given to the model, where there was a choice."""
+    """A remark on how prompts were given to the model, where there was a choice."""
     if not isinstance(found.questions[0].prompt, str):
         followed = any(question.turn for question in found.questions)
         later = "; later turns follow plain decoding's answers to those before" if followed else ""
@@ -273,14 +274,14 @@ def turns_remark(options: BenchOptions, plan: Plan, found: Measured) -> list[str
 
 
 def seeds_remark(options: BenchOptions, plan: Plan) -> list[str]:
-    """Whether fewer seeds ran than were asked for."""
+    """A remark if fewer seeds ran than were asked for."""
     if options.seeds == 1 or 0.0 not in options.temperature or is_synthetic(plan.drafting):
         return []
     return [f"T = 0 is greedy, every seed gives the same text: one seed was run, not {options.seeds}."]
 
 
 def settings_of(options: BenchOptions, stages: int) -> dict[str, Any]:
-    """Everything needed to repeat the run, and what it ran on."""
+    """Everything needed to repeat the run, and the versions and host that it ran on."""
     shown = {one.name: getattr(options, one.name) for one in fields(options)}
     shown["prompts"] = ["package" if path == DEFAULT_PROMPTS else path.name for path in options.prompts]
     if any(strategy_of(entry) != PLAIN for entry in options.strategies):
@@ -292,7 +293,7 @@ def settings_of(options: BenchOptions, stages: int) -> dict[str, Any]:
 
 
 def record_runs(path: Path, setup: Resolved, runs: Sequence[StrategyRun], questions: Sequence[Question]) -> list[Path]:
-    """Record a bench's plain runs, one file per temperature; with several, their names end in ``-T0.6`` and so on."""
+    """Record a bench's plain runs in a file per temperature; with several, their names end in ``-T0.6`` and so on."""
     temperatures = sorted({run.temperature for run in runs})
     files = []
     for temperature in temperatures:

@@ -1,4 +1,4 @@
-"""Strategies against each other: interleaved runs of the same questions on the same stages."""
+"""Runs strategies against each other: the same questions on the same stages, interleaved."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 
 OnProgress = Callable[[str, int, int], None]
-"""Told before each run: the strategy's label, the question's index, and how many questions there are."""
+"""Called before each run with the strategy's label, the question's index, and the number of questions."""
 
 OnAnswered = Callable[[Question, RequestOutput], None]
-"""Told after all strategies have answered a question: what plain decoding gave. Peers have their turn then."""
+"""Called after all strategies have answered a question, with plain decoding's output. Peers then take their turn."""
 
 
 def measure(
@@ -45,7 +45,7 @@ def measure(
     observer: Observer | None = None,
     on_progress: OnProgress | None = None,
 ) -> list[StrategyRun]:
-    """``measure_all`` of one setting: every prompt with its own parameters."""
+    """``measure_all`` for one setting: every prompt with its own parameters."""
     setting = Setting("", params[0].temperature)
     questions = [Question(setting, i, prompt, one) for i, (prompt, one) in enumerate(zip(prompts, params, strict=True))]
     return measure_all(llm, questions, strategies, observer, on_progress)
@@ -61,14 +61,14 @@ def measure_all(
 ) -> list[StrategyRun]:
     """Run every question alone through every strategy, strategy after strategy within each question.
 
-    Interleaving spreads whatever disturbs the host over all strategies alike, and so does that another one begins with
-    every question of a setting: where prefixes are cached whichever comes first reads the prompt for all. Each strategy
-    learns from its own runs only, a short one to warm up included, which does not count. The outputs of the
-    autoregressive run (added where ``strategies`` lacks it) are the reference for identity. ``observer`` watches every
-    run too. Returns one entry per setting and strategy, in the order of their coming.
+    Interleaving spreads disturbances of the host over all strategies. A different strategy begins with each question of
+    a setting, because where prefixes are cached the first one reads the prompt for all. Each strategy learns from its
+    own runs only, including a short warm-up that does not count. The outputs of the autoregressive run (added where
+    ``strategies`` lacks it) are the reference for identity. ``observer`` watches every run, too. Returns one entry per
+    setting and strategy, in the order in which they came.
     """
     gc.collect()
-    gc.freeze()  # else a collection, as long as dozens of tokens, falls to whichever strategy runs by then
+    gc.freeze()  # else a collection, as long as dozens of tokens, would hit one of the strategies
     named = with_plain(strategies)
     estimates = {name: llm.loop.estimates.anew() for name, _ in named}
     for name, config in named:
@@ -77,7 +77,7 @@ def measure_all(
     timelines: dict[str, Timeline] = {}
     turns: Counter[Setting] = Counter()
     for i, question in enumerate(questions):
-        llm.loop.use_estimates(estimates[named[0][0]])  # what is no run of any strategy counts as plain decoding
+        llm.loop.use_estimates(estimates[named[0][0]])  # decoding outside of any run counts for plain decoding
         learn_answers(llm, [question.prompt], [question.params])
         with llm.observing(observer or Observer()):
             for name, config in rotated(named, turns[question.setting]):
@@ -100,18 +100,18 @@ def measure_all(
 
 
 def rotated(named: Sequence[Named], i: int) -> list[Named]:
-    """The strategies from the i-th on, and then those before."""
+    """The strategies from index ``i`` on, followed by those before it."""
     first = i % len(named)
     return [*named[first:], *named[:first]]
 
 
 def on_time(llm: LLM) -> AbstractContextManager[bool]:
-    """For measuring in stage processes: where these stand for devices, this thread keeps time as theirs do."""
+    """Keep time in this thread as stage processes do where they stand for emulated devices."""
     return nullcontext(False) if emulated_cluster(llm) is None else keeping_time(ENGINE)
 
 
 def run_alone(llm: LLM, question: Question, config: SpeculativeConfig | None, estimates: Estimates) -> RequestOutput:
-    """One request, until nothing of it is in flight, with what its strategy has learned so far."""
+    """Answer one request with the strategy's own estimates, and wait until nothing is in flight."""
     llm.loop.use_estimates(estimates)
     (output,) = decode(llm, [question.prompt], [question.params], config)
     llm.loop.drain()
@@ -121,7 +121,7 @@ def run_alone(llm: LLM, question: Question, config: SpeculativeConfig | None, es
 def run_one(
     llm: LLM, question: Question, config: SpeculativeConfig | None, estimates: Estimates
 ) -> tuple[Sample, Meter]:
-    """One request alone, watched."""
+    """Answer one request alone while a meter watches."""
     meter = Meter(llm.setup.stages, llm.drafter, feature_bytes(llm.setup))
     with llm.observing(meter):
         output = run_alone(llm, question, config, estimates)

@@ -1,4 +1,4 @@
-"""Decoding with a strategy of the bench's choice, over the drafter and the stages that an engine has."""
+"""Decodes with a strategy of the bench's choice, over the engine's drafter and stages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def decode(
 ) -> list[RequestOutput]:
     """``LLM.generate`` with the strategy of ``config``, whose drafter is the engine's; None decodes plainly.
 
-    The synthetic drafter knows from then on what plain decoding has given.
+    A plain run also teaches the synthetic drafter its answers.
     """
     if config is not None and config.strategy != PLAIN.strategy:
         learn_answers(llm, prompts, params)

@@ -1,4 +1,4 @@
-"""How often the target's token had been drafted, by how far below the root it stood."""
+"""Counts how often the target's token had been drafted, by how far below the root it was."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.tree import Node
 def drafted_rows(batch: Batch) -> list[int]:
     """Indices of the rows that were drafted and not committed when they entered.
 
-    A batch announces the slots of its own committed rows (see ``BatchBuilder``): what it does not announce was a guess.
+    A batch announces the slots of its own committed rows (see ``BatchBuilder``); any other row is a draft.
     """
     committed = {(one.request, slot) for one in batch.committed for slot in one.slots}
     keys = zip(batch.rows.requests, batch.rows.slots, strict=True)
@@ -21,12 +21,12 @@ def drafted_rows(batch: Batch) -> list[int]:
 
 
 class HitCounts:
-    """Watches the tree of one request through its batches and commits.
+    """Counts hits of one request's tree from its batches and commits.
 
-    ``decided[d]`` counts the tokens of the output at whose position the tree held drafted rows while the root stood d
-    positions above; ``hit[d]`` those of them whose token was one of these rows, on the target's path. ``hit[1] /
-    decided[1]`` is PipeDec's prediction accuracy (sections 3.3.4 and 4.3): the target's token is in the tree's second
-    layer. At greater depths it is what vLLM reports per position, for a tree that moves.
+    ``decided[d]`` counts the tokens of the output at whose position the tree held drafted rows while the root was d
+    positions above. ``hit[d]`` counts those among them whose token was one of these rows, on the target's path.
+    ``hit[1] / decided[1]`` is PipeDec's prediction accuracy (sections 3.3.4 and 4.3): the target's token is in the
+    tree's second layer. At greater depths it is vLLM's acceptance per position, for a tree that moves.
 
         root at 5:    5 - 6a - 7b        6a and 7b enter; the target says 6a, then 7c:
                         \\ 6x            position 6: depth 1 hit
@@ -35,15 +35,15 @@ class HitCounts:
 
     def __init__(self) -> None:
         self.entered = 0
-        """Drafted rows that were given to the stages."""
+        """Drafted rows that entered the stages."""
         self.accepted = 0
-        """Those of them that were committed."""
+        """Drafted rows that were committed."""
         self.decided: Counter[int] = Counter()
         self.hit: Counter[int] = Counter()
         self._root = 0
         self._root_at_entry: dict[int, int] = {}
         self._held: dict[int, set[int]] = {}
-        """By position: where the root stood while the tree held drafted rows there."""
+        """Positions of the root while the tree held drafted rows at a position, by that position."""
 
     def submitted(self, batch: Batch) -> None:
         rows, drafted = batch.rows, drafted_rows(batch)

@@ -1,4 +1,4 @@
-"""What a run would have taken in ideal lockstep: stages of equal speed, no links, no drafting time, no overhead."""
+"""The timesteps of a run in ideal lockstep: stages of equal speed, no links, no drafting time, no overhead."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class Lockstep:
             self._earliest = max(self._earliest, out)
 
     def committed(self) -> None:
-        """The result that has just arrived committed tokens."""
+        """Note that the result that has just arrived committed tokens."""
         self._first = self._now if self._first is None else self._first
         self._last = self._now
 
     @property
     def timesteps(self) -> int:
-        """0 while there is no second token."""
+        """Timesteps from the first token to the last; 0 while there is no second token."""
         return 0 if self._first is None else self._last - self._first

@@ -1,4 +1,4 @@
-"""What a run cost: stages, drafter and engine, read from the spans that every batch brings home."""
+"""The costs of a run in stages, drafter and engine, from the spans that every batch brings back."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from penstock.requests.request import Request
 
 
 class Meter(Observer):
-    """Watches one run of one request, from its making until ``stop``."""
+    """Watches one run of one request, from the meter's creation until ``stop``."""
 
     def __init__(self, stages: int, drafter: Drafter | None, row_bytes: Sequence[float] | None = None) -> None:
-        """``row_bytes`` are those of the features that each stage sends the drafter per row."""
+        """``row_bytes``: bytes of the features that each stage sends the drafter per row."""
         self.stages = stages
         self._row_bytes = row_bytes or [0.0] * stages
         self._drafter = modelled_drafter(drafter)
@@ -40,7 +40,7 @@ class Meter(Observer):
         self._moved_at: float | None = None
 
     def waits(self) -> None:
-        self._moved_at = None  # what enters after this has been held back, or waits for a draft or the first stage
+        self._moved_at = None  # a later batch was held back, or waited for a draft or the first stage
 
     def submitted(self, batch: Batch, at: float) -> None:
         if self._moved_at is not None:
@@ -69,7 +69,7 @@ class Meter(Observer):
             self.lockstep.committed()
 
     def stop(self) -> None:
-        """The run is over: keep what the drafter did during it."""
+        """End the run, and set the drafter's counts to those of the run."""
         asks, overruns = self._draft_counts()
         self.draft_asks, self.draft_overruns = asks - self.draft_asks, overruns - self.draft_overruns
 
@@ -82,7 +82,7 @@ class Meter(Observer):
 
     @property
     def stage_busy(self) -> list[float]:
-        """Share of the run during which each stage worked on a batch."""
+        """Fraction of the run during which each stage computed a batch."""
         length = max(self.last_advance - (self.first_submit or 0.0), 1e-9)
         busy = [0.0] * self.stages
         for span in self.spans:
@@ -96,12 +96,12 @@ class Meter(Observer):
 
     @property
     def rows_cancelled(self) -> int:
-        """Rows that some stage dropped before computing them."""
+        """Rows that a stage dropped before computing them."""
         return self.rows_entered - self.rows_computed
 
     @property
     def feature_bytes(self) -> float:
-        """Bytes of features that went to a learned drafter, of batches that entered after the first token."""
+        """Bytes of features sent to a learned drafter for batches that entered after the first token."""
         begun = self.commits[0][0] if self.commits else 0.0
         decoding = [result for result, _ in self.results if self.submitted_at[result.stream] >= begun]
         spans = [span for result in decoding for span in result.spans if span.features is not None]
@@ -109,13 +109,13 @@ class Meter(Observer):
 
     @property
     def overruns(self) -> tuple[int, int]:
-        """Batches and drafts that took longer than the modelled device would have, and all that were modelled."""
+        """Number of batches and drafts that took longer than on the modelled device, and of all that were modelled."""
         modelled = [span.overrun for span in self.spans if span.overrun is not None]
         return sum(modelled) + self.draft_overruns, len(modelled) + self.draft_asks
 
     @property
     def stage_seconds(self) -> float:
-        """The slowest stage's median time for a batch with rows: the pipeline's step."""
+        """Median seconds of the slowest stage for a batch with rows: the pipeline's step."""
         times: list[list[float]] = [[] for _ in range(self.stages)]
         for span in self.spans:
             if span.rows:
@@ -123,11 +123,11 @@ class Meter(Observer):
         return max((median(one) for one in times if one), default=0.0)
 
     def overhead_per_hop(self, links: Sequence[LinkTiming] | None) -> float:
-        """Seconds lost between a stage's end and the next one's start, beyond the link and beyond queueing; median.
+        """Median seconds lost between a stage's end and the next one's start, beyond the link and queueing.
 
         ``links`` are the modelled hops (engine to first stage, stage to stage, last stage to engine); None where
-        nothing is emulated. A hop counts only where the next stage was idle when the batch came: then nothing but our
-        own overhead is between them.
+        nothing is emulated. A hop counts only where the next stage was idle when the batch came, so that nothing but
+        our own overhead lies between them.
         """
         ends: dict[int, float] = {}
         lost = []
@@ -141,8 +141,8 @@ class Meter(Observer):
         return median(lost) if lost else 0.0
 
     def overhead_per_loop(self) -> float:
-        """Seconds from the arrival of a result that moved a root until the batch it let in is on its way; median.
+        """Median seconds from the arrival of a result that moved a root until the batch that it let in is sent.
 
-        Of a batch that entered later than in the same step of the loop something else was waited for.
+        A batch that enters later than in the same step of the loop does not count: it waited for something else.
         """
         return median(self._turnarounds) if self._turnarounds else 0.0

@@ -1,4 +1,4 @@
-"""What every stage did, as a plot: a bar per batch."""
+"""Plots what every stage did: a bar per batch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def plot_timelines(timelines: Mapping[str, Timeline], window: float, labels: Labels, path: Path) -> None:
-    """What every stage did in the first ``window`` seconds after the first token, one panel per label."""
+    """Plot each stage's batches in the first ``window`` seconds after the first token, one panel per label."""
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
@@ -36,14 +36,15 @@ def plot_timelines(timelines: Mapping[str, Timeline], window: float, labels: Lab
 
 
 def draw_timeline(axes: Axes, timeline: Timeline, window: float, colour: Colour) -> None:
-    """One bar per batch and stage, the first stage on top; wide ones carry their number of rows.
+    """Draw a bar per batch and stage, the first stage on top; wide bars carry their number of rows.
 
-    A batch of which nothing was of use any more when it came out is hollow.
+    A batch is hollow if none of its rows was of use when it came out.
     """
     for bar in timeline.bars:
         if bar.start < window:
             draw_batch(axes, bar, window, colour)
     axes.set_xlim(0, window)
+    # Downwards, so that the first stage is on top.
     axes.set_ylim(timeline.stages - 0.4, -0.6)
     axes.tick_params(axis="x", labelsize=SMALL)
     bare(axes)
@@ -53,5 +54,6 @@ def draw_batch(axes: Axes, bar: Bar, window: float, colour: Colour) -> None:
     left, right = max(bar.start, 0.0), min(bar.end, window)
     face, edge = (colour, "white") if bar.useful else ("white", colour)
     axes.barh(bar.stage, right - left, left=left, height=0.72, color=face, edgecolor=edge, linewidth=0.6)
+    # Narrower bars have no room for a number.
     if right - left > window / 65:
         axes.text((left + right) / 2, bar.stage, str(bar.rows), ha="center", va="center", fontsize=6, color=ink(face))

@@ -1,4 +1,4 @@
-"""What ``penstock bench`` is told, checked before anything starts."""
+"""The options of ``penstock bench``, checked before anything starts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from penstock.strategies.registry import STRATEGIES
 
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions:
-    """What is compared, on what, with which prompts. Raises FieldError."""
+    """The strategies to compare, the engine, and the prompts. Raises FieldError."""
 
     strategies: Annotated[
         tuple[str, ...],
@@ -44,7 +44,7 @@ class BenchOptions:
         ),
     ] = ("autoregressive", "pipedec")
     speculative_config: Mapping[str, Any] | None = None
-    """The drafter, and the options of all strategies."""
+    """The drafter, and options of all strategies that have them."""
     speculative_slots: SpeculativeSlots = EngineOptions.speculative_slots
     model: ModelName = EngineOptions.model
     dtype: Dtype = EngineOptions.dtype

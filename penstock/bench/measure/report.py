@@ -1,4 +1,4 @@
-"""``penstock bench --report DIR``: report.md with tables and plots, and bench.json with all that was measured."""
+"""``penstock bench --report DIR``: report.md with tables and plots, and bench.json with all measurements."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from penstock.bench.plots import NAN, Interval, Labels, Line, plot_bars, plot_he
 from penstock.bench.report import Image, settings_part, shown
 
 STEPS_SHOWN: Final = 60
-"""The occupancy plot ends after this many stage times at most: beyond it the bars are too narrow to tell apart."""
+"""Most stage times shown in the occupancy plot: beyond it the bars are too narrow to tell apart."""
 
 
 def as_json(
@@ -30,7 +30,7 @@ def as_json(
     small: Sequence[SmallModel],
     peers: Sequence[PeerRun] = (),
 ) -> str:
-    """The bench file: what ``--json`` writes and ``penstock compare`` reads."""
+    """The bench file that ``--json`` writes and ``penstock compare`` reads."""
     content = {
         "settings": settings,
         "runs": [run.as_dict() for run in runs],
@@ -48,7 +48,7 @@ def write_report(
     peers: Sequence[PeerRun],
     said: Sequence[str],
 ) -> None:
-    """Write all files into ``folder``, which exists. ``said`` is what a reader has to know of the tables."""
+    """Write all files into ``folder``, which exists. ``said`` are remarks that a reader needs beside the tables."""
     (folder / "bench.json").write_text(as_json(settings, runs, small, peers), encoding="utf-8")
     images = [draw(folder, runs) for draw in (speedup_plot, timeline_plot)]
     text = [
@@ -70,13 +70,13 @@ def write_report(
 
 
 def emulated_words(runs: Sequence[StrategyRun]) -> str:
-    """For titles: what has to be said wherever a figure is shown."""
+    """The part of a title that has to be there wherever a figure is shown."""
     labels = ["emulated"] * runs[0].emulated + ["synthetic drafter"] * any(run.synthetic for run in runs)
     return f" ({', '.join(labels)})" if labels else ""
 
 
 def speedup_plot(folder: Path, runs: Sequence[StrategyRun]) -> Image | None:
-    """Speed-up by strategy: a row of panels per prompt set, a column per temperature."""
+    """Plot speed-ups by strategy: a row of panels per prompt set, a column per temperature."""
     panels = {}
     for setting, some in by_setting(runs).items():
         bars = {run.strategy: interval for run in some if (interval := interval_of(run))}
@@ -97,7 +97,7 @@ def interval_of(run: StrategyRun) -> Interval | None:
 
 
 def timeline_plot(folder: Path, runs: Sequence[StrategyRun]) -> Image | None:
-    """One request of each strategy, over the time that the quickest one takes."""
+    """Plot one request of each strategy over the time that the fastest one takes."""
     timelines = {run.strategy: run.timeline for run in runs if run.timeline and run.timeline.seconds}
     if not timelines:
         return None
@@ -111,7 +111,7 @@ def timeline_plot(folder: Path, runs: Sequence[StrategyRun]) -> Image | None:
 
 
 def depth_plot(folder: Path, runs: Sequence[StrategyRun]) -> Image | None:
-    """One setting's hit rate by depth."""
+    """Plot one setting's hit rates by depth."""
     deepest = max(len(run.decided_by_depth) for run in runs)
     if not deepest:
         return None
@@ -124,7 +124,7 @@ def depth_plot(folder: Path, runs: Sequence[StrategyRun]) -> Image | None:
 
 
 def depth_line(run: StrategyRun, deepest: int) -> Line:
-    """Shares with their bounds; gaps where nothing was decided."""
+    """Shares with their bounds; NaN where nothing was decided."""
     counts = list(zip(run.hit_by_depth, run.decided_by_depth, strict=True))
     shares = [hit / decided if decided else NAN for hit, decided in counts]
     limits = [share_bounds(hit, decided) if decided else (NAN, NAN) for hit, decided in counts]
@@ -134,12 +134,12 @@ def depth_line(run: StrategyRun, deepest: int) -> Line:
 
 
 def sweep_plot(folder: Path, runs: Sequence[StrategyRun]) -> Image | None:
-    """Speed-up over PipeDec's width and children, where the entries sweep both (PipeDec, figure 4)."""
+    """Plot speed-ups over PipeDec's width and children where the entries sweep both (PipeDec, figure 4)."""
     swept = [run for run in runs if strategy_of(run.strategy) == "pipedec"]
     found = {(run.options["width"], run.options["children"]): run.wall_clock_speedup or NAN for run in swept}
     widths, children = (sorted({key[i] for key in found}) for i in (0, 1))
     if len(found) <= max(len(widths), len(children)) or all(map(math.isnan, found.values())):
-        return None  # a single line of the map, or its diagonal
+        return None  # only a line of the map, or its diagonal, was swept
     values = [[found.get((width, count), NAN) for width in widths] for count in children]
     title = f"pipedec: speed-up, {runs[0].setting}{emulated_words(runs)}"
     name = file_name("pipedec-sweep", runs[0].setting)

@@ -1,4 +1,4 @@
-"""What one strategy did on one question: the figures that are kept of a run when its events are forgotten."""
+"""The figures that are kept of one strategy's run of one question when its events are dropped."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.core import CompletionOutput, RequestOutput
 
 @dataclass(frozen=True)
 class Sample:
-    """Seconds are from the request's start, or, in ``seconds``, from its first token, as ``tokens`` are counted."""
+    """Seconds count from the request's start, except ``seconds``, which like ``tokens`` counts from the first token."""
 
     question: Question
     output: RequestOutput
@@ -49,7 +49,7 @@ class Sample:
         return is_looping(self.completion.token_ids)
 
     def as_dict(self) -> dict[str, Any]:
-        """What another bench of the same questions can be compared by."""
+        """The figures by which another bench of the same questions can be compared."""
         return {
             "prompt": self.question.number,
             "prompt_sha256": self.question.prompt_sha256,
@@ -63,7 +63,7 @@ class Sample:
 
 
 def sample_of(question: Question, output: RequestOutput, meter: Meter, links: Sequence[LinkTiming] | None) -> Sample:
-    """``links`` are the modelled hops, None where nothing is emulated."""
+    """The figures of a watched request; ``links`` are the modelled hops, None where nothing is emulated."""
     completion = output.outputs[0]
     latency, first = completion.seconds or 0.0, completion.first_token_seconds or 0.0
     return Sample(

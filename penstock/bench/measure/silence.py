@@ -1,4 +1,4 @@
-"""Requests that leave nothing to time: what is said of them in place of a row of zeros."""
+"""Requests that leave nothing to time, and the message that replaces a row of zeros."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 class NothingToTime(PenstockError):
-    """Settings in which every request ended before a token could be timed."""
+    """Every request of a setting ended before a token could be timed."""
 
 
 def silent_settings(llm: LLM, runs: Sequence[StrategyRun], questions: Sequence[Question]) -> dict[Setting, str]:
-    """The settings in which no request has a second token, the first that is timed, and the reason for each."""
+    """The settings in which no request has a second token, the first that is timed, with the reason for each."""
     prompts = {question.setting: question.prompt for question in questions}
     found = {}
     for run in runs:
@@ -40,7 +40,7 @@ def reason(llm: LLM, run: StrategyRun, prompt: Prompt) -> str:
 
 
 def first_token_remark(setting: Setting, runs: Sequence[StrategyRun]) -> str | None:
-    """How many of the requests are in no speed-up; None where all are."""
+    """A remark on the number of requests missing from the speed-ups; None where there are none."""
     silent = sum(not request["tokens"] for request in runs[0].requests)
     if not silent:
         return None

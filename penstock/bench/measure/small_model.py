@@ -1,4 +1,4 @@
-"""The small model alone on one device, decoding plainly: what one would have without a pipeline (PipeDec's SLM)."""
+"""The small model alone on one device, decoding plainly, as one would use it without a pipeline (PipeDec's SLM)."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ class SmallModel:
 
 
 def modelled_small_model(setup: Resolved, questions: Sequence[Question]) -> list[SmallModel]:
-    """One row at a time on the cluster's drafting device, without a link; none where it names no drafter.
+    """The modelled speed of the draft model on the cluster's drafting device, one row at a time and without a link.
 
-    A learned drafter is no model that could do without its target.
+    The list is empty where the cluster names no drafter, and for learned drafters, which cannot do without their
+    target.
     """
     cluster = setup.cluster
     timing = draft_timing(cluster) if cluster is not None and cluster.emulated and setup.speculator is None else None
@@ -44,7 +45,7 @@ def modelled_small_model(setup: Resolved, questions: Sequence[Question]) -> list
 
 
 def asked_once(questions: Sequence[Question]) -> list[Question]:
-    """Each prompt of each setting with its first seed: what the small model is measured on."""
+    """The questions for the small model: each prompt of each setting with its first seed."""
     first: dict[tuple[Setting, int, int], Question] = {}
     for question in questions:
         first.setdefault((question.setting, question.number, question.turn), question)
@@ -52,9 +53,10 @@ def asked_once(questions: Sequence[Question]) -> list[Question]:
 
 
 def measured_small_model(llm: LLM, questions: Sequence[Question], on_progress: Callable[[], None]) -> list[SmallModel]:
-    """``llm`` holds the draft model as its only stage. Each question alone, once; ``on_progress`` before each.
+    """Measure ``llm``, which has the draft model as its only stage, on each question; ``on_progress`` is called before
+    each.
 
-    Questions that are too long for the small model are left out, and settings of which nothing is left.
+    Questions that are too long for the small model are left out, and so are settings without any question left.
     """
     questions = [question for question in questions if fits(llm, question)]
     if not questions:

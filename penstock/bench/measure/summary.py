@@ -1,4 +1,4 @@
-"""What a strategy did in a setting, from its samples: the figures that tables and reports show."""
+"""A strategy's figures in a setting, computed from its samples, as tables and reports show them."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ if TYPE_CHECKING:
     from penstock.engine.llm import LLM
 
 MAX_OVERRUNS: Final = 0.05
-"""Above this share of overruns an emulated figure is not valid."""
+"""Largest fraction of overruns at which an emulated figure is valid."""
 
 
 @dataclass
 class StrategyRun:
-    """What one strategy did on all questions of one setting, decoding only: from each first token on.
+    """Figures of one strategy on all questions of one setting, for decoding only: from each first token on.
 
-    ``seconds`` and ``tokens`` leave out the first token, whose time is the prompt's. ``tokens_per_stage_time`` counts
-    tokens per time of the slowest stage at one row, the paper's measure of a full pipeline. Shares are between 0 and
-    1. Lists by depth begin with the layer below the root (``hits.HitCounts``). None stands where there is nothing to
-    divide by, as a draft's acceptance in plain decoding.
+    ``seconds`` and ``tokens`` leave out the first token, whose time belongs to the prompt. ``tokens_per_stage_time`` is
+    tokens per time of the slowest stage at one row, the paper's measure of a full pipeline. Shares are between 0 and 1.
+    Lists by depth begin with the layer below the root (``hits.HitCounts``). A figure is None where there is nothing to
+    divide by, as the acceptance of drafts in plain decoding.
     """
 
     strategy: str
-    """The entry's own text."""
+    """The entry as written."""
     tokens: int
     seconds: float
     tokens_per_second: float
     tokens_per_stage_time: float
     mean_acceptance_length: float
-    """vLLM's, and the AL of its report: 1 + accepted tokens / drafts (trees); looping outputs left out, as in the next
-    three."""
+    """1 + accepted tokens / drafts (trees): vLLM's figure, and AL in the report. Like the next three fields it leaves
+    out looping outputs."""
     stage_busy: list[float]
     rows_computed: int
     rows_cancelled: int
@@ -57,38 +57,38 @@ class StrategyRun:
     prompt_set: str = ""
     temperature: float = 0.0
     options: dict[str, Any] = field(default_factory=dict)
-    """The strategy's own options as they were in force."""
+    """The strategy's own options that were in force."""
     draft_acceptance_rate: float | None = None
-    """vLLM's, and the AR of its report: accepted drafted tokens / drafted tokens given to the target, here all drafted
-    rows that entered."""
+    """Accepted drafted tokens / drafted rows that entered: vLLM's figure, and AR in the report."""
     decided_by_depth: list[int] = field(default_factory=list)
     hit_by_depth: list[int] = field(default_factory=list)
     mean_ttft_ms: float = 0.0
-    """Mean time to first token, as vLLM's bench calls it."""
+    """Mean milliseconds to the first token, named as in vLLM's bench."""
     mean_e2el_ms: float = 0.0
-    """Mean latency of a request from its start to its last token, as vLLM's bench calls it."""
+    """Mean milliseconds from a request's start to its last token, named as in vLLM's bench."""
     wall_clock_speedup: float | None = None
-    """Over plain decoding of the same question: geometric mean of the pairs."""
+    """Speed over that of plain decoding on the same question: geometric mean of the pairs."""
     wall_clock_speedup_interval: list[float] | None = None
-    """Its 95% bounds (``intervals.paired_ratio``); None for a single pair."""
+    """95% bounds of the speed-up (``intervals.paired_ratio``); None for a single pair."""
     equivalent_acceptance_length: float | None = None
     """SPD's L' = n N / K: stages x tokens / timesteps of ideal lockstep (``lockstep.Lockstep``), geometric mean."""
     theoretical_speedup: float | None = None
-    """L', less what the stages wait for drafts by SPD's formulas (``theory``)."""
+    """L' reduced by the stages' waiting for drafts according to SPD's formulas (``theory``)."""
     efficiency: float | None = None
-    """Wall-clock / theoretical speed-up: above 1 where links, which only plain decoding waits for, weigh most."""
+    """Wall-clock / theoretical speed-up: above 1 where links weigh most, since only plain decoding waits for them."""
     formula_ms_per_token: float | None = None
-    """PipeDec's latency formula (``latency``): what a token would take if every draft hit; None where it has none."""
+    """Milliseconds per token if every draft hit, by PipeDec's latency formula (``latency``); None where it does not
+    apply."""
     feature_bytes_per_token: float = 0.0
-    """Hidden states that the stages sent a learned drafter, the prompt's left out."""
+    """Bytes of hidden states per token that the stages sent to a learned drafter, without those of the prompt."""
     requests: list[dict[str, Any]] = field(default_factory=list)
     outputs: list[RequestOutput] = field(repr=False, default_factory=list)
     timeline: Timeline | None = field(repr=False, default=None)
-    """The first question's, kept for the first setting only."""
+    """The first question's timeline, kept for the first setting only."""
 
     @property
     def valid(self) -> bool:
-        """Whether the host was fast enough for the emulation to mean something."""
+        """Whether the host was fast enough for the emulation to be valid."""
         return self.overrun_fraction <= MAX_OVERRUNS
 
     @property
@@ -108,7 +108,7 @@ def summarise(
     samples: Sequence[Sample],
     plain: Sequence[Sample],
 ) -> StrategyRun:
-    """One setting's samples of a strategy, beside the plain ones of the same questions."""
+    """The figures of a strategy's samples in one setting; ``plain`` are the plain samples of the same questions."""
     emulated = emulated_cluster(llm)
     tokens, seconds = sum(sample.tokens for sample in samples), sum(sample.seconds for sample in samples)
     step = median(sample.stage_seconds for sample in samples)
@@ -147,7 +147,7 @@ def summarise(
 
 
 def acceptance(samples: Sequence[Sample]) -> dict[str, Any]:
-    """How the drafts fared, by field of StrategyRun. Outputs that fall into a loop flatter every drafter: left out."""
+    """The figures on drafts, by field of StrategyRun. Looping outputs, which flatter every drafter, are left out."""
     straight = [sample for sample in samples if not sample.looping]
     accepted = sum(sample.completion.metrics.accepted for sample in straight)
     drafts = sum(sample.completion.metrics.drafts for sample in straight)
@@ -164,7 +164,7 @@ def acceptance(samples: Sequence[Sample]) -> dict[str, Any]:
 
 
 def speedups(stages: int, drafting_factor: float, samples: Sequence[Sample], plain: Sequence[Sample]) -> dict[str, Any]:
-    """L', wall-clock and theoretical speed-up and the quotient of these, by field of StrategyRun.
+    """L', wall-clock and theoretical speed-up, and the quotient of the last two, by field of StrategyRun.
 
     All are geometric means over the questions whose completions have a second token.
     """

@@ -1,4 +1,4 @@
-"""A bench's figures in rows and columns: for the terminal, and in Markdown for the report."""
+"""A bench's figures as tables for the terminal, and in Markdown for the report."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ SMALL: Final = "small model alone"
 
 @dataclass(frozen=True)
 class Column:
-    """``heading`` in lines, as narrow as it reads well; ``cell`` is what one run has under it."""
+    """``heading``, broken into lines to be narrow, and ``cell``, which formats a run's figure."""
 
     heading: str
     cell: Callable[[StrategyRun], str]
 
 
 def hit_rate(run: StrategyRun) -> float | None:
-    """Share of the tokens that were in the tree's second layer, where it had one: PipeDec's accuracy."""
+    """Fraction of tokens that were in the tree's second layer where it had one: PipeDec's accuracy."""
     return run.hit_by_depth[0] / run.decided_by_depth[0] if run.decided_by_depth and run.decided_by_depth[0] else None
 
 
@@ -72,9 +72,9 @@ def by_setting(runs: Sequence[StrategyRun]) -> dict[Setting, list[StrategyRun]]:
 def tables_of(
     runs: Sequence[StrategyRun], small: Sequence[SmallModel] = (), peers: Sequence[PeerRun] = ()
 ) -> list[Table]:
-    """Three tables per setting: how fast, how well drafted, at what cost. Speed-ups are over plain in the same run.
+    """Three tables per setting: speed, drafts, cost. Speed-ups are over plain decoding in the same run.
 
-    A fourth one has the peers, where there are any.
+    A fourth table has the peers, where there are any.
     """
     tables = []
     for setting, some in by_setting(runs).items():
@@ -101,7 +101,7 @@ def new_table(title: str | None, columns: Sequence[Column], runs: Sequence[Strat
 
 
 def small_cells(small: SmallModel, runs: Sequence[StrategyRun]) -> list[str]:
-    """Under the headings of SPEED."""
+    """The small model's cells under the headings of SPEED."""
     plain = next(run for run in runs if strategy_of(run.strategy) == PLAIN)
     ratio = small.tokens_per_second / plain.tokens_per_second if plain.tokens_per_second else None
     return [f"{small.tokens_per_second:.2f}", times(ratio), *["-"] * (len(SPEED) - 2)]
@@ -120,7 +120,7 @@ def markdown_of(runs: Sequence[StrategyRun], small: Sequence[SmallModel]) -> str
 
 
 def remarks(runs: Sequence[StrategyRun], small: Sequence[SmallModel] = (), peers: Sequence[PeerRun] = ()) -> list[str]:
-    """What a reader has to know before quoting the tables."""
+    """Remarks that a reader needs before quoting the tables."""
     lines = peers_remarks(peers)
     if any(run.emulated for run in runs):
         lines.append("Emulated: real tokens from real stage processes, each held back to its modelled device's time.")
@@ -141,7 +141,7 @@ def remarks(runs: Sequence[StrategyRun], small: Sequence[SmallModel] = (), peers
 
 
 def doubts(setting: Setting, runs: Sequence[StrategyRun]) -> list[str]:
-    """What speaks against one setting's figures."""
+    """Remarks on the weaknesses of one setting's figures."""
     lines = [
         f"NOT VALID: {setting}, {run.strategy} had {run.overrun_fraction:.1%} overruns (above {MAX_OVERRUNS:.0%}): "
         "this host is too slow for the modelled times; raise --time-scale."

@@ -1,16 +1,16 @@
 """SPD's theoretical speed-ups (Wang et al., Speculative Pipeline Decoding, section 4.2), for every strategy.
 
-With N tokens in K pipeline steps over n stages the equivalent acceptance length is L' = n N / K (equation 4); bubbles
-count as steps (``lockstep.Lockstep``). Plain decoding has 1, a tree verified in one batch its acceptance length. It is
-the theoretical speed-up where drafting takes place beside the stages' steps. Of a target with L layers and a drafter
-with L_s layers like its own:
+With N tokens in K pipeline steps over n stages the equivalent acceptance length is L' = n N / K (equation 4), where
+bubbles count as steps (``lockstep.Lockstep``). Plain decoding has 1, and a tree verified in one batch its acceptance
+length. L' is the theoretical speed-up where drafting takes place beside the stages' steps. For a target with L layers
+and a drafter with L_s layers of the same kind:
 
-    S_spd   = L' x min(1, L / (L_s n))  drafts from what the tokens are when a step begins
-    S_ppsd  = L' x L / (L_s n + L)      drafts from what they are when it ends, which every step waits for
+    S_spd   = L' x min(1, L / (L_s n))  drafts from the tokens' states when a step begins
+    S_ppsd  = L' x L / (L_s n + L)      drafts from their states when it ends, which every step waits for
     S_eagle = L' x L / (L_s m + L)      drafts m levels one after the other while the stages wait
 
-The paper prints S_spd = L', under the condition of its section 3.4: L_s is at most L / n. A drafter with more layers
-takes longer than a stage, and every step waits until it is done.
+The paper prints S_spd = L', under the condition of its section 3.4 that L_s is at most L / n. A drafter with more
+layers takes longer than a stage, and every step waits for it.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from penstock.strategies.static_tree import StaticTreeOptions
 
 
 def drafting_factor(setup: Resolved, config: SpeculativeConfig | None) -> float:
-    """What the theoretical speed-up is to L': below 1 where the stages have to wait for a learned drafter.
+    """The theoretical speed-up divided by L': below 1 where the stages have to wait for a learned drafter.
 
-    Of other drafters the paper has no formula: the time that they take is left out. L is that of the model whose times
-    are emulated, where any are.
+    The paper has no formula for other drafters, and their time is left out. L is the number of layers of the model
+    whose times are emulated, if any are.
     """
     if config is None or setup.speculator is None:
         return 1.0
@@ -38,7 +38,7 @@ def drafting_factor(setup: Resolved, config: SpeculativeConfig | None) -> float:
 
 
 def waits(setup: Resolved, config: SpeculativeConfig) -> int:
-    """How many of the drafter's passes begin after the stages' steps in the time of one trip: n, m or none."""
+    """Number of the drafter's passes per trip that begin only after the stages' steps: n, m or 0."""
     assert setup.speculator is not None
     if isinstance(config.strategy_options, StaticTreeOptions):
         return config.strategy_options.tree_depth

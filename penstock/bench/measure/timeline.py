@@ -1,4 +1,4 @@
-"""Which stage worked when: one run, as the occupancy plots draw it."""
+"""The times at which each stage computed in one run, for the occupancy plots."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Timeline:
-    """``commits`` are (seconds after the first token, tokens), the first token left out."""
+    """``commits`` are (seconds after the first token, tokens), without the first token."""
 
     stages: int
     bars: tuple[Bar, ...]
@@ -28,7 +28,7 @@ class Timeline:
 
     @property
     def seconds(self) -> float:
-        """From the first token to the last."""
+        """Seconds from the first token to the last."""
         return self.commits[-1][0] if self.commits else 0.0
 
     def tokens_until(self, moment: float) -> int:
@@ -36,7 +36,7 @@ class Timeline:
 
 
 def timeline_of(meter: Meter) -> Timeline:
-    """Batches that were under way when the first token came, or later."""
+    """The timeline of a run, with batches that were in flight when the first token came, or later."""
     commits = [(at, tokens) for at, tokens in meter.commits if tokens]
     start = commits[0][0]
     bars = tuple(

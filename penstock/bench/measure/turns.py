@@ -1,10 +1,10 @@
-"""From a prompt set's conversations to requests: each turn's prompt holds the turns and answers before it.
+"""Turns the conversations of a prompt set into requests: each prompt holds the earlier turns and answers.
 
-      turns     "Write a poem."      "Make it shorter."
-      requests  [poem]               [poem] [plain decoding's answer] [shorter]
+  turns     "Write a poem."      "Make it shorter."
+  requests  [poem]               [poem] [plain decoding's answer] [shorter]
 
-The answers are those of plain decoding, which are everybody's, so that every strategy is asked the same. They are
-decoded before anything is measured, all conversations' first turns together, then the second ones.
+The answers are those of plain decoding, so that every strategy is asked the same. They are decoded before anything is
+measured: first turns of all conversations together, then second ones.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 
 
 def questions_of(llm: LLM, conversations: Sequence[Conversation], raw: bool) -> list[Question]:
-    """Every turn's request, conversation after conversation; of a model without chat, or ``raw``, the first turns only.
+    """Every turn's request, conversation after conversation; only first turns if ``raw`` or the model has no chat
+    format.
 
-    Raises FieldError for one that does not fit.
+    Raises FieldError for a request that does not fit.
     """
     if not is_chat(llm, raw):
         found = [conversation.opening for conversation in conversations]
@@ -45,7 +46,7 @@ def is_chat(llm: LLM, raw: bool) -> bool:
 
 
 class Talk:
-    """One conversation as far as it has come."""
+    """One conversation with the questions so far."""
 
     def __init__(self, conversation: Conversation) -> None:
         self.questions: list[Question] = []
@@ -58,7 +59,7 @@ class Talk:
         return len(self.questions) < len(self._conversation.turns)
 
     def ask(self, llm: LLM) -> None:
-        """Take the user's next turn."""
+        """Add the user's next turn as a question."""
         turn = len(self.questions)
         self.messages.append({"role": "user", "content": self._conversation.turns[turn]})
         prompt = chat_prompt(llm.get_tokenizer(), self.messages, ChatFormat())
@@ -66,7 +67,7 @@ class Talk:
 
 
 def answer(talks: Sequence[Talk], llm: LLM) -> None:
-    """Have plain decoding answer the latest question of each, all together."""
+    """Have plain decoding answer the latest question of each conversation, all together."""
     asked = [talk.questions[-1] for talk in talks]
     outputs = decode(llm, [one.prompt for one in asked], [one.params for one in asked], None)
     for talk, output in zip(talks, outputs, strict=True):

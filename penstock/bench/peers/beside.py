@@ -1,4 +1,4 @@
-"""What the peers did on the bench's own questions, and how much faster each of its entries was."""
+"""The peers' answers to the bench's questions, and how much faster each of its entries was."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PeerSample:
-    """A peer's answer to a question, and the index of the first token that is another than plain decoding's.
+    """A peer's answer to a question, and the index of its first token that differs from plain decoding's.
 
-    ``parted`` is -1 where all are the same, None where they are not compared.
+    ``parted`` is -1 where none differs, and None where they are not compared.
     """
 
     question: Question
@@ -34,7 +34,7 @@ class PeerSample:
 
 @dataclass
 class PeerRun:
-    """A peer on all questions of one setting."""
+    """One peer on all questions of one setting."""
 
     peer: str
     version: str
@@ -42,11 +42,11 @@ class PeerRun:
     setting: Setting
     samples: list[PeerSample] = field(default_factory=list)
     ratios: dict[str, Ratio | None] = field(default_factory=dict)
-    """How many times as fast as the peer each of the bench's entries is, on the same requests."""
+    """Speed of each of the bench's entries divided by the peer's, on the same requests."""
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens after the first of each request, over their seconds."""
+        """Tokens after the first of each request, divided by the seconds that they took."""
         seconds = sum(one.answer.seconds - one.answer.first_token_seconds for one in self.samples)
         return sum(one.answer.tokens - 1 for one in self.samples) / seconds if seconds else 0.0
 
@@ -56,7 +56,8 @@ class PeerRun:
 
     @property
     def identity(self) -> str:
-        """Whether its tokens are plain decoding's: ``yes``, where they part, or ``-`` where that is not compared."""
+        """Whether its tokens are plain decoding's: ``yes``, the place where they part, or ``-`` where they are not
+        compared."""
         for sample in self.samples:
             if sample.parted is None:
                 return "-"
@@ -86,7 +87,7 @@ class Peers:
     """All peers of a bench, asked one after the other."""
 
     def __init__(self, processes: Sequence[PeerProcess], llm: LLM, begins: Callable[[str, Question], None]) -> None:
-        """``begins`` is told before a peer is asked."""
+        """``begins`` is called before a peer is asked."""
         self._processes = processes
         self._llm = llm
         self._begins = begins
@@ -97,7 +98,7 @@ class Peers:
             process.ask(ask_of(self._llm, question, WARM_UP))
 
     def answer(self, question: Question, plain: RequestOutput) -> None:
-        """Have each answer with as many tokens as plain decoding has. A request of one token has nothing to time."""
+        """Have each peer generate as many tokens as plain decoding did. A request of one token has nothing to time."""
         reference = plain.outputs[0].token_ids
         if len(reference) < 2:
             return
@@ -111,7 +112,7 @@ class Peers:
             self._runs[key].samples.append(sample)
 
     def runs(self, entries: Sequence[StrategyRun]) -> list[PeerRun]:
-        """What each did, with the ratios of the bench's entries, in the settings' order."""
+        """Each peer's run with the ratios of the bench's entries, in the order of settings."""
         found = []
         for setting in dict.fromkeys(run.setting for run in entries):
             for process in self._processes:
@@ -122,7 +123,10 @@ class Peers:
         return found
 
     def _parted(self, peer: str, question: Question, answer: Answer, reference: Sequence[int]) -> int | None:
-        """Compared are greedy tokens of the same arithmetic; with bits less, or sampled otherwise, they may differ."""
+        """Index of the first token that differs, -1 if none does; None where tokens need not agree.
+
+        Only greedy tokens of the same arithmetic are compared. With fewer bits or sampling they may differ.
+        """
         setup = self._llm.setup
         exact = PEERS[peer].same_arithmetic and (setup.options.dtype, setup.quantization) == ("float32", "none")
         if answer.token_ids is None or not exact or question.params.temperature > 0:
@@ -161,7 +165,7 @@ def ask_of(llm: LLM, question: Question, tokens: int) -> Ask:
 
 
 def ratio_of(entry: StrategyRun, run: PeerRun) -> Ratio | None:
-    """Over the questions that both have timed, in pairs."""
+    """The ratio over the questions that both have timed, in pairs; None where there are none."""
     speeds = {key_of(one): speed for one in entry.requests if (speed := speed_of(one)) is not None}
     pairs = []
     for sample in run.samples:

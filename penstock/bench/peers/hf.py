@@ -1,4 +1,4 @@
-"""transformers' ``generate``: in a process of its own, which ``worker`` runs."""
+"""Peer ``hf``: transformers' ``generate``, loaded in the process that ``worker`` runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.bench.peers.worker import Answer, Ask, Setup
 
 
 class Clock:
-    """A streamer of ``generate``'s: notes when each token has come. It is given the prompt first."""
+    """A streamer for ``generate`` that notes the time of each call. The first call brings the prompt."""
 
     def __init__(self) -> None:
         self.moments: list[float] = []
@@ -46,13 +46,14 @@ class Peer:
         if ask.temperature > 0:
             sampling = {"do_sample": True, "temperature": ask.temperature, "top_p": ask.top_p, "top_k": ask.top_k}  # type: ignore[dict-item]
             torch.manual_seed(ask.seed)
-        # Without an end token, so that there are as many tokens as were asked for.
+        # No end token, so that exactly the requested number of tokens is generated.
         self._model.generation_config = GenerationConfig(max_new_tokens=ask.tokens, pad_token_id=0, **sampling)
         ids = torch.tensor([ask.token_ids])
         clock, began = Clock(), time.perf_counter()
         with torch.inference_mode():
             found = self._model.generate(ids, attention_mask=torch.ones_like(ids), streamer=clock)
         made = found[0, ids.shape[1] :].tolist()
+        # The first moment belongs to the prompt.
         _, first, *_ = clock.moments
         return Answer(
             tokens=len(made), first_token_seconds=first - began, seconds=clock.moments[-1] - began, token_ids=made

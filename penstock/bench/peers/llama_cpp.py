@@ -1,4 +1,4 @@
-"""llama.cpp, through xllamacpp: in a process of its own, which ``worker`` runs."""
+"""Peer ``llama.cpp``, through xllamacpp, loaded in the process that ``worker`` runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Peer:
         self._server = xllamacpp.Server(params)
 
     def generate(self, ask: Ask) -> Answer:
-        """It says how many tokens it made, and not which."""
+        """Generate; llama.cpp reports the number of tokens, but not which."""
         request = {
             "prompt": ask.token_ids,
             "max_tokens": ask.tokens,

@@ -1,4 +1,4 @@
-"""Which peers there are, what each needs, and what cannot be compared with it."""
+"""The known peers, the packages that they need, and the models that they cannot be compared on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ GGUF: Final = ".gguf"
 
 @dataclass(frozen=True)
 class Kind:
-    """``module`` has the class ``Peer``; ``package`` is what it imports. ``same_arithmetic`` holds in float32."""
+    """A kind of peer: the ``module`` with its class ``Peer``, and the ``package`` that this imports.
+
+    ``same_arithmetic``: in float32 its tokens have to be ours.
+    """
 
     module: str
     package: str
@@ -26,7 +29,8 @@ PEERS: Final = {
     "hf": Kind("penstock.bench.peers.hf", "transformers", same_arithmetic=True),
     "llama.cpp": Kind("penstock.bench.peers.llama_cpp", "xllamacpp", same_arithmetic=False),
 }
-"""llama.cpp rounds activations to 8 bits wherever weights are quantised, so that its tokens may be others."""
+"""The peers by name. llama.cpp rounds activations to 8 bits wherever weights are quantised, so its
+tokens may differ."""
 
 
 def check_peers(names: Sequence[str], model: str, cluster: Cluster | None) -> None:
@@ -40,5 +44,5 @@ def check_peers(names: Sequence[str], model: str, cluster: Cluster | None) -> No
 
 
 def needs_of(names: Sequence[str]) -> list[Need]:
-    """What has to be installed for these peers."""
+    """The packages that have to be installed for these peers."""
     return [Need(f"peer {name} needs", PEERS[name].package, "peers") for name in names]

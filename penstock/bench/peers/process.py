@@ -17,11 +17,11 @@ from penstock.core import PenstockError
 
 
 class PeerError(PenstockError):
-    """A peer that cannot load the model, or has failed."""
+    """A peer cannot load the model, or has failed."""
 
 
 class PeerProcess:
-    """A peer as a context manager: it has loaded its model when the block begins. Raises PeerError."""
+    """A peer as a context manager, which loads its model on entry. Raises PeerError."""
 
     def __init__(self, setup: Setup) -> None:
         self.name = setup.peer
@@ -31,7 +31,7 @@ class PeerProcess:
         self.version = ""
 
     def __enter__(self) -> PeerProcess:
-        # Modules are found where this process finds them.
+        # The same module path as this process's, so that the same packages are imported.
         code = f"import sys; sys.path[:] = {sys.path!r}; from penstock.bench.peers.worker import work; work()"
         self._log = self._stack.enter_context(tempfile.TemporaryFile())
         self._process = subprocess.Popen(
@@ -40,7 +40,7 @@ class PeerProcess:
             stdout=subprocess.PIPE,
             stderr=self._log,
             env={**without_api_keys(os.environ), "OMP_NUM_THREADS": str(self.threads)},
-            start_new_session=True,  # Ctrl-C in the terminal is the bench's
+            start_new_session=True,  # so that Ctrl-C in the terminal reaches only the bench
         )
         self._stack.callback(self._end)
         try:
@@ -54,7 +54,7 @@ class PeerProcess:
         self._stack.close()
 
     def ask(self, ask: Ask) -> Answer:
-        """Raises PeerError where it fails, and where it makes another number of tokens than it was asked for."""
+        """Put one request. Raises PeerError where the peer fails or makes another number of tokens than asked for."""
         answer = Answer(**self._exchange(asdict(ask)))
         if answer.tokens != ask.tokens:
             raise PeerError(f"peer {self.name} has made {answer.tokens} tokens in place of {ask.tokens}")
@@ -82,7 +82,7 @@ class PeerProcess:
         return answer
 
     def _last_words(self) -> str:
-        """The last line that it wrote to standard error."""
+        """The last line that the process wrote to standard error."""
         self._log.seek(0)
         lines = self._log.read().decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else "it says nothing"

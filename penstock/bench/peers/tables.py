@@ -1,4 +1,4 @@
-"""Peers in rows and columns: every entry of the bench beside every peer."""
+"""Tables of peers: every entry of the bench beside every peer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HEADINGS: Final = ("tokens/s", "peer's", "ratio", f"{CONFIDENCE:.0%}\nbounds", "
 
 
 def peers_table(peers: Sequence[PeerRun], entries: Sequence[StrategyRun]) -> Table:
-    """One setting's. A ratio above 1 says that the entry is faster than the peer."""
+    """One setting's table. A ratio above 1 says that the entry is faster than the peer."""
     table = FiguresTable("strategy / peer", *HEADINGS, title=f"{peers[0].setting}: beside")
     for row in rows_of(peers, entries):
         table.add_row(*map(escape, row))
@@ -42,7 +42,7 @@ def rows_of(peers: Sequence[PeerRun], entries: Sequence[StrategyRun]) -> list[li
 
 
 def peers_remarks(peers: Sequence[PeerRun]) -> list[str]:
-    """Who they are, with how many threads, and whether their tokens are the same."""
+    """Remarks on the peers: version, number of threads, and whether their tokens are the same."""
     lines = []
     for name in dict.fromkeys(peer.peer for peer in peers):
         runs = [peer for peer in peers if peer.peer == name]
@@ -56,7 +56,7 @@ def peers_remarks(peers: Sequence[PeerRun]) -> list[str]:
 
 
 def same_tokens(run: PeerRun) -> str | None:
-    """Nothing where tokens are not compared."""
+    """Whether the peer's tokens are plain decoding's, in words; None where they are not compared."""
     if run.identity == "-":
         return None
     if run.identity == "yes":

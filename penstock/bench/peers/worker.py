@@ -1,4 +1,4 @@
-"""A peer's process: reads questions from standard input, and writes answers where standard output was."""
+"""The process of a peer: reads questions from standard input and writes answers to what was standard output."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.bench.peers.names import PEERS
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """What a peer is made for. ``model`` is a folder or a GGUF file."""
+    """A peer's first message: how to load the model. ``model`` is a folder or a GGUF file."""
 
     peer: str
     model: str
@@ -25,7 +25,7 @@ class Setup:
 
 @dataclass(frozen=True, kw_only=True)
 class Ask:
-    """One request: so many tokens, whatever they are."""
+    """One request for exactly ``tokens`` tokens, whatever they are."""
 
     token_ids: list[int]
     tokens: int
@@ -37,7 +37,7 @@ class Ask:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """Seconds are from the request's start to its first token, and to its last. Not every peer tells token ids."""
+    """Seconds from the request's start to its first token and to its last. Not every peer reports token ids."""
 
     tokens: int
     first_token_seconds: float
@@ -46,7 +46,7 @@ class Answer:
 
 
 class Peer(Protocol):
-    """Another engine, with its model loaded."""
+    """Another engine with its model loaded."""
 
     version: str
 
@@ -54,8 +54,9 @@ class Peer(Protocol):
 
 
 def work() -> None:
-    """Answer until there is nothing more to come. What libraries print goes to standard error."""
+    """Answer until standard input ends. Output of libraries goes to standard error."""
     with os.fdopen(os.dup(1), "w") as out:
+        # Libraries print to descriptor 1, which would garble the answers: send that to standard error.
         os.dup2(2, 1)
         peer: Peer | None = None
         for line in sys.stdin:

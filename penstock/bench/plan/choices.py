@@ -1,4 +1,4 @@
-"""The plans that are compared: ours, and those that people make by hand or by the paper."""
+"""The plans that are compared: ours, and those that people make by hand or by Jupiter's method."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from penstock.planner.search import Plan, front, plan_of
 
 PLAIN: Final = Batch(rows=1, context=512)
 SPECULATIVE: Final = Batch(rows=8, context=512)
-"""Rows of a batch that drafted tokens fill, and a text's length, for which the stages are balanced."""
+"""The batch for which stages are balanced: rows filled by drafted tokens, and the text's length in tokens."""
 OURS, EVEN, PROPORTIONAL, JUPITER = "penstock", "even split", "in proportion to speed", "jupiter"
 
 
@@ -37,7 +37,8 @@ class Choice:
     speed: Speed | None = None
 
     def value(self, goal: str) -> tuple[float, ...]:
-        """The larger the better. First tokens that are equal to three digits are decided by the answer's end."""
+        """The plan's value, the larger the better. First tokens equal to three digits are decided by
+        the answer's end."""
         if self.speed is None:
             return (-self.plan.trip_s,) if goal == "ttft" else (-self.plan.slowest_s, -self.plan.trip_s)
         if goal == "ttft":
@@ -47,7 +48,7 @@ class Choice:
 
 
 class Planning:
-    """One cluster, its devices that may hold layers, and what they and the links take."""
+    """One cluster, its devices that may hold layers, and the times of devices and links."""
 
     def __init__(self, cluster: Cluster, options: PlanOptions) -> None:
         self.options = options
@@ -67,7 +68,7 @@ class Planning:
         return Choice(name, plan, staged(self.cluster, self.names, plan.parts))
 
     def by_hand(self) -> Iterator[Choice]:
-        """All devices in the file's order, where they hold it: evenly, by their memories' rates, as the paper does."""
+        """Plans with all devices in the file's order, where they fit: evenly, by memory bandwidth, and by the paper."""
         layers, count = self.problem.layers, self.problem.devices
         splits: dict[str, Sequence[int]] = {}
         if count <= layers:
@@ -93,9 +94,9 @@ class Planning:
         )
 
     def moved(self, choice: Choice) -> Choice | None:
-        """The same stages with the drafter on the last one's device; None where it is there, or does not fit.
+        """The same stages with the drafter on the last one's device; None where it is there already or does not fit.
 
-        Of real hosts the engine's runs it.
+        On real hosts the drafter always runs on the engine's.
         """
         last = choice.cluster.stages[-1].devices[-1]
         if self.options.real or choice.cluster.drafter in (None, last):
@@ -106,7 +107,7 @@ class Planning:
             return None
 
     def elsewhere(self, choice: Choice) -> Choice:
-        """The better of a judged plan and the same one with the drafter moved."""
+        """The better of a judged plan and the same plan with the drafter moved."""
         moved = self.moved(choice)
         if moved is None:
             return choice
@@ -114,18 +115,20 @@ class Planning:
 
     @property
     def least_slowest_s(self) -> float:
-        """A bound: no stage of any plan is faster than if layers could be cut, and overheads and links took no time."""
+        """Lower bound of a plan's slowest stage in seconds, as if layers could be cut and overheads and links took no
+        time."""
         layers = self.problem.layers
         rates = 0.0
         for table in self.problem.stage_s:
             each = min((table[0, n] / n for n in range(1, layers + 1)), default=math.inf)
+            # Layers per second add up over devices if layers can be cut anywhere.
             rates += 1 / each if math.isfinite(each) else 0.0
         return layers / rates if rates else math.inf
 
     def with_one_more(self, chosen: Choice) -> Choice | None:
-        """The best plan with one more device like the fastest, under its name; None where no link to it is known.
+        """The best plan with one more device like the fastest, named after it; None where no link to it is known.
 
-        What is simulated has one stage more at most: more of them seldom pay, and take long.
+        Simulated plans have at most one stage more: further ones seldom pay, and take long to simulate.
         """
         fastest = max(self.devices, key=lambda device: device.weight_bandwidth_gb_s or 0.0)
         more = replace(fastest, name=f"{fastest.name}'", host=f"{fastest.host}'")
@@ -133,7 +136,7 @@ class Planning:
         try:
             plans = further.ours()
         except FieldError:
-            return None  # no link is stated to a further host
+            return None  # the cluster file has no link to a further host
         if self.options.tokens:
             most = len(chosen.plan.parts) + 1
             plans = [one for one in plans if len(one.plan.parts) <= most] or plans[-1:]
@@ -145,7 +148,7 @@ class Planning:
 
 
 def refusal(planning: Planning) -> ConfigError:
-    """What is needed, and what there is."""
+    """The error where no plan fits, with the memory needed and the memory there is."""
     cluster = planning.cluster
     return ConfigError(
         f"cluster {cluster.name}: no plan fits: {shortage(cluster, planning.devices)}. Add devices, lower kv_slots, or "

@@ -24,7 +24,7 @@ from penstock.progress import progress_bar
 
 
 class Outcome(NamedTuple):
-    """The plan that was chosen, and those beside it, itself among them under its own name."""
+    """The chosen plan, and the compared ones, the chosen among them under its own name."""
 
     chosen: Choice
     compared: list[Choice]
@@ -49,7 +49,7 @@ def run_plan(options: PlanOptions, *, as_json: bool = False, console: Console | 
 
 
 def cluster_to_plan(options: PlanOptions, console: Console) -> Cluster:
-    """A cluster file's, or one of hosts as they were measured. Raises ConfigError."""
+    """The cluster to plan for, from a file or from measurements of hosts. Raises ConfigError."""
     if options.hosts is not None:
         return cluster_of_hosts(hosts_profile(options, console), drafts=True)
     if options.doctor is None:
@@ -61,7 +61,7 @@ def cluster_to_plan(options: PlanOptions, console: Console) -> Cluster:
 
 
 def planned(planning: Planning, console: Console) -> Outcome:
-    """Judge all that may be best and choose. Ours is never worse than what people do by hand: they are candidates."""
+    """Judge all candidates and choose the best. Plans made by hand are candidates, so ours is never worse."""
     by_hand = list(planning.by_hand())
     if planning.options.method == "jupiter":
         paper = next((choice for choice in by_hand if choice.name == JUPITER), None)
@@ -81,7 +81,7 @@ def planned(planning: Planning, console: Console) -> Outcome:
 
 
 def judged_all(planning: Planning, choices: list[Choice], console: Console) -> list[Choice]:
-    """Each simulated once, under a bar; those with the same stages are the same."""
+    """Simulate each choice under a progress bar; choices with the same stages are simulated once."""
     known: dict[object, Choice] = {}
     with progress_bar(console) as progress:
         task = progress.add_task("", total=len(choices))

@@ -1,4 +1,4 @@
-"""The last judge of a plan: the engine's own decisions on its stages, in virtual time."""
+"""Judges a plan by simulation: the engine's own decisions on its stages, in virtual time."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from penstock.speculation import SpeculativeConfig
 REQUESTS: Final = 2
 SEED: Final = 1
 AT_A_TIME: Final = 2
-"""Requests per stage, for throughput."""
+"""Requests per stage that are simulated for throughput."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Speed:
-    """What a simulation gave. ``tokens_per_second``: after the first token. ``answer_s``: of a request, its prompt
-    included. ``served_per_second``: tokens of all requests, where several came together."""
+    """The result of a simulation. ``tokens_per_second``: after the first token. ``answer_s``: seconds of a request, its
+    prompt included. ``served_per_second``: tokens per second of all requests, where several ran together, else None."""
 
     tokens_per_second: float
     first_token_s: float
@@ -30,13 +30,13 @@ class Speed:
 
 
 def staged(cluster: Cluster, names: tuple[str, ...], parts: tuple[Part, ...]) -> Cluster:
-    """The cluster with these stages; ``names`` are the devices' by number."""
+    """The cluster with these stages; ``names`` are the devices' names by number."""
     stages = tuple(Stage(devices=(names[part.device],), layers=(part.layers,)) for part in parts)
     return replace(cluster, stages=stages)
 
 
 def simulated(cluster: Cluster, tokens: int, prompt: int, *, serving: bool) -> Speed:
-    """``auto`` with a drafter like the demo pair's, or plain decoding where the cluster names none."""
+    """Simulate ``auto`` with a drafter like the demo pair's, or plain decoding where the cluster names no drafter."""
     config = SpeculativeConfig(strategy="auto") if cluster.drafter is not None else None
     script = script_of(REQUESTS, tokens, prompt)
     runs = simulate(cluster, script, config, min(WARM_UP, tokens))
@@ -49,7 +49,7 @@ def simulated(cluster: Cluster, tokens: int, prompt: int, *, serving: bool) -> S
 
 
 def served_per_second(cluster: Cluster, config: SpeculativeConfig | None, tokens: int, prompt: int) -> float:
-    """Tokens per second of AT_A_TIME requests for each stage, from the first request on."""
+    """Tokens per second of ``AT_A_TIME`` requests for each stage, from the first request's start."""
     together = AT_A_TIME * len(cluster.stages)
     runs = simulate_serving(cluster, script_of(together, tokens, prompt), config, together)
     return sum(len(run.moments) for run in runs) / max(run.moments[-1] for run in runs)

@@ -1,4 +1,4 @@
-"""A cluster to plan for from what ``penstock doctor`` has measured: one device of each host, and the links."""
+"""A cluster to plan for, from measurements of ``penstock doctor``: one device of each host, and the links."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from penstock.core import ConfigError
 from penstock.hosts.doctor.report import DeviceRates, ExaminedHost, LinkRates, Report
 
 OVERHEAD_MS: Final = 0.5
-"""Of a batch on any device, assumed: Python and messages take about as long."""
+"""Assumed milliseconds per batch on any device: Python and messages take about as long."""
 ENGINE: Final = "localhost"
 
 
 def measured_cluster(report: Report, model: ModelPrice) -> Cluster:
-    """Every host that answered and was measured, by its fastest device. Raises ConfigError where there is none.
+    """A cluster of every host that was measured, with its fastest device. Raises ConfigError where there is none.
 
-    The engine is on this host and drafts with a head like EAGLE's. A link has the worse figures of its two ways.
+    The engine is on this host and drafts with a head like EAGLE's. A link has the worse figures of its two directions.
     """
     fastest = {host.host: fastest_of(host) for host in report.hosts if host.rates}
     if not fastest:
@@ -62,7 +62,7 @@ def device_table(host: ExaminedHost, rates: DeviceRates) -> dict[str, Any]:
 
 
 def links_between(links: list[LinkRates], hosts: list[str]) -> list[dict[str, Any]]:
-    """Of each two hosts that reach each other."""
+    """A table for every two hosts that reach each other."""
     ways: dict[tuple[str, ...], list[tuple[float, float]]] = {}
     for link in links:
         if link.latency_ms is not None and link.bandwidth_gbit_s and {link.source, link.to} <= set(hosts):

@@ -1,4 +1,4 @@
-"""What ``penstock plan`` is told."""
+"""The options of ``penstock plan``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ METHODS: Final = ("penstock", "jupiter")
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions(HostsOptions):
-    """What is planned, for what, and how it is judged. Raises FieldError."""
+    """The devices, the model, the goal, and how plans are judged. Raises FieldError."""
 
     cluster: Annotated[
         str | None, Option("Preset, random-SEED[:STAGES], or a file ending in .toml.", PIPELINE, default="")

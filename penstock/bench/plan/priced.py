@@ -1,4 +1,4 @@
-"""A checkpoint's price list, from what its configuration says of its shape: dense models of llama's form."""
+"""A checkpoint's price list, computed from the shape in its configuration: dense models of llama's form."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from penstock.models.glance import stated_config
 from penstock.models.places import resolve
 
 BITS: Final = 32
-"""Of a weight: in float32 the doctor measures rates, which decide about the split whatever the format."""
+"""Bits per weight. The doctor measures rates in float32, and they decide on the split whatever the format."""
 EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 def price_of(model: str) -> ModelPrice:
-    """Of a folder, a GGUF file or a hub id. Raises ConfigError for a shape that its configuration does not tell."""
+    """The price list of a folder, a GGUF file or a hub id. Raises ConfigError where the configuration lacks a size."""
     place = resolve(model)
     if place.is_file():
         return price_of_header(model, read_header(place))

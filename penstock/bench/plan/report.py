@@ -1,4 +1,4 @@
-"""What a plan is, why, and what stands beside it: as tables and as JSON."""
+"""Tables and JSON of a plan, its bottleneck, and the plans that it was compared with."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from penstock.cluster.memory import held_by
 from penstock.tables import FiguresTable
 
 NAMED: Final = 8
-"""Devices that a line names, at most."""
+"""Most devices that a line names."""
 WORTH: Final = 1.005
-"""What changes by less is as good as nothing."""
+"""Smallest ratio of improvement that is worth mentioning."""
 GOAL_FIGURES: Final = {
     "latency": ("answer_s", "an answer in {} s"),
     "throughput": ("served_tokens_per_second", "{} tokens/s"),
@@ -30,7 +30,8 @@ HEADINGS: Final = {
 
 
 def table_of(planning: Planning, chosen: Choice, compared: Sequence[Choice], more: Choice | None) -> dict[str, Any]:
-    """The figures of a plan; None is what was not simulated, or holds for no device. ``more``: with one device more."""
+    """The figures of a plan; None where something was not simulated or holds for no device. ``more``: a plan with one
+    device more."""
     stages = chosen.cluster.stages
     return {
         "stages": [{"device": stage.devices[0], "layers": sum(stage.layers)} for stage in stages],
@@ -77,7 +78,7 @@ def left_out(planning: Planning, chosen: Choice) -> list[str]:
 
 
 def some_of(names: Sequence[str]) -> str:
-    """All of a few names, the first of many and how many there are besides."""
+    """All names if they are few, else the first ones and the number of the others."""
     if len(names) <= NAMED:
         return ", ".join(names)
     return f"{', '.join(names[: NAMED - 1])} and {len(names) - NAMED + 1} others"
@@ -93,7 +94,7 @@ def stage_seconds(planning: Planning, chosen: Choice) -> Iterator[tuple[str, int
 
 
 def link_seconds(planning: Planning, chosen: Choice) -> Iterator[tuple[str, float]]:
-    """(its ends, seconds for which a batch keeps it busy) of each link on the way."""
+    """(its ends, seconds that a batch keeps it busy) of each link on the way."""
     problem, names, parts = planning.problem, planning.names, chosen.plan.parts
     first, last = parts[0].device, parts[-1].device
     yield f"engine to {names[first]}", float(problem.enter_busy_s[first])
@@ -103,14 +104,14 @@ def link_seconds(planning: Planning, chosen: Choice) -> Iterator[tuple[str, floa
 
 
 def limit(planning: Planning, chosen: Choice) -> str:
-    """The stage or link that keeps batches from following each other faster."""
+    """The slowest stage or link, which keeps batches from following each other faster."""
     stages = ((f"stage {i}, {name}", s) for i, (name, _, s) in enumerate(stage_seconds(planning, chosen), 1))
     links = ((f"the link {ends}", s) for ends, s in link_seconds(planning, chosen))
     return max([*stages, *links], key=lambda one: one[1])[0]
 
 
 def stages_table(planning: Planning, chosen: Choice) -> FiguresTable:
-    """Device by device: layers, the time of a batch, and what is held of what there is."""
+    """Each device's layers, seconds per batch, and memory held of the memory there is."""
     cluster, model = chosen.cluster, chosen.cluster.as_model
     assert model is not None
     title = f"{cluster.name}: {planning.batch.rows} rows a batch"
@@ -127,7 +128,7 @@ def stages_table(planning: Planning, chosen: Choice) -> FiguresTable:
 
 
 def as_table(compared: Sequence[Choice]) -> FiguresTable:
-    """Plans beside each other."""
+    """Compared plans side by side."""
     rows = [figures(choice) for choice in compared]
     there = [name for name in HEADINGS if any(row[name] is not None for row in rows)]
     table = FiguresTable("plan", "stages", *(HEADINGS[name] for name in there))
@@ -137,7 +138,7 @@ def as_table(compared: Sequence[Choice]) -> FiguresTable:
 
 
 def brought(goal: str, chosen: Choice, more: Choice) -> str:
-    """What one more device changes of what the goal counts."""
+    """A sentence on how one more device would change the figure that the goal counts."""
     name, unit = GOAL_FIGURES[goal] if chosen.speed is not None else ("slowest_stage_ms", "a slowest stage of {} ms")
     now, then = figures(chosen)[name], figures(more)[name]
     assert now is not None
@@ -148,7 +149,7 @@ def brought(goal: str, chosen: Choice, more: Choice) -> str:
 
 
 def remarks(planning: Planning, chosen: Choice, more: Choice | None) -> Iterator[str]:
-    """What limits the plan, what no plan passes, and what would help."""
+    """Remarks on the plan's bottleneck, the lower bound of all plans, and what would help."""
     slowest = 1e3 * chosen.plan.slowest_s
     yield f"Limited by {limit(planning, chosen)}: {slowest:.1f} ms a batch."
     yield (

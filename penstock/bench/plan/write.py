@@ -11,7 +11,7 @@ import tomli_w
 from penstock.cluster.spec import Cluster
 
 WRITTEN_ONLY_WITH_KINDS = "kind"
-"""What a device's kind states stands on the device itself."""
+"""The field of a device that is not written, because its kind's numbers are written on the device itself."""
 
 
 def cluster_toml(cluster: Cluster) -> str:
@@ -23,7 +23,7 @@ def cluster_toml(cluster: Cluster) -> str:
 
 
 def without_none(value: Any) -> Any:
-    """TOML has no null: what is not stated is left out. Tuples are written as lists."""
+    """A value without its None entries, since TOML has no null. Tuples become lists."""
     if isinstance(value, Mapping):
         return {key: without_none(one) for key, one in value.items() if one is not None}
     if isinstance(value, tuple | list):

@@ -1,4 +1,4 @@
-"""``penstock profile``: what a model's layers take on real devices, or on those that a cluster file prices."""
+"""``penstock profile``: times of a model's layers on real devices, or on those that a cluster file prices."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.engine.profile.store import profiles_folder
 
 
 def run_profile(options: ProfileOptions, *, as_json: bool = False, console: Console | None = None) -> Profile:
-    """Measure, keep and print. Raises ConfigError for what cannot work, and PipelineError for a stage that is lost."""
+    """Measure, store and print. Raises ConfigError for what cannot work, and PipelineError for a lost stage."""
     console = console or Console(stderr=True)
     profile = profile_by_price(options) if options.cluster is not None else measured_profile(options, console)
     if as_json:

@@ -1,4 +1,4 @@
-"""Measures hosts for a person, who sees how far it is."""
+"""Measures hosts under a progress bar."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from penstock.progress import progress_bar
 def hosts_profile(
     options: HostsOptions, console: Console, *, anew: bool = False, texts: Path | None = None
 ) -> HostsProfile:
-    """All of the hosts that are named: measured where it is not known yet, or else ``anew``. Raises ConfigError."""
+    """The profile of the named hosts; only missing parts are measured, or everything if ``anew``.
+    Raises ConfigError."""
     engine = options.engine_options()
     check_options(engine)
     tokens = [] if texts is None else tokens_of(engine.model, texts)
@@ -33,7 +34,7 @@ def hosts_profile(
 
 
 def tokens_of(model: str, texts: Path) -> list[int]:
-    """Of a file's prompts, one behind the other, as many as a measured text may have. Raises ConfigError."""
+    """Token ids of a file's prompts, joined and cut to the longest text that is measured. Raises ConfigError."""
     from penstock.models.checkpoint import open_checkpoint
     from penstock.text.tokenizer import load_tokenizer
 
@@ -43,7 +44,7 @@ def tokens_of(model: str, texts: Path) -> list[int]:
 
 
 class Counted:
-    """A line of the bar that is told how many steps are done."""
+    """A task of the progress bar that is told how many steps are done."""
 
     def __init__(self, bar: Progress, what: str) -> None:
         self._bar = bar

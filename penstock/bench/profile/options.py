@@ -1,4 +1,4 @@
-"""What ``penstock profile`` is told, and what ``penstock plan`` is told of real hosts."""
+"""The options of ``penstock profile``, and those of ``penstock plan`` for real hosts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.options import MODEL, PIPELINE, Option
 
 @dataclass(frozen=True, kw_only=True)
 class HostsOptions:
-    """A model, how it is held, and the hosts that it is measured on. Raises FieldError."""
+    """A model, its dtype and quantization, and the hosts that it is measured on. Raises FieldError."""
 
     model: str | None = None
     hosts: Annotated[
@@ -43,7 +43,7 @@ class HostsOptions:
         check_named(self.hosts)
 
     def engine_options(self) -> EngineOptions:
-        """Those of an engine that would run the model there. Raises FieldError."""
+        """The options of an engine that would run the model on these hosts. Raises FieldError."""
         assert self.model is not None
         return EngineOptions(
             model=self.model,
@@ -61,7 +61,8 @@ class HostsOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileOptions(HostsOptions):
-    """A model and where it is measured, this host alone unless others are named; or a cluster file's prices."""
+    """A model and the hosts that it is measured on, by default this one; or a cluster file with prices. Raises
+    FieldError."""
 
     model: Annotated[
         str | None,

@@ -1,4 +1,4 @@
-"""A profile of devices that are not there, from what a cluster file prices them at."""
+"""A profile of devices that are not there, from their prices in a cluster file."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from penstock.planner.costs import candidates
 
 
 def times_by_price(cluster: Cluster) -> dict[str, LayerTimes]:
-    """By device. Raises FieldError for one whose times for other layers than its own are not known."""
+    """Layer times by device. Raises FieldError for a device with times for its own layers only."""
     model = cluster.as_model
     assert model is not None
     return {device.name: times_on(device, model, cluster.time_scale) for device in candidates(cluster)}
 
 
 def times_on(device: Device, model: ModelPrice, time_scale: float) -> LayerTimes:
-    """What one layer adds to a stage of many, and the head to that."""
+    """The device's times of a layer within a stage of many, of a stage beside its layers, and of the head."""
     many = max(2, model.layers)
 
     def stage_ms(layers: int, rows: int, context: int, *, head: bool = False) -> float:
         return 1e3 * stage_part(device, model, layers, time_scale, head=head).seconds(rows, chunk(rows, context))
 
     def layer_ms(rows: int, context: int) -> float:
+        # The difference of a long and a short stage leaves out the fixed time of a batch.
         return (stage_ms(many, rows, context) - stage_ms(1, rows, context)) / (many - 1)
 
     return LayerTimes(

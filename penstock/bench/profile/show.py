@@ -1,4 +1,4 @@
-"""A profile for a person."""
+"""A profile as tables for the terminal."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Profile:
 
 
 def device_table(profile: Profile, name: str) -> FiguresTable:
-    """Milliseconds by the rows of a batch: of a layer behind several contexts, of a stage beside, of the head."""
+    """Milliseconds by rows of a batch: of a layer after several contexts, of a stage beside its layers, of the head."""
     times = profile.times[name]
     table = FiguresTable(
         "rows",
@@ -39,13 +39,13 @@ def device_table(profile: Profile, name: str) -> FiguresTable:
 
 
 def least_rows(times: LayerTimes, layers: int) -> int:
-    """b of the paper: the smallest piece that still uses the device well."""
+    """The paper's b: the smallest number of rows that still uses the device well."""
     grid = times.of_stage(layers, head=False)
     return least_piece(lambda rows: rows / interpolated(times.rows, times.contexts, grid, rows, 0), times.rows[-1])
 
 
 def held_table(profile: Profile) -> FiguresTable:
-    """Megabytes that a device holds."""
+    """Megabytes that a device holds for one layer and for the whole model."""
     model, slots = profile.model, profile.kv_slots
     table = FiguresTable("held, MB", "weights", f"KV of {slots} tokens")
     parts = {"a layer": (1, False, False), "the whole model": (model.layers, True, True)}

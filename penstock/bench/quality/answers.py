@@ -1,4 +1,4 @@
-"""Questions answered twice by one model: plainly and in points."""
+"""Has one model answer questions twice: plainly and in points."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.engine.llm import LLM
 
 @dataclass(frozen=True)
 class Question:
-    """``category`` is the file's stem, with the entry's own category behind it if it has one."""
+    """One question. ``category`` is the file's stem, followed by the entry's own category if it has one."""
 
     category: str
     text: str
@@ -23,7 +23,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Answered:
-    """A question, the ids of its prompt, and its answers; ``points`` is None where there is no outline."""
+    """A question, its prompt's token ids, and its answers; ``points`` is None where the model wrote no outline."""
 
     question: Question
     prompt: Sequence[int]
@@ -32,7 +32,7 @@ class Answered:
 
 
 def questions_of(files: Sequence[Path], per_category: int) -> list[Question]:
-    """The first ones of each category. Raises ConfigError naming file, line and field."""
+    """The first ``per_category`` questions of each category. Raises ConfigError naming file, line and field."""
     return [question for file in files for question in questions_in(file, per_category)]
 
 
@@ -48,7 +48,7 @@ def questions_in(file: Path, per_category: int) -> Iterator[Question]:
 
 
 def answered(llm: LLM, questions: Sequence[Question], max_tokens: int, outline_decoding: str) -> list[Answered]:
-    """Every question's answers, decoded greedily."""
+    """Every question's answers, decoded greedily, plainly and in points."""
     params = SamplingParams(temperature=0, max_tokens=max_tokens)
     conversations = [[{"role": "user", "content": question.text}] for question in questions]
     plain = llm.chat(conversations, params)

@@ -1,4 +1,4 @@
-"""``penstock bench quality``: answers in points beside plain ones, by the target's own measure and by a judge's."""
+"""``penstock bench quality``: compares answers in points with plain ones, by the target's likelihood and by a judge."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def run_bench_quality(options: QualityOptions, console: Console | None = None) -
     check_options(options.engine)
     console = console or Console(stderr=True)
     judge = Judge(options.server, options.judge_model) if options.server is not None else None
-    judged_by = judge.model if judge is not None else None  # which is asked before the answers take their time
+    judged_by = judge.model if judge is not None else None  # first, so that a missing judge is noticed soon
     with progress_bar(console) as progress:
         task = progress.add_task("answering", total=len(questions))
         compared = compared_by_itself(options, questions, progress, task)
@@ -55,7 +55,7 @@ def run_bench_quality(options: QualityOptions, console: Console | None = None) -
 def compared_by_itself(
     options: QualityOptions, questions: Sequence[Question], progress: Progress, task: TaskID
 ) -> list[Compared]:
-    """What the target answers, and what it thinks of that."""
+    """Answers of the target, and their log-likelihoods under the target itself."""
     found: list[Answered] = []
     with LLM(**vars(options.engine)) as llm:
         for start in range(0, len(questions), AT_ONCE):
@@ -69,7 +69,7 @@ def compared_by_itself(
 
 
 def judged(judge: Judge, one: Compared, done: Callable[[], None]) -> Compared:
-    """With verdicts, where there are two answers."""
+    """The answers with the judge's verdicts, where there are two of them."""
     answers = one.answered
     if answers.points is not None:
         one = replace(one, verdicts=judge.verdicts(answers.question.text, answers.plain, answers.points))

@@ -1,7 +1,7 @@
-"""A model as the judge of answers: it rates each alone, and compares two in both orders.
+"""A model as the judge of answers, which rates each alone and compares two in both orders.
 
 Source: Zheng et al., "Judging LLM-as-a-Judge with MT-Bench and Chatbot Arena" (2023), section 3: single answer grading
-and pairwise comparison, the latter called for both orders because judges favour a position.
+and pairwise comparison, the latter in both orders because judges favour a position.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ First give your reasons in a few sentences. Then write your verdict in double sq
 
 
 class Preferred(StrEnum):
-    """Of two answers. Where a judge's two orders disagree neither wins."""
+    """The better of two answers. Where a judge's two orders disagree neither wins."""
 
     PLAIN = "plain"
     POINTS = "points"
@@ -40,7 +40,7 @@ class Preferred(StrEnum):
 
 @dataclass(frozen=True)
 class Verdicts:
-    """Of one question; None where the judge's reply holds no verdict."""
+    """The judge's ratings and choice for one question; None where its reply holds no verdict."""
 
     plain: float | None
     points: float | None
@@ -48,7 +48,7 @@ class Verdicts:
 
 
 class Judge:
-    """A model behind a server."""
+    """A model behind a server, which rates and compares answers."""
 
     def __init__(self, server: Server, model: str | None) -> None:
         self._server = server
@@ -57,13 +57,13 @@ class Judge:
 
     @property
     def model(self) -> str:
-        """Raises ServerError where no server answers, or where it names no model."""
+        """The model's name. Raises ServerError where no server answers, or where it names no model."""
         if self._model is None:
             self._model = first_model(self._sent("GET", "/models"))
         return self._model
 
     def verdicts(self, question: str, plain: str, points: str) -> Verdicts:
-        """Raises ServerError."""
+        """The verdicts on both answers to a question. Raises ServerError."""
         return Verdicts(
             self.rating(question, plain), self.rating(question, points), self.choice(question, plain, points)
         )
@@ -105,7 +105,7 @@ class Judge:
 
 
 def rating_in(reply: str) -> float | None:
-    """The last grade in a reply, if it is one."""
+    """The last grade in a reply; None if there is none or it is out of range."""
     found = RATING.findall(reply)
     rating = float(found[-1]) if found else None
     return rating if rating is not None and LOWEST <= rating <= HIGHEST else None
@@ -117,7 +117,7 @@ def choice_in(reply: str) -> str | None:
 
 
 def agreed(first: str | None, second: str | None) -> Preferred | None:
-    """Of the verdict with the plain answer as A, and of that with it as B."""
+    """The choice from two verdicts, the first with the plain answer as A, the second with it as B."""
     if first is None or second is None:
         return None
     if (first, second) == ("A", "B"):

@@ -1,4 +1,4 @@
-"""Quality without a judge: how likely the target itself finds each answer to the question as it was asked."""
+"""Quality without a judge: the target's own likelihood of each answer to the plain question."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 def log_likelihoods(
     setup: Resolved, encode: Callable[[str], Sequence[int]], answers: Sequence[Answered]
 ) -> list[tuple[float | None, float | None]]:
-    """Mean log-likelihood per token, in nats, of each plain answer and each one in points; None for an empty one.
+    """Mean log-likelihood per token, in nats, of each plain answer and of each one in points; None for an empty one.
 
-    Both are read as texts behind the plain prompt, in this process and after the engine has ended.
+    Both are read as texts after the plain prompt, in this process and after the engine has ended.
     """
     pairs = [(answer.plain, answer.points) for answer in answers]
     texts = [

@@ -1,4 +1,4 @@
-"""What ``penstock bench quality`` is told, checked before anything starts."""
+"""The options of ``penstock bench quality``, checked before anything starts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MODES: Final = ("on", "auto")
 
 @dataclass(frozen=True, kw_only=True)
 class QualityOptions:
-    """Whose answers are compared, to which questions, and who judges them. Raises FieldError."""
+    """The model whose answers are compared, the questions, and the judge. Raises FieldError."""
 
     model: ModelName = EngineOptions.model
     dtype: Dtype = EngineOptions.dtype
@@ -76,11 +76,11 @@ class QualityOptions:
         if self.judge is None:
             for name in ("judge_model", "judge_key_file"):
                 check(getattr(self, name) is None, name, getattr(self, name), "left out where there is no judge")
-        _ = self.server  # refuses what is no address
+        _ = self.server  # raises FieldError where judge is no address
 
     @property
     def server(self) -> Server | None:
-        """The judge's. Raises FieldError for what is no address."""
+        """The judge's server. Raises FieldError where ``judge`` is no address."""
         if self.judge is None:
             return None
         try:

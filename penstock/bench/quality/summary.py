@@ -1,4 +1,4 @@
-"""Quality by category: of every question that was answered in points."""
+"""Quality by category of question, over the questions that were answered in points."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Compared:
 
 @dataclass(frozen=True)
 class CategoryQuality:
-    """Of a category's questions; means are of those that have both values, None where there are none.
+    """Figures of a category's questions; means are over those with both values, and None where there are none.
 
     ``perplexity`` is that of an answer in points over that of the plain one, by question. ``preferred`` counts the
     judge's choices, and ``unread`` its replies without any.
@@ -51,7 +51,7 @@ class CategoryQuality:
 
 
 def summarized(compared: Sequence[Compared]) -> list[CategoryQuality]:
-    """A line for each category in the order of the questions, then one for all of them."""
+    """The figures of each category in the order of the questions, followed by those of all questions."""
     categories = list(dict.fromkeys(one.answered.question.category for one in compared))
     of = {name: [one for one in compared if one.answered.question.category == name] for name in categories}
     return [category(name, some) for name, some in of.items()] + [category(ALL, compared)]
@@ -86,7 +86,7 @@ def mean(values: Sequence[float]) -> float | None:
 
 
 def perplexities(nats: Sequence[tuple[float, float]]) -> Ratio | None:
-    """Of points over plain."""
+    """The ratio of perplexities, points over plain."""
     return paired_ratio([math.exp(plain - points) for plain, points in nats])
 
 

@@ -1,4 +1,4 @@
-"""Recordings that a command line names, and the models that they have to be of."""
+"""Loads recordings that a command line names, and checks the models that they were made with."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from penstock.recording import Fingerprint, Recording, fingerprint
 
 
 def load_recordings(files: Sequence[Path], model: str | None, draft_model: str | None) -> list[Recording]:
-    """All of them, or none: raises ConfigError naming the file that is no recording, or one of other models.
+    """All recordings, or none: raises ConfigError naming a file that is no recording or one of other models.
 
-    ``model`` and ``draft_model`` are named as in docs/reference/models.md; None leaves open with which one a file was
-    made.
+    ``model`` and ``draft_model`` are named as in docs/reference/models.md; None accepts files made with any model.
     """
     for name, part in ((model, "target"), (draft_model, "draft")):
         if name is not None:
@@ -27,7 +26,7 @@ def load_recordings(files: Sequence[Path], model: str | None, draft_model: str |
 
 
 def fingerprint_of(model: str | None, part: str) -> Fingerprint | None:
-    """Raises ConfigError for a model that is not there, or that Penstock does not run."""
+    """The model's fingerprint, None for None. Raises ConfigError for a model that is missing or not supported."""
     if model is None:
         return None
     from penstock.models.checkpoint import open_checkpoint

@@ -1,4 +1,4 @@
-"""``penstock bench --record``: what plain decoding gave, read once more by target and draft model, as a recording."""
+"""``penstock bench --record``: target and draft model read the texts of plain decoding again, for a recording."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from penstock.engine.resolve import Resolved
 
 CANDIDATES: Final = 64
-"""How many of the drafter's guesses are kept."""
+"""Number of the drafter's candidates that are kept."""
 WIDTH: Final = 256
-"""How many tokens of each distribution are kept."""
+"""Number of tokens of each distribution that are kept."""
 ALIKE: Final = ("temperature", "top_p", "top_k", "min_p")
-"""What all requests of one recording share."""
+"""Sampling parameters that all requests of one recording share."""
 UNCHANGED: Final = (
     "presence_penalty",
     "frequency_penalty",
@@ -34,12 +34,12 @@ UNCHANGED: Final = (
     "allowed_token_ids",
     "structured_outputs",
 )
-"""What a recording cannot have: its distributions are the models' own."""
+"""Sampling parameters that a recording cannot have, since its distributions are the models' own."""
 
 
 @dataclass(frozen=True)
 class Picked(Text):
-    """One request: its prompt, what the target picked after it, and how."""
+    """One request: its prompt, the tokens that the target picked, and how it was sampled."""
 
     sampling: Sampling
 
@@ -56,11 +56,11 @@ def check_record(path: Path, speculation: SpeculativeConfig | None) -> None:
 def record(
     path: Path, setup: Resolved, outputs: Sequence[RequestOutput], params: Sequence[SamplingParams]
 ) -> Recording:
-    """Write a recording of what plain decoding gave: one completion per output, sampled by ``params``.
+    """Write a recording of plain decoding: one completion per output, sampled by ``params``.
 
-    Target and draft model read the outputs in this process, stage after stage, so that never more than one stage's
-    layers are in memory. Raises FieldError where ``params`` differ in more than their seeds, and ConfigError where the
-    file cannot be written.
+    Target and draft model read the outputs in this process, stage by stage, so that at most one stage's layers are in
+    memory. Raises FieldError where ``params`` differ in more than their seeds, and ConfigError where the file cannot be
+    written.
     """
     check_alike(params)
     texts = [text_of(setup, output, one) for output, one in zip(outputs, params, strict=True)]
@@ -111,7 +111,7 @@ def header_of(setup: Resolved, texts: Sequence[Picked], undecided: int) -> Heade
 
 
 def name_of(model: str) -> str:
-    """A folder's or file's name without the way there; a hub id as it is."""
+    """The last part of a folder's or file's path; a hub id as it is."""
     return Path(model).resolve().name if Path(model).exists() else model
 
 
@@ -119,10 +119,10 @@ def name_of(model: str) -> str:
 
 
 def read_texts(setup: Resolved, texts: Sequence[Picked]) -> tuple[dict[str, Any], int]:
-    """Columns with one entry per picked token, and the number of tokens that come out otherwise here.
+    """Columns with one entry per picked token, and the number of tokens that are picked differently here.
 
-    Two passes: first through the layers of either model, then, from the states that these leave, the two heads side
-    by side, because a token's two distributions are cut together.
+    There are two passes: first through the layers of either model, then from the resulting states through both heads
+    side by side, because a token's two distributions are cut together.
     """
     from penstock.stage.sampler import pick_one
 
@@ -148,7 +148,8 @@ def read_texts(setup: Resolved, texts: Sequence[Picked]) -> tuple[dict[str, Any]
 def row_of(
     target_V: np.ndarray, draft_V: np.ndarray, token: int, sampling: Sampling, position: int
 ) -> dict[str, np.ndarray]:
-    """What is recorded of the token at ``position``, of both models' logits before it; ``Recording`` has the names."""
+    """The recorded values for the token at ``position`` from both models' logits before it, named as in
+    ``Recording``."""
     from penstock.stage.sampler import best_tokens, distribution, rank_one
 
     p_V, q_V = (distribution(logits_V, sampling, position) for logits_V in (target_V, draft_V))
@@ -172,14 +173,14 @@ def row_of(
 
 
 def filled(values: Sequence[float] | np.ndarray, width: int, empty: float) -> np.ndarray:
-    """The values at the front of a row of ``width``."""
+    """A row of ``width`` with the values at its front."""
     row = np.full(width, empty)
     row[: len(values)] = values
     return row
 
 
 def rest_of(p_V: np.ndarray, q_V: np.ndarray, listed: Sequence[np.ndarray]) -> np.ndarray:
-    """[2, 2]: the mass of tokens in no list, where p is above q and elsewhere; of p and of q."""
+    """[2, 2]: the mass of p and of q on tokens in no list, first where p is above q and then elsewhere."""
     outside = np.ones(len(p_V), dtype=bool)
     outside[np.concatenate(listed)] = False
     above = p_V > q_V

@@ -1,4 +1,4 @@
-"""``penstock acceptance``: Penstock's rule and the papers' on recordings, as tables and as JSON."""
+"""``penstock acceptance``: Penstock's acceptance rule and the papers' on recordings, as tables and as JSON."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CANDIDATES: Final = (1, 2, 4, 8, 16)
 DEPTHS: Final = (1, 2, 4, 8, 16)
 MOST: Final = max(CANDIDATES)
 DRAWS: Final = 16
-"""Monte Carlo sequences per token, where a rule has no closed form."""
+"""Monte Carlo sequences per token where a rule has no closed form."""
 SEED: Final = 0
 BLOCK: Final = 2048
 """Tokens evaluated together: two distributions of 514 columns in float64 take 16 MiB."""
@@ -36,7 +36,7 @@ LABELS: Final = {
     "rejection": "rejection sampling, independent drafts (SPD, SpecInfer)",
     "rejection_without_replacement": "rejection sampling, different drafts (EAGLE)",
 }
-"""Every rule's name, and what it is called in the tables; penstock/acceptance.py explains them."""
+"""Each rule's name and its label in the tables; penstock/acceptance.py explains the rules."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,12 @@ class Figure:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What the rules make of one recording.
+    """Every rule's figures on one recording.
 
-    ``rules``: by rule and number of candidates the chance that one is accepted. ``chains``: by rule and depth the
-    expected number of accepted drafts of a chain; no figure where no request has that many tokens. ``left_out``: mean
-    mass of the target's and of the draft's distribution in neither list of tokens. ``tokens`` does not count those of
-    the ``looping`` requests, which are left out, as in every acceptance figure.
+    ``rules``: the chance that a candidate is accepted, by rule and number of candidates. ``chains``: the expected
+    number of accepted drafts of a chain, by rule and depth; no figure where no request has that many tokens.
+    ``left_out``: mean mass of the target's and of the draft's distribution on tokens in neither list. ``tokens`` and
+    all acceptance figures leave out the ``looping`` requests.
     """
 
     file: str
@@ -77,8 +77,8 @@ def run_acceptance(
 ) -> list[Evaluation]:
     """Evaluate and print.
 
-    Raises ConfigError, before any is evaluated, for a file that is no recording or, where models are named, one of
-    others.
+    Raises ConfigError, before anything is evaluated, for a file that is no recording, or that was made with other
+    models than those named.
     """
     console = console or Console()
     recordings = load_recordings(files, model, draft_model)
@@ -125,7 +125,7 @@ def left_out(recording: Recording, rows: np.ndarray) -> tuple[float, float]:
 
 
 def ranked(recording: Recording, rows: np.ndarray, noisy: bool) -> dict[int, Figure]:
-    """Shares of hits; ``noisy``: with the standard error that one draw of the noise per token has, or a little more."""
+    """Fractions of hits; ``noisy`` adds the standard error of one draw of noise per token, rounded up."""
     shares = acceptance.noise_ranked(recording.tokens[rows], recording.candidates[rows], MOST).mean(axis=0)
     return {
         k: Figure(share, math.sqrt(share * (1 - share) / len(rows)) if noisy else None) for k, share in picked(shares)
@@ -133,7 +133,7 @@ def ranked(recording: Recording, rows: np.ndarray, noisy: bool) -> dict[int, Fig
 
 
 def sampled_rules(recording: Recording, rows: np.ndarray) -> dict[str, dict[int, Figure]]:
-    """Every rule, in blocks of tokens, because the distributions of all of them may not fit."""
+    """Every rule, in blocks of tokens, because the distributions of all of them may not fit in memory."""
     rng = np.random.default_rng(SEED)
     looked_up, rejection, different = [], [], []
     for block in np.array_split(rows, -(-len(rows) // BLOCK)):
@@ -155,7 +155,7 @@ def exact(chances: np.ndarray) -> dict[int, Figure]:
 
 
 def averaged(draws: np.ndarray) -> dict[int, Figure]:
-    """Mean and standard error over Monte Carlo draws [DRAWS, MOST]; none of the draws matters to one candidate."""
+    """Mean and standard error over Monte Carlo draws [DRAWS, MOST]; for one candidate nothing is drawn."""
     errors = dict(picked(draws.std(axis=0, ddof=1) / math.sqrt(len(draws))))
     return {k: Figure(mean, errors[k] if k > 1 else None) for k, mean in picked(draws.mean(axis=0))}
 
@@ -188,9 +188,10 @@ def by_depth(accepted: np.ndarray, followed: np.ndarray, kept: Sequence[slice]) 
 
 
 def mean_over(groups: Sequence[np.ndarray]) -> Figure:
-    """Mean over all values; its standard error by the groups, which are independent of each other, as units.
+    """Mean over all values, with the standard error over groups, which are independent of each other.
 
-    The linearised error of a ratio of means (Cochran, "Sampling techniques", 1977, section 2.11); None for one group.
+    It is the linearised error of a ratio of means (Cochran, "Sampling techniques", 1977, section 2.11); None for one
+    group.
     """
     sums, counts = np.asarray([one.sum() for one in groups]), np.asarray([len(one) for one in groups])
     mean = float(sums.sum() / counts.sum())
@@ -224,7 +225,7 @@ def shown(figure: Figure | None, percent: bool) -> str:
 
 
 def remarks(evaluation: Evaluation) -> list[str]:
-    """What a reader has to know before quoting the tables."""
+    """Remarks that a reader needs before quoting the tables."""
     lines = []
     if evaluation.settings["temperature"] > 0:
         lines.append(

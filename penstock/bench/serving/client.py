@@ -1,4 +1,4 @@
-"""One request as a client sees it: when its text came, and what the server counted."""
+"""One request as a client sees it: the times at which its text came, and the tokens that the server counted."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from penstock.clients.stream import AnswerStream, Chunk, Usage
 
 @dataclass
 class Outcome:
-    """What became of request ``index``; times in seconds on the client's monotonic clock.
+    """The outcome of request ``index``; times in seconds on the client's monotonic clock.
 
     ``first`` is the first chunk with text, ``ended`` the last chunk with text or a finish reason. ``gaps`` are the
-    times between chunks with text. ``error`` is the kind of what went wrong, ``message`` its words.
+    times between chunks with text. ``error`` is the kind of failure, ``message`` its text.
     """
 
     index: int
@@ -51,7 +51,7 @@ class Outcome:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the model ended the answer before it had begun."""
+        """Whether the model ended the answer before it had any text."""
         return self.finish_reason == "stop" and not self.text
 
     @property
@@ -77,7 +77,7 @@ class Outcome:
 
 
 class Client:
-    """Asks one server over as many connections as there are requests at a time."""
+    """Asks one server, over as many connections as there are concurrent requests."""
 
     def __init__(self, client: httpx.AsyncClient, server: Server, endpoint: str) -> None:
         self._client = client
@@ -85,14 +85,14 @@ class Client:
         self._path = PATHS[endpoint]
 
     async def first_model(self) -> str:
-        """Raises ServerError."""
+        """The first model that the server names. Raises ServerError."""
         try:
             return first_model(await self._client.get("/models"))
         except httpx.HTTPError as error:
             raise self._server.lost(error) from error
 
     async def ask(self, index: int, body: dict[str, Any]) -> Outcome:
-        """Never raises for what the server does: that is in the outcome."""
+        """Send a request. Failures of the server are in the outcome and never raised."""
         outcome = Outcome(index, time.perf_counter())
         try:
             async for chunk in self._chunks(body):
@@ -116,7 +116,7 @@ class Client:
             raise self._server.lost(error) from error
 
     async def metrics(self) -> str:
-        """What the server says at /metrics; empty where it has none."""
+        """The text of the server's /metrics; empty where it has none."""
         try:
             response = await self._client.get(f"{self._server.root}/metrics")
         except httpx.HTTPError:

@@ -1,4 +1,4 @@
-"""``penstock bench serve``: load on a server, at one concurrency after the other, and what its users would feel."""
+"""``penstock bench serve``: load on a server, one concurrency after another, and the latencies of its users."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from penstock.extras import PLOTS, require
 from penstock.progress import progress_bar
 
 Progressed = Callable[[str], None]
-"""Called whenever a request has ended, with what is being done."""
+"""Called with a description whenever a request has ended."""
 
 
 @dataclass
 class Found:
-    """What there is so far: it grows, so that a bench that is broken off has its figures too."""
+    """The results so far. They grow, so that an interrupted bench has figures, too."""
 
     model: str = ""
     repeated: int | None = None
@@ -41,9 +41,9 @@ class Found:
 
 
 def run_bench_serve(options: ServingOptions, console: Console | None = None) -> list[Level]:
-    """Run, print the tables, write the files: after Ctrl-C too, with what there is by then.
+    """Run the bench, print its tables and write its files, after Ctrl-C with the results so far.
 
-    Raises ConfigError before anything is sent, ServerError where the server is not there or fails the warm-up.
+    Raises ConfigError before anything is sent, and ServerError where the server is missing or fails the warm-up.
     """
     if options.plot is not None:
         require([PLOTS])
@@ -60,12 +60,12 @@ def run_bench_serve(options: ServingOptions, console: Console | None = None) -> 
 
 
 def total_of(options: ServingOptions) -> int:
-    """How many requests will end."""
+    """Number of requests that will end."""
     return options.num_warmups + options.num_prompts * max(1, len(options.concurrency))
 
 
 async def measure(options: ServingOptions, found: Found, progressed: Progressed) -> None:
-    """Fill ``found``."""
+    """Run the bench and add its results to ``found``."""
     async with httpx.AsyncClient(**options.server.client_options) as http:
         client = Client(http, options.server, options.endpoint)
         found.model = options.model or await client.first_model()
@@ -91,7 +91,7 @@ class Bench:
             await self._run_level(workload, concurrency)
 
     async def _count_tokens(self, prompt: str) -> int:
-        """The server's count of a request with this prompt, by asking for one token after it."""
+        """Tokens that the server counts in a request with this prompt, found by asking for one token after it."""
         body = body_of(self._options, self._found.model, prompt, self._options.seed)
         outcome = must_succeed(await self._client.ask(0, {**body, "max_tokens": 1}))
         if outcome.usage is None:
@@ -99,7 +99,7 @@ class Bench:
         return outcome.usage.prompt_tokens
 
     async def _run_level(self, workload: Workload, concurrency: int | None) -> None:
-        """Send all requests; the level has its end also when it is broken off."""
+        """Send all requests of a level; its end is recorded even if it is interrupted."""
         options = self._options
         arrivals = arrival_times(len(workload.asked), options.request_rate, options.burstiness, options.seed)
         before = read_counters(await self._client.metrics())
@@ -118,7 +118,7 @@ class Bench:
 
 
 def must_succeed(outcome: Outcome) -> Outcome:
-    """Raises ServerError with the outcome's words where it failed."""
+    """The outcome itself. Raises ServerError with its message where it failed."""
     if outcome.error is not None:
         raise ServerError(outcome.error, outcome.message)
     return outcome
@@ -128,7 +128,7 @@ def must_succeed(outcome: Outcome) -> Outcome:
 
 
 def show(options: ServingOptions, found: Found, console: Console) -> None:
-    """Tables and remarks on the console; the files that were asked for."""
+    """Print tables and remarks, and write the files that were asked for."""
     summaries = [summarize(level, options.goodput) for level in found.levels]
     for table in tables_of(found.levels, summaries):
         console.print(table)
@@ -142,7 +142,7 @@ def show(options: ServingOptions, found: Found, console: Console) -> None:
 
 
 def settings_of(options: ServingOptions, model: str) -> dict[str, Any]:
-    """Everything needed to repeat the run but the key, and what the client ran on."""
+    """Everything needed to repeat the run except the key, and the client's versions and host."""
     shown = {one.name: getattr(options, one.name) for one in fields(options)}
     del shown["server"], shown["json"], shown["plot"]
     shown |= {"url": options.server.shown, "model": model, "goodput": dict(options.goodput)}

@@ -1,4 +1,4 @@
-"""What the server's own counters say of speculation, in the names of vLLM and of Penstock."""
+"""The server's own counters of speculation, by the names of vLLM and of Penstock."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COUNTERS: Final = {
 
 @dataclass(frozen=True)
 class Speculation:
-    """Counts of some time. ``drafts`` is None where only the replies' usage is known."""
+    """Counts over a period. ``drafts`` is None where only the replies' usage is known."""
 
     drafts: int | None
     draft_tokens: int
@@ -35,7 +35,7 @@ class Speculation:
 
 
 def read_counters(metrics: str) -> Speculation | None:
-    """The counters in a Prometheus text, all series of a name added up; None where there are not all three."""
+    """The counters in a Prometheus text, summed over all series of a name; None unless all three are there."""
     counts: dict[str, float] = {}
     try:
         for family in text_string_to_metric_families(metrics):
@@ -43,14 +43,14 @@ def read_counters(metrics: str) -> Speculation | None:
                 if name := COUNTERS.get(sample.name):
                     counts[name] = counts.get(name, 0.0) + sample.value
     except ValueError:
-        return None  # some other page lies at /metrics
+        return None  # another kind of page is at /metrics
     if len(counts) < 3:
         return None
     return Speculation(int(counts["drafts"]), int(counts["draft_tokens"]), int(counts["accepted_tokens"]))
 
 
 def between(before: Speculation | None, after: Speculation | None) -> Speculation | None:
-    """What was counted between two readings."""
+    """The counts between two readings; None where either is missing."""
     if before is None or after is None or before.drafts is None or after.drafts is None:
         return None
     return Speculation(
@@ -61,7 +61,7 @@ def between(before: Speculation | None, after: Speculation | None) -> Speculatio
 
 
 def of_usages(usages: list[Usage]) -> Speculation | None:
-    """The same from the replies' usage, where any says."""
+    """The counts from the replies' usage; None where no reply has them."""
     known = [(usage.accepted, usage.rejected or 0) for usage in usages if usage.accepted is not None]
     accepted = sum(some for some, _ in known)
     return Speculation(None, accepted + sum(some for _, some in known), accepted) if known else None

@@ -1,4 +1,4 @@
-"""Figures of one level of load, from its requests' outcomes. Names are those of ``vllm bench serve``."""
+"""Figures of one level of load, from its requests' outcomes. Their names are those of ``vllm bench serve``."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from penstock.bench.serving.options import LATENCIES
 
 @dataclass
 class Level:
-    """All that happened under one ``concurrency`` (None: no limit); times in seconds on the client's clock.
+    """The results at one ``concurrency`` (None: no limit); times in seconds on the client's clock.
 
-    ``asked`` requests were planned; those without an outcome were broken off. ``counted`` are the server's counters.
+    ``asked`` requests were planned; those without an outcome were interrupted. ``counted`` are the server's counters.
     """
 
     concurrency: int | None
@@ -40,7 +40,7 @@ class Level:
 
 @dataclass(frozen=True)
 class Latency:
-    """Milliseconds; percentiles interpolate linearly between the two nearest values (numpy's default)."""
+    """Latencies in milliseconds; percentiles interpolate linearly between the two nearest values (numpy's default)."""
 
     mean: float
     median: float
@@ -52,8 +52,8 @@ class Latency:
 class Summary:
     """One level's figures. Throughputs are per second from the first arrival to the last end.
 
-    Token figures are of the requests whose ``usage`` came: ``without_usage`` counts the others. ``tokens_per_chunk``
-    is how many tokens a chunk with text held. ``request_goodput`` counts requests within all the limits.
+    Token figures are of the requests with ``usage``; ``without_usage`` counts the others. ``tokens_per_chunk`` is the
+    mean number of tokens in a chunk with text. ``request_goodput`` counts requests within all limits.
     """
 
     concurrency: int | None
@@ -73,11 +73,11 @@ class Summary:
     request_goodput: float | None
     tokens_per_chunk: float | None
     latencies: Mapping[str, Latency | None]
-    """By the names of ``LATENCIES``; None where nothing was measured."""
+    """Latencies by the names of ``LATENCIES``; None where nothing was measured."""
     speculation: Speculation | None
 
     def as_dict(self) -> dict[str, Any]:
-        """Flat, latencies as ``mean_ttft_ms`` and so on."""
+        """All figures in one dict, with latencies as ``mean_ttft_ms`` and so on."""
         flat = asdict(self)
         for name, latency in flat.pop("latencies").items():
             figures = latency or dict.fromkeys(("mean", "median", "p90", "p99"))
@@ -86,7 +86,7 @@ class Summary:
 
 
 def summarize(level: Level, goodput: Mapping[str, float]) -> Summary:
-    """``goodput`` are limits in milliseconds by latency; without any there is no goodput."""
+    """The figures of a level. ``goodput`` are limits in milliseconds by latency; without any there is no goodput."""
     done = level.completed
     usages = [outcome.usage for outcome in done if outcome.usage is not None]
     output = sum(usage.completion_tokens for usage in usages)
@@ -116,7 +116,7 @@ def summarize(level: Level, goodput: Mapping[str, float]) -> Summary:
 
 
 def seconds_of(outcomes: Sequence[Outcome], name: str) -> list[float]:
-    """All values of a latency: of inter-token latency one per gap, of the others one per request that has it."""
+    """All values of a latency in seconds: one per gap for inter-token latency, else one per request that has it."""
     if name == "itl":
         return [gap for outcome in outcomes for gap in outcome.gaps]
     values = [getattr(outcome, name) for outcome in outcomes]
@@ -132,7 +132,7 @@ def latency_of(seconds: Sequence[float]) -> Latency | None:
 
 
 def is_good(outcome: Outcome, goodput: Mapping[str, float]) -> bool:
-    """Whether a request kept all limits; one that has no such time (a single token) has not broken it."""
+    """Whether a request kept all limits; a latency that it does not have (with a single token) is within its limit."""
     times = ((getattr(outcome, name), limit) for name, limit in goodput.items())
     return all(value is None or 1e3 * value <= limit for value, limit in times)
 
@@ -144,7 +144,7 @@ def tokens_per_chunk(outcomes: Sequence[Outcome]) -> float | None:
 
 
 def same_texts(level: Level, first: Level) -> tuple[int, int]:
-    """How many of the requests that both levels answered got the same text, and how many these are."""
+    """Number of requests with the same text in both levels, and number of requests that both answered."""
     texts = {outcome.index: outcome.text for outcome in first.completed}
     pairs = [(outcome.text, texts[outcome.index]) for outcome in level.completed if outcome.index in texts]
     return sum(one == other for one, other in pairs), len(pairs)

@@ -1,4 +1,4 @@
-"""What ``penstock bench serve`` is told, checked before anything is sent."""
+"""The options of ``penstock bench serve``, checked before anything is sent."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from penstock.config import FieldError, check, nearest
 from penstock.options import LOAD, OUTPUT, SAMPLING, SERVER, Option
 
 PATHS: Final = {"completions": "/completions", "chat": "/chat/completions"}
-"""By endpoint, below the server's address."""
+"""Paths below the server's address, by endpoint."""
 RANDOM: Final = Path("random")
 LATENCIES: Final = ("ttft", "tpot", "itl", "e2el")
 """Time to first token, time per output token, inter-token latency, end-to-end latency: vLLM's names."""
 DEFAULT_INPUT: Final = 128
-"""Tokens of a random prompt."""
+"""Default number of tokens of a random prompt."""
 BOUNDED: Final = ("ttft", "tpot", "e2el")
-"""Those that a request has one of each."""
+"""Latencies of which a request has one value each, so that they can be limited."""
 
 
 def parse_concurrency(text: str) -> tuple[int, ...]:
-    """``1,2,4``. Raises FieldError for what is no number."""
+    """The numbers in ``1,2,4``. Raises FieldError for anything else."""
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError as error:
@@ -33,7 +33,7 @@ def parse_concurrency(text: str) -> tuple[int, ...]:
 
 
 def parse_goodput(text: str) -> dict[str, float]:
-    """``ttft:500,tpot:50``: milliseconds by latency. Raises FieldError."""
+    """The limits in ``ttft:500,tpot:50``: milliseconds by latency. Raises FieldError."""
     limits = {}
     for part in text.split(","):
         name, _, limit = part.strip().partition(":")
@@ -48,7 +48,7 @@ def parse_goodput(text: str) -> dict[str, float]:
 
 @dataclass(frozen=True, kw_only=True)
 class ServingOptions:
-    """Which server, under what load, and what is counted. Raises FieldError."""
+    """The server, its load, and the figures. Raises FieldError."""
 
     server: Server = field(default_factory=Server)
     model: ServedModel = None

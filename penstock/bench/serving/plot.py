@@ -1,4 +1,4 @@
-"""A serving bench as a picture: throughput and latencies over concurrency. It needs matplotlib, which is optional."""
+"""Plots a serving bench: throughput and latencies over concurrency. It needs matplotlib, which is optional."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHOWN: Final = (("e2el", "whole request"), ("ttft", "first token"), ("tpot", "pe
 
 
 def write_plot(path: Path, title: str, summaries: Sequence[Summary]) -> None:
-    """Throughput on the left (PipeDec, figure 8); on the right latencies, on a logarithmic axis."""
+    """Plot throughput on the left (PipeDec, figure 8), and latencies on the right, on a logarithmic axis."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4), dpi=DPI, layout="constrained")
@@ -34,7 +34,7 @@ def write_plot(path: Path, title: str, summaries: Sequence[Summary]) -> None:
 
 
 def draw_latencies(axes: Axes, x: Sequence[int], summaries: Sequence[Summary]) -> None:
-    """Each median as a line, its 99th percentile dotted in the same colour."""
+    """Draw each median as a line, and its 99th percentile dotted in the same colour."""
     for (name, words), colour in zip(SHOWN, HUES, strict=False):
         found = [one.latencies[name] for one in summaries]
         for figure, style in (("median", "-"), ("p99", ":")):

@@ -1,4 +1,4 @@
-"""A serving bench's figures: tables for the terminal, remarks, and one JSON file."""
+"""Figures of a serving bench as tables for the terminal, remarks, and one JSON file."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ TITLES: Final = {
     "itl": "between chunks (ITL)",
     "e2el": "whole request (E2EL)",
 }
-"""In the order of ``LATENCIES``."""
+"""Titles of the latencies, in the order of ``LATENCIES``."""
 
 T = TypeVar("T")
 Column = tuple[str, Callable[[Summary], str]]
-"""A heading in lines, and what a level has under it."""
+"""A heading, broken into lines, and a function that formats a level's figure."""
 
 
 def number(value: float | None) -> str:
@@ -95,7 +95,7 @@ def latency_table(rows: Sequence[tuple[str, Summary]]) -> Table:
 
 
 def remarks(levels: Sequence[Level], summaries: Sequence[Summary], repeated: int | None) -> list[str]:
-    """What a reader has to know before quoting the tables."""
+    """Remarks that a reader needs before quoting the tables."""
     lines = ["Times are the client's; what each figure is: docs/reference/bench.md."]
     if repeated is not None:
         lines.append(f"There are {repeated} different prompts only: later requests repeat them, with other seeds.")
@@ -108,7 +108,7 @@ def remarks(levels: Sequence[Level], summaries: Sequence[Summary], repeated: int
 
 
 def doubts(level: Level, summary: Summary) -> list[str]:
-    """What went wrong at one level."""
+    """Remarks on what failed at one level."""
     lines = []
     for kind, count in summary.errors.items():
         example = next(outcome.message for outcome in level.outcomes if outcome.error == kind)
@@ -124,7 +124,7 @@ def doubts(level: Level, summary: Summary) -> list[str]:
 
 
 def comparison(level: Level, first: Level) -> str:
-    """Whether a request's text depends on how many there are beside it."""
+    """A sentence that says whether a request's text depends on the number of concurrent requests."""
     same, both = same_texts(level, first)
     return f"Concurrency {level.name}: {same} of {both} texts are the same as at concurrency {first.name}."
 
@@ -146,7 +146,7 @@ def by_index(level: Level) -> list[Outcome]:
 
 
 def request_dict(outcome: Outcome, start: float) -> dict[str, Any]:
-    """One request; seconds, ``started`` after its level's start."""
+    """One request's figures in seconds; ``started`` counts from its level's start."""
     return {
         "index": outcome.index,
         "started": outcome.started - start,

@@ -1,4 +1,4 @@
-"""What is asked: requests with prompts of a file, or random ones of a wanted length."""
+"""The requests of a serving bench, with prompts of a file or random ones of a given length."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ NOUNS: Final = (
     "father power hour game line end member law car city name"
 )
 WORDS: Final = NOUNS.split()
-"""Random prompts are made of these: most are one or two tokens in most vocabularies."""
+"""The words of random prompts: most are one or two tokens in most vocabularies."""
 
 CountTokens = Callable[[str], Awaitable[int]]
-"""How many tokens the server counts in a request with this prompt."""
+"""Returns the tokens that the server counts in a request with this prompt."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """``asked`` are the requests' bodies in order of arrival; ``warmups`` come before, with other prompts.
+    """``asked`` are the requests' bodies in order of arrival; ``warmups`` are sent before, with other prompts.
 
-    ``repeated`` is how many different prompts there are where they are fewer than requests, else None.
+    ``repeated`` is the number of different prompts where there are fewer than requests, else None.
     """
 
     asked: list[dict[str, Any]]
@@ -38,7 +38,7 @@ class Workload:
 
 
 async def make_workload(options: ServingOptions, model: str, count_tokens: CountTokens) -> Workload:
-    """Raises ConfigError for a file that cannot be used, ServerError where the server does not count tokens."""
+    """Make the requests. Raises ConfigError for an unusable file, and ServerError where the server counts no tokens."""
     wanted = options.num_prompts + options.num_warmups
     if options.dataset != RANDOM:
         prompts = read_prompts(options.dataset, wanted)
@@ -63,18 +63,20 @@ def user(prompt: str) -> dict[str, str]:
 
 
 async def words_for(tokens: int, count_tokens: CountTokens) -> int:
-    """How many random words have so many tokens on average, by the server's own count and without its tokenizer.
+    """Number of random words that have ``tokens`` tokens on average, by the server's count and without its tokenizer.
 
-    All words once and all words twice differ by exactly their tokens; what is left is what the server adds itself.
+    A prompt with all words twice has exactly their tokens more than one with all words once; the rest of the count is
+    what the server adds.
     """
     once, twice = [await count_tokens(" ".join(times * WORDS)) for times in (1, 2)]
     if twice <= once:
         raise ServerError("no usage", "the server's usage does not grow with the prompt, so use a file")
     per_word = (twice - once) / len(WORDS)
+    # once = added + words, twice = added + 2 * words
     added = 2 * once - twice
     return max(1, round((tokens - added) / per_word))
 
 
 def random_prompts(count: int, words: int, seed: int) -> list[str]:
-    """Prompts of ``words`` words each. Another number of words leaves the words before it as they are."""
+    """Prompts of ``words`` words each. A different length changes no word of the common part."""
     return [" ".join(np.random.default_rng((seed, i)).choice(WORDS, size=words)) for i in range(count)]

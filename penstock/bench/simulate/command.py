@@ -1,4 +1,4 @@
-"""``penstock simulate``: strategies compared on modelled devices in virtual time, without any model."""
+"""``penstock simulate``: compares strategies on modelled devices in virtual time, without any model."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from penstock.simulator.script import DEMO_ACCURACY, Script, profile_script, rec
 
 @dataclass(frozen=True)
 class Plan:
-    """What the options come to: ``cases`` by cluster, plain decoding first on each."""
+    """The simulations that the options describe: ``cases`` by cluster, plain decoding first on each."""
 
     script: Script
     cases: list[list[Case]]
@@ -62,7 +62,7 @@ def run_simulate(options: SimulateOptions, console: Console | None = None) -> li
 
 
 def simulate_all(plan: Plan, console: Console, overhead_per_hop: float) -> list[SimulatedRun]:
-    """Every case, under a bar with the time that remains. ``overhead_per_hop``: seconds, as ``simulate`` has it."""
+    """Simulate every case under a progress bar. ``overhead_per_hop``: seconds, see ``simulate``."""
     runs = []
     with progress_bar(console) as progress:
         task = progress.add_task("", total=sum(map(len, plan.cases)))
@@ -81,7 +81,7 @@ def simulate_all(plan: Plan, console: Console, overhead_per_hop: float) -> list[
 
 
 def plan_of(options: SimulateOptions) -> Plan:
-    """Raises ConfigError for everything that cannot be simulated, naming the field."""
+    """The cases to simulate. Raises ConfigError, naming the field, for everything that cannot be simulated."""
     swept = expanded(options.strategies, options.sweep)
     configs = [None if is_plain(config) else config for _, config in parse_entries([text for _, text, _ in swept], {})]
     entries = [(*names, config) for names, config in zip(swept, configs, strict=True)]
@@ -108,7 +108,7 @@ def plan_of(options: SimulateOptions) -> Plan:
 def clusters_of(name: str, options: SimulateOptions, place: str) -> Iterator[tuple[Cluster, Settings]]:
     """The named cluster with the drafter in its place.
 
-    Where stages are swept, one of its kind for each number of them, and that number.
+    Where stages are swept: a cluster of its kind for each number of stages, with that number.
     """
     changes: dict[str, Any] = {"bandwidth_gbit_s": options.bandwidth_gbit_s, "drafter_on": place or None}
     drawn = re.fullmatch(r"random-(\d+)(:\d+)?", name)
@@ -121,7 +121,8 @@ def clusters_of(name: str, options: SimulateOptions, place: str) -> Iterator[tup
 
 
 def script_of(options: SimulateOptions) -> Script:
-    """From the recordings if there are any, else from a profile. Raises ConfigError naming file and field."""
+    """The script from the recordings if there are any, else from a profile. Raises ConfigError naming
+    file and field."""
     if options.recordings:
         return recorded(options)
     requests = options.tokens // options.tokens_per_request
@@ -130,7 +131,8 @@ def script_of(options: SimulateOptions) -> Script:
 
 
 def recorded(options: SimulateOptions) -> Script:
-    """As many whole requests as ``tokens`` allow, one at least; those of a single token or that loop are left out."""
+    """A script of as many whole requests as fit in ``tokens``, at least one. Requests that loop or have only one token
+    are left out."""
     recordings = load_recordings(options.recordings, options.model, options.draft_model)
     for path, recording in zip(options.recordings, recordings, strict=True):
         recording.check_made_with(path, recordings[0].header.target, recordings[0].header.draft)
@@ -151,7 +153,7 @@ def recorded(options: SimulateOptions) -> Script:
 
 
 def straight_requests(recording: Recording) -> list[int]:
-    """Those whose outputs have a second token and do not fall into a loop, which would flatter every drafter."""
+    """Requests whose outputs have a second token and do not loop, which would flatter every drafter."""
     outputs = {i: recording.tokens[recording.rows(i)].tolist() for i in range(recording.requests)}
     return [i for i, tokens in outputs.items() if len(tokens) > 1 and not is_looping(tokens)]
 
@@ -160,7 +162,7 @@ def straight_requests(recording: Recording) -> list[int]:
 
 
 def remarks(options: SimulateOptions, script: Script) -> list[str]:
-    """What a reader has to know before quoting the tables."""
+    """Remarks that a reader needs before quoting the tables."""
     source = " (the demo pair's at T = 1)" if not options.recordings and options.accuracy is None else ""
     lines = [
         f"Simulated: the engine's own decisions in virtual time; {script.label}{source}; "

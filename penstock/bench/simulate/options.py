@@ -1,4 +1,4 @@
-"""What ``penstock simulate`` is told, checked before anything starts."""
+"""The options of ``penstock simulate``, checked before anything starts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.strategies.registry import STRATEGIES
 
 
 def parse_accuracy(text: str) -> tuple[float, ...]:
-    """``0.7,0.8`` as numbers. Raises FieldError for what is none."""
+    """The numbers in ``0.7,0.8``. Raises FieldError for anything else."""
     try:
         return tuple(float(part) for part in text.split(","))
     except ValueError:
@@ -25,7 +25,7 @@ def parse_accuracy(text: str) -> tuple[float, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class SimulateOptions:
-    """What is compared, on which clusters, and where tokens and drafts come from. Raises FieldError."""
+    """The strategies and clusters to simulate, and the source of tokens and drafts. Raises FieldError."""
 
     clusters: Annotated[
         tuple[str, ...],
@@ -68,7 +68,7 @@ class SimulateOptions:
     model: RecordedModel = None
     draft_model: RecordedDraft = None
     tokens: Annotated[int, Option("Tokens per strategy, of all requests.", SAMPLING)] = 2000
-    """Of recordings those that there are."""
+    """Recordings may have fewer tokens; then all of them are used."""
     tokens_per_request: Annotated[int, Option("Most tokens of one request.", SAMPLING)] = 100
     seed: Annotated[int, Option("Decides which drafts are right.", SAMPLING)] = 0
     bandwidth_gbit_s: Bandwidth = None

@@ -27,7 +27,7 @@ def write_report(
     runs: Sequence[SimulatedRun],
     said: Sequence[str],
 ) -> None:
-    """Write all files into ``folder``, which exists. ``said`` is what a reader has to know of the tables."""
+    """Write all files into ``folder``, which exists. ``said`` are remarks that a reader needs beside the tables."""
     (folder / "simulate.json").write_text(as_json(settings, script, runs), encoding="utf-8")
     axes = [axis for axis, values in sweep.items() if len(values) > 1]
     images = [*line_plots(folder, axes, runs), *heat_maps(folder, axes, runs)] if axes else [speedup_plot(folder, runs)]
@@ -44,7 +44,7 @@ def write_report(
 
 
 def speedup_plot(folder: Path, runs: Sequence[SimulatedRun]) -> Image:
-    """Speed-up by strategy, a row for each cluster."""
+    """Plot speed-ups by strategy, a row for each cluster."""
     panels: dict[tuple[str, str], dict[str, Interval]] = {}
     for run in runs:
         low, high = run.speedup_interval or (None, None)
@@ -55,7 +55,7 @@ def speedup_plot(folder: Path, runs: Sequence[SimulatedRun]) -> Image:
 
 
 def line_plots(folder: Path, axes: Sequence[str], runs: Sequence[SimulatedRun]) -> list[Image]:
-    """Speed-up over the first axis, one plot per cluster, one line per strategy and setting of the other axes."""
+    """Plot speed-ups over the first axis: a plot per cluster, a line per strategy and setting of the other axes."""
     axis, images = axes[0], []
     for cluster in dict.fromkeys(run.cluster for run in runs):
         some = [run for run in runs if run.cluster == cluster and axis in run.settings]
@@ -73,7 +73,7 @@ def line_plots(folder: Path, axes: Sequence[str], runs: Sequence[SimulatedRun]) 
 
 
 def label_of(run: SimulatedRun, axis: str, others: dict[str, int]) -> str:
-    """A line's name: the entry with all settings but the axis, and the stages where these are swept beside it."""
+    """A line's name: the entry with all settings but the axis, and the stages where these are swept as well."""
     entry = with_options(run.base, others)
     return f"{entry}, {run.stages} stages" if axis != STAGES and STAGES in run.settings else entry
 
@@ -87,7 +87,7 @@ def line_of(found: Mapping[int, SimulatedRun], values: Sequence[int]) -> Line:
 
 
 def heat_maps(folder: Path, axes: Sequence[str], runs: Sequence[SimulatedRun]) -> list[Image]:
-    """For each strategy and each pair of the axes that it has, speed-up over both, the others at their first value."""
+    """Plot speed-ups over each pair of a strategy's axes, with the other axes at their first value."""
     images = []
     for cluster, base in dict.fromkeys((run.cluster, run.base) for run in runs):
         some = [run for run in runs if (run.cluster, run.base) == (cluster, base)]
@@ -111,5 +111,5 @@ def draw_plane(runs: Sequence[SimulatedRun], across: str, up: str, title: str, p
 
 
 def file_part(text: str) -> str:
-    """A name without what a path or a link would stumble over."""
+    """The text with every character replaced that could break a path or a link."""
     return "".join(sign if sign.isalnum() or sign in "-.=" else "-" for sign in text).strip("-")

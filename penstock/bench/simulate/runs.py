@@ -1,4 +1,4 @@
-"""What a simulation found: one entry per cluster and strategy, and tables of them."""
+"""The results of a simulation: one entry per cluster and strategy, and tables of them."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from penstock.tables import FiguresTable
 
 @dataclass
 class SimulatedRun:
-    """One strategy on one cluster, decoding only: from each request's first token on. Shares are between 0 and 1.
+    """One strategy on one cluster, for decoding only: from each request's first token on. Shares are between 0 and 1.
 
-    ``base`` is the entry as it was given and ``strategy`` with what a sweep sets in it; ``settings`` are the values of
-    all axes of the sweep that apply, the number of stages included. ``tokens`` leave out each request's first, which
-    is the prompt's. ``tokens_per_stage_time`` counts tokens per time of the slowest stage at one row.
+    ``base`` is the entry as given, ``strategy`` the entry with the sweep's options, and ``settings`` the values of all
+    axes of the sweep that apply, including the number of stages. ``tokens`` leave out each request's first, which
+    belongs to the prompt. ``tokens_per_stage_time`` is tokens per time of the slowest stage at one row.
     """
 
     cluster: str
@@ -38,21 +38,21 @@ class SimulatedRun:
     ms_per_token: float
     tokens_per_stage_time: float
     speedup: float
-    """Over plain decoding of the same requests: geometric mean of the pairs."""
+    """Speed over that of plain decoding on the same requests: geometric mean of the pairs."""
     speedup_interval: list[float] | None
-    """Its 95% bounds (``intervals.paired_ratio``); None for a single request."""
+    """95% bounds of the speed-up (``intervals.paired_ratio``); None for a single request."""
     mean_acceptance_length: float
-    """vLLM's: 1 + accepted tokens / drafts (trees)."""
+    """1 + accepted tokens / drafts (trees): vLLM's figure."""
     hit_rate: float | None
-    """PipeDec's accuracy: share of the tokens that were in the tree's second layer, where it had one; else None."""
+    """PipeDec's accuracy: fraction of tokens in the tree's second layer where it had one; None where it never had."""
     drafter_busy: float
     stages_busy: float
-    """Mean over the stages."""
+    """Fraction of the time in which a stage computed, as a mean over the stages."""
     rows_per_token: float
-    """Rows that entered, those of the prompt aside."""
+    """Rows that entered per token, without those of the prompt."""
     settings: Settings = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
-    """The strategy's own options as they were in force."""
+    """The strategy's own options that were in force."""
     requests: list[dict[str, float]] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
@@ -61,7 +61,7 @@ class SimulatedRun:
 
 @dataclass(frozen=True)
 class Case:
-    """One strategy on one cluster, as SimulatedRun names it; ``config`` None decodes plainly."""
+    """One strategy on one cluster, with fields named as in SimulatedRun; ``config`` None decodes plainly."""
 
     name: str
     cluster: Cluster
@@ -72,7 +72,7 @@ class Case:
 
 
 def summarise(case: Case, found: Sequence[Simulated], plain: Sequence[Simulated]) -> SimulatedRun:
-    """A case's requests, two tokens or more each, beside the same ones decoded plainly."""
+    """The figures of a case from its requests, of two tokens or more each, and the same ones decoded plainly."""
     tokens, seconds = sum(one.tokens - 1 for one in found), sum(one.seconds for one in found)
     speedup = paired_ratio([base.seconds / one.seconds for one, base in zip(found, plain, strict=True)])
     assert speedup is not None
@@ -115,7 +115,7 @@ SPEED: Final[dict[str, Cell]] = {
     f"{CONFIDENCE:.0%}\nbounds": lambda run: bounds(run.speedup_interval),
     "tokens\nper stage\ntime": lambda run: f"{run.tokens_per_stage_time:.3f}",
 }
-"""By heading, in lines, as narrow as it reads well."""
+"""Cells by heading; headings are broken into lines to keep columns narrow."""
 COST: Final[dict[str, Cell]] = {
     "tokens\nper tree": lambda run: f"{run.mean_acceptance_length:.2f}",
     "drafter\nbusy": lambda run: share(run.drafter_busy),
@@ -125,7 +125,7 @@ COST: Final[dict[str, Cell]] = {
 
 
 def by_cluster(runs: Sequence[SimulatedRun]) -> dict[str, list[SimulatedRun]]:
-    """The runs of each cluster; one that is swept counts once for every number of stages."""
+    """The runs of each cluster; a swept cluster counts as one for every number of stages."""
     names = dict.fromkeys(title_of(run) for run in runs)
     return {name: [run for run in runs if title_of(run) == name] for name in names}
 
@@ -135,7 +135,7 @@ def title_of(run: SimulatedRun) -> str:
 
 
 def tables_of(runs: Sequence[SimulatedRun]) -> list[Table]:
-    """Two tables per cluster: how fast, and at what cost."""
+    """Two tables per cluster: speed and cost."""
     tables = []
     for title, some in by_cluster(runs).items():
         tables += [new_table(title, SPEED, some), new_table(None, COST, some)]

@@ -1,4 +1,4 @@
-"""``--sweep stages=2..64,width=8..128``: the numbers of stages and the options that are gone through."""
+"""``--sweep stages=2..64,width=8..128``: values that the number of stages and strategies' options go through."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Settings = dict[str, int]
 
 
 def swept_options() -> list[str]:
-    """The options that are numbers."""
+    """Names of all strategies' options that are numbers."""
     declared = (field for kind in STRATEGIES.values() for field in fields(kind))
     return list(dict.fromkeys(field.name for field in declared if type(field.default) is int))
 
@@ -42,7 +42,8 @@ def parse_sweep(text: str) -> Sweep:
 
 
 def numbers_of(axis: str, text: str) -> tuple[int, ...]:
-    """``2..64`` doubles from 2 to 64. Raises FieldError unless doubling leads from the first value to the last."""
+    """The powers-of-two series in ``2..64``. Raises FieldError unless doubling leads from the first
+    value to the last."""
     bounds = re.fullmatch(r"([1-9]\d*)(?:\.\.([1-9]\d*))?", text)
     if bounds is None:
         raise FieldError("sweep", f"axis {axis} is {text!r}; write FIRST..LAST, for example {axis}=2..64")
@@ -57,9 +58,10 @@ def numbers_of(axis: str, text: str) -> tuple[int, ...]:
 
 
 def expanded(entries: Sequence[str], sweep: Sweep) -> list[tuple[str, str, Settings]]:
-    """Each entry, once for every combination of the axes that are options of its strategy and that it leaves open.
+    """Each entry with every combination of the axes that are options of its strategy and that it does not set itself.
 
-    Returns (entry as given, entry with the options, the options). Raises FieldError for an axis that none has open.
+    Returns (entry as given, entry with the options, the options). Raises FieldError for an axis that no entry leaves
+    open.
     """
     found, used = [], {STAGES}
     for entry in entries:

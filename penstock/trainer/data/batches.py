@@ -1,4 +1,4 @@
-"""Samples side by side, and in which order they are trained on.
+"""Batches of samples, and the order in which they are trained on.
 
 Shapes: B sequences, L tokens of the longest, n = L - 2 rows of each, F width of the states that the drafter reads, D
 the target's hidden size.
@@ -20,10 +20,10 @@ from penstock.trainer.data.corpus import Corpus, Sample
 
 @dataclass(frozen=True)
 class Batch:
-    """Sequences filled up to the longest; no row sees what comes after it, so the filling needs no mask.
+    """Sequences padded to the longest; no row sees what comes after it, so the padding needs no mask.
 
-    Row i is the token at position i + 1, with the states of the token before it. It drafts the token at i + 2, which
-    ``learned_Bn`` says is to be learned:
+    Row i is the token at position i + 1, with the states of the token before it. It drafts the token at i + 2, and
+    ``learned_Bn`` says whether that is to be learned:
 
         token     x0    x1    x2    x3    x4
         states    s0    s1    s2    s3    s4
@@ -37,7 +37,7 @@ class Batch:
     final_BLD: Tensor
 
     def of(self, sequences: Sequence[int]) -> Batch:
-        """Some of the sequences."""
+        """The batch with some of the sequences."""
         chosen = torch.tensor(sequences, device=self.tokens_BL.device)
         parts = (self.tokens_BL, self.learned_BL, self.states_BLF, self.final_BLD)
         return Batch(*(part.index_select(0, chosen) for part in parts))
@@ -61,7 +61,7 @@ class Batch:
 
 
 class Loader:
-    """Makes batches of a corpus and its states: of the layers that the drafter ``reads``, and of the ``last`` one."""
+    """Makes batches of a corpus and its states: those of the layers that the drafter ``reads``, and of the ``last``."""
 
     def __init__(self, corpus: Corpus, cache: StateCache, reads: Sequence[int], last: int, device: Any) -> None:
         self.corpus = corpus
@@ -71,7 +71,7 @@ class Loader:
         self._device = device
 
     def batch(self, numbers: Sequence[int]) -> Batch:
-        """These samples, on the device."""
+        """The batch of these samples, on the device."""
         samples = [self.corpus.samples[number] for number in numbers]
         tokens_BL = filled([torch.from_numpy(sample.tokens_L) for sample in samples])
         learned_BL = filled([torch.from_numpy(sample.learned_L) for sample in samples])
@@ -84,20 +84,20 @@ class Loader:
 
 
 def filled(rows: Sequence[Tensor]) -> Tensor:
-    """[B, L, ...], zeros behind the shorter ones."""
+    """The rows padded with zeros to the longest, [B, L, ...]."""
     return torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True)
 
 
 def epoch_steps(corpus: Corpus, seed: int, epoch: int, batch_tokens: int, parts: int) -> Iterator[list[list[int]]]:
-    """The optimiser steps of an epoch, each as ``parts`` lists of samples: a function of seed and epoch alone.
+    """The optimiser steps of an epoch, each as ``parts`` lists of samples; they depend on seed and epoch alone.
 
-    A step takes as many samples, in shuffled order, as fill ``batch_tokens``. Those of a last one that are too few for
-    all parts are left out.
+    A step takes as many samples, in shuffled order, as fill ``batch_tokens``. A last step with fewer samples than parts
+    is left out.
     """
     order = np.random.default_rng([seed, epoch]).permutation(np.asarray(corpus.training)).tolist()
     for numbers in packed(order, corpus.samples, batch_tokens):
         if len(numbers) >= parts:
-            # Samples of like length share a part, where the shorter ones are filled up.
+            # Samples of similar length share a part, so that little is padded.
             numbers.sort(key=lambda number: len(corpus.samples[number]))
             yield [part.tolist() for part in np.array_split(np.asarray(numbers), parts)]
 

@@ -1,7 +1,8 @@
-"""The target's hidden states of every sequence: computed once, kept on disk under a key that names what they come from.
+"""The target's hidden states of every sequence, computed once and kept on disk under a key that names their source.
 
-A cache is a folder of safetensors shards, each the states of some sequences in order, under their numbers. A shard is
-written beside its place and moved there, so whatever lies in its place is whole, and a partial cache goes on.
+A cache is a folder of safetensors shards, each with the states of some sequences in order, under their numbers. A shard
+is written beside its place and then moved there, so that a shard in place is whole, and a partial cache can be
+completed.
 
 Shapes: L tokens of a sequence, F width of the named layers' states side by side.
 """
@@ -30,14 +31,14 @@ from penstock.models.weight_files import INDEX_FILE
 from penstock.trainer.data.corpus import Corpus, Sample
 
 LAYOUT: Final = 1
-"""Version of the layout: raised whenever the same key would hold something else."""
+"""Version of the layout, raised whenever the same key would hold something else."""
 SHARD_TOKENS: Final = 1 << 15
-"""About as many tokens go into one file: what a kill loses at most."""
+"""Approximate tokens of a shard, the most that a kill loses."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a cache holds: hidden states of ``layers`` (numbered as transformers does) in ``dtype``."""
+    """The contents of a cache: hidden states of ``layers`` (numbered as in transformers) in ``dtype``."""
 
     target: Checkpoint
     layers: tuple[int, ...]
@@ -50,7 +51,7 @@ class Wanted:
 
 
 def identity(target: Checkpoint) -> str:
-    """A hash of what the target is: its configuration and index, and name, size and time of every weight file."""
+    """A hash that identifies the target: its configuration and index, and name, size and time of every weight file."""
     found = hashlib.sha256()
     for name in ("config.json", INDEX_FILE):
         file = target.path / name
@@ -62,13 +63,13 @@ def identity(target: Checkpoint) -> str:
 
 
 def key_of(wanted: Wanted, corpus: Corpus) -> str:
-    """The cache's name: it changes with the model, the data and the layout of what is kept."""
+    """The cache's name, which changes with the model, the data and the layout."""
     parts = [LAYOUT, identity(wanted.target), corpus.digest(), wanted.layers, wanted.max_length, wanted.dtype]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]
 
 
 def shards_of(samples: Sequence[Sample]) -> list[range]:
-    """Which samples each shard holds."""
+    """Indices of the samples in each shard."""
     found, first, tokens = [], 0, 0
     for i, sample in enumerate(samples):
         tokens += len(sample)
@@ -79,7 +80,7 @@ def shards_of(samples: Sequence[Sample]) -> list[range]:
 
 
 class StateCache:
-    """States by the number of a sample, from files that stay open."""
+    """Hidden states by sample number, from files that stay open."""
 
     def __init__(self, folder: Path, samples: Sequence[Sample], layers: Sequence[int]) -> None:
         self.layers = tuple(layers)
@@ -88,7 +89,7 @@ class StateCache:
         self._opened: dict[int, Any] = {}
 
     def states(self, sample: int) -> Tensor:
-        """[L, F]"""
+        """Hidden states of a sample, [L, F]."""
         number = self._shard[sample]
         if number not in self._opened:
             self._opened[number] = safe_open(self._files[number][1], framework="pt", device="cpu")
@@ -97,9 +98,9 @@ class StateCache:
 
 
 def fill(folder: Path, corpus: Corpus, wanted: Wanted, device: str) -> Iterator[int]:
-    """Compute what ``folder`` lacks; yields how many tokens it holds, each time some have been added.
+    """Compute the states that ``folder`` lacks; yields the number of tokens that it holds after each addition.
 
-    Raises ConfigError where the disk has no room for it.
+    Raises ConfigError where the disk has no room for them.
     """
     folder.mkdir(parents=True, exist_ok=True)
     ranges = shards_of(corpus.samples)
@@ -111,7 +112,7 @@ def fill(folder: Path, corpus: Corpus, wanted: Wanted, device: str) -> Iterator[
     if not missing:
         return
     last = wanted.target.num_layers
-    # The stage's own forward: what is learned from is what the pipeline will send.
+    # The stage's own forward pass, so that the training data are the states that the pipeline will send.
     stage = load_stage(
         str(wanted.target.source),
         0,
@@ -134,7 +135,7 @@ def fill(folder: Path, corpus: Corpus, wanted: Wanted, device: str) -> Iterator[
 
 
 def write_whole(tensors: dict[str, Tensor], file: Path) -> None:
-    """Write a safetensors file that is either there and whole, or not there."""
+    """Write a safetensors file atomically: it is whole or not there."""
     unfinished = file.with_suffix(".unfinished")
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, unfinished, metadata={"format": "pt"})
     unfinished.replace(file)
@@ -154,7 +155,7 @@ def check_room(folder: Path, needed: int) -> None:
 
 
 def of_layer(states_BLF: Tensor, layers: Sequence[int], wanted: Sequence[int]) -> Tensor:
-    """The states of the ``wanted`` layers out of concatenated ones, concatenated again."""
+    """The states of the ``wanted`` layers, selected from concatenated ones and concatenated again."""
     parts = states_BLF.chunk(len(layers), dim=-1)
     nothing = states_BLF[..., :0]
     return torch.cat([nothing, *(parts[list(layers).index(layer)] for layer in wanted)], dim=-1)

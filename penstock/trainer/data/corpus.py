@@ -1,7 +1,7 @@
-"""From files to sequences of token ids, each token marked that is to be learned.
+"""Reads files into sequences of token ids, with the tokens marked that are to be learned.
 
 ``.jsonl`` holds one object a line: ``messages`` (role, content), ShareGPT's ``conversations`` (from, value), or
-``text``. Of a conversation the assistant's tokens are learned, of a text all. Any other file is plain text.
+``text``. In a conversation the assistant's tokens are learned, in a text all. Any other file is plain text.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from penstock.core import ConfigError, RequestError
 from penstock.text.tokenizer import Tokenizer
 
 ROLES: Final = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
-"""ShareGPT's names of who speaks, and the chat templates' own."""
+"""ShareGPT's names of speakers, and the chat templates' own, each with its role in a chat template."""
 HELD_OUT: Final = 0.04
-"""Share of the documents that is kept for the figures."""
+"""Fraction of the documents that is held out for evaluation."""
 FEWEST: Final = 3
-"""Tokens of the shortest sequence: a token, its follower with a feature, and what is to be drafted."""
+"""Tokens of the shortest sequence: a token, its follower with a feature, and the token to be drafted."""
 
 Message = dict[str, str]
 
@@ -40,7 +40,7 @@ class Document:
 
 @dataclass(frozen=True)
 class Sample:
-    """A sequence of L tokens of a document: int64 ids, and which of them are to be learned."""
+    """A sequence of L tokens of a document: int64 ids, and a mask of those that are to be learned."""
 
     document: int
     tokens_L: np.ndarray
@@ -51,20 +51,20 @@ class Sample:
 
     @property
     def lessons(self) -> int:
-        """Tokens that a drafter can learn from: the first two have nothing before them to draft them from."""
+        """Number of tokens that a drafter can learn from: nothing precedes the first two from which to draft them."""
         return int(self.learned_L[2:].sum())
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """All samples, and by index those to train on and those that are held out."""
+    """All samples, with the indices of those to train on and of those held out."""
 
     samples: Sequence[Sample]
     training: Sequence[int]
     held_out: Sequence[int]
 
     def digest(self) -> str:
-        """A hash of every token and mark."""
+        """A hash of all tokens and masks."""
         found = hashlib.sha256()
         for sample in self.samples:
             found.update(np.int64(len(sample)).tobytes() + sample.tokens_L.tobytes() + sample.learned_L.tobytes())
@@ -75,7 +75,7 @@ class Corpus:
 
 
 def read_documents(paths: Sequence[Path]) -> list[Document]:
-    """Every document of files, and of folders with all that lies below them, in order of their names.
+    """All documents in the files, and in the folders with all their subfolders, in order of their names.
 
     Raises ConfigError naming the file, and the line of a ``.jsonl``, that cannot be used.
     """
@@ -109,7 +109,7 @@ def documents_of(file: Path) -> Iterator[Document]:
 
 
 def document_of(line: str, where: str) -> Document:
-    """Raises ConfigError for a line that is none."""
+    """The document in a line. Raises ConfigError for a line without one."""
     try:
         entry: Any = json.loads(line)
     except ValueError as error:
@@ -163,9 +163,10 @@ def make_corpus(documents: Sequence[Document], tokenizer: Tokenizer, max_length:
 
 
 def split(samples: Sequence[Sample]) -> tuple[list[int], list[int]]:
-    """Indices to train on and held out: whole documents, chosen by what they say; of a single one its end.
+    """Indices to train on and held out: whole documents, chosen by a hash of their tokens; the end of a single
+    document.
 
-    Where those would be most of the data, the shortest document is held out instead.
+    Where the chosen ones would be most of the data, the shortest document is held out instead.
     """
     names: dict[int, Any] = {}
     for sample in samples:
@@ -173,6 +174,7 @@ def split(samples: Sequence[Sample]) -> tuple[list[int], list[int]]:
     if len(names) == 1:
         kept = len(samples) - max(1, round(HELD_OUT * len(samples)))
         return list(range(kept)), list(range(kept, len(samples)))
+    # The order of hashes depends on the texts alone, and not on the order or the names of files.
     order = sorted(names, key=lambda number: names[number].digest())
     chosen = set(order[: max(1, round(HELD_OUT * len(order)))])
     sizes = Counter(sample.document for sample in samples)
@@ -185,7 +187,7 @@ def split(samples: Sequence[Sample]) -> tuple[list[int], list[int]]:
 
 
 def tokens_of(document: Document, tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
-    """Token ids and which are to be learned. Raises ConfigError naming the document."""
+    """Token ids, and a mask of those to be learned. Raises ConfigError naming the document."""
     try:
         if document.messages:
             ids, learned = answers_of(document.messages, tokenizer)
@@ -202,14 +204,14 @@ def tokens_of(document: Document, tokenizer: Tokenizer) -> tuple[np.ndarray, np.
 def answers_of(messages: Sequence[Message], tokenizer: Tokenizer) -> tuple[list[int], list[bool]]:
     """A conversation in the target's format, the assistant's tokens marked.
 
-    The template marks them itself, or else an answer is what comes in between two shorter renderings:
+    The template marks them itself, or else an answer is the difference of two shorter renderings:
 
         system user | generation prompt [answer, end of turn] user ...
         \\__ render(before, generation prompt) __/            |
         \\__ render(before + answer) __________________________/
 
-    A template that tells earlier turns otherwise once later ones follow (without their thoughts, say) has no such
-    prefix for these; they are not learned from.
+    Some templates render earlier turns differently once later ones follow (without their thoughts, say). Such turns
+    have no such prefix, and are not learned from.
     """
     if tokenizer.marks_answers:
         return tokenizer.encode_marked(messages)

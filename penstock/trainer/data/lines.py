@@ -1,4 +1,4 @@
-"""Files of lines that are only ever added to: what a kill cuts off is the last line, which is written again."""
+"""Append-only files of lines: a kill can only cut off the last line, which is written again."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def whole_lines(file: Path) -> list[str]:
-    """The lines of a file, none if there is no file. A last line that was cut off is removed from it."""
+    """The lines of a file, none if there is no file. A last line that was cut off is removed from the file."""
     if not file.is_file():
         return []
     text = file.read_text(encoding="utf-8")
@@ -19,7 +19,7 @@ def whole_lines(file: Path) -> list[str]:
 
 
 def append_lines(file: Path, lines: Iterable[str]) -> None:
-    """Add lines, and return when they are on the disk."""
+    """Append lines, and return once they are on the disk."""
     with file.open("a", encoding="utf-8") as opened:
         opened.writelines(f"{line}\n" for line in lines)
         opened.flush()

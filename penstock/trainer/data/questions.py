@@ -1,7 +1,7 @@
-"""Questions that the target itself asks: what a chat model writes where its template says that the user speaks.
+"""Questions that the target itself asks: a chat model's own text after its template's opening of a user's message.
 
 Magpie (Xu et al., "Magpie: Alignment Data Synthesis from Scratch by Prompting Aligned LLMs with Nothing", 2024, section
-2): an instruct model has learned conversations whole, so that it also knows what users say. Nobody needs a data set.
+2): an instruct model was trained on whole conversations, so that it also knows what users say. No data set is needed.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from penstock.trainer.data.corpus import Document
 from penstock.trainer.data.lines import append_lines, whole_lines
 
 TOGETHER: Final = 256
-"""Questions that are written at a time, and lost by a kill at most."""
+"""Questions that are written at a time, the most that a kill loses."""
 MOST_ATTEMPTS: Final = 8
-"""Times as many attempts as questions; a target that repeats itself more often than that has no more to say."""
+"""Most attempts per question; a target that repeats itself more often than that has no more to ask."""
 LONGEST_SHARE: Final = 4
-"""A question takes at most 1 / LONGEST_SHARE of a conversation's tokens; one that is cut off there is left out."""
+"""Divisor of a conversation's length for the longest question; a question that is cut off there is left out."""
 PLACE: Final = "WHAT THE USER SAYS"
 
 
 @dataclass(frozen=True)
 class Opening:
-    """What comes before a user's message in the chat template, and what ends the message: a special token, or a text.
+    """The tokens before a user's message in the chat template, and its end: a special token, or a text.
 
     <|im_start|>user\\n   [what the user says]   <|im_end|>\\n
     \\__ tokens ______/                          \\ stop ___/
@@ -42,7 +42,8 @@ class Opening:
 
 
 def opening_of(tokenizer: Tokenizer) -> Opening:
-    """Raises ConfigError for a checkpoint without a chat template, or with one that does not repeat what users say."""
+    """The template's opening. Raises ConfigError for a checkpoint without a chat template, or whose template drops
+    messages."""
     rendered = tokenizer.render([{"role": "user", "content": PLACE}], add_generation_prompt=False)
     before, found, after = rendered.partition(PLACE)
     if not found:
@@ -59,10 +60,10 @@ def key_of(target: str, max_length: int, seed: int) -> str:
 
 
 def ask(count: int, llm: LLM, file: Path, max_length: int, seed: int) -> Iterator[list[str]]:
-    """Yields the different questions written so far, from ``file`` and onwards, until there are ``count``.
+    """Yields the different questions written so far, those in ``file`` first, until there are ``count``.
 
-    Sampled at temperature 1. Attempt i has the seed ``seed`` + i, so that a run that goes on writes what an unbroken
-    one would have. Raises ConfigError if the target repeats itself.
+    They are sampled at temperature 1. Attempt i has the seed ``seed`` + i, so that a resumed run writes what an
+    uninterrupted one would have. Raises ConfigError if the target repeats itself.
     """
     opening = opening_of(llm.get_tokenizer())
     attempts: list[str] = [json.loads(line) for line in whole_lines(file)]
@@ -83,7 +84,7 @@ def ask(count: int, llm: LLM, file: Path, max_length: int, seed: int) -> Iterato
 
 
 def attempted(count: int, opening: Opening, llm: LLM, most_tokens: int, seed: int) -> list[str]:
-    """``count`` questions; empty is one that has not come to its end."""
+    """``count`` questions; a question that was cut off is empty."""
     one = SamplingParams(max_tokens=most_tokens, stop=opening.stop, stop_token_ids=opening.stop_token_ids)
     params = [replace(one, seed=seed + i) for i in range(count)]
     outputs = llm.generate([{"prompt_token_ids": list(opening.tokens)}] * count, params)
@@ -92,7 +93,7 @@ def attempted(count: int, opening: Opening, llm: LLM, most_tokens: int, seed: in
 
 
 def distinct(attempts: list[str]) -> list[str]:
-    """Those that say something, each once, whatever its case and spacing."""
+    """The attempts that are not empty, without those that differ from an earlier one only in case and spacing."""
     kept: dict[str, str] = {}
     for text in attempts:
         kept.setdefault(" ".join(text.lower().split()), text)
@@ -101,7 +102,7 @@ def distinct(attempts: list[str]) -> list[str]:
 
 
 def conversations(questions: list[str]) -> list[Document]:
-    """Each question with an answer that is still to be written."""
+    """Conversations of each question and an empty answer that is still to be written."""
     return [
         Document(
             f"question {i}",

@@ -1,4 +1,4 @@
-"""What a kind of drafter brings to its training."""
+"""The interface of a kind of drafter to its training."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ from penstock.trainer.data.batches import Batch
 from penstock.trainer.options import TrainOptions
 
 DECAY: Final = 0.8
-"""What a step, or a head, counts for beside the one before it (EAGLE-3's trainer, Medusa's)."""
+"""Weight of a step, or a head, relative to the one before it (EAGLE-3's trainer, Medusa's)."""
 
 
 class Trainee(Protocol):
-    """A module in training, and its loss. ``forward`` is called through Accelerate."""
+    """A module in training with its loss. ``forward`` is called through Accelerate."""
 
     module: Any
 
     def __call__(self, batch: Batch, seed: int) -> Tensor:
-        """The loss, summed over the rows that are learned from; ``seed`` decides all that is random."""
+        """The loss, summed over the rows that are learned from; ``seed`` decides everything random."""
         ...
 
     def unroll(self, batch: Batch, steps: int) -> Iterator[Tensor]:
-        """What logits are made from at each step [B, m, D], which stands for the last m rows of the batch.
+        """The input of the logits at each step [B, m, D], for the last m rows of the batch.
 
-        Each entry drafts the token after its row. What a step is, ``Kind.shown`` says.
+        Each entry drafts the token after its row. ``Kind.shown`` says what a step is.
         """
         ...
 
     def logits(self, step: int, hidden_nD: Tensor) -> Tensor:
-        """float32 [n, V] over the target's vocabulary."""
+        """Logits over the target's vocabulary, float32 [n, V]."""
         ...
 
 
 @dataclass(frozen=True)
 class Shown:
-    """How each step's figures are labelled: a step's name, what it means, and the number of the first one.
+    """Labels of each step's figures: a step's name, its meaning, and the number of the first step.
 
-    ``alike``: a full pipeline drafts at all of them alike, so that what is estimated goes by their mean.
+    ``alike``: a full pipeline drafts at all steps alike, so that estimates use their mean.
     """
 
     name: str
@@ -60,7 +60,10 @@ LEVELS: Final = Shown("level", "by how deep the asked token's states are", 0, Fa
 
 @dataclass(frozen=True)
 class Start:
-    """What a fresh drafter is made for. ``draft_ids_v`` [v]: the target's ids of what can be drafted; None: all."""
+    """The target, options and random generator of a fresh drafter.
+
+    ``draft_ids_v`` [v]: the target's ids of the tokens that can be drafted; None: all.
+    """
 
     target: Checkpoint
     options: TrainOptions
@@ -69,7 +72,7 @@ class Start:
 
     @property
     def drafted(self) -> int:
-        """How many tokens can be drafted."""
+        """Number of tokens that can be drafted."""
         return self.target.vocab_size if self.draft_ids_v is None else len(self.draft_ids_v)
 
     def matrix(self, rows: int, columns: int) -> Tensor:
@@ -77,13 +80,13 @@ class Start:
         return torch.randn(rows, columns, generator=self.generator) * columns**-0.5
 
     def head(self) -> Tensor:
-        """The target's own, for what can be drafted [v, D]."""
+        """The target's head, for the tokens that can be drafted [v, D]."""
         last = self.target.num_layers
         weight: Tensor = load_module(self.target, last, last, "float32", "cpu").get_output_embeddings().weight
         return weight.detach().clone() if self.draft_ids_v is None else weight.detach()[self.draft_ids_v]
 
     def layer(self, prefix: str, width: int) -> dict[str, Tensor]:
-        """A Llama layer like the target's, whose attention takes in ``width``, without a first norm."""
+        """A Llama layer of the target's sizes, whose attention takes in ``width``, without a first norm."""
         shape = layer_config(self.target)
         hidden, inner = shape["hidden_size"], shape["intermediate_size"]
         heads, keys = (shape[name] * shape["head_dim"] for name in ("num_attention_heads", "num_key_value_heads"))
@@ -105,45 +108,46 @@ Drafter = SpeculatorCheckpoint | Checkpoint
 
 
 class Files(Protocol):
-    """A kind of drafter on disk: how it is begun, opened, loaded for training and written."""
+    """The files of a kind of drafter: how it is begun, opened, loaded for training and written."""
 
     @property
     def file(self) -> str:
-        """The tensors' name in the drafter's folder."""
+        """Name of the tensors' file in the drafter's folder."""
         ...
 
     def begin(self, folder: Path, start: Start) -> None:
-        """Write an untrained drafter into an empty folder. Raises ConfigError for what has no such drafter."""
+        """Write an untrained drafter into an empty folder. Raises ConfigError for targets without such a drafter."""
         ...
 
     def open(self, folder: Path, target: Checkpoint) -> Drafter:
-        """Read everything but the weights. Raises ConfigError for what does not fit the target."""
+        """Read everything but the weights. Raises ConfigError for a drafter that does not fit the target."""
         ...
 
     def load(self, opened: Any, target: Checkpoint, device: str) -> tuple[Any, dict[str, nn.Parameter]]:
-        """The module in float32 without gradients, and those of its parameters that are trained, by name."""
+        """The module in float32 without gradients, and its trained parameters by name."""
         ...
 
     def write(self, output: Path, opened: Any, module: nn.Module, target: Checkpoint) -> None:
-        """Write the drafter as trained, in the type that the target is stored in; ``opened`` is what it began as."""
+        """Write the trained drafter in the target's dtype; ``opened`` is the drafter that training began with."""
         ...
 
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind. ``learning_rate``, ``betas`` and ``clip`` are its paper's or its authors' trainer's."""
+    """One kind of drafter. ``learning_rate``, ``betas`` and ``clip`` are those of its paper or its authors' trainer."""
 
     name: str
     learning_rate: float
     betas: tuple[float, float]
     clip: float
-    """The norm that all gradients together are clipped to."""
+    """Norm to which all gradients together are clipped."""
     files: Files
     settle: Callable[[TrainOptions, Checkpoint], TrainOptions]
-    """Fills in the kind's defaults for options left out. Raises FieldError for what does not fit the target."""
+    """Fills in the kind's defaults for options left out. Raises FieldError for options that do not fit the target."""
     reads: Callable[[TrainOptions, Checkpoint], tuple[int, ...]]
     trainee: Callable[[Any, nn.Module, TrainOptions, Checkpoint, Tensor | None], nn.Module]
-    """From the module, the target's head, settled options, the target and the tokens that can be drafted."""
+    """Makes the trainee of the module, the target's head, settled options, the target and the ids that
+    can be drafted."""
     shown: Shown = POSITIONS
 
 
@@ -153,7 +157,7 @@ def with_usual(options: TrainOptions, **usual: Any) -> TrainOptions:
 
 
 def layer_config(target: Checkpoint) -> dict[str, Any]:
-    """A Llama layer of the target's measures. Long-context scalings of its rope are not taken over."""
+    """Configuration of a Llama layer of the target's sizes, without long-context scaling of its rope."""
     config = target.config
     heads = int(config.num_attention_heads)
     rope: Mapping[str, Any] = getattr(config, "rope_parameters", None) or {}
@@ -178,5 +182,5 @@ def layer_config(target: Checkpoint) -> dict[str, Any]:
 
 
 def dtype_name(target: Checkpoint) -> str:
-    """The type that the target is stored in, and the drafter too."""
+    """The dtype in which the target is stored, and the drafter as well."""
     return str(getattr(target.config, "dtype", None) or torch.float32).removeprefix("torch.")

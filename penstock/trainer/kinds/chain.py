@@ -1,4 +1,4 @@
-"""EAGLE's modules and MTP heads over whole sequences: drafting a chain from every position at once.
+"""EAGLE's modules and MTP heads over whole sequences, drafting a chain from every position at once.
 
 Shapes: B sequences, n rows of each, N = B x rows at a step, D the drafter's hidden size, H query heads, K key heads, d
 width of a head.
@@ -19,18 +19,18 @@ from penstock.trainer.kinds.distill import Teaching
 
 
 class ChainAttention:
-    """Answers a module's attention calls, one call per step.
+    """Computes a module's attention, one call per step.
 
-    Chain i begins at row i, whose feature is the target's, and goes on at row i + 1, i + 2, ... with what the module
-    itself gave. As in the pipeline it sees the rows up to its beginning with the target's features, and its own:
+    Chain i begins at row i, with the target's feature, and goes on at row i + 1, i + 2, ... with the module's own
+    output. As in the pipeline it sees the rows up to its beginning with the target's features, and its own rows:
 
         chain 2       row 0   row 1   row 2   row 3   row 4
         step 0 keys     x       x       x
         step 1 key                              x          (chain 2's, at row 3)
         step 2 key                                      x  (chain 2's, at row 4)
 
-    Hence causal over the keys of step 0, and one diagonal for each later step (EAGLE-3, section 3.2). Of what else
-    attention may have in a target's layer, soft caps, sinks and windows, nothing is taught.
+    Attention is therefore causal over the keys of step 0, with one diagonal for each later step (EAGLE-3, section 3.2).
+    Soft caps, sinks and windows of a target's layer are not taught.
     """
 
     def __init__(self, sequences: int) -> None:
@@ -49,7 +49,7 @@ class ChainAttention:
         scaling: float,
         **options: Any,
     ) -> Tensor:
-        """[N, H, d]"""
+        """The output of attention, [N, H, d]."""
         query, key, value = (
             rows.unflatten(1, (self._sequences, -1)).transpose(0, 1) for rows in (query_HNd, key_KNd, value_KNd)
         )
@@ -61,10 +61,10 @@ class ChainAttention:
 
 
 def unroll(module: Any, batch: Batch, steps: int, noise_BnD: Tensor | None = None) -> Iterator[Tensor]:
-    """What ``module`` gives at each step [B, n - step, D]: entry i is chain i's, at row i + step.
+    """The output of ``module`` at each step [B, n - step, D]: entry i belongs to chain i, at row i + step.
 
-    Tokens are the text's; the feature of step 0 is the target's (plus ``noise_BnD``), of a later one the module's own
-    output of the step before. Positions are those that the pipeline uses: row i turns by i.
+    Tokens are the text's. The feature of step 0 is the target's (plus ``noise_BnD``), and of a later step the module's
+    own output of the step before. Positions are those of the pipeline: row i turns by i.
     """
     tokens_Bn = batch.tokens_Bn
     sequences, rows = tokens_Bn.shape
@@ -81,7 +81,7 @@ def unroll(module: Any, batch: Batch, steps: int, noise_BnD: Tensor | None = Non
 
 
 class ChainTrainee(nn.Module):
-    """See ``base.Trainee``. Distilled over its own drafts, step after step: EAGLE-3's training-time test."""
+    """A trainee (``base.Trainee``) distilled over its own drafts, step after step: EAGLE-3's training-time test."""
 
     def __init__(self, module: Any, head: nn.Module, steps: int, draft_ids_v: Tensor | None = None) -> None:
         super().__init__()
@@ -104,5 +104,5 @@ class ChainTrainee(nn.Module):
         return logits_nV
 
     def drafted(self, hidden_nD: Tensor) -> Tensor:
-        """Logits over what can be drafted."""
+        """Logits over the tokens that can be drafted."""
         return self.logits(0, hidden_nD)

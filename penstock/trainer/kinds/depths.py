@@ -1,4 +1,4 @@
-"""At which levels SPD's module sees the tokens of a sequence at once, by how many are under way in the pipeline.
+"""Levels at which SPD's module sees the tokens of a sequence, by the number of tokens in flight.
 
 Source: Wang et al., Speculative Pipeline Decoding (arXiv 2605.30852), section 3.7 and appendix A.
 """
@@ -12,10 +12,10 @@ from itertools import takewhile
 
 @dataclass(frozen=True)
 class Block:
-    """Every token of a sequence at one level.
+    """All tokens of a sequence at one level.
 
-    A row that is asked has passed ``depth`` stages. It sees the token j before it at level ``near[j]``, and all tokens
-    before these at the deepest level. None: rows of this block are only seen.
+    A row that is asked has passed ``depth`` stages. It sees the j-th token before it at level ``near[j]``, and all
+    earlier tokens at the deepest level. With None the rows of this block are only seen.
     """
 
     level: int
@@ -24,11 +24,12 @@ class Block:
 
 
 def lay_out(levels: Sequence[int], fill: int, asked: int = 0, only: bool = False) -> tuple[Block, ...]:
-    """The blocks that occur in a pipeline whose ``fill`` newest tokens are under way, from shallow to deep.
+    """The blocks that occur in a pipeline whose ``fill`` newest tokens are in flight, from shallow to deep.
 
-    ``levels`` [stages + 1] are those by depth. The newest token has passed ``asked`` stages, one before it one more,
-    and so on; whoever would have passed ``fill`` more is done with all. ``only``: none but the newest are asked;
-    otherwise a block is asked at the smallest depth of its level. Levels 0 1 1 2 2 and a full pipeline of four stages:
+    ``levels`` [stages + 1] are the levels by depth. The newest token has passed ``asked`` stages, the one before it one
+    more, and so on; tokens beyond ``fill`` have passed all stages. ``only``: only the newest token is asked; otherwise
+    a block is asked at the smallest depth of its level. An example for levels 0 1 1 2 2 and a full pipeline of four
+    stages:
 
         asked at level 0  depth 0   sees  ... 2  2  1  1  0
         asked at level 1  depth 1   sees     ... 2  2  1  1

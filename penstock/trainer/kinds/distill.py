@@ -1,7 +1,7 @@
-"""Distillation: how far a drafter's distributions are from the target's.
+"""Distillation: the divergence of a drafter's distributions from the target's.
 
 Shapes: B sequences, n rows, l of them that drafts stand for, m that are learned from, v tokens that can be drafted, V
-the target's vocabulary, D the width of what logits are made from.
+the target's vocabulary, D the width of the logits' input.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from penstock.trainer.data.batches import Batch
 
 
 class Teaching:
-    """What the target says at the rows of a batch that are learned from.
+    """The target's distributions at the rows of a batch that are learned from.
 
-    With a vocabulary of the drafter's own, rows whose best token cannot be drafted teach nothing, and of the others the
-    distribution over what can be drafted is taken (SafeAILab/EAGLE's trainer).
+    With a vocabulary of the drafter's own, rows whose best token cannot be drafted are left out, and the distributions
+    of the others are restricted to the tokens that can be drafted (SafeAILab/EAGLE's trainer).
     """
 
     def __init__(self, head: Callable[[Tensor], Tensor], batch: Batch, draft_ids_v: Tensor | None) -> None:
@@ -35,12 +35,13 @@ class Teaching:
             self.taught_Bn = taught_Bn
             self._chances_mv = log_chances_mv.exp()
             self._entropy_m = -(self._chances_mv * log_chances_mv).sum(-1)
+            # The index of each taught row among the taught rows, by which _chances_mv is ordered.
             self._place_Bn = taught_Bn.flatten().cumsum(0).view_as(taught_Bn) - 1
 
     def divergence(self, hidden_BlD: Tensor, logits: Callable[[Tensor], Any], among_Bn: Tensor | None = None) -> Tensor:
-        """The KL divergence in nats from target to drafter, summed over the rows, or those ``among`` them.
+        """The KL divergence in nats from target to drafter, summed over the rows, or over those in ``among_Bn``.
 
-        ``hidden_BlD`` stands for the last l rows; ``logits`` makes [m, v] of those taken [m, D].
+        ``hidden_BlD`` stands for the last l rows; ``logits`` makes [m, v] from the selected ones [m, D].
         """
         taught_Bn = self.taught_Bn if among_Bn is None else self.taught_Bn & among_Bn
         first = taught_Bn.shape[1] - hidden_BlD.shape[1]

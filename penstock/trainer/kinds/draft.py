@@ -1,4 +1,4 @@
-"""A small model of the target's own architecture, distilled from it: what method draft_model drafts with.
+"""A small model of the target's own architecture, distilled from it, for method draft_model.
 
 Source: Zhou et al., DistillSpec (arXiv 2310.08461), with the target's distributions over given texts.
 """
@@ -23,7 +23,7 @@ from penstock.trainer.options import DRAFT_LAYERS, TrainOptions, check_within
 
 
 class DraftHead(TargetHead):
-    """The same of a model in training, whose weights it shares."""
+    """The final norm and head of a model in training, whose weights it shares."""
 
     def __init__(self, causal: Any, base: str) -> None:
         nn.Module.__init__(self)
@@ -32,7 +32,7 @@ class DraftHead(TargetHead):
 
 
 class DraftTrainee(nn.Module):
-    """See ``base.Trainee``. There is one step: how far ahead of the text it drafts makes no difference to it."""
+    """A trainee (``base.Trainee``) with a single step, because a small model drafts alike at every depth."""
 
     def __init__(self, module: Any, head: nn.Module) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A small model as a Hugging Face checkpoint: at first the target with most of its layers left out."""
+"""A small model as a Hugging Face checkpoint. It begins as the target with most of its layers left out."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from penstock.models.weight_files import INDEX_FILE, SINGLE_FILE
 from penstock.trainer.kinds.base import Start, dtype_name
 
 BESIDE: Final = (".json", ".jinja", ".model", ".txt")
-"""Tokenizer, chat template and sampling defaults are in such files."""
+"""Suffixes of the files with tokenizer, chat template and sampling defaults."""
 OWN: Final = ("config.json", INDEX_FILE)
-"""These are the target's alone."""
+"""Files with these suffixes that are the target's alone."""
 
 
 class DraftFiles:
-    """See ``base.Files``."""
+    """The files of small models (``base.Files``)."""
 
     file = SINGLE_FILE
 
     def begin(self, folder: Path, start: Start) -> None:
-        """Evenly spaced layers of the target between its embedding, norm and head."""
+        """Write evenly spaced layers of the target between its embedding, norm and head."""
         target, layers = start.target, start.options.layers
         assert layers is not None
         picked = [round(i * (target.num_layers - 1) / max(1, layers - 1)) for i in range(layers)]
@@ -48,7 +48,7 @@ class DraftFiles:
 
 
 def save(module: Any, folder: Path, target: Checkpoint) -> None:
-    """Write the model in the type that the target is stored in, with the target's tokenizer."""
+    """Write the model in the target's dtype, with the target's tokenizer."""
     with quiet():
         module.to(getattr(torch, dtype_name(target))).save_pretrained(folder, max_shard_size="1TB")
     for file in target.path.iterdir():
@@ -57,7 +57,7 @@ def save(module: Any, folder: Path, target: Checkpoint) -> None:
 
 
 def small_model(target: Checkpoint, picked: Sequence[int]) -> Any:
-    """The target with these of its layers alone."""
+    """The target with only these of its layers."""
     config, parts, last = with_layers(target.config, picked), target.parts, target.num_layers
     made = model_class(config)(config)
     base = getattr(made, parts.base)
@@ -71,7 +71,7 @@ def small_model(target: Checkpoint, picked: Sequence[int]) -> Any:
 
 
 def with_layers(config: Any, picked: Sequence[int]) -> Any:
-    """The configuration of a model with these layers; what it says of every layer is kept for these."""
+    """The configuration of a model with these layers; lists with an entry per layer are reduced to them."""
     fields, layers = config.to_dict(), config.num_hidden_layers
     for name, value in fields.items():
         if "layer" in name and isinstance(value, list) and len(value) == layers:
@@ -80,9 +80,9 @@ def with_layers(config: Any, picked: Sequence[int]) -> Any:
 
 
 def nearest_like(target: Checkpoint, layer: nn.Module, wanted: int) -> dict[str, Tensor]:
-    """The weights of the target's layer that is nearest to ``wanted`` of those built like ``layer``.
+    """The weights of the target's layer nearest to ``wanted`` among those with the same tensors as ``layer``.
 
-    In some models the first layers are dense and the others are not. Raises ConfigError if none is.
+    In some models the first layers are dense and the others are not. Raises ConfigError if there is no such layer.
     """
     needed = {name: tensor.shape for name, tensor in layer.state_dict().items()}
     for number in sorted(range(target.num_layers), key=lambda one: abs(one - wanted)):

@@ -1,4 +1,4 @@
-"""EAGLE-1 (EAGLE-2 has the same weights): to the next feature by regression, to the next token by distillation.
+"""EAGLE-1 (EAGLE-2 has the same weights): regression to the next feature, distillation to the next token.
 
 Source: Li et al., EAGLE (arXiv 2401.15077), section 4.1; SafeAILab/EAGLE's trainer for noise and settings, and its
 format.
@@ -22,13 +22,13 @@ from penstock.trainer.kinds.export import SpeculatorFiles
 from penstock.trainer.options import TrainOptions
 
 NOISE: Final = 0.2
-"""Width of the uniform noise on features: drafting goes on from features that are not quite the target's."""
+"""Width of the uniform noise on features, since drafting goes on from features that are not quite the target's."""
 TOKEN_WEIGHT: Final = 0.1
-"""What the distillation counts for beside the regression."""
+"""Weight of the distillation relative to the regression."""
 
 
 class EagleTrainee(nn.Module):
-    """See ``base.Trainee``."""
+    """A trainee (``base.Trainee``) with EAGLE-1's two losses."""
 
     def __init__(self, module: Any, head: nn.Module) -> None:
         super().__init__()
@@ -40,6 +40,7 @@ class EagleTrainee(nn.Module):
         taught_Bn = teaching.taught_Bn
         hidden_BnD = next(unroll(self.module, batch, 1, noise_BnD=noise_for(batch, seed)))
         given, aimed = hidden_BnD[taught_Bn].float(), batch.final_BnD[taught_Bn].float()
+        # A mean over features but a sum over rows, as the distillation is.
         regression = F.smooth_l1_loss(given, aimed, reduction="sum") / aimed.shape[-1]
         return regression + TOKEN_WEIGHT * teaching.divergence(hidden_BnD, self.module.logits)
 
@@ -52,14 +53,14 @@ class EagleTrainee(nn.Module):
 
 
 def noise_for(batch: Batch, seed: int) -> Tensor:
-    """Drawn on the host from the seed alone, so that neither a resumed run nor another device draws otherwise."""
+    """Noise drawn on the host from the seed alone, so that a resumed run and any device draw the same."""
     states_BnF = batch.states_BnF
     drawn = torch.rand(states_BnF.shape, generator=torch.Generator().manual_seed(seed))
     return ((drawn - 0.5) * NOISE).to(states_BnF.device)
 
 
 def reads(options: TrainOptions, target: Checkpoint) -> tuple[int, ...]:
-    """The states after the final norm."""
+    """The number of the states after the final norm."""
     return (target.num_layers,)
 
 

@@ -18,18 +18,18 @@ from penstock.trainer.kinds.export import SpeculatorFiles
 from penstock.trainer.options import DRAFT_VOCAB_SIZE, TTT_STEPS, TrainOptions
 
 DRAFTED_AHEAD: Final = 5
-"""Tokens that vLLM drafts at a time with the trained module, unless told otherwise."""
+"""Tokens that vLLM drafts at a time with the trained module by default."""
 
 
 class Eagle3Trainee(ChainTrainee):
     def drafted(self, hidden_nD: Tensor) -> Tensor:
-        """Logits over what can be drafted: the module's head before it leads to the target's vocabulary."""
+        """Logits over the tokens that can be drafted: the module's head before its map to the target's vocabulary."""
         logits_nv: Tensor = self.module.head[0](self.module.norm(hidden_nD))
         return logits_nv
 
 
 def reads(options: TrainOptions, target: Checkpoint) -> tuple[int, ...]:
-    """Hidden states 2, L // 2 and L - 3; a target of few layers has fewer that differ."""
+    """Hidden states 2, L // 2 and L - 3; for a target of few layers some of them coincide."""
     last = target.num_layers
     return tuple(sorted({min(max(index, 1), last) for index in (2, last // 2, last - 3)}))
 
@@ -59,7 +59,7 @@ def config(start: Start) -> dict[str, Any]:
 
 
 def fresh(start: Start) -> dict[str, Tensor]:
-    """Random but for the head, which is the target's for the tokens that can be drafted."""
+    """Random tensors, except for the head, which is the target's for the tokens that can be drafted."""
     target = start.target
     width = target.hidden_size
     norms = ("layers.0.input_layernorm", "layers.0.hidden_norm", "norm")

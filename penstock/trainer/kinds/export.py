@@ -1,10 +1,10 @@
-"""Speculators as files, in the formats that other engines load.
+"""Writes speculators in the formats that other engines load.
 
-vllm-project/speculators' for eagle3, SafeAILab's for eagle, FasterDecoding's for medusa or, where it cannot draft all
-tokens, vLLM's; yuyijiong/speculative_pipeline_decoding's for spd and early-exit; Qwen's for mtp.
+The formats are vllm-project/speculators' for eagle3, SafeAILab's for eagle, FasterDecoding's for medusa or, where it
+cannot draft all tokens, vLLM's, yuyijiong/speculative_pipeline_decoding's for spd and early-exit, and Qwen's for mtp.
 
-A fresh drafter is written first and opened like any other, so that the module in training is built by the loader that
-the pipeline uses. The trained one has the same files with other weights.
+A fresh drafter is written first and opened like any other, so that the module in training is built by the pipeline's
+own loader. The trained one has the same files with other weights.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from penstock.trainer.kinds.base import Start, dtype_name
 CONFIG: Final = "config.json"
 EMBEDDING: Final = "embed_tokens.weight"
 HEAD: Final = {"lm_head.weight": "head.0.weight"}
-"""Tensors of the layouts that the modules call otherwise."""
+"""Tensors of the formats whose names differ in the modules."""
 
 
 @dataclass(frozen=True)
 class SpeculatorFiles:
-    """See ``base.Files``."""
+    """The files of a kind of speculator (``base.Files``)."""
 
     config: Callable[[Start], dict[str, Any]]
-    """The config.json."""
+    """Makes the content of config.json."""
     fresh: Callable[[Start], dict[str, Tensor]]
-    """Tensors to start from, under the format's names."""
+    """Makes the initial tensors, under the format's names."""
     file: str = SINGLE_FILE
     with_embedding: bool = False
     """Whether the format wants an embedding in the file, which is the target's."""
@@ -72,12 +72,12 @@ class SpeculatorFiles:
 
 
 def trained_parameters(module: nn.Module, checkpoint: SpeculatorCheckpoint) -> dict[str, nn.Parameter]:
-    """What is learned, by the names in ``checkpoint.tensors``: all that its file holds but embedding and token ids."""
-    buffers = dict(module.named_buffers())  # what a router adapts while its target is trained
+    """The trained parameters by their names in ``checkpoint.tensors``: all in its file but embedding and token ids."""
+    buffers = dict(module.named_buffers())  # for example biases that a router adapts during training
     names = [name for name in checkpoint.tensors if name not in (*MAPS, EMBEDDING) and name not in buffers]
     return {name: module.get_parameter(HEAD.get(name, name)) for name in names}
 
 
 def stored(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Weights in ``dtype``, ids and marks as they are."""
+    """Weights converted to ``dtype``; ids and masks as they are."""
     return tensor.to(dtype) if tensor.is_floating_point() else tensor

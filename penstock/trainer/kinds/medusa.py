@@ -1,4 +1,4 @@
-"""Medusa-1: heads on the frozen target, each distilled from what the target says further ahead.
+"""Medusa-1: heads on the frozen target, each distilled from the target's distribution further ahead.
 
 Source: Cai et al., Medusa (arXiv 2401.10774), sections 2.1.1 and 2.2.1; FasterDecoding/Medusa's format, or vLLM's where
 not every token can be drafted.
@@ -24,7 +24,10 @@ LAYERS: Final = 1
 
 
 class MedusaTrainee(nn.Module):
-    """See ``base.Trainee``. A step is a head: head k drafts from the state before row i what comes after row i + k."""
+    """A trainee (``base.Trainee``) whose steps are heads.
+
+    Head k drafts what follows row i + k, from the state before row i.
+    """
 
     def __init__(self, module: Any, head: nn.Module, draft_ids_v: Tensor | None) -> None:
         super().__init__()
@@ -44,6 +47,7 @@ class MedusaTrainee(nn.Module):
         states_BnF = batch.states_BnF
         rows = states_BnF.shape[1]
         for k in range(min(steps, self.module.heads, rows)):
+            # The state before row i drafts for row i + k, so the last k states have no row.
             yield states_BnF[:, : rows - k]
 
     def logits(self, step: int, hidden_nD: Tensor) -> Tensor:
@@ -51,7 +55,7 @@ class MedusaTrainee(nn.Module):
         return logits_nV
 
     def _drafted(self, head: int, hidden_nD: Tensor) -> Tensor:
-        """Logits over what can be drafted."""
+        """Logits over the tokens that can be drafted."""
         logits_nv: Tensor = self.module.lm_heads[head](self.module.blocks[head](hidden_nD))
         return logits_nv
 
@@ -61,7 +65,7 @@ def settle(options: TrainOptions, target: Checkpoint) -> TrainOptions:
 
 
 def reads(options: TrainOptions, target: Checkpoint) -> tuple[int, ...]:
-    """The states after the final norm."""
+    """The number of the states after the final norm."""
     return (target.num_layers,)
 
 
@@ -80,7 +84,7 @@ def config(start: Start) -> dict[str, Any]:
 
 
 def fresh(start: Start) -> dict[str, Tensor]:
-    """Heads that say what the target's says, their blocks doing nothing yet."""
+    """Copies of the target's head, behind blocks that change nothing yet."""
     width, head_vD, ids_v = start.target.hidden_size, start.head(), start.draft_ids_v
     assert start.options.heads is not None
     tensors = {} if ids_v is None else {"token_map": ids_v}

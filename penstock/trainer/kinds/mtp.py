@@ -22,11 +22,11 @@ from penstock.trainer.kinds.export import SpeculatorFiles
 from penstock.trainer.options import TTT_STEPS, TrainOptions
 
 NOISE: Final = 0.1
-"""Beside the parts of a fresh projection that lead embedding and state straight into the layer."""
+"""Scale of the noise in a fresh projection, beside the parts that lead embedding and state straight into the layer."""
 
 
 def reads(options: TrainOptions, target: Checkpoint) -> tuple[int, ...]:
-    """The states after the final norm."""
+    """The number of the states after the final norm."""
     return (target.num_layers,)
 
 
@@ -43,7 +43,7 @@ def config(start: Start) -> dict[str, Any]:
 
 
 def fresh(start: Start) -> dict[str, Tensor]:
-    """The target's own layer that the head's is like, norms that change nothing, and half of embedding and state."""
+    """The target's own layer of the head's kind, norms that change nothing, and half of embedding and state."""
     target, width = start.target, start.target.hidden_size
     place = place_of(target)
     assert place is not None
@@ -61,7 +61,7 @@ def fresh(start: Start) -> dict[str, Tensor]:
 
 
 def unit_weight(norm: nn.Module) -> Tensor:
-    """What a norm of this class has before any training: some scale by the weight, others by one more than it."""
+    """The weight of an untrained norm of this class: some scale by the weight, others by one more than it."""
     made = type(norm)(len(norm.get_parameter("weight")))
     return made.get_parameter("weight").detach()
 

@@ -1,4 +1,4 @@
-"""SPD's speculation module, of the paper or over anchors, and the early exit, which is the latter with one anchor.
+"""SPD's speculation module, the paper's or with anchors, and the early exit, which has a single anchor.
 
 Source: Wang et al., Speculative Pipeline Decoding (arXiv 2605.30852), section 3 and appendix A;
 yuyijiong/speculative_pipeline_decoding for anchors and settings.
@@ -29,16 +29,16 @@ from penstock.trainer.kinds.spd_start import config, fresh, levels_read, reads, 
 from penstock.trainer.options import TrainOptions
 
 FULL: Final = 0.5
-"""How often the pipeline is full; else each lesser fill is as likely (appendix A.2)."""
+"""Chance that the pipeline is full; the lesser fills are equally likely (appendix A.2)."""
 AGAIN_WEIGHT: Final = 0.5
-"""What a token counts for that is asked about again on its way, beside one that is asked about when it enters."""
+"""Weight of a token asked about again in flight, relative to one asked about when it enters."""
 
 
 class BlockAttention:
-    """Answers a module's attention calls; the rows are the blocks one after another, each with all its sequences.
+    """Computes a module's attention; rows are ordered by block, and by sequence within each.
 
-    A row sees its own token and those shortly before it at the levels that the block says, and all before these in the
-    last block, which holds the deepest level. Rows that are not asked get nothing.
+    A row sees its own token and those shortly before it at the levels of its block, and all earlier ones in the last
+    block, which is that of the deepest level. Rows that are not asked get nothing.
     """
 
     def __init__(self, blocks: Sequence[Block], sequences: int) -> None:
@@ -49,7 +49,7 @@ class BlockAttention:
     def __call__(
         self, module: Any, query_HNd: Tensor, key_KNd: Tensor, value_KNd: Tensor, mask: None, *, scaling: float
     ) -> Tensor:
-        """[N, H, d]"""
+        """The output of attention, [N, H, d]."""
         sizes = (len(self._blocks), self._sequences, -1)
         # Block by block [B, heads, L - 1, d].
         queries, keys, values = (rows.unflatten(1, sizes).movedim(0, 2) for rows in (query_HNd, key_KNd, value_KNd))
@@ -64,9 +64,9 @@ class BlockAttention:
 
 
 class SpdTrainee(nn.Module):
-    """See ``base.Trainee``; a step is a level at which tokens are asked about.
+    """A trainee (``base.Trainee``) whose steps are the levels at which tokens are asked about.
 
-    ``levels`` are those by depth, for each number of stages that is trained for.
+    ``levels`` are the levels by depth, for each number of stages that is trained for.
     """
 
     def __init__(
@@ -79,9 +79,9 @@ class SpdTrainee(nn.Module):
         self.draft_ids_v = None if draft_ids_v is None else nn.Buffer(draft_ids_v, persistent=False)
 
     def forward(self, batch: Batch, seed: int) -> Tensor:
-        """The divergence at every row of what has just entered, and at as many others of tokens under way.
+        """The divergence at every row that has just entered, and at as many others of tokens in flight.
 
-        How full the pipeline is, is drawn for every sequence (appendix A.2), and so is the number of its stages.
+        How full the pipeline is, and its number of stages, are drawn for every sequence (appendix A.2).
         """
         generator = torch.Generator().manual_seed(seed)
         alike: dict[tuple[tuple[int, ...], int], list[int]] = {}
@@ -91,7 +91,7 @@ class SpdTrainee(nn.Module):
         return torch.stack(parts).sum() + self._nothing()
 
     def _divergence(self, batch: Batch, levels: Sequence[int], fill: int, generator: torch.Generator) -> Tensor:
-        """Of sequences in pipelines of these levels by depth that are equally full."""
+        """The divergence of sequences in pipelines with these levels by depth and the same fill."""
         blocks = self._blocks(levels, fill)
         first, *others = self.hidden(batch, blocks)
         teaching = Teaching(self.head, batch, self.draft_ids_v)
@@ -104,7 +104,7 @@ class SpdTrainee(nn.Module):
         return loss
 
     def unroll(self, batch: Batch, steps: int) -> Iterator[Tensor]:
-        """In a full pipeline of the most stages, level by level."""
+        """The states in a full pipeline of the most stages, level by level."""
         levels = max(self.levels, key=len)
         fill = len(levels) - 1
         blocks = self._blocks(levels, fill)
@@ -117,7 +117,7 @@ class SpdTrainee(nn.Module):
         return logits_nV
 
     def hidden(self, batch: Batch, blocks: Sequence[Block]) -> Tensor:
-        """What logits are made from, of the batch's rows in each block [blocks, B, n, D]."""
+        """The input of the logits for the batch's rows in each block [blocks, B, n, D]."""
         tokens_BL, states_BLF = batch.tokens_BL[:, :-1], batch.states_BLF[:, :-1]
         sequences, rows = tokens_BL.shape
         given = tokens_BL.flatten(), states_BLF.flatten(0, 1)
@@ -126,12 +126,12 @@ class SpdTrainee(nn.Module):
         positions = torch.arange(rows, device=tokens_BL.device).repeat(len(blocks) * sequences)
         attend = BlockAttention(blocks, sequences)
         hidden_ND = self.module(feature_ND, levels.repeat_interleave(sequences * rows), positions, attend)
-        # The first token is seen by all others, but drafts nothing here, as of the other kinds.
+        # The first token is seen by all others, but drafts nothing, as in the other kinds.
         hidden: Tensor = hidden_ND.unflatten(0, (len(blocks), sequences, rows))[:, :, 1:]
         return hidden
 
     def drawn(self, generator: torch.Generator) -> tuple[tuple[int, ...], int]:
-        """Levels by depth, and how many tokens are under way."""
+        """Levels by depth, and number of tokens in flight, drawn at random."""
         levels = self.levels[int(torch.randint(len(self.levels), (), generator=generator))]
         stages = len(levels) - 1
         if stages == 1 or float(torch.rand((), generator=generator)) < FULL:
@@ -142,16 +142,16 @@ class SpdTrainee(nn.Module):
         return lay_out(levels, fill, self.module.asking, only=self.module.memory is not None)
 
     def _asked(self, block: Block, fill: int) -> bool:
-        """Whether it holds tokens under way; what comes after others is known."""
+        """Whether the block holds tokens in flight; the tokens after other ones are known."""
         return block.near is not None and block.depth < fill
 
     def _drafted(self, hidden_nD: Tensor) -> Tensor:
-        """Logits over what can be drafted: the module's head before it leads to the target's vocabulary."""
+        """Logits over the tokens that can be drafted: the module's head before its map to the target's vocabulary."""
         logits_nv: Tensor = self.module.head[0](self.module.norm(hidden_nD))
         return logits_nv
 
     def _nothing(self) -> Tensor:
-        """Zero, of which every projection is a part: data parallelism waits for the gradients of levels left out."""
+        """Zero, as a function of every projection: data parallelism waits for the gradients of levels left out."""
         memory = self.module.memory or ()
         projections = [*self.module.projections, *(one for layer in memory for one in layer)]
         return torch.stack([one.weight.sum() for one in projections]).sum() * 0
@@ -164,9 +164,9 @@ def trainee(
 
 
 def levels_by_depth(options: TrainOptions, target: Checkpoint) -> list[tuple[int, ...]]:
-    """For each number of stages that is trained for, the level of a token by the number of stages that it has passed.
+    """The level of a token by the number of stages it has passed, for each number of stages that is trained for.
 
-    Of an early exit they are all the same.
+    For an early exit all are the same.
     """
     if options.variant == "paper":
         return [tuple(range(len(levels_read(options, target))))]

@@ -1,6 +1,6 @@
-"""What SPD's module and the early exit are before they are trained: measures, configuration, tensors to start from.
+"""SPD's module and the early exit before training: sizes, configuration, and initial tensors.
 
-The format is yuyijiong/speculative_pipeline_decoding's, as ``models/speculators/spd_format.py`` reads it.
+The format is yuyijiong/speculative_pipeline_decoding's, as read by ``models/speculators/spd_format.py``.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from penstock.trainer.options import DRAFT_VOCAB_SIZE, SPEC_LAYERS, STAGES, VARI
 
 NOISE: Final = 0.02
 OPTIONAL: Final = ("q_norm.weight", "k_norm.weight", "q_proj.bias", "k_proj.bias", "v_proj.bias", "o_proj.bias")
-"""What the module's attention has where the target's has it."""
+"""Tensors that the module's attention has only where the target's has them."""
 
 
 def settle(options: TrainOptions, target: Checkpoint) -> TrainOptions:
-    """The anchors 0, 1, 2, 4, ... up to half of the layers, and the last one; an exit after a quarter of them."""
+    """Defaults: anchors 0, 1, 2, 4, ... up to half of the layers and the last; an exit after a quarter
+    of the layers."""
     last = target.num_layers
     options = with_usual(options, spec_layers=SPEC_LAYERS, draft_vocab_size=min(DRAFT_VOCAB_SIZE, target.vocab_size))
     check_within(options, last, "spec_layers", "exit_layer")
@@ -39,7 +40,8 @@ def settle(options: TrainOptions, target: Checkpoint) -> TrainOptions:
 
 
 def levels_read(options: TrainOptions, target: Checkpoint) -> tuple[tuple[int, ...], ...]:
-    """The states behind each level's feature. Level k of the paper's reads 0, half of the layers done, all (Eq. 1)."""
+    """The states that each level's feature reads. The paper's level k reads 0, half of the layers
+    passed, all (Eq. 1)."""
     if options.variant == "paper":
         assert options.stages is not None
         done = layers_done(target.even_split(options.stages[0]))
@@ -82,7 +84,7 @@ def config(start: Start) -> dict[str, Any]:
 
 
 def fresh(start: Start) -> dict[str, Tensor]:
-    """Layers and head are the target's own; a feature is the deepest state that it is made of, nearly."""
+    """Layers and head copied from the target; a feature is nearly the deepest state that it reads."""
     options, levels = start.options, levels_read(start.options, start.target)
     assert options.spec_layers is not None
     deepest = len(levels) - 1
@@ -100,23 +102,24 @@ def fresh(start: Start) -> dict[str, Tensor]:
 
 
 def projection(start: Start, states: int) -> Tensor:
-    """[D, states x D]: the last of the states, and a little of the others."""
+    """[D, states x D]: an identity for the last of the states, and a little noise for the others."""
     width = start.target.hidden_size
     others = torch.randn(width, (states - 1) * width, generator=start.generator) * NOISE
     return torch.cat([others, torch.eye(width)], dim=1)
 
 
 def layer(start: Start, index: int) -> dict[str, Tensor]:
-    """One of the target's where it is a Llama or Qwen layer, else a random one of its measures.
+    """A copy of a target's layer where it is a Llama or Qwen layer, else a random one of its sizes.
 
-    They are spread from the target's first layer, which knows what to make of a token's embedding, to its last, which
-    the head knows what to make of; a single one is the last. With two layers that starts the demo target's module at a
-    loss of 3.6 after 50 steps, where its last two layers gave 5.3 and its first two 4.6.
+    The copies are spread from the target's first layer, which can read a token's embedding, to its last, whose output
+    the head can read; a single one is the last. With two layers this starts the demo target's module at a loss of 3.6
+    after 50 steps, where its last two layers gave 5.3 and its first two 4.6.
     """
     prefix, target = f"spec_layers.{index}", start.target
     made = start.layer(prefix, target.hidden_size)
     made[f"{prefix}.input_layernorm.weight"] = torch.ones(target.hidden_size)
     last, others = target.num_layers - 1, (start.options.spec_layers or 1) - 1
+    # Index 0 is the target's first layer and index ``others`` its last; a single one is the last.
     number = last - (others - index) * last // max(1, others)
     base = getattr(load_module(target, number, number + 1, "float32", "cpu"), target.parts.base)
     own = getattr(base, target.parts.layers)[number].state_dict()
