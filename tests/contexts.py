@@ -1,4 +1,4 @@
-"""What strategies are told, for tests that ask them without a loop."""
+"""Contexts for tests that call strategies without a loop."""
 
 from __future__ import annotations
 

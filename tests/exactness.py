@@ -1,4 +1,4 @@
-"""What every strategy has to give, whatever drafts: transformers' own tokens, and how they are compared."""
+"""The exactness check: every strategy, with any drafter, gives the token ids of transformers' own decoding."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def tokens_of(request: Request) -> list[int]:
 
 @dataclass
 class Compared:
-    """What was compared of one model, and what came of it."""
+    """Counts over all requests that were compared for one model."""
 
     requests: int = 0
     tokens: int = 0

@@ -1,4 +1,4 @@
-"""What tests/first_hour.md says: the commands of README.md and of the start pages, and what they print."""
+"""A reader of tests/first_hour.md: the commands of README.md and of the start pages, and what they print."""
 
 from __future__ import annotations
 

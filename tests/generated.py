@@ -1,4 +1,4 @@
-"""What transformers makes of a prompt."""
+"""Reference tokens: what transformers' ``generate`` makes of a prompt."""
 
 from __future__ import annotations
 

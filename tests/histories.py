@@ -224,7 +224,7 @@ class History:
         return EmulatedDrafter(inner, timing, None, self.clock)  # type: ignore[arg-type]
 
     def _depths(self, levels: Sequence[Sequence[int]]) -> Depths:
-        """Which level a token has by depth: any that reads no stage beyond; or, of the paper's module, its own."""
+        """Draw the level of a token by its depth: any level that has its features, or the paper's own choice."""
         rng = self.rng
         memory = rng.random() < 0.3
         of_depth = list(range(len(levels))) if memory else [rng.randint(0, depth) for depth in range(len(levels))]
@@ -302,7 +302,7 @@ class History:
         assert output.reasons == [FinishReason.STOP if expected[-1] in request.stop_ids else FinishReason.LENGTH]
 
     def _check_replicas(self) -> None:
-        """What each stage holds in the slots of a request's announced committed prefix."""
+        """Check what each stage holds in the slots of a request's announced committed prefix."""
         if self.rng.random() > 0.05:
             return
         for request in self.loop.scheduler.running:

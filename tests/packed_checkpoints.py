@@ -18,7 +18,7 @@ from tests.checkpoints import make_checkpoint
 SIZES: Final = {"hidden_size": 64, "intermediate_size": 128}
 WORD: Final = 32
 AWQ_ORDER: Final = [0, 2, 4, 6, 1, 3, 5, 7]
-"""Which output is in every place of a word."""
+"""The output whose value is at each place of a packed word."""
 
 
 def floats(folder: Path, architecture: str = "llama", **overrides: Any) -> Path:
@@ -79,7 +79,7 @@ def by_bitsandbytes(folder: Path, dtype: torch.dtype = torch.float32, **options:
 
 
 def by_gptq(folder: Path, layout: str = "gptq", *, in_order: bool = True, **overrides: Any) -> Path:
-    """As gptqmodel writes it, which takes a newer torch: four bits in groups of 32, with zeros."""
+    """Write the format of gptqmodel (which needs a newer torch itself): four bits in groups of 32, with zeros."""
 
     def parts(weight: Tensor) -> dict[str, Tensor]:
         order = torch.arange(weight.shape[1]) if in_order else activation_order(weight.shape[1])
@@ -102,7 +102,7 @@ def activation_order(inputs: int) -> Tensor:
 
 
 def by_awq(folder: Path) -> Path:
-    """As AutoAWQ writes it, in groups of 32."""
+    """Write the format of AutoAWQ, in groups of 32."""
 
     def parts(weight: Tensor) -> dict[str, Tensor]:
         values, scales, zeros = rounded(weight)

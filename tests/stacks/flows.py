@@ -1,4 +1,4 @@
-"""What every Python stack is put through, in its own environment: flows by name, each told as one line of JSON."""
+"""The flows that every Python stack runs in its own environment; each prints its result as one line of JSON."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ LONGEST = 600.0
 
 @dataclass
 class Table:
-    """What each stack did, by server: flows that failed are named in the test, all are shown in a table."""
+    """The result of each flow by stack and server: the test names those that failed, a table shows all."""
 
     rows: dict[str, dict[str, dict[str, str]]] = field(default_factory=dict)
 

@@ -60,7 +60,7 @@ def test_json_trace_and_stream_agree(pair: Path, tmp_path: Path) -> None:
 
 
 def beside_progress(log: str) -> str:
-    """What a command has said on stderr, without the lines of a start that takes its time on a busy host."""
+    """Return a command's stderr without the progress lines of a slow start."""
     return re.sub(r"^.*, \d+:\d\d:\d\d so far.*\n", "", log, flags=re.MULTILINE)
 
 

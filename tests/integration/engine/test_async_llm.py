@@ -187,7 +187,7 @@ def test_a_synthetic_drafter_is_refused() -> None:
 
 
 class Panic(BaseException):
-    """As a library in Rust raises it: no Exception."""
+    """An error that is no ``Exception``, such as libraries written in Rust raise."""
 
 
 def break_at(observer: Observer, moment: str) -> list[str]:
@@ -209,7 +209,7 @@ def break_at(observer: Observer, moment: str) -> list[str]:
 
 @pytest.mark.parametrize("moment", ["queued", "waits", "admitted", "advanced"])
 def test_a_fault_on_the_engines_thread_leaves_nobody_waiting(moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the engine's own counters, say: health and metrics, which stand on them, would be wrong from then on."""
+    """A counter that fails ends the engine: health and metrics read the counters and would be wrong from then on."""
 
     def counters(loop: EngineLoop) -> Counters:
         made = Counters(loop)
@@ -264,7 +264,7 @@ def test_an_observer_that_fails_is_dropped_and_the_engine_goes_on(
 
 
 def test_one_event_loop_after_another(engine: AsyncLLM) -> None:
-    """What a request came to whose event loop ended before it did is taken by the next one."""
+    """A request that outlives its event loop does not disturb the next loop, which takes its results."""
 
     async def leave() -> RequestStream:
         """Nobody aborts the request, nor waits any more for what was waited for."""

@@ -59,7 +59,7 @@ def plain(target: Path) -> Iterator[LLM]:
 
 @pytest.fixture(scope="module")
 def alone(plain: LLM) -> list[list[CompletionOutput]]:
-    """What each case gives by itself."""
+    """Return each case's outputs when it is the only request."""
     return [plain.generate(prompt, params)[0].outputs for prompt, params in CASES]
 
 
@@ -95,7 +95,7 @@ def ids_of(llm: LLM, text: str) -> list[int]:
 
 
 def generated(model: Any, prompt: list[int], count: int, **options: Any) -> list[int]:
-    """What transformers' own greedy ``generate`` gives."""
+    """Return the tokens of transformers' own greedy ``generate``."""
     settings = {"eos_token_id": None, "pad_token_id": 2, **options}
     out = model.generate(torch.tensor([prompt]), max_new_tokens=count, do_sample=False, **settings)
     return out[0, len(prompt) :].tolist()

@@ -86,7 +86,7 @@ def samplings(prompt: list[int]) -> list[Sampling]:
 
 @pytest.fixture(scope="module")
 def plain(prompt: list[int], samplings: list[Sampling]) -> dict[Sampling, list[int]]:
-    """What plain decoding gives, one request at a time."""
+    """Return plain decoding's tokens by sampling, one request at a time."""
     engine = InProcessEngine(DEMO / "target", 1, NgramDrafter(4, 1), slots=512)
 
     def decoded(sampling: Sampling) -> list[int]:

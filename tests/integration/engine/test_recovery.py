@@ -47,7 +47,7 @@ def draft(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def expected(target: Path) -> dict[float, list[list[int]]]:
-    """What one stage gives, by temperature."""
+    """Return one stage's tokens of every prompt, by temperature."""
     with LLM(str(target), skip_tokenizer_init=True, speculative_config=None) as llm:
         return {params[0].temperature: tokens(llm, params) for params in (GREEDY, SAMPLED)}
 
@@ -231,7 +231,7 @@ def test_a_connection_that_breaks_between_living_stages_is_reported(
 
 def test_streams_pause_while_a_stage_is_replaced(target: Path, expected: dict[float, list[list[int]]]) -> None:
     async def read(llm: AsyncLLM, i: int) -> list[int]:
-        """By deltas: a token that came twice would be here twice."""
+        """Collect the deltas rather than the final output: a token that was sent twice would be here twice."""
         got: list[int] = []
         async for new in llm.submit(PROMPTS[i], SAMPLED[i]):
             got += [token for delta in new.deltas for token in delta.token_ids]

@@ -69,7 +69,7 @@ def ray_on(hosts: list[Namespace], environment: dict[str, str]) -> Iterator[None
 
 
 def driven(host: Namespace, target: Path, environment: dict[str, str]) -> dict[str, Any]:
-    """What an engine says that is run on that host."""
+    """Run an engine on that host and return what it reports."""
     command = [*host.enter, sys.executable, "-c", DRIVER, str(target), json.dumps(PROMPTS)]
     told = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, timeout=200, check=True).stdout
     return json.loads(told.splitlines()[-1])  # type: ignore[no-any-return]

@@ -171,7 +171,7 @@ def test_what_is_killed_is_the_process_never_its_number(target: Path) -> None:
 
 
 def means_nobody(process: int) -> bool:
-    """By its descriptor: once its parent, the fork server, has taken note of its end."""
+    """Whether the process has ended and its parent, the fork server, has reaped it; told by its descriptor."""
     try:
         signal.pidfd_send_signal(process, 0)
     except ProcessLookupError:

@@ -218,7 +218,7 @@ def test_two_engines_side_by_side(target: Path) -> None:
 
 
 def strange_frames(session: str) -> list[list[bytes]]:
-    """What a connection that is let in may send and no session takes; the last three carry the secret."""
+    """Frames that an admitted connection can send and no session accepts; the last three carry the secret."""
     nobody = "0" * 32
     return [
         [b""],
@@ -302,7 +302,7 @@ LIES: dict[str, tuple[int, Callable[[int], Message], list[bytes], str]] = {
     "token of another model in a sampling": (1, lambda n: foreign_tokens(n), [bytes(128)], "names token 90000"),
     "not for a stage": (0, lambda n: Result(stream=0), [], "unexpected Result"),
 }
-"""Which stage is lied to, what it is told (n: the stream number that is due), the tensor frames, the complaint."""
+"""By name: the stage that is lied to, the message (n: the stream number due), its tensor frames, the complaint."""
 
 
 def lost_by_now(pipeline: ProcessPipeline) -> bool:

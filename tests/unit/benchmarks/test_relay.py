@@ -1,4 +1,4 @@
-"""What the centralised executor adds: whom a message is for, and what its way costs where links are modelled."""
+"""The centralised executor's part: the stage for which a message is, and its transit time over modelled links."""
 
 from __future__ import annotations
 

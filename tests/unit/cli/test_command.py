@@ -36,7 +36,7 @@ def call(function: Callable[..., None], *arguments: str) -> Result:
 
 
 def told(*arguments: str) -> dict[str, Any]:
-    """What a command with every kind of parameter gets of ``arguments``."""
+    """Return the values that a command with every kind of parameter gets from ``arguments``."""
     seen: dict[str, Any] = {}
 
     def take(

@@ -24,7 +24,7 @@ def node(node_id: int, position: int = 0) -> Node:
 
 
 def plain(table: Any, width: int = 80) -> list[str]:
-    """What a table looks like without colours, line by line."""
+    """Return a table's lines without colours."""
     from rich.console import Console
 
     console = Console(width=width, color_system=None)

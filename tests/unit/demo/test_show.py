@@ -1,4 +1,4 @@
-"""Which screen the demo uses: the live picture on terminals that can show it, lines elsewhere."""
+"""The demo's choice of screen: the live picture where the terminal can show it, else lines."""
 
 from __future__ import annotations
 

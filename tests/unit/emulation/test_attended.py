@@ -1,4 +1,4 @@
-"""What a batch attends to, counted from its rows."""
+"""The positions that a batch attends to, counted from its rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the loop tells the strategies of its drafter, and takes from it."""
+"""What passes between the loop, the strategies and the drafter."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Counting(Scheduler):
 
 
 def test_plain_decoding_is_left_alone_between_its_results() -> None:
-    """Whatever else happens meanwhile, a stage that takes the batch or the moment of the next one, nothing enters."""
+    """Nothing enters on other events, such as a stage's taking the batch or the moment at which the next is due."""
     clock, pool = VirtualClock(), SlotPool(40, 20)
     second = StageEmulation(timing=StageTiming(devices=(DeviceTiming(1.0, 0.0, 0.0),)))
     cores = [StageCore(HashLayers(i, pool.total, 4), pool.total, is_last=i == 1) for i in range(2)]

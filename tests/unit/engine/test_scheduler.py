@@ -1,4 +1,4 @@
-"""Which requests a batch serves: in turn, spread over the stages, rate-limited ones only when a batch is due."""
+"""The choice of requests for a batch: in turn, spread over the stages, rate-limited ones only when one is due."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_certain_tokens_go_before_drafted_ones() -> None:
 
 
 def test_a_chunk_shrinks_beside_requests_that_decode() -> None:
-    """So that the slowest stage takes at most so many times as long as without it."""
+    """The slowest stage takes at most ``prefill_stretch`` times as long as without the chunk."""
     estimates = Estimates()
     for rows in (1, 16, 32, 64, 128):
         for _ in range(3):

@@ -89,7 +89,7 @@ def test_chances_never_rise_with_rank_and_never_exceed_one(
 @pytest.mark.parametrize("chance", [-12.5, -746.0, -1e300, -math.inf, math.nan])
 @pytest.mark.parametrize("picked", [0, 1, 9])
 def test_candidates_without_a_chance_to_speak_of(chance: float, picked: int) -> None:
-    """As a temperature near 0 makes them. They neither raise nor spoil what is known of others."""
+    """Temperatures near 0 make such candidates; they neither raise nor spoil the chances of others."""
     calibration = Calibration()
     calibration.record([(0, 0.0), (1, chance)], picked)
     first, second = calibration.chances([(0, math.log(0.6)), (1, math.log(0.3))])

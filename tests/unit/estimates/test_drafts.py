@@ -1,4 +1,4 @@
-"""What the target makes of drafts: misses, first answers and corrections."""
+"""Statistics of drafts against the target: misses, first answers and corrections."""
 
 from __future__ import annotations
 

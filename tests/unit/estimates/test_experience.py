@@ -1,4 +1,4 @@
-"""What one engine has learned, and another begins with."""
+"""Estimates that a new engine takes over from an earlier one."""
 
 from __future__ import annotations
 

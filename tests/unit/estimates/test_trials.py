@@ -1,4 +1,4 @@
-"""What of a running engine's time counts for which trial."""
+"""How a running engine's time is counted for its trials."""
 
 from __future__ import annotations
 

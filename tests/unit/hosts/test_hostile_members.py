@@ -49,7 +49,7 @@ class Member:
         self.other.send(msgspec.msgpack.encode((self.lease if secret is None else secret, message)), *contents)
 
     def listen(self, seconds: float = 0.0) -> list[Message]:
-        """What has come."""
+        """Wait up to ``seconds`` for messages and return all that have come so far."""
         self.inbox.wait(time.monotonic() + seconds)
         for frames in self.inbox.take():
             self.lease, raw = control.lease_of(frames)
@@ -156,7 +156,7 @@ def question(path: Path, number: int = 1) -> tuple[FindCheckpoint, bytes]:
 def test_an_agents_beats_go_on_while_it_hashes_and_waits(
     server: NotingServer, security: LinkSecurity, pipe: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever a question takes: its own thread is busy, and each lease is kept."""
+    """While questions keep their thread busy, the agent still answers beats, and each lease is kept."""
     may_go_on = threading.Event()
     monkeypatch.setattr(Fetch, "_proved_here", lambda fetch: "there is none" if may_go_on.wait(60) else "")
     with agent(security) as one, hostile_head(security, one.address) as head:
@@ -321,7 +321,7 @@ def test_a_worker_that_sends_nonsense_is_lost_alone(
 def test_a_fault_at_the_head_loses_hosts_and_ends_no_thread(
     server: NotingServer, security: LinkSecurity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever it is: what it was for is lost, with a reason, and comes back."""
+    """A fault of any kind costs only the host that it concerned, with a reason given, and the host comes back."""
     monkeypatch.setattr("penstock.hosts.remote.TRY_AGAIN_S", 0.0)
 
     def broken(*_: object) -> None:

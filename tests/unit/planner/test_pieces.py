@@ -71,7 +71,7 @@ def random_flow(rng: random.Random) -> Flow:
 
 @pytest.mark.parametrize("search", [False, True])
 def test_the_best_of_all_cuts(search: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 2,000 random pipelines. Where it may not try all, the search is seldom off, and never by more than 10%."""
+    """Tries 2,000 random pipelines. Where not all cuts are tried, the search is seldom off, and never by over 10%."""
     if search:
         monkeypatch.setattr(pieces, "FEW", 0)
     exact = 0

@@ -163,7 +163,7 @@ def test_off_the_path_a_draft_is_the_same_whoever_asks_and_when() -> None:
 
 
 def drafts_by_path(script: Script, config: SpeculativeConfig) -> dict[tuple[int, ...], object]:
-    """What the drafter said first of every node, by its tokens from the prompt on."""
+    """Return the drafter's first answer about every node, by the node's tokens from the prompt on."""
     loop = make_loop(load_cluster("spd-4"), script, config)
     assert isinstance(loop.drafter, EmulatedDrafter)
     assert isinstance(loop.drafter.inner, ScriptedDrafter)

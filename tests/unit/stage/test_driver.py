@@ -119,7 +119,7 @@ def test_a_full_pipeline_works_on_as_many_batches_as_it_has_stages() -> None:
 
 
 def test_ready_is_said_before_the_batch_is_computed() -> None:
-    """So that the next batch travels meanwhile."""
+    """The early ``Ready`` lets the next batch travel while this one is computed."""
     clock = VirtualClock()
     one = driver(0, 2, clock)
     one.on_message(batch(0))

@@ -1,4 +1,4 @@
-"""What a grammar allows after a row is a function of the row's path: whatever was asked before, and by whom."""
+"""The tokens that a grammar allows after a row depend on the row's path alone, not on earlier or others' questions."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def ids(text: str) -> list[int]:
 
 
 def from_the_start(grammar: str, output: list[int]) -> np.ndarray:
-    """By a matcher of its own that reads the whole output token by token."""
+    """Return the allowed tokens [V], found by a fresh matcher that reads the whole output token by token."""
     if EOS in output:
         return np.arange(VOCABULARY) == EOS
     matcher = compile_grammar(grammar, load_grammar_tokenizer(DEMO / "target", VOCABULARY, (EOS,)))

@@ -1,4 +1,4 @@
-"""Which rows the continuous strategies take, when they wait, and that they never wait for nothing."""
+"""The rows that continuous strategies take, when they wait, and that they never wait for nothing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STAGES = 8
 
 
 def experienced(seconds: Callable[[int], float], stages: int = STAGES, link: float = 0.0) -> Estimates:
-    """Of stages that take so many seconds for so many rows, and ``link`` seconds a row between two of them."""
+    """Estimates of stages that take ``seconds`` by number of rows; a row takes ``link`` seconds between two stages."""
     estimates = Estimates()
     for rows in SIZES:
         starts = [(seconds(rows) + link * rows) * i for i in range(stages)]

@@ -22,7 +22,7 @@ UNEQUAL = "jupiter-heterogeneous"
 
 
 def plan(**options: Any) -> tuple[Outcome, str]:
-    """What is chosen, and what is printed."""
+    """Return the plan that is chosen, and the text that is printed."""
     console = Console(file=io.StringIO(), width=200)
     outcome = run_plan(PlanOptions(**{"cluster": UNEQUAL, "tokens": 0, **options}), console=console)
     assert isinstance(console.file, io.StringIO)
@@ -66,7 +66,7 @@ def test_the_papers_method_keeps_every_device_in_its_place() -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_no_plan_by_hand_has_a_faster_slowest_stage(seed: int) -> None:
-    """Of random clusters; the times are those that the cluster's own stages then take."""
+    """Clusters are random; the times are those that the cluster's own stages then take."""
     outcome, _ = plan(cluster=f"random-{seed}:{seed % 5 + 2}")
     chosen, *others = outcome.compared
     assert all(chosen.plan.slowest_s <= other.plan.slowest_s * (1 + 1e-9) for other in others)

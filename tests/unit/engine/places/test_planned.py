@@ -40,7 +40,7 @@ def facts(name: str, *gpus: str, free: int = 8_000_000_000) -> HostFacts:
 
 
 def host(*found: HostFacts) -> FleetHost:
-    """What a fleet of these hosts tells, and no more."""
+    """A host of a fleet that states these facts, and nothing else."""
     made = object.__new__(FleetHost)
     made.fleet = SimpleNamespace(living={one.name: one for one in found}, security=None)  # type: ignore[assignment]
     return made

@@ -1,4 +1,4 @@
-"""What an engine has learned is kept for its like, loses weight with age, and can be done without."""
+"""Estimates are kept for engines of the same kind, lose weight with age, and are optional."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def learn(store: ProfileStore, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def step_s(store: ProfileStore, **options: Any) -> float:
-    """What a new engine takes a batch of one row to last; 0 where it knows nothing."""
+    """Return a new engine's estimate of a step with one row, in seconds; 0 if it has none."""
     loop = engine()
     remembering(store, loop, **options)
     return float(loop.estimates.pipeline.step_s(1))

@@ -1,4 +1,4 @@
-"""What a row carries at every cut of a model that shares keys and values."""
+"""The contents of a row at every cut of a model that shares keys and values."""
 
 from __future__ import annotations
 

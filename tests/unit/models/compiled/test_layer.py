@@ -58,7 +58,7 @@ def test_a_tree_beside_the_fused_layers(
 
 @pytest.mark.parametrize("quantization", FORMATS)
 def test_states_that_a_drafter_reads_are_those_between_the_layers(tmp_path: Path, quantization: str) -> None:
-    """What each layer gives is what stages of one layer each send on, and whoever reads it changes nothing."""
+    """Each layer's output is what stages of one layer send on, and reading it changes nothing."""
     path = make_checkpoint(tmp_path, "qwen3")
     whole, watched = (Staged(path, 1, quantization=quantization) for _ in range(2))
     stages = Staged(path, LAYERS, quantization=quantization)

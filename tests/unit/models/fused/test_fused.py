@@ -65,7 +65,7 @@ def test_a_layer_that_only_looks_like_llamas(tmp_path: Path, monkeypatch: pytest
 
 
 def test_an_embedding_that_is_scaled(tmp_path: Path) -> None:
-    """Of granite's factors the layers' do nothing here; the embedding's does."""
+    """Granite's factors for the layers are neutral here; the one for the embedding is not."""
     factors = {"embedding_multiplier": 3.0, "residual_multiplier": 1.0, "attention_multiplier": 8**-0.5}
     path = make_checkpoint(tmp_path, "granite", **factors)
     assert not is_fused(load_stage(str(path), 0, LAYERS, capacity=8))

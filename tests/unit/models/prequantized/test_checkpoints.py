@@ -62,7 +62,7 @@ def check_numbers(path: Path, expected: Mapping[str, torch.Tensor], bits: int) -
 
 
 def check_ids(path: Path, model: Any) -> None:
-    """Of two stages beside ``generate``."""
+    """Check that two stages give the tokens of ``generate``."""
     ids = model.generate(torch.tensor([PROMPT]), max_new_tokens=TOKENS, do_sample=False, eos_token_id=None)
     assert Staged(path, 2).greedy(PROMPT, TOKENS) == ids[0, len(PROMPT) :].tolist()
 

@@ -80,7 +80,7 @@ def test_floats_lose_more() -> None:
 
 
 def a_weight(group: int, bits: int = 4, rows: int = 16) -> GroupedWeight:
-    """Of few of the values, so that to round it again would find others."""
+    """Return a weight that uses few of the possible values, so that rounding it again would give others."""
     torch.manual_seed(group)
     values = torch.randint(3, 2**bits - 2, (rows, 256), dtype=torch.uint8)
     scales = torch.rand(rows, 256 // group) + 0.5
