@@ -32,7 +32,7 @@ PLAN: Final = StagePlan(
 
 
 class NotingServer:
-    """Starts nothing."""
+    """A fork server that starts nothing and notes what it is told."""
 
     def __init__(self) -> None:
         self.started: list[StageSpec] = []

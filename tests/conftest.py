@@ -95,7 +95,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def draft(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The target with noise on its weights: right often enough for hits, wrong often enough for misses."""
+    """The target with noise on its weights, so that its drafts are now right and now wrong."""
     return noisy_copy(target, tmp_path_factory.mktemp("draft") / "model", noise=0.1)
 
 

@@ -9,7 +9,7 @@ import torch
 
 
 def generate(model: Any, prompt: Sequence[int], tokens: int) -> list[int]:
-    """Greedily, whatever ends a text; no token of the prompt counts as padding."""
+    """Generate greedily up to the full length, past end tokens; no token of the prompt counts as padding."""
     ids = torch.tensor([prompt])
     options = {"do_sample": False, "eos_token_id": None, "attention_mask": torch.ones_like(ids)}
     continued: list[int] = model.generate(ids, max_new_tokens=tokens, **options)[0, len(prompt) :].tolist()

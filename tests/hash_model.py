@@ -25,7 +25,7 @@ def digest(*parts: object) -> int:
 
 
 FOLD = 4
-"""Certain rows are folded so many at a time."""
+"""Committed rows are folded in blocks of this many."""
 
 
 def carries_state(stage: int) -> bool:
@@ -33,7 +33,7 @@ def carries_state(stage: int) -> bool:
 
 
 def stepped(state: int, added: Iterable[int]) -> int:
-    """The state after rows that add this, one after another."""
+    """Return the state after rows that add these values, one after another."""
     for one in added:
         state = digest("state", state, one)
     return state

@@ -125,7 +125,7 @@ def left_behind(names: re.Pattern[str], name: str) -> bool:
 
 
 def free_network() -> str:
-    """One that no bridge here has."""
+    """The first three bytes of a network that no bridge here has."""
     taken = {address["local"].rpartition(".")[0] for one in listed("-4", "addr") for address in one["addr_info"]}
     return next(name for i in range(256) if (name := f"{NETWORKS}.{(os.getpid() + i) % 256}") not in taken)
 

@@ -26,7 +26,7 @@ def floats(folder: Path, architecture: str = "llama", **overrides: Any) -> Path:
 
 
 def compressed(folder: Path, layout: str, architecture: str = "llama", **arguments: Any) -> Path:
-    """In a format of compressed-tensors; ``arguments`` are of its QuantizationArgs."""
+    """Write a format of compressed-tensors; ``arguments`` are for its QuantizationArgs."""
     from compressed_tensors.compressors import ModelCompressor
     from compressed_tensors.quantization import (
         QuantizationArgs,
@@ -67,7 +67,7 @@ def calibrate(module: Any, weights: Any) -> None:
 
 
 def by_bitsandbytes(folder: Path, dtype: torch.dtype = torch.float32, **options: Any) -> Path:
-    """``options`` are of its BitsAndBytesConfig."""
+    """Write bitsandbytes' format; ``options`` are for its BitsAndBytesConfig."""
     packed = folder / "packed"
     config = BitsAndBytesConfig(**options)
     with quiet():
@@ -97,7 +97,7 @@ def by_gptq(folder: Path, layout: str = "gptq", *, in_order: bool = True, **over
 
 
 def activation_order(inputs: int) -> Tensor:
-    """Inputs group by group, where a group's are no neighbours."""
+    """An order of inputs, group by group, in which the inputs of a group are no neighbours."""
     return torch.arange(inputs).view(2, -1).t().flatten()
 
 
@@ -144,6 +144,6 @@ def repacked(folder: Path, parts: Any, stated: dict[str, Any]) -> Path:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """These libraries show bars, and say on stderr what they do."""
+    """Silence these libraries' progress bars and messages on stderr."""
     with open("/dev/null", "w") as nowhere, contextlib.redirect_stderr(nowhere):
         yield

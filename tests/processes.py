@@ -13,7 +13,7 @@ import pytest
 from penstock.transport.readable import SELECTABLE
 
 MORE = 1000
-"""Files that a process may open beyond those that ``select`` knows."""
+"""Number of files that a process may open beyond those that ``select`` can handle."""
 
 
 def descendants(pid: int) -> list[psutil.Process]:

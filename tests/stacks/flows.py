@@ -61,7 +61,7 @@ def is_of(name: str, text: str) -> bool:
 
 
 def fits(name: str, value: Any) -> bool:
-    """Whether a value is of the schema of this name."""
+    """Whether a value fits the schema of this name."""
     if name == "$defs":
         return set(value) == {"place", "days"} and value["place"] in PLACE["enum"] and 1 <= value["days"] <= 9
     if name == "definitions":

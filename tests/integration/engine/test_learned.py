@@ -39,7 +39,7 @@ CASES += [("mtp", 3), ("speculators_eagle3", 3), ("vllm_medusa", 3), ("spd_paper
 CASES += [(kind, stages) for kind in ("spd", "early_exit") for stages in (1, 3, 5, 8)]
 SAMPLINGS = (Sampling(), Sampling(seed=11, temperature=1.0, top_p=0.95))
 NONE, EVERY = 0, range(1, len(strategies(1)))
-"""Plain decoding among the ``strategies``, and those that speculate."""
+"""Indices of ``strategies``: plain decoding, and those that speculate."""
 
 
 @pytest.fixture(scope="module")

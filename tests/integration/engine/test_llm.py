@@ -185,7 +185,7 @@ def test_same_tokens_from_every_stage_count_strategy_and_drafter(
 def checked_run(
     llm: LLM, config: SpeculativeConfig | None, alone: list[list[CompletionOutput]]
 ) -> list[SpeculationMetrics]:
-    """All cases at once: each has the tokens that it has alone, and nothing is left of them."""
+    """Run all cases at once: each has the tokens that it has alone, and no request is left."""
     outputs = decode(llm, [prompt for prompt, _ in CASES], [params for _, params in CASES], config)
     for output, expected in zip(outputs, alone, strict=True):
         assert_same(output.outputs, expected)
@@ -248,7 +248,7 @@ def test_completions_of_one_prompt_differ_and_repeat(llm: LLM) -> None:
 
 
 def test_more_requests_than_fit_at_once(llm: LLM) -> None:
-    """The pool holds three of these at a time."""
+    """The pool holds three of these requests at a time."""
     params = [dataclasses.replace(GREEDY, max_tokens=40 + i) for i in range(10)]
     outputs = llm.generate([SHORT] * 10, params)
     longest = outputs[-1].outputs[0].token_ids
@@ -302,7 +302,7 @@ def test_stop_strings(llm: LLM) -> None:
 
 
 def test_end_of_sequence_tokens(target: Path, model: Any, tmp_path: Path) -> None:
-    """Several, from generation_config; min_tokens keeps them away and ignore_eos lets them pass."""
+    """There are several, from generation_config; min_tokens keeps them away and ignore_eos lets them pass."""
     prompt = [40, 50, 60]
     tokens = generated(model, prompt, 24)
     ends = [tokens[12], tokens[6]]

@@ -135,7 +135,7 @@ def test_tokens_are_the_same_whatever_is_killed(
 def test_what_lives_keeps_its_process_and_its_weights(
     target: Path, draft: Path, tmp_path: Path, expected: dict[float, list[list[int]]], method: str
 ) -> None:
-    """Once and again: a stage that has been called into another session can be called into a third."""
+    """A stage is killed twice: one that was called into another session can be called into a third."""
     with start(target, speculative_config=speculation(target, draft, tmp_path, method, "continuous")) as llm:
         before = processes()
         for _ in range(2):
@@ -198,7 +198,7 @@ def test_a_stopped_stage_is_noticed_and_replaced(
 
 
 class CutHost(ProcessHost):
-    """Between the stages of its first pipeline stands a proxy."""
+    """A host whose first pipeline has a proxy between its stages."""
 
     def __init__(self) -> None:
         super().__init__("tcp")

@@ -44,7 +44,7 @@ def environment(**more: str) -> dict[str, str]:
 
 @contextmanager
 def node(host: Namespace, environment: dict[str, str], *options: str) -> Iterator[None]:
-    """A Ray node on that host. It ends with the block."""
+    """Run a Ray node on that host for the length of the block."""
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # its sockets' paths have to be short
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"]
     command += ["--num-cpus=1", "--object-store-memory=80000000", f"--node-ip-address={host.address}"]

@@ -85,7 +85,7 @@ def pipeline_of(llm: LLM) -> ProcessPipeline:
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left() -> Iterator[None]:
-    """After ``close`` has returned."""
+    """Check that nothing is left once ``close`` has returned."""
     yield
     assert stage_processes() == []
 
@@ -311,7 +311,7 @@ def lost_by_now(pipeline: ProcessPipeline) -> bool:
 
 
 FRAMED: Final = "tensor too small"
-"""Nothing but the framing depends on the kind of link: this lie is told over each."""
+"""The name of the lie that is told over every kind of link: nothing but the framing depends on the kind."""
 
 
 @pytest.mark.parametrize(

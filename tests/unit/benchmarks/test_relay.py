@@ -12,7 +12,7 @@ from penstock.pipeline.plan import StagePlan
 
 
 def passed(stages: int) -> Batch:
-    """A batch that has come out of so many stages."""
+    """A batch that has come out of this many stages."""
     return Batch(stream=0, rows=Rows(), spans=[Span(stage, 0.0, 0.0, 0.0, 0.0, 0.0, 1) for stage in range(stages)])
 
 

@@ -10,7 +10,7 @@ from penstock.tree import Node
 
 
 def batch(stream: int, nodes: Mapping[int, Sequence[int]], wanted: Sequence[int] | None = None) -> Batch:
-    """Rows by position; the successors of all, or of the ``wanted`` nodes only, are asked for."""
+    """A batch with rows by position; successors of all nodes, or of the ``wanted`` ones, are asked for."""
     rows = Rows()
     for position, ids in nodes.items():
         for node_id in ids:

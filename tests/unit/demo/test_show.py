@@ -14,7 +14,7 @@ from penstock.demo.race import PENSTOCK, PLAIN, Race
 
 @pytest.fixture
 def screens(monkeypatch: pytest.MonkeyPatch) -> list[type]:
-    """The kinds of screens that ``run_demo`` shows its runs on; nothing runs."""
+    """The kinds of screen on which ``run_demo`` shows its runs; no run takes place."""
     seen: list[type] = []
 
     def compare(cluster: Any, scene: Any, screen: Any) -> list[Any]:

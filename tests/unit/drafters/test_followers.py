@@ -57,7 +57,7 @@ class Watched(int):
 
 
 def test_a_look_up_does_not_walk_over_the_text() -> None:
-    """Nor over the occurrences of a run with one follower."""
+    """It walks neither over the text nor over the occurrences of a run that has one follower."""
     looked = []
     for length in (1_000, 10_000):
         text = Followers(3, 1)

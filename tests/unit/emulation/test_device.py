@@ -11,7 +11,7 @@ from tests.unit.stage.test_driver import batch, driver, stage_timing
 
 
 def turns(one: StageDriver, clock: VirtualClock) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
-    """When the stage's batches and the drafter's passes had the device, run to the end."""
+    """Run to the end; return when the stage's batches and the drafter's passes had the device."""
     batches, passes = [], []
     while one.due is not None:
         clock.wait(one.due)

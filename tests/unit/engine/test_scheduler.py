@@ -23,7 +23,7 @@ from tests.histories import Collected
 
 
 class Willing:
-    """Always ready to send the root, rate-limited or not."""
+    """A strategy that is always ready to send the root, rate-limited or not."""
 
     candidates = 0
 
@@ -149,7 +149,7 @@ def test_where_many_run_a_batch_takes_as_many_as_keep_every_stage_busy() -> None
 
 
 class Told(Willing):
-    """Notes how many requests' rows are to follow."""
+    """A strategy that notes how many requests' rows are to follow in the batch."""
 
     def __init__(self, told: list[int]) -> None:
         super().__init__(rate_limited=False)
@@ -200,7 +200,7 @@ def test_every_batch_takes_a_chunk_of_a_prompt_beside_requests_that_decode() -> 
 
 
 class Tenths:
-    """Pieces that end at every tenth token behind what is cached."""
+    """Planned pieces that end at every tenth token behind what is cached."""
 
     def ends(self, tokens: int, cached: int = 0) -> tuple[int, ...]:
         return (*range(cached + 10, tokens, 10), tokens)

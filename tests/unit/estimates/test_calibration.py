@@ -19,7 +19,7 @@ def candidates(chances: list[float]) -> list[tuple[int, float]]:
 
 
 def taught(right: list[float], decisions: int = 4000, seed: int = 0) -> Calibration:
-    """Has seen a drafter that claims ``CLAIMED`` where its candidates are right in these shares."""
+    """A calibration that has seen a drafter which claims ``CLAIMED`` and is right in these shares."""
     rng, calibration = random.Random(seed), Calibration()
     for _ in range(decisions):
         picked = rng.choices([0, 1, 2, 9], [*right, 1 - sum(right)])[0]

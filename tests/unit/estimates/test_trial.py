@@ -28,7 +28,7 @@ PLAIN = 0.05
 
 
 def run(trial: Trial, tokens: int, speculating: Callable[[], float], plain: float = PLAIN) -> float:
-    """Decode so many tokens one by one, and return the seconds."""
+    """Decode this many tokens one by one; return the seconds that it took."""
     total = 0.0
     for _ in range(tokens):
         seconds = speculating() if trial.speculates else plain

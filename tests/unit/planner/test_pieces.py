@@ -39,7 +39,7 @@ def test_the_first_token_comes_when_it_is_reckoned_to(name: str) -> None:
 @pytest.mark.parametrize("name", ["jupiter-homogeneous", "two-servers", "flowspec-7b"])
 @pytest.mark.parametrize(("tokens", "cached"), [(1, 0), (17, 16), (260, 0), (1024, 512), (3000, 0)])
 def test_no_fixed_length_is_better(name: str, tokens: int, cached: int) -> None:
-    """But for what the last block of a long text is rounded by."""
+    """Equal pieces may only win by what rounding the last block of a long text costs."""
     flow, table = table_of(name)
     ends = table.ends(tokens, cached)
     assert ends[-1] == tokens

@@ -14,11 +14,11 @@ from penstock.tree import Node
 from tests.histories import Collected
 
 SHARED = [Node(1 + i, i % 5, i, i) for i in range(BLOCK)]
-"""A block of a text; nodes, tokens, positions, slots."""
+"""A block of a text given as nodes, tokens, positions and slots."""
 
 
 def requests() -> list[Request]:
-    """Two, each with a token of its own after the block."""
+    """Two requests, each with a token of its own after the block."""
     block = PrefixCache().add(None, SHARED)
     assert block is not None
     made = []

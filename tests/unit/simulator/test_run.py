@@ -31,7 +31,7 @@ def chain(**options: int) -> SpeculativeConfig:
 
 
 def with_swift_drafter(cluster: Cluster) -> Cluster:
-    """The same with a drafter that answers in next to no time."""
+    """The same cluster with a drafter whose answers take next to no time."""
     devices = tuple(
         replace(device, weight_bandwidth_gb_s=1e9, compute_tflops=1e9, overhead_ms=0.0, pass_ms=None)
         if device.name == cluster.drafter

@@ -65,7 +65,7 @@ class Chain:
         self.results: list[Result] = []
 
     def advance(self) -> bool:
-        """Everything that is due now; says whether anything happened."""
+        """Do everything that is due now; returns whether anything happened."""
         happened = False
         for place, one in enumerate(self.drivers):
             for sent in one.step():

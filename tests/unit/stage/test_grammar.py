@@ -109,7 +109,7 @@ def ask(grammars: Grammars, request: int, grammar: str, output: list[int]) -> tu
 
 
 DEAR: Final = of_regex("(b{3}|x(a{1000}){1000})")
-"""Exhausted after an x, whose step is too dear; not after a b."""
+"""A grammar that is exhausted after an x, whose step is too dear, and not after a b."""
 X, B = ids("x"), ids("b")
 
 
@@ -197,7 +197,7 @@ REGEXES: Final = st.lists(PIECES, min_size=1, max_size=4).map("".join)
 @settings(max_examples=25, deadline=None)
 @given(st.lists(REGEXES, min_size=2, max_size=3), st.randoms(use_true_random=False))
 def test_any_grammar_gives_the_same_answer_after_any_history(texts: list[str], rng: random.Random) -> None:
-    """And never a token that it does not allow, nor nothing without a reason."""
+    """No mask allows a token that the grammar forbids, and none is empty without a stated reason."""
     grammars, known = make(), load_grammar_tokenizer(DEMO / "target", VOCABULARY, (EOS,))
     written = [of_regex(text) for text in texts]
     paths: list[list[list[int]]] = [[[]] for _ in written]

@@ -35,7 +35,7 @@ class World:
         self.order = BestFirst()
         self.asked: list[Node] = []
         self.chances: dict[int, float] = {}
-        """Log-probabilities, by number, of nodes that existed when their parent's candidates were corrected."""
+        """Log-probability by node id, for nodes that existed when their parent's candidates were corrected."""
 
     def step(self) -> None:
         self.order.look(self.tree, as_drafted)

@@ -383,7 +383,7 @@ def test_it_never_waits_for_nothing_in_long_runs(seed: int) -> None:
 
 
 def alone(rows_s: Callable[[int], float], requests: int = 1) -> Asker:
-    """Over a single stage."""
+    """Estimates of a pipeline of a single stage."""
     asker = continuous(experienced(rows_s, stages=1), width=16, children=2)
     asker.requests = requests
     return asker

@@ -60,7 +60,7 @@ def times(layer_ms: float) -> LayerTimes:
 
 
 def keep(fleet: FleetHost, speeds: dict[str, float], latency_ms: float = 0.1) -> None:
-    """Profiles of these hosts, by the time of a layer, and of all links."""
+    """Store profiles of these hosts, by the time of a layer, and of all links."""
     store, names = ProfileStore(profiles_folder()), list(speeds)
     found = candidates_on(options(), names, fleet.fleet.living)
     for name, layer_ms in speeds.items():

@@ -32,7 +32,7 @@ NOW = 1e9
 
 
 def engine(tokens: int = 0) -> Any:
-    """A loop as far as it is asked: its estimates, and how many tokens have come."""
+    """A loop with the two things that are read of it: its estimates and its number of tokens."""
     return SimpleNamespace(estimates=Estimates(contended=True, stages=1), tokens=tokens)
 
 
@@ -41,7 +41,7 @@ def remembering(store: ProfileStore, loop: Any, now: float = NOW, key: EngineKey
 
 
 def learn(store: ProfileStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An engine runs, and is closed at NOW."""
+    """Run an engine that learns, and close it at NOW."""
     monkeypatch.setattr("penstock.engine.profile.memory.time.time", lambda: NOW)
     loop = engine(tokens=1)
     memory = remembering(store, loop)

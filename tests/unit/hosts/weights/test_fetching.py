@@ -291,7 +291,7 @@ FAULTS = ("right", "right", "right", "dropped", "swapped", "repeated", "corrupt"
 def test_pieces_that_are_lost_swapped_repeated_or_changed_are_refused(
     tmp_path_factory: pytest.TempPathFactory, faults: list[str], rng: random.Random
 ) -> None:
-    """In whatever order: the copy is complete only once every piece is right, and holds nothing else."""
+    """In any order: the copy is complete only once every piece is right, and holds nothing else."""
     head = Head(tmp_path_factory.mktemp("cache"))
     left, held, tries = list(faults), dict[tuple[str, int], bool](), dict[tuple[str, int], int]()
     waiting: list[WantPiece] = []

@@ -117,7 +117,7 @@ def test_activations() -> None:
 
 @pytest.mark.parametrize("quantization", FORMATS)
 def test_threads_share_a_prompt(tmp_path: Path, quantization: str) -> None:
-    """Products, and attention of so many rows that it is parted."""
+    """A prompt is long enough for its products and its attention to be divided among threads."""
     path = make_checkpoint(tmp_path, "qwen3")
     rows = chain_rows(0, [(7 * i + 3) % 150 for i in range(COUNT)], range(COUNT))
     threads, found = torch.get_num_threads(), []

@@ -95,7 +95,7 @@ def test_a_stage_computes_with_the_numbers_of_the_file(tmp_path: Path) -> None:
 
 
 def test_values_without_a_magnitude_of_their_own_are_rounded() -> None:
-    """-128 has none among signed bytes."""
+    """Among signed bytes -128 has no positive counterpart."""
     values = torch.full((16, 32), -128, dtype=torch.int8)
     weight = GroupedWeight(values, torch.ones(16, 1), None, 8, 32)
     linear = linear_of(32, 16)

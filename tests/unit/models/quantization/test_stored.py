@@ -25,7 +25,7 @@ from tests.packed_checkpoints import by_awq, by_gptq, compressed
 
 pytestmark = pytest.mark.skipif(not works(), reason="this processor lacks what compiled products need")
 ROUNDED_TWICE, ROUNDED_ONCE = 0.03, 0.001
-"""Parts of a weight's norm that four bits, and float16 and rows in whole numbers take."""
+"""Error bounds, as parts of a weight's norm: with rounding to four bits, and without (float16, int8 rows)."""
 WIDE = {"hidden_size": 256, "intermediate_size": 256}
 
 FILES: dict[str, Callable[[Path], Path]] = {
