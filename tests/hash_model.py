@@ -54,7 +54,7 @@ class HashLayers:
         """The row's key and value by slot; on a stage that carries a state, what the row adds to that state."""
         self.rows_computed = 0
         self._folded: dict[int, tuple[int, int]] = {}
-        """By request with rows here: the position up to which committed rows are folded, and the state there."""
+        """For each request with rows here: the position up to which committed rows are folded, and the state there."""
 
     def forward(self, view: BatchView, hidden: list[int] | None) -> HiddenRows:
         inputs = view.tokens.tolist() if hidden is None else hidden
@@ -119,7 +119,7 @@ class HashReader(HashLayers):
         self.reads = reads
         self.known: dict[tuple[int, int], int] = {}
         self.read: dict[int, bool] = {}
-        """By node whose row has entered: whether its parent's features were there when it last did so."""
+        """For each node whose row has entered: whether its parent's features were there when it last did so."""
         self._node_at: dict[int, int] = {}
         self._own: dict[int, int] = {}
 

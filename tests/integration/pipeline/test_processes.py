@@ -302,7 +302,7 @@ LIES: dict[str, tuple[int, Callable[[int], Message], list[bytes], str]] = {
     "token of another model in a sampling": (1, lambda n: foreign_tokens(n), [bytes(128)], "names token 90000"),
     "not for a stage": (0, lambda n: Result(stream=0), [], "unexpected Result"),
 }
-"""By name: the stage that is lied to, the message (n: the stream number due), its tensor frames, the complaint."""
+"""For each lie: the stage that hears it, the message (n: the stream number due), tensor frames, the complaint."""
 
 
 def lost_by_now(pipeline: ProcessPipeline) -> bool:

@@ -1,4 +1,4 @@
-"""What passes between the loop, the strategies and the drafter."""
+"""The loop between strategies and drafter: what it tells the one of the other, and what it accepts."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from tests.speculators import HEADS, KEY_HEADS
 
 EPS = 1e-5
 TARGETS_EPS = 1e-6
-"""Of norms that SPD's module has in common with its target."""
+"""Epsilon of the norms that SPD's module shares with its target."""
 Tensors = Mapping[str, Tensor]
 
 
