@@ -503,7 +503,7 @@ def test_a_closed_llm_says_so(target: Path) -> None:
 
 
 class Interrupted(Observer):
-    """At it Ctrl-C comes in the middle of a step."""
+    """An observer at which Ctrl-C comes in the middle of a step."""
 
     def submitted(self, *args: Any) -> None:
         raise KeyboardInterrupt

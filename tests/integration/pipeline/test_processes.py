@@ -359,7 +359,7 @@ def test_a_malformed_message_to_the_engine_ends_the_pipeline(target: Path, messa
 
 
 def test_whatever_a_stage_says_its_engine_goes_on_with_the_same_tokens(target: Path) -> None:
-    """Each message as nobody would send it, some beyond their bounds: a loss at most, which is recovered from."""
+    """Messages hold values that nobody would send, some beyond their bounds; each costs a loss at most."""
     params = SamplingParams(temperature=0.8, seed=3, max_tokens=24, ignore_eos=True)
     kinds = [kind for kind in kinds_of(Message) if kind.cls is not HeartbeatAck]
     rng = random.Random(7)

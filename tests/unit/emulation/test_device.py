@@ -43,7 +43,7 @@ def test_a_device_does_one_pass_at_a_time(
 
 
 def test_turns_are_in_the_order_of_coming() -> None:
-    """Two passes are asked for while a batch is computed, and a batch comes between them."""
+    """Two passes are asked for while a batch is computed, and another batch comes between them."""
     clock = VirtualClock()
     one = driver(0, 1, clock, timing=stage_timing(4.0))
     one.on_message(batch(0), arrives=0.0)

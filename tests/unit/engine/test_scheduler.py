@@ -121,7 +121,7 @@ def test_the_last_speculative_slot_goes_to_the_first_in_turn(make: Callable[[], 
 
 
 def test_drafted_rows_ride_along_where_rows_cost_nothing() -> None:
-    """Beside another's root, whether their own batch would be held or not; and not where they are not worth it."""
+    """They join a batch with another's root, even if their own batch would be held, unless they cost too much."""
     for second, rows in [(1.0, [(0, 1), (1, 1)]), (9.0, [(0, 1)])]:
         estimates = Estimates()
         for size, seconds in ((1, 1.0), (2, second)):
@@ -143,7 +143,7 @@ def test_a_held_request_keeps_its_place_in_the_queue() -> None:
 
 
 def test_where_many_run_a_batch_takes_as_many_as_keep_every_stage_busy() -> None:
-    """Also when only some are ready: the others are on their way, and the next batch is for those behind them."""
+    """This holds if only some are ready: the others are in flight, and the next batch is for those behind them."""
     scheduler = running(*[Willing(rate_limited=True)] * 4, *[Willing(rate_limited=False)] * 4)
     assert served(scheduler, held=True, batches=4) == [4, 5]
 

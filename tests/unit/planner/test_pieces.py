@@ -26,7 +26,7 @@ def table_of(name: str, **changes: float) -> tuple[Flow, PieceTable]:
 
 @pytest.mark.parametrize("name", ["jupiter-heterogeneous", "two-servers", "random-5:3"])
 def test_the_first_token_comes_when_it_is_reckoned_to(name: str) -> None:
-    """In the simulator, whose engine waits for what it has learned of the stages: that costs next to nothing."""
+    """It does in the simulator, whose engine waits for learned step times: that costs next to nothing."""
     flow, table = table_of(name)
     script = profile_script((0.7,), 1, 2, seed=0, prompt=400)
     (found,) = simulate(load_cluster(name), script, None)

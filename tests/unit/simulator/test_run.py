@@ -42,7 +42,7 @@ def with_swift_drafter(cluster: Cluster) -> Cluster:
 
 
 def test_exclusive_links_cost_what_they_hold_up() -> None:
-    """Nothing while one batch is under way, and with many the more, the longer transfers take."""
+    """They cost nothing with one batch in flight, and with many batches the more, the longer transfers take."""
     longer = []
     for gbit_s in (100.0, 0.05):
         seconds = {}

@@ -162,7 +162,7 @@ def test_nothing_is_sent_on_before_the_next_buffer_is_free() -> None:
 
 
 def test_what_leaves_is_complete_before_its_moment() -> None:
-    """Its time of arrival too, as soon as the next buffer's is known: so it can be packed ahead."""
+    """Its arrival time is known as soon as the next buffer's is, so that the message can be packed ahead."""
     clock = VirtualClock()
     first = driver(0, 2, clock, timing=stage_timing(1.0), down=link(0.25))
     for stream, credit in enumerate((None, 0.5, 5.0)):  # known from the start, in time, too late

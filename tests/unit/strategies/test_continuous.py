@@ -158,7 +158,7 @@ def test_a_batch_waits_for_a_roots_result_that_is_due() -> None:
 
 
 def test_it_does_not_wait_for_a_result_longer_than_that() -> None:
-    """Nor for the one after it: else results that come late in turn would hold up every batch until none is left."""
+    """It does not wait for the next one either: results that come late in turn would hold up every batch."""
     asker = continuous(experienced(flat), width=2, children=3)
     tree = drafted(asker, [0.6, 0.3, 0.05])
     began = asker.now

@@ -41,7 +41,7 @@ def test_a_slow_board_is_left_out_where_that_is_faster() -> None:
 
 
 def test_what_one_more_device_brings_is_what_the_goal_counts() -> None:
-    """A further fast board makes stages faster, and helps plain decoding of one request hardly: a trip stays a trip."""
+    """One more fast board makes stages faster, but hardly helps plain decoding of one request: a trip stays a trip."""
     assert "One more like nx-1: a slowest stage of" in plan()[1]
     assert re.search(r"One more like nx-1: [\d.]+ tokens/s in place of", plan(tokens=8, goal="throughput")[1])
     assert "One more like nx-1 would bring nothing." in plan(goal="ttft")[1]

@@ -51,7 +51,7 @@ def test_without_prefix_caching_layers_that_reach_only_so_far_take_less(
 def test_memory_for_sharing_alone_is_told_where_it_is_much(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Here of keys and values of 16 numbers for each of two heads, in three layers, of all slots but the window."""
+    """The bound is the memory of all slots but the window: 3 layers, 2 heads, keys and values of 16 floats."""
 
     def told_of(architecture: str, shares: bool) -> str:
         folder = make_checkpoint(tmp_path / f"{architecture}{shares}", architecture)
