@@ -22,7 +22,7 @@ from penstock.transport.security import LinkSecurity
 SOON: Final = 60.0
 _folder = tempfile.TemporaryDirectory(prefix="penstock-tests-")
 CHECKPOINT: Final = Path(_folder.name)
-"""As much of one as agents look at, of one layer without weights."""
+"""A checkpoint of one layer without weights: as much of a checkpoint as an agent looks at."""
 (CHECKPOINT / "config.json").write_text("{}")
 OFFER: Final = Offer(CHECKPOINT, 1)
 LAYER: Final = (0, 1)
@@ -32,7 +32,7 @@ PLAN: Final = StagePlan(
 
 
 class NotingServer:
-    """Starts nothing."""
+    """A fork server that starts nothing and notes what it is told."""
 
     def __init__(self) -> None:
         self.started: list[StageSpec] = []

@@ -45,7 +45,7 @@ _SHARED: Final = [
     "sliding_attention",
     "full_attention",
 ]
-"""Of which the last four read the keys and values of the second and third."""
+"""Attention kinds by layer; the last four layers read the keys and values of the second and third."""
 _LLAMA3_ROPE: Final = {
     "rope_type": "llama3",
     "rope_theta": 10000.0,
@@ -291,7 +291,7 @@ WRAPPERS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
 
 
 def settings_of(architecture: str) -> dict[str, Any]:
-    """What goes into the configuration of an architecture named above, or of a relative."""
+    """Return the configuration fields of an architecture named above, or of a relative."""
     return {**_COMMON, **(ARCHITECTURES | FURTHER | RECURRENT | UNUSUAL | RELATIVES)[architecture]}
 
 

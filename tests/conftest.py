@@ -55,7 +55,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What is there by chance decides nothing: whoever wants the page or others' clients tested says so."""
+    """Skip the page's and the clients' tests unless they are asked for, even where their programs are installed."""
     reasons = {
         "page": "the page is tested by `make test-page`; needs `apt-get install chromium`",
         "stacks": "the clients are tested by `make test-clients`; needs `apt-get install nodejs npm`",
@@ -95,7 +95,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def draft(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The target with noise on its weights: right often enough for hits, wrong often enough for misses."""
+    """The target with noise on its weights, so that its drafts are now right and now wrong."""
     return noisy_copy(target, tmp_path_factory.mktemp("draft") / "model", noise=0.1)
 
 

@@ -1,4 +1,4 @@
-"""What strategies are told, for tests that ask them without a loop."""
+"""Contexts for tests that call strategies without a loop."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ def context(
     foretold: bool = False,
     redrafts: bool = False,
 ) -> Context:
-    """At ``now``, while so many requests decode; by default nothing has been learned, no draft is due, nothing is in
-    flight, and the drafter takes time and reads nothing of the target's."""
+    """A context at ``now``, while ``requests`` decode.
+
+    By default nothing has been learned, no draft is due, nothing is in flight, and the drafter takes time and reads
+    none of the target's states.
+    """
     return Context(now, draft_due, Load(requests=requests), estimates or Estimates(), oldest, foretold, redrafts)

@@ -132,12 +132,12 @@ class InProcessEngine:
         return request
 
     def run(self) -> None:
-        """Until every request has ended."""
+        """Step until every request has ended."""
         while self.loop.busy:
             self.loop.step()
         self.loop.audit()
 
 
 def taking(seconds: float) -> StageTiming:
-    """A modelled device that takes this long for any batch."""
+    """A modelled device that takes this many seconds for any batch."""
     return StageTiming(devices=(DeviceTiming(seconds, 0.0, 0.0),))

@@ -1,4 +1,4 @@
-"""What every strategy has to give, whatever drafts: transformers' own tokens, and how they are compared."""
+"""The exactness check: every strategy, with any drafter, gives the token ids of transformers' own decoding."""
 
 from __future__ import annotations
 
@@ -37,22 +37,22 @@ MAX_GAP = 1e-4
 SAMPLED = Sampling(seed=11, temperature=1.0, top_p=0.95)
 CODE = 'def read_lines(path):\n    """Return the lines of a file."""\n    with open('
 PROFILE: Final = [0.6, 0.75, 0.85]
-"""How often a drafter that knows the answer has it among its first candidates."""
+"""Probability that a drafter which knows the answer has it among its first candidates."""
 
 TEXT: Final = [(7 * i * i + 3 * i) % VOCAB for i in range(100)]
-"""Longer than a window, a chunk and a fold."""
+"""A prompt longer than a window, a chunk and a fold."""
 ALIKE: Final = [TEXT, [*TEXT[:70], 5, 9], [*TEXT[:90], 11], TEXT[::-1]]
-"""Three begin alike."""
+"""Prompts of which three begin alike."""
 LONGER: Final = 90
-"""Tokens of each of their answers: beyond another fold."""
+"""Tokens of each answer to ``ALIKE``: enough to go beyond another fold."""
 LITTLE: Final = 340
-"""Slots for little more than two of ``ALIKE`` and their answers."""
+"""Slots for little more than two prompts of ``ALIKE`` and their answers."""
 
 Pair = tuple[int, int]
-"""A number of stages, and which of their ``strategies``."""
+"""A number of stages, and the names of the ``strategies`` to run over them."""
 
 SMALL = ("autoregressive", "static_tree", "pipedec", "flowspec", "continuous", "auto")
-"""Those that have sizes of their own below, so that little drafting shows much; others run as they are by default."""
+"""Strategies with small sizes, so that little drafting shows much; the others run with their defaults."""
 
 
 def strategies(stages: int) -> list[Strategy]:
@@ -72,7 +72,7 @@ def strategies(stages: int) -> list[Strategy]:
 
 
 def every_pair(counts: Sequence[int]) -> list[Pair]:
-    """Every strategy over each of so many stages."""
+    """Every strategy over each of these numbers of stages."""
     return [(stages, which) for stages in counts for which in range(len(strategies(stages)))]
 
 
@@ -86,7 +86,7 @@ def some_pairs(number: int, counts: Sequence[int]) -> list[Pair]:
 
 
 def some_strategies(number: int) -> list[int]:
-    """Three of those that speculate, for the case of this number: all of them in turn."""
+    """Three speculating strategies for the case of this number; the cases go through all of them in turn."""
     speculating = len(strategies(1)) - 1
     return [1 + (3 * number + i) % speculating for i in range(3)]
 
@@ -103,7 +103,7 @@ def submit_with(
 
 
 def check_same(model: Any, prompt: Sequence[int], found: list[int], expected: list[int]) -> bool:
-    """Whether the ids agree; where they do not, the reference itself has to be undecided at the first difference."""
+    """Whether the ids agree; where they do not, asserts that the reference is undecided at the first difference."""
     assert len(found) == len(expected)
     if found == expected:
         return True
@@ -131,17 +131,17 @@ def tokens_of(request: Request) -> list[int]:
 
 @dataclass
 class Compared:
-    """What was compared of one model, and what came of it."""
+    """Counts over all requests that were compared for one model."""
 
     requests: int = 0
     tokens: int = 0
     undecided: int = 0
-    """Requests whose tokens differ where the reference itself is undecided."""
+    """Requests whose tokens differ at a position where the reference itself is undecided."""
     misses: int = 0
     dead: int = 0
     """Rows that were found wrong while they were in flight."""
     given_way: int = 0
-    """How often a request has given its slots to others, and was computed anew."""
+    """How often a request has been preempted and computed anew."""
 
     def add(self, request: Request) -> None:
         self.requests += 1
@@ -189,7 +189,7 @@ def compare_strategies(target: Path, pairs: Sequence[Pair]) -> Compared:
 
 
 class GivenWay(Observer):
-    """Counts how often requests have given way to others."""
+    """Counts preemptions."""
 
     def __init__(self) -> None:
         self.count = 0

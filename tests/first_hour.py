@@ -1,4 +1,4 @@
-"""What tests/first_hour.md says: the commands of README.md and of the start pages, and what they print."""
+"""A reader of tests/first_hour.md: the commands of README.md and of the start pages, and what they print."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COMMENT: Final = re.compile(r"\s{2,}#\s.*$")
 
 @dataclass(frozen=True)
 class Typed:
-    """A command and what it prints, in which ``...`` is anything."""
+    """A command and what it prints; ``...`` stands for anything."""
 
     command: str
     expected: str
@@ -33,12 +33,12 @@ BLOCKS: Final = [read(block) for block in BLOCK.findall(SCRIPT.read_text(encodin
 
 
 def commands_of(text: str) -> Iterator[str]:
-    """The lines of a page's indented code, without remarks, those that a backslash divides as one."""
+    """The commands in a page's indented code, without remarks; lines joined by a backslash are one."""
     outside = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
     whole = re.sub(r"\\\n\s+", "", outside)
     yield from (COMMENT.sub("", line).strip() for line in whole.splitlines() if line.startswith("    "))
 
 
 def stands_for() -> set[str]:
-    """Commands of the pages for which others are typed, or which are said not to be run."""
+    """The commands that are typed in place of a page's own, and those that are said not to be run."""
     return set(FOR.findall(SCRIPT.read_text(encoding="utf-8")))

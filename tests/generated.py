@@ -1,4 +1,4 @@
-"""What transformers makes of a prompt."""
+"""Reference tokens: what transformers' ``generate`` makes of a prompt."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 def generate(model: Any, prompt: Sequence[int], tokens: int) -> list[int]:
-    """Greedily, whatever ends a text; no token of the prompt counts as padding."""
+    """Generate greedily up to the full length, past end tokens; no token of the prompt counts as padding."""
     ids = torch.tensor([prompt])
     options = {"do_sample": False, "eos_token_id": None, "attention_mask": torch.ones_like(ids)}
     continued: list[int] = model.generate(ids, max_new_tokens=tokens, **options)[0, len(prompt) :].tolist()

@@ -42,7 +42,7 @@ ARCHITECTURES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
 """The file's architecture, and the checkpoint's configuration."""
 
 THETA: Final = 5000.0
-"""No configuration's default, so that it has to come from the file."""
+"""A value that is no configuration's default, so that it has to come from the file."""
 TOKENS: Final = ("<s>", "</s>", "<pad>", *sorted(pre_tokenizers.ByteLevel.alphabet()), "th")
 TEMPLATE: Final = (
     "{% for message in messages %}<s>{{ message['role'] }}: {{ message['content'] }}</s>{% endfor %}"
@@ -60,7 +60,7 @@ SCALES: Final = {
     Kind.Q5_K: (0, 2),
     Kind.Q6_K: (208,),
 }
-"""Where the blocks of a format have their float16 numbers; every other byte may be anything."""
+"""Byte offsets of each format's float16 numbers in a block; every other byte may have any value."""
 
 
 def make_gguf(
@@ -142,7 +142,7 @@ def stored_as(data: np.ndarray, kind: Kind) -> np.ndarray:
 
 
 def random_blocks(shape: tuple[int, ...], kind: Kind, seed: int) -> np.ndarray:
-    """The bytes of a matrix [rows, bytes of a row]."""
+    """The bytes of a random matrix [rows, bytes of a row]."""
     random = np.random.default_rng(seed)
     per_block, size = gguf.GGML_QUANT_SIZES[kind]
     data = random.integers(0, 256, (shape[0] * shape[1] // per_block, size), dtype=np.uint8)

@@ -39,9 +39,9 @@ TEXTS: Final = (
     "price: 5€ £3 ¥100 $1,000.00 | a|b||c ~x~ `code` ^caret^ x<=y>=z == != ++ -- ...  …",
     "𝔘𝔫𝔦𝔠𝔬𝔡𝔢 𐍈 𠀀𠀁 \U0001f9ff ﷺ ﬁ ǆ ſ K Å '\u017f 'K <sentinel:12> IMGIMGABZ \ua000\ue000\u0378",
 )
-"""Scripts, spaces, digits, emoji, code, contractions."""
+"""Texts with scripts, spaces, digits, emoji, code and contractions."""
 WHOLE: Final = (" Việt", " right", " many", "日本語", "HTTP")
-"""Words that are tokens and that no merges make."""
+"""Words that are tokens although no merges make them."""
 
 
 class Words(NamedTuple):

@@ -25,7 +25,7 @@ def digest(*parts: object) -> int:
 
 
 FOLD = 4
-"""Certain rows are folded so many at a time."""
+"""Committed rows are folded in blocks of this many."""
 
 
 def carries_state(stage: int) -> bool:
@@ -33,14 +33,14 @@ def carries_state(stage: int) -> bool:
 
 
 def stepped(state: int, added: Iterable[int]) -> int:
-    """The state after rows that add this, one after another."""
+    """Return the state after rows that add these values, one after another."""
     for one in added:
         state = digest("state", state, one)
     return state
 
 
 def committed_slots(visibility: Visibility) -> dict[int, list[int]]:
-    """Of each request that is open on a stage, the slots that it knows to be committed, in position order."""
+    """Return, for each request that is open on a stage, the slots known to be committed, in position order."""
     return {number: list(slots.committed) for number, slots in visibility._requests.items()}
 
 
@@ -51,10 +51,10 @@ class HashLayers:
         self.stage = stage
         self.vocabulary = vocabulary
         self.kv: list[int] = [0] * capacity
-        """By slot; of a stage that carries a state, what its row adds to it."""
+        """The row's key and value by slot; on a stage that carries a state, what the row adds to that state."""
         self.rows_computed = 0
         self._folded: dict[int, tuple[int, int]] = {}
-        """Of each request with rows here, up to which position its certain rows are folded, and what they come to."""
+        """For each request with rows here: the position up to which committed rows are folded, and the state there."""
 
     def forward(self, view: BatchView, hidden: list[int] | None) -> HiddenRows:
         inputs = view.tokens.tolist() if hidden is None else hidden
@@ -74,7 +74,7 @@ class HashLayers:
         return HiddenRows(out)
 
     def _seen(self, seen: RequestView, slots: Sequence[int]) -> list[int] | int:
-        """What a row whose path is in ``slots`` computes with: their KV, or the state that they come to."""
+        """Return what a row computes with whose path is in ``slots``: their KV, or the state that follows from them."""
         if not carries_state(self.stage):
             return [self.kv[slot] for slot in slots]
         base = min(seen.committed, len(slots) - 1) // FOLD * FOLD
@@ -119,7 +119,7 @@ class HashReader(HashLayers):
         self.reads = reads
         self.known: dict[tuple[int, int], int] = {}
         self.read: dict[int, bool] = {}
-        """Of each node whose row has entered, whether its parent's features were there when it did so last."""
+        """For each node whose row has entered: whether its parent's features were there when it last did so."""
         self._node_at: dict[int, int] = {}
         self._own: dict[int, int] = {}
 
@@ -209,7 +209,7 @@ def plain_kv(tokens: Sequence[int], stages: int) -> list[list[int]]:
 
 
 def plainly_seen(stage: int, kv: Sequence[int]) -> list[list[int]] | list[int]:
-    """What each row of a text computes with on a stage where the rows are ``kv``."""
+    """Return what each row of a text computes with, on a stage where the rows' keys and values are ``kv``."""
     if carries_state(stage):
         return list(accumulate(kv, lambda state, one: stepped(state, [one]), initial=0))[1:]
     return [list(kv[: i + 1]) for i in range(len(kv))]

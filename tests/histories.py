@@ -49,7 +49,7 @@ FLOWSPEC_SIZES = {"tree_size": 20, "tree_depth": 4, "segment": 6, "expansion_dep
 
 
 class RandomTiming:
-    """A stage, drafter or link whose time is drawn anew each time."""
+    """Random seconds, drawn anew each time, for a stage, drafter or link."""
 
     latency_s = 0.0
 
@@ -85,7 +85,7 @@ class UnrulyPipeline(InProcessPipeline):
 
 
 class RestlessDrafter(FollowingDrafter):
-    """Comes back to any nodes that it has answered for, where the strategy takes corrections."""
+    """A drafter that answers again for any earlier nodes, where the strategy takes corrections."""
 
     def __init__(self, pipeline: InProcessPipeline, chunk: int, rng: random.Random) -> None:
         super().__init__(pipeline, chunk)
@@ -121,7 +121,7 @@ class Collected:
 
 
 class Preempted(Observer):
-    """Notes who has been."""
+    """Notes which requests have been preempted."""
 
     def __init__(self, numbers: set[int]) -> None:
         self.numbers = numbers
@@ -166,14 +166,14 @@ class History:
         self.requests = [self._request(number) for number in range(rng.randint(1, 5))]
 
     def _pipeline(self, drafter: EmulatedDrafter) -> UnrulyPipeline:
-        """Over ``layers``; what a learned drafter reads is sent to it."""
+        """Build the pipeline over ``layers``; a learned drafter is sent the features that it reads."""
         inner = drafter.inner
         reader = inner.pipeline if isinstance(inner, LearnedDrafter) else None
         drivers = self._drivers(self.layers, self.reads)
         return self.target_kind(self.rng, drivers, self.clock, self._line(), reader)  # type: ignore[arg-type]
 
     def _beside_lookup(self, drafter: EmulatedDrafter) -> Drafter:
-        """In a quarter of the histories prompt lookup drafts, too."""
+        """Add prompt lookup to the drafter in a quarter of the histories."""
         return MergedDrafter(drafter, RatedLookup(3, 1)) if self.pool.total % 4 == 1 else drafter  # no draw, as below
 
     def _share_device(self, drafter: EmulatedDrafter, pipeline: UnrulyPipeline) -> None:
@@ -184,7 +184,7 @@ class History:
         return LinkModel(RandomTiming(self.rng, 0.2))  # type: ignore[arg-type]
 
     def _drivers(self, layers: list[HashLayers], reads: Sequence[int] = ()) -> list[StageDriver]:
-        """``reads`` are the stages whose outputs a learned drafter reads."""
+        """Build a driver per stage; ``reads`` are the stages whose outputs a learned drafter reads."""
         rng = self.rng
         drivers = []
         for i, one in enumerate(layers):
@@ -224,7 +224,7 @@ class History:
         return EmulatedDrafter(inner, timing, None, self.clock)  # type: ignore[arg-type]
 
     def _depths(self, levels: Sequence[Sequence[int]]) -> Depths:
-        """Which level a token has by depth: any that reads no stage beyond; or, of the paper's module, its own."""
+        """Draw the level of a token by its depth: any level that has its features, or the paper's own choice."""
         rng = self.rng
         memory = rng.random() < 0.3
         of_depth = list(range(len(levels))) if memory else [rng.randint(0, depth) for depth in range(len(levels))]
@@ -302,7 +302,7 @@ class History:
         assert output.reasons == [FinishReason.STOP if expected[-1] in request.stop_ids else FinishReason.LENGTH]
 
     def _check_replicas(self) -> None:
-        """What each stage holds in the slots of a request's announced committed prefix."""
+        """Check what each stage holds in the slots of a request's announced committed prefix."""
         if self.rng.random() > 0.05:
             return
         for request in self.loop.scheduler.running:

@@ -28,7 +28,7 @@ EXAMPLES: Final = (
     "cpu",
     "",
 )
-"""Texts of which each pattern in the protocol takes one."""
+"""Texts among which every pattern in the protocol finds one that it accepts."""
 
 
 def kinds_of(union: Any) -> list[inspect.StructType]:
@@ -58,7 +58,7 @@ def leaves(kind: inspect.Type, where: str = "") -> Iterator[tuple[str, inspect.T
 
 
 def is_bounded(kind: inspect.Type) -> bool:
-    """Whether nothing of a type can be larger than somebody has thought of."""
+    """Whether every part of a type has an upper bound that its author chose."""
     if isinstance(kind, inspect.IntType):
         return (kind.ge, kind.gt) != (None, None) and (kind.le, kind.lt) != (None, None)
     if isinstance(kind, inspect.FloatType):  # one bound keeps what is no number out
@@ -116,7 +116,7 @@ def takes(kind: inspect.FloatType | inspect.StrType, value: Any) -> bool:
 
 
 def odd(kind: inspect.Type) -> Iterator[Any]:
-    """Values at the edge of a type and beyond, and of other types. Some are taken: ``refused`` tells which are not."""
+    """Values at and beyond a type's bounds, and of other types; ``refused`` tells which are invalid."""
     if isinstance(kind, inspect.IntType):
         edges = [int(edge) for edge in (kind.ge, kind.gt, kind.le, kind.lt) if edge is not None]
         near = {edge + step for edge in edges for step in (-1, 0, 1)}
@@ -152,7 +152,7 @@ def odd(kind: inspect.Type) -> Iterator[Any]:
 
 
 def odd_structs(kind: inspect.StructType) -> Iterator[Any]:
-    """A struct with each field at its edges and beyond, one at a time."""
+    """Yield a struct with one field at a time at and beyond its bounds."""
     required = {field.encode_name: example(field.type) for field in kind.fields if field.required}
     for field in kind.fields:
         for value in odd(field.type):

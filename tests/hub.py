@@ -31,13 +31,13 @@ class StandIn(ThreadingHTTPServer):
         self.folder = folder
         self.sent: list[tuple[str, str | None]] = []
         self.status = 206
-        """What a request for a range is answered with."""
+        """HTTP status of the answer to a request for a range."""
         self.lacks = 0
         """Bytes that are left out of the answer to a request for a range."""
 
     @property
     def listing(self) -> list[dict[str, object]]:
-        """As the hub lists a repository's files."""
+        """The repository's files in the form in which the hub lists them."""
         return [
             {"type": "file", "path": file.name, "size": file.stat().st_size, "oid": digest(file)}
             for file in sorted(self.folder.iterdir())

@@ -12,7 +12,7 @@ SECOND: Final = "### Answer of B\n"
 
 
 def judge_server(prefers: str) -> OpenAIServer:
-    """Of two answers it says ``prefers``: the letter of a position, or "points"; of one 7.5 or, if it is plain, 4."""
+    """Start a judge that prefers a position's letter or "points"; alone, points get 7.5 and plain answers 4."""
 
     def verdict(asked: str) -> str:
         if SECOND not in asked:

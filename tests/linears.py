@@ -9,7 +9,7 @@ from penstock.models.compiled.blocks import GROUP
 
 
 def linear_of(reads: int, gives: int, bias: bool = False) -> nn.Linear:
-    """Its weights depend on its inputs alone."""
+    """A linear layer whose weights depend on its sizes alone."""
     torch.manual_seed(reads)
     return nn.Linear(reads, gives, bias=bias).requires_grad_(False)
 

@@ -39,7 +39,7 @@ def member(authority: trustme.CA, folder: Path, **certificate: Any) -> LinkSecur
 
 
 def host_of(kind: str, security: LinkSecurity) -> ProcessHost:
-    """What runs stages as processes that talk over such connections."""
+    """Return a host whose stages are processes that talk over this kind of connection."""
     return ProcessHost("ipc" if kind == "ipc" else "tcp", security=security if kind == "tls" else None)
 
 

@@ -30,7 +30,7 @@ PATIENCE: Final = 1e9
 
 
 class Breakable(InProcessPipeline):
-    """Once it is ``broken`` it says nothing any more but that it is lost."""
+    """A pipeline that, once ``broken``, reports nothing but its loss."""
 
     broken = False
 
@@ -78,7 +78,7 @@ class LossyHistory(History):
         return self.another_drafter()
 
     def another_drafter(self) -> EmulatedDrafter:
-        """Made by the same draws as the first one."""
+        """A drafter made by the same draws as the first one."""
         rng, self.rng = self.rng, random.Random(self._draws)
         drafter, self.rng = super()._drafter(), rng
         return drafter

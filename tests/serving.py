@@ -19,7 +19,7 @@ def http(method: str, path: str, body: bytes = b"", **headers: str) -> bytes:
 
 
 def read_all(connection: socket.socket) -> bytes:
-    """What comes until the other side closes."""
+    """Read until the other side closes the connection."""
     pieces = []
     while piece := connection.recv(65536):
         pieces.append(piece)

@@ -1,4 +1,4 @@
-"""What may be skipped: a run ends with a table of what was, and fails where a reason is not listed here."""
+"""Reasons for which tests may be skipped; a run ends with a table of its skips and fails on an unlisted reason."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def speculators_eagle3(
 
 
 def medusa(target: Checkpoint, *, seed: int = 0, heads: int = 3, layers: int = 1) -> Draft:
-    """As FasterDecoding stores it: save it as medusa_lm_head.safetensors. Its number of heads is wrong."""
+    """Medusa heads in FasterDecoding's format, stored as medusa_lm_head.safetensors; the stated number is wrong."""
     drawn, width = _Drawn(seed), target.hidden_size
     tensors = {}
     for head in range(heads):

@@ -40,7 +40,7 @@ class Terminal:
         raise AssertionError(f"{key!r} did not end it")
 
     def until(self, words: str) -> str:
-        """What has appeared since the last call, up to and with ``words``; escape codes left out."""
+        """Wait for ``words`` and return the text since the last call up to and with them, without escape codes."""
         deadline = time.monotonic() + PATIENCE
         while words not in (text := ESCAPES.sub("", self._seen)):
             ready, _, _ = select.select([self._master], [], [], max(0.0, deadline - time.monotonic()))

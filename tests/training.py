@@ -24,14 +24,14 @@ TEMPLATE: Final = (
     "{% for message in messages %}<{{ message['role'] }}>{{ message['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
-"""Says who speaks, then what, then a line feed."""
+"""A chat template: the speaker's name, then the message, then a line feed."""
 
 MARKED: Final = (
     "{% for message in messages %}<{{ message['role'] }}>{% if message['role'] == 'assistant' %}"
     "{% generation %}{{ message['content'] }}\n{% endgeneration %}{% else %}{{ message['content'] }}\n{% endif %}"
     "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
 )
-"""The same, with the assistant's part marked."""
+"""The same template with the assistant's part marked."""
 
 
 def write_texts(folder: Path, count: int = 12) -> Path:
@@ -48,7 +48,7 @@ def write_lines(file: Path, *entries: Any) -> Path:
 
 
 def options(kind: str, target: Path, data: Path | None, output: Path, **others: Any) -> TrainOptions:
-    """Options of a run of seconds."""
+    """Options of a run that takes seconds."""
     small: dict[str, Any] = {"max_length": 64, "batch_tokens": 256, "learning_rate": 3e-3, "save_every": 4}
     if kind == "mtp":
         small |= {"ttt_steps": 3}

@@ -64,7 +64,7 @@ class Worker:
 
 @contextmanager
 def workers(count: int, keys: Path) -> Iterator[list[Worker]]:
-    """So many hosts of a cluster."""
+    """Start ``count`` hosts of a cluster."""
     found: list[Worker] = []
     try:
         for i in range(count):

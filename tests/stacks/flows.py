@@ -1,4 +1,4 @@
-"""What every Python stack is put through, in its own environment: flows by name, each told as one line of JSON."""
+"""The flows that every Python stack runs in its own environment; each prints its result as one line of JSON."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def is_of(name: str, text: str) -> bool:
 
 
 def fits(name: str, value: Any) -> bool:
-    """Whether a value is of the schema of this name."""
+    """Whether a value fits the schema of this name."""
     if name == "$defs":
         return set(value) == {"place", "days"} and value["place"] in PLACE["enum"] and 1 <= value["days"] <= 9
     if name == "definitions":

@@ -1,4 +1,4 @@
-"""What the pages under docs/ name is there: files, modules to run, and every part of the package in the layout."""
+"""Names on the pages under docs/ exist: files, modules to run; the layout has every part of the package."""
 
 from __future__ import annotations
 

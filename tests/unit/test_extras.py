@@ -1,4 +1,4 @@
-"""What is not installed is named all at once, with a command that installs it beside this Python."""
+"""All missing packages are named at once, with a command that installs them beside this Python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a checkpoint's files may say and where they may lie."""
+"""The content that a checkpoint's files may have, and the places where they may lie."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``penstock generate`` says of a completion."""
+"""The lines that ``penstock generate`` prints about a completion."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.speculation import SpeculativeConfig
 
 
 def said(strategy: str | None, plain_s: float) -> str:
-    """Of 11 tokens, one at once and ten a second."""
+    """Return the line for 11 tokens: the first after 0.5 s, then ten in one second."""
     speculation = SpeculativeConfig(method="ngram", strategy=strategy) if strategy is not None else None
     setup: Any = SimpleNamespace(speculation=speculation, stages=2, cluster=None, emulated=False)
     completion = CompletionOutput(0, list(range(11)), seconds=1.5, first_token_seconds=0.5)

@@ -89,7 +89,7 @@ LIGHT += tuple(
         "gguf.purpose",
     )
 )
-"""Of these parts, what the command line needs for its help and to refuse what cannot work."""
+"""Modules of these parts that the command line needs for its help and to refuse what cannot work."""
 HEAVY_WHEN_CALLED = {
     "hosts.doctor.rates",
     "hosts.weights.hub",
@@ -129,7 +129,7 @@ MAY_EMULATE = (
     *("pipeline.plan", "pipeline.assembly", "pipeline.worker"),
     *("engine.resolve", "engine.build", "engine.answers"),
 )
-"""What puts an engine's parts together, real or emulated, and what measures emulated ones."""
+"""Modules that put an engine's parts together, real or emulated, and those that measure emulated engines."""
 
 
 @dataclass(frozen=True)
@@ -245,7 +245,7 @@ def test_nobody_else_loads_torch_by_importing_who_does() -> None:
 
 
 def test_typer_is_the_command_lines_alone() -> None:
-    """Whoever uses the engine, a client or a bench from Python needs no option parser."""
+    """Users of the engine, of a client or of a bench from Python need no option parser."""
     importers = {found.importer for found in IMPORTS if found.imported.split(".")[0] == "typer"}
     assert {name for name in importers if not under(name, "cli")} == {"generate", "server.command"}
 

@@ -24,7 +24,7 @@ def test_a_name_that_is_none_is_a_key_error() -> None:
 
 
 def test_to_go_through_the_names_loads_none_of_them() -> None:
-    """So that a command's help stays quick."""
+    """Help texts go through all names, and have to stay quick."""
     code = (
         "import sys\n"
         "from penstock.drafters.registry import DRAFTERS\n"

@@ -1,4 +1,4 @@
-"""What ``penstock run`` begins with, and what it says of it."""
+"""How ``penstock run`` chooses its model, and what it announces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run says of its skips, with and without processes of xdist."""
+"""The report of skipped tests, with and without processes of xdist."""
 
 from __future__ import annotations
 

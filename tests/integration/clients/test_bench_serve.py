@@ -71,7 +71,7 @@ def test_a_file_in_several_concurrencies(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("flags", "together"), [(["--concurrency", "3"], 3), ([], ALL_AT_ONCE)])
 def test_so_many_requests_are_there_at_once(tmp_path: Path, flags: list[str], together: int) -> None:
-    """The server answers nobody until as many are there; more would show in its highest number."""
+    """The server answers nobody until that many requests are there; more would show in ``most_active``."""
     with running(OpenAIServer(together=together)) as server:
         prompts = tmp_path / "prompts.jsonl"
         prompts.write_text('{"prompt": "a"}')

@@ -46,19 +46,19 @@ QUIET = {
     "NO_PROXY": "127.0.0.1",
     "OPENAI_API_KEY": "none",
 }
-"""Nothing but the server is asked: traces and cost maps are off, and what is asked all the same goes nowhere."""
+"""Environment that turns traces and cost maps off and routes any request to other hosts nowhere."""
 LONGEST = 600.0
 """Seconds until a stack is given up."""
 
 
 @dataclass
 class Table:
-    """What each stack did, by server: flows that failed are named in the test, all are shown in a table."""
+    """The result of each flow by stack and server: the test names those that failed, a table shows all."""
 
     rows: dict[str, dict[str, dict[str, str]]] = field(default_factory=dict)
 
     def add(self, server: str, lines: list[dict[str, object]]) -> list[str]:
-        """Take a script's lines. The problems of those flows that failed."""
+        """Take a script's lines and return the problems of the flows that failed."""
         head, *flows = lines
         versions = ", ".join(f"{name} {version}" for name, version in head["versions"].items())  # type: ignore[attr-defined]
         row = self.rows.setdefault(f"{head['stack']} ({versions})", {})

@@ -29,7 +29,7 @@ SAMPLED = ["--temperature", "1", "--seed", "5", "--max-tokens", "40", "--ignore-
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder as the shipped one: target, draft, prompts."""
+    """A folder laid out like the shipped pair: target, draft, prompts."""
     folder = tmp_path_factory.mktemp("pair")
     make_checkpoint(folder / "target", tokenizer=True, max_position_embeddings=40_000)
     make_checkpoint(folder / "draft", tokenizer=True, seed=1, num_hidden_layers=1, max_position_embeddings=40_000)
@@ -60,7 +60,7 @@ def test_json_trace_and_stream_agree(pair: Path, tmp_path: Path) -> None:
 
 
 def beside_progress(log: str) -> str:
-    """What a command has said on stderr, without the lines of a start that takes its time on a busy host."""
+    """Return a command's stderr without the progress lines of a slow start."""
     return re.sub(r"^.*, \d+:\d\d:\d\d so far.*\n", "", log, flags=re.MULTILINE)
 
 
@@ -123,7 +123,7 @@ def still_running(processes: list[psutil.Process]) -> list[psutil.Process]:
 
 
 def test_an_error_before_the_start_comes_at_once(tmp_path: Path) -> None:
-    """Before anything that takes seconds to import."""
+    """The error comes before anything is imported that takes seconds."""
     for name in ("torch", "transformers"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('imported')")
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}

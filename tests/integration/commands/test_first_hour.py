@@ -1,4 +1,4 @@
-"""What tests/first_hour.md has typed prints what stands there; tests/unit/test_docs.py has it complete."""
+"""The commands of tests/first_hour.md print what the page says; tests/unit/test_docs.py checks that none is missing."""
 
 from __future__ import annotations
 

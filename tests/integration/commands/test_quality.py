@@ -34,7 +34,7 @@ def chat_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def likelihood(chat_model: Path, question: str, answer: str) -> float:
-    """Per token, as transformers has it."""
+    """Log-likelihood per token, computed with transformers."""
     tokenizer = load_tokenizer(open_checkpoint(str(chat_model)).path)
     prompt = tokenizer.encode(f"<s>user: {question}\n<s>assistant: ", add_special_tokens=False)
     picked = tokenizer.encode(answer, add_special_tokens=False)

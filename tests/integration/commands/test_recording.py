@@ -38,7 +38,7 @@ from tests.unit.cli.invoke import invoke
 pytestmark = pytest.mark.processes
 
 PROMPTS = [[72, 101, 108, 108, 111], [100 + i % 90 for i in range(140)], [50, 60, 70]]
-"""The second is longer than what enters a stage together."""
+"""Two prompts; the second is longer than a chunk, so it enters in several batches."""
 TOKENS = 20
 SETTINGS = {
     "T=0": {"temperature": 0.0},
@@ -60,7 +60,7 @@ class Watch(Observer):
 def decode(
     target: Path, draft: Path, params: Sequence[SamplingParams], speculating: bool
 ) -> tuple[list[Request], list[Draft]]:
-    """Every prompt through the in-process engine, and what its drafter answered."""
+    """Decode every prompt with the in-process engine; return what its drafter answered."""
     engine = InProcessEngine(target, 3, draft)
     watch = Watch()
     engine.loop.observers.append(watch)
@@ -228,7 +228,7 @@ def test_a_recording_needs_a_folder_and_requests_that_are_alike(tmp_path: Path) 
 
 
 def test_a_bench_records_and_acceptance_reads(target: Path, draft: Path, tmp_path: Path) -> None:
-    """One file per temperature."""
+    """The bench writes one file per temperature."""
     prompts = tmp_path / "some.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in ("def main():", "import")))
     bench = ["bench", "--model", str(target), "--prompts", str(prompts), "--max-tokens", "9", "-pp", "2"]

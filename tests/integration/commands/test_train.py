@@ -201,7 +201,7 @@ FILE = KINDS["eagle3"].files.file
 
 
 def answered(model: Path, question: str, seed: int, **sampling: Any) -> str:
-    """What the target says to a question alone."""
+    """Return the target's answer to a single question."""
     with LLM(str(model), speculative_config=None, max_model_len=64) as llm:
         ids = llm.get_tokenizer().apply_chat_template([{"role": "user", "content": question}])
         params = SamplingParams(seed=seed, max_tokens=64 - len(ids), **sampling)

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.processes
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built of a copy: setuptools leaves folders where it works."""
+    """The wheel, built from a copy because setuptools leaves folders where it works."""
     copy, out = tmp_path_factory.mktemp("checkout"), tmp_path_factory.mktemp("dist")
     for name in SOURCES:
         (copy / name).parent.mkdir(parents=True, exist_ok=True)

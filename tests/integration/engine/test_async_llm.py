@@ -165,7 +165,7 @@ def test_what_cannot_run_is_refused_at_once(engine: AsyncLLM) -> None:
 
 
 def test_health_asks_for_a_token_however_many_ask() -> None:
-    """One for all of them, and none while tokens come anyway."""
+    """All askers share one token, and none is computed while tokens come anyway."""
     llm = AsyncLLM("demo", speculative_config=None, max_queue=0)
 
     async def run() -> None:
@@ -187,11 +187,11 @@ def test_a_synthetic_drafter_is_refused() -> None:
 
 
 class Panic(BaseException):
-    """As a library in Rust raises it: no Exception."""
+    """An error that is no ``Exception``, such as libraries written in Rust raise."""
 
 
 def break_at(observer: Observer, moment: str) -> list[str]:
-    """Have it fail at one of the moments that it is told of once there is a request. Returns its every failure."""
+    """Make the observer fail at one of the moments that follow a request's arrival; returns the list of failures."""
     failures: list[str] = []
 
     def arm(*_: object) -> None:
@@ -209,7 +209,7 @@ def break_at(observer: Observer, moment: str) -> list[str]:
 
 @pytest.mark.parametrize("moment", ["queued", "waits", "admitted", "advanced"])
 def test_a_fault_on_the_engines_thread_leaves_nobody_waiting(moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the engine's own counters, say: health and metrics, which stand on them, would be wrong from then on."""
+    """A counter that fails ends the engine: health and metrics read the counters and would be wrong from then on."""
 
     def counters(loop: EngineLoop) -> Counters:
         made = Counters(loop)
@@ -235,7 +235,7 @@ def test_an_observer_that_fails_is_dropped_and_the_engine_goes_on(
     engine: AsyncLLM, moment: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Ends(Observer):
-        """Comes after the one that fails."""
+        """An observer after the failing one: it must hear of the end, too."""
 
         def __init__(self) -> None:
             self.reasons: list[FinishReason] = []
@@ -264,10 +264,10 @@ def test_an_observer_that_fails_is_dropped_and_the_engine_goes_on(
 
 
 def test_one_event_loop_after_another(engine: AsyncLLM) -> None:
-    """What a request came to whose event loop ended before it did is taken by the next one."""
+    """A request that outlives its event loop does not disturb the next loop, which takes its results."""
 
     async def leave() -> RequestStream:
-        """Nobody aborts the request, nor waits any more for what was waited for."""
+        """Leave a running request and a pending ``drained`` behind: nobody aborts the one or awaits the other."""
         waiting = asyncio.ensure_future(engine.drained())
         stream = engine.submit(PROMPTS[1], params(1, tokens=64))
         await anext(stream)

@@ -85,7 +85,7 @@ def test_within_a_running_event_loop_a_call_works(llm: LLM) -> None:
 
 
 def in_fork(work: Callable[[], None]) -> None:
-    """Do it in a forked child, and say what went wrong there."""
+    """Call a function in a forked child; fails with the error that it raised there."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:

@@ -88,7 +88,7 @@ def test_a_format_of_ones_own(llm: LLM) -> None:
 
 
 def test_an_empty_answer_is_explained(llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
-    """The end token is the only one that may come."""
+    """The grammar allows the end token alone."""
     only_end = SamplingParams(temperature=0, max_tokens=4, allowed_token_ids=[EOS])
     with caplog.at_level(logging.WARNING, "penstock"):
         assert llm.generate("What turns the wheel?", only_end)[0].outputs[0].token_ids == [EOS]

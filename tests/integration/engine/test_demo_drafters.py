@@ -16,7 +16,7 @@ METHODS = ("eagle3", "early_exit", "medusa", "spd")
 PROMPTS = ["def fibonacci(n):\n    if n < 2:\n", "class Stack:\n    def __init__(self):\n"]
 TOKENS = 24
 LIMIT = 12e6
-"""Bytes of all of them together."""
+"""Upper bound on the size of all of them together, in bytes."""
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -39,7 +39,7 @@ CASES += [("mtp", 3), ("speculators_eagle3", 3), ("vllm_medusa", 3), ("spd_paper
 CASES += [(kind, stages) for kind in ("spd", "early_exit") for stages in (1, 3, 5, 8)]
 SAMPLINGS = (Sampling(), Sampling(seed=11, temperature=1.0, top_p=0.95))
 NONE, EVERY = 0, range(1, len(strategies(1)))
-"""Plain decoding among the ``strategies``, and those that speculate."""
+"""Indices of ``strategies``: plain decoding, and those that speculate."""
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +120,7 @@ def test_stage_processes_send_their_states_to_the_drafters(
 
 @pytest.mark.processes
 def test_a_shipped_head_needs_only_its_methods_name(tmp_path: Path) -> None:
-    """Of a hybrid's text part, in stage processes."""
+    """The target is a hybrid's text part, and the stages are processes."""
     target = speculators.ship_mtp(make_wrapper(tmp_path, "qwen3_5"))
     prompts: list[Prompt] = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
     params = [SamplingParams(temperature=t, seed=3, max_tokens=TOKENS, ignore_eos=True) for t in (0.0, 1.0)]
@@ -195,7 +195,7 @@ def test_certain_rows_are_what_the_whole_text_gives_at_once(
 def reference_outputs(
     kind: str, tensors: reference.Tensors, embedding: torch.Tensor, tokens: list[int], features: torch.Tensor
 ) -> torch.Tensor:
-    """What the formulas give for all tokens but the first, which follows nothing and which no other sees [N - 1, D]."""
+    """The formulas' outputs [N - 1, D]; the first token has none: it follows nothing and nobody attends to it."""
     count = len(tokens) - 1
     sees, positions = torch.ones(count, count).tril().bool(), torch.arange(count)
     if kind == "eagle":
@@ -209,7 +209,7 @@ def reference_outputs(
 def test_an_asked_row_is_what_the_features_of_its_path_give(
     target: Path, kind: str, layers: int, post_state: bool, tmp_path: Path
 ) -> None:
-    """Of every token that is asked about: its path, each token of it at the depth where it then is (SPD, Eq. 2, 3)."""
+    """Each token of an asked token's path counts at the depth that it then has (SPD, Eq. 2, 3)."""
     if post_state and kind != "spd":
         pytest.skip("the paper's module has one timing; the early exit knows no other")
     checkpoint = open_checkpoint(str(target))
@@ -256,7 +256,7 @@ class SpdWatch:
         assert isinstance(engine.reader, SpdStage)
         self.asked: list[tuple[list[tuple[Node, int]], torch.Tensor]] = []
         self.states: dict[tuple[int, int], torch.Tensor] = {}
-        """By node and layer."""
+        """Features by (node, layer)."""
         self._drafter = engine.drafter
         self._paths: dict[int, list[tuple[Node, int]]] = {}
         self._ask, self._forward, self._take = engine.drafter._rows, engine.reader.forward, engine.reader.add_features

@@ -59,7 +59,7 @@ def plain(target: Path) -> Iterator[LLM]:
 
 @pytest.fixture(scope="module")
 def alone(plain: LLM) -> list[list[CompletionOutput]]:
-    """What each case gives by itself."""
+    """Return each case's outputs when it is the only request."""
     return [plain.generate(prompt, params)[0].outputs for prompt, params in CASES]
 
 
@@ -95,7 +95,7 @@ def ids_of(llm: LLM, text: str) -> list[int]:
 
 
 def generated(model: Any, prompt: list[int], count: int, **options: Any) -> list[int]:
-    """What transformers' own greedy ``generate`` gives."""
+    """Return the tokens of transformers' own greedy ``generate``."""
     settings = {"eos_token_id": None, "pad_token_id": 2, **options}
     out = model.generate(torch.tensor([prompt]), max_new_tokens=count, do_sample=False, **settings)
     return out[0, len(prompt) :].tolist()
@@ -185,7 +185,7 @@ def test_same_tokens_from_every_stage_count_strategy_and_drafter(
 def checked_run(
     llm: LLM, config: SpeculativeConfig | None, alone: list[list[CompletionOutput]]
 ) -> list[SpeculationMetrics]:
-    """All cases at once: each has the tokens that it has alone, and nothing is left of them."""
+    """Run all cases at once: each has the tokens that it has alone, and no request is left."""
     outputs = decode(llm, [prompt for prompt, _ in CASES], [params for _, params in CASES], config)
     for output, expected in zip(outputs, alone, strict=True):
         assert_same(output.outputs, expected)
@@ -248,7 +248,7 @@ def test_completions_of_one_prompt_differ_and_repeat(llm: LLM) -> None:
 
 
 def test_more_requests_than_fit_at_once(llm: LLM) -> None:
-    """The pool holds three of these at a time."""
+    """The pool holds three of these requests at a time."""
     params = [dataclasses.replace(GREEDY, max_tokens=40 + i) for i in range(10)]
     outputs = llm.generate([SHORT] * 10, params)
     longest = outputs[-1].outputs[0].token_ids
@@ -302,7 +302,7 @@ def test_stop_strings(llm: LLM) -> None:
 
 
 def test_end_of_sequence_tokens(target: Path, model: Any, tmp_path: Path) -> None:
-    """Several, from generation_config; min_tokens keeps them away and ignore_eos lets them pass."""
+    """There are several, from generation_config; min_tokens keeps them away and ignore_eos lets them pass."""
     prompt = [40, 50, 60]
     tokens = generated(model, prompt, 24)
     ends = [tokens[12], tokens[6]]
@@ -503,7 +503,7 @@ def test_a_closed_llm_says_so(target: Path) -> None:
 
 
 class Interrupted(Observer):
-    """At it Ctrl-C comes in the middle of a step."""
+    """An observer at which Ctrl-C comes in the middle of a step."""
 
     def submitted(self, *args: Any) -> None:
         raise KeyboardInterrupt

@@ -70,7 +70,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def draft(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Reads a state of every stage."""
+    """A drafter that reads a state of every stage."""
     checkpoint = open_checkpoint(str(target))
     draft = speculators.speculators_eagle3(checkpoint, reads=(1, 3, checkpoint.num_layers))
     return draft.save(tmp_path_factory.mktemp("draft") / "eagle3")

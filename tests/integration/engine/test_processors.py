@@ -86,7 +86,7 @@ def samplings(prompt: list[int]) -> list[Sampling]:
 
 @pytest.fixture(scope="module")
 def plain(prompt: list[int], samplings: list[Sampling]) -> dict[Sampling, list[int]]:
-    """What plain decoding gives, one request at a time."""
+    """Return plain decoding's tokens by sampling, one request at a time."""
     engine = InProcessEngine(DEMO / "target", 1, NgramDrafter(4, 1), slots=512)
 
     def decoded(sampling: Sampling) -> list[int]:
@@ -128,7 +128,7 @@ METHODS: Final = ("ngram", "synthetic", "eagle3", "medusa", "spd", "early_exit")
 def test_every_drafter_gives_the_tokens_of_plain_decoding(
     method: str, every: int, prompt: list[int], plain: dict[Sampling, list[int]]
 ) -> None:
-    """Also those that know nothing of a request's processors, whose nodes a grammar may forbid."""
+    """Among them are drafters that know nothing of a request's processors and draft nodes that a grammar forbids."""
 
     def answer(request: Request) -> list[int]:
         return plain[request.sampling]
@@ -168,7 +168,7 @@ def test_the_repetition_penalty_is_that_of_transformers_generate(prompt: list[in
 
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    """Its draft model has no tokenizer beside it."""
+    """An engine whose draft model has no tokenizer beside it."""
     draft = tmp_path_factory.mktemp("draft")
     for name in ("config.json", "model.safetensors"):
         shutil.copy(DEMO / "draft" / name, draft)
@@ -197,7 +197,7 @@ def test_an_output_is_json_that_fits_its_schema(llm: LLM, temperature: float) ->
 
 
 EXHAUSTED: Final = StructuredOutputsParams(regex="[a-z ]{20}(a{1000}){1000}")
-"""Its first tokens are cheap."""
+"""A grammar whose first tokens are cheap."""
 
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)

@@ -47,7 +47,7 @@ def draft(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def expected(target: Path) -> dict[float, list[list[int]]]:
-    """What one stage gives, by temperature."""
+    """Return one stage's tokens of every prompt, by temperature."""
     with LLM(str(target), skip_tokenizer_init=True, speculative_config=None) as llm:
         return {params[0].temperature: tokens(llm, params) for params in (GREEDY, SAMPLED)}
 
@@ -135,7 +135,7 @@ def test_tokens_are_the_same_whatever_is_killed(
 def test_what_lives_keeps_its_process_and_its_weights(
     target: Path, draft: Path, tmp_path: Path, expected: dict[float, list[list[int]]], method: str
 ) -> None:
-    """Once and again: a stage that has been called into another session can be called into a third."""
+    """A stage is killed twice: one that was called into another session can be called into a third."""
     with start(target, speculative_config=speculation(target, draft, tmp_path, method, "continuous")) as llm:
         before = processes()
         for _ in range(2):
@@ -198,7 +198,7 @@ def test_a_stopped_stage_is_noticed_and_replaced(
 
 
 class CutHost(ProcessHost):
-    """Between the stages of its first pipeline stands a proxy."""
+    """A host whose first pipeline has a proxy between its stages."""
 
     def __init__(self) -> None:
         super().__init__("tcp")
@@ -231,7 +231,7 @@ def test_a_connection_that_breaks_between_living_stages_is_reported(
 
 def test_streams_pause_while_a_stage_is_replaced(target: Path, expected: dict[float, list[list[int]]]) -> None:
     async def read(llm: AsyncLLM, i: int) -> list[int]:
-        """By deltas: a token that came twice would be here twice."""
+        """Collect the deltas rather than the final output: a token that was sent twice would be here twice."""
         got: list[int] = []
         async for new in llm.submit(PROMPTS[i], SAMPLED[i]):
             got += [token for delta in new.deltas for token in delta.token_ids]

@@ -40,7 +40,7 @@ def test_greedy_texts_and_trees_are_those_of_transformers(architecture: str, tmp
 @pytest.mark.processes
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_what_rows_carry_travels_between_processes(temperature: float, tmp_path: Path) -> None:
-    """And stages keep nothing that is out of reach, where they share nothing either."""
+    """The speculating engine shares no prefixes, so its stages keep nothing that is out of reach."""
     path = make_checkpoint(tmp_path, "gemma3n", tokenizer=True, seed=2)
     params = SamplingParams(temperature=temperature, seed=3, max_tokens=16, ignore_eos=True)
     found = []
@@ -73,7 +73,7 @@ def test_requests_that_share_a_prefix_and_give_way(architecture: str, tmp_path: 
 def test_requests_that_keep_nothing_out_of_reach(
     architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their stages have fewer places than slots, and made more of them as they went."""
+    """Their stages begin with fewer places than slots, and make more places as they go."""
     monkeypatch.setattr("penstock.stage.near.FIRST", 8)
     path = make_checkpoint(tmp_path, architecture, initializer_range=0.2)
     compared, engine = compare_crowded(path, gives_back=True)

@@ -36,7 +36,7 @@ GONE_S = 10.0
 
 @pytest.fixture(scope="module")
 def hosts() -> Iterator[list[Namespace]]:
-    """Their clocks are ten days apart, and from the head's."""
+    """Hosts whose clocks are ten days apart from each other and from the head's."""
     with network(10 * DAYS, 20 * DAYS) as found:
         yield found
 

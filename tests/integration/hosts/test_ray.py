@@ -44,7 +44,7 @@ def environment(**more: str) -> dict[str, str]:
 
 @contextmanager
 def node(host: Namespace, environment: dict[str, str], *options: str) -> Iterator[None]:
-    """A Ray node on that host. It ends with the block."""
+    """Run a Ray node on that host for the length of the block."""
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # its sockets' paths have to be short
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"]
     command += ["--num-cpus=1", "--object-store-memory=80000000", f"--node-ip-address={host.address}"]
@@ -69,7 +69,7 @@ def ray_on(hosts: list[Namespace], environment: dict[str, str]) -> Iterator[None
 
 
 def driven(host: Namespace, target: Path, environment: dict[str, str]) -> dict[str, Any]:
-    """What an engine says that is run on that host."""
+    """Run an engine on that host and return what it reports."""
     command = [*host.enter, sys.executable, "-c", DRIVER, str(target), json.dumps(PROMPTS)]
     told = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, timeout=200, check=True).stdout
     return json.loads(told.splitlines()[-1])  # type: ignore[no-any-return]

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.processes
 PROMPTS = ["def f(x):", "class A:", "import os\n", "# "]
 SAMPLED = [SamplingParams(temperature=0.8, seed=seed, max_tokens=24, ignore_eos=True) for seed in range(4)]
 GONE_S = 10.0
-"""Seconds after which nothing is left of a head that died."""
+"""Seconds within which everything that a dead head has started must be gone."""
 
 
 @pytest.fixture(scope="module")

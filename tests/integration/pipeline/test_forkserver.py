@@ -104,7 +104,7 @@ def test_stages_that_have_left_are_not_waited_for_though_a_stopped_fork_server_s
 
 @contextmanager
 def suspended_server() -> Iterator[psutil.Process]:
-    """The shared one, ended afterwards."""
+    """The shared fork server, ended afterwards."""
     server = shared_fork_server()
     try:
         yield server_process(server)
@@ -171,7 +171,7 @@ def test_what_is_killed_is_the_process_never_its_number(target: Path) -> None:
 
 
 def means_nobody(process: int) -> bool:
-    """By its descriptor: once its parent, the fork server, has taken note of its end."""
+    """Whether the process has ended and its parent, the fork server, has reaped it; told by its descriptor."""
     try:
         signal.pidfd_send_signal(process, 0)
     except ProcessLookupError:
@@ -198,7 +198,7 @@ os._exit(1)
 
 @contextmanager
 def engine(target: Path, ending: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
-    """The script above, and what it says of itself."""
+    """Run the script above and return the facts that it prints."""
     command = [sys.executable, "-c", SCRIPT, str(target), ending]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:

@@ -39,7 +39,7 @@ PATIENCE = 20.0
 
 
 def listen(llm: LLM, pipeline: Pipeline, stages: list[int], beats: int) -> None:
-    """Do what an idle engine does, wait, until each of these stages has been heard so many times more."""
+    """Wait like an idle engine, until this many further heartbeats have come from each of these stages."""
     deadline = time.monotonic() + PATIENCE
     for _ in range(beats):
         before = pipeline.last_heartbeat

@@ -85,7 +85,7 @@ def pipeline_of(llm: LLM) -> ProcessPipeline:
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left() -> Iterator[None]:
-    """After ``close`` has returned."""
+    """Check that nothing is left once ``close`` has returned."""
     yield
     assert stage_processes() == []
 
@@ -218,7 +218,7 @@ def test_two_engines_side_by_side(target: Path) -> None:
 
 
 def strange_frames(session: str) -> list[list[bytes]]:
-    """What a connection that is let in may send and no session takes; the last three carry the secret."""
+    """Frames that an admitted connection can send and no session accepts; the last three carry the secret."""
     nobody = "0" * 32
     return [
         [b""],
@@ -302,7 +302,7 @@ LIES: dict[str, tuple[int, Callable[[int], Message], list[bytes], str]] = {
     "token of another model in a sampling": (1, lambda n: foreign_tokens(n), [bytes(128)], "names token 90000"),
     "not for a stage": (0, lambda n: Result(stream=0), [], "unexpected Result"),
 }
-"""Which stage is lied to, what it is told (n: the stream number that is due), the tensor frames, the complaint."""
+"""For each lie: the stage that hears it, the message (n: the stream number due), tensor frames, the complaint."""
 
 
 def lost_by_now(pipeline: ProcessPipeline) -> bool:
@@ -311,7 +311,7 @@ def lost_by_now(pipeline: ProcessPipeline) -> bool:
 
 
 FRAMED: Final = "tensor too small"
-"""Nothing but the framing depends on the kind of link: this lie is told over each."""
+"""The name of the lie that is told over every kind of link: nothing but the framing depends on the kind."""
 
 
 @pytest.mark.parametrize(
@@ -359,7 +359,7 @@ def test_a_malformed_message_to_the_engine_ends_the_pipeline(target: Path, messa
 
 
 def test_whatever_a_stage_says_its_engine_goes_on_with_the_same_tokens(target: Path) -> None:
-    """Each message as nobody would send it, some beyond their bounds: a loss at most, which is recovered from."""
+    """Messages hold values that nobody would send, some beyond their bounds; each costs a loss at most."""
     params = SamplingParams(temperature=0.8, seed=3, max_tokens=24, ignore_eos=True)
     kinds = [kind for kind in kinds_of(Message) if kind.cls is not HeartbeatAck]
     rng = random.Random(7)

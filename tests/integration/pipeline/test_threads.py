@@ -15,7 +15,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 
 
 def generated(threads: int) -> tuple[list[list[int]], list[int]]:
-    """The tokens, and how many threads each stage's process then has."""
+    """Return the tokens, and the number of threads of each stage's process."""
     with LLM("demo", pipeline_parallel_size=2, speculative_config=None, threads=threads) as llm:
         outputs = llm.generate(PROMPTS, GREEDY)
         stages = descendants(shared_fork_server()._process.pid)

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.processes
 FEW = 200
 """Bodies in a usual run, of all routes together."""
 SERVER = ("demo", "--no-web", "--queue-timeout", "600")
-"""A machine that does much else may keep a request waiting."""
+"""The server's arguments; the long queue timeout allows for a machine that does much else."""
 REAL = {"model", "messages", "prompt", "input", "max_tokens", "max_completion_tokens", "max_output_tokens"}
 
 

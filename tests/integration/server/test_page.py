@@ -101,7 +101,7 @@ class Visitor:
             self.page.locator(f"[name={name}]").fill(str(value))
 
     def wait_for_text(self) -> None:
-        """Until some of an answer is there."""
+        """Wait until an answer has some text."""
         expect(self.page.locator(".writing .text")).to_have_text(re.compile(r"\S"), timeout=PATIENCE_MS)
 
     def wait_for_end(self) -> None:
@@ -438,7 +438,7 @@ def test_a_long_request_leaves_the_other_bars_their_width(visit: Visit) -> None:
 
 
 def test_hosts_and_a_recovery_have_their_place(visit: Visit) -> None:
-    """What the server says of its engine is scripted."""
+    """The server's statements about its engine are scripted."""
     visitor = visit()
     page = visitor.page
     stages = [{"name": "", "host": host, "first": i, "last": i + 1} for i, host in enumerate(("", "10.0.0.2"))]

@@ -495,7 +495,7 @@ def test_a_refused_chat_names_the_field(server: ServedProcess, fields: dict[str,
 
 
 NESTED = json.loads('{"a":' * 900 + "1" + "}" * 900)
-"""Deep enough for Python to read it, and too deep for what works on it."""
+"""A nesting that Python's JSON reader still reads, and that is too deep for the code behind it."""
 
 
 @pytest.mark.parametrize(
@@ -556,7 +556,7 @@ def test_a_refusal_closes_no_connection_without_saying_so(
 
 
 def check(reply: httpx.Response, status: int) -> None:
-    """Whatever is refused says why."""
+    """Check a reply's status, and that every refusal has a message."""
     assert reply.status_code == status, reply.text
     if status != 200:
         assert reply.json()["error"]["message"]

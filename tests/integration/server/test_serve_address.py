@@ -70,7 +70,7 @@ def test_a_stream_over_tls_ends_as_it_should(client: httpx.Client) -> None:
 
 
 def test_paths_are_those_that_the_proxy_leaves(client: httpx.Client) -> None:
-    """What is open without the key and what is not goes by them too."""
+    """The key is required, or not, by the path without the prefix as well."""
     bare = {"Authorization": ""}
     assert client.get("/health", headers=bare).status_code == 200
     assert client.get("/v1/models", headers=bare).status_code == 401

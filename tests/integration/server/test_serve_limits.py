@@ -28,7 +28,7 @@ LONG: dict[str, Any] = {"prompt": "def f(", "max_tokens": 2000, "ignore_eos": Tr
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedProcess]:
-    """Its answers are short, however many tokens are asked for."""
+    """A server whose answers are short, however many tokens are asked for."""
     (file := tmp_path_factory.mktemp("keys") / "keys").write_text("from-a-file\n")
     with served(
         *("demo", "-pp", "2", "--no-web", "--log-prompts", "--max-model-len", "256"),
@@ -42,7 +42,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedProcess]:
 
 @pytest.fixture(scope="module")
 def crowded() -> Iterator[ServedProcess]:
-    """Stands for boards that need a quarter of a second for a token, however fast this machine is."""
+    """A server over emulated boards that need a quarter of a second per token, however fast this machine is."""
     with served(
         *("demo", "--cluster", "demo", "--strategy", "autoregressive", "--no-web", "--drain-timeout", "1"),
         *("--max-num-seqs", "1", "--max-queue", "2", "--max-connections", "12"),
@@ -202,7 +202,7 @@ def test_what_is_no_http_or_too_much_of_it(server: ServedProcess, sent: bytes, s
 
 
 def test_half_heads_keep_nobody_out(crowded: ServedProcess) -> None:
-    """As many as would fill the server many times over, and all from the address that then asks."""
+    """There are enough of them to fill the server many times over, all from the address that then asks."""
     halves = [crowded.connect()]  # says nothing: a reply to what has not been read yet may be lost with it
     for _ in range(600):
         halves.append(connection := crowded.connect())

@@ -1,4 +1,4 @@
-"""Which of the requests that wait is answered first: by its priority, and by whose it is."""
+"""The order in which waiting requests are answered: by their priority, and by their client."""
 
 from __future__ import annotations
 

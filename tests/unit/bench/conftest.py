@@ -1,4 +1,4 @@
-"""What tests of plots share."""
+"""Fixtures for tests of plots."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def png_size(path: Path) -> tuple[int, int]:
 
 
 def check_nothing_is_cut(figure: Figure) -> None:
-    """What is drawn, texts included, lies within the picture; a point is tolerated."""
+    """Check that everything drawn, texts included, is within the picture; a point (1/72 inch) is tolerated."""
     box, (width, height) = figure.get_tightbbox(), figure.get_size_inches()
     assert min(box.x0, box.y0) >= -1 / 72
     assert box.x1 <= width + 1 / 72

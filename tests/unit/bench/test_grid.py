@@ -1,4 +1,4 @@
-"""What a bench asks, and in which order."""
+"""The questions of a bench, and their order."""
 
 from __future__ import annotations
 

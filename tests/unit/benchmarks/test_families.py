@@ -7,7 +7,7 @@ from benchmarks.strategies.families import ALL, NAME
 from tests.relatives import RELATIVES
 
 MOST_UNDECIDED = 2
-"""Of a checkpoint's requests: rounding may decide a token now and then, not as a rule."""
+"""Requests of one checkpoint that rounding may decide: now and then one, not as a rule."""
 
 
 def test_every_checkpoint_has_been_compared() -> None:

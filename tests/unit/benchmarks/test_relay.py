@@ -1,4 +1,4 @@
-"""What the centralised executor adds: whom a message is for, and what its way costs where links are modelled."""
+"""The centralised executor's part: the stage for which a message is, and its transit time over modelled links."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.pipeline.plan import StagePlan
 
 
 def passed(stages: int) -> Batch:
-    """A batch that has come out of so many stages."""
+    """A batch that has come out of this many stages."""
     return Batch(stream=0, rows=Rows(), spans=[Span(stage, 0.0, 0.0, 0.0, 0.0, 0.0, 1) for stage in range(stages)])
 
 

@@ -1,4 +1,4 @@
-"""What benchmarks/load/soak.py calls a right answer, and a leak."""
+"""Right and wrong answers, and leaks, as benchmarks/load/soak.py judges them."""
 
 from __future__ import annotations
 

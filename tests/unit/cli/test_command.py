@@ -26,7 +26,7 @@ class Outer:
     inner: Inner = field(default_factory=Inner)
     table: Annotated[Mapping[str, int], Option("Parsed.", parse=lambda text: {text: 1})] = field(default_factory=dict)
     unseen: int = 7
-    """Not the command line's."""
+    """A field without an ``Option``, which the command line does not know."""
 
 
 def call(function: Callable[..., None], *arguments: str) -> Result:
@@ -36,7 +36,7 @@ def call(function: Callable[..., None], *arguments: str) -> Result:
 
 
 def told(*arguments: str) -> dict[str, Any]:
-    """What a command with every kind of parameter gets of ``arguments``."""
+    """Return the values that a command with every kind of parameter gets from ``arguments``."""
     seen: dict[str, Any] = {}
 
     def take(

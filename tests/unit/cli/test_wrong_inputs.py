@@ -1,4 +1,4 @@
-"""What can be told from names and files is told before torch is imported, by every command."""
+"""Every command refuses, before torch is imported, inputs that names and files show to be wrong."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ print(json.dumps(found))
 
 
 def tried(inputs: list[WrongInput], lacking: list[str]) -> list[tuple[int, str, list[str]]]:
-    """Of each its exit code, what it said and which heavy packages were loaded by then; all in one process."""
+    """Return each input's exit code, message and heavy packages loaded by then; one process tries them all."""
     words = json.dumps([wrong.words for wrong in inputs])
     command = [sys.executable, "-c", PROGRAM, words, json.dumps(lacking)]
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=True)

@@ -1,4 +1,4 @@
-"""What a chat keeps, and what its commands do to it."""
+"""A chat's history and settings, and the commands that change them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What reaches the terminal."""
+"""The output that reaches the terminal."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def stream(line_end: str) -> bytes:
 
 
 def chunks(answer: AnswerStream, data: bytes, size: int = 10_000) -> list[Chunk]:
-    """What an answer makes of a response's bytes, which come ``size`` at a time."""
+    """Feed an answer a response's bytes, ``size`` at a time, and return its chunks."""
     pieces = (data[start : start + size] for start in range(0, len(data), size))
     response = httpx.Response(200, headers={"content-type": "text/event-stream"}, content=pieces)
     return [chunk for event in EventSource(response).iter_sse() for chunk in answer.take(event)]

@@ -61,7 +61,7 @@ def bandwidths(cluster: Cluster) -> list[float]:
 
 
 def test_a_seed_is_the_same_cluster_on_every_platform() -> None:
-    """Written down once: whoever publishes a figure for random-17 has to find this cluster again."""
+    """The expected values are written out, since a published figure for random-17 must stay reproducible."""
     cluster = load_cluster("random-17")
     assert cluster.as_model is not None
     first = cluster.devices[0]

@@ -1,4 +1,4 @@
-"""What a device holds, by hand, and that a file is refused with the numbers where it does not fit."""
+"""A device's memory, worked out by hand; a cluster file that does not fit is refused with the numbers."""
 
 from __future__ import annotations
 

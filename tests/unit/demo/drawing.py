@@ -10,7 +10,7 @@ from penstock.tree import Node
 
 
 def batch(stream: int, nodes: Mapping[int, Sequence[int]], wanted: Sequence[int] | None = None) -> Batch:
-    """Rows by position; the successors of all, or of the ``wanted`` nodes only, are asked for."""
+    """A batch with rows by position; successors of all nodes, or of the ``wanted`` ones, are asked for."""
     rows = Rows()
     for position, ids in nodes.items():
         for node_id in ids:
@@ -24,7 +24,7 @@ def node(node_id: int, position: int = 0) -> Node:
 
 
 def plain(table: Any, width: int = 80) -> list[str]:
-    """What a table looks like without colours, line by line."""
+    """Return a table's lines without colours."""
     from rich.console import Console
 
     console = Console(width=width, color_system=None)

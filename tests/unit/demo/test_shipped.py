@@ -1,4 +1,4 @@
-"""What the package ships: the demo pair, its prompts and what is said of them."""
+"""The demo pair and prompts in the package, and what the model card says of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which screen the demo uses: the live picture on terminals that can show it, lines elsewhere."""
+"""The demo's choice of screen: the live picture where the terminal can show it, else lines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.demo.race import PENSTOCK, PLAIN, Race
 
 @pytest.fixture
 def screens(monkeypatch: pytest.MonkeyPatch) -> list[type]:
-    """The kinds of screens that ``run_demo`` shows its runs on; nothing runs."""
+    """The kinds of screen on which ``run_demo`` shows its runs; no run takes place."""
     seen: list[type] = []
 
     def compare(cluster: Any, scene: Any, screen: Any) -> list[Any]:

@@ -17,7 +17,7 @@ from tests.unit.demo.drawing import batch, node, plain
 
 
 def grown() -> GrowingTree:
-    """A prompt of three tokens, and two levels of drafts."""
+    """A tree with a prompt of three tokens and two levels of drafts."""
     tree = GrowingTree(keep=2)
     tree.submitted(batch(0, {0: [1], 1: [2], 2: [3]}, wanted=[3]))
     tree.submitted(batch(1, {3: [4, 5, 6]}))

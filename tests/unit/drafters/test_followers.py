@@ -9,7 +9,7 @@ from penstock.drafters.followers import Followers
 
 
 def scanned(tokens: list[int], longest: int, shortest: int) -> dict[int, int]:
-    """What followed the last tokens and the longest run that it did, longer runs first, then the more recent."""
+    """Return each token that followed the last ones, with its longest run; longer runs first, then later ones."""
     found: dict[int, int] = {}
     for length in range(min(longest, len(tokens) - 1), shortest - 1, -1):
         for end in range(len(tokens) - 1, length - 1, -1):
@@ -25,7 +25,7 @@ def scanned(tokens: list[int], longest: int, shortest: int) -> dict[int, int]:
     shortest=st.integers(1, 3),
 )
 def test_it_finds_what_a_scan_finds(tokens: list[int], cuts: list[int], longest: int, shortest: int) -> None:
-    """Whatever has been taken in at a time, and however much stands behind it."""
+    """The result depends neither on how the text was split into calls nor on how much is not taken in yet."""
     shortest = min(shortest, longest)
     text, bounds = Followers(longest, shortest), sorted(min(cut, len(tokens)) for cut in cuts)
     for end in bounds:
@@ -57,7 +57,7 @@ class Watched(int):
 
 
 def test_a_look_up_does_not_walk_over_the_text() -> None:
-    """Nor over the occurrences of a run with one follower."""
+    """It walks neither over the text nor over the occurrences of a run that has one follower."""
     looked = []
     for length in (1_000, 10_000):
         text = Followers(3, 1)

@@ -24,7 +24,7 @@ TEXT = random.Random(0).sample(range(1000), 80)
 
 
 class Told(InstantDrafter):
-    """Says the same of every node, one row for each, and notes which it was asked about."""
+    """A drafter that says the same of every node, takes one row for each, and notes which it was asked about."""
 
     def __init__(self, candidates: Sequence[tuple[int, float]] | None = ((1, -0.7), (2, -1.5))) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Told(InstantDrafter):
 
 
 def answer(drafter: MergedDrafter, request: Request, *nodes: Node, count: int = 4) -> tuple[int, dict[Node, Draft]]:
-    """How many rows it took, and what was said of each node."""
+    """Return the number of rows that the answer took, and what it says of each node."""
     rows = drafter.ask([DraftRequest(request, list(nodes), count)])
     assert drafter.busy
     assert drafter.due == 0.0
@@ -49,7 +49,7 @@ def answer(drafter: MergedDrafter, request: Request, *nodes: Node, count: int = 
 
 
 def copying(drafter: MergedDrafter, tokens: int) -> Request:
-    """A request that has copied so many tokens of its prompt, the drafter asked at every one of them."""
+    """A request that has copied this many tokens of its prompt; the drafter was asked at every one of them."""
     request = make_request(TEXT)
     for token in TEXT[:tokens]:
         answer(drafter, request, request.tree.root)
@@ -71,7 +71,7 @@ def test_what_is_all_but_sure_is_answered_without_the_drafter() -> None:
 
 @pytest.mark.parametrize(("chance", "asked"), [(UNLIKELY / 2, False), (UNLIKELY * 2, True)])
 def test_beside_a_sure_answer_the_drafter_is_asked_about_likely_nodes_only(chance: float, asked: bool) -> None:
-    """Else what is sure would wait for what hardly matters."""
+    """A slow answer about unlikely nodes would hold up the sure one."""
     inner = Told()
     drafter = MergedDrafter(inner, RatedLookup(4, 1))
     request = copying(drafter, 50)

@@ -1,4 +1,4 @@
-"""What a batch attends to, counted from its rows."""
+"""The positions that a batch attends to, counted from its rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.unit.drafters.test_drafters import make_request
 
 
 def rows(*entries: tuple[int, int]) -> Rows:
-    """(request, position) each."""
+    """Rows given as (request, position)."""
     found = Rows()
     for node, (request, position) in enumerate(entries):
         found.append(request, node, node, node - 1, position, 0)

@@ -1,4 +1,4 @@
-"""What computes behind all else on the host computes the same, and fails the same."""
+"""A computation at idle priority gives the same results and the same errors."""
 
 from __future__ import annotations
 

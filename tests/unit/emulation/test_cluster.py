@@ -1,4 +1,4 @@
-"""What of an engine a cluster file has emulated."""
+"""The parts of an engine that a cluster file has emulated."""
 
 from __future__ import annotations
 

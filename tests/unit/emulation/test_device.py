@@ -11,7 +11,7 @@ from tests.unit.stage.test_driver import batch, driver, stage_timing
 
 
 def turns(one: StageDriver, clock: VirtualClock) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
-    """When the stage's batches and the drafter's passes had the device, run to the end."""
+    """Run to the end; return when the stage's batches and the drafter's passes had the device."""
     batches, passes = [], []
     while one.due is not None:
         clock.wait(one.due)
@@ -43,7 +43,7 @@ def test_a_device_does_one_pass_at_a_time(
 
 
 def test_turns_are_in_the_order_of_coming() -> None:
-    """Two passes are asked for while a batch is computed, and a batch comes between them."""
+    """Two passes are asked for while a batch is computed, and another batch comes between them."""
     clock = VirtualClock()
     one = driver(0, 1, clock, timing=stage_timing(4.0))
     one.on_message(batch(0), arrives=0.0)

@@ -67,7 +67,7 @@ def test_an_emulated_drafter_waits_for_its_turn_on_a_stages_device() -> None:
 
 
 class Reading(NgramDrafter):
-    """Its features come at a moment of the test's choice."""
+    """A drafter whose features come at a moment of the test's choice."""
 
     features_at = 0.0
 

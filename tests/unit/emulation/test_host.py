@@ -1,4 +1,4 @@
-"""Which stages a bench has come first on this host."""
+"""The stages that a bench gives priority on this host."""
 
 from __future__ import annotations
 

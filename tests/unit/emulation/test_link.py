@@ -36,7 +36,7 @@ def test_a_device_sends_or_receives_one_thing_at_a_time() -> None:
 
 @given(transfers=st.lists(st.tuples(st.integers(0, 3), st.floats(0, 3), st.floats(0.1, 2)), max_size=40))
 def test_no_device_has_two_transfers_at_once(transfers: list[tuple[int, float, float]]) -> None:
-    """Of those that are announced at most a few seconds ahead; each begins no earlier than it may."""
+    """Transfers are announced at most a few seconds ahead; none begins before it may."""
     nodes = [Node() for _ in range(5)]
     links = [ExclusiveLink(LinkTiming(0.5, 1.0, 1.0), nodes[i], nodes[i + 1]) for i in range(4)]
     spans: list[tuple[int, float, float]] = []

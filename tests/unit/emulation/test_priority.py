@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux's schedul
 
 
 def in_a_thread(do: Callable[[], Any]) -> Any:
-    """What ``do`` returns: policies are a thread's own."""
+    """Run ``do`` in a thread, since a scheduling policy is a thread's own, and return its result."""
     found: list[Any] = []
     thread = threading.Thread(target=lambda: found.append(do()))
     thread.start()

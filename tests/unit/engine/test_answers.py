@@ -1,4 +1,4 @@
-"""What the synthetic drafter knows of plain decoding, and when it is decoded."""
+"""The plain decodings that the synthetic drafter knows, and when they are computed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an engine's parts are told of each other."""
+"""Facts that an engine's parts are given about each other."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def test_a_stop_string_ends_it_with_the_token_that_completes_it(tokenizer: Token
 
 
 def test_a_stop_string_that_only_the_end_makes_certain_is_a_stop_too() -> None:
-    """A byte-fallback token might begin another character: what it says is known when no token follows."""
+    """A byte-fallback token might begin another character: its text is known only if no token follows."""
     tokenizer = byte_fallback()
     (token,) = (one for one in tokenizer.byte_ids if tokenizer.token_bytes(one) == b"!")
     one = completion(tokenizer, stop=("!",))

@@ -72,7 +72,7 @@ def test_every_draft_follows_from_the_nodes_own_path() -> None:
 
 
 def test_what_is_certain_is_computed_with_the_targets_features() -> None:
-    """At the latest when the drafter is next asked; until then rows below the root make do without."""
+    """Features are used by the time the drafter is next asked; until then rows below the root do without."""
     with_features = without = seed = 0
     while min(with_features, without) < 200:
         history, seed = History(random.Random(seed)), seed + 1

@@ -23,7 +23,7 @@ def test_numbered_histories(block: int) -> None:
 
 
 def test_histories_have_corrections(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or they would say nothing of them."""
+    """Without corrections the histories would test nothing about them."""
     corrected: list[Node] = []
     monkeypatch.setattr(TokenTree, "correct", noting(TokenTree.correct, corrected))
     seed = 0
@@ -34,7 +34,7 @@ def test_histories_have_corrections(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class WithFlowSpec(History):
-    """Every request under it: the strategy that has nodes drafted from anew."""
+    """A history in which every request runs under FlowSpec, the strategy that drafts again from known nodes."""
 
     def _strategy(self) -> Strategy:
         return self._flowspec(self.vocabulary - 1)
@@ -70,7 +70,7 @@ def test_any_history(rng: random.Random) -> None:
 
 
 def test_histories_share_and_preempt() -> None:
-    """Or they would say nothing of it."""
+    """Without shared prefixes and preemptions the histories would test nothing about them."""
     cached = preempted = seed = 0
     while min(cached, preempted) < 3:
         history, seed = History(random.Random(seed)), seed + 1
@@ -81,7 +81,7 @@ def test_histories_share_and_preempt() -> None:
 
 
 def test_histories_begin_and_end_speculation_on_trial() -> None:
-    """Or they would say nothing of it."""
+    """Without trials that begin and end the histories would test nothing about them."""
     began = ended = seed = 0
     while began < 5 or not ended:
         history, seed = History(random.Random(seed)), seed + 1

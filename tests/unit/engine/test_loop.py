@@ -1,4 +1,4 @@
-"""What the loop tells the strategies of its drafter, and takes from it."""
+"""The loop between strategies and drafter: what it tells the one of the other, and what it accepts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.histories import Collected
 
 
 class Rowless(InstantDrafter):
-    """Has nothing to say, and needs no row for that."""
+    """A drafter whose answers are empty and take no row."""
 
     asked = 0
 
@@ -44,7 +44,7 @@ class Rowless(InstantDrafter):
 
 
 def test_a_drafter_that_is_not_busy_is_not_due() -> None:
-    """Also when its answer took no row: a strategy would wait for an answer that never comes."""
+    """It is not due after an answer without a row either: a strategy would wait for an answer that never comes."""
     clock, pool, drafter = VirtualClock(), SlotPool(40, 20), Rowless()
     core = StageCore(HashLayers(0, pool.total, 4), pool.total, is_last=True)
     pipeline = InProcessPipeline([StageDriver(0, core, clock.now)], clock)
@@ -92,7 +92,7 @@ class Counting(Scheduler):
 
 
 def test_plain_decoding_is_left_alone_between_its_results() -> None:
-    """Whatever else happens meanwhile, a stage that takes the batch or the moment of the next one, nothing enters."""
+    """Nothing enters on other events, such as a stage's taking the batch or the moment at which the next is due."""
     clock, pool = VirtualClock(), SlotPool(40, 20)
     second = StageEmulation(timing=StageTiming(devices=(DeviceTiming(1.0, 0.0, 0.0),)))
     cores = [StageCore(HashLayers(i, pool.total, 4), pool.total, is_last=i == 1) for i in range(2)]
@@ -106,7 +106,7 @@ def test_plain_decoding_is_left_alone_between_its_results() -> None:
 
 
 class AfterEntering(InstantDrafter):
-    """Cannot answer for a node before that has entered, as a head on the first stage's output cannot."""
+    """A drafter that can answer for a node only once it has entered, like a head on the first stage's output."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ class AfterEntering(InstantDrafter):
 
 
 def test_what_is_asked_about_before_it_enters_is_asked_about_again_once_it_has() -> None:
-    """Not only under another root, which with three stages is three steps away."""
+    """The question comes again at once, not under the next root, which with three stages is three steps away."""
     clock, pool, drafter = VirtualClock(), SlotPool(40, 20), AfterEntering()
     second = StageEmulation(timing=StageTiming(devices=(DeviceTiming(1.0, 0.0, 0.0),)))
     cores = [StageCore(HashLayers(i, pool.total, 4), pool.total, is_last=i == 2) for i in range(3)]
@@ -136,7 +136,7 @@ FIRST, SECOND = [(0, -0.5), (1, -1.0)], [(2, -0.5), (3, -1.0)]
 
 
 class Repeating(InstantDrafter):
-    """Comes back to every node that it has answered for, whether it may or not."""
+    """A drafter that answers again for every node, whether it may or not."""
 
     def __init__(self, again: list[tuple[int, float]] | None) -> None:
         super().__init__()
@@ -154,7 +154,7 @@ class Repeating(InstantDrafter):
 
 
 def drafted_again(drafter: Repeating, make: Callable[[], Strategy]) -> EngineLoop:
-    """One request, run to its end."""
+    """Run one request to its end, drafted for by ``drafter``."""
     clock, pool = VirtualClock(), SlotPool(60, 40)
     second = StageEmulation(timing=StageTiming(devices=(DeviceTiming(1.0, 0.0, 0.0),)))
     core = StageCore(HashLayers(0, pool.total, 4), pool.total, is_last=True)
@@ -214,7 +214,7 @@ class Broken(Collected):
 
 
 class Ends(Observer):
-    """Notes who has ended, and fails at the first."""
+    """An observer that notes which requests have ended, and fails at the first."""
 
     def __init__(self) -> None:
         self.reasons: dict[int, FinishReason] = {}
@@ -254,7 +254,7 @@ def test_an_observer_that_fails_at_a_requests_end_does_not_keep_its_reply() -> N
 
 
 def test_a_request_that_comes_between_two_steps_enters_at_once() -> None:
-    """Not with the next result: the first stage is free."""
+    """It does not wait for the next result: the first stage is free."""
     clock, pool = VirtualClock(), SlotPool(80, 20)
     timings = [StageTiming(devices=(DeviceTiming(seconds, 0.0, 0.0),)) for seconds in (1.0, 100.0)]
     cores = [StageCore(HashLayers(stage, pool.total, 4), pool.total, is_last=stage == 1) for stage in range(2)]
@@ -287,7 +287,7 @@ class Ordered(Observer):
 
 
 def test_what_follows_a_miss_leaves_first() -> None:
-    """Before the drafter is asked, where the strategy would not wait for it; readers come last."""
+    """It leaves before the drafter is asked, unless the strategy would wait for the drafter; readers come last."""
     order = Ordered()
 
     class Drafts(Rowless):
@@ -313,7 +313,7 @@ def test_what_follows_a_miss_leaves_first() -> None:
 
 
 class CreepingClock(VirtualClock):
-    """Time passes while the engine works, too: at every look at the clock."""
+    """A clock that moves on at every look, as if the engine's own work took time."""
 
     def now(self) -> float:
         self._now += 1e-3
@@ -356,7 +356,7 @@ def test_what_becomes_free_while_the_engine_decides_is_made_use_of(latency: floa
 
 
 class Stopping(Collected):
-    """Its text holds a stop string after ``length`` tokens."""
+    """An output whose text holds a stop string after ``length`` tokens."""
 
     def __init__(self, length: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What options say of an engine without a look at devices or checkpoints, and what is refused at once."""
+"""Facts that follow from options alone, without devices or checkpoints, and options that are refused at once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_name_stands_for_its_cluster_and_a_table_for_its_configuration() -> No
 
 
 def test_speculation_is_left_to_auto_unless_plain_decoding_is_asked_for() -> None:
-    """As on the command line, in Python and in the server."""
+    """The default is the same on the command line, in Python and in the server."""
     assert EngineOptions().speculative_config == SpeculativeConfig(method="draft_model", model="demo")
     assert EngineOptions(model="m").speculative_config == SpeculativeConfig()
     assert EngineOptions(model="m", speculative_config=None).speculative_config is None

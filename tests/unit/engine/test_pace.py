@@ -89,7 +89,7 @@ def test_a_trip_that_is_a_little_longer_than_the_stages_is_no_reason_for_smaller
 
 @pytest.mark.parametrize(("knee", "more"), [(11, 1), (64, 0)], ids=["rows are dear", "rows cost nothing"])
 def test_drafted_rows_keep_every_stage_busy_where_they_are_dear(knee: int, more: int) -> None:
-    """Of eight requests three batches bring as many tokens a trip as four, if nothing but the roots is sent."""
+    """If only roots are sent, eight requests in three batches give as many tokens per trip as in four."""
     estimates = Estimates()
     for rows in (1, 2, 4, 8, 16):
         step = STEP * max(1.0, rows / knee)

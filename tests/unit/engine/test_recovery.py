@@ -1,4 +1,4 @@
-"""What is lost is replaced, in time or not at all; ``python -m tests.losses 10000`` runs more of the histories."""
+"""Lost stages and drafters are replaced in time or not at all; ``python -m tests.losses 10000`` runs more histories."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class Stages:
         self.loop.audit()
 
     def run_broken(self) -> None:
-        """Whatever starts breaks at once."""
+        """Step on while every new pipeline breaks as soon as it has started."""
         while True:
             self.pipeline.broken = self.recovery.reason is None
             self.loop.step()

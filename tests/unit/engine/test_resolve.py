@@ -1,4 +1,4 @@
-"""What options come to on this host, and what is refused, or warned of, before any stage is started."""
+"""How options are resolved on this host, and what is refused or warned of before any stage starts."""
 
 from __future__ import annotations
 

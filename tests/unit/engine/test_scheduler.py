@@ -1,4 +1,4 @@
-"""Which requests a batch serves: in turn, spread over the stages, rate-limited ones only when a batch is due."""
+"""The choice of requests for a batch: in turn, spread over the stages, rate-limited ones only when one is due."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.histories import Collected
 
 
 class Willing:
-    """Always ready to send the root, rate-limited or not."""
+    """A strategy that is always ready to send the root, rate-limited or not."""
 
     candidates = 0
 
@@ -121,7 +121,7 @@ def test_the_last_speculative_slot_goes_to_the_first_in_turn(make: Callable[[], 
 
 
 def test_drafted_rows_ride_along_where_rows_cost_nothing() -> None:
-    """Beside another's root, whether their own batch would be held or not; and not where they are not worth it."""
+    """They join a batch with another's root, even if their own batch would be held, unless they cost too much."""
     for second, rows in [(1.0, [(0, 1), (1, 1)]), (9.0, [(0, 1)])]:
         estimates = Estimates()
         for size, seconds in ((1, 1.0), (2, second)):
@@ -143,13 +143,13 @@ def test_a_held_request_keeps_its_place_in_the_queue() -> None:
 
 
 def test_where_many_run_a_batch_takes_as_many_as_keep_every_stage_busy() -> None:
-    """Also when only some are ready: the others are on their way, and the next batch is for those behind them."""
+    """This holds if only some are ready: the others are in flight, and the next batch is for those behind them."""
     scheduler = running(*[Willing(rate_limited=True)] * 4, *[Willing(rate_limited=False)] * 4)
     assert served(scheduler, held=True, batches=4) == [4, 5]
 
 
 class Told(Willing):
-    """Notes how many requests' rows are to follow."""
+    """A strategy that notes how many requests' rows are to follow in the batch."""
 
     def __init__(self, told: list[int]) -> None:
         super().__init__(rate_limited=False)
@@ -175,7 +175,7 @@ def test_certain_tokens_go_before_drafted_ones() -> None:
 
 
 def test_a_chunk_shrinks_beside_requests_that_decode() -> None:
-    """So that the slowest stage takes at most so many times as long as without it."""
+    """The slowest stage takes at most ``prefill_stretch`` times as long as without the chunk."""
     estimates = Estimates()
     for rows in (1, 16, 32, 64, 128):
         for _ in range(3):
@@ -200,7 +200,7 @@ def test_every_batch_takes_a_chunk_of_a_prompt_beside_requests_that_decode() -> 
 
 
 class Tenths:
-    """Pieces that end at every tenth token behind what is cached."""
+    """Planned pieces that end at every tenth token behind what is cached."""
 
     def ends(self, tokens: int, cached: int = 0) -> tuple[int, ...]:
         return (*range(cached + 10, tokens, 10), tokens)

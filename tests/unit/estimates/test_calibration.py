@@ -19,7 +19,7 @@ def candidates(chances: list[float]) -> list[tuple[int, float]]:
 
 
 def taught(right: list[float], decisions: int = 4000, seed: int = 0) -> Calibration:
-    """Has seen a drafter that claims ``CLAIMED`` where its candidates are right in these shares."""
+    """A calibration that has seen a drafter which claims ``CLAIMED`` and is right in these shares."""
     rng, calibration = random.Random(seed), Calibration()
     for _ in range(decisions):
         picked = rng.choices([0, 1, 2, 9], [*right, 1 - sum(right)])[0]
@@ -89,7 +89,7 @@ def test_chances_never_rise_with_rank_and_never_exceed_one(
 @pytest.mark.parametrize("chance", [-12.5, -746.0, -1e300, -math.inf, math.nan])
 @pytest.mark.parametrize("picked", [0, 1, 9])
 def test_candidates_without_a_chance_to_speak_of(chance: float, picked: int) -> None:
-    """As a temperature near 0 makes them. They neither raise nor spoil what is known of others."""
+    """Temperatures near 0 make such candidates; they neither raise nor spoil the chances of others."""
     calibration = Calibration()
     calibration.record([(0, 0.0), (1, chance)], picked)
     first, second = calibration.chances([(0, math.log(0.6)), (1, math.log(0.3))])

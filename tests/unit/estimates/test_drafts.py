@@ -1,4 +1,4 @@
-"""What the target makes of drafts: misses, first answers and corrections."""
+"""Statistics of drafts against the target: misses, first answers and corrections."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_the_last_of_several_tokens_is_the_one_that_missed() -> None:
 
 
 def answered(picked: int, *answers: list[tuple[int, float]]) -> Node:
-    """A node with these answers, the first one first, whose successor the target has picked."""
+    """A node with these answers, in order, whose successor the target has picked."""
     return Node(1, 0, 0, 0, picked=picked, candidates=answers[-1], earlier=answers[:-1])
 
 

@@ -20,7 +20,7 @@ def test_a_draft_on_a_stages_device_counts_for_drafter_and_stage() -> None:
 
 
 def test_what_plain_decoding_takes_on_contended_stages_says_nothing_of_rows() -> None:
-    """It has the stages to itself, and they are faster then."""
+    """Plain decoding has the stages to itself, and they are faster then."""
     estimates = Estimates(contended=True)
     alone = [Span(0, 0.0, 0.0, 1.0, 1.0, 0.0, 1)]
     estimates.round_trips.record_entered(0, 1, now=0.0, in_flight=0)

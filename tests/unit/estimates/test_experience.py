@@ -1,4 +1,4 @@
-"""What one engine has learned, and another begins with."""
+"""Estimates that a new engine takes over from an earlier one."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def taught(speed_up: float) -> Estimates:
 
 
 def again(estimates: Estimates, trust: float = 1.0) -> Estimates:
-    """Another engine, which begins with that as it comes from a file."""
+    """Another engine's estimates, which begin with the first one's as read from a file."""
     kept = msgspec.json.decode(msgspec.json.encode(estimates.experience), type=Experience)
     other = Estimates(contended=True, stages=1)
     other.begin_with(kept, trust)

@@ -17,7 +17,7 @@ ALONE = 0.01
 
 
 def batch(at: float, seconds: float, rows: int = 1) -> list[Span]:
-    """One that enters at a moment and takes so long in each stage."""
+    """Spans of a batch that enters at ``at`` and takes ``seconds`` in each of two stages."""
     starts = (at, at + seconds)
     return [Span(i, start, start, start + seconds, seconds, 0.0, rows) for i, start in enumerate(starts)]
 

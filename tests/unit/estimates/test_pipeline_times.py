@@ -18,7 +18,7 @@ def test_a_step_is_the_slowest_stages_and_a_trip_is_the_whole_way() -> None:
 
 
 def test_a_link_may_be_the_slowest() -> None:
-    """There, and with the word that the batch was taken back again."""
+    """A step takes the link's time twice: for the batch, and for the word back that it was taken."""
     times = PipelineTimes()
     record_all_sizes(times, [0.01, 0.01], link=0.5)
     assert times.step_s(1) == pytest.approx(1.0, rel=0.01)

@@ -26,7 +26,7 @@ class Conveyor:
         self._stream = 0
 
     def run(self, batches: int, in_flight: int) -> list[float]:
-        """How much later than it came each result was expected."""
+        """Return by how many seconds each result came later than expected."""
         entered: deque[tuple[float, float]] = deque()
         errors = []
         for _ in range(batches):

@@ -28,7 +28,7 @@ PLAIN = 0.05
 
 
 def run(trial: Trial, tokens: int, speculating: Callable[[], float], plain: float = PLAIN) -> float:
-    """Decode so many tokens one by one, and return the seconds."""
+    """Decode this many tokens one by one; return the seconds that it took."""
     total = 0.0
     for _ in range(tokens):
         seconds = speculating() if trial.speculates else plain
@@ -69,7 +69,7 @@ def test_several_requests_take_as_many_times_the_tokens() -> None:
 
 
 def test_batches_of_many_requests_that_come_unevenly_are_taken_together() -> None:
-    """Of 64 requests in two batches: what a token takes is not what the last batch's tokens took."""
+    """With 64 requests in two batches, seconds per token are averaged over both, not taken from the last one."""
     trial = Trial(requests=64, stake=0.0)
     for _ in range(20):
         trial.record(32, 0.3 * PLAIN, settled=True)
@@ -308,7 +308,7 @@ def test_a_draft_model_that_is_slow_to_begin_is_not_given_up() -> None:
 
 
 class Decoding(RuleBasedStateMachine):
-    """Whatever speculation does, and however tokens come, plain decoding would have been little faster."""
+    """Under any speed-up and any arrival of tokens, a trial costs little time beyond plain decoding's."""
 
     @initialize(requests=st.integers(1, 6), foretold=st.booleans())
     def begin(self, requests: int, foretold: bool) -> None:

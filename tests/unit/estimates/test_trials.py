@@ -1,4 +1,4 @@
-"""What of a running engine's time counts for which trial."""
+"""How a running engine's time is counted for its trials."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TRIP = 0.05
 
 
 class Engine:
-    """One batch enters after another; tokens come when it says so."""
+    """An engine whose batches enter one after another, with tokens when the test says so."""
 
     def __init__(self) -> None:
         self.trials = Trials(contended=True)
@@ -25,7 +25,7 @@ class Engine:
     def tokens(
         self, count: int = 1, seconds: float = TRIP, requests: int = 1, in_flight: int = 0, entered: int = 1
     ) -> None:
-        """A batch has come out with so many tokens; as many as said have entered since the last, or are in flight."""
+        """Record a batch that came out with ``count`` tokens; ``entered`` batches went in since the one before."""
         self.now += seconds
         self.following += entered
         self.trials.record_tokens(count, self.now, requests, self.following - in_flight, self.following)

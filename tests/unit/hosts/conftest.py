@@ -1,4 +1,4 @@
-"""What tests of hosts share."""
+"""Fixtures for tests of hosts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose cores there are, and how they are shared."""
+"""The cores that belong to this process, and how stages share them."""
 
 from __future__ import annotations
 

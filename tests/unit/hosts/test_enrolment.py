@@ -121,7 +121,7 @@ def test_another_secret_gets_nothing_and_uses_nothing_up(first: Path, tmp_path: 
 
 
 def dribble(address: str, first: bytes, ended: threading.Event) -> None:
-    """Say a byte now and then, for ever: each read of the other end comes in time."""
+    """Send a byte now and then, for ever, so that each single read of the other end is in time."""
     host, _, port = address.rpartition(":")
     with socket.create_connection((host, int(port))) as connection, contextlib.suppress(OSError):
         connection.settimeout(0.02)

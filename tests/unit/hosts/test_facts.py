@@ -1,4 +1,4 @@
-"""Which GPUs a host tells of."""
+"""The GPUs that a host reports."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ LARGE_FRAME = bytes(1 << 16)
 
 
 class Member:
-    """An end of the protocol that says what it is told to. Its inbox is at an address of its own."""
+    """A member of the cluster that sends whatever it is told to, with an inbox of its own."""
 
     def __init__(self, sockets: Sockets, address: str) -> None:
         self._sockets = sockets
@@ -49,7 +49,7 @@ class Member:
         self.other.send(msgspec.msgpack.encode((self.lease if secret is None else secret, message)), *contents)
 
     def listen(self, seconds: float = 0.0) -> list[Message]:
-        """What has come."""
+        """Wait up to ``seconds`` for messages and return all that have come so far."""
         self.inbox.wait(time.monotonic() + seconds)
         for frames in self.inbox.take():
             self.lease, raw = control.lease_of(frames)
@@ -65,7 +65,7 @@ class Member:
 
 
 class HostileHead(Member):
-    """Attaches to an agent."""
+    """A hostile head that attaches to an agent."""
 
     def attach(self, to: str, secret: str) -> HostileHead:
         self.inbox.admit(secret)
@@ -77,7 +77,7 @@ class HostileHead(Member):
 
 
 class HostileWorker(Member):
-    """Is attached to by a head."""
+    """A hostile worker to which a head attaches."""
 
     def __init__(self, sockets: Sockets, address: str) -> None:
         super().__init__(sockets, address)
@@ -156,7 +156,7 @@ def question(path: Path, number: int = 1) -> tuple[FindCheckpoint, bytes]:
 def test_an_agents_beats_go_on_while_it_hashes_and_waits(
     server: NotingServer, security: LinkSecurity, pipe: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever a question takes: its own thread is busy, and each lease is kept."""
+    """While questions keep their thread busy, the agent still answers beats, and each lease is kept."""
     may_go_on = threading.Event()
     monkeypatch.setattr(Fetch, "_proved_here", lambda fetch: "there is none" if may_go_on.wait(60) else "")
     with agent(security) as one, hostile_head(security, one.address) as head:
@@ -321,7 +321,7 @@ def test_a_worker_that_sends_nonsense_is_lost_alone(
 def test_a_fault_at_the_head_loses_hosts_and_ends_no_thread(
     server: NotingServer, security: LinkSecurity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever it is: what it was for is lost, with a reason, and comes back."""
+    """A fault in the head's own code loses the hosts that it concerned, with a reason, and they come back."""
     monkeypatch.setattr("penstock.hosts.remote.TRY_AGAIN_S", 0.0)
 
     def broken(*_: object) -> None:
@@ -338,7 +338,7 @@ def test_a_fault_at_the_head_loses_hosts_and_ends_no_thread(
 def test_a_host_that_only_says_that_it_is_busy_is_lost(
     server: NotingServer, security: LinkSecurity, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It says that it fetches, and beats: a deadline is renewed by bytes, not by words."""
+    """It says that it is fetching, and sends beats; but only bytes that move renew the deadline."""
     monkeypatch.setattr("penstock.hosts.remote.ANSWER_S", 1.5)
     (tmp_path / "config.json").write_text("{}")
     with beside(security, server) as (made, honest, worker):

@@ -24,7 +24,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def door() -> str:
-    """At an address of loopback's that nobody else has."""
+    """A head's door at an address of loopback that nobody else has."""
     return f"127.{'.'.join(str(100 + secrets.randbelow(100)) for _ in range(3))}:7701"
 
 

@@ -1,4 +1,4 @@
-"""What is shown of hosts."""
+"""The listing of hosts."""
 
 from __future__ import annotations
 

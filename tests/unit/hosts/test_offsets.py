@@ -17,7 +17,7 @@ def test_nothing_is_known_at_first() -> None:
 
 @pytest.mark.parametrize("apart", [0.0, DAYS, -DAYS])
 def test_the_offset_is_within_its_error(apart: float) -> None:
-    """Whatever the ways there and back take."""
+    """The times there and back are random."""
     offsets, ways = Offsets(), random.Random(1)
     for sent in range(200):
         there, working, back = (ways.expovariate(100) for _ in range(3))

@@ -1,4 +1,4 @@
-"""Which host, device and threads each stage gets, and what is refused by name."""
+"""The host, device and threads of each stage; mistakes are refused by name."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from tests.speculators import HEADS, KEY_HEADS
 
 EPS = 1e-5
 TARGETS_EPS = 1e-6
-"""Of norms that SPD's module has in common with its target."""
+"""Epsilon of the norms that SPD's module shares with its target."""
 Tensors = Mapping[str, Tensor]
 
 
@@ -130,7 +130,7 @@ def spd_feature(t: Tensors, level: int, states: Sequence[Tensor], stages: int | 
 
 
 def scattered(logits_nv: Tensor, ids: list[int], vocab_size: int) -> Tensor:
-    """Column by column into the target's vocabulary."""
+    """Logits scattered column by column into the target's vocabulary."""
     full = torch.full((len(logits_nv), vocab_size), -math.inf)
     for column, token in enumerate(ids):
         full[:, token] = logits_nv[:, column]

@@ -32,7 +32,7 @@ ROWS = 6
 
 
 def view() -> BatchView:
-    """A prompt of six rows."""
+    """A batch with a prompt of six rows."""
     order = np.arange(ROWS)
     request = RequestView(0, order, order, order, np.tril(np.ones((ROWS, ROWS), dtype=bool)))
     return BatchView(order * 0, order + 1, order, order, order, [request], order - 1)

@@ -28,7 +28,7 @@ AUTO_MAP = {
     "processor_config.json": {"AutoProcessor": "foreign.Foreign"},
     "preprocessor_config.json": {"AutoProcessor": "foreign.Foreign"},
 }
-"""What each file would have transformers import from the checkpoint's folder."""
+"""The code that each file would have transformers import from the checkpoint's folder."""
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def folder(sound: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def stdin(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
-    """Whoever asks is told to go on."""
+    """Standard input that answers every question with yes."""
     told = io.StringIO("y\n" * 8)
     monkeypatch.setattr("sys.stdin", told)
     return told

@@ -1,4 +1,4 @@
-"""What is plain to see of a checkpoint; the refusals are in tests/unit/cli/test_wrong_inputs.py."""
+"""Facts about a checkpoint that show at a glance; the refusals are in tests/unit/cli/test_wrong_inputs.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong with a checkpoint's files is said by file and field, and nothing is built of what its shards belie."""
+"""Errors in a checkpoint's files are named by file and field, and nothing is built that its shards cannot fill."""
 
 from __future__ import annotations
 

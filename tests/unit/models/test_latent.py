@@ -20,7 +20,7 @@ from tests.staged import Staged, chain_rows
 
 PROMPT = [17, 3, 99, 42, 8, 64, 120]
 RANK, TURNED = 16, 8
-"""Of the checkpoint's latents; a row keeps both."""
+"""Widths of the checkpoint's latents and of the rotated part; a row keeps both."""
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def logits(folder: Path, plain: bool) -> torch.Tensor:
-    """Of a prompt, and of the token behind it."""
+    """Logits after a prompt, and after the token behind it."""
     staged = Staged(folder, 2, plain=plain)
     slots = list(range(len(PROMPT)))
     first = staged.run(chain_rows(0, PROMPT, slots), [3, 6], opened=[0])

@@ -98,7 +98,7 @@ def test_a_shipped_head_is_transformers_own(tmp_path: Path, architecture: str) -
 
 
 def at_end_of(rows: Rows, row: int, judge: Any) -> Tensor:
-    """What transformers gives for a row after all that lies above it [D]."""
+    """transformers' output for a row after all of its ancestors [D]."""
     path = torch.nonzero(rows.sees_NN[row])[:, 0]
     with torch.inference_mode():
         hidden_1nD = judge.forward_layer(

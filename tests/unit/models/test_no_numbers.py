@@ -1,4 +1,4 @@
-"""Checkpoints whose numbers are none: refused by the user's own file and field, before anything is computed."""
+"""Checkpoints with fields or weights that are no usable numbers are refused by file and field before anything runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an architecture does against our assumptions is noticed on the first row."""
+"""The probe notices on the first row whatever an architecture does against our assumptions."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ CAPACITY = 24
 DRAFTED_IDS = [FIRST_DRAFTED + 2 * i for i in range(DRAFTED)]
 CHAIN = [-1, 0, 1, 2, 3, 4, 5]
 TREE = [-1, 0, 1, 1, 2, 2, 3, 6]
-"""Each row's parent; -1 none."""
+"""The parent of each row; -1 for none."""
 
 THETA = 10000.0
 
@@ -316,7 +316,7 @@ def test_what_is_known_of_a_checkpoint_cannot_change(tmp_path: Path, target: Che
 
 
 LEVELS = [3, 2, 2, 1, 0, 1, 0, 0]
-"""Of the rows of ``TREE``."""
+"""Levels of the rows of ``TREE``."""
 
 
 @pytest.mark.parametrize("normed", [False, True])

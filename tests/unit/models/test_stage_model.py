@@ -46,7 +46,7 @@ def test_facts_of_a_stage(folder: Path) -> None:
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3_next"])
 def test_a_stage_that_forgets_is_as_when_loaded(tmp_path: Path, architecture: str) -> None:
-    """Also of a request of the same number, whose state would go on."""
+    """A request of the same number would otherwise go on with the old state."""
     stage = load_stage(str(make_checkpoint(tmp_path, architecture)), 0, LAYERS, capacity=CAPACITY)
     stage.tap([1, LAYERS])
     before = stage.features(stage.forward(sequence_view(TOKENS), None))

@@ -58,7 +58,7 @@ def test_text_is_that_of_the_whole_model(kind: str, tmp_path: Path) -> None:
 
 
 def test_what_is_not_the_text_part_is_not_read(tmp_path: Path) -> None:
-    """It need not even be there."""
+    """Such files need not even exist."""
     path = make_wrapper(tmp_path, "qwen3_5", max_shard_size="8KB")
     before = Staged(path, 2).greedy(PROMPT, 4)
     weight_map = json.loads((path / INDEX_FILE).read_text())["weight_map"]

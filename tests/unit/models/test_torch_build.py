@@ -18,7 +18,7 @@ FOR_ROCM = "cuda: Optional[str] = None\ngit_version = 'a'\nhip: Optional[str] = 
 
 @pytest.fixture(autouse=True)
 def not_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a command finds it that has yet to look at its options."""
+    """The state in which a command finds torch before it has looked at its options: not imported."""
     monkeypatch.delitem(sys.modules, "torch")
 
 

@@ -35,7 +35,7 @@ def prompt(stream: int, request: int, tokens: Sequence[int], slot: int = 0) -> B
 
 
 def settle(pipeline: InProcessPipeline, clock: VirtualClock) -> list[Result]:
-    """Everything that comes out by itself."""
+    """Let the pipeline run until nothing more comes out by itself."""
     results = pipeline.poll()
     while (due := pipeline.due) is not None:
         clock.wait(due)

@@ -1,4 +1,4 @@
-"""Which of several reports of a loss counts."""
+"""The choice among several reports of one loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is freed while a stage loads does not stay with its process."""
+"""Memory that is freed while a stage loads goes back to the system."""
 
 from __future__ import annotations
 

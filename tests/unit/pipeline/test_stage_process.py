@@ -1,4 +1,4 @@
-"""Which process may be a stage of another pipeline."""
+"""The processes that may become a stage of another pipeline."""
 
 from __future__ import annotations
 

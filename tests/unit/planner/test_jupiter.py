@@ -72,7 +72,7 @@ def test_layers_as_the_best_of_every_split() -> None:
 
 
 def test_pieces_as_the_best_of_every_cut_into_as_many() -> None:
-    """Of each number of pieces the slowest is as fast as it can be; then the number with the least time is taken."""
+    """For each number of pieces the slowest piece is as fast as possible; among the numbers the least time wins."""
     for seed in range(2000):
         rng = random.Random(seed)
         tokens, least, devices = rng.randint(2, 11), rng.randint(1, 4), rng.randint(1, 3)

@@ -26,7 +26,7 @@ def table_of(name: str, **changes: float) -> tuple[Flow, PieceTable]:
 
 @pytest.mark.parametrize("name", ["jupiter-heterogeneous", "two-servers", "random-5:3"])
 def test_the_first_token_comes_when_it_is_reckoned_to(name: str) -> None:
-    """In the simulator, whose engine waits for what it has learned of the stages: that costs next to nothing."""
+    """It does in the simulator, whose engine waits for learned step times: that costs next to nothing."""
     flow, table = table_of(name)
     script = profile_script((0.7,), 1, 2, seed=0, prompt=400)
     (found,) = simulate(load_cluster(name), script, None)
@@ -39,7 +39,7 @@ def test_the_first_token_comes_when_it_is_reckoned_to(name: str) -> None:
 @pytest.mark.parametrize("name", ["jupiter-homogeneous", "two-servers", "flowspec-7b"])
 @pytest.mark.parametrize(("tokens", "cached"), [(1, 0), (17, 16), (260, 0), (1024, 512), (3000, 0)])
 def test_no_fixed_length_is_better(name: str, tokens: int, cached: int) -> None:
-    """But for what the last block of a long text is rounded by."""
+    """Equal pieces may only win by what rounding the last block of a long text costs."""
     flow, table = table_of(name)
     ends = table.ends(tokens, cached)
     assert ends[-1] == tokens
@@ -71,7 +71,7 @@ def random_flow(rng: random.Random) -> Flow:
 
 @pytest.mark.parametrize("search", [False, True])
 def test_the_best_of_all_cuts(search: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 2,000 random pipelines. Where it may not try all, the search is seldom off, and never by more than 10%."""
+    """Tries 2,000 random pipelines. Where not all cuts are tried, the search is seldom off, and never by over 10%."""
     if search:
         monkeypatch.setattr(pieces, "FEW", 0)
     exact = 0

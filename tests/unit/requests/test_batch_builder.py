@@ -1,4 +1,4 @@
-"""What one pipeline is told of requests that share their beginning."""
+"""Batches of one pipeline whose requests share their beginning."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from penstock.tree import Node
 from tests.histories import Collected
 
 SHARED = [Node(1 + i, i % 5, i, i) for i in range(BLOCK)]
-"""A block of a text; nodes, tokens, positions, slots."""
+"""A block of a text given as nodes, tokens, positions and slots."""
 
 
 def requests() -> list[Request]:
-    """Two, each with a token of its own after the block."""
+    """Two requests, each with a token of its own after the block."""
     block = PrefixCache().add(None, SHARED)
     assert block is not None
     made = []
@@ -54,7 +54,7 @@ def test_a_shared_node_that_is_asked_about_enters_for_everyone_who_asks() -> Non
 
 
 def paths(visibility: Visibility, batches: list[Batch]) -> list[list[int]]:
-    """What each wanted row sees on a stage."""
+    """Return the path that each wanted row sees on a stage."""
     found = []
     for batch in batches:
         visibility.apply_header(batch)

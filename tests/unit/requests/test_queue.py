@@ -36,7 +36,7 @@ def test_a_client_with_many_requests_queues_behind_its_own() -> None:
 
 
 def test_a_client_that_comes_late_makes_up_for_nothing() -> None:
-    """Its share begins when it comes: what others had until then is not held against them."""
+    """Its share begins when it comes: tokens that others had before are not held against them."""
     queue = FairQueue()
     for number in range(6):
         queue.add(request(number, "early"))

@@ -45,7 +45,7 @@ def test_nothing_on_it_goes_without_a_word(entry: api_docs.Entry) -> None:
 
 @dataclass
 class Base:
-    """Of fields."""
+    """A class with a field."""
 
     first: int
     """One ``number``."""
@@ -53,7 +53,7 @@ class Base:
 
 @dataclass
 class Derived(Base):
-    """Of more."""
+    """A class that adds a field and a method."""
 
     second: str = "a"
     """A word."""

@@ -30,7 +30,7 @@ def test_what_is_tested_passes_the_gate() -> None:
 
 @pytest.mark.parametrize("family", SAMPLE)
 def test_the_page_says_what_the_gate_says(family: str) -> None:
-    """Of a sample, since all take ten seconds; of another release of transformers the page says nothing."""
+    """Takes a sample, since all families take ten seconds. The page holds for one release of transformers."""
     found = verdict(family)
     told = rows().get(found if found in (RUNS, UNTESTED) else f"refused: {found}", set())
     assert transformers.__version__ not in PAGE.read_text(encoding="utf-8") or family in told

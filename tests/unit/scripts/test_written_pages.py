@@ -34,7 +34,7 @@ def test_every_command_and_option_is_there() -> None:
 
 
 def test_variables_that_the_package_reads_are_explained() -> None:
-    """What is asked for by name: ``os.environ.get("X")``, ``os.environ["X"]``, and options' ``envvar``."""
+    """Variables are found as ``os.environ.get("X")``, ``os.environ["X"]``, and options' ``envvar``."""
     sources = "\n".join(file.read_text(encoding="utf-8") for file in (ROOT / "penstock").rglob("*.py"))
     read = set(re.findall(r"(?:environ(?:\.get\(|\[)|_VARIABLE: Final = )\"([A-Z_]+)\"", sources))
     assert {"PENSTOCK_DEBUG", "PENSTOCK_API_KEY"} <= read

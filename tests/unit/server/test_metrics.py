@@ -1,4 +1,4 @@
-"""What the server itself counts."""
+"""Metrics that the server itself counts."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ STRATEGIES = (None, "auto", "continuous", "flowspec", "pipedec", "static_tree")
 
 
 class Polled(InProcessPipeline):
-    """As ``SimulatedPipeline``, but the engine is woken for all that happens between the stages, too."""
+    """Differs from ``SimulatedPipeline`` in that the engine wakes for every event between the stages, too."""
 
     def __init__(self, drivers: Sequence[StageDriver], clock: VirtualClock, entrance: Link) -> None:
         super().__init__(drivers, clock, entrance)

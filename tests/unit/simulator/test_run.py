@@ -31,7 +31,7 @@ def chain(**options: int) -> SpeculativeConfig:
 
 
 def with_swift_drafter(cluster: Cluster) -> Cluster:
-    """The same with a drafter that answers in next to no time."""
+    """The same cluster with a drafter whose answers take next to no time."""
     devices = tuple(
         replace(device, weight_bandwidth_gb_s=1e9, compute_tflops=1e9, overhead_ms=0.0, pass_ms=None)
         if device.name == cluster.drafter
@@ -42,7 +42,7 @@ def with_swift_drafter(cluster: Cluster) -> Cluster:
 
 
 def test_exclusive_links_cost_what_they_hold_up() -> None:
-    """Nothing while one batch is under way, and with many the more, the longer transfers take."""
+    """They cost nothing with one batch in flight, and with many batches the more, the longer transfers take."""
     longer = []
     for gbit_s in (100.0, 0.05):
         seconds = {}
@@ -163,7 +163,7 @@ def test_off_the_path_a_draft_is_the_same_whoever_asks_and_when() -> None:
 
 
 def drafts_by_path(script: Script, config: SpeculativeConfig) -> dict[tuple[int, ...], object]:
-    """What the drafter said first of every node, by its tokens from the prompt on."""
+    """Return the drafter's first answer about every node, by the node's tokens from the prompt on."""
     loop = make_loop(load_cluster("spd-4"), script, config)
     assert isinstance(loop.drafter, EmulatedDrafter)
     assert isinstance(loop.drafter.inner, ScriptedDrafter)

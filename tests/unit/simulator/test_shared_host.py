@@ -29,7 +29,7 @@ def seconds(cluster: Cluster, script: Script, strategy: str | None, host: Shared
 
 
 def speed_up(cluster: Cluster, accuracy: Sequence[float], strategy: str, host: SharedHost | None = None) -> float:
-    """Over plain decoding on the same host."""
+    """Speed-up over plain decoding on the same host."""
     script = profile_script(accuracy, 4, 250, seed=0)
     return seconds(cluster, script, None, host) / seconds(cluster, script, strategy, host)
 
@@ -52,7 +52,7 @@ def test_other_processes_take_their_share_of_the_cores_while_they_are_there() ->
 
 
 def ends(host: SharedHost, batches: Mapping[int, tuple[float, float]]) -> dict[int, float]:
-    """When the batches end, by stage, that begin at a moment and take so many seconds alone."""
+    """When the batches end, by stage; a batch is (moment at which it begins, seconds that it takes alone)."""
     clock, found = VirtualClock(), dict[int, float]()
     computing, waiting = Computing(host, clock.now), dict(batches)
     while len(found) < len(batches):

@@ -65,7 +65,7 @@ class Chain:
         self.results: list[Result] = []
 
     def advance(self) -> bool:
-        """Everything that is due now; says whether anything happened."""
+        """Do everything that is due now; returns whether anything happened."""
         happened = False
         for place, one in enumerate(self.drivers):
             for sent in one.step():
@@ -119,7 +119,7 @@ def test_a_full_pipeline_works_on_as_many_batches_as_it_has_stages() -> None:
 
 
 def test_ready_is_said_before_the_batch_is_computed() -> None:
-    """So that the next batch travels meanwhile."""
+    """The early ``Ready`` lets the next batch travel while this one is computed."""
     clock = VirtualClock()
     one = driver(0, 2, clock)
     one.on_message(batch(0))
@@ -162,7 +162,7 @@ def test_nothing_is_sent_on_before_the_next_buffer_is_free() -> None:
 
 
 def test_what_leaves_is_complete_before_its_moment() -> None:
-    """Its time of arrival too, as soon as the next buffer's is known: so it can be packed ahead."""
+    """Its arrival time is known as soon as the next buffer's is, so that the message can be packed ahead."""
     clock = VirtualClock()
     first = driver(0, 2, clock, timing=stage_timing(1.0), down=link(0.25))
     for stream, credit in enumerate((None, 0.5, 5.0)):  # known from the start, in time, too late

@@ -1,4 +1,4 @@
-"""What a grammar allows after a row is a function of the row's path: whatever was asked before, and by whom."""
+"""The tokens that a grammar allows after a row depend on the row's path alone, not on earlier or others' questions."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def ids(text: str) -> list[int]:
 
 
 def from_the_start(grammar: str, output: list[int]) -> np.ndarray:
-    """By a matcher of its own that reads the whole output token by token."""
+    """Return the allowed tokens [V], found by a fresh matcher that reads the whole output token by token."""
     if EOS in output:
         return np.arange(VOCABULARY) == EOS
     matcher = compile_grammar(grammar, load_grammar_tokenizer(DEMO / "target", VOCABULARY, (EOS,)))
@@ -109,7 +109,7 @@ def ask(grammars: Grammars, request: int, grammar: str, output: list[int]) -> tu
 
 
 DEAR: Final = of_regex("(b{3}|x(a{1000}){1000})")
-"""Exhausted after an x, whose step is too dear; not after a b."""
+"""A grammar that is exhausted after an x, whose step is too dear, and not after a b."""
 X, B = ids("x"), ids("b")
 
 
@@ -197,7 +197,7 @@ REGEXES: Final = st.lists(PIECES, min_size=1, max_size=4).map("".join)
 @settings(max_examples=25, deadline=None)
 @given(st.lists(REGEXES, min_size=2, max_size=3), st.randoms(use_true_random=False))
 def test_any_grammar_gives_the_same_answer_after_any_history(texts: list[str], rng: random.Random) -> None:
-    """And never a token that it does not allow, nor nothing without a reason."""
+    """No mask allows a token that the grammar forbids, and none is empty without a stated reason."""
     grammars, known = make(), load_grammar_tokenizer(DEMO / "target", VOCABULARY, (EOS,))
     written = [of_regex(text) for text in texts]
     paths: list[list[list[int]]] = [[[]] for _ in written]

@@ -39,7 +39,7 @@ samplings = st.builds(
 
 
 def by_definition(values: np.ndarray, sampling: Sampling, path: list[int]) -> np.ndarray:
-    """Token by token, in vLLM's order: allowed, barred, bias, then the three penalties."""
+    """Processed scores by definition, in vLLM's order: allowed, barred, bias, then the three penalties."""
     scores = [float(value) for value in values]
     output = path[sampling.prompt_length :]
     possible = set(sampling.allowed_token_ids or range(len(scores)))

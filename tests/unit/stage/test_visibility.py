@@ -1,4 +1,4 @@
-"""What a row sees is its ancestors and itself: against their plain definition, on random trees with reused slots."""
+"""A row sees its ancestors and itself: checked by the plain definition, on random trees with reused slots."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `auto` does while trials say that plain decoding is faster."""
+"""The strategy `auto` while trials say that plain decoding is faster."""
 
 from __future__ import annotations
 

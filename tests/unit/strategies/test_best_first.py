@@ -35,7 +35,7 @@ class World:
         self.order = BestFirst()
         self.asked: list[Node] = []
         self.chances: dict[int, float] = {}
-        """Of the nodes whose parent has been corrected since they came into being."""
+        """Log-probability by node id, for nodes that existed when their parent's candidates were corrected."""
 
     def step(self) -> None:
         self.order.look(self.tree, as_drafted)
@@ -160,7 +160,7 @@ class World:
 
 
 def rest_of(named: list[float], dropped: int) -> float:
-    """What each of the children gets that are not among the candidates any more."""
+    """Return the log-probability of each child that is no longer among the candidates."""
     left = (1 - sum(map(math.exp, named))) / max(1, dropped)
     return max(FLOOR, min(math.log(left) if left > 0 else FLOOR, min(named)))
 

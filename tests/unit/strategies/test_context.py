@@ -1,4 +1,4 @@
-"""What strategies are told is theirs to read: the loop alone records what is learned."""
+"""Strategies only read the estimates that they are given: the loop alone records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which rows the continuous strategies take, when they wait, and that they never wait for nothing."""
+"""The rows that continuous strategies take, when they wait, and that they never wait for nothing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STAGES = 8
 
 
 def experienced(seconds: Callable[[int], float], stages: int = STAGES, link: float = 0.0) -> Estimates:
-    """Of stages that take so many seconds for so many rows, and ``link`` seconds a row between two of them."""
+    """Estimates of stages that take ``seconds`` by number of rows; a row takes ``link`` seconds between two stages."""
     estimates = Estimates()
     for rows in SIZES:
         starts = [(seconds(rows) + link * rows) * i for i in range(stages)]
@@ -158,7 +158,7 @@ def test_a_batch_waits_for_a_roots_result_that_is_due() -> None:
 
 
 def test_it_does_not_wait_for_a_result_longer_than_that() -> None:
-    """Nor for the one after it: else results that come late in turn would hold up every batch until none is left."""
+    """It does not wait for the next one either: results that come late in turn would hold up every batch."""
     asker = continuous(experienced(flat), width=2, children=3)
     tree = drafted(asker, [0.6, 0.3, 0.05])
     began = asker.now
@@ -383,7 +383,7 @@ def test_it_never_waits_for_nothing_in_long_runs(seed: int) -> None:
 
 
 def alone(rows_s: Callable[[int], float], requests: int = 1) -> Asker:
-    """Over a single stage."""
+    """Estimates of a pipeline of a single stage."""
     asker = continuous(experienced(rows_s, stages=1), width=16, children=2)
     asker.requests = requests
     return asker

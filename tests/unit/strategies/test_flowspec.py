@@ -57,7 +57,7 @@ class Learning(Drafts):
 
 
 class Chain(Drafts):
-    """One candidate each."""
+    """A drafter with one candidate for each node."""
 
     def after(self, path: Path) -> list[tuple[int, float]]:
         return super().after(path)[:1]
@@ -149,7 +149,7 @@ class Round:
 
 
 class Counted(Numbered):
-    """A node source with so much room."""
+    """A node source that has room for this many nodes."""
 
     def __init__(self, room: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What each strategy lets enter, on hand-made trees and on random candidates."""
+"""The nodes that each strategy lets enter, on hand-made trees and on random candidates."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ ITEMS = CALLS.replace("c.function.arguments | tojson", "c.function.arguments.ite
     ],
 )
 def test_arguments_that_a_model_has_not_ended_are_text_or_none(tokenizer: Tokenizer, written: str) -> None:
-    """What a server has written it takes back, whatever the template does with it."""
+    """A server takes back what it has written, whatever the template does with it."""
     talk = [*TALK, called(written)]
     as_text = chat_prompt(tokenizer, talk, ChatFormat(chat_template=CALLS))["prompt"]
     assert json.loads(as_text.removeprefix(TALK[0]["content"])[1:-1]) == written

@@ -16,7 +16,7 @@ EVIL = ["</s>", "the </s> turns", "<s></s>", "a<s", "</</s>s>", " </s>\n", "<s>t
 
 
 def rendered(literal: LiteralText, *contents: str) -> str:
-    """As a template has it: every content between special tokens of its own."""
+    """Render contents like a template: each between special tokens of the template's own."""
     return "".join(f"<s>user: {literal.hide(content)}</s>" for content in contents)
 
 
@@ -40,7 +40,7 @@ def test_the_templates_tokens_are_the_only_special_ones(tokenizer: Tokenizer, co
 
 @pytest.mark.parametrize("content", EVIL)
 def test_they_are_read_as_by_a_tokenizer_that_does_not_know_them(bytes_tokenizer: Tokenizer, content: str) -> None:
-    """Whole, that is: also where they meet other text."""
+    """The comparison holds for texts as a whole, also where special tokens meet other text."""
     plain = Backend(Backend.from_str(bytes_tokenizer._backend.to_str()).model)
     for part in ("normalizer", "pre_tokenizer", "decoder"):
         if (own := getattr(bytes_tokenizer._backend, part)) is not None:

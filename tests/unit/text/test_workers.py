@@ -95,7 +95,7 @@ def test_a_job_that_is_given_no_processor_is_bounded_on_the_clock(monkeypatch: p
 
 
 def test_one_client_leaves_workers_to_the_others() -> None:
-    """Whatever one sends, in whatever number: others are served while all of it goes on."""
+    """Other clients are served while all jobs of one client go on, whatever they are and however many."""
     pool, mean = Workers(), Errand("mean")
     context = copy_context()
     context.run(ERRAND.set, mean)

@@ -1,4 +1,4 @@
-"""What a trace comes to: figures that agree with the run, the largest cause, tables that fit, and JSON."""
+"""A trace's summary: figures that agree with the run, the largest cause, tables that fit, and JSON."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ class Sender:
         self.tls = context.wrap_bio(self.came, self.leaving)
 
     def shake(self) -> bytes:
-        """What it says next of its part; nothing once it is done."""
+        """Return the next bytes of this side's handshake; none once it is done."""
         with suppress(ssl.SSLWantReadError):
             self.tls.do_handshake()
         return self.leaving.read()

@@ -28,7 +28,7 @@ CUTS = st.lists(st.one_of(st.integers(1, 40), st.integers(1000, 5 * LARGE)), max
 
 
 def read(reader: MessageReader, wire: bytes | memoryview, most: int) -> list[list[bytes]]:
-    """What comes of these bytes, at most so many of which come at once."""
+    """Return the messages in these bytes, which arrive at most ``most`` at a time."""
     chunk = memoryview(bytearray(most))
     messages: list[list[bytes]] = []
     while wire:

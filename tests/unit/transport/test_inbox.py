@@ -1,4 +1,4 @@
-"""What comes to an inbox, byte by byte, over connections of every kind."""
+"""An inbox reads messages byte by byte, over connections of every kind."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def take(inbox: Inbox) -> list[list[bytes]]:
 
 
 def take_now(inbox: Inbox) -> list[list[bytes]]:
-    """What has come, or comes in a moment."""
+    """Return the messages that have come, or come within 2 ms."""
     inbox.wait(time.monotonic() + 0.002)
     return [[bytes(frame) for frame in frames] for frames in inbox.take()]
 

@@ -181,7 +181,7 @@ class Interrupted(BaseException):
 
 
 def test_no_interrupt_is_lost_while_messages_are_taken(bind: str, sockets: Sockets) -> None:
-    """What a signal handler raises, Ctrl-C's KeyboardInterrupt for one, has to reach the caller wherever it falls."""
+    """An exception of a signal handler, such as Ctrl-C's KeyboardInterrupt, reaches the caller whenever it comes."""
     raised = heard = 0
 
     def interrupt(*_: object) -> None:

@@ -70,7 +70,7 @@ def a_run(strategy: str, speed: float, **other: object) -> StrategyRun:
 
 
 def a_request(number: int, speed: float) -> dict[str, object]:
-    """As ``Sample.as_dict`` has it: ten tokens at this speed."""
+    """A request in the form of ``Sample.as_dict``: ten tokens at ``speed`` tokens per second."""
     return {
         "prompt": number,
         "prompt_sha256": f"{number:016x}",

@@ -1,4 +1,4 @@
-"""What every stage did, as a plot."""
+"""The plot of each stage's work over time."""
 
 from __future__ import annotations
 

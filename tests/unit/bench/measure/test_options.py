@@ -1,4 +1,4 @@
-"""What ``penstock bench`` refuses before anything starts."""
+"""Options that ``penstock bench`` refuses before anything starts."""
 
 from __future__ import annotations
 

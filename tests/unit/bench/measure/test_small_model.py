@@ -23,7 +23,7 @@ QUESTIONS = [
 
 
 class FakeLLM:
-    """Five tokens per request, the first after one second, the others in two."""
+    """An engine that makes five tokens per request, the first after one second, the others in two."""
 
     def __init__(self, max_model_len: int) -> None:
         self.setup = SimpleNamespace(max_model_len=max_model_len)

@@ -1,4 +1,4 @@
-"""From the samples of a setting to its figures."""
+"""A setting's figures from its samples."""
 
 from __future__ import annotations
 

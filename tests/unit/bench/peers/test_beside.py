@@ -22,7 +22,7 @@ QUESTIONS = [
 
 
 class Peer:
-    """Takes a second for the first token and half a second for each other; ``made`` are its tokens."""
+    """A peer that takes a second for the first token and half a second for each other; ``made`` are its tokens."""
 
     version, threads = "peer 1.0", 2
 

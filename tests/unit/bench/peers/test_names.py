@@ -1,4 +1,4 @@
-"""Which peers can be compared, and on what."""
+"""The peers that can be compared, and the checkpoints that each can read."""
 
 from __future__ import annotations
 

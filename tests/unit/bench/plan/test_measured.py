@@ -34,7 +34,7 @@ def link(source: str, to: str, gbit_s: float, ms: float) -> LinkRates:
 
 
 def report() -> Report:
-    """This host, one three times as fast with a slow GPU beside it, and one that did not answer."""
+    """A report of this host, of one three times as fast with a slow GPU beside it, and of one that did not answer."""
     hosts = [
         ExaminedHost(host="localhost", rates=[rates(1)]),
         ExaminedHost(host="fast", rates=[rates(3), rates(2, "cuda:0")]),

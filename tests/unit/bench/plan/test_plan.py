@@ -22,7 +22,7 @@ UNEQUAL = "jupiter-heterogeneous"
 
 
 def plan(**options: Any) -> tuple[Outcome, str]:
-    """What is chosen, and what is printed."""
+    """Return the plan that is chosen, and the text that is printed."""
     console = Console(file=io.StringIO(), width=200)
     outcome = run_plan(PlanOptions(**{"cluster": UNEQUAL, "tokens": 0, **options}), console=console)
     assert isinstance(console.file, io.StringIO)
@@ -41,7 +41,7 @@ def test_a_slow_board_is_left_out_where_that_is_faster() -> None:
 
 
 def test_what_one_more_device_brings_is_what_the_goal_counts() -> None:
-    """A further fast board makes stages faster, and helps plain decoding of one request hardly: a trip stays a trip."""
+    """One more fast board makes stages faster, but hardly helps plain decoding of one request: a trip stays a trip."""
     assert "One more like nx-1: a slowest stage of" in plan()[1]
     assert re.search(r"One more like nx-1: [\d.]+ tokens/s in place of", plan(tokens=8, goal="throughput")[1])
     assert "One more like nx-1 would bring nothing." in plan(goal="ttft")[1]
@@ -66,7 +66,7 @@ def test_the_papers_method_keeps_every_device_in_its_place() -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_no_plan_by_hand_has_a_faster_slowest_stage(seed: int) -> None:
-    """Of random clusters; the times are those that the cluster's own stages then take."""
+    """Clusters are random; the times are those that the cluster's own stages then take."""
     outcome, _ = plan(cluster=f"random-{seed}:{seed % 5 + 2}")
     chosen, *others = outcome.compared
     assert all(chosen.plan.slowest_s <= other.plan.slowest_s * (1 + 1e-9) for other in others)

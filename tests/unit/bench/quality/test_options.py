@@ -1,4 +1,4 @@
-"""What ``penstock bench quality`` refuses, and which questions it takes."""
+"""Options that ``penstock bench quality`` refuses, and the questions that it takes."""
 
 from __future__ import annotations
 

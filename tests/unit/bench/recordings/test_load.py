@@ -26,7 +26,7 @@ def of_others(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def of_demo(tmp_path: Path) -> Path:
-    """A recording that says it is of the shipped pair."""
+    """A recording that names the shipped pair as its models."""
     recording = make_recording((20, 30))
     target, draft = fingerprint_of("demo", "target"), fingerprint_of("demo", "draft")
     assert target is not None

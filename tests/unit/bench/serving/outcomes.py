@@ -1,4 +1,4 @@
-"""Outcomes of requests that never were, with round times."""
+"""Made-up outcomes of requests, with round times."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class Asked:
 
 
 async def until_idle() -> None:
-    """Let every task go on as far as it can."""
+    """Let every task run until it has to wait."""
     for _ in range(20):
         await asyncio.sleep(0)
 

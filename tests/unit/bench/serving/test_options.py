@@ -1,4 +1,4 @@
-"""What is refused before anything is sent."""
+"""Options that ``penstock bench serve`` refuses before it sends anything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked."""
+"""The requests that ``penstock bench serve`` sends."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ SMALL: dict[str, Any] = {"tokens": 60, "tokens_per_request": 20, "accuracy": (0.
 
 
 def simulated(**given: Any) -> tuple[list[SimulatedRun], str]:
-    """The runs, and what was printed on 80 columns."""
+    """Return the runs, and the text printed on 80 columns."""
     console = Console(file=io.StringIO(), width=80)
     options = SimulateOptions(**{"clusters": ("spd-4",), "strategies": ("pipedec",), **given})
     runs = run_simulate(options, console)

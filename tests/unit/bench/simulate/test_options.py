@@ -1,4 +1,4 @@
-"""What ``penstock simulate`` refuses before anything starts."""
+"""Options that ``penstock simulate`` refuses before anything starts."""
 
 from __future__ import annotations
 

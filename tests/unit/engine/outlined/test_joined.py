@@ -18,7 +18,7 @@ def delta(text: str, reason: FinishReason | None = None, stop: int | str | None 
 
 
 def joined(*pushed: tuple[int, CompletionDelta]) -> tuple[list[str], CompletionOutput]:
-    """The pieces of text, taken after every push, and the whole."""
+    """Return the pieces of text, taken after every push, and the whole text."""
     whole, parts, pieces = CompletionOutput(0), Joined(HEADINGS), []
     for number, new in pushed:
         parts.push(number, new)

@@ -1,4 +1,4 @@
-"""What a stage is said to take is at most what it holds once it is loaded, and most of that."""
+"""The estimate of a stage's memory is at most what the loaded stage holds, and most of it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_slots_are_counted_of_attention_and_of_states(architecture: str, tmp_pat
 def test_without_prefix_caching_layers_that_reach_only_so_far_take_less(
     architecture: str, near: int, tmp_path: Path
 ) -> None:
-    """What a stage holds after a text of which most is out of reach, and more slots than it has places."""
+    """The text is mostly out of the layers' reach, and there are more slots than a layer of that kind has places."""
     folder = str(make_checkpoint(tmp_path, architecture))
     options = {"max_model_len": 512, "kv_slots": 4096, "speculative_config": None, "enable_prefix_caching": False}
     setup = resolve_options(EngineOptions(model=folder, **options))
@@ -51,7 +51,7 @@ def test_without_prefix_caching_layers_that_reach_only_so_far_take_less(
 def test_memory_for_sharing_alone_is_told_where_it_is_much(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Here of keys and values of 16 numbers for each of two heads, in three layers, of all slots but the window."""
+    """The bound is the memory of all slots but the window: 3 layers, 2 heads, keys and values of 16 floats."""
 
     def told_of(architecture: str, shares: bool) -> str:
         folder = make_checkpoint(tmp_path / f"{architecture}{shares}", architecture)

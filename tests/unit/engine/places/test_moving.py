@@ -23,7 +23,7 @@ def host(free: int) -> HostFacts:
 
 
 def fleet(**free: int) -> dict[str, HostFacts]:
-    """Hosts that are there, each with so many bytes free."""
+    """A fleet whose hosts have this many bytes free."""
     return {name: host(bytes_free) for name, bytes_free in free.items()}
 
 

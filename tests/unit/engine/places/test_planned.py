@@ -40,7 +40,7 @@ def facts(name: str, *gpus: str, free: int = 8_000_000_000) -> HostFacts:
 
 
 def host(*found: HostFacts) -> FleetHost:
-    """What a fleet of these hosts tells, and no more."""
+    """A host of a fleet that states these facts, and nothing else."""
     made = object.__new__(FleetHost)
     made.fleet = SimpleNamespace(living={one.name: one for one in found}, security=None)  # type: ignore[assignment]
     return made
@@ -60,7 +60,7 @@ def times(layer_ms: float) -> LayerTimes:
 
 
 def keep(fleet: FleetHost, speeds: dict[str, float], latency_ms: float = 0.1) -> None:
-    """Profiles of these hosts, by the time of a layer, and of all links."""
+    """Store profiles of these hosts, by the time of a layer, and of all links."""
     store, names = ProfileStore(profiles_folder()), list(speeds)
     found = candidates_on(options(), names, fleet.fleet.living)
     for name, layer_ms in speeds.items():

@@ -14,7 +14,7 @@ from penstock.messages import Loading, Started
 
 
 class FakeHost:
-    """What ``watched`` makes, without a process."""
+    """A stand-in for the host that ``watched`` makes; starts no process."""
 
     made: ClassVar[list[FakeHost]] = []
 

@@ -1,4 +1,4 @@
-"""What an engine has learned is kept for its like, loses weight with age, and can be done without."""
+"""Estimates are kept for engines of the same kind, lose weight with age, and are optional."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NOW = 1e9
 
 
 def engine(tokens: int = 0) -> Any:
-    """A loop as far as it is asked: its estimates, and how many tokens have come."""
+    """A loop with the two things that are read of it: its estimates and its number of tokens."""
     return SimpleNamespace(estimates=Estimates(contended=True, stages=1), tokens=tokens)
 
 
@@ -41,7 +41,7 @@ def remembering(store: ProfileStore, loop: Any, now: float = NOW, key: EngineKey
 
 
 def learn(store: ProfileStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An engine runs, and is closed at NOW."""
+    """Run an engine that learns, and close it at NOW."""
     monkeypatch.setattr("penstock.engine.profile.memory.time.time", lambda: NOW)
     loop = engine(tokens=1)
     memory = remembering(store, loop)
@@ -50,7 +50,7 @@ def learn(store: ProfileStore, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def step_s(store: ProfileStore, **options: Any) -> float:
-    """What a new engine takes a batch of one row to last; 0 where it knows nothing."""
+    """Return a new engine's estimate of a step with one row, in seconds; 0 if it has none."""
     loop = engine()
     remembering(store, loop, **options)
     return float(loop.estimates.pipeline.step_s(1))

@@ -30,7 +30,7 @@ TIMES = times_of("jupiter-heterogeneous")
 
 @pytest.fixture
 def kept(tmp_path: Path) -> ProfileStore:
-    """What an engine leaves that was asked for four texts."""
+    """A store filled by an engine that was asked to split four texts."""
     store = ProfileStore(tmp_path)
     engine = PlannedPieces(TIMES, store)
     for text in TEXTS:

@@ -1,4 +1,4 @@
-"""What is kept of profiles: found again by what it depends on, and never in another's place."""
+"""Stored profiles: each is found by all that it depends on, and never for another device, model or version."""
 
 from __future__ import annotations
 

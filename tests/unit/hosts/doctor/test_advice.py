@@ -1,4 +1,4 @@
-"""What to change: each rule speaks where it should, and is silent else."""
+"""The doctor's advice: each rule speaks where it should, and is silent elsewhere."""
 
 from __future__ import annotations
 

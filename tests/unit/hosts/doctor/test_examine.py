@@ -1,4 +1,4 @@
-"""The doctor with agents on threads and probes in processes; how fast a device is, nobody measures here."""
+"""The doctor with agents on threads and probes in processes; device speeds are not measured here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""As few of Ray's nodes as hold the stages evenly."""
+"""A reservation takes the fewest of Ray's nodes that hold the stages evenly."""
 
 from __future__ import annotations
 

@@ -17,5 +17,5 @@ def part_of(name: str, content: bytes, pieces: list[tuple[int, int]]) -> Part:
 
 
 def parts_of(*parts: Part) -> tuple[list[FilePart], bytes]:
-    """As a question has them: with the digests of those files of which something is needed."""
+    """Return files and digests as a question has them: digests only of files of which some piece is needed."""
     return [file for file, _ in parts], b"".join(digests for file, digests in parts if file.pieces)

@@ -1,4 +1,4 @@
-"""What other hosts have sent: kept, checked, bounded."""
+"""The cache of pieces from other hosts: kept over restarts, checked, bounded in size."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.hosts.weights.manifest import PIECE, Cancelled, digest_of, split_d
 from tests.unit.hosts.weights.parts import part_of, parts_of
 
 WHOLE = {"config.json": b"{}", "w": random.Random(1).randbytes(8 * PIECE + 9)}
-"""Of w only the first piece, the fourth and the fifth are needed, and the last, a short one."""
+"""The needed pieces of w are the first, the fourth, the fifth, and the last, which is short."""
 FILES, DIGESTS = parts_of(
     part_of("config.json", WHOLE["config.json"], [(0, 1)]), part_of("w", WHOLE["w"], [(0, 1), (3, 5), (8, 9)])
 )

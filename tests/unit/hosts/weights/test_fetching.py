@@ -171,7 +171,7 @@ def test_a_host_that_keeps_nothing_says_so(
 def test_files_that_changed_since_they_were_checked_are_checked_again(
     server: NotingServer, security: LinkSecurity, target: Path, tmp_path: Path, pipe: tuple[int, int]
 ) -> None:
-    """By their stamps at every start of a stage: the same bytes pass, others are refused, with the reason."""
+    """Stamps are compared at every start of a stage: the same bytes pass, others are refused with the reason."""
     here = tmp_path / "here"
     here.mkdir()
     for file in target.iterdir():
@@ -291,7 +291,7 @@ FAULTS = ("right", "right", "right", "dropped", "swapped", "repeated", "corrupt"
 def test_pieces_that_are_lost_swapped_repeated_or_changed_are_refused(
     tmp_path_factory: pytest.TempPathFactory, faults: list[str], rng: random.Random
 ) -> None:
-    """In whatever order: the copy is complete only once every piece is right, and holds nothing else."""
+    """In any order: the copy is complete only once every piece is right, and holds nothing else."""
     head = Head(tmp_path_factory.mktemp("cache"))
     left, held, tries = list(faults), dict[tuple[str, int], bool](), dict[tuple[str, int], int]()
     waiting: list[WantPiece] = []
@@ -387,7 +387,7 @@ def test_whatever_goes_wrong_in_a_search_is_told(tmp_path: Path, monkeypatch: py
 
 
 class Kept:
-    """As much of an outbox as a courier uses, whose receiver takes in as much as it likes."""
+    """The part of an outbox that a courier uses; its receiver takes in all that it is sent."""
 
     def __init__(self) -> None:
         self.sent: list[bytes] = []

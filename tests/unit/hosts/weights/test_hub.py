@@ -23,7 +23,7 @@ MIDDLE = (1, 3)
 
 @pytest.fixture
 def checkpoint(target: Path, tmp_path: Path) -> Path:
-    """As the hub's cache has it."""
+    """A checkpoint at the path that it has in the hub's cache."""
     return Path(shutil.copytree(target, tmp_path / f"models--{REPO.replace('/', '--')}" / "snapshots" / COMMIT))
 
 

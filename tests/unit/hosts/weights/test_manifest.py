@@ -196,7 +196,7 @@ def gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", params=[1, 3])
 def first_file(gguf: Path, request: pytest.FixtureRequest) -> Path:
-    """The same in one file and over several."""
+    """Path of the first file, for a model in one file or in several."""
     return gguf if request.param == 1 else split_gguf(gguf, gguf.parent, request.param)[0]
 
 

@@ -1,4 +1,4 @@
-"""What a row carries at every cut of a model that shares keys and values."""
+"""The contents of a row at every cut of a model that shares keys and values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.checkpoints import ARCHITECTURES, UNUSUAL
 
 SLIDING = (2, 2, 16)
 FULL = (2, 2, 24)
-"""Keys and values, heads, width."""
+"""(keys and values, heads, width) of a layer with a window, and of one with full attention."""
 
 
 def config_of(settings: dict[str, Any]) -> Any:

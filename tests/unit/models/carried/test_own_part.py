@@ -19,7 +19,7 @@ from tests.staged import Staged
 
 LAYERS = 7
 WIDTH = 6
-"""Of a token's embedding for one layer."""
+"""Width of a token's embedding for one layer."""
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ HEADS, GROUPS, WIDTH = 6, 2, 8
 def attend(
     view: BatchView, scoring: Scoring, window: int | None = None, value_width: int = WIDTH, seed: int = 1
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of fresh rows over arenas full of other rows' numbers; (result, expected)."""
+    """Attend from fresh rows over arenas full of other rows' numbers; returns (result, expected)."""
     torch.manual_seed(seed)
     arenas, everything = Arenas(CAPACITY), torch.arange(CAPACITY)
     full = torch.randn(GROUPS, CAPACITY, WIDTH) * 3, torch.randn(GROUPS, CAPACITY, value_width) * 100
@@ -59,7 +59,7 @@ class Text:
         self.query = torch.randn(HEADS, length, WIDTH, generator=generator)
 
     def last_row(self, slots: np.ndarray, committed: int, beside: int) -> torch.Tensor:
-        """What its last position sees, the others in ``slots``, and ``beside`` rows of another request in the batch."""
+        """Attend from the last position to those in ``slots``; ``beside`` rows of another request share the batch."""
         length = len(slots)
         arenas = Arenas(CAPACITY)
         torch.manual_seed(beside)

@@ -58,7 +58,7 @@ def test_a_tree_beside_the_fused_layers(
 
 @pytest.mark.parametrize("quantization", FORMATS)
 def test_states_that_a_drafter_reads_are_those_between_the_layers(tmp_path: Path, quantization: str) -> None:
-    """What each layer gives is what stages of one layer each send on, and whoever reads it changes nothing."""
+    """Each layer's output is what stages of one layer send on, and reading it changes nothing."""
     path = make_checkpoint(tmp_path, "qwen3")
     whole, watched = (Staged(path, 1, quantization=quantization) for _ in range(2))
     stages = Staged(path, LAYERS, quantization=quantization)
@@ -117,7 +117,7 @@ def test_activations() -> None:
 
 @pytest.mark.parametrize("quantization", FORMATS)
 def test_threads_share_a_prompt(tmp_path: Path, quantization: str) -> None:
-    """Products, and attention of so many rows that it is parted."""
+    """A prompt is long enough for its products and its attention to be divided among threads."""
     path = make_checkpoint(tmp_path, "qwen3")
     rows = chain_rows(0, [(7 * i + 3) % 150 for i in range(COUNT)], range(COUNT))
     threads, found = torch.get_num_threads(), []

@@ -51,7 +51,7 @@ def test_hidden_states_of_a_tree(tmp_path: Path, architecture: str) -> None:
 
 
 class Scaled(LlamaDecoderLayer):
-    """Has llama's parts, and computes something else."""
+    """A layer that has the parts of llama's and computes something else."""
 
     def forward(self, hidden_states: torch.Tensor, **options: Any) -> torch.Tensor:
         result: torch.Tensor = 0.5 * super().forward(hidden_states, **options)
@@ -65,7 +65,7 @@ def test_a_layer_that_only_looks_like_llamas(tmp_path: Path, monkeypatch: pytest
 
 
 def test_an_embedding_that_is_scaled(tmp_path: Path) -> None:
-    """Of granite's factors the layers' do nothing here; the embedding's does."""
+    """Granite's factors for the layers are neutral here; the one for the embedding is not."""
     factors = {"embedding_multiplier": 3.0, "residual_multiplier": 1.0, "attention_multiplier": 8**-0.5}
     path = make_checkpoint(tmp_path, "granite", **factors)
     assert not is_fused(load_stage(str(path), 0, LAYERS, capacity=8))
@@ -73,7 +73,7 @@ def test_an_embedding_that_is_scaled(tmp_path: Path) -> None:
 
 
 def test_keys_that_would_be_clipped(tmp_path: Path) -> None:
-    """OLMo's, whose norms have no weights. No row of the sample needs to be one of which anything is cut off."""
+    """OLMo's norms have no weights. Clipping rules fusing out even if no key of the sample is clipped."""
     for clip, fused in ((None, True), (100.0, False)):
         path = make_checkpoint(tmp_path / str(clip), "olmo", clip_qkv=clip)
         assert is_fused(load_stage(str(path), 0, LAYERS, capacity=8)) == fused
@@ -98,7 +98,7 @@ def test_joined_linears(rows: int) -> None:
 
 def test_linears_of_other_kinds_stay_apart() -> None:
     class Packed(nn.Linear):
-        """Holds its weight in some way of its own."""
+        """A linear layer that holds its weight in a form of its own."""
 
     beside = SideBySide([nn.Linear(4, 4), Packed(4, 4)])
     assert joined(beside) is beside
@@ -106,7 +106,7 @@ def test_linears_of_other_kinds_stay_apart() -> None:
 
 
 class Shifted(nn.Module):
-    """gemma's: times one plus the weight."""
+    """Gemma's norm: times one plus the weight."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

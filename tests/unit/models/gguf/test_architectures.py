@@ -245,7 +245,7 @@ def test_formats_that_cannot_be_unpacked_are_refused(tmp_path: Path, monkeypatch
 
 
 def blank(data: np.ndarray, kind: Kind) -> np.ndarray:
-    """Bytes of zero, of any format."""
+    """Bytes of zero, in any format."""
     per_block, size = gguf.GGML_QUANT_SIZES[kind]
     return np.zeros((len(data), data.shape[-1] // per_block * size), np.uint8) if data.ndim == 2 else data
 

@@ -23,7 +23,7 @@ from tests.llama_cpp import logits, needs_llama_cpp
 
 IDS: Final = [5, 9, 13, 9, 5, 70, 31, 100, 4, 8, 77, 42]
 CLOSE: Final = {"gemma2": 4e-3, "gemma3": 4e-3}
-"""Of logits up to 1: llama.cpp looks GELU up in float16. All others reckon in float32, up to logits of 9."""
+"""Tolerance on logits up to 1, since llama.cpp looks GELU up in float16; others: float32, logits up to 9."""
 OTHERS: Final[dict[str, tuple[Any, ...]]] = {
     **dict.fromkeys(("attention.causal",), (True, False)),
     **dict.fromkeys(("logit_scale", "residual_scale", "embedding_scale"), (1.0, 0.0, 2.0)),
@@ -135,7 +135,7 @@ def fitting(value: Any, header: Any) -> Any:
 
 
 def own(path: Path) -> np.ndarray | None:
-    """float32 [N, V]; None where the file is refused."""
+    """Our logits, float32 [N, V]; None where the file is refused."""
     try:
         model = load_whole(open_checkpoint(str(path)), "float32")
         with torch.inference_mode():

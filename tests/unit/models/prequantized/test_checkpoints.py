@@ -62,7 +62,7 @@ def check_numbers(path: Path, expected: Mapping[str, torch.Tensor], bits: int) -
 
 
 def check_ids(path: Path, model: Any) -> None:
-    """Of two stages beside ``generate``."""
+    """Check that two stages give the tokens of ``generate``."""
     ids = model.generate(torch.tensor([PROMPT]), max_new_tokens=TOKENS, do_sample=False, eos_token_id=None)
     assert Staged(path, 2).greedy(PROMPT, TOKENS) == ids[0, len(PROMPT) :].tolist()
 
@@ -94,7 +94,7 @@ def test_bitsandbytes(tmp_path: Path, options: dict[str, Any], dtype: torch.dtyp
 
 
 def check_repacked(path: Path, before: Mapping[str, torch.Tensor], bits: int, in_order: bool = True) -> None:
-    """Beside the numbers that the layers' floats ``before`` were rounded to."""
+    """Compare a packed checkpoint with the numbers to which the floats ``before`` were rounded."""
 
     def rounded_to(weight: torch.Tensor) -> torch.Tensor:
         order = torch.arange(weight.shape[1]) if in_order else activation_order(weight.shape[1])

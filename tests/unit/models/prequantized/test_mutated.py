@@ -40,7 +40,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def changed(data: st.DataObject, tensor: Tensor) -> Tensor:
-    """Another type, another shape, or other content."""
+    """The tensor with another type, another shape, or other content."""
     what = data.draw(st.sampled_from(["type", "shape", "axes", "bytes", "none"]), "change")
     if what == "type":
         return tensor.to(data.draw(st.sampled_from(DTYPES), "type"))

@@ -1,4 +1,4 @@
-"""What dtype and quantization come to on a host."""
+"""How dtype and quantization are chosen on a host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a weight in groups stands for."""
+"""The values that a weight in groups represents."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from tests.linears import as_multiplied, linear_of
 
 pytestmark = pytest.mark.skipif(not works(), reason="this processor lacks what compiled products need")
 WIDTHS = [(64, 96), (576, 192), (32, 16)]
-"""What a layer reads and gives."""
+"""Widths of a layer: (input, output)."""
 
 
 @pytest.mark.parametrize(("reads", "gives"), WIDTHS)

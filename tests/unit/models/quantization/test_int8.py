@@ -24,7 +24,7 @@ from tests.linears import as_multiplied, linear_of
 
 pytestmark = pytest.mark.skipif(not works(), reason="this processor lacks what compiled products need")
 WIDTHS = [(64, 96), (576, 192), (1536, 576), (40, 7)]
-"""What a layer reads and gives."""
+"""Widths of a layer: (input, output)."""
 
 
 @pytest.mark.parametrize(("reads", "gives"), WIDTHS)
@@ -86,7 +86,7 @@ def test_single_rows_are_read_out() -> None:
 
 
 def test_a_stage_computes_with_the_numbers_of_the_file(tmp_path: Path) -> None:
-    """Of a Q8_0 file: its own values and scales, not rounded again."""
+    """The file is Q8_0: its own values and scales are used, not rounded again."""
     path = str(make_gguf(tmp_path, kind=Kind.Q8_0, hidden_size=256, intermediate_size=256))
     layer = load_stage(path, 0, LAYERS, capacity=8, quantization="int8", plain=True)._base.layers[0]
     own = load_whole(open_checkpoint(path), "float32").model.layers[0]
@@ -95,7 +95,7 @@ def test_a_stage_computes_with_the_numbers_of_the_file(tmp_path: Path) -> None:
 
 
 def test_values_without_a_magnitude_of_their_own_are_rounded() -> None:
-    """-128 has none among signed bytes."""
+    """Among signed bytes -128 has no positive counterpart."""
     values = torch.full((16, 32), -128, dtype=torch.int8)
     weight = GroupedWeight(values, torch.ones(16, 1), None, 8, 32)
     linear = linear_of(32, 16)

@@ -1,4 +1,4 @@
-"""What of a stage is packed, and as what."""
+"""The layers of a stage that are packed, and their formats."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from tests.packed_checkpoints import by_awq, by_gptq, compressed
 
 pytestmark = pytest.mark.skipif(not works(), reason="this processor lacks what compiled products need")
 ROUNDED_TWICE, ROUNDED_ONCE = 0.03, 0.001
-"""Parts of a weight's norm that four bits, and float16 and rows in whole numbers take."""
+"""Error bounds, as parts of a weight's norm: with rounding to four bits, and without (float16, int8 rows)."""
 WIDE = {"hidden_size": 256, "intermediate_size": 256}
 
 FILES: dict[str, Callable[[Path], Path]] = {
@@ -80,7 +80,7 @@ def test_floats_lose_more() -> None:
 
 
 def a_weight(group: int, bits: int = 4, rows: int = 16) -> GroupedWeight:
-    """Of few of the values, so that to round it again would find others."""
+    """Return a weight that uses few of the possible values, so that rounding it again would give others."""
     torch.manual_seed(group)
     values = torch.randint(3, 2**bits - 2, (rows, 256), dtype=torch.uint8)
     scales = torch.rand(rows, 256 // group) + 0.5

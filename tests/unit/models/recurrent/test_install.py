@@ -23,7 +23,7 @@ KINDS = ["qwen3_5", "kimi_linear", "granitemoehybrid", "lfm2"]
 
 @pytest.mark.parametrize("architecture", KINDS)
 def test_a_long_prompt_in_chunks_of_any_size_is_that_of_transformers(architecture: str, tmp_path: Path) -> None:
-    """Far enough for states to be folded twice, with the last token of every chunk compared."""
+    """The prompt is long enough for two folds; the last token of every chunk is compared."""
     path = make_checkpoint(tmp_path, architecture, initializer_range=0.1)
     reference = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     expected = reference(torch.tensor([TEXT])).logits[0]

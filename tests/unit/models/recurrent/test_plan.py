@@ -1,4 +1,4 @@
-"""What rows of a batch need of each other, worked out from what each sees."""
+"""Dependencies between the rows of a batch, worked out from what each row sees."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ KINDS = ["delta", "channels", "mamba2"]
 
 
 def rows_of(count: int, kind: str, generator: torch.Generator) -> Rows:
-    """Random ones: 4 heads of the state and 2 of keys, widths 5 and 3; some forget nearly all, some nearly nothing."""
+    """Random rows: 4 heads of the state and 2 of keys, widths 5 and 3; decays from nearly all to nearly nothing."""
 
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""What the configuration tells of a slot is what a loaded stage holds in it."""
+"""The size of a slot by the configuration is the size that a loaded stage has."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ class _Request:
     committed: list[int] = field(default_factory=list)
     announced: int = 0
     tree: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Slot -> (parent slot, position) of every drafted row."""
+    """Drafted rows: slot -> (parent slot, position)."""
 
 
 def histories(seed: int, steps: int, shares: bool = True) -> Iterator[BatchView]:

@@ -1,4 +1,4 @@
-"""What a drain waits for."""
+"""The requests that a drain waits for."""
 
 from __future__ import annotations
 

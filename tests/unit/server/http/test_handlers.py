@@ -1,4 +1,4 @@
-"""What becomes of an error that a route lets out."""
+"""Errors that a route raises, as replies and in the log."""
 
 from __future__ import annotations
 

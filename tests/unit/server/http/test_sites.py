@@ -1,4 +1,4 @@
-"""Which names a server answers to, and which pages may use it."""
+"""The names that a server answers to, and the pages that may use it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a viewer is shown: the texts of its own requests, and of no others."""
+"""A viewer is shown the texts of its own requests, and of no others."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def stats(ended: str | None = None) -> EngineStats:
 
 
 class Engine:
-    """As much of an AsyncLLM as the live view needs."""
+    """The part of an AsyncLLM that the live view needs."""
 
     def __init__(self) -> None:
         self.setup: Any = SimpleNamespace(

@@ -22,7 +22,7 @@ from tests.histories import Collected, History
 
 
 class Preemptions(Observer):
-    """Who has been preempted: what is in flight of such a request is dead, also where others share its tokens."""
+    """Notes preempted requests: their rows in flight are dead, even where others share their tokens."""
 
     def __init__(self) -> None:
         self.numbers: set[int] = set()
@@ -85,7 +85,7 @@ def test_trees_are_drawn_at_all() -> None:
 
 
 class Decoding(Observer):
-    """Which requests have trees to be drawn: those that have come to a token and not to their last."""
+    """Collects the requests whose trees are to be drawn: those between their first and their last token."""
 
     def __init__(self) -> None:
         self.requests: dict[int, Request] = {}
@@ -182,7 +182,7 @@ def test_while_nobody_watches_only_the_timelines_are_kept() -> None:
 
 
 def test_a_watcher_may_come_and_go_in_the_middle() -> None:
-    """What had entered before it came is not its to see, and nothing of it is left when it has gone."""
+    """A watcher does not see what entered before it came, and leaves nothing behind when it goes."""
     history, state, _ = watched(5)
     start(history)
     while history.loop.busy:

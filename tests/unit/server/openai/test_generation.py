@@ -53,7 +53,7 @@ class FakeStream:
     def say(
         self, text: str, index: int = 0, end: FinishReason | None = None, *, token: int = 1, last: bool = True
     ) -> None:
-        """``end`` is the choice's; unless ``last`` says otherwise, the request ends with it."""
+        """Send a delta with ``end`` as the choice's reason; the request ends with it unless ``last`` says otherwise."""
         self.started = True
         delta = CompletionDelta(index, [token], text, None, end)
         self.news.put_nowait(RequestDelta([delta], last and end is not None))

@@ -1,4 +1,4 @@
-"""What the bodies of the API refuse, and how the error names the field."""
+"""Bodies that the API refuses, with an error that names the field."""
 
 from __future__ import annotations
 

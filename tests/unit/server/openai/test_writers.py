@@ -1,4 +1,4 @@
-"""What of a generation is told, where no real model would show it: end tokens, lost characters, a call too many."""
+"""Replies in cases that no real model would show: end tokens, lost characters, a call too many."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Chat:
         return list(self._writer.chunks(replace(self._choice.push(ended(text, ids)), warning=warning)))
 
     def pushed(self, text: str, ids: list[int]) -> list[ChatCompletionChunk]:
-        """What a stream says of a text behind which more comes."""
+        """Return the chunks of a stream for a text that is followed by more."""
         return list(self._writer.chunks(self._choice.push(CompletionDelta(0, ids, text, None, None))))
 
 

@@ -49,7 +49,7 @@ def test_of_a_conversation_the_answers_are_learned(tmp_path: Path, model: Path, 
 
 
 def test_answers_that_are_rendered_otherwise_later_are_not_learned(tmp_path: Path, model: Path) -> None:
-    """As of templates that leave out the thoughts of earlier turns."""
+    """Some templates leave out the thoughts of earlier turns."""
     kept = "loop.last or message['role'] != 'assistant'"
     forgetful = TEMPLATE.replace("{{ message['content'] }}", f"{{{{ message['content'] if {kept} else '...' }}}}")
     tokenizer = tokenizer_with(forgetful, model, tmp_path / "model")
@@ -123,7 +123,7 @@ def test_whole_documents_are_held_out(tmp_path: Path, model: Path) -> None:
 
 @pytest.mark.parametrize("text", ["one ", "two ", "three ", "four "])
 def test_of_two_documents_the_long_one_is_never_held_out(tmp_path: Path, model: Path, text: str) -> None:
-    """Which is chosen hangs on what they say."""
+    """Documents are chosen by a hash of their text, hence the several texts."""
     documents = [Document("long", text=text * 200), Document("short", text=text * 20)]
     corpus = make_corpus(documents, load_tokenizer(model), 16)
     assert {corpus.samples[i].document for i in corpus.held_out} == {1}

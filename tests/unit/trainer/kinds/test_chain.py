@@ -22,7 +22,7 @@ LENGTH = 11
 ROWS = LENGTH - 2
 STEPS = 4
 READS = {"eagle": (4,), "eagle3": (2, 2, 1)}
-"""What the checkpoints of ``tests/speculators.py`` read of a target of four layers."""
+"""The layers whose features the checkpoints of ``tests/speculators.py`` read, for a target of four layers."""
 
 
 def view(tokens: torch.Tensor, rows: range) -> BatchView:

@@ -77,7 +77,7 @@ def test_its_layers_are_spread_over_the_targets(tmp_path: Path, target: Checkpoi
 
 
 def test_a_layer_that_is_built_otherwise_is_not_taken(tmp_path: Path) -> None:
-    """Of DeepSeek's the first ones are dense, and so are all of a model of two."""
+    """DeepSeek's first layers are dense, and so are both layers of a model of two."""
     target = open_checkpoint(str(make_checkpoint(tmp_path / "target", "deepseek_v3")))
     module, _ = KINDS["draft"].files.load(fresh(target, tmp_path / "small", 2), target, "cpu")
     dense = nearest_like(target, module.model.layers[1], 1)

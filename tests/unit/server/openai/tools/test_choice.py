@@ -1,4 +1,4 @@
-"""What replies may be and how they are read: grammars over a tokenizer of bytes, and 500 random schemas."""
+"""The replies that tool choices allow, and their reading: grammars over byte tokens, and 500 random schemas."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ANSWER = {"type": "object", "properties": {"name": {"const": "b"}}, "required": 
 
 
 def tokenizer(template: str) -> Any:
-    """One whose marks are text."""
+    """A tokenizer whose marks are plain text."""
     return SimpleNamespace(tool_template=template, encode=lambda text, **_: [1], is_silent=lambda *_, **__: False)
 
 
