@@ -29,7 +29,8 @@ PER_LAYER_TYPE: Final = re.compile(r"\w+_attention")
 
 
 def whole(value: Any, least: int) -> bool:
-    return type(value) is not int or value >= least
+    """Whether a count is not too small. Lists, of a number for each layer, are left to transformers."""
+    return not isinstance(value, str) and (type(value) is not int or value >= least)
 
 
 def number(value: Any) -> bool:
@@ -74,6 +75,7 @@ RULES: Final = (
         lambda value: whole(value, 0),
         "a whole number, 0 or above",
     ),
+    Rule(r"first_k_dense_replace", lambda value: type(value) is int, "a whole number"),
     Rule(r"(\w*_)?rope_theta", all_above_0, "a finite number, above 0"),
     Rule(r"\w*(_eps|_epsilon)", not_negative, "a finite number, 0 or above"),
     Rule(
