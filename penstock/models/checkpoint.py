@@ -4,30 +4,27 @@ from __future__ import annotations
 
 import copy
 import json
-import math
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from transformers import CONFIG_MAPPING, AutoConfig
+from transformers import AutoConfig
 
 from penstock.core import ConfigError, RequestError, SamplingParams
 from penstock.dtypes import DTYPE_BYTES
 from penstock.files import (
-    CODE_FIELD,
     CONFIG_FILE,
     GENERATION_FILE,
-    code_refusal,
     eos_token_ids,
-    fields_of,
     generation_eos,
     problem_in,
     read_json,
     said,
     shown,
 )
+from penstock.models.config_fields import check_sizes, check_stated, without_value
 from penstock.models.gate import Parts, check_supported, text_config
 from penstock.models.gguf.folder import folder_for
 from penstock.models.gguf.header import read_header
@@ -41,8 +38,6 @@ from penstock.models.shards import Shards, layer_of
 from penstock.models.split import even_split
 from penstock.models.text_part import HEAD, TextPart, Weights, is_wrapper
 
-SIZES: Final = ("num_hidden_layers", "hidden_size", "vocab_size")
-LAYER_COUNTS: Final = ("n_layer", "n_layers")
 DTYPE_FIELDS: Final = frozenset({"dtype", "torch_dtype"})
 FORMAT_NAMES: Final = {
     **dict.fromkeys(("fp16", "half"), "float16"),
@@ -53,8 +48,6 @@ FORMAT_NAMES: Final = {
 """Other names of the formats, and the names that torch has for them."""
 OTHER_FLOATS: Final = ("float64", "float8_e4m3fn", "float8_e5m2")
 """Formats that a configuration may name though no model computes in them."""
-MOST_PARTS: Final = 100_000
-"""The most layers, heads, experts or labels that a configuration may count."""
 SAMPLING_DEFAULTS: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
@@ -130,21 +123,26 @@ def open_checkpoint(model: str, revision: str | None = None) -> Checkpoint:
 def _configuration(path: Path) -> tuple[Any, Parts, Method | None]:
     """The configuration in the folder, where the architecture's parts are, and the method that packed the weights."""
     file, stated = path / CONFIG_FILE, stated_config(path)
-    check_model_type(stated, file)
-    check_counts(stated, file)
+    check_stated(stated, file)
     method = method_of(stated, file)
     try:
         config = with_torch_formats(path, stated)
     except ConfigError:
         raise
     except Exception as error:
-        raise ConfigError(f"model: {file} cannot be used: {said(error)}") from error
+        raise ConfigError(f"model: {file} cannot be used: {said(error)}{empty_fields(stated)}") from error
     if hasattr(config, FIELD):
         del config.quantization_config  # what it says is followed here: transformers is given floats
     config = text_config(config)
     parts = check_supported(config)
     check_sizes(config, file)
     return config, parts, method
+
+
+def empty_fields(stated: Mapping[str, Any]) -> str:
+    """Words for the end of an error about a configuration: the fields that may be meant, which are null."""
+    names = without_value(stated)
+    return f"; it has no value for {', '.join(names)}" if names else ""
 
 
 def with_torch_formats(path: Path, stated: dict[str, Any]) -> Any:
@@ -174,45 +172,6 @@ def torch_format(named: str, field: str, file: Path) -> str | None:
     if found not in (*DTYPE_BYTES, *OTHER_FLOATS):
         raise problem_in(file, field, f"is {shown(named)}; it has to be auto or one of {', '.join(DTYPE_BYTES)}")
     return found
-
-
-def check_model_type(table: Mapping[str, Any], file: Path) -> None:
-    """Raise ConfigError if only the checkpoint's own code could make its model."""
-    asked, model_type = table.get(CODE_FIELD), table.get("model_type")
-    if asked and not (isinstance(model_type, str) and model_type in CONFIG_MAPPING):
-        raise code_refusal(file, asked, f"model of type {shown(model_type)}")
-
-
-def check_counts(table: dict[str, Any], file: Path) -> None:
-    """Raise ConfigError if a configuration counts more parts than any model has: its class may make a list of them."""
-    for path, key, value in fields_of(table):
-        counts = key.startswith("num_") or key in LAYER_COUNTS or (key.startswith("n_") and key.endswith("experts"))
-        if counts and isinstance(value, int) and abs(value) > MOST_PARTS:
-            raise problem_in(file, path, f"is {value}; no model has more than {MOST_PARTS}")
-
-
-def check_sizes(config: Any, file: Path) -> None:
-    """Raise ConfigError unless the sizes that are calculated with here are whole numbers above 0."""
-    for name in SIZES:
-        size = getattr(config, name, None)
-        if type(size) is not int or size < 1:
-            raise problem_in(file, name, f"is {size!r}; it has to be a whole number above 0")
-    check_numbers(config, file)
-    longest = getattr(config, "max_position_embeddings", None)
-    if longest is not None and (type(longest) is not int or longest < 1):
-        raise problem_in(file, "max_position_embeddings", f"is {longest!r}; it has to be a whole number above 0")
-
-
-def check_numbers(config: Any, file: Path) -> None:
-    """Raise ConfigError unless epsilons are finite and not below 0, and the bases of rotary embeddings above 0."""
-    for path, key, value in fields_of(config.to_dict()):
-        base, epsilon = str(key).endswith("rope_theta"), str(key).endswith(("_eps", "_epsilon"))
-        if value is None or not (base or epsilon) or isinstance(value, dict):
-            continue
-        known = type(value) in (int, float) and math.isfinite(value)
-        if not known or value < 0 or (base and value == 0):
-            wanted = "above 0" if base else "0 or above"
-            raise problem_in(file, path, f"is {value!r}; it has to be a finite number, {wanted}")
 
 
 def check_layers(stated: int, names: Iterable[str], file: Path) -> None:

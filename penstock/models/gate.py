@@ -107,6 +107,8 @@ def check_supported(config: Any) -> Parts:
     for field, reason in REFUSED_FIELDS.items():
         if config.model_type not in CARRYING and getattr(config, field, None):
             raise refusal(config, reason)
+    if getattr(config, "use_bidirectional_attention", None) in (True, "all"):
+        raise refusal(config, "use_bidirectional_attention is set, and its attention is not causal")
     parts = (RECURRENT | CHUNKED).get(config.model_type)
     known = ATTENTION_TYPES | RECURRENT_TYPES | OTHER_TYPES if parts else PLAIN_TYPES
     if unknown := sorted(set(layer_types(config)) - known):

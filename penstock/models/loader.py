@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -13,17 +15,31 @@ from transformers import logging as transformers_logging
 
 from penstock.core import ConfigError, PenstockError
 from penstock.dtypes import torch_dtype
-from penstock.files import CONFIG_FILE, said
+from penstock.files import CONFIG_FILE, problem_in, read_json, said
 from penstock.models.attention import ATTENTION
 from penstock.models.carried.layout import carries, is_outside
 from penstock.models.carried.own_part import keep_own, own_tensors
-from penstock.models.checkpoint import Checkpoint
+from penstock.models.checkpoint import Checkpoint, empty_fields
 from penstock.models.gate import model_class
 from penstock.models.quantization.stored import remember
 from penstock.models.reading import Listener, counted
 from penstock.models.shards import WEIGHT_TYPES, layer_of
 
 EMBEDDING_FACTORS: Final = ("embedding_multiplier", "embedding_scale")
+ROUTER: Final = re.compile(r"Top[kK]Router$")
+"""Classes of transformers that choose the experts of a row."""
+ROUTING: Final = (
+    "num_experts_per_tok",
+    "n_group",
+    "topk_group",
+    "n_routed_experts",
+    "num_local_experts",
+    "num_experts",
+)
+SIZED: Final = re.compile(r"(_size|_dim|_heads|_rank|_experts|_layers|_per_tok)$")
+"""Fields of a configuration that shapes of tensors come from."""
+OPTIONAL: Final = ("tie_word_embeddings", "attention_bias", "mlp_bias", "q_lora_rank", "first_k_dense_replace")
+"""Fields of a configuration by which a model has tensors or not."""
 LONGEST_VECTOR: Final = 1 << 20
 """The longest vector that is read before any stage is started."""
 MOST_COPIES: Final = 2
@@ -65,7 +81,7 @@ def load_module(
 
     The first stage (``first`` 0) has the embedding, the last one (``last`` all layers) norm and head. Other stages'
     parts are ``PassThrough``s. ``on_read`` is told how much has been read. Raises ConfigError naming tensors that are
-    missing or of the wrong shape.
+    missing, of the wrong shape, or not finite.
     """
     if not 0 <= first <= last <= checkpoint.num_layers:
         raise ConfigError(f"layers {first} to {last} of a model with {checkpoint.num_layers} layers")
@@ -73,6 +89,7 @@ def load_module(
     target = _checked_device(device)
     model = _load(checkpoint, first, last, on_read, dtype=torch_format, attn_implementation=ATTENTION)
     _drop_foreign(model, checkpoint, first, last)
+    check_finite(str(checkpoint.source), ((name, one.detach()) for name, one in model.named_parameters()))
     if checkpoint.source.is_dir() and target.type == "cpu":
         hold_in_memory(model)
     return model.to(target).requires_grad_(False)
@@ -119,7 +136,7 @@ def _load(
         )
         if changed is None:
             remember(model, state)
-    _check_complete(checkpoint, first, last, info)
+    _check_complete(checkpoint, first, last, info, model)
     return model
 
 
@@ -132,7 +149,8 @@ def refusing(checkpoint: Checkpoint) -> Iterator[None]:
         raise
     except Exception as error:
         file = checkpoint.path / CONFIG_FILE
-        raise ConfigError(f"model: {file} describes a model that cannot be built: {said(error)}") from error
+        problem = f"{said(error)}{empty_fields(read_json(file))}"
+        raise ConfigError(f"model: {file} describes a model that cannot be built: {problem}") from error
 
 
 def _checked_device(device: str) -> torch.device:
@@ -203,25 +221,46 @@ def check_fits(model: nn.Module, stored: Mapping[str, Any], where: str) -> None:
             raise ConfigError(f"model: {where}: {name} is stored as {dtype}; a weight has to be a float")
     shapes = {name: tuple(stored[name].get_shape()) for name in wanted.keys() & stored.keys()}
     if wrong := {name: shape for name, shape in shapes.items() if shape != tuple(wanted[name].shape)}:
-        raise _wrong_shapes(where, ((name, shape, wanted[name].shape) for name, shape in wrong.items()))
+        shaped = ((name, shape, wanted[name].shape) for name, shape in wrong.items())
+        raise _wrong_shapes(where, shaped, model)
     size = sum(tensor.numel() for tensor in (*wanted.values(), *model.buffers()))
     held = sum(math.prod(one.get_shape()) for one in stored.values())
     if size > MOST_COPIES * held + SPARE:
-        raise ConfigError(f"model: {where}: config.json describes {size} numbers, the shards hold {held}")
+        raise ConfigError(
+            f"model: {where}: config.json describes {size} numbers, the shards hold {held}{_sizes(model)}"
+        )
 
 
-def _wrong_shapes(where: str, wrong: Iterable[tuple[str, Sequence[int], Sequence[int]]]) -> ConfigError:
+def _wrong_shapes(
+    where: str, wrong: Iterable[tuple[str, Sequence[int], Sequence[int]]], model: nn.Module
+) -> ConfigError:
     problems = sorted(f"{name} is {tuple(stored)}, config.json says {tuple(wanted)}" for name, stored, wanted in wrong)
-    return ConfigError(f"model: {where}: wrong shape: {_some(problems)}")
+    return ConfigError(f"model: {where}: wrong shape: {_some(problems)}{_sizes(model)}")
 
 
-def _check_complete(checkpoint: Checkpoint, first: int, last: int, info: dict[str, Any]) -> None:
+def _check_complete(checkpoint: Checkpoint, first: int, last: int, info: dict[str, Any], model: nn.Module) -> None:
     """Raise ConfigError for wrong shapes, and for missing tensors: transformers fills them with random numbers."""
     where = f"layers {first} to {last} of {checkpoint.source.name!r}"
     if missing := sorted(info["missing_keys"]):
-        raise ConfigError(f"model: {where}: the checkpoint lacks {_some(missing)}: download or save it again")
+        raise ConfigError(
+            f"model: {where}: the checkpoint lacks {_some(missing)}: download or save it again{_asking(model)}"
+        )
     if wrong := info["mismatched_keys"]:
-        raise _wrong_shapes(where, wrong)
+        raise _wrong_shapes(where, wrong, model)
+
+
+def _sizes(model: nn.Module) -> str:
+    """Words for the end of an error about shapes: what they come from. Drafters' modules have no configuration."""
+    stated = model.config.to_dict() if hasattr(model, "config") else {}
+    named = [f"{name} {value}" for name, value in stated.items() if type(value) is int and SIZED.search(name)]
+    return f" (of {', '.join(named)})" if named else ""
+
+
+def _asking(model: nn.Module) -> str:
+    """Words for the end of an error about missing tensors: fields of config.json that ask for some."""
+    stated = model.config.to_dict()
+    named = [f"{name} {stated[name]}" for name in OPTIONAL if name in stated]
+    return f"; config.json has {', '.join(named)}"
 
 
 def _some(names: list[str], most: int = 5) -> str:
@@ -279,17 +318,51 @@ def check_loads(checkpoint: Checkpoint) -> None:
 
     The whole model is built from tensors that take no memory, so that transformers itself reports what it misses.
     """
-    _load(checkpoint, 0, checkpoint.num_layers, None, HollowTensor, dtype=torch.float32, attn_implementation=ATTENTION)
+    options = {"dtype": torch.float32, "attn_implementation": ATTENTION}
+    model = _load(checkpoint, 0, checkpoint.num_layers, None, HollowTensor, **options)
+    check_routing(model, checkpoint)
     with contextlib.ExitStack() as files:
         found = checkpoint.weights.slices(checkpoint.weights.names(), files)
-        check_finite(str(checkpoint.source), found, ((name, one.get_shape()) for name, one in found.items()))
+        check_finite(str(checkpoint.source), vectors(found))
 
 
-def check_finite(where: str, tensors: Mapping[str, Any], shapes: Iterable[tuple[str, Iterable[int]]]) -> None:
-    """Raise ConfigError if a vector holds NaN or infinity."""
-    for name, shape in shapes:
-        sizes = list(shape)
-        if len(sizes) == 1 and math.prod(sizes) <= LONGEST_VECTOR:
-            values = tensors[name][...]
-            if values.is_floating_point() and not bool(torch.isfinite(values).all()):
-                raise ConfigError(f"model: {where}: {name} holds NaN or infinity: download or convert it again")
+def check_routing(model: nn.Module, checkpoint: Checkpoint) -> None:
+    """Raise ConfigError if no row finds its experts: more are asked for than there are, or groups that do not fit."""
+    router = next((one for one in model.modules() if ROUTER.search(type(one).__name__)), None)
+    if router is None or len(inspect.signature(router.forward).parameters) != 1:
+        return
+    try:
+        with torch.inference_mode():
+            router(torch.zeros(1, checkpoint.hidden_size))
+    except Exception as error:
+        stated = {name: getattr(checkpoint.config, name) for name in ROUTING if hasattr(checkpoint.config, name)}
+        fields = ", ".join(f"{name} {value}" for name, value in stated.items())
+        raise problem_in(
+            checkpoint.path / CONFIG_FILE, fields, f"do not fit each other, no token finds its experts: {said(error)}"
+        ) from error
+
+
+def vectors(tensors: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    """Those of the tensors that are short enough to be read before any stage is started."""
+    for name, tensor in tensors.items():
+        sizes = list(tensor.get_shape())
+        if len(sizes) == 1 and sizes[0] <= LONGEST_VECTOR:
+            yield name, tensor[...]
+
+
+def check_finite(where: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """Raise ConfigError naming the first tensor of floats that holds NaN or infinity."""
+    for name, values in tensors:
+        if values.is_floating_point() and not values.is_meta and not is_finite(values):
+            raise ConfigError(
+                f"model: {where}: {name} holds NaN or infinity in {str(values.dtype).removeprefix('torch.')}: "
+                "download or convert it again, or ask for a dtype of a wider range"
+            )
+
+
+def is_finite(values: Tensor) -> bool:
+    """Whether no value is NaN or infinite. Least and greatest value are NaN where one is.
+
+    ``isfinite`` takes ten times as long and a byte of memory per value.
+    """
+    return not values.numel() or all(math.isfinite(bound) for bound in torch.aminmax(values))

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-from penstock.core import ConfigError
 from penstock.models.attention import Attend
 from penstock.models.gate import ATTENTION_TYPES, RECURRENT_TYPES, layer_types, refusal
 
@@ -82,17 +80,3 @@ def check_entry(config: Any, given_ND: Tensor, entered: Tensor | None) -> None:
     """Raise ConfigError unless the first layer of a later stage got exactly what the stage before had sent."""
     if entered is None or not torch.equal(given_ND, entered.reshape(given_ND.shape)):
         raise refusal(config, "it changes the hidden states before its first layer")
-
-
-def check_finite(source: Path, base: torch.nn.Module, states: Tensor) -> None:
-    """Raise ConfigError naming the first weight with NaN or infinity, if the probe's ``states`` have any.
-
-    All weights are read only in that case.
-    """
-    if states.isfinite().all():
-        return
-    for name, weight in [*base.named_parameters(), *base.named_buffers()]:
-        if weight.is_floating_point() and not weight.isfinite().all():
-            raise ConfigError(
-                f"model: {source}: {name} holds NaN or infinity; the file is damaged, or its dtype too small"
-            )

@@ -39,7 +39,7 @@ from penstock.models.fused.norms import rms_norm
 from penstock.models.gate import layer_types, refusal
 from penstock.models.latent import LatentAttention, keep_latents
 from penstock.models.loader import load_module, refusing
-from penstock.models.probe import ProbedAttention, check_calls, check_entry, check_finite, check_mixers
+from penstock.models.probe import ProbedAttention, check_calls, check_entry, check_mixers
 from penstock.models.quantization.pack import check_covered, pack, quantize_ends, share_tied
 from penstock.models.quantization.packed import weight_bytes
 from penstock.models.reading import Listener
@@ -317,9 +317,8 @@ class StageModel:
         hook = layer.register_forward_pre_hook(lambda _, args: entered.extend(args[:1]))
         near = self._entered(view)
         probed = ProbedAttention(self._attention(view, near))
-        states = self._run(view, near, given, probed)
+        self._run(view, near, given, probed)
         hook.remove()
-        check_finite(self.checkpoint.source, self._base, states)
         check_calls(config, self.first, self.last, probed)
         check_mixers(config, self.first, self.last, [mixer.calls for mixer in self._host.mixers])
         # A row that carries more than its hidden state is unpacked before the first layer.

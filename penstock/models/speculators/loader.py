@@ -46,6 +46,7 @@ def load_speculator(checkpoint: SpeculatorCheckpoint, target: Checkpoint, dtype:
     stored = read_tensors({name: one for name, one in checkpoint.tensors.items() if not name.startswith(LAYER)})
     vocabulary = DraftVocabulary(_target_ids(checkpoint, target, stored), target.vocab_size)
     weights = {name: tensor.to(torch_format) for name, tensor in stored.items() if name not in MAPS}
+    check_finite(str(checkpoint.path), weights.items())
     if checkpoint.kind == "medusa":
         module: Module = _medusa(checkpoint, weights, vocabulary)
     else:
@@ -155,7 +156,7 @@ def check_draft_ids(checkpoint: SpeculatorCheckpoint, target: Checkpoint) -> Non
     small = {name: one for name, one in checkpoint.tensors.items() if name in MAPS or len(one.shape) == 1}
     stored = read_tensors(small)
     _target_ids(checkpoint, target, stored)
-    check_finite(str(checkpoint.path), stored, ((name, one.shape) for name, one in stored.items()))
+    check_finite(str(checkpoint.path), stored.items())
 
 
 def _target_ids(checkpoint: SpeculatorCheckpoint, target: Checkpoint, stored: Mapping[str, Tensor]) -> Tensor | None:

@@ -3,26 +3,70 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+import gguf
+import numpy as np
 import pytest
 import torch
+from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import load_file, save_file
 
 from penstock.core import ConfigError
 from penstock.models.checkpoint import open_checkpoint
-from penstock.models.stage_model import load_stage
+from penstock.models.gguf.blocks import READABLE
+from penstock.models.gguf.header import read_header
+from penstock.models.loader import check_loads, load_module
+from penstock.models.speculators.formats import open_speculator
+from penstock.models.speculators.loader import load_speculator
+from tests import gguf_files
 from tests.checkpoints import make_checkpoint
+from tests.gguf_files import make_gguf
+from tests.packed_checkpoints import by_awq, by_bitsandbytes, by_gptq, compressed
+from tests.speculators import eagle3
 
-FIELDS = [("rms_norm_eps", value) for value in (float("nan"), float("inf"), -1.0, "small")]
+FIELDS: Final = [("rms_norm_eps", value) for value in (float("nan"), float("inf"), -1.0, "small")]
 FIELDS += [("rope_theta", value) for value in (0, 0.0, -1e4, float("nan"), float("inf"))]
+DAMAGED: Final = (float("nan"), float("inf"), float("-inf"))
+PACKED: Final[dict[str, Callable[[Path], Path]]] = {
+    "gptq": by_gptq,
+    "gptq, any order": lambda folder: by_gptq(folder, in_order=False),
+    "awq": by_awq,
+    "pack-quantized": lambda folder: compressed(folder, "pack-quantized", num_bits=4, strategy="channel"),
+    "int-quantized": lambda folder: compressed(folder, "int-quantized", num_bits=8, strategy="channel"),
+    "float-quantized": lambda folder: compressed(
+        folder, "float-quantized", num_bits=8, type="float", strategy="tensor"
+    ),
+    "nf4": lambda folder: by_bitsandbytes(folder, load_in_4bit=True, bnb_4bit_quant_type="nf4"),
+    "int8": lambda folder: by_bitsandbytes(folder, load_in_8bit=True),
+}
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     make_checkpoint(tmp_path, "llama")
     return tmp_path
+
+
+def damaged(folder: Path, part: str, value: float) -> str:
+    """One number of a tensor of floats whose name ends so: its name."""
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    name = next(name for name in tensors if name.endswith(part) and tensors[name].is_floating_point())
+    tensors[name].view(-1)[-1] = value
+    save_file(tensors, file, metadata={"format": "pt"})
+    return name
+
+
+def load_all(place: Path, dtype: str = "float32") -> None:
+    """Run the engine's checks before its start, and then a stage's reading."""
+    checkpoint = open_checkpoint(str(place))
+    check_loads(checkpoint)
+    load_module(checkpoint, 0, checkpoint.num_layers, dtype, "cpu")
 
 
 @pytest.mark.parametrize(("field", "value"), FIELDS)
@@ -36,14 +80,76 @@ def test_a_field_of_the_configuration(folder: Path, field: str, value: Any) -> N
         open_checkpoint(str(folder))
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-@pytest.mark.parametrize("kind", ["input_layernorm", "q_proj", "down_proj", "post_attention_layernorm"])
-def test_a_weight(folder: Path, kind: str, value: float) -> None:
-    (file,) = folder.glob("*.safetensors")
-    tensors = load_file(file)
-    name = next(name for name in tensors if kind in name)
-    tensors[name].view(-1)[0] = torch.tensor(value)
+@pytest.mark.parametrize("architecture", ["llama", "gpt_oss", "deepseek_v3"])
+def test_every_tensor_of_a_checkpoint(tmp_path: Path, architecture: str) -> None:
+    """Those of a layer once. Experts that no row is sent to and the embedding's rows are looked at as all others."""
+    source = make_checkpoint(tmp_path / "sound", architecture)
+    load_all(source)
+    names = {re.sub(r"\d+", "", name): name for name in load_file(source / "model.safetensors")}
+    for number, name in enumerate(names.values()):
+        place = shutil.copytree(source, tmp_path / "damaged")
+        damaged(place, name, DAMAGED[number % len(DAMAGED)])
+        part = r"\.mlp\.experts\." if ".experts." in name else re.escape(name)
+        with pytest.raises(ConfigError, match=rf"{part}\S* holds NaN or infinity in float32: download"):
+            load_all(place)
+        shutil.rmtree(place)
+
+
+@pytest.mark.parametrize("stored", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("value", DAMAGED)
+def test_every_format_of_floats(folder: Path, stored: torch.dtype, value: float) -> None:
+    file = folder / "model.safetensors"
+    tensors = {name: tensor.to(stored) for name, tensor in load_file(file).items()}
     save_file(tensors, file, metadata={"format": "pt"})
-    checkpoint = open_checkpoint(str(folder))
-    with pytest.raises(ConfigError, match=f"{folder}: .* holds NaN or infinity"):
-        load_stage(str(folder), 0, checkpoint.num_layers, capacity=16)
+    load_all(folder)
+    name = damaged(folder, "down_proj.weight", value)
+    for dtype in ("float32", "bfloat16", "float16"):
+        with pytest.raises(ConfigError, match=rf"{name} holds NaN or infinity in {dtype}"):
+            load_all(folder, dtype)
+
+
+def test_numbers_that_the_dtype_asked_for_cannot_hold(folder: Path) -> None:
+    damaged(folder, "lm_head.weight", 1e5)
+    load_all(folder)
+    with pytest.raises(ConfigError, match=r"lm_head\.weight holds NaN or infinity in float16: .* a wider range"):
+        load_all(folder, "float16")
+
+
+@pytest.mark.parametrize("form", PACKED)
+def test_scales_of_packed_weights(tmp_path: Path, form: str) -> None:
+    place = PACKED[form](tmp_path)
+    load_all(place)
+    tensors = load_file(place / "model.safetensors")
+    (part,) = {
+        name.rpartition(".")[2] for name in tensors if "scale" in name or "absmax" in name or name.endswith("SCB")
+    }
+    name = damaged(place, part, float("nan"))
+    with pytest.raises(ConfigError, match=rf"{name.removesuffix(part).removesuffix('weight.')}weight holds NaN"):
+        load_all(place)
+
+
+@pytest.mark.parametrize("kind", READABLE, ids=lambda kind: kind.name)
+def test_scales_of_gguf_blocks(tmp_path: Path, kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block of ones in all bits has a scale that is NaN, in every format; one of zeros is a block of zeros."""
+    monkeypatch.setattr(gguf_files, "stored_as", zeros)
+    path = make_gguf(tmp_path, kind=kind, hidden_size=256, intermediate_size=256, num_hidden_layers=1)
+    info = read_header(path).tensors["blk.0.ffn_down.weight"]
+    load_all(path)
+    with path.open("r+b") as file:
+        file.seek(info.start)
+        file.write(b"\xff" * (info.nbytes // info.shape[0]))
+    with pytest.raises(ConfigError, match=r"layers\.0\.mlp\.down_proj\.weight holds NaN"):
+        load_all(path)
+
+
+def zeros(data: np.ndarray, kind: Kind) -> np.ndarray:
+    per_block, size = gguf.GGML_QUANT_SIZES[kind]
+    return np.zeros((len(data), data.shape[-1] // per_block * size), np.uint8) if data.ndim == 2 else data
+
+
+def test_drafters(tmp_path: Path) -> None:
+    target = open_checkpoint(str(make_checkpoint(tmp_path / "target")))
+    place = eagle3(target).save(tmp_path / "drafter")
+    name = damaged(place, "q_proj.weight", float("nan"))
+    with pytest.raises(ConfigError, match=rf"drafter: {name} holds NaN"):
+        load_speculator(open_speculator(str(place), target), target, "float32", "cpu")
