@@ -1,4 +1,4 @@
-"""The grammars of a stage's process: compiled on a thread beside its loop."""
+"""What the engine says of grammars, and what a stage tells it: they are compiled beside the stage's loop."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections import deque
 from collections.abc import Callable
 
 from penstock.messages import ForgetGrammar, GrammarPrepared, Message, PrepareGrammar
-from penstock.stage.grammar import Grammars
+from penstock.stage.grammar import GrammarMasks
 from penstock.transport.inbox import Inbox
 
 
 class GrammarDesk:
     """Takes what the engine says of grammars, and tells it of each that is there. The stage's inbox wakes for that."""
 
-    def __init__(self, grammars: Grammars, inbox: Inbox, tell_engine: Callable[[Message], None]) -> None:
+    def __init__(self, grammars: GrammarMasks, inbox: Inbox, tell_engine: Callable[[Message], None]) -> None:
         self._grammars = grammars
         self._inbox = inbox
         self._tell_engine = tell_engine

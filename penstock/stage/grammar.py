@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 
@@ -38,6 +38,26 @@ class Allowed:
     problem: str = ""
 
 
+class GrammarMasks(Protocol):
+    """What the grammars of a stage's requests allow: ``Grammars``, or a ``GrammarProcess`` around them."""
+
+    def begin_batch(self) -> None:
+        """The rows of another batch follow."""
+        ...
+
+    def prepare(self, request: int, grammar: str, done: Callable[[], None]) -> None:
+        """Compile a request's grammar meanwhile; a thread calls ``done`` when ``allowed`` need not wait for it."""
+        ...
+
+    def forget(self, request: int) -> None: ...
+
+    def forget_all(self) -> None: ...
+
+    def allowed(self, request: int, grammar: str, output: np.ndarray) -> Allowed:
+        """What may come after ``output``, int64 [n]."""
+        ...
+
+
 class Grammars:
     """The grammars of a stage's requests, over the tokenizer in ``folder``, which is read when one is needed.
 
@@ -47,6 +67,8 @@ class Grammars:
     """
 
     def __init__(self, folder: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        self.over = folder, vocab_size, list(eos_token_ids)
+        """What they were made with."""
         self._folder = folder
         self._vocab_size = vocab_size
         self._ends = list(eos_token_ids)
@@ -55,6 +77,9 @@ class Grammars:
         self._thread: ThreadPoolExecutor | None = None
         self._given_up: set[int] = set()
         """Requests whose grammars took too long to compile."""
+
+    def begin_batch(self) -> None:
+        """Nothing: whoever follows grammars in its own process has no limits on batches."""
 
     def prepare(self, request: int, grammar: str, done: Callable[[], None]) -> None:
         """Compile a request's grammar on a thread beside this one, which calls ``done`` when ``allowed`` need not wait.
