@@ -162,6 +162,11 @@ class Grammars:
         # It has failed over another path, perhaps: what counts is this one, read from the beginning.
         return follower.after(output, self._vocab_size)
 
+    def compile_now(self, request: int, grammar: str) -> None:
+        """Have the request's matcher, unless compiling it has taken too long before."""
+        with contextlib.suppress(TimeoutError):
+            self._follower(request, grammar)
+
     def _follower(self, request: int, grammar: str) -> _Follower:
         """Raises TimeoutError for a grammar that has taken too long to compile."""
         if request in self._given_up:

@@ -37,13 +37,13 @@ from penstock.stage.grammar import Allowed, Grammars
 STEP_S: Final = 0.5
 """Processor time that a row's mask may take; usual ones take a millisecond or less."""
 LEAST_STEP_S: Final = 0.05
-"""Processor time that it may take once a batch's masks have used up ``BATCH_S``."""
+"""Processor time that it, and compiling, may take once a batch's masks have used up ``BATCH_S``."""
 BATCH_S: Final = 2.0
 """Processor time of a batch's masks that is shared freely: a stage may be silent for 10 seconds."""
 READ_S: Final = 5e-5
 """Processor time added for each token of a row's path, which may have to be read from the beginning."""
 COMPILE_S: Final = 2.0
-"""Processor time added where the grammar has to be compiled, which took a worker one second at most."""
+"""Processor time in which a grammar has to compile that the follower does not know; a worker had one second."""
 REQUEST_S: Final = 1.0
 """Processor time that all masks of a request may take, and ``TOKEN_S`` more for each token of its output."""
 TOKEN_S: Final = 0.05
@@ -65,12 +65,16 @@ class Forget(msgspec.Struct, tag=True, array_like=True):
 
 
 class Ask(msgspec.Struct, tag=True, array_like=True):
-    """``path`` are int64 token ids; ``grammar`` is empty where the follower has it."""
+    """``path`` are int64 token ids; ``grammar`` is empty where the follower has it.
+
+    Compiling the grammar may take ``compile_seconds``, the mask ``seconds``.
+    """
 
     number: int
     request: int
     grammar: str
     path: bytes
+    compile_seconds: float
     seconds: float
 
 
@@ -162,20 +166,20 @@ class GrammarProcess:
 
     def _ask(self, request: int, grammar: str, output: np.ndarray) -> Answer | None:
         """None where the follower has ended over it."""
-        left = min(STEP_S, max(LEAST_STEP_S, BATCH_S - self._batch_spent))
-        seconds = left + READ_S * len(output)
+        within = self._batch_spent < BATCH_S
+        compiling = COMPILE_S if within else LEAST_STEP_S
+        seconds = (STEP_S if within else LEAST_STEP_S) + READ_S * len(output)
         with self._lock:
             self._asked, self._waiting = self._asked + 1, True
             new = request not in self._known
             self._known.add(request)
             path = np.ascontiguousarray(output, dtype=np.int64).tobytes()
-            seconds += COMPILE_S if new else 0.0
-            self._tell(Ask(self._asked, request, grammar if new else "", path, seconds))
+            self._tell(Ask(self._asked, request, grammar if new else "", path, compiling, seconds))
         answer = self._answers.get()
         while answer is not None and answer.number != self._asked:
             answer = self._answers.get()
         self._waiting = False
-        self._batch_spent += left if answer is None else answer.spent
+        self._batch_spent += seconds if answer is None else answer.spent
         return answer
 
     def _tell(self, message: Prepare | Forget | Ask) -> None:
@@ -278,8 +282,11 @@ class Follower:
     def _answer(self, asked: Ask) -> Answer:
         if asked.grammar:
             self._texts[asked.request] = asked.grammar
-        signal.setitimer(signal.ITIMER_PROF, asked.seconds)
         began = time.thread_time()
+        if asked.grammar:
+            signal.setitimer(signal.ITIMER_PROF, asked.compile_seconds)
+            self._grammars.compile_now(asked.request, asked.grammar)
+        signal.setitimer(signal.ITIMER_PROF, asked.seconds)
         path = np.frombuffer(asked.path, dtype=np.int64)
         allowed = self._grammars.allowed(asked.request, self._texts[asked.request], path)
         spent = time.thread_time() - began

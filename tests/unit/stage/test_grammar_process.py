@@ -146,3 +146,30 @@ def test_a_follower_that_ends_while_nobody_asks_is_replaced(grammars: GrammarPro
         assert same(grammars.allowed(4, FINE, ids("{")), expected)
         assert grammars._process is not None
         (follower,) = psutil.Process(grammars._process.pid).children()
+
+
+def test_many_of_them_in_one_batch_take_little_more_than_the_batch_may(
+    grammars: GrammarProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that come late have next to no time; who asks for an ordinary grammar among them has enough."""
+    monkeypatch.setattr(module, "BATCH_S", 0.1)
+    bomb, path = grammar_of(StructuredOutputsParams(grammar=ambiguous(10))), ids(WORD)
+    expected = grammars.allowed(0, FINE, ids("{"))
+    seconds: list[float] = []
+    tell = grammars._tell
+
+    def noted(message: module.Prepare | module.Forget | module.Ask) -> None:
+        if isinstance(message, module.Ask):
+            seconds.append(message.seconds)
+        tell(message)
+
+    monkeypatch.setattr(grammars, "_tell", noted)
+    for request in range(1, 5):
+        assert grammars.allowed(request, bomb, path).problem
+        assert same(grammars.allowed(0, FINE, ids("{")), expected)
+    late = module.LEAST_STEP_S + module.READ_S * len(path)
+    assert seconds[0] > module.STEP_S
+    assert max(seconds[1:]) <= late
+    grammars.begin_batch()
+    grammars.allowed(0, FINE, ids("{"))
+    assert seconds[-1] > module.STEP_S
