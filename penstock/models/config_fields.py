@@ -1,4 +1,4 @@
-"""Checks which values the fields of config.json may have. What is wrong is said by the file and by the field's own name.
+"""Checks the values of config.json's fields. Errors name the file and the field.
 
 The classes of transformers check types. Most values they pass on, and what comes of a negative width or an unknown
 activation is an error of torch in the middle of building the model, which names no field, or NaN in every answer.

@@ -49,7 +49,7 @@ from penstock.models.recurrent.state import FoldedState, State
 from penstock.models.recurrent.stepped import SteppedState
 from penstock.models.rope import pin_rope
 from penstock.models.windowed import WindowedAttention, reach_of
-from penstock.stage.grammar import Grammars
+from penstock.stage.grammar import GrammarMasks, Grammars
 from penstock.stage.near import NearSlots
 from penstock.stage.processors import contexts_of
 from penstock.stage.sampler import pick_tokens, rank_candidates
@@ -94,7 +94,7 @@ class StageModel:
         device: str,
         quantization: str,
         plain: bool,
-        grammars: Grammars,
+        grammars: GrammarMasks,
         gives_back: bool = False,
     ) -> None:
         parts = checkpoint.parts

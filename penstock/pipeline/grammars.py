@@ -1,4 +1,4 @@
-"""The grammars in a stage's process: compiled on a thread beside its loop."""
+"""The engine's messages about grammars, and a stage's reports: grammars are compiled beside the stage's loop."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 
 from penstock.messages import ForgetGrammar, GrammarPrepared, Message, PrepareGrammar
-from penstock.stage.grammar import Grammars
+from penstock.stage.grammar import GrammarMasks
 from penstock.transport.inbox import Inbox
 
 
@@ -18,7 +18,7 @@ class GrammarDesk:
     The compiling thread wakes the stage's inbox for that, since only the loop may send.
     """
 
-    def __init__(self, grammars: Grammars, inbox: Inbox, tell_engine: Callable[[Message], None]) -> None:
+    def __init__(self, grammars: GrammarMasks, inbox: Inbox, tell_engine: Callable[[Message], None]) -> None:
         self._grammars = grammars
         self._inbox = inbox
         self._tell_engine = tell_engine

@@ -39,6 +39,7 @@ from penstock.pipeline.loss import EngineUnreached
 from penstock.pipeline.memory import returned_at_once
 from penstock.pipeline.plan import StageSpec
 from penstock.stage.driver import Core, Outgoing
+from penstock.stage.grammar_process import GrammarProcess
 from penstock.transport.inbox import Inbox
 from penstock.transport.outbox import Outbox
 from penstock.transport.sockets import Sockets
@@ -115,6 +116,7 @@ class Worker:
         if layers is None:
             with returned_at_once():
                 layers = load_layers(spec.plan, self._tell_reading)
+            layers.grammars = GrammarProcess(*layers.grammars.over)
         else:
             layers.forget()
         self.layers = layers

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 
@@ -41,6 +41,26 @@ class Allowed:
     problem: str = ""
 
 
+class GrammarMasks(Protocol):
+    """The tokens that the grammars of a stage's requests allow: ``Grammars``, or a ``GrammarProcess`` around them."""
+
+    def begin_batch(self) -> None:
+        """The rows of another batch follow."""
+        ...
+
+    def prepare(self, request: int, grammar: str, done: Callable[[], None]) -> None:
+        """Compile a request's grammar meanwhile; a thread calls ``done`` when ``allowed`` need not wait for it."""
+        ...
+
+    def forget(self, request: int) -> None: ...
+
+    def forget_all(self) -> None: ...
+
+    def allowed(self, request: int, grammar: str, output: np.ndarray) -> Allowed:
+        """The tokens that may come after ``output``, int64 [n]."""
+        ...
+
+
 class Grammars:
     """The grammars of a stage's requests, over the tokenizer in ``folder``, which is read when one is needed.
 
@@ -50,6 +70,8 @@ class Grammars:
     """
 
     def __init__(self, folder: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        self.over = folder, vocab_size, list(eos_token_ids)
+        """The arguments that they were made with."""
         self._folder = folder
         self._vocab_size = vocab_size
         self._ends = list(eos_token_ids)
@@ -58,6 +80,9 @@ class Grammars:
         self._thread: ThreadPoolExecutor | None = None
         self._given_up: set[int] = set()
         """Requests whose grammars took too long to compile."""
+
+    def begin_batch(self) -> None:
+        """Nothing: whoever follows grammars in its own process has no limits on batches."""
 
     def prepare(self, request: int, grammar: str, done: Callable[[], None]) -> None:
         """Compile a request's grammar on another thread, which calls ``done`` when ``allowed`` need not wait.
@@ -141,6 +166,11 @@ class Grammars:
             follower.rewind()
         # Its failure may stem from another path. Only this path counts, so it is read again from the beginning.
         return follower.after(output, self._vocab_size)
+
+    def compile_now(self, request: int, grammar: str) -> None:
+        """Have the request's matcher, unless compiling it has taken too long before."""
+        with contextlib.suppress(TimeoutError):
+            self._follower(request, grammar)
 
     def _follower(self, request: int, grammar: str) -> _Follower:
         """The request's matcher, which becomes the most recently used.

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from penstock.messages import Sampling
-from penstock.stage.grammar import Grammars
+from penstock.stage.grammar import GrammarMasks
 from penstock.stage.visibility import BatchView
 
 
@@ -35,13 +35,15 @@ NO_CONTEXT: Final = Context()
 
 
 def contexts_of(
-    view: BatchView, rows: Sequence[int], samplings: Sequence[Sampling], grammars: Grammars | None
+    view: BatchView, rows: Sequence[int], samplings: Sequence[Sampling], grammars: GrammarMasks | None
 ) -> list[Context]:
     """The contexts of some of a batch's rows; nothing is looked up for a request whose sampling does not need it."""
+    if grammars is not None:
+        grammars.begin_batch()
     return [context_of(view, row, sampling, grammars) for row, sampling in zip(rows, samplings, strict=True)]
 
 
-def context_of(view: BatchView, row: int, sampling: Sampling, grammars: Grammars | None) -> Context:
+def context_of(view: BatchView, row: int, sampling: Sampling, grammars: GrammarMasks | None) -> Context:
     if not (sampling.grammar or is_penalizing(sampling)):
         return NO_CONTEXT
     path = view.path(row)

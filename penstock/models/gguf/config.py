@@ -76,7 +76,7 @@ def check_counted(header: Header) -> None:
     for key in header.entries:
         if not key.startswith(f"{header.architecture}."):
             continue
-        most = MOST_COUNTED if key.endswith("_count") else MOST_NUMBER
+        most = MOST_COUNTED if key.endswith(("_count", "_count_kv")) else MOST_NUMBER
         value = value_of(header, key)
         if value is None and not key.endswith(PATTERN):
             raise problem_in(header.path, key, "is a list; models whose layers differ cannot be read")

@@ -68,10 +68,11 @@ def folder_for(header: Header) -> Iterator[Path]:
     folder = folder_of(header)
     try:
         yield folder
-    except ConfigError:
+    except ConfigError as error:
         if not known:
             shutil.rmtree(folder, ignore_errors=True)
-        raise
+        # The user has never seen the folder, which may be gone.
+        raise ConfigError(str(error).replace(str(folder / CONFIG_FILE), str(header.path))) from error
 
 
 def name_of(header: Header) -> str:

@@ -15,7 +15,7 @@ from penstock.messages import Candidates, Features, SampledToken, Sampling
 from penstock.models.attention import Arenas, SlotAttention, fast_attention
 from penstock.models.quantization.packed import weight_bytes
 from penstock.models.speculators.features import FeatureStore
-from penstock.stage.grammar import Grammars
+from penstock.stage.grammar import GrammarMasks
 from penstock.stage.processors import contexts_of
 from penstock.stage.sampler import rank_candidates
 from penstock.stage.visibility import BatchView
@@ -24,7 +24,7 @@ from penstock.stage.visibility import BatchView
 class FeatureReader:
     """Part of ``stage.core.Layers``, and all of ``Reader``, for a module that reads states of ``width`` values each."""
 
-    grammars: Grammars | None = None
+    grammars: GrammarMasks | None = None
     """Grammars over the target's tokenizer; None if no request can have one."""
 
     def __init__(self, module: Any, reads: Sequence[int], width: int, capacity: int, dtype: str, device: str) -> None:

@@ -12,9 +12,9 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from penstock.core import PenstockError
-from penstock.server.http.errors import ApiError, api_error
+from penstock.server.http.errors import ApiError, api_error, invalid_field
 from penstock.server.http.records import record_of
-from penstock.server.http.validation import validation_error
+from penstock.server.http.validation import long_number_of, validation_error
 
 
 def install(app: FastAPI, reasons: Mapping[str, str] | None = None) -> None:
@@ -41,9 +41,9 @@ async def on_http(request: Request, error: Exception) -> Response:
             message, code = f"{request.url.path} does not take {request.method}", "method_not_supported"
         if isinstance(error.__cause__, ValueError | RecursionError):  # FastAPI says only that it cannot parse the body
             reason = str(error.__cause__)
-            if "int_max_str_digits" in reason:  # Python's advice (a setting) is of no use to a client
-                reason = "it holds a number of thousands of digits; numbers may have 4,300"
             message, code = f"the body is not JSON: {reason}", "invalid_json"
+            if "int_max_str_digits" in reason:  # Python's remedy is none for a client
+                return error_reply(request, invalid_field(*long_number_of(await request.body()), code))
         error = ApiError(error.status_code, message, code=code, headers=error.headers)
     return error_reply(request, error)
 

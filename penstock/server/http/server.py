@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
+from asyncio.sslproto import SSLProtocol
 from collections.abc import Callable, Sequence
 from types import FrameType
-from typing import Final
+from typing import Any, Final
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -21,6 +23,17 @@ LINGER: Final = 2
 BACKLOG: Final = 512
 
 
+def sealed(protocol: Callable[..., Any], context: ssl.SSLContext, seconds: float) -> Any:
+    """``protocol`` behind TLS, whose handshake may take so many seconds in all: uvicorn leaves asyncio a minute."""
+
+    def made(*arguments: Any, **options: Any) -> SSLProtocol:
+        inner, loop = protocol(*arguments, **options), asyncio.get_running_loop()
+        # typeshed wants a future to be told and whole seconds; asyncio takes neither for granted.
+        return SSLProtocol(loop, inner, context, None, True, None, True, seconds)  # type: ignore[arg-type]
+
+    return made
+
+
 class Server(uvicorn.Server):
     """uvicorn with another shutdown: it waits for running requests, and each of them gets a reply.
 
@@ -32,7 +45,7 @@ class Server(uvicorn.Server):
         self, app: ASGIApp, listening: Listening, gate: Gate, drain_timeout: float, stop: Callable[[], None]
     ) -> None:
         admission = Admission(listening.max_connections, listening.max_connections_per_address)
-        protocol = limited_protocol(admission, listening.header_timeout)
+        protocol: Any = limited_protocol(admission, listening.header_timeout)
         super().__init__(
             uvicorn.Config(
                 app,
@@ -50,6 +63,11 @@ class Server(uvicorn.Server):
                 ssl_keyfile=listening.ssl_keyfile,
             )
         )
+        if listening.ssl_certfile is not None:
+            self.config.load()
+            context, self.config.ssl = self.config.ssl, None
+            assert context is not None
+            self.config.http_protocol_class = sealed(protocol, context, listening.header_timeout)
         self._gate = gate
         self._drain_timeout = drain_timeout
         self._stop = stop

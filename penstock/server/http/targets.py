@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
-from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 ENDLESS: Final = "/live"
 """A stream without end, which has no length either: HEAD is not answered there."""
+
+
+AUTHORITY: Final = re.compile(r"https?://[^/?#]*", re.IGNORECASE)
+"""The part of a target before its path. It need not be the name of any host: what is asked for is here."""
 
 
 class Targets:
@@ -21,7 +25,7 @@ class Targets:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        if scope["path"].removeprefix(scope.get("root_path", "")).lower().startswith(("http://", "https://")):
+        if AUTHORITY.match(scope["path"].removeprefix(scope.get("root_path", ""))):
             scope = {**scope, **in_origin_form(scope)}
         if scope["method"] != "HEAD" or scope["path"].removeprefix(scope.get("root_path", "")) == ENDLESS:
             await self._app(scope, receive, send)
@@ -38,6 +42,6 @@ def in_origin_form(scope: Scope) -> Scope:
     root = scope.get("root_path", "")
     raw = scope.get("raw_path") or scope["path"].encode()
     # uvicorn has put the proxy's path (root_path) in front of whatever stood there.
-    path = urlsplit(scope["path"].removeprefix(root)).path or "/"
-    raw_path = urlsplit(raw.removeprefix(root.encode())).path or b"/"
-    return {"path": root + path, "raw_path": root.encode() + raw_path}
+    path = AUTHORITY.sub("", scope["path"].removeprefix(root), count=1) or "/"
+    raw_path = AUTHORITY.sub("", raw.decode("latin-1").removeprefix(root), count=1) or "/"
+    return {"path": root + path, "raw_path": root.encode() + raw_path.encode("latin-1")}

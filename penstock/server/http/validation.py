@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import reprlib
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -93,6 +95,29 @@ def path_of(location: Sequence[str | int], body: Any, *, missing: bool) -> str:
             path += f".{part}" if path else part
             here = here.get(part)
     return path
+
+
+def long_number_of(body: bytes) -> tuple[str, str]:
+    """The path to the number that has more digits than Python converts, and what is wrong with it."""
+    most = sys.get_int_max_str_digits()
+
+    def number(text: str) -> Any:
+        return _LongNumber(text) if len(text) > most else 0
+
+    left = [("", json.loads(body, parse_int=number))]
+    while left:
+        where, value = left.pop()
+        if isinstance(value, _LongNumber):
+            return where or "the body", f"is a number of {len(value.lstrip('-')):,} digits; it may have {most:,}"
+        if isinstance(value, dict):
+            left += [(f"{where}.{key}" if where else key, item) for key, item in value.items()]
+        elif isinstance(value, list):
+            left += [(f"{where}[{place}]", item) for place, item in enumerate(value)]
+    return "the body", f"holds a number of more than {most:,} digits"
+
+
+class _LongNumber(str):
+    """The text of one."""
 
 
 def check_unicode(body: Any) -> Any:

@@ -89,6 +89,23 @@ def test_many_of_them_leave_grammars_templates_and_answers_to_others(server: Ser
     until(lambda: idle(server))
 
 
+def test_a_grammar_whose_later_steps_have_no_end_fails_its_request_alone(server: ServedProcess) -> None:
+    """Its first mask is cheap: a worker lets it pass, and the stages meet what comes behind the word."""
+    rules = [" | ".join(f"s{i} s{j}" for j in range(10)) for i in range(10)]
+    bomb = 'start: "xqzjkvwxyqqz" s0\n' + "\n".join(f"s{i}: {one} | /./ | " for i, one in enumerate(rules))
+    until(lambda: complete(server, guided_regex="[a-z]{3}").status_code == 200)  # the stages' processes are there
+    other = complete(server, guided_regex="[a-z]{30}", max_tokens=40).json()["choices"]
+    with ThreadPoolExecutor(4) as threads:
+        sent = [threads.submit(complete, server, guided_grammar=bomb, max_tokens=40) for _ in range(4)]
+        while not all(one.done() for one in sent):
+            assert complete(server, guided_regex="[a-z]{30}", max_tokens=40).json()["choices"] == other
+    for one in sent:
+        error = one.result().json()["error"]
+        assert (one.result().status_code, error["param"]) == (400, "guided_grammar")
+        assert " step" in error["message"], "it has run out of time, or of items"
+    assert not [line for line in server.log if "lost" in str(line.get("event"))]
+
+
 def test_it_ends_with_its_client(server: ServedProcess) -> None:
     """Running or waiting for a worker: nothing is left of it once the connection is closed."""
     body = json.dumps({"prompt": "a", "guided_json": dear(17)}).encode()

@@ -133,7 +133,7 @@ def test_a_number_of_5001_digits_is_a_400(server: ServedProcess) -> None:
         f"{server.url}/v1/completions", content=content, headers={"Content-Type": "application/json"}, timeout=PATIENCE
     )
     assert reply.status_code == 400
-    assert reply.json()["error"]["code"] == "invalid_json"
+    assert (reply.json()["error"]["code"], reply.json()["error"]["param"]) == ("invalid_json", "max_tokens")
     assert "sys.set_int_max_str_digits" not in reply.text
 
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,7 @@ import httpx
 import pytest
 
 import penstock
-from tests.serving import PATIENCE, PENSTOCK, ServedProcess, served
+from tests.serving import PATIENCE, PENSTOCK, ServedProcess, served, until
 
 pytestmark = pytest.mark.processes
 
@@ -126,6 +129,91 @@ def test_behind_a_proxy() -> None:
         preflight = {"Origin": "https://pages.example.org", "Access-Control-Request-Method": "POST"}
         reply = httpx.options(f"{server.url}/v1/completions", headers=preflight, timeout=PATIENCE)
         assert (reply.status_code, reply.headers["access-control-allow-origin"]) == (200, "https://pages.example.org")
+
+
+NGINX = """
+daemon off;
+worker_processes 1;
+pid {folder}/pid;
+error_log stderr;
+events {{}}
+http {{
+    access_log off;
+    client_body_temp_path {folder}/body;
+    proxy_temp_path {folder}/proxy;
+    fastcgi_temp_path {folder}/fastcgi;
+    uwsgi_temp_path {folder}/uwsgi;
+    scgi_temp_path {folder}/scgi;
+    server {{
+        listen 127.0.0.1:{passing};
+        location / {{
+            proxy_pass http://{upstream};
+            proxy_http_version 1.1;
+            proxy_set_header Host $host;
+        }}
+    }}
+    server {{
+        listen 127.0.0.1:{replacing};
+        location / {{ proxy_pass http://{upstream}; }}
+    }}
+}}
+"""
+"""One that passes the Host on, and one with nginx's defaults: the upstream's own name, and HTTP/1.0."""
+
+
+@contextmanager
+def nginx(folder: Path, upstream: str) -> Iterator[tuple[str, str]]:
+    """The addresses of both."""
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+        passing, replacing = one.getsockname()[1], other.getsockname()[1]
+    config = folder / "nginx.conf"
+    config.write_text(NGINX.format(folder=folder, upstream=upstream, passing=passing, replacing=replacing))
+    command = [shutil.which("nginx") or "nginx", "-p", str(folder), "-c", str(config), "-e", "stderr"]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+        try:
+            until(lambda: connects(passing) and connects(replacing))
+            yield f"http://127.0.0.1:{passing}", f"http://127.0.0.1:{replacing}"
+        finally:
+            process.terminate()
+
+
+def connects(port: int) -> bool:
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=PATIENCE):
+        return True
+    return False
+
+
+@pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is not installed")
+def test_behind_nginx(tmp_path: Path) -> None:
+    with (
+        served("demo", "--allowed-hosts", "llm.example.org") as server,
+        nginx(tmp_path, f"127.0.0.1:{server.address[1]}") as (passing, replacing),
+    ):
+
+        def status(proxy: str, host: str, origin: str | None = None) -> int:
+            headers = {"Host": host} | ({} if origin is None else {"Origin": origin})
+            return httpx.get(f"{proxy}/v1/models", headers=headers, timeout=PATIENCE).status_code
+
+        assert status(passing, "llm.example.org") == 200
+        assert status(passing, "llm.example.org", "http://llm.example.org") == 200
+        assert status(passing, "evil.example") == 421
+        assert status(passing, "llm.example.org", "https://evil.example") == 403
+        assert status(replacing, "evil.example") == 200, "who may be asked for is the proxy's to say"
+        assert status(replacing, "evil.example", "http://evil.example") == 403
+        body = {"prompt": "def f(", "max_tokens": 1500, "ignore_eos": True, "stream": True}
+        whole = {"prompt": "def f(", "max_tokens": 20, "temperature": 0}
+        for proxy in (passing, replacing):
+            with httpx.stream(
+                "POST", f"{proxy}/v1/completions", json=body, headers={"Host": "llm.example.org"}, timeout=PATIENCE
+            ) as reply:
+                assert reply.status_code == 200
+                assert next(reply.iter_lines()).startswith("data: {"), "it does not wait for the end"
+            direct = httpx.post(f"{server.url}/v1/completions", json=whole, timeout=PATIENCE).json()["choices"]
+            headers = {"Host": "llm.example.org"}
+            through = httpx.post(f"{proxy}/v1/completions", json=whole, headers=headers, timeout=PATIENCE)
+            assert through.json()["choices"] == direct
+        until(lambda: len([line for line in server.log if line.get("stream")]) == 2)
+        assert all(line["completion_tokens"] < 1500 for line in server.log if line.get("stream")), "their readers left"
 
 
 def test_as_the_image_starts_it() -> None:

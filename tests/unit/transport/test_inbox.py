@@ -210,6 +210,21 @@ def test_silent_strangers_are_few_and_keep_nobody_out(door: Door, caplog: pytest
         assert caplog.text.count("too many have not shown") == 40
 
 
+def test_handshakes_that_dribble_are_few_and_keep_nobody_out(tmp_path: Path, security: LinkSecurity) -> None:
+    """A byte now and then keeps no place: the one that came first gives way, however much it says."""
+    door = Door("tls", tmp_path, security)
+    where = place_of(door.inbox.address).where
+    with door.inbox, contextlib.ExitStack() as clients:
+        strangers = []
+        for _ in range(MOST_UNAUTHENTICATED + 8):
+            strangers.append(stranger := clients.enter_context(socket.create_connection(where)))
+            for piece in (b"\x16\x03\x01\x40\x00", b"\x01", b"\x00", b"\x3f"):
+                stranger.sendall(piece)
+                assert take_now(door.inbox) == []
+        assert len(door.inbox._unauthenticated) == MOST_UNAUTHENTICATED
+        assert [turned_away(one) for one in strangers[:8]] == [True] * 8
+
+
 def test_a_host_with_many_silent_connections_loses_its_own(caplog: pytest.LogCaptureFixture) -> None:
     """Any of the loopback network's addresses is this host, and each counts as one of its own."""
     with Inbox(place_of("tcp://127.0.0.1:*")) as inbox, contextlib.ExitStack() as clients:

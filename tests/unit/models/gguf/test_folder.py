@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,44 @@ def test_nothing_is_left_of_what_could_not_be_made(tmp_path: Path, cache: Path) 
     path = make_gguf(tmp_path)
     path.write_bytes(path.read_bytes().replace(b"tokenizer.ggml.model", b"tokenizer.ggml.modem"))
     with pytest.raises(ConfigError, match=r"tokenizer\.ggml\.model is null; gpt2 and llama can be read"):
+        open_checkpoint(str(path))
+    assert list(cache.iterdir()) == []
+
+
+def counts(path: Path) -> list[str]:
+    """The entries about the model that are numbers of 32 bits."""
+    header = read_header(path)
+    return [key for key in header.entries if key.startswith("llama.") and type(header.value(key)) is int]
+
+
+@pytest.mark.parametrize("value", [0, 1, 2**31 - 1, 2**32 - 1])
+def test_a_file_that_is_refused_leaves_no_folder_whichever_count_is_wrong(
+    tmp_path: Path, cache: Path, value: int
+) -> None:
+    path = make_gguf(tmp_path)
+    whole, refused, named, left = path.read_bytes(), [], [], list[Path]()
+    for key in counts(path):
+        start = whole.index(key.encode()) + len(key) + 4
+        path.write_bytes(whole[:start] + value.to_bytes(4, "little") + whole[start + 4 :])
+        try:
+            open_checkpoint(str(path))
+        except ConfigError as error:
+            refused.append(key)
+            named.append(str(path) in str(error))
+            left += list(cache.iterdir())
+        for folder in cache.iterdir():
+            shutil.rmtree(folder)
+    assert len(refused) >= 3
+    assert all(named)
+    assert left == []
+
+
+def test_a_file_without_layers_is_refused_by_its_entry(tmp_path: Path, cache: Path) -> None:
+    path = make_gguf(tmp_path)
+    entry = b"llama.block_count" + (4).to_bytes(4, "little")
+    layers = read_header(path).value("llama.block_count")
+    path.write_bytes(path.read_bytes().replace(entry + layers.to_bytes(4, "little"), entry + bytes(4)))
+    with pytest.raises(ConfigError, match=rf"{path}.*llama\.block_count is 0; the file has {layers} layers"):
         open_checkpoint(str(path))
     assert list(cache.iterdir()) == []
 

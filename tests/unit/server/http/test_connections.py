@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
 
 import pytest
+import trustme
 from starlette.types import Receive, Scope, Send
 
 from penstock.server.http.gate import Gate
@@ -54,7 +58,7 @@ class Running:
 
 
 @contextmanager
-def running(**limits: int) -> Iterator[Running]:
+def running(**limits: Any) -> Iterator[Running]:
     app = App()
     listening = Listening(port=0, **limits)
     loop = asyncio.new_event_loop()
@@ -165,3 +169,39 @@ def test_a_body_that_is_no_http_has_one_reply(server: Running, caplog: pytest.Lo
         read_all(answered)
     assert server.reply_to(get("/goes-on")).startswith(b"HTTP/1.1 200")
     assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+TLS_HEAD = b"\x16\x03\x01\x40\x00\x01\x00\x3f\xfc"
+"""The beginning of a handshake that announces 16 KiB."""
+
+
+def dribbled(connection: socket.socket) -> bool:
+    """Say a byte now and then until the other end has had enough of it."""
+    connection.settimeout(0.02)
+    with suppress(OSError):
+        while True:
+            connection.sendall(b"\x00")
+            with suppress(TimeoutError):
+                if not connection.recv(1):
+                    break
+    return True
+
+
+@pytest.mark.parametrize("first", [b"", TLS_HEAD])
+def test_a_handshake_has_a_deadline_however_it_is_spread(tmp_path: Path, first: bytes) -> None:
+    authority = trustme.CA()
+    pem = tmp_path / "server.pem"
+    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(pem)
+    trusted = ssl.create_default_context()
+    authority.configure_trust(trusted)
+    with running(max_connections=MOST, header_timeout=1.0, ssl_certfile=pem) as server, ExitStack() as open_ones:
+        strangers = [open_ones.enter_context(server.connect(first)) for _ in range(3 * MOST)]
+        threads = [threading.Thread(target=dribbled, args=(one,)) for one in strangers]
+        for thread in threads:
+            thread.start()
+        with trusted.wrap_socket(server.connect(), server_hostname="127.0.0.1") as client:
+            client.sendall(get("/served"))
+            assert read_all(client).endswith(b"/served")
+        for thread in threads:
+            thread.join(PATIENCE)
+        assert not any(thread.is_alive() for thread in threads)

@@ -68,6 +68,10 @@ def test_head_is_get_without_the_body(client: TestClient) -> None:
         ("https://host", "", "/"),
         ("/llmhttp://host/health", "/llm", "/llm/health"),
         ("/health", "", "/health"),
+        ("http://[/health", "", "/health"),
+        ("http://[::1]:x]y/health", "", "/health"),
+        ("http://\u2100/health", "", "/health"),
+        ("http:///health", "", "/health"),
         ("/http://host/health", "", "/http://host/health"),
     ],
 )
