@@ -203,13 +203,18 @@ def check_sizes(config: Any, file: Path) -> None:
 
 
 def check_numbers(config: Any, file: Path) -> None:
-    """Raise ConfigError unless epsilons are finite and not below 0, and the bases of rotary embeddings above 0."""
+    """Raise ConfigError unless epsilons are finite and not below 0, and the bases of rotary embeddings above 0.
+
+    A list has a base for every layer (``layer_rope_theta``), 0 or none for one that turns nothing.
+    """
     for path, key, value in fields_of(config.to_dict()):
         base, epsilon = str(key).endswith("rope_theta"), str(key).endswith(("_eps", "_epsilon"))
         if value is None or not (base or epsilon) or isinstance(value, dict):
             continue
-        known = type(value) in (int, float) and math.isfinite(value)
-        if not known or value < 0 or (base and value == 0):
+        of_layers = base and isinstance(value, list)
+        numbers = [number for number in value if number is not None] if of_layers else [value]
+        known = all(type(number) in (int, float) and math.isfinite(number) for number in numbers)
+        if not known or min(numbers, default=0) < 0 or (base and not of_layers and value == 0):
             wanted = "above 0" if base else "0 or above"
             raise problem_in(file, path, f"is {value!r}; it has to be a finite number, {wanted}")
 

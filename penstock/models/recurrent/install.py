@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from penstock.models.fused.norms import agree, sample_of
+from penstock.models.fused.agreement import agree, sample_of, widened
 from penstock.models.gate import refusal
 from penstock.models.loader import quiet
 from penstock.models.recurrent.delta_net import DeltaNet, kimi_linear, olmo_hybrid, qwen3_5, qwen3_next
@@ -44,23 +44,25 @@ def install(config: Any, layers: Sequence[nn.Module], host: Host) -> None:
     for layer in layers:
         for name, own in list(layer.named_children()):
             if make := MIXERS.get(type(own).__name__):
-                setattr(layer, name, _same(config, make, own, host))
-    host.zero()
+                check_alike(config, make, own, host)
+                mixer = make(own, host)
+                host.mixers.append(mixer)
+                setattr(layer, name, mixer)
 
 
-def _same(config: Any, make: Callable[[Any, Host], Mixer], own: Any, host: Host) -> Mixer:
-    """The mixer in place of ``own``, which it takes apart, if some rows come out alike."""
-    weight = next(one for one in own.parameters() if one.dim() == 2 and one.shape[1] == config.hidden_size)
-    sample = sample_of(weight, min(ROWS, host.capacity))
+def check_alike(config: Any, make: Callable[[Any, Host], Mixer], own: Any, host: Host) -> None:
+    """Raise ConfigError unless some rows come out of a mixer as they do of ``own``, both in float32."""
+    wide = widened(own)
+    weight = next(one for one in wide.parameters() if one.dim() == 2 and one.shape[1] == config.hidden_size)
+    trial = host.like(min(ROWS, host.capacity))
+    sample = sample_of(weight, trial.capacity)
     with quiet():  # it would advise to install kernels, and is about to be replaced
-        expected = own(hidden_states=sample)
-    mixer = make(own, host)
-    host.mixers.append(mixer)
-    host.begin(_chain(sample.shape[1]))
+        expected = wide(hidden_states=sample)
+    mixer = make(wide, trial)
+    trial.mixers.append(mixer)
+    trial.begin(_chain(trial.capacity))
     if not agree(mixer(sample), expected):
         raise refusal(config, f"transformers' {type(own).__name__} computes something that this release does not know")
-    mixer.calls = 0
-    return mixer
 
 
 def _chain(count: int) -> BatchView:

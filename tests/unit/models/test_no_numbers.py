@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
 
 from penstock.core import ConfigError
-from penstock.models.checkpoint import open_checkpoint
+from penstock.models.checkpoint import check_numbers, open_checkpoint
 from penstock.models.stage_model import load_stage
-from tests.checkpoints import make_checkpoint
+from tests.checkpoints import ARCHITECTURES, FURTHER, LAYERS, RECURRENT, UNUSUAL, make_checkpoint, settings_of
+from tests.relatives import RELATIVES
 
 FIELDS = [("rms_norm_eps", value) for value in (float("nan"), float("inf"), -1.0, "small")]
 FIELDS += [("rope_theta", value) for value in (0, 0.0, -1e4, float("nan"), float("inf"))]
@@ -34,6 +36,23 @@ def test_a_field_of_the_configuration(folder: Path, field: str, value: Any) -> N
     (folder / "config.json").write_text(json.dumps(table))
     with pytest.raises(ConfigError, match=f"config.json.*{field}|config.json cannot be used"):
         open_checkpoint(str(folder))
+
+
+@pytest.mark.parametrize("bad", [-1e4, float("nan"), float("inf"), "large"])
+def test_a_field_that_has_a_number_for_every_layer(tmp_path: Path, bad: Any) -> None:
+    """Granite with windows names each layer's base; 0 and null are layers that turn nothing."""
+    make_checkpoint(tmp_path, "granite_swa", layer_rope_theta=[1e4, 0, 5e4, 1e4, 1e4])
+    assert open_checkpoint(str(tmp_path)).num_layers == LAYERS
+    table = json.loads((tmp_path / "config.json").read_text())
+    table["layer_rope_theta"][3] = bad
+    (tmp_path / "config.json").write_text(json.dumps(table))
+    with pytest.raises(ConfigError, match=r"config.json.*layer_rope_theta|config.json cannot be used"):
+        open_checkpoint(str(tmp_path))
+
+
+@pytest.mark.parametrize("family", sorted(ARCHITECTURES | FURTHER | RECURRENT | UNUSUAL | RELATIVES))
+def test_no_known_family_is_refused(family: str) -> None:
+    check_numbers(AutoConfig.for_model(**settings_of(family)), Path("config.json"))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
