@@ -42,8 +42,10 @@ def above_0(value: Any) -> bool:
 
 
 def all_above_0(value: Any) -> bool:
-    """A list is a number for each layer."""
-    return all(map(above_0, value)) if isinstance(value, list) else above_0(value)
+    """Whether a number is above 0. A list has one for each layer: 0 or null for a layer that rotates nothing."""
+    if isinstance(value, list):
+        return all(one is None or not_negative(one) for one in value)
+    return above_0(value)
 
 
 def not_negative(value: Any) -> bool:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock.models.attention import Kernel, Scoring, Segment, SlotAttention
-from penstock.models.fused.norms import agree, sample_of
+from penstock.models.fused.agreement import agree, sample_of, widened
 
 MOST_EXPANDED: Final = 1 << 24
 """The most numbers of keys and values that are made of latents at once: 64 MiB in float32."""
@@ -105,12 +105,12 @@ def keep_latents(layers: Sequence[Any]) -> dict[int, Latent]:
     found = {}
     for layer in layers:
         attention: Any = getattr(layer, "self_attn", None)
-        if type(getattr(attention, "kv_b_proj", None)) is nn.Linear and hasattr(attention, "expand_kv"):
+        by_latents = type(getattr(attention, "kv_b_proj", None)) is nn.Linear and hasattr(attention, "expand_kv")
+        if by_latents and makes_the_same(attention):
             latent = Latent(attention)
-            if makes_the_same(latent, attention):
-                attention.latent, attention.kv_b_proj = latent, nn.Identity()
-                attention.expand_kv = unexpanded
-                found[int(attention.layer_idx)] = latent
+            attention.latent, attention.kv_b_proj = latent, nn.Identity()
+            attention.expand_kv = unexpanded
+            found[int(attention.layer_idx)] = latent
     return found
 
 
@@ -120,12 +120,13 @@ def unexpanded(kv_nope: Tensor, k_rot: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
-def makes_the_same(latent: Latent, attention: Any) -> bool:
-    """Whether transformers' module makes the same keys and values of some sample latents."""
+def makes_the_same(attention: Any) -> bool:
+    """Whether transformers' module makes the same keys and values of some sample latents as ``Latent``."""
     if attention.kv_b_proj.bias is not None:
         return False
-    latents = sample_of(attention.kv_b_proj.weight)
-    turned = latents[..., :1].expand(-1, -1, int(attention.qk_rope_head_dim))
-    expected = attention.expand_kv(latents[None], turned[None])
-    found = latent.expanded(torch.cat([latents, turned], dim=-1))
+    wide: Any = widened(attention)
+    latents = sample_of(wide.kv_b_proj.weight)
+    turned = latents[..., :1].expand(-1, -1, int(wide.qk_rope_head_dim))
+    expected = wide.expand_kv(latents[None], turned[None])
+    found = Latent(wide).expanded(torch.cat([latents, turned], dim=-1))
     return all(agree(one, other[0]) for one, other in zip(found, expected, strict=True))

@@ -17,9 +17,10 @@ from penstock.models.compiled.products import whole_team
 from penstock.models.compiled.records import ATTENTION, LAYER, STACK, address_of
 from penstock.models.compiled.stack import KINDS, go
 from penstock.models.compiled.threads import COUNTERS, share
+from penstock.models.fused.agreement import agree
 from penstock.models.fused.base import FusedBase
 from penstock.models.fused.layer import FusedLayer
-from penstock.models.fused.norms import RMSNorm, agree
+from penstock.models.fused.norms import RMSNorm
 from penstock.models.quantization.whole import WholeLinear
 
 SAMPLES: Final = 33

@@ -32,6 +32,11 @@ WHOLE: Final = record(("numbers", ADDRESS), ("scales", ADDRESS), ("sums", ADDRES
 PRODUCT: Final = record(
     ("weights", WEIGHTS), ("rows", WHOLE), ("out", ADDRESS), ("counters", ADDRESS), ("threads", NUMBER)
 )
+FLOAT_PRODUCT: Final = record(
+    ("values", ADDRESS), ("kind", NUMBER), ("rows", ADDRESS), ("out", ADDRESS), ("count", NUMBER), ("pairs", NUMBER),
+    ("outputs", NUMBER), ("counters", ADDRESS), ("threads", NUMBER),
+)  # fmt: skip
+"""A product with float weights, see ``compiled.float_blocks``; outputs are filled up to whole blocks."""
 ATTENTION: Final = record(
     ("query", ADDRESS), ("query_head", NUMBER), ("query_row", NUMBER), ("keys", ADDRESS), ("key_group", NUMBER),
     ("key_slot", NUMBER), ("values", ADDRESS), ("value_group", NUMBER), ("value_slot", NUMBER), ("rows", ADDRESS),
@@ -69,6 +74,7 @@ def pointer_to(kind: Any) -> Any:
 
 floats, numbers = pointer_to(types.float32), pointer_to(types.int64)
 PRODUCT_TYPE, ATTENTION_TYPE = from_dtype(PRODUCT), from_dtype(ATTENTION)
+FLOAT_PRODUCT_TYPE = from_dtype(FLOAT_PRODUCT)
 LAYER_TYPE, STACK_TYPE = from_dtype(LAYER), from_dtype(STACK)
 layers_at, attentions_at = pointer_to(LAYER_TYPE), pointer_to(ATTENTION_TYPE)
 

@@ -1,7 +1,8 @@
 """Replaces a stage's layers by fused ones if those compute the same, which is tested on a sample.
 
 An architecture may do more than its modules show: scale its residuals or its embedding, or rotate its heads in another
-way. Some rows therefore run through the original base model, and every fused layer has to give the same results.
+way. Some rows therefore run through the original base model, and every fused layer has to give the same results for the
+same input, both in float32: rounding hides nothing there.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
-from torch import Tensor
+from torch import nn
 
 from penstock.models.attention import attending
+from penstock.models.fused.agreement import agree, identical, sample_of, widened
 from penstock.models.fused.base import FusedBase
 from penstock.models.fused.layer import FusedLayer, has_form
-from penstock.models.fused.norms import agree, sample_of
 from penstock.models.fused.onlooker import Onlooker, Sight
 from penstock.models.fused.rotary import rotation_of
 from penstock.models.gate import Parts
@@ -38,9 +39,9 @@ def fuse(base: Any, parts: Parts, first: int, last: int) -> Any:
     sights = see(base, own, embed if first == 0 else None)
     if sights is None:
         return base
-    fused = [FusedLayer(layer, sight.scoring) for layer, sight in zip(own, sights, strict=True)]
-    if not all(does_the_same(layer, sight) for layer, sight in zip(fused, sights, strict=True)):
+    if not all(does_the_same(layer, sight) for layer, sight in zip(own, sights, strict=True)):
         return base
+    fused = [FusedLayer(layer, sight.scoring) for layer, sight in zip(own, sights, strict=True)]
     own.clear()
     for index, layer in enumerate(fused, first):
         layers[index] = layer  # frees the replaced layer before the next one's weights are copied
@@ -79,16 +80,25 @@ def see(base: Any, own: Sequence[Any], embed: Any | None) -> list[Sight] | None:
     passed = [entering, *(sight.gave for sight in sights)]
     met = [*(sight.given for sight in sights), left]
     turned = base.rotary_emb(entering, positions_1N)
-    plain = all(map(agree, passed, met))
+    plain = all(map(identical, passed, met))
     return sights if plain and all(sight.fits(turned) for sight in sights) else None
 
 
-def does_the_same(layer: FusedLayer, sight: Sight) -> bool:
-    """Whether a fused layer asks the same of its attention, and gives the same, as the layer that was watched."""
+def does_the_same(layer: Any, sight: Sight) -> bool:
+    """Whether a layer asks the same of its attention, and gives the same, when it is fused: both in float32."""
+    wide, given = widened(layer), sight.given.float()
+    cos, sin = (turned.float() for turned in sight.turned)
+    own = look(wide, given, **{**sight.options, "position_embeddings": (cos, sin)})
+    fused = FusedLayer(wide, own.scoring)
+    heads = fused.heads
+    found = look(fused, given, rotation_of(cos, sin, heads.rotated, heads.groups))
+    return agree(found.gave, own.gave, given) and all(map(agree, found.asked, own.asked))
+
+
+def look(layer: nn.Module, *given: Any, **options: Any) -> Sight:
+    """The layer's inputs, outputs and attention, watched during one call."""
     onlooker = Onlooker()
-    cos, sin = sight.turned
-    heads = layer.heads
     with onlooker.watching([layer]), attending(onlooker):
-        gave = layer(sight.given, rotation_of(cos, sin, heads.rotated, heads.groups))
-    asked: Sequence[Tensor] = onlooker.sights[0].asked
-    return agree(gave, sight.gave) and all(map(agree, asked, sight.asked))
+        layer(*given, **options)
+    (sight,) = onlooker.sights
+    return sight

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-SAMPLE_ROWS: Final = 3
+from penstock.models.fused.agreement import agree, sample_of, widened
 
 
 class RMSNorm(nn.Module):
@@ -39,26 +38,5 @@ def rms_norm(norm: Any) -> nn.Module:
     weight, epsilon = getattr(norm, "weight", None), getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
     if not isinstance(weight, Tensor) or weight.dim() != 1 or not isinstance(epsilon, float):
         return norm  # type: ignore[no-any-return]
-    found, sample = RMSNorm(weight, epsilon), sample_of(weight)
-    return found if agree(norm(sample), found(sample)) else norm
-
-
-def sample_of(weight: Tensor, rows: int = SAMPLE_ROWS) -> Tensor:
-    """Some rows that a weight [.., D] can be applied to: [1, rows, D], the same every time."""
-    generator = torch.Generator().manual_seed(0)
-    sample = torch.randn(1, rows, weight.shape[-1], generator=generator)
-    return sample.to(weight.device, weight.dtype)
-
-
-def agree(one: Tensor, other: Tensor) -> bool:
-    """Whether two results differ by no more than rounding in a few operations of their type.
-
-    On torch's meta device, where tensors hold no numbers, only the shapes are compared.
-    """
-    alike: bool = one.shape == other.shape
-    if not alike or one.is_meta:
-        return alike
-    tolerance = 64 * torch.finfo(one.dtype).eps * float(one.float().abs().max())
-    if not math.isfinite(tolerance):  # weights that are not finite, which the stage's first row will show
-        return False
-    return bool(torch.allclose(one.float(), other.float(), rtol=0, atol=tolerance))
+    found, sample = RMSNorm(weight, epsilon), sample_of(weight).float()
+    return found if agree(found(sample), widened(norm)(sample)) else norm

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from penstock.models.fused.norms import agree
+from penstock.models.fused.agreement import identical
 from penstock.models.probe import HANDLED, problem_of
 
 
@@ -20,6 +20,8 @@ class Sight:
 
     given: Tensor
     turned: Any
+    options: dict[str, Any]
+    """The other arguments of its call, by their names."""
     asked: tuple[Tensor, ...] = ()
     """Queries, keys and values."""
     scoring: dict[str, Any] = field(default_factory=dict)
@@ -33,7 +35,7 @@ class Sight:
             return False
         query, _, value = self.asked
         whole = self.turned[0].shape[-1] == query.shape[-1] == value.shape[-1]
-        return whole and all(map(agree, self.turned, turned))
+        return whole and all(map(identical, self.turned, turned))
 
 
 class Onlooker:
@@ -53,7 +55,7 @@ class Onlooker:
                 hook.remove()
 
     def _enter(self, _: nn.Module, given: tuple[Any, ...], options: dict[str, Any]) -> None:
-        self.sights.append(Sight(given[0], options.get("position_embeddings")))
+        self.sights.append(Sight(given[0], options.get("position_embeddings"), options))
 
     def _leave(self, _: nn.Module, __: Any, gave: Any) -> None:
         self.sights[-1].gave = gave[0] if isinstance(gave, tuple) else gave

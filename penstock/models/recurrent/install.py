@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from penstock.models.fused.norms import agree, sample_of
+from penstock.models.fused.agreement import agree, sample_of, widened
 from penstock.models.gate import refusal
 from penstock.models.loader import quiet
 from penstock.models.recurrent.delta_net import DeltaNet, kimi_linear, olmo_hybrid, qwen3_5, qwen3_next
@@ -44,23 +44,25 @@ def install(config: Any, layers: Sequence[nn.Module], host: Host) -> None:
     for layer in layers:
         for name, own in list(layer.named_children()):
             if make := MIXERS.get(type(own).__name__):
-                setattr(layer, name, _same(config, make, own, host))
-    host.zero()
+                check_alike(config, make, own, host)
+                mixer = make(own, host)
+                host.mixers.append(mixer)
+                setattr(layer, name, mixer)
 
 
-def _same(config: Any, make: Callable[[Any, Host], Mixer], own: Any, host: Host) -> Mixer:
-    """The mixer that replaces ``own``, whose parts it takes over. Some sample rows have to give the same result."""
-    weight = next(one for one in own.parameters() if one.dim() == 2 and one.shape[1] == config.hidden_size)
-    sample = sample_of(weight, min(ROWS, host.capacity))
-    with quiet():  # it would advise to install kernels for a module that is about to be replaced
-        expected = own(hidden_states=sample)
-    mixer = make(own, host)
-    host.mixers.append(mixer)
-    host.begin(_chain(sample.shape[1]))
+def check_alike(config: Any, make: Callable[[Any, Host], Mixer], own: Any, host: Host) -> None:
+    """Raise ConfigError unless a mixer gives the same results as ``own`` for some sample rows, both in float32."""
+    wide = widened(own)
+    weight = next(one for one in wide.parameters() if one.dim() == 2 and one.shape[1] == config.hidden_size)
+    trial = host.like(min(ROWS, host.capacity))
+    sample = sample_of(weight, trial.capacity)
+    with quiet():  # it would advise to install kernels, and is about to be replaced
+        expected = wide(hidden_states=sample)
+    mixer = make(wide, trial)
+    trial.mixers.append(mixer)
+    trial.begin(_chain(trial.capacity))
     if not agree(mixer(sample), expected):
         raise refusal(config, f"transformers' {type(own).__name__} computes something that this release does not know")
-    mixer.calls = 0
-    return mixer
 
 
 def _chain(count: int) -> BatchView:

@@ -28,6 +28,10 @@ class Host:
         self._begun: set[int] = set()
         """Requests that have had rows and have not ended."""
 
+    def like(self, capacity: int) -> Host:
+        """Another host, without mixers, whose states are of the same kind."""
+        return Host(capacity, self._device, self._new_state)
+
     def begin(self, view: BatchView) -> None:
         """Set the batch whose rows come next."""
         if not self.mixers:

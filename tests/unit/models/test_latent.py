@@ -74,11 +74,22 @@ def test_quantised_stages_keep_latents_too(folder: Path) -> None:
     assert sum(stage.kv_bytes for stage in staged.models) == 5 * 96 * (RANK + TURNED) * 4
 
 
-def test_a_layer_that_makes_something_else_of_a_latent_stays_as_it_is() -> None:
-    attention = SimpleNamespace(
-        kv_lora_rank=4, qk_nope_head_dim=3, qk_rope_head_dim=2, num_heads=2, kv_b_proj=nn.Linear(4, 10, bias=False)
-    )
-    attention.expand_kv = lambda kept, turned: (torch.zeros(1, 2, 3, 5), torch.zeros(1, 2, 3, 2))
+class OtherLatents(nn.Module):
+    """Looks like an attention by latents, and makes something else of them."""
+
+    kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim, num_heads = 4, 3, 2, 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kv_b_proj = nn.Linear(4, 10, bias=False)
+
+    def expand_kv(self, kept: torch.Tensor, turned: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.zeros(1, 2, 3, 5), torch.zeros(1, 2, 3, 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_layer_that_makes_something_else_of_a_latent_stays_as_it_is(dtype: torch.dtype) -> None:
+    attention = OtherLatents().to(dtype)
     projection = attention.kv_b_proj
     assert keep_latents([SimpleNamespace(self_attn=attention), SimpleNamespace(mixer=None)]) == {}
     assert attention.kv_b_proj is projection

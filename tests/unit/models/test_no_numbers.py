@@ -15,18 +15,21 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
 
 from penstock.core import ConfigError
 from penstock.models.checkpoint import open_checkpoint
+from penstock.models.config_fields import check_stated
 from penstock.models.gguf.blocks import READABLE
 from penstock.models.gguf.header import read_header
 from penstock.models.loader import check_loads, load_module
 from penstock.models.speculators.formats import open_speculator
 from penstock.models.speculators.loader import load_speculator
 from tests import gguf_files
-from tests.checkpoints import make_checkpoint
+from tests.checkpoints import ARCHITECTURES, FURTHER, LAYERS, RECURRENT, UNUSUAL, make_checkpoint, settings_of
 from tests.gguf_files import make_gguf
 from tests.packed_checkpoints import by_awq, by_bitsandbytes, by_gptq, compressed
+from tests.relatives import RELATIVES
 from tests.speculators import eagle3
 
 FIELDS: Final = [("rms_norm_eps", value) for value in (float("nan"), float("inf"), -1.0, "small")]
@@ -78,6 +81,24 @@ def test_a_field_of_the_configuration(folder: Path, field: str, value: Any) -> N
     (folder / "config.json").write_text(json.dumps(table))
     with pytest.raises(ConfigError, match=f"config.json.*{field}|config.json cannot be used"):
         open_checkpoint(str(folder))
+
+
+@pytest.mark.parametrize("bad", [-1e4, float("nan"), float("inf"), "large"])
+def test_a_field_that_has_a_number_for_every_layer(tmp_path: Path, bad: Any) -> None:
+    """Granite with windows names each layer's base; 0 and null are layers that turn nothing."""
+    make_checkpoint(tmp_path, "granite_swa", layer_rope_theta=[1e4, 0, 5e4, 1e4, 1e4])
+    assert open_checkpoint(str(tmp_path)).num_layers == LAYERS
+    table = json.loads((tmp_path / "config.json").read_text())
+    table["layer_rope_theta"][3] = bad
+    (tmp_path / "config.json").write_text(json.dumps(table))
+    with pytest.raises(ConfigError, match=r"config.json.*layer_rope_theta|config.json cannot be used"):
+        open_checkpoint(str(tmp_path))
+
+
+@pytest.mark.parametrize("family", sorted(ARCHITECTURES | FURTHER | RECURRENT | UNUSUAL | RELATIVES))
+def test_no_known_family_is_refused(family: str) -> None:
+    stated = AutoConfig.for_model(**settings_of(family)).to_json_string(use_diff=False)
+    check_stated(json.loads(stated), Path("config.json"))
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt_oss", "deepseek_v3"])
