@@ -92,8 +92,11 @@ RULES: Final = (
         f"one of {', '.join(sorted(ACT2FN))}",
     ),
 )
+ROPE_TYPES: Final = ("default", *sorted(ROPE_INIT_FUNCTIONS))
 ROPE_RULES: Final = (
     *RULES,
+    Rule(r"rope_type", lambda value: value in ROPE_TYPES, f"one of {', '.join(ROPE_TYPES)}"),
+    Rule(r"rope_theta", lambda value: value != 1, "another number than 1, of which every power is the same"),
     Rule(r"factor|beta_fast|beta_slow|\w+_freq_factor|original_max_position_embeddings", above_0, "a number above 0"),
     Rule(r"partial_rotary_factor", lambda value: above_0(value) and value <= 1, "a number above 0 and at most 1"),
 )
@@ -185,13 +188,12 @@ def check_window(table: Mapping[str, Any], file: Path) -> None:
 
 
 def check_rope(table: Mapping[str, Any], file: Path) -> None:
-    """Raise ConfigError if rotary embeddings are of a kind that transformers does not know, or have no base."""
+    """Raise ConfigError if rotary embeddings are of no kind, or have no base."""
     for path, key, value, _ in fields_of_text(table):
         if not path.startswith(ROPE_TABLES):
             continue
-        if key == "rope_type" and value not in ("default", *ROPE_INIT_FUNCTIONS):
-            known = ", ".join(("default", *sorted(ROPE_INIT_FUNCTIONS)))
-            raise problem_in(file, path, f"is {shown(value)}; it has to be one of {known}")
+        if key == "rope_type" and value is None:
+            raise problem_in(file, path, f"is null; it has to be one of {', '.join(ROPE_TYPES)}")
         if key == "rope_theta" and value is None and table.get("position_embedding_type", "rope") == "rope":
             raise problem_in(file, path, "is null; it has to be a finite number, above 0")
 

@@ -150,6 +150,8 @@ def refusing(checkpoint: Checkpoint) -> Iterator[None]:
     except Exception as error:
         file = checkpoint.path / CONFIG_FILE
         problem = f"{said(error)}{empty_fields(read_json(file))}"
+        if "Padding_idx" in problem:
+            problem += f"; pad_token_id is {checkpoint.config.pad_token_id}, beyond the vocabulary: state another"
         raise ConfigError(f"model: {file} describes a model that cannot be built: {problem}") from error
 
 

@@ -23,6 +23,11 @@ from tests.llama_cpp import logits, needs_llama_cpp
 IDS: Final = [5, 9, 13, 9, 5, 70, 31, 100]
 BOUND: Final = 0.06
 """Mean difference of log-probabilities: llama.cpp rounds what goes into a product to eight bits where weights are."""
+SLOW: Final = (Kind.IQ1_M, Kind.IQ1_S, Kind.IQ2_S, Kind.IQ2_XS, Kind.IQ2_XXS)
+"""Formats for which llama.cpp's quantiser first makes tables, for seconds."""
+KINDS: Final = [
+    pytest.param(kind, id=kind.name, marks=[pytest.mark.whole] if kind in SLOW else []) for kind in READABLE
+]
 
 
 def log_probabilities(found: np.ndarray) -> np.ndarray:
@@ -32,7 +37,7 @@ def log_probabilities(found: np.ndarray) -> np.ndarray:
 
 
 @needs_llama_cpp
-@pytest.mark.parametrize("kind", READABLE, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_format_has_llama_cpps_numbers(tmp_path: Path, kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights as llama.cpp's quantiser writes them: random blocks have values far beyond a model's."""
     monkeypatch.setattr("tests.gguf_files.SCALES", {})
@@ -49,7 +54,7 @@ def test_every_format_has_llama_cpps_numbers(tmp_path: Path, kind: Kind, monkeyp
 
 
 @needs_llama_cpp
-@pytest.mark.parametrize("kind", READABLE, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_format_is_held_in_the_bits_that_keep_it(tmp_path: Path, kind: Kind) -> None:
     path = make_gguf(tmp_path, kind=kind, hidden_size=256, intermediate_size=256, num_hidden_layers=1)
     wanted = "none" if kind in FLOATS else "int4" if kind in OF_FOUR_BITS else "int8"
