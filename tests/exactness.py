@@ -48,6 +48,9 @@ LONGER: Final = 90
 LITTLE: Final = 340
 """Slots for little more than two prompts of ``ALIKE`` and their answers."""
 
+PLAIN: Final = 0
+"""Plain decoding among the ``strategies``."""
+
 Pair = tuple[int, int]
 """A number of stages, and the names of the ``strategies`` to run over them."""
 
@@ -165,7 +168,7 @@ def compare_strategies(target: Path, pairs: Sequence[Pair]) -> Compared:
             return known[len(request.prompt)] if sampled else expected[tuple(request.prompt)]
 
         engine = InProcessEngine(target, stages, SyntheticDrafter(PROFILE, VOCAB, 1, answer))
-        for _, which in those:
+        for which in dict.fromkeys((PLAIN, *(which for _, which in those))):  # the drafter knows its answers
             strategy = strategies(stages)[which]
             greedy, sampled = (
                 [submit_with(strategies(stages)[which], engine, prompt, sampling) for prompt in PROMPTS]

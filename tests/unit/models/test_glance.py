@@ -9,13 +9,15 @@ import pytest
 
 from penstock.models.checkpoint import open_checkpoint
 from penstock.models.glance import Glance, glance, stated_config
-from tests.checkpoints import LAYERS, VOCAB, make_checkpoint
+from tests.checkpoints import LAYERS, VOCAB, make_checkpoint, make_tokenizer
 from tests.gguf_files import make_gguf
 
 
 def test_a_folder_and_a_file_say_the_same_as_when_they_are_opened(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / "llama")
-    assert glance(str(folder)) == Glance(LAYERS, VOCAB, 512)
+    assert glance(str(folder)) == Glance(LAYERS, VOCAB, 512, has_tokenizer=False)
+    make_tokenizer(folder)
+    assert glance(str(folder)).has_tokenizer
     file = make_gguf(tmp_path)
     seen, opened = glance(str(file)), open_checkpoint(str(file))
     assert (seen.num_layers, seen.vocab_size) == (opened.num_layers, opened.vocab_size)
@@ -39,4 +41,4 @@ def test_what_may_write_text_is_for_others_to_judge(tmp_path: Path, table: dict[
 def test_what_is_not_plain_is_unknown(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"num_hidden_layers": "30", "vocab_size": True}))
     (tmp_path / "model.safetensors").write_bytes(b"")
-    assert glance(str(tmp_path)) == Glance(None, None, None)
+    assert glance(str(tmp_path)) == Glance(None, None, None, has_tokenizer=False)
