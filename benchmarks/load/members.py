@@ -22,7 +22,9 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -51,6 +53,8 @@ PARAMS: Final = [
 ANSWER_EVERY: Final = 20
 """Bursts to agent and head between two answers; stages and drafter are asked after each."""
 HEARD_S: Final = 30.0
+SENT_S: Final = 1.0
+"""Seconds that the rest of a burst is given: whoever has lost the session reads no more of it."""
 MOST_MIB: Final = 64
 """MiB by which a process may grow."""
 
@@ -201,10 +205,18 @@ def asked(inbox: Any) -> tuple[control.Attach, str]:
     raise TimeoutError("no head has come")
 
 
+def send_burst(keys: str, address: str, session: str, count: int, seed: int) -> None:
+    """Send noise in a session's name. A process of its own calls it, whose memory holds what nobody has read yet."""
+    with Sockets(security_for(keys, insecure=False)) as sockets:
+        outbox = sockets.connect(address, session)
+        for one in Noise(messages.Message, random.Random(seed)).burst(count):
+            outbox.send(messages.opening(session) + one)
+        outbox.close(SENT_S)
+
+
 def in_a_session(cluster: Cluster, count: int, rng: random.Random, drafter: bool) -> dict[str, Any]:
-    """Send bursts in the session's name to the engine's stages or its drafter, and from them to the engine."""
-    noise, opened = Noise(messages.Message, rng), list[Any]()
-    with Sockets(security_for(cluster.keys, insecure=False)) as sockets:
+    """To the stages of the engine, or to its drafter, and from them to the engine, in the name of their session."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as sender:
 
         def burst(llm: Any, number: int) -> None:
             parts = llm.loop.recovery.parts
@@ -212,19 +224,18 @@ def in_a_session(cluster: Cluster, count: int, rng: random.Random, drafter: bool
             if pipeline is None:
                 return
             addresses = [*(one.address for one in pipeline.started.values()), llm.host.inbox.address]
-            while opened:  # until the last burst has been read, or its session has ended
-                sockets.disconnect(opened.pop())
-            opened.append(sockets.connect(addresses[number % len(addresses)], pipeline._session))
-            for one in noise.burst(count):
-                opened[0].send(messages.opening(pipeline._session) + one)
+            address, seed = addresses[number % len(addresses)], rng.randrange(1 << 32)
+            sender.submit(send_burst, cluster.keys, address, pipeline._session, count, seed).result()
 
         bursts = BURSTS["drafter" if drafter else "stage"]
+        different = Noise(messages.Message, rng).different
         if not drafter:
-            return {"different": noise.different, **attacked(cluster, bursts, 1, burst)}
+            return {"different": different, **attacked(cluster, bursts, 1, burst)}
         each = [attacked(cluster, DRAFTER_LOSSES, 1, burst) for _ in range(bursts // DRAFTER_LOSSES)]
     losses = sum(one["drafter_losses"] for one in each)
     problems = list(itertools.chain.from_iterable(one["problems"] for one in each))
-    return {"different": noise.different, "drafter_losses": losses, "problems": problems}
+    grown_mib = [max(grown) for grown in zip(*(one["grown_mib"] for one in each), strict=True)]
+    return {"different": different, "drafter_losses": losses, "grown_mib": grown_mib, "problems": problems}
 
 
 PROCESSES: Final[dict[str, Callable[[Cluster, int, random.Random], dict[str, Any]]]] = {

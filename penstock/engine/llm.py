@@ -124,17 +124,18 @@ class LLM:
         parameters cannot work, or in the end if a structured output could not go on, and PipelineError if a stage is
         lost and not replaced within ``recovery_timeout``.
         """
-        many = prompts_of(prompts)
-        params = self._params(sampling_params, len(many))
-        if outline_decoding != "off":
-            tokenizer = self.get_tokenizer()
-            return self._in_points(
-                [Dialogue.of_text(tokenizer, text_of_prompt(one)) for one in many], params, outline_decoding
-            )
-        learn_answers(self, many, params)
-        outputs = self.complete([self.job(prompt, one) for prompt, one in zip(many, params, strict=True)])
-        warn_of_empty_answers(outputs, many, self._tokenizer)
-        return outputs
+        with self._turns.turn():  # also while tokenizers work: their errors are told as errors of the prompt
+            many = prompts_of(prompts)
+            params = self._params(sampling_params, len(many))
+            if outline_decoding != "off":
+                tokenizer = self.get_tokenizer()
+                return self._in_points(
+                    [Dialogue.of_text(tokenizer, text_of_prompt(one)) for one in many], params, outline_decoding
+                )
+            learn_answers(self, many, params)
+            outputs = self.complete([self.job(prompt, one) for prompt, one in zip(many, params, strict=True)])
+            warn_of_empty_answers(outputs, many, self._tokenizer)
+            return outputs
 
     def chat(
         self,
@@ -181,10 +182,12 @@ class LLM:
             chat_template_kwargs=chat_template_kwargs,
         )
         tokenizer, conversations = self.get_tokenizer(), conversations_of(messages)
-        if outline_decoding != "off":
-            params = self._params(sampling_params, len(conversations))
-            return self._in_points([Dialogue(tokenizer, one, chat) for one in conversations], params, outline_decoding)
-        return self.generate([chat_prompt(tokenizer, one, chat) for one in conversations], sampling_params)
+        with self._turns.turn():
+            if outline_decoding != "off":
+                params = self._params(sampling_params, len(conversations))
+                dialogues = [Dialogue(tokenizer, one, chat) for one in conversations]
+                return self._in_points(dialogues, params, outline_decoding)
+            return self.generate([chat_prompt(tokenizer, one, chat) for one in conversations], sampling_params)
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[str]:
         """Iterate over the first completion's text as it comes, in whole characters.
@@ -205,9 +208,9 @@ class LLM:
         """
         self.get_tokenizer()
         (params,) = self._params(sampling_params, 1)
-        learn_answers(self, [prompt], [params])
-        job = self.job(prompt, params)
         with self._turns.turn():
+            learn_answers(self, [prompt], [params])
+            job = self.job(prompt, params)
             self.start(job)
         return self._pieces(job)
 
@@ -392,7 +395,8 @@ class LLM:
                 with self._turns.turn():
                     if completion.output.finish_reason is None:  # another thread's steps may have ended it meanwhile
                         self._loop.step()
-                yield from text_of(completion)
+                    pieces = [*text_of(completion)]
+                yield from pieces
             yield from text_of(completion)  # the rest, if another call's steps have ended the request
             job.raise_if_failed(self._loop.ended)
         finally:

@@ -168,7 +168,9 @@ class Came(Exception):
     pass
 
 
-def call_for_ever(llm: LLM, streams: bool) -> None:
+def call_for_ever(llm: LLM, timer: threading.Timer, streams: bool) -> None:
+    """Until the timer, started here, ends it."""
+    timer.start()
     while True:
         list(llm.stream(PROMPTS[0], LONG)) if streams else llm.generate(PROMPTS[:2], LONG)
 
@@ -185,9 +187,8 @@ def test_whatever_a_handler_raises_comes_at_the_end_of_a_step(llm: LLM, number: 
     try:
         for attempt in range(50):
             timer = threading.Timer(rng.uniform(0, 0.05), os.kill, (os.getpid(), number))
-            timer.start()
             with pytest.raises(Came):
-                call_for_ever(llm, streams=attempt % 2 == 0)
+                call_for_ever(llm, timer, streams=attempt % 2 == 0)
             timer.join()
             assert signal.getsignal(number) is handler
             assert_idle(llm)
