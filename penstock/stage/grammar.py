@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import numpy as np
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher
+    from llguidance import LLMatcher, LLTokenizer
 
 FOLLOWED: Final = 256
 """The most requests whose matchers are kept. One more evicts the least recently used, which is then compiled again."""
@@ -69,7 +69,11 @@ class Grammars:
     alone. A request may therefore end without notice, and a new one have its number.
     """
 
-    def __init__(self, folder: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+    def __init__(
+        self, folder: Path, vocab_size: int, eos_token_ids: Sequence[int], tokenizer: LLTokenizer | None = None
+    ) -> None:
+        self._tokenizer = tokenizer
+        """The folder's, where it has been read already."""
         self.over = folder, vocab_size, list(eos_token_ids)
         """The arguments that they were made with."""
         self._folder = folder
@@ -194,7 +198,9 @@ class Grammars:
     def _compile(self, grammar: str) -> LLMatcher:
         from penstock.text.grammar import compile_grammar, load_grammar_tokenizer
 
-        return compile_grammar(grammar, load_grammar_tokenizer(self._folder, self._vocab_size, tuple(self._ends)))
+        if self._tokenizer is None:
+            self._tokenizer = load_grammar_tokenizer(self._folder, self._vocab_size, tuple(self._ends))
+        return compile_grammar(grammar, self._tokenizer)
 
     def _only(self, tokens: list[int]) -> np.ndarray:
         mask_V = np.zeros(self._vocab_size, dtype=bool)

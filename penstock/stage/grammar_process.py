@@ -12,8 +12,6 @@ An overrun costs the request that was asked for. Other requests' grammars are co
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import queue
 import resource
@@ -26,7 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -95,6 +93,18 @@ class Ended(msgspec.Struct, tag=True, array_like=True):
     """The follower has ended amid what it did."""
 
 
+class Over(msgspec.Struct, tag=True, array_like=True):
+    """The first message: the tokenizer as JSON, the sizes of its vocabulary and of the model's, and ends of texts.
+
+    The stage has transformers loaded, which made it; the process would take seconds for that.
+    """
+
+    tokenizer: str
+    size: int
+    vocab_size: int
+    eos_token_ids: list[int]
+
+
 Told = msgspec.msgpack.Decoder(Prepare | Forget | Ask)
 Heard = msgspec.msgpack.Decoder(Prepared | Answer | Ended)
 
@@ -106,9 +116,12 @@ class GrammarProcess:
     """
 
     def __init__(self, folder: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
-        self._about = [str(folder), vocab_size, list(eos_token_ids)]
+        self._folder = folder
+        self._ends = list(eos_token_ids)
         self._vocab_size = vocab_size
         self._process: subprocess.Popen[bytes] | None = None
+        self._outgoing = queue.SimpleQueue[Prepare | Forget | Ask | None]()
+        """Messages to the process; None: it has ended."""
         self._lock = threading.RLock()
         self._answers = queue.SimpleQueue[Answer | None]()
         """None: the follower has ended."""
@@ -185,16 +198,41 @@ class GrammarProcess:
     def _tell(self, message: Prepare | Forget | Ask) -> None:
         """Send a message. If the process has ended, the reading thread tells whoever waits for its answer."""
         if self._process is None:
-            self._process = started(self._about)
-            threading.Thread(target=self._hear, args=(self._process,), daemon=True, name="penstock-grammars").start()
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            write(self._process.stdin.fileno(), message)
+            self._process, self._outgoing = started(), queue.SimpleQueue()
+            telling = threading.Thread(
+                target=self._write, args=(self._process, self._outgoing), daemon=True, name="penstock-grammars-out"
+            )
+            telling.start()
+            threading.Thread(
+                target=self._hear, args=(self._process, self._outgoing, telling), daemon=True, name="penstock-grammars"
+            ).start()
+        self._outgoing.put(message)
 
-    def _hear(self, process: subprocess.Popen[bytes]) -> None:
+    def _write(
+        self, process: subprocess.Popen[bytes], outgoing: queue.SimpleQueue[Prepare | Forget | Ask | None]
+    ) -> None:
+        """On a thread of its own, since the tokenizer has to be read first: send what is put into the queue."""
+        from penstock.text.grammar import serialized_tokenizer
+
+        assert process.stdin is not None
+        try:
+            tokenizer, size = serialized_tokenizer(self._folder, self._vocab_size)
+            write(process.stdin.fileno(), Over(tokenizer, size, self._vocab_size, self._ends))
+            while (message := outgoing.get()) is not None:
+                write(process.stdin.fileno(), message)
+        except BrokenPipeError:
+            pass
+        finally:
+            process.stdin.close()
+
+    def _hear(
+        self,
+        process: subprocess.Popen[bytes],
+        outgoing: queue.SimpleQueue[Prepare | Forget | Ask | None],
+        telling: threading.Thread,
+    ) -> None:
         """On a thread of its own, until the process ends; the next grammar then starts another one."""
         assert process.stdout is not None
-        assert process.stdin is not None
         while (data := read(process.stdout.fileno())) is not None:
             heard = Heard.decode(data)
             if isinstance(heard, Answer):
@@ -206,8 +244,9 @@ class GrammarProcess:
         with self._lock:
             self._process = None
             self._begin_anew()
+        outgoing.put(None)
+        telling.join()
         process.wait()
-        process.stdin.close()
         process.stdout.close()
 
     def _begin_anew(self) -> None:
@@ -226,11 +265,11 @@ class GrammarProcess:
                 done()
 
 
-def started(about: list[Any]) -> subprocess.Popen[bytes]:
+def started() -> subprocess.Popen[bytes]:
     # Modules are found where this process finds them.
     code = f"import sys; sys.path[:] = {sys.path!r}; from penstock.stage.grammar_process import serve; serve()"
     return subprocess.Popen(
-        [sys.executable, "-c", code, json.dumps(about)],
+        [sys.executable, "-c", code],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -241,11 +280,13 @@ def started(about: list[Any]) -> subprocess.Popen[bytes]:
 
 def serve() -> None:
     """The process: one follower after another, until the stage closes the pipe or a follower ends unexpectedly."""
-    from penstock.text.grammar import load_grammar_tokenizer
+    from penstock.text.grammar import grammar_tokenizer
 
-    folder, vocab_size, eos_token_ids = json.loads(sys.argv[1])
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    load_grammar_tokenizer(Path(folder), vocab_size, tuple(eos_token_ids))
+    if (data := read(0)) is None:
+        return
+    over = msgspec.msgpack.decode(data, type=Over)
+    tokenizer = grammar_tokenizer(over.tokenizer, over.size, over.eos_token_ids)
     mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     while pid := os.fork():
         _, status = os.waitpid(pid, 0)
@@ -253,7 +294,7 @@ def serve() -> None:
             return
         write(1, Ended())
     resource.setrlimit(resource.RLIMIT_AS, (mapped + MEMORY, resource.RLIM_INFINITY))
-    Follower(Grammars(Path(folder), vocab_size, eos_token_ids)).follow()
+    Follower(Grammars(Path(), over.vocab_size, over.eos_token_ids, tokenizer)).follow()
     os._exit(0)  # a thread may still compile
 
 

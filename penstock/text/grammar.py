@@ -145,7 +145,16 @@ def load_grammar_tokenizer(folder: Path, vocab_size: int, eos_token_ids: tuple[i
 
     ``vocab_size`` is the model's, which may be padded. Raises ConfigError for a tokenizer that llguidance cannot read.
     """
-    tokenizer = load_tokenizer(folder)
-    size = max(vocab_size, len(tokenizer))
     with usable_tokenizer(folder):
-        return LLTokenizer(tokenizer.serialized(), n_vocab=size, eos_token=list(eos_token_ids))
+        return grammar_tokenizer(*serialized_tokenizer(folder, vocab_size), eos_token_ids)
+
+
+def serialized_tokenizer(folder: Path, vocab_size: int) -> tuple[str, int]:
+    """A checkpoint's tokenizer as JSON, and the size of the vocabulary. Raises ConfigError."""
+    tokenizer = load_tokenizer(folder)
+    return tokenizer.serialized(), max(vocab_size, len(tokenizer))
+
+
+def grammar_tokenizer(serialized: str, size: int, eos_token_ids: Sequence[int]) -> LLTokenizer:
+    """llguidance's form of a tokenizer. It needs neither torch nor transformers."""
+    return LLTokenizer(serialized, n_vocab=size, eos_token=list(eos_token_ids))
