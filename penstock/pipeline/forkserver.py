@@ -172,6 +172,7 @@ class ForkServer:
                 wait(descriptor, END_TIMEOUT)
                 os.close(descriptor)
             self._stages.clear()
+            let_go(Path(self.folder))
             shutil.rmtree(self.folder, ignore_errors=True)
             self._ended = True
             for name in self._listeners:

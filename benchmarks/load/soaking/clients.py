@@ -170,13 +170,13 @@ class Bad:
 
     status: int
     param: str | None
-    code: str | None
+    code: str
     body: Callable[[Asking], bytes]
     headers: Mapping[str, str]
     path: str = "/v1/completions"
 
 
-def field(name: str, value: Any, param: str | None = None, status: int = 400, code: str | None = None) -> Bad:
+def field(name: str, value: Any, param: str | None = None, status: int = 400, code: str = "invalid_value") -> Bad:
     """A body with one invalid field."""
     given = {"prompt": "a", "max_tokens": 2, name: value}
     return Bad(status, name if param is None else param, code, lambda _: json.dumps(given).encode(), {})
@@ -185,20 +185,20 @@ def field(name: str, value: Any, param: str | None = None, status: int = 400, co
 BAD: Final = (
     Bad(400, None, "invalid_json", lambda asking: asking.body()[:-1], {}),
     Bad(400, None, "invalid_json", lambda _: b'{"prompt": "\xff"}', {}),
-    Bad(400, None, None, lambda _: b"[]", {}),
-    Bad(400, "prompt", None, lambda _: b"{}", {}),
+    Bad(400, None, "invalid_type", lambda _: b"[]", {}),
+    Bad(400, "prompt", "missing_required_parameter", lambda _: b"{}", {}),
     Bad(413, None, "body_too_large", lambda _: json.dumps({"prompt": "a" * 50_000}).encode(), {}),
     Bad(401, None, "invalid_api_key", lambda asking: asking.body(), {"Authorization": "Bearer soap"}),
-    Bad(404, None, None, lambda asking: asking.body(), {}, "/v1/nothing"),
-    field("no_such_field", 1),
-    field("max_tokens", "4"),
-    field("max_tokens", 0),
-    field("max_tokens", 10**6),
-    field("temperature", -1),
-    field("prompt", []),
+    Bad(404, None, "unknown_url", lambda asking: asking.body(), {}, "/v1/nothing"),
+    field("no_such_field", 1, code="unknown_parameter"),
+    field("max_tokens", "4", code="invalid_type"),
+    field("max_tokens", 0, code="integer_below_min_value"),
+    field("max_tokens", 10**6, code="context_length_exceeded"),
+    field("temperature", -1, code="integer_below_min_value"),
+    field("prompt", [], code="invalid_type"),
     field("prompt", [10**6]),
-    field("n", 0),
-    field("stop", [1], param="stop[0]"),
+    field("n", 0, code="integer_below_min_value"),
+    field("stop", [1], param="stop[0]", code="invalid_type"),
     field("logit_bias", {"a": 1}),
     field("model", "other", status=404, code="model_not_found"),
     field("structured_outputs", {"regex": "("}, param="structured_outputs.regex"),
