@@ -138,7 +138,9 @@ class Soak:
         self.found.drain_seconds = time.monotonic() - began
         if code != 0 or self.found.drain_seconds > DRAIN:
             self.found.problems.append(f"SIGTERM: exit code {code} after {self.found.drain_seconds:.1f} s")
-        if left := psutil.wait_procs(children, timeout=1)[1]:
+        psutil.wait_procs(children, timeout=1)
+        # A stage's own child that has ended after it is a zombie until init takes note of it.
+        if left := [one for one in children if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]:
             self.found.problems.append(f"processes that stayed behind: {left}")
 
     def _check_log(self) -> None:
