@@ -208,10 +208,17 @@ class LLM:
         """
         self.get_tokenizer()
         (params,) = self._params(sampling_params, 1)
-        with self._turns.turn():
-            learn_answers(self, [prompt], [params])
-            job = self.job(prompt, params)
-            self.start(job)
+        job = None
+        try:
+            with self._turns.turn():
+                learn_answers(self, [prompt], [params])
+                job = self.job(prompt, params)
+                self.start(job)
+        except BaseException:  # at the turn's end a signal's handler raises, when the request is queued already
+            if job is not None:
+                with self._turns.turn():
+                    self.abort(job)
+            raise
         return self._pieces(job)
 
     def get_default_sampling_params(self) -> SamplingParams:
