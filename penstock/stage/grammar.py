@@ -74,8 +74,6 @@ class Grammars:
     ) -> None:
         self._tokenizer = tokenizer
         """The folder's, where it has been read already."""
-        self.over = folder, vocab_size, list(eos_token_ids)
-        """The arguments that they were made with."""
         self._folder = folder
         self._vocab_size = vocab_size
         self._ends = list(eos_token_ids)
@@ -84,6 +82,11 @@ class Grammars:
         self._thread: ThreadPoolExecutor | None = None
         self._given_up: set[int] = set()
         """Requests whose grammars took too long to compile."""
+
+    @property
+    def over(self) -> tuple[Path, int, list[int]]:
+        """The tokenizer's folder, the model's vocabulary and the ends of a text, of which others can be made."""
+        return self._folder, self._vocab_size, self._ends
 
     def begin_batch(self) -> None:
         """Nothing: whoever follows grammars in its own process has no limits on batches."""
