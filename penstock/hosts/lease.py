@@ -245,6 +245,7 @@ class Lease:
         self._found.pop(fetch.asked.path, None)
         with self._lock:
             self._fetches[fetch.asked.path] = fetch
+        fetch.start()  # only now: its first pieces, and its end, look for it there
 
     def _tell_fetch(self, message: control.Progress | control.WantPiece) -> None:
         """Send a fetch's message to the head. Called by the fetch's thread."""

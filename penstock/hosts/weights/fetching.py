@@ -73,7 +73,7 @@ class Proved:
 class Fetch:
     """A thread that finds what a ``FindCheckpoint`` asks for, or has it sent, and then tells ``on_end`` of it.
 
-    ``on_end`` gets a ``Proved``, or the problem as text; it is not called once the fetch was stopped. ``in_use`` gives
+    It runs from ``start`` on. ``on_end`` gets a ``Proved``, or the problem as text; it is not called once the fetch was stopped. ``in_use`` gives
     the digests of copies that have to stay. ``tell`` sends the head a message. Without a ``cache`` nothing is fetched.
     """
 
@@ -102,10 +102,13 @@ class Fetch:
         """Pieces that were asked of the head and have not come."""
         self._came: queue.SimpleQueue[tuple[Wanted, Frame] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="penstock fetch", daemon=True)
+
+    def start(self) -> None:
+        """Begin. Pieces may come from now on, and ``on_end`` may be called before this returns."""
         self._thread.start()
 
     def again(self) -> Fetch:
-        """A new fetch that proves the same checkpoint once more. This one has to have ended."""
+        """A new fetch, to be started, that proves the same checkpoint once more. This one has to have ended."""
         return Fetch(self.asked, self._frame, self._cache, self._in_use, self._tell, self._on_end)
 
     def take(self, piece: Piece, content: Frame) -> bool:

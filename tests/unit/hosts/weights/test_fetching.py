@@ -139,6 +139,31 @@ def test_a_stage_loads_what_was_sent_and_no_other_layers(
         assert (told["process"], told["cause"]) == ("t", "layers 1-3 have not been asked for, or sent to this host")
 
 
+@pytest.mark.parametrize("is_there", [False, True], ids=["sent", "found"])
+def test_a_search_may_be_over_before_the_thread_that_began_it_goes_on(
+    server: NotingServer,
+    security: LinkSecurity,
+    target: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    is_there: bool,
+) -> None:
+    """Its first pieces may come, and its end may be told, at any moment from its beginning on."""
+    if not is_there:
+        monkeypatch.setattr(Fetch, "_proved_here", lambda fetch: "there is none")
+    start = Fetch.start
+
+    def awaited(fetch: Fetch) -> None:
+        start(fetch)
+        fetch.join()
+
+    monkeypatch.setattr(Fetch, "start", awaited)
+    offer = Offer(target, LAYERS)
+    with agent(security, cache=WeightCache(tmp_path, 1 << 30)) as one, fleet(one, security=security) as made:
+        made.provide(offer, {name_of(one): [MIDDLE]})
+        assert made.hold(offer, {name_of(one): [MIDDLE]})
+
+
 def test_other_layers_are_sent_when_they_are_asked_for(
     server: NotingServer, security: LinkSecurity, target: Path, tmp_path: Path, sent: list[tuple[str, int]]
 ) -> None:
@@ -273,6 +298,7 @@ class Head:
         self.fetch = Fetch(
             asked, DIGESTS, WeightCache(cache, 1 << 30), set, self._hear, lambda fetch, found: self.ended.put(found)
         )
+        self.fetch.start()
 
     def _hear(self, message: Progress | WantPiece) -> None:
         if isinstance(message, WantPiece):
