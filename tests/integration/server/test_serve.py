@@ -617,21 +617,33 @@ def idle(server: ServedProcess) -> bool:
     return not any(found[f"penstock:{name}"] for name in names)
 
 
+LONG: Any = {"max_tokens": 2000, "ignore_eos": True}
+ENDLESS: dict[str, tuple[str, Any]] = {
+    "completions": ("/v1/completions", {"prompt": CODE, **LONG}),
+    "two choices": ("/v1/completions", {"prompt": CODE, "n": 2, **LONG}),
+    "chat": ("/v1/chat/completions", {"messages": TALK, **LONG}),
+    "outline": ("/v1/chat/completions", {"messages": TALK, "outline_decoding": "on", **LONG}),
+    "responses": ("/v1/responses", {"input": CODE, "max_output_tokens": 2000, "temperature": 9}),
+}
+
+
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_leaves_frees_its_slots(server: ServedProcess, stream: bool) -> None:
-    name = f"leaves-{stream}"
-    body = {"prompt": CODE, "max_tokens": 2000, "ignore_eos": True, "stream": stream}
+@pytest.mark.parametrize("kind", ENDLESS)
+def test_a_client_that_leaves_frees_its_slots(server: ServedProcess, kind: str, stream: bool) -> None:
+    path, body = ENDLESS[kind]
+    name = f"leaves-{kind.replace(' ', '-')}-{stream}"
     with httpx.Client(timeout=PATIENCE) as client:
         request = client.build_request(
-            "POST", f"{server.url}/v1/completions", json=body, headers={"X-Request-Id": name}
+            "POST", f"{server.url}{path}", json=body | {"stream": stream}, headers={"X-Request-Id": name}
         )
         if stream:
             reply = client.send(request, stream=True)
+            assert reply.status_code == 200
             next(reply.iter_lines())
             reply.close()
         else:
             with server.connect() as connection:
-                head = [f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nX-Request-Id: {name}\r\n"]
+                head = [f"POST {path} HTTP/1.1\r\nHost: localhost\r\nX-Request-Id: {name}\r\n"]
                 head += [f"{key}: {value}\r\n" for key, value in request.headers.items() if key.startswith("content")]
                 connection.sendall("".join([*head, "\r\n"]).encode() + request.content)
                 until(lambda: server.gauges()["penstock:num_requests_running"])
