@@ -439,6 +439,23 @@ def test_the_model_is_told_of_tools_and_of_what_they_answered(server: ServedProc
 
 
 @pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/completions", {"prompt": "x " * 3000}, "prompt"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x " * 3000}]}, "messages"),
+        ("/v1/responses", {"input": "x " * 3000}, "input"),
+    ],
+)
+def test_a_prompt_that_is_too_long_has_the_code_that_programs_fall_back_on(
+    server: ServedProcess, path: str, body: dict[str, Any], param: str
+) -> None:
+    reply = httpx.post(f"{server.url}{path}", json=body, timeout=PATIENCE)
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"], error["code"]) == (400, param, "context_length_exceeded")
+    assert re.search(r"maximum context length is \d+ tokens", error["message"])
+
+
+@pytest.mark.parametrize(
     ("fields", "status", "param"),
     [
         ({"temperature": 3, "top_p": 2}, 400, "top_p"),
