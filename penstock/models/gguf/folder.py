@@ -22,9 +22,10 @@ from penstock.core import ConfigError
 from penstock.files import CONFIG_FILE, GENERATION_FILE, problem_in
 from penstock.models.gguf.accepted import check_accepted
 from penstock.models.gguf.blocks import mapped
-from penstock.models.gguf.config import EMBEDDING, config_table
+from penstock.models.gguf.config import config_table
 from penstock.models.gguf.header import Header
 from penstock.models.gguf.rotary import ROPE_TENSORS
+from penstock.models.gguf.sizes import EMBEDDING
 from penstock.models.gguf.tokenizer import write_tokenizer
 from penstock.models.gguf.vocabulary import TOKENS, Vocabulary, vocabulary_of
 from penstock.scratch import scratch_folder
