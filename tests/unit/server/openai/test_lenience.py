@@ -211,6 +211,8 @@ def client() -> TestClient:
         ("/chat", {"messages": []}, "messages", "empty_array"),
         ("/chat", {"messages": [{"role": "user"}]}, "messages[0]", "invalid_value"),
         ("/chat", {"temperature": -1.5}, "temperature", "decimal_below_min_value"),
+        ("/chat", {"temperature": -1}, "temperature", "decimal_below_min_value"),
+        ("/chat", {"top_p": 2}, "top_p", "decimal_above_max_value"),
         ("/chat", {"n": 999}, "n", "integer_above_max_value"),
         ("/chat", {"temperature": "1"}, "temperature", "invalid_type"),
         ("/chat", {"stop": ["a"] * 99}, "stop", "array_above_max_length"),
