@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import gguf
 import numpy as np
@@ -20,7 +21,7 @@ from penstock.models.gguf.header import read_header
 from penstock.models.gguf.purpose import SUPPORTED
 from penstock.models.loader import load_whole
 from tests.gguf_files import ARCHITECTURES, TOKENS, make_gguf
-from tests.llama_cpp import logits, needs_llama_cpp
+from tests.llama_cpp import logits, logits_or_death, needs_llama_cpp
 
 IDS: Final = [5, 9, 13, 9, 5, 70, 31, 100, 4, 8, 77, 42]
 CLOSE: Final = {"gemma2": 4e-3, "gemma3": 4e-3}
@@ -70,6 +71,13 @@ WINDOWED_HERE: Final = ("phi3", "attention.sliding_window")
 """llama.cpp says that it leaves phi3's window out for now; here it is as in the checkpoint, so no case has one."""
 
 
+class Whole(NamedTuple):
+    """A whole number, and how a file stores it."""
+
+    kind: gguf.GGUFValueType
+    number: int
+
+
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A sound file of every architecture."""
@@ -90,10 +98,14 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def rewritten(source: Path, path: Path, changes: dict[str, Any]) -> Path:
     """A copy of a file with these entries about the model changed; None takes one out."""
-    reader = gguf.GGUFReader(source)
     architecture = read_header(source).architecture
-    writer = gguf.GGUFWriter(path, architecture)
-    changed = {f"{architecture}.{name}": value for name, value in changes.items()}
+    return with_entries(source, path, {f"{architecture}.{name}": value for name, value in changes.items()})
+
+
+def with_entries(source: Path, path: Path, changed: dict[str, Any]) -> Path:
+    """A copy of a file with these entries, under their whole names."""
+    reader = gguf.GGUFReader(source)
+    writer = gguf.GGUFWriter(path, read_header(source).architecture)
     for name, field in reader.fields.items():
         if name.startswith("GGUF.") or name == "general.architecture" or name in changed:
             continue
@@ -113,7 +125,9 @@ def rewritten(source: Path, path: Path, changes: dict[str, Any]) -> Path:
 
 def add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
     adders = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
-    if value is not None:
+    if isinstance(value, Whole):
+        writer.add_key_value(key, value.number, value.kind)
+    elif value is not None:
         adders.get(type(value), writer.add_array)(key, value)
 
 
@@ -140,11 +154,16 @@ def fitting(value: Any, header: Any) -> Any:
 def own(path: Path) -> np.ndarray | None:
     """Our logits, float32 [N, V]; None where the file is refused."""
     try:
-        model = load_whole(open_checkpoint(str(path)), "float32")
-        with torch.inference_mode():
-            found: np.ndarray = model(torch.tensor([IDS])).logits[0].numpy()
+        return numbers_of(path)
     except ConfigError:
         return None
+
+
+def numbers_of(path: Path) -> np.ndarray:
+    """Our logits, float32 [N, V]. Raises ConfigError for a file that is refused."""
+    model = load_whole(open_checkpoint(str(path)), "float32")
+    with torch.inference_mode():
+        found: np.ndarray = model(torch.tensor([IDS])).logits[0].numpy()
     return found
 
 
@@ -183,3 +202,84 @@ def walk(tmp_path: Path, source: Path, architecture: str, first: int, every: int
 
 def test_every_architecture_has_files_here() -> None:
     assert {name for name, _ in ARCHITECTURES.values()} == set(SUPPORTED)
+
+
+# ------------------------------------------------------------------------------------------------------- whole numbers
+
+
+OFTEN_WHOLE: Final = 150
+"""One of so many whole numbers is tried by ``make test``; ``make test-all`` tries all."""
+UNSIGNED: Final = (0, 1, 3, 65537, 2**31 - 1, 2**31, 2**32 - 1)
+ODD: Final = (
+    *(Whole(gguf.GGUFValueType.INT32, value) for value in (-1, -(2**31))),
+    *(Whole(gguf.GGUFValueType.UINT64, value) for value in (2**32, 2**63, 2**64 - 1)),
+    Whole(gguf.GGUFValueType.INT64, -(2**63)),
+    Whole(gguf.GGUFValueType.INT8, -1),
+)
+"""Values of types that no entry has in llama.cpp."""
+
+
+def known_entries(architecture: str) -> list[str]:
+    """Every entry that the ``gguf`` package has a name for, as it is called in a file of this architecture."""
+    groups = [group for group in vars(gguf.Keys).values() if isinstance(group, type)]
+    named = {key for group in groups for key in vars(group).values() if isinstance(key, str) and "." in key}
+    named |= {f"{{arch}}.{name}" for name in OTHERS}
+    keys = (key.replace("{arch}", architecture) for key in named if re.fullmatch(r"[a-z0-9_.{}]+", key))
+    return sorted(re.sub(r"\{\w+\}", "0", key) for key in keys if not OTHERWISE.match(key))
+
+
+OTHERWISE: Final = re.compile(
+    r"general\.architecture|general\.(?!alignment|file_type|quantization_version|sampling|type)|clip|adapter|imatrix"
+    r"|(diffusion|xielu)\.|gguf\."
+)
+"""Entries that name and describe a file, those of other kinds of file, and the one that others depend on."""
+
+
+def whole_numbers(architecture: str, source: Path) -> Iterator[tuple[str, Whole]]:
+    """Every entry with odd, zero, negative and huge whole numbers."""
+    header = read_header(source)
+    for key in {**dict.fromkeys(header.entries), **dict.fromkeys(known_entries(architecture))}:
+        value = header.value(key)
+        if key in header.entries and type(value) is not int:
+            continue
+        near = () if value is None else (value + 1, value - 1, 2 * value)
+        yield from ((key, Whole(gguf.GGUFValueType.UINT32, one)) for one in {*UNSIGNED, *near} if 0 <= one < 2**32)
+        yield from ((key, one) for one in ODD)
+
+
+def walk_whole_numbers(tmp_path: Path, source: Path, architecture: str, first: int, every: int) -> None:
+    """Each is refused by its name and nothing is left, gives llama.cpp's numbers, or changes nothing."""
+    faults, unchanged, cache = [], own(source), tmp_path / "cache"
+    for key, value in islice(whole_numbers(architecture, source), first, None, every):
+        shutil.rmtree(cache)
+        cache.mkdir()
+        path = with_entries(source, tmp_path / "changed.gguf", {key: value})
+        try:
+            found = numbers_of(path)
+        except ConfigError as error:
+            if key not in str(error) or list(cache.iterdir()):
+                faults.append((key, value, str(error)))
+            continue
+        judged = logits_or_death(path, IDS)
+        wanted = unchanged if judged is None else judged
+        if np.abs(found - wanted).max() > CLOSE.get(architecture, 2e-4):
+            faults.append((key, value, f"read otherwise than {'unchanged' if judged is None else 'by llama.cpp'}"))
+    assert faults == []
+
+
+@needs_llama_cpp
+@pytest.mark.parametrize("architecture", SUPPORTED)
+def test_some_whole_numbers_are_refused_by_name_or_count_as_in_llama_cpp(
+    tmp_path: Path, sources: dict[str, Path], architecture: str
+) -> None:
+    first = SUPPORTED.index(architecture) * OFTEN_WHOLE // len(SUPPORTED)
+    walk_whole_numbers(tmp_path, sources[architecture], architecture, first, OFTEN_WHOLE)
+
+
+@needs_llama_cpp
+@pytest.mark.whole
+@pytest.mark.parametrize("architecture", SUPPORTED)
+def test_every_whole_number_is_refused_by_name_or_counts_as_in_llama_cpp(
+    tmp_path: Path, sources: dict[str, Path], architecture: str
+) -> None:
+    walk_whole_numbers(tmp_path, sources[architecture], architecture, 0, 1)
