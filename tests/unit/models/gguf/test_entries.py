@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -13,6 +13,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from penstock.core import ConfigError
 from penstock.models.checkpoint import open_checkpoint
@@ -20,7 +21,8 @@ from penstock.models.gguf import folder as folder_module
 from penstock.models.gguf.header import read_header
 from penstock.models.gguf.purpose import SUPPORTED
 from penstock.models.loader import load_whole
-from tests.gguf_files import ARCHITECTURES, TOKENS, make_gguf
+from tests.checkpoints import make_checkpoint
+from tests.gguf_files import ARCHITECTURES, COMMON, TOKENS, make_gguf, write
 from tests.llama_cpp import logits, logits_or_death, needs_llama_cpp
 
 IDS: Final = [5, 9, 13, 9, 5, 70, 31, 100, 4, 8, 77, 42]
@@ -102,8 +104,10 @@ def rewritten(source: Path, path: Path, changes: dict[str, Any]) -> Path:
     return with_entries(source, path, {f"{architecture}.{name}": value for name, value in changes.items()})
 
 
-def with_entries(source: Path, path: Path, changed: dict[str, Any]) -> Path:
-    """A copy of a file with these entries, under their whole names."""
+def with_entries(
+    source: Path, path: Path, changed: dict[str, Any], tensors: Mapping[str, np.ndarray] | None = None
+) -> Path:
+    """A copy of a file with these entries, under their whole names, and these tensors."""
     reader = gguf.GGUFReader(source)
     writer = gguf.GGUFWriter(path, read_header(source).architecture)
     for name, field in reader.fields.items():
@@ -115,7 +119,10 @@ def with_entries(source: Path, path: Path, changed: dict[str, Any]) -> Path:
     for key, value in changed.items():
         add(writer, key, value)
     for tensor in reader.tensors:
-        writer.add_tensor(tensor.name, tensor.data)
+        if tensor.name not in (tensors or {}):
+            writer.add_tensor(tensor.name, tensor.data)
+    for name, data in (tensors or {}).items():
+        writer.add_tensor(name, data)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -202,6 +209,60 @@ def walk(tmp_path: Path, source: Path, architecture: str, first: int, every: int
 
 def test_every_architecture_has_files_here() -> None:
     assert {name for name, _ in ARCHITECTURES.values()} == set(SUPPORTED)
+
+
+# -------------------------------------------------------------------------------------------------------------- biases
+
+
+BIASED: Final = {
+    "llama": {"attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"},
+    **dict.fromkeys(("qwen2", "qwen3", "gemma2", "gemma3"), frozenset({"attn_q", "attn_k", "attn_v"})),
+    "phi3": set(),
+}
+"""Architecture -> parts whose biases are read. llama.cpp also reads those of phi3's attn_qkv and of qwen2's output."""
+ATTENTION_BIAS: Final = ("llama", "qwen2", "qwen3", "gemma2", "gemma3")
+
+
+@needs_llama_cpp
+@pytest.mark.parametrize("architecture", SUPPORTED)
+def test_the_bias_of_any_part_counts_as_in_llama_cpp_or_is_refused(
+    tmp_path: Path, sources: dict[str, Path], architecture: str
+) -> None:
+    """One layer has the bias, the others have none."""
+    header, random = read_header(sources[architecture]), np.random.default_rng(0)
+    read = set()
+    for name, info in header.tensors.items():
+        if not name.startswith(("blk.1.", "output", "token_embd")):
+            continue
+        bias = name.replace(".weight", ".bias")
+        values = random.normal(0, 0.3, info.shape[0]).astype(np.float32)
+        path = with_entries(sources[architecture], tmp_path / "changed.gguf", {}, {bias: values})
+        try:
+            found = numbers_of(path)
+        except ConfigError as error:
+            assert bias in str(error)  # noqa: PT017
+            continue
+        wanted = logits(path, IDS)
+        assert wanted is not None, bias
+        assert np.abs(found - wanted).max() < CLOSE.get(architecture, 2e-4), bias
+        read.add(name.split(".")[-2])
+    assert read == BIASED[architecture]
+
+
+@pytest.mark.parametrize("architecture", ATTENTION_BIAS)
+def test_biases_are_those_of_the_checkpoint(tmp_path: Path, architecture: str) -> None:
+    """The same logits as the safetensors, whose biases are random here: transformers' own are zeros at first."""
+    name, settings = ARCHITECTURES[architecture]
+    asked = {"attention_bias": True} | ({"mlp_bias": True} if architecture == "llama" else {})
+    source = make_checkpoint(tmp_path / "checkpoint", name, **{**COMMON, **settings, **asked})
+    file = source / "model.safetensors"
+    tensors, random = load_file(file), torch.Generator().manual_seed(0)
+    biases = {name: 0.3 * torch.randn(one.shape, generator=random) for name, one in tensors.items() if "bias" in name}
+    assert len(biases) % (7 if architecture == "llama" else 3 if architecture == "qwen2" else 4) == 0 != len(biases)
+    save_file({**tensors, **biases}, file, metadata={"format": "pt"})
+    write(tmp_path / "x.gguf", source, name, gguf.GGMLQuantizationType.F32, {}, {})
+    wanted, found = (numbers_of(path) for path in (source, tmp_path / "x.gguf"))
+    assert np.abs(found - wanted).max() < 1e-4
 
 
 # ------------------------------------------------------------------------------------------------------- whole numbers
