@@ -22,6 +22,8 @@ from penstock.models.gguf.sizes import EMBEDDING, HEAD, MOST_NUMBER, PATTERN, ch
 from penstock.scratch import scratch_folder
 
 TOKEN_ID: Final = "_token_id"
+TOKEN_IDS: Final = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
+"""Field of the configuration -> the role of the token in the file."""
 TAKEN_OVER: Final = ("vocab_size", "rope.dimension_count")
 """Entries that transformers would read otherwise than llama.cpp: the embedding and ``rotary`` say what they say."""
 ROUNDING: Final = 1e-6
@@ -55,6 +57,8 @@ def config_table(header: Header) -> dict[str, Any]:
     table.pop("_name_or_path", None)
     table["vocab_size"] = tensor_shape(header, EMBEDDING)[0]
     table["tie_word_embeddings"] = HEAD not in header.tensors
+    for name, role in TOKEN_IDS.items():  # the classes have defaults, which may lie beyond the file's vocabulary
+        table[name] = header.value(f"tokenizer.ggml.{role}{TOKEN_ID}")
     add_heads(header, table)
     add_window(header, table)
     add_gemma(header, table)

@@ -211,6 +211,18 @@ def test_every_architecture_has_files_here() -> None:
     assert {name for name, _ in ARCHITECTURES.values()} == set(SUPPORTED)
 
 
+@pytest.mark.parametrize("architecture", SUPPORTED)
+def test_a_token_that_the_file_does_not_name_changes_no_number(
+    tmp_path: Path, sources: dict[str, Path], architecture: str
+) -> None:
+    """transformers' configuration of phi3, for one, has a default for padding beyond a small vocabulary."""
+    source = sources[architecture]
+    ids = [key for key in read_header(source).entries if key.endswith("_token_id")]
+    assert len(ids) == 3
+    found = numbers_of(with_entries(source, tmp_path / "changed.gguf", dict.fromkeys(ids)))
+    assert np.array_equal(found, numbers_of(source))
+
+
 # -------------------------------------------------------------------------------------------------------------- biases
 
 

@@ -116,6 +116,10 @@ def test_the_real_models_texts_are_llama_cpps() -> None:
     found = check_equal(path, list(TEXTS))
     assert found.encode("\n\n1. a") == [1116, 33, 30, 253]
     assert found.encode("  1") == [256, 33]
+    asked = [{"role": "user", "content": "Which is true?\n\n1. Rain is wet.\n2. Snow is hot.\n\n  3. Ice is cold."}]
+    with vocabulary(path) as judge:
+        assert judge is not None
+        assert found.apply_chat_template(asked) == judge.encode(found.render(asked, True))
 
 
 @needs_llama_cpp
