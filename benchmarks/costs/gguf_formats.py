@@ -33,7 +33,7 @@ from tests.llama_cpp import logits
 
 MOST: Final = {
     **{name: name for name in ("F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q6_K", "Q1_0")},
-    **{name: name for name in ("IQ4_NL", "IQ4_XS", "IQ3_S", "TQ1_0", "TQ2_0")},
+    **{name: name for name in ("IQ4_NL", "IQ4_XS", "IQ3_S", "IQ3_XXS", "TQ1_0", "TQ2_0")},
     **dict.fromkeys(("Q3_K_S", "Q3_K_M", "Q3_K_L"), "Q3_K"),
     **dict.fromkeys(("Q4_K_S", "Q4_K_M"), "Q4_K"),
     **dict.fromkeys(("Q5_K_S", "Q5_K_M"), "Q5_K"),
@@ -45,7 +45,8 @@ MOST: Final = {
 FINER: Final[dict[str, tuple[str, ...]]] = {
     **dict.fromkeys(("Q2_K", "Q3_K_M", "Q3_K_L"), ("Q3_K", "Q4_K", "Q5_K")),
     **dict.fromkeys(("Q4_K_S", "Q4_K_M", "Q5_K_M"), ("Q5_K", "Q6_K")),
-    **dict.fromkeys(("IQ3_M", "IQ3_XS"), ("Q4_K",)),
+    **dict.fromkeys(("IQ3_M", "IQ3_XS", "IQ3_XXS"), ("Q3_K", "Q4_K")),
+    **dict.fromkeys(("IQ4_NL", "IQ4_XS"), ("Q5_K",)),
 }
 """Format -> finer types that ``IMPORTANT`` matrices may have."""
 IMPORTANT: Final = ("attn_v", "attn_output", "ffn_down")
@@ -53,7 +54,7 @@ ENDS: Final = ("Q8_0", "Q6_K", "Q4_K")
 """Types that head and embedding may have instead: they decide most."""
 NARROW: Final = {
     **dict.fromkeys(("Q2_K", "Q3_K", "TQ1_0", "TQ2_0"), "Q4_0"),
-    **dict.fromkeys(("IQ3_S", "IQ4_XS"), "IQ4_NL"),
+    **dict.fromkeys(("IQ3_S", "IQ3_XXS", "IQ4_XS"), "IQ4_NL"),
     "Q4_K": "Q5_0",
     "Q5_K": "Q5_1",
     "Q6_K": "Q8_0",
