@@ -44,6 +44,8 @@ ARCHITECTURES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
 THETA: Final = 5000.0
 """A value that is no configuration's default, so that it has to come from the file."""
 TOKENS: Final = ("<s>", "</s>", "<pad>", *sorted(pre_tokenizers.ByteLevel.alphabet()), "th")
+COMMON: Final = {"vocab_size": len(TOKENS), "intermediate_size": 64, "rope_theta": THETA}
+"""Fields of every checkpoint's configuration."""
 TEMPLATE: Final = (
     "{% for message in messages %}<s>{{ message['role'] }}: {{ message['content'] }}</s>{% endfor %}"
     "{% if add_generation_prompt %}<s>assistant:{% endif %}"
@@ -79,8 +81,7 @@ def make_gguf(
     checkpoint's configuration.
     """
     name, settings = ARCHITECTURES[architecture]
-    common = {"vocab_size": len(TOKENS), "intermediate_size": 64, "rope_theta": THETA}
-    source = make_checkpoint(folder / "checkpoint", name, seed=seed, **{**common, **settings, **overrides})
+    source = make_checkpoint(folder / "checkpoint", name, seed=seed, **{**COMMON, **settings, **overrides})
     path = folder / f"{architecture}.{kind.name}.gguf"
     write(path, source, name, kind, entries or {}, tensors or {})
     return path

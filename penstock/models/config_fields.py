@@ -199,9 +199,17 @@ def check_rope(table: Mapping[str, Any], file: Path) -> None:
 
 
 def without_value(table: Mapping[str, Any]) -> list[str]:
-    """The fields that have a rule and are null: where a model cannot be built, one of them may be what it lacks."""
-    return [
+    """The fields that have a rule and are null, and the sizes that are not stated though the class has a default.
+
+    Where a model cannot be built, one of them may be what it lacks.
+    """
+    null = [
         path
         for path, key, value, rules in fields_of_text(table)
         if value is None and any(rule.names.fullmatch(key) for rule in rules)
     ]
+    model_type = table.get("model_type")
+    known = CONFIG_MAPPING[model_type] if isinstance(model_type, str) and model_type in CONFIG_MAPPING else None
+    defaults = {name: field.default for name, field in getattr(known, "__dataclass_fields__", {}).items()}
+    unstated = (name for name, default in defaults.items() if name not in table and default is not None)
+    return [*null, *filter(RULES[0].names.fullmatch, unstated)]

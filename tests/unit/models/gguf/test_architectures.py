@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from penstock.core import ConfigError
 from penstock.models.checkpoint import open_checkpoint
 from penstock.models.gguf import weights
-from penstock.models.gguf.blocks import FLOATS, UNPACKERS, floats
+from penstock.models.gguf.blocks import FLOATS, READABLE, UNPACKERS, floats
 from penstock.models.gguf.purpose import SUPPORTED
 from penstock.models.loader import load_module, load_whole
 from tests import gguf_files
@@ -237,10 +237,15 @@ def test_tensors_that_no_part_takes_are_refused(tmp_path: Path) -> None:
         open_checkpoint(str(path))
 
 
-def test_formats_that_cannot_be_unpacked_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [kind for kind in Kind if kind not in READABLE], ids=lambda kind: kind.name)
+def test_formats_that_cannot_be_unpacked_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind
+) -> None:
     monkeypatch.setattr(gguf_files, "stored_as", blank)
-    path = make_gguf(tmp_path, kind=Kind.Q8_1)
-    with pytest.raises(ConfigError, match=r"is stored as Q8_1; F32, .* can be read: quantise the model anew"):
+    widths = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1}
+    path = make_gguf(tmp_path, kind=kind, **widths)
+    problem = rf"weight is stored as {kind.name}; F32, .* can be read: quantise the model anew"
+    with pytest.raises(ConfigError, match=problem):
         open_checkpoint(str(path))
 
 

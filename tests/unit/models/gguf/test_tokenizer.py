@@ -16,7 +16,7 @@ from penstock.models.gguf import folder as folder_module
 from penstock.models.gguf.folder import folder_of
 from penstock.models.gguf.header import read_header
 from penstock.models.gguf.pretokenizers import PRE_TOKENIZERS, UNREADABLE
-from penstock.models.gguf.vocabulary import ENDING, FIM_NAMES, KINDS, REFUSED
+from penstock.models.gguf.vocabulary import ENDING, FIM_NAMES, KINDS, OLDER_ROLES, REFUSED
 from penstock.text.chat import ChatFormat, chat_prompt
 from penstock.text.tokenizer import Tokenizer, load_tokenizer
 from tests.gguf_tokenizers import (
@@ -116,6 +116,10 @@ def test_the_real_models_texts_are_llama_cpps() -> None:
     found = check_equal(path, list(TEXTS))
     assert found.encode("\n\n1. a") == [1116, 33, 30, 253]
     assert found.encode("  1") == [256, 33]
+    asked = [{"role": "user", "content": "Which is true?\n\n1. Rain is wet.\n2. Snow is hot.\n\n  3. Ice is cold."}]
+    with vocabulary(path) as judge:
+        assert judge is not None
+        assert found.apply_chat_template(asked) == judge.encode(found.render(asked, True))
 
 
 @needs_llama_cpp
@@ -208,6 +212,17 @@ def test_bos_is_there_by_default_where_llama_cpp_has_it(tmp_path: Path, pre: str
 def test_ids_that_no_entry_names_are_llama_cpps_defaults(tmp_path: Path, stated: dict[str, int | None]) -> None:
     entries = {f"{PREFIX}{role}_token_id": value for role, value in stated.items()}
     check_equal(write_file(tmp_path / "x.gguf", small(), pre="llama-bpe", entries=entries), ["a <s>"])
+
+
+@needs_llama_cpp
+@pytest.mark.parametrize("role", [*OLDER_ROLES, *OLDER_ROLES.values()])
+def test_a_token_for_filling_in_is_the_one_that_the_file_names(tmp_path: Path, role: str) -> None:
+    """A token with a known name is one like any other where an entry, by its former name too, names another one."""
+    name = FIM_NAMES[OLDER_ROLES.get(role, role)][4]
+    for entries in ({}, {f"{PREFIX}{role}_token_id": 5}):
+        path = write_file(tmp_path / f"{len(entries)}.gguf", small(**{name: NORMAL}), pre="qwen2", entries=entries)
+        found = check_equal(path, [f"a{name}b"])
+        assert (259 in found.encode(name)) is not bool(entries)
 
 
 @needs_llama_cpp
