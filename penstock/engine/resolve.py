@@ -97,7 +97,7 @@ def resolve_options(options: EngineOptions, living: Mapping[str, HostFacts] | No
     check_options(options)
     from penstock.models.checkpoint import open_checkpoint
     from penstock.models.loader import check_loads
-    from penstock.models.quantization.choice import usable_dtype, weights_format
+    from penstock.models.quantization.choice import check_numerics, usable_dtype, weights_format
 
     speculation, cluster = options.speculative_config, options.cluster
     assert not isinstance(speculation, Mapping)
@@ -106,6 +106,7 @@ def resolve_options(options: EngineOptions, living: Mapping[str, HostFacts] | No
     check_loads(checkpoint)
     quantization = weights_format(options.quantization, options.device, checkpoint)
     options = replace(options, dtype=usable_dtype(options.dtype, options.device, checkpoint, quantization))
+    check_numerics(options.numerics, options.device)
     draft = speculator = None
     weights = speculation.drafter_options.weights if speculation is not None else Weights.NONE
     if speculation is not None and weights is Weights.SPECULATOR:

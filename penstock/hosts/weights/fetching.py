@@ -73,8 +73,9 @@ class Proved:
 class Fetch:
     """A thread that finds what a ``FindCheckpoint`` asks for, or has it sent, and then tells ``on_end`` of it.
 
-    It runs from ``start`` on. ``on_end`` gets a ``Proved``, or the problem as text; it is not called once the fetch was stopped. ``in_use`` gives
-    the digests of copies that have to stay. ``tell`` sends the head a message. Without a ``cache`` nothing is fetched.
+    It runs from ``start`` on. ``on_end`` gets a ``Proved``, or the problem as text; it is not called once the fetch was
+    stopped. ``in_use`` gives the digests of copies that have to stay. ``tell`` sends the head a message. Without a
+    ``cache`` nothing is fetched.
     """
 
     def __init__(
