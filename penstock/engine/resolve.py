@@ -103,10 +103,10 @@ def resolve_options(options: EngineOptions, living: Mapping[str, HostFacts] | No
     assert not isinstance(speculation, Mapping)
     assert not isinstance(cluster, str)
     checkpoint = open_checkpoint(model_folder(options.model, "target"))
-    check_loads(checkpoint)
+    check_numerics(options.numerics, options.device)
+    check_loads(checkpoint, options.numerics)
     quantization = weights_format(options.quantization, options.device, checkpoint)
     options = replace(options, dtype=usable_dtype(options.dtype, options.device, checkpoint, quantization))
-    check_numerics(options.numerics, options.device)
     draft = speculator = None
     weights = speculation.drafter_options.weights if speculation is not None else Weights.NONE
     if speculation is not None and weights is Weights.SPECULATOR:

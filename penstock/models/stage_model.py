@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,7 +34,7 @@ from penstock.models.chunked import follow_positions
 from penstock.models.compiled.attention import CompiledAttention
 from penstock.models.compiled.blocks import GROUP
 from penstock.models.compiled.float_blocks import QUAD
-from penstock.models.compiled.layer import can_compile, compiled
+from penstock.models.compiled.layer import can_compile, compiled, inexact
 from penstock.models.compiled.norms import CompiledNorm
 from penstock.models.fused.fuse import fuse
 from penstock.models.fused.norms import RMSNorm, rms_norm
@@ -57,12 +57,6 @@ from penstock.stage.near import NearSlots
 from penstock.stage.processors import contexts_of
 from penstock.stage.sampler import pick_tokens, rank_candidates
 from penstock.stage.visibility import BatchView, RequestView
-
-INEXACT: Final = (
-    "which takes layers of llama's form on a CPU, with RMS norms and silu: this model's run in transformers' modules, "
-    "whose sums depend on the rows beside a row. Leave numerics out, or give fast"
-)
-"""Why a model's layers are refused, and what helps."""
 
 
 @dataclass
@@ -154,7 +148,7 @@ class StageModel:
         if self._precise or not plain:
             self._pack(quantization, exact)
         if numerics == EXACT and not self.exact:
-            raise ConfigError(f"numerics: is {EXACT!r}, {INEXACT}")
+            raise inexact()
         makers = made_by(checkpoint.config) if carries(checkpoint.config) else None
         self._arenas = Arenas(capacity, makers)
         self._near_arenas = Arenas(near_capacity, makers)

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from penstock.config import FieldError
+from penstock.dtypes import EXACT
 from penstock.models.attention import Arenas, Span, chosen
 from penstock.models.compiled.attention import CompiledAttention, fill_arenas, sinks_of
 from penstock.models.compiled.blocks import GROUP
@@ -22,7 +24,7 @@ from penstock.models.compiled.stack import KINDS, go
 from penstock.models.compiled.threads import COUNTERS, share
 from penstock.models.fused.agreement import agree
 from penstock.models.fused.base import FusedBase
-from penstock.models.fused.layer import FusedLayer
+from penstock.models.fused.layer import FusedLayer, has_form
 from penstock.models.fused.norms import RMSNorm
 
 SAMPLES: Final = 33
@@ -240,6 +242,24 @@ def _can_compile(layer: FusedLayer, inputs: int) -> bool:
         and all(linear.bias is None for linear in linears[1:])
         and all(norm is None or isinstance(norm, RMSNorm) for norm in norms)
         and is_silu(layer.act)
+    )
+
+
+def check_form(layers: Sequence[nn.Module]) -> None:
+    """Raise FieldError if decoder layers, as transformers has built them, are of no form that can be ``exact``.
+
+    Whether they compute what their form says shows only when they are loaded.
+    """
+    if not all(has_form(layer) and is_silu(layer.mlp.act_fn) for layer in layers):
+        raise inexact()
+
+
+def inexact() -> FieldError:
+    """The refusal of layers that cannot be ``exact``."""
+    return FieldError(
+        "numerics",
+        f"is {EXACT!r}, which takes layers of llama's form on a CPU, with RMS norms and silu; this model's layers run "
+        "in transformers' modules, whose sums depend on the rows beside a row: leave it out, or give 'fast'",
     )
 
 

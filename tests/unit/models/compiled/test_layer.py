@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -11,21 +12,26 @@ from pathlib import Path
 import pytest
 import torch
 
-from penstock.dtypes import FAST
+import penstock
+from penstock.config import FieldError
+from penstock.dtypes import EXACT, FAST
 from penstock.messages import CommittedSlots, Rows
 from penstock.models import stage_model
+from penstock.models.checkpoint import open_checkpoint
 from penstock.models.compiled.dot import VNNI_512, instruction
 from penstock.models.compiled.layer import CompiledBase, is_silu
+from penstock.models.loader import check_loads
 from penstock.models.quantization.whole import works
 from penstock.models.stage_model import load_stage
 from penstock.stage.visibility import BatchView
-from tests.checkpoints import LAYERS, make_checkpoint
+from tests.checkpoints import ARCHITECTURES, LAYERS, RELATIVES, make_checkpoint, settings_of
 from tests.staged import Staged, chain_rows
 from tests.unit.models.compiled.digests import digests
 from tests.unit.models.compiled.formats import FAMILIES, FLOATS, FORMATS, WHOLE
 
 pytestmark = pytest.mark.skipif(not works(), reason="this processor lacks what compiled products need")
 COMPILED = {"llama", "llama_tied", "llama3_rope", "mistral", "mistral_window", "qwen2", "qwen3"}
+DOCS = Path(penstock.__file__).parents[1] / "docs"
 COUNT = 197
 TOKENS = [17, 3, 99, 42, 8, 64, 120]
 
@@ -38,6 +44,44 @@ def test_which_architectures_are_compiled(tmp_path: Path, architecture: str, for
     assert isinstance(stage._base, CompiledBase) == (architecture in COMPILED)
     fast = load_stage(str(path), 0, LAYERS, capacity=8, max_model_len=64, numerics=FAST, **FORMATS[form])
     assert isinstance(fast._base, CompiledBase) == (architecture in COMPILED and form in WHOLE)
+
+
+@pytest.mark.parametrize("architecture", ["gemma2", "phi3", "apertus", "mixtral", "qwen3_5"])
+def test_what_cannot_be_exact_is_refused_by_the_field(tmp_path: Path, architecture: str) -> None:
+    """By form, before anything is loaded, and by a stage that has loaded its layers; without layers it can be."""
+    path, refused = make_checkpoint(tmp_path, architecture), r"numerics is 'exact', .*: leave it out, or give 'fast'"
+    with pytest.raises(FieldError, match=refused):
+        check_loads(open_checkpoint(str(path)), EXACT)
+    with pytest.raises(FieldError, match=refused):
+        load_stage(str(path), 0, LAYERS, capacity=8, max_model_len=64, numerics=EXACT)
+    assert load_stage(str(path), LAYERS, LAYERS, capacity=8, max_model_len=64, numerics=EXACT).exact
+
+
+@pytest.mark.parametrize("factor", ["residual_multiplier", "embedding_multiplier"])
+def test_factors_show_when_layers_are_loaded(tmp_path: Path, factor: str) -> None:
+    path = str(make_checkpoint(tmp_path, "granite_swa", **{factor: 0.7}))
+    check_loads(open_checkpoint(path), EXACT)
+    with pytest.raises(FieldError, match="numerics is 'exact'"):
+        load_stage(path, 0, LAYERS, capacity=8, max_model_len=64, numerics=EXACT)
+
+
+def test_families_that_are_exact_are_listed(tmp_path: Path) -> None:
+    """The list in docs/reference/models.md, beside what a stage of each family finds."""
+    section = (DOCS / "reference" / "models.md").read_text().split("## Exact numerics")[1].split("\n## ")[0]
+    families = re.search(r"^`.*`$", section, re.MULTILINE)
+    assert families is not None
+    listed = {name.strip("`") for name in families[0].split(", ")}
+    known = ARCHITECTURES | RELATIVES
+    assert listed == {settings_of(name)["model_type"] for name in known if is_exact(tmp_path / name, name)}
+
+
+def is_exact(folder: Path, architecture: str) -> bool:
+    checkpoint = open_checkpoint(str(make_checkpoint(folder, architecture)))
+    try:
+        check_loads(checkpoint, EXACT)
+    except FieldError:
+        return False
+    return load_stage(str(folder), 0, checkpoint.num_layers, capacity=8, max_model_len=64).exact
 
 
 @pytest.mark.parametrize("quantization", WHOLE)
