@@ -186,7 +186,7 @@ def report(
     outline: OutlineOutput | None = None,
 ) -> None:
     """Print one JSON object on stdout, or else one line of statistics on stderr if that is a terminal."""
-    metrics = metrics_of(llm.setup, completion, load_seconds, llm.loop.estimates.plain_s)
+    metrics = metrics_of(llm.setup, completion, load_seconds, llm.numerics, llm.loop.estimates.plain_s)
     if as_json:
         result = {
             "prompt": prompt,
@@ -213,12 +213,12 @@ def outline_line(outline: OutlineOutput) -> str:
 
 
 def metrics_of(
-    setup: Resolved, completion: CompletionOutput, load_seconds: float, plain_s: float = 0.0
+    setup: Resolved, completion: CompletionOutput, load_seconds: float, numerics: str, plain_s: float = 0.0
 ) -> dict[str, Any]:
     """Figures of one completion. Its speed (tokens per second) counts from the first token on, without the prefill.
 
-    ``load_seconds`` passed until all stages had started. ``plain_s`` is the seconds that a token takes in plain
-    decoding, 0 if that was not measured.
+    ``load_seconds`` passed until all stages had started. ``numerics`` is ``LLM.numerics``. ``plain_s`` is the seconds
+    that a token takes in plain decoding, 0 if that was not measured.
     """
     speculation = setup.speculation
     drafts = speculation is not None and speculation.drafts
@@ -236,6 +236,7 @@ def metrics_of(
         "strategy": speculation.strategy if speculation else "autoregressive",
         "method": " + ".join(speculation.methods) if speculation and drafts else None,
         "stages": setup.stages,
+        "numerics": numerics,
         "cluster": setup.cluster.name if setup.cluster else None,
         "emulated": setup.emulated,
     }
@@ -253,7 +254,8 @@ def statistics_line(metrics: Mapping[str, Any]) -> str:
         parts.append(f"{metrics['accepted']} of {decided} had been drafted")
     parts.append(f"first token after {metrics['first_token_seconds']:.2f} s")
     parts.append(f"loaded in {metrics['load_seconds']:.1f} s")
-    parts.append(f"{metrics['strategy']}, {metrics['stages']} stage{'s' * (metrics['stages'] > 1)}")
+    stages = f"{metrics['stages']} stage{'s' * (metrics['stages'] > 1)}"
+    parts.append(f"{metrics['strategy']}, {stages}, {metrics['numerics']} numerics")
     if metrics["method"] == "synthetic":
         parts.append("synthetic drafter: it knows the answer")
     if metrics["emulated"]:

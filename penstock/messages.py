@@ -311,12 +311,16 @@ class Loading(msgspec.Struct, tag="loading", kw_only=True):
 
 
 class Started(msgspec.Struct, tag="started", kw_only=True):
-    """A stage has loaded its layers and listens at ``address``. ``kv_bytes`` is the size of its KV arenas."""
+    """A stage has loaded its layers and listens at ``address``. ``kv_bytes`` is the size of its KV arenas.
+
+    ``exact``: whether a row's bits depend on nothing but what it sees.
+    """
 
     stage: Index
     address: Address
     kv_bytes: Word
     weight_bytes: Word
+    exact: bool = False
 
 
 class ConnectNeighbours(msgspec.Struct, tag="connect_neighbours", kw_only=True):

@@ -69,7 +69,7 @@ def run(options: EngineOptions, name: str, system_prompt: str = "", template: st
             httpx.Client(**server.client_options, transport=httpx.HTTPTransport(uds=str(socket))) as client,
         ):
             chat = ChatOptions(server=server, model=name, system=system_prompt)
-            chat_over(client, chat, "\n".join([*words, loaded(llm.setup, start)]))
+            chat_over(client, chat, "\n".join([*words, loaded(llm.setup, start, llm.numerics)]))
 
 
 def introduction_of(options: EngineOptions, name: str, template: str | None) -> list[str]:
@@ -89,12 +89,15 @@ def tokenizer_of(options: EngineOptions) -> Tokenizer:
     return load_tokenizer(open_checkpoint(model_folder(options.model, "target")).path)
 
 
-def loaded(setup: Resolved, start: Start) -> str:
-    """A loaded model in a line, as ``30 layers in int4, 2 stages · 97 MB of weights, 189 MB for 8,192 tokens``."""
+def loaded(setup: Resolved, start: Start, numerics: str) -> str:
+    """A loaded model in a line, as ``30 layers in int4, exact, 2 stages · 97 MB of weights, 189 MB for 8,192 tokens``.
+
+    ``numerics`` is ``LLM.numerics``.
+    """
     form = setup.options.dtype if setup.quantization == "none" else setup.quantization
     weights, room = (f"{held / 1e6:,.0f} MB" for held in (start.weight_bytes, start.kv_bytes))
     parts = [
-        f"{setup.checkpoint.num_layers} layers in {form}, {setup.stages} stage{'s' * (setup.stages != 1)}",
+        f"{setup.checkpoint.num_layers} layers in {form}, {numerics}, {setup.stages} stage{'s' * (setup.stages != 1)}",
         f"{weights} of weights, {room} for {setup.capacity:,} tokens",
         f"loaded in {start.seconds:.1f} s",
     ]

@@ -330,6 +330,8 @@ def make_checkpoint(
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config)
         _widen(model)
+        if config.dtype is not None:
+            model.to(config.dtype)
     with _no_progress_bars():
         model.save_pretrained(folder, max_shard_size=max_shard_size)
     if tokenizer:

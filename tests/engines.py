@@ -70,10 +70,11 @@ class InProcessEngine:
         learned: Path | None = None,
         post_state: bool = False,
         quantization: str = "none",
+        dtype: str = "float32",
         gives_back: bool = False,
         chunk: int = 16,
     ) -> None:
-        self._quantization = quantization
+        self._quantization, self._dtype = quantization, dtype
         self._gives_back = gives_back
         self.pool = SlotPool(slots, slots, sharing=not gives_back)
         self.clock = VirtualClock()
@@ -118,6 +119,7 @@ class InProcessEngine:
                 first,
                 last,
                 capacity=self.pool.total,
+                dtype=self._dtype,
                 quantization=self._quantization,
                 gives_back=self._gives_back,
             )

@@ -30,7 +30,7 @@ from penstock.hosts.cores import usable_cores
 from penstock.messages import Result, Sampling
 from penstock.models.attention import SlotAttention
 from penstock.models.checkpoint import open_checkpoint
-from penstock.models.quantization.whole import WholeLinear
+from penstock.models.quantization.packed import BlockLinear
 from penstock.models.stage_model import StageModel, load_stage
 from penstock.stage.visibility import BatchView, RequestView
 
@@ -75,7 +75,7 @@ class Stopwatch:
 def watched(stage: StageModel) -> Iterator[Stopwatch]:
     """Let linear layers and attention of ``stage`` report to the stopwatch; those compiled into one call cannot."""
     watch, attend = Stopwatch(), SlotAttention.__call__
-    linears = [module for module in linears_of(stage) if not isinstance(module, WholeLinear)]
+    linears = [module for module in linears_of(stage) if not isinstance(module, BlockLinear)]
     for module in linears:
         module.forward = watch.timed("linear layers", module.forward)
     SlotAttention.__call__ = watch.timed("attention", attend)  # type: ignore[method-assign]
@@ -92,8 +92,8 @@ def linears_of(stage: StageModel) -> list[Any]:
 
 
 def alone(stage: StageModel, rows: int) -> float:
-    """Seconds of the integer products, called one after another without the code between them."""
-    linears = [module for module in linears_of(stage) if isinstance(module, WholeLinear)]
+    """Seconds of the compiled products, called one after another without the code between them."""
+    linears = [module for module in linears_of(stage) if isinstance(module, BlockLinear)]
     given = {module.inputs: torch.randn(rows, module.inputs) for module in linears}
 
     def products() -> None:

@@ -342,6 +342,11 @@ class AsyncLLM:
     def setup(self) -> Resolved:
         return self._llm.setup
 
+    @property
+    def numerics(self) -> str:
+        """See ``LLM.numerics``."""
+        return self._llm.numerics
+
     def observe(self, observer: Observer) -> None:
         """Have ``observer`` watch every step from now on, on the engine's thread.
 

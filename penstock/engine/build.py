@@ -10,7 +10,7 @@ from penstock.cluster.memory import BATCH_ROWS
 from penstock.drafters.base import Drafter
 from penstock.drafters.learned import LearnedDrafter
 from penstock.drafters.options import DrafterParts, Weights
-from penstock.dtypes import DTYPE_BYTES
+from penstock.dtypes import AUTO, DTYPE_BYTES, FAST
 from penstock.emulation.cluster import drafter_emulation, off_its_device, on_its_device, stage_emulations, take_turns
 from penstock.engine.answers import PlainAnswers
 from penstock.engine.loop import EngineLoop
@@ -44,6 +44,7 @@ def stage_plans(setup: Resolved, drafter: Drafter | None = None) -> list[StagePl
             device=setup.devices[i],
             host=setup.hosts[i],
             quantization=setup.quantization,
+            numerics=setup.options.numerics,
             gives_back=not setup.options.enable_prefix_caching,
             threads=setup.threads[i],
             max_model_len=setup.max_model_len,
@@ -149,6 +150,7 @@ def drafting_plan(setup: Resolved, model: str, layers: int, target: str = "") ->
         dtype=setup.options.dtype,
         device=setup.devices[-1],
         quantization=setup.draft_quantization,
+        numerics=FAST if setup.options.numerics == FAST else AUTO,  # a drafter decides no token
         gives_back=not setup.options.enable_prefix_caching,
         threads=setup.threads[-1],
         max_model_len=setup.max_model_len,

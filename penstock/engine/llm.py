@@ -11,6 +11,7 @@ from typing import Any
 
 from penstock.core import FinishReason, RequestError, RequestOutput, SamplingParams
 from penstock.drafters.base import Drafter
+from penstock.dtypes import EXACT, FAST
 from penstock.engine.answers import learn_answers
 from penstock.engine.build import make_loop
 from penstock.engine.completion import Completion
@@ -271,6 +272,14 @@ class LLM:
     @property
     def setup(self) -> Resolved:
         return self._setup
+
+    @property
+    def numerics(self) -> str:
+        """ "exact": tokens and log-probabilities depend on no drafts, stages or other requests, to the last bit.
+
+        "fast": where two tokens are nearly tied, rounding may decide between them by what is computed together.
+        """
+        return EXACT if self._parts.pipeline.exact else FAST
 
     @property
     def loop(self) -> EngineLoop:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 
 from penstock.cluster import Cluster, load_cluster
 from penstock.config import check
-from penstock.dtypes import DTYPES, QUANTIZATIONS
+from penstock.dtypes import DTYPES, NUMERICS, QUANTIZATIONS
 from penstock.hosts.placement import asked_hosts
 from penstock.options import LIMITS, MODEL, PIPELINE, SHARING, SPECULATION, Option
 from penstock.speculation import SpeculativeConfig, parse_speculative
@@ -42,6 +42,15 @@ Quantization = Annotated[
     Option(
         "none, int8 or int4: whole numbers that weights are held as on a CPU, a draft model's too; auto keeps floats, "
         "and takes int4 or int8 where the file holds whole numbers (GGUF, GPTQ, AWQ and others).",
+        MODEL,
+    ),
+]
+Numerics = Annotated[
+    str,
+    Option(
+        "exact: tokens and log-probabilities do not depend on drafts, stages or other requests, to the last bit; "
+        "refused where a model's layers cannot have that. fast: rounding may decide between tokens that are nearly "
+        "tied. auto: exact where the layers can have it.",
         MODEL,
     ),
 ]
@@ -96,6 +105,7 @@ class ModelOptions:
     model: ModelName = "demo"
     dtype: Dtype = "float32"
     quantization: Quantization = "auto"
+    numerics: Numerics = "auto"
     device: Annotated[str, Option("cpu, cuda:N, or cuda: stages and drafter spread over all GPUs.", MODEL)] = "cpu"
     max_model_len: Annotated[
         int | None,
@@ -196,6 +206,7 @@ class EngineOptions(SharingOptions, PipelineOptions, ModelOptions):
         check(self.dtype in DTYPES, "dtype", self.dtype, f"one of {', '.join(DTYPES)}")
         known = ", ".join(QUANTIZATIONS)
         check(self.quantization in QUANTIZATIONS, "quantization", self.quantization, f"one of {known}")
+        check(self.numerics in NUMERICS, "numerics", self.numerics, f"one of {', '.join(NUMERICS)}")
         check(DEVICES.fullmatch(self.device) is not None, "device", self.device, "cpu, cuda or cuda:N")
         check(self.transport in ("ipc", "tcp"), "transport", self.transport, "ipc or tcp")
         if self.hosts is not None:

@@ -97,13 +97,14 @@ def resolve_options(options: EngineOptions, living: Mapping[str, HostFacts] | No
     check_options(options)
     from penstock.models.checkpoint import open_checkpoint
     from penstock.models.loader import check_loads
-    from penstock.models.quantization.choice import usable_dtype, weights_format
+    from penstock.models.quantization.choice import check_numerics, usable_dtype, weights_format
 
     speculation, cluster = options.speculative_config, options.cluster
     assert not isinstance(speculation, Mapping)
     assert not isinstance(cluster, str)
     checkpoint = open_checkpoint(model_folder(options.model, "target"))
-    check_loads(checkpoint)
+    check_numerics(options.numerics, options.device)
+    check_loads(checkpoint, options.numerics)
     quantization = weights_format(options.quantization, options.device, checkpoint)
     options = replace(options, dtype=usable_dtype(options.dtype, options.device, checkpoint, quantization))
     draft = speculator = None

@@ -15,12 +15,13 @@ from torch import Tensor, nn
 from transformers import logging as transformers_logging
 
 from penstock.core import ConfigError, PenstockError
-from penstock.dtypes import torch_dtype
+from penstock.dtypes import AUTO, EXACT, torch_dtype
 from penstock.files import CONFIG_FILE, problem_in, read_json, said
 from penstock.models.attention import ATTENTION
 from penstock.models.carried.layout import carries, is_outside
 from penstock.models.carried.own_part import keep_own, own_tensors
 from penstock.models.checkpoint import Checkpoint, empty_fields
+from penstock.models.compiled.layer import check_form
 from penstock.models.gate import layer_types, model_class
 from penstock.models.quantization.stored import remember
 from penstock.models.reading import Listener, counted
@@ -320,8 +321,10 @@ class HollowTensor:
         return torch.zeros(()).expand(self.get_shape())
 
 
-def check_loads(checkpoint: Checkpoint) -> None:
+def check_loads(checkpoint: Checkpoint, numerics: str = AUTO) -> None:
     """Raise ConfigError if a stage could not load its part: tensors are missing or do not fit, or vectors hold NaN.
+
+    With ``numerics`` "exact" also if the layers have no form for that.
 
     The whole model is built from tensors that take no memory, so that transformers itself reports what it misses.
     """
@@ -332,6 +335,9 @@ def check_loads(checkpoint: Checkpoint) -> None:
         model = _load(checkpoint, 0, checkpoint.num_layers, None, HollowTensor, **options)
         check_routing(model, checkpoint)
         check_windows(model, checkpoint)
+        if numerics == EXACT:
+            parts = checkpoint.parts
+            check_form(getattr(getattr(model, parts.base), parts.layers))
         check_finite(str(checkpoint.source), vectors(found))
 
 

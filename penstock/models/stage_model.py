@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from penstock.core import ConfigError
-from penstock.dtypes import torch_dtype
+from penstock.dtypes import AUTO, EXACT, FAST, torch_dtype
 from penstock.messages import Candidates, SampledToken, Sampling
 from penstock.models.attention import (
     Arenas,
@@ -32,16 +32,19 @@ from penstock.models.carried.own_part import quantize_own
 from penstock.models.checkpoint import Checkpoint, open_checkpoint
 from penstock.models.chunked import follow_positions
 from penstock.models.compiled.attention import CompiledAttention
-from penstock.models.compiled.layer import compiled
-from penstock.models.fused.base import FusedBase
+from penstock.models.compiled.blocks import GROUP
+from penstock.models.compiled.float_blocks import QUAD
+from penstock.models.compiled.layer import can_compile, compiled, inexact
+from penstock.models.compiled.norms import CompiledNorm
 from penstock.models.fused.fuse import fuse
-from penstock.models.fused.norms import rms_norm
+from penstock.models.fused.norms import RMSNorm, rms_norm
 from penstock.models.gate import layer_types, refusal
 from penstock.models.latent import LatentAttention, keep_latents
 from penstock.models.loader import load_module, refusing
 from penstock.models.probe import ProbedAttention, check_calls, check_entry, check_mixers
-from penstock.models.quantization.pack import check_covered, pack, quantize_ends, share_tied
+from penstock.models.quantization.pack import check_covered, exact_ends, pack, quantize_ends, share_tied
 from penstock.models.quantization.packed import weight_bytes
+from penstock.models.quantization.whole import works
 from penstock.models.reading import Listener
 from penstock.models.recurrent.install import install
 from penstock.models.recurrent.mixer import Host
@@ -95,6 +98,7 @@ class StageModel:
         quantization: str,
         plain: bool,
         grammars: GrammarMasks,
+        numerics: str = AUTO,
         gives_back: bool = False,
     ) -> None:
         parts = checkpoint.parts
@@ -109,15 +113,22 @@ class StageModel:
         self._causal = module
         self._plain = plain
         self._precise = quantization != "none"
+        exact = numerics != FAST and not plain and self.device.type == "cpu" and works()
         # Before packing, which would replace ``kv_b_proj``, and before fusing.
         self._latents = {} if plain else keep_latents(getattr(self._base, parts.layers)[first:last])
         if quantization != "none":
             quantize_ends(module, self._base, parts.embed, tied=bool(checkpoint.config.tie_word_embeddings))
             quantize_own(self._base, checkpoint.config, last - first)
+        elif exact:
+            exact_ends(module, self._base, parts.embed)
         elif not plain:
             share_tied(module, self._base, parts.embed)
         norm = getattr(self._base, parts.norm)
-        setattr(module, parts.base, NormOnly(norm if plain else rms_norm(norm), self._base))
+        if not plain:
+            norm = rms_norm(norm)
+        if isinstance(norm, RMSNorm) and (exact or self._precise):
+            norm = CompiledNorm(norm)
+        setattr(module, parts.base, NormOnly(norm, self._base))
         # The norm runs with the head, for the wanted rows only.
         setattr(self._base, parts.norm, nn.Identity())
         own, types = getattr(self._base, parts.layers)[first:last], layer_types(checkpoint.config)[first:last]
@@ -131,9 +142,13 @@ class StageModel:
             self._base = CarryingBase(self._base, checkpoint.config, first, last)
         elif not plain:
             self._base = fuse(self._base, parts, first, last)
-        self._loops = quantization != "none" and not plain and dtype == "float32"
-        if quantization != "none" or not plain:
-            self._pack(quantization)
+        self._loops = self._precise and not plain and dtype == "float32"
+        self.exact = (exact or self._precise) and first == last
+        """Whether a row's bits depend on nothing but what it sees, on every layer that is here."""
+        if self._precise or not plain:
+            self._pack(quantization, exact)
+        if numerics == EXACT and not self.exact:
+            raise inexact()
         makers = made_by(checkpoint.config) if carries(checkpoint.config) else None
         self._arenas = Arenas(capacity, makers)
         self._near_arenas = Arenas(near_capacity, makers)
@@ -143,13 +158,19 @@ class StageModel:
         self._tapped: dict[int, Tensor] = {}
         self._probe()
 
-    def _pack(self, quantization: str) -> None:
-        pack(self._base, quantization)
-        pack(self._causal, quantization)
-        if quantization != "none":
+    def _pack(self, quantization: str, exact: bool) -> None:
+        """Pack all linear layers, and compile the decoder layers where that is possible."""
+        if self._precise:
+            compiles = self._loops and can_compile(self._base, GROUP)
+        else:
+            compiles = self._loops = exact and can_compile(self._base, QUAD)
+        pack(self._base, quantization, exact=compiles)
+        pack(self._causal, quantization, exact=compiles)
+        if self._precise:
             check_covered(getattr(self._base, self.checkpoint.parts.layers), quantization)
-        if self._loops and isinstance(self._base, FusedBase):
-            self._base = compiled(self._base)
+        self.exact |= compiles
+        if compiles:
+            self._base = compiled(self._base, torch_dtype(self.dtype))
 
     def tap(self, layers: Sequence[int]) -> None:
         """Keep the hidden states of these layers for ``features``: 0 the embedding, k the output of layer k - 1.
@@ -370,12 +391,14 @@ def load_stage(
     plain: bool = False,
     max_model_len: int | None = None,
     tokenizer: str = "",
+    numerics: str = AUTO,
     gives_back: bool = False,
     on_read: Listener | None = None,
 ) -> StageModel:
     """Load layers [first, last) of the checkpoint ``path``: folder, GGUF file or hub id, with ``capacity`` slots.
 
-    ``quantization`` is "none" or a format of ``quantization.pack``. ``plain`` selects the slow reference path.
+    ``quantization`` is "none" or a format of ``quantization.pack``, ``numerics`` one of ``dtypes.NUMERICS``. ``plain``
+    selects the slow reference path.
     ``max_model_len`` is needed only for rotary embeddings that depend on the length of a text. A draft model's grammars
     are those of its target, the checkpoint in ``tokenizer``. With ``gives_back`` layers with a limited reach free slots
     that are out of reach; no two requests may share slots then. ``on_read`` is called with how many numbers have been
@@ -398,6 +421,7 @@ def load_stage(
             quantization=quantization,
             plain=plain,
             grammars=grammars,
+            numerics=numerics,
             gives_back=gives_back,
         )
     stage.drafted = target.vocab_size

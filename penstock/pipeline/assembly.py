@@ -41,6 +41,7 @@ def load_layers(plan: StagePlan, on_read: Callable[[int, int], None] | None = No
         quantization=plan.quantization,
         max_model_len=plan.max_model_len,
         tokenizer=plan.tokenizer,
+        numerics=plan.numerics,
         gives_back=plan.gives_back,
         on_read=on_read,
     )

@@ -87,6 +87,11 @@ class HostedPipeline(Pipeline, SideChannel, Protocol):
         ...
 
     @property
+    def exact(self) -> bool:
+        """Whether in all stages a row's bits depend on nothing but what it sees; to be asked once it has joined."""
+        ...
+
+    @property
     def lost(self) -> bool:
         """Whether a stage has been lost, so that ``poll`` raises PipelineLost now or soon."""
         ...

@@ -30,7 +30,9 @@ class InProcessPipeline:
         entrance: Link = REAL_LINK,
         drafter: InProcessPipeline | None = None,
         vocab_size: int = MOST,
+        exact: bool = False,
     ) -> None:
+        self.exact = exact
         self._drafter = drafter
         self.stages = len(drivers)
         self.drivers = drivers
@@ -160,11 +162,14 @@ class InProcessHost:
         pass
 
     def begin(self, plans: Sequence[StagePlan], name: str = "stage") -> InProcessPipeline:
-        cores = [make_core(plan, i, len(plans), load_layers(plan)) for i, plan in enumerate(plans)]
+        layers = [load_layers(plan) for plan in plans]
+        cores = [make_core(plan, i, len(plans), layers[i]) for i, plan in enumerate(plans)]
         drivers = [make_driver(plan, i, cores[i], self.now) for i, plan in enumerate(plans)]
         readers = [self._pipelines[plan.tap.address] for plan in plans if plan.tap is not None]
         reader = readers[0] if readers else None
-        pipeline = InProcessPipeline(drivers, self, entrance(plans[0]), reader, plans[0].vocab_size)
+        pipeline = InProcessPipeline(
+            drivers, self, entrance(plans[0]), reader, plans[0].vocab_size, all(one.exact for one in layers)
+        )
         self._pipelines[pipeline.address] = pipeline
         return pipeline
 

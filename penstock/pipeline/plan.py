@@ -6,6 +6,7 @@ from typing import Annotated, Final
 
 import msgspec
 
+from penstock.dtypes import AUTO
 from penstock.emulation.stage import StageEmulation
 from penstock.messages import MOST, MOST_LAYERS, Address, FilePath, Index, Label
 from penstock.transport.security import LinkSecurity
@@ -34,6 +35,8 @@ class StagePlan(msgspec.Struct, frozen=True, kw_only=True):
     """The host on which the stage runs, as its launcher is named; empty for the engine's own."""
     quantization: Annotated[str, msgspec.Meta(max_length=4, pattern=r"\A(?:none|int8|int4)\Z")] = "none"
     """The format in which the weights are held."""
+    numerics: Annotated[str, msgspec.Meta(max_length=5, pattern=r"\A(?:auto|exact|fast)\Z")] = AUTO
+    """Whether a row's bits may depend on the rows beside it; a stage that cannot be exact refuses "exact"."""
     max_model_len: Index
     vocab_size: Index
     """The target's vocabulary, for a drafter, too."""

@@ -418,6 +418,10 @@ class ProcessPipeline:
         return self._end.ready and not self.lost
 
     @property
+    def exact(self) -> bool:
+        return all(started.exact for started in self.started.values())
+
+    @property
     def last_heartbeat(self) -> list[float]:
         return list(self._last_heartbeat)
 

@@ -129,7 +129,11 @@ class Worker:
             self._outboxes["drafter"] = sockets.connect(spec.plan.tap.address, spec.plan.tap.session)
         self._grammars = GrammarDesk(layers.grammars, inbox, self._tell_engine)
         started = Started(
-            stage=spec.index, address=inbox.address, kv_bytes=layers.kv_bytes, weight_bytes=layers.weight_bytes
+            stage=spec.index,
+            address=inbox.address,
+            kv_bytes=layers.kv_bytes,
+            weight_bytes=layers.weight_bytes,
+            exact=layers.exact,
         )
         self._tell_engine(started)
         self._beat_at = time.monotonic() + HEARTBEAT

@@ -16,6 +16,7 @@ import typer
 
 import penstock
 from penstock.api_keys import API_KEY_VARIABLE, check_api_key_variable, read_api_keys
+from penstock.dtypes import PROMISES
 from penstock.engine.async_llm import AsyncLLM
 from penstock.engine.options import EngineOptions
 from penstock.engine.places.starting import watched
@@ -77,7 +78,14 @@ def announce(llm: AsyncLLM, settings: ServerSettings, url: str, seconds: float) 
     """Announce the server: a line for people on stdout, one for programs in the log."""
     names = ", ".join(settings.served_model_name)
     tell(f"Penstock serves {names} at {url}" + (" (open it in a browser)" if settings.web else ""))
-    fields = {"url": url, "model": names, "stages": llm.setup.stages, "seconds": round(seconds, 3)}
+    tell(f"Numerics are {llm.numerics}: {PROMISES[llm.numerics]}")
+    fields = {
+        "url": url,
+        "model": names,
+        "stages": llm.setup.stages,
+        "numerics": llm.numerics,
+        "seconds": round(seconds, 3),
+    }
     log.info("serving", extra={"fields": fields})
 
 

@@ -17,7 +17,7 @@ def said(strategy: str | None, plain_s: float) -> str:
     speculation = SpeculativeConfig(method="ngram", strategy=strategy) if strategy is not None else None
     setup: Any = SimpleNamespace(speculation=speculation, stages=2, cluster=None, emulated=False)
     completion = CompletionOutput(0, list(range(11)), seconds=1.5, first_token_seconds=0.5)
-    return statistics_line(metrics_of(setup, completion, 2.04, plain_s))
+    return statistics_line(metrics_of(setup, completion, 2.04, "exact", plain_s))
 
 
 @pytest.mark.parametrize("strategy", ["auto", "continuous"])
@@ -28,6 +28,10 @@ def test_the_speed_stands_beside_plain_decodings_where_that_was_measured(strateg
 
 def test_loading_is_told_from_the_prompt() -> None:
     assert "first token after 0.50 s · loaded in 2.0 s" in said("auto", 0.0)
+
+
+def test_numerics_are_told() -> None:
+    assert said("auto", 0.0).endswith("auto, 2 stages, exact numerics")
 
 
 def test_plain_decoding_is_beside_nothing() -> None:

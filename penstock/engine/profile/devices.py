@@ -107,6 +107,7 @@ def key_of(name: str, facts: HostFacts, setup: Resolved, digest: str, stage: int
         model=digest,
         dtype=setup.options.dtype,
         quantization=setup.quantization,
+        numerics=setup.options.numerics,
         penstock=facts.versions.penstock,
         torch=facts.versions.torch,
     )

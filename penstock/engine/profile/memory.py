@@ -76,6 +76,7 @@ def engine_key(setup: Resolved) -> EngineKey:
         model=digest_of(setup.checkpoint.source),
         dtype=setup.options.dtype,
         quantization=setup.quantization,
+        numerics=setup.options.numerics,
         speculation=repr(setup.speculation),
         penstock=facts.versions.penstock,
         torch=facts.versions.torch,

@@ -33,6 +33,7 @@ class DeviceKey(msgspec.Struct, frozen=True, kw_only=True):
     """The checkpoint's digest."""
     dtype: str
     quantization: str
+    numerics: str
     penstock: str
     torch: str
 
@@ -68,6 +69,7 @@ class EngineKey(msgspec.Struct, frozen=True, kw_only=True):
     """The checkpoint's digest."""
     dtype: str
     quantization: str
+    numerics: str
     speculation: str
     """Drafter and strategy with all their options."""
     penstock: str

@@ -74,8 +74,9 @@ class CompiledAttention(SlotAttention):
 def fill_arenas(task: np.ndarray, keys: Tensor, values: Tensor) -> None:
     """Write the addresses of a layer's arenas into ``ATTENTION`` records."""
     task["keys"], task["values"] = keys.data_ptr(), values.data_ptr()
-    task["key_group"], task["key_slot"] = (4 * stride for stride in keys.stride()[:2])
-    task["value_group"], task["value_slot"] = (4 * stride for stride in values.stride()[:2])
+    size = keys.element_size()
+    task["key_group"], task["key_slot"] = (size * stride for stride in keys.stride()[:2])
+    task["value_group"], task["value_slot"] = (size * stride for stride in values.stride()[:2])
 
 
 @exact

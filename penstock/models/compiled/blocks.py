@@ -68,6 +68,15 @@ def block_of(kind: str, bits: int) -> Callable[..., None]:
     return block  # type: ignore[no-any-return]
 
 
+def prefetch(build: Any, weights: Any, size: int) -> None:
+    """Prefetch ``size`` bytes, ``AHEAD`` of an address: the processor's own prefetching is too late for main memory."""
+    # For reading, kept in the nearest caches, as data.
+    options = [ir.Constant(WORD, number) for number in (0, 3, 1)]
+    for at in range(0, size, LINE):
+        place = build.inttoptr(build.add(weights, ir.Constant(LONG, at + AHEAD)), BYTE.as_pointer())
+        call(build, "llvm.prefetch.p0i8", ir.VoidType(), [place, *options])
+
+
 class _Block:
     """Generates the code of a block's product with ``count`` rows."""
 
@@ -90,13 +99,8 @@ class _Block:
             build.store(build.load(place), self.pointer("out", at, FLOATS), align=4)
 
     def fetch(self, group: Any) -> None:
-        """Prefetch the weights that are ``AHEAD``: the processor's own prefetching is too late for main memory."""
         build, size = self.build, GROUP * LANES * self.bits // 8
-        # For reading, kept in the nearest caches, as data.
-        options = [ir.Constant(WORD, number) for number in (0, 3, 1)]
-        for at in range(0, size, LINE):
-            place = build.add(build.mul(group, ir.Constant(LONG, size)), ir.Constant(LONG, at + AHEAD))
-            call(build, "llvm.prefetch.p0i8", ir.VoidType(), [self.pointer("weights", place, BYTE), *options])
+        prefetch(build, build.add(self.given["weights"], build.mul(group, ir.Constant(LONG, size))), size)
 
     def weights(self, group: Any) -> Any:
         """The weights and scales of a group that all rows need."""

@@ -11,8 +11,9 @@ import platform
 from collections.abc import Sequence
 from typing import Any, Final
 
-from llvmlite import binding, ir
+from llvmlite import ir
 from numba.core import cgutils
+from numba.core.registry import cpu_target
 
 LANES: Final = 16
 """Sums that are computed side by side."""
@@ -24,20 +25,30 @@ TOP_BITS: Final = 0x80808080
 
 
 @functools.cache
+def features() -> frozenset[str]:
+    """LLVM's names of the features that Numba compiles for: this processor's, or those of ``NUMBA_CPU_FEATURES``."""
+    named = cpu_target.target_context.codegen().magic_tuple()[2]
+    return frozenset(name[1:] for name in named.split(",") if name.startswith("+"))
+
+
+def on_arm() -> bool:
+    return platform.machine() in ("aarch64", "arm64")
+
+
+@functools.cache
 def instruction() -> str | None:
     """The instruction with which this processor multiplies bytes; None where compiled products are not available.
 
     On an x86 processor without AVX2, code for fused and half-precision operations would call functions that do not
     exist.
     """
-    has = binding.get_host_cpu_features()
-    if platform.machine() in ("aarch64", "arm64"):
-        return DOTPROD if has.get("dotprod") else PLAIN
-    if not all(has.get(name) for name in ("avx2", "fma", "f16c")):
+    if on_arm():
+        return DOTPROD if "dotprod" in features() else PLAIN
+    if not features() >= {"avx2", "fma", "f16c"}:
         return None
-    if has.get("avx512vnni"):
+    if "avx512vnni" in features():
         return VNNI_512
-    return VNNI_256 if has.get("avxvnni") else AVX2
+    return VNNI_256 if "avxvnni" in features() else AVX2
 
 
 def offset(kind: str) -> int:

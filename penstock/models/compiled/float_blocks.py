@@ -1,118 +1,184 @@
-"""Products of rows with float weights, each weight read once for up to eight rows; a row's bits are the row's own.
+"""Code for products of rows with float weights: each weight is read once for up to eight rows.
 
-Every output is the sum of two partial sums, of its even and of its odd inputs, each added up in order by fused
-multiplications and additions. Neither the number of rows, nor that of threads, nor the width of the processor's vectors
-changes any of it: x86 processors with FMA give the same bits, whether they have AVX2 or AVX-512. No layer uses these
-products yet.
+Every output is the sum of two partial sums, each added up in an order that nothing changes: neither the number of rows,
+nor that of threads, nor the width of the processor's vectors. x86 processors with FMA give the same bits, whether they
+have AVX2, AVX-512 or its instructions for bfloat16.
+
+- float32 and float16: even inputs and odd ones, in order, by fused multiplications and additions in float32. A row is
+  float32; for float16 its numbers are rounded to that format.
+- bfloat16: even pairs of inputs and odd ones. Of a pair the second input is added before the first, each product exact
+  and each sum rounded, and numbers below 2^-126 are zero: so does x86's ``vdpbf16ps`` ("Intel 64 and IA-32
+  Architectures Software Developer's Manual", volume 2). Where it is missing, two fused operations in the same order
+  give the same bits. A row is bfloat16.
 
 Weights lie in blocks of 16 outputs (``dot.LANES``), one pair of inputs after another:
 
 - float32 and float16: the first input's weights of the 16 outputs, then the second input's.
 - bfloat16: 16 words; the lower half of word c is the first input of output c, the upper half its second one.
 
-Outputs are filled up to whole blocks and inputs to a whole pair, with zeros. Shapes: N rows, I inputs, O outputs.
+Shapes: I inputs, O outputs.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-import numpy as np
 import torch
 from llvmlite import ir
-from numba import carray, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 from torch import Tensor
 
-from penstock.models.compiled.blocks import FLOAT, FLOATS, HALVES
-from penstock.models.compiled.dot import LANES, LONG, VNNI_512, WORDS, call, instruction, repeated
-from penstock.models.compiled.kept import called_by_address, exact, part
-from penstock.models.compiled.records import FLOAT_PRODUCT, FLOAT_PRODUCT_TYPE, address_of
-from penstock.models.compiled.threads import COUNTERS, at_once, share, taken
+from penstock.models.compiled.blocks import FLOAT, FLOATS, HALVES, prefetch
+from penstock.models.compiled.dot import BYTE, LANES, LONG, SHORT, WORD, WORDS, call, features, on_arm, repeated
+from penstock.models.compiled.records import BFLOAT16, FLOAT16, FLOAT32
 
-TOGETHER: Final = 8 if instruction() == VNNI_512 else 2
+FORMS: Final = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.float16: FLOAT16}
+"""What compiled code calls a format of torch's."""
+WIDE: Final = "avx512f" in features()
+AT_ONCE: Final = 8 if WIDE else 2
 """Rows whose sums fit the processor's registers."""
 PAIR: Final = 2
-"""Inputs, one for each partial sum."""
-KINDS: Final = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-"""Names of the formats in compiled code."""
+SUMS: Final = 2
+"""Partial sums of an output."""
+QUAD: Final = PAIR * SUMS
+"""Inputs are filled up with zeros to a multiple of this."""
 UPPER: Final = 0xFFFF0000
 """The half of a word that is a bfloat16 as the float32 has it."""
+FLUSHING: Final = 0x8040
+"""The bits of the register MXCSR by which numbers below 2^-126 count as zeros, when they are read and written."""
 
 
-class FloatWeights(NamedTuple):
-    """A linear layer's weights, in the order that the module's docstring describes."""
+class _Brain(ir.Type):  # type: ignore[misc]
+    """The type bfloat, which llvmlite does not name."""
 
-    values: Tensor
-    """[blocks, pairs, 2, 16], in bfloat16 [blocks, pairs, 16, 2]."""
-    inputs: int
-    """The layer's own number, before it is filled up."""
-    outputs: int
-    """The same of outputs."""
+    intrinsic_name = "bf16"
+
+    def __str__(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Brain)
+
+    def __hash__(self) -> int:
+        return hash(_Brain)
 
 
-def in_float_blocks(weight: Tensor) -> FloatWeights:
-    """A weight [O, I] in float32, bfloat16 or float16, in blocks. Raises KeyError for another format."""
-    KINDS[weight.dtype]
+BRAINS: Final = ir.VectorType(_Brain(), PAIR * LANES)
+
+
+def in_float_blocks(weight: Tensor) -> Tensor:
+    """A weight [O, I] of a format of ``FORMS`` in blocks, filled up with zeros to whole blocks and quads of inputs.
+
+    Returns [blocks, pairs, 2, 16], for bfloat16 [blocks, pairs, 16, 2].
+    """
     outputs, inputs = weight.shape
-    padded = torch.nn.functional.pad(weight.detach(), (0, -inputs % PAIR, 0, -outputs % LANES))
+    more, padded = (0, -inputs % QUAD, 0, -outputs % LANES), weight.detach()
+    if any(more):
+        padded = torch.nn.functional.pad(padded, more)
     blocks = padded.view(len(padded) // LANES, LANES, -1, PAIR)
     order = (0, 2, 1, 3) if weight.dtype == torch.bfloat16 else (0, 2, 3, 1)
-    return FloatWeights(blocks.permute(order).contiguous(), inputs, outputs)
+    return blocks.permute(order).contiguous()
 
 
-def _block_of(kind: int) -> Any:
-    """A block's product for weights of a kind, as compiled code calls it.
+def rows_of_blocks(blocks: Tensor, outputs: Tensor) -> Tensor:
+    """The weights of single outputs [..] from what ``in_float_blocks`` returned: [.., I], filled up."""
+    block, lane = outputs // LANES, outputs % LANES
+    found = blocks[block, :, lane] if blocks.dtype == torch.bfloat16 else blocks[block, :, :, lane]
+    return found.flatten(-2)
 
-    Its arguments are addresses (weights, rows, results), numbers of pairs of inputs and of outputs, both filled up, and
+
+def float_block_of(form: int) -> Any:
+    """A block's product for weights of a form, as compiled code calls it.
+
+    Its arguments: the addresses of weights, rows and results, the numbers of inputs and outputs, both filled up, and
     how many rows: a constant.
     """
 
     @intrinsic(prefer_literal=True)
-    def block(typing: Any, weights: Any, rows: Any, out: Any, pairs: Any, outputs: Any, count: Any) -> Any:
-        signature = types.void(weights, rows, out, pairs, outputs, count)
+    def block(typing: Any, weights: Any, rows: Any, out: Any, inputs: Any, outputs: Any, count: Any) -> Any:
+        signature = types.void(weights, rows, out, inputs, outputs, count)
 
         def generate(_: Any, build: Any, signature: Any, arguments: Any) -> Any:
-            _write(build, kind, arguments[:5], signature.args[-1].literal_value)
+            writer = _BrainBlock if form == BFLOAT16 else _FloatBlock
+            writer(build, form, arguments[:5], signature.args[-1].literal_value).write()
 
         return signature, generate
 
     return block
 
 
-def _write(build: Any, kind: int, arguments: Any, count: int) -> None:
-    weights, rows, out, pairs, outputs = arguments
-    zeros = ir.Constant(FLOATS, [0.0] * LANES)
-    sums = [[cgutils.alloca_once_value(build, zeros) for _ in range(PAIR)] for _ in range(count)]
-    with cgutils.for_range(build, pairs) as loop:
-        values = _pair(build, kind, weights, loop.index)
-        for row, places in enumerate(sums):
-            # Rows lie one behind another: row * pairs + pair, each pair eight bytes.
-            own = build.add(build.mul(pairs, ir.Constant(LONG, row)), loop.index)
-            at = build.add(rows, build.mul(own, ir.Constant(LONG, 4 * PAIR)))
-            for which, place in enumerate(places):
-                number = _load(build, at, 4 * which, FLOAT, 4)
-                fused = [repeated(build, number), values[which], build.load(place)]
-                build.store(call(build, f"llvm.fma.v{LANES}f32", FLOATS, fused), place)
-    for row, (even, odd) in enumerate(sums):
-        at = build.add(out, build.mul(outputs, ir.Constant(LONG, 4 * row)))
-        whole = build.fadd(build.load(even), build.load(odd))
-        build.store(whole, build.inttoptr(at, FLOATS.as_pointer()), align=4)
+class _FloatBlock:
+    """Generates the code of a block's product with ``count`` rows, for weights that become float32 when loaded."""
+
+    step: int = PAIR
+    """Inputs of a turn of the loop: each partial sum takes its part of them."""
+
+    def __init__(self, build: Any, form: int, arguments: Any, count: int) -> None:
+        self.build, self.form, self.count = build, form, count
+        self.given_weights, self.rows, self.out, self.inputs, self.outputs = arguments
+        self.weight_size = 4 if form == FLOAT32 else 2
+        self.row_size = 2 if form == BFLOAT16 else 4
+
+    def write(self) -> None:
+        build = self.build
+        zeros = ir.Constant(FLOATS, [0.0] * LANES)
+        sums = [[cgutils.alloca_once_value(build, zeros) for _ in range(SUMS)] for _ in range(self.count)]
+        with cgutils.for_range(build, build.udiv(self.inputs, ir.Constant(LONG, self.step))) as loop:
+            at = build.mul(loop.index, ir.Constant(LONG, self.step * LANES * self.weight_size))
+            own = build.add(self.given_weights, at)
+            prefetch(build, own, self.step * LANES * self.weight_size)
+            values = self.weights(own)
+            for row, places in enumerate(sums):
+                before = build.mul(self.inputs, ir.Constant(LONG, row * self.row_size))
+                place = build.add(build.mul(loop.index, ir.Constant(LONG, self.step * self.row_size)), before)
+                number = build.add(self.rows, place)
+                for which, sum_ in enumerate(places):
+                    build.store(self.added(build.load(sum_), values[which], number, which), sum_)
+        for row, (even, odd) in enumerate(sums):
+            at = build.add(self.out, build.mul(self.outputs, ir.Constant(LONG, 4 * row)))
+            whole = build.fadd(build.load(even), build.load(odd))
+            build.store(whole, build.inttoptr(at, FLOATS.as_pointer()), align=4)
+
+    def weights(self, at: Any) -> list[Any]:
+        """What each partial sum takes of the weights at an address."""
+        if self.form == FLOAT32:
+            return [_load(self.build, at, step, FLOATS, 4) for step in (0, 4 * LANES)]
+        halves = [_load(self.build, at, step, HALVES, 2) for step in (0, 2 * LANES)]
+        return [self.build.fpext(half, FLOATS) for half in halves]
+
+    def added(self, sums: Any, values: Any, row: Any, which: int) -> Any:
+        """A partial sum and what the numbers of a row at an address add to it."""
+        return self.fused(repeated(self.build, _load(self.build, row, 4 * which, FLOAT, 4)), values, sums)
+
+    def fused(self, one: Any, other: Any, more: Any) -> Any:
+        """one * other + more, rounded once."""
+        return call(self.build, f"llvm.fma.v{LANES}f32", FLOATS, [one, other, more])
 
 
-def _pair(build: Any, kind: int, weights: Any, pair: Any) -> list[Any]:
-    """The weights of two neighbouring inputs, as floats of 32 bits: exactly what is stored."""
-    size = 4 if kind == KINDS[torch.float32] else 2
-    at = build.add(weights, build.mul(pair, ir.Constant(LONG, PAIR * LANES * size)))
-    if kind == KINDS[torch.bfloat16]:
-        words = _load(build, at, 0, WORDS, 4)
-        first = build.shl(words, ir.Constant(WORDS, [16] * LANES))
-        second = build.and_(words, ir.Constant(WORDS, [UPPER] * LANES))
-        return [build.bitcast(half, FLOATS) for half in (first, second)]
-    if kind == KINDS[torch.float16]:
-        return [build.fpext(_load(build, at, step, HALVES, 2), FLOATS) for step in (0, 2 * LANES)]
-    return [_load(build, at, step, FLOATS, 4) for step in (0, 4 * LANES)]
+class _BrainBlock(_FloatBlock):
+    """The same for pairs of bfloat16."""
+
+    step = QUAD
+
+    def weights(self, at: Any) -> list[Any]:
+        return [_load(self.build, at, step, WORDS, 4) for step in (0, 4 * LANES)]
+
+    def added(self, sums: Any, values: Any, row: Any, which: int) -> Any:
+        build = self.build
+        pairs = repeated(build, _load(build, row, 4 * which, WORD, 4))
+        if "avx512bf16" in features():
+            arguments = [sums, *(build.bitcast(words, BRAINS) for words in (values, pairs))]
+            return call(build, "llvm.x86.avx512bf16.dpbf16ps.512", FLOATS, arguments)
+        (first, second), (one, other) = self.halves(values), self.halves(pairs)
+        return self.fused(first, one, self.fused(second, other, sums))
+
+    def halves(self, words: Any) -> list[Any]:
+        """The lower and the upper halves of words, as float32."""
+        lower = self.build.shl(words, ir.Constant(WORDS, [16] * LANES))
+        upper = self.build.and_(words, ir.Constant(WORDS, [UPPER] * LANES))
+        return [self.build.bitcast(half, FLOATS) for half in (lower, upper)]
 
 
 def _load(build: Any, at: Any, step: int, kind: Any, align: int) -> Any:
@@ -120,79 +186,57 @@ def _load(build: Any, at: Any, step: int, kind: Any, align: int) -> Any:
     return build.load(build.inttoptr(place, kind.as_pointer()), align=align)
 
 
-_block32, _block16, _half = (_block_of(kind) for kind in KINDS.values())
+@intrinsic
+def flush_small(typing: Any) -> Any:
+    """Let this thread read and write numbers below 2^-126 as zeros from now on.
+
+    Returns what ``set_floats`` takes to undo it. On ARM it does nothing.
+    """
+
+    def generate(_: Any, build: Any, __: Any, ___: Any) -> Any:
+        if on_arm():
+            return ir.Constant(WORD, 0)
+        place = cgutils.alloca_once(build, WORD)
+        _with_register(build, "st", place)
+        before = build.load(place)
+        build.store(build.or_(before, ir.Constant(WORD, FLUSHING)), place)
+        _with_register(build, "ld", place)
+        return before
+
+    return types.int32(), generate
 
 
-def _rows_of(block: Any) -> Any:
-    """``block`` with a number of rows that is not known before: 8, 4, 2 or 1."""
+@intrinsic
+def set_floats(typing: Any, before: Any) -> Any:
+    """Undo ``flush_small``."""
 
-    @part
-    def rows(weights: int, rows: int, out: int, pairs: int, outputs: int, count: int) -> None:
-        if count == 8:
-            block(weights, rows, out, pairs, outputs, 8)
-        elif count == 4:
-            block(weights, rows, out, pairs, outputs, 4)
-        elif count == 2:
-            block(weights, rows, out, pairs, outputs, 2)
-        else:
-            block(weights, rows, out, pairs, outputs, 1)
+    def generate(_: Any, build: Any, __: Any, arguments: Any) -> Any:
+        if not on_arm():
+            place = cgutils.alloca_once_value(build, arguments[0])
+            _with_register(build, "ld", place)
 
-    return rows
+    return types.void(types.int32), generate
 
 
-_rows32, _rows16, _rows_half = _rows_of(_block32), _rows_of(_block16), _rows_of(_half)
+def _with_register(build: Any, verb: str, place: Any) -> None:
+    call(build, f"llvm.x86.sse.{verb}mxcsr", ir.VoidType(), [build.bitcast(place, BYTE.as_pointer())])
 
 
-@exact
-def _together(left: int) -> int:
-    several = TOGETHER
-    while several > left:
-        several //= 2
-    return several
+@intrinsic
+def in_half(typing: Any, number: Any) -> Any:
+    """A float32 rounded to the next float16, as a float32."""
+
+    def generate(_: Any, build: Any, __: Any, arguments: Any) -> Any:
+        return build.fpext(build.fptrunc(arguments[0], ir.HalfType()), FLOAT)
+
+    return types.float32(types.float32), generate
 
 
-@part
-def _multiply(product: Any, first: int, last: int) -> None:
-    """Blocks of outputs [first, last) of all rows."""
-    size = product.pairs * 2 * LANES * (4 if product.kind == 0 else 2)
-    for block in range(first, last):
-        own, row = product.values + block * size, 0
-        while row < product.count:
-            several = _together(product.count - row)
-            x = product.rows + row * product.pairs * 8
-            y = product.out + (row * product.outputs + block * LANES) * 4
-            if product.kind == 0:
-                _rows32(own, x, y, product.pairs, product.outputs, several)
-            elif product.kind == 1:
-                _rows16(own, x, y, product.pairs, product.outputs, several)
-            else:
-                _rows_half(own, x, y, product.pairs, product.outputs, several)
-            row += several
+@intrinsic
+def half_bits(typing: Any, number: Any) -> Any:
+    """The float16 next to a float32, as its bits."""
 
+    def generate(_: Any, build: Any, __: Any, arguments: Any) -> Any:
+        return build.bitcast(build.fptrunc(arguments[0], ir.HalfType()), SHORT)
 
-@called_by_address(types.void(types.CPointer(FLOAT_PRODUCT_TYPE)))
-def _work(pointer: Any) -> None:
-    """A thread's part of a product: blocks that no other one has taken yet."""
-    product = carray(pointer, 1)[0]
-    blocks = product.outputs // LANES
-    several = at_once(blocks, product.threads)
-    first = taken(product.counters, several)
-    while first < blocks:
-        _multiply(product, first, min(first + several, blocks))
-        first = taken(product.counters, several)
-
-
-def float_product(rows: Tensor, weights: FloatWeights, team: tuple[int, int] = (1, 0)) -> Tensor:
-    """Rows [N, I] times the weights [O, I]: [N, O], float32; ``team`` as in ``products``."""
-    count, missing = len(rows), -weights.inputs % PAIR
-    rows = torch.nn.functional.pad(rows.float(), (0, missing)).contiguous()
-    padded = weights.outputs + -weights.outputs % LANES
-    found, counters = torch.empty(count, padded), np.zeros(COUNTERS, np.int64)
-    task = np.empty(1, FLOAT_PRODUCT)
-    task["values"], task["kind"] = weights.values.data_ptr(), KINDS[weights.values.dtype]
-    task["rows"], task["out"], task["count"] = rows.data_ptr(), found.data_ptr(), count
-    task["pairs"], task["outputs"] = rows.shape[1] // PAIR, padded
-    threads, parallel = team
-    task["counters"], task["threads"] = address_of(counters), threads
-    share(parallel, _work.address, address_of(task), threads)
-    return found[:, : weights.outputs]
+    return types.uint16(types.float32), generate

@@ -1,6 +1,8 @@
 """Compiles loops, and keeps their machine code on disk, in a folder for each version of the sources.
 
 Numba checks only the file of a function; functions that are compiled into it from other files may have changed since.
+Nor does it expect processes that compile at the same time, as the stages of a pipeline do on a new machine: it numbers
+the files of a function's machine code, so that two of them can give one name to code for different types or constants.
 """
 
 from __future__ import annotations
@@ -13,21 +15,27 @@ from pathlib import Path
 from typing import Any, Final
 
 from numba import cfunc, config, njit
+from numba.core import caching
 
 from penstock.files import cache_folder
 
 OPTIONS: Final = {"nogil": True, "error_model": "numpy"}
-REORDERED: Final = {"contract", "reassoc", "nsz", "arcp"}
+
+
+class OwnNames(caching.IndexDataCacheFile):  # type: ignore[misc]
+    """Numba's index of a function's files, in which a file's name says what is in it."""
+
+    def save(self, key: Any, data: Any) -> None:
+        """Keep ``data``. Of two processes that save at once one may lose its entry in the index, and compiles anew."""
+        name = self._data_name(int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:8]))
+        self._save_data(name, data)
+        self._save_index({**self._load_index(), key: name})
 
 
 def exact(function: Callable[..., Any]) -> Any:
-    """Compile a loop in which every operation rounds as written."""
-    return _njit(function)
-
-
-def fast(function: Callable[..., Any]) -> Any:
-    """Compile a loop whose sums may be reordered into vectors, in the same order for every row of one length."""
-    return _njit(function, fastmath=REORDERED)
+    """Compile a loop in which every operation rounds as written, on every processor."""
+    with _keeping() as kept:
+        return njit(cache=kept, **OPTIONS)(function)
 
 
 def part(function: Callable[..., Any]) -> Any:
@@ -35,30 +43,25 @@ def part(function: Callable[..., Any]) -> Any:
     return njit(**OPTIONS)(function)
 
 
-def called_by_address(signature: Any, **options: Any) -> Callable[[Callable[..., Any]], Any]:
+def called_by_address(signature: Any) -> Callable[[Callable[..., Any]], Any]:
     """Compile a function that other machine code calls by its address."""
 
     def compile_(function: Callable[..., Any]) -> Any:
         with _keeping() as kept:
-            return cfunc(signature, cache=kept, **OPTIONS, **options)(function)
+            return cfunc(signature, cache=kept, **OPTIONS)(function)
 
     return compile_
-
-
-def _njit(function: Callable[..., Any], **options: Any) -> Any:
-    with _keeping() as kept:
-        return njit(cache=kept, **OPTIONS, **options)(function)
 
 
 @contextmanager
 def _keeping() -> Iterator[bool]:
     """Point Numba's cache at ``folder`` within the block, where it decorates. Yields whether the code can be kept."""
-    before, place = config.CACHE_DIR, folder()
-    config.CACHE_DIR = before if place is None else str(place)
+    before, place = (config.CACHE_DIR, caching.IndexDataCacheFile), folder()
+    config.CACHE_DIR, caching.IndexDataCacheFile = before[0] if place is None else str(place), OwnNames
     try:
         yield place is not None
     finally:
-        config.CACHE_DIR = before
+        config.CACHE_DIR, caching.IndexDataCacheFile = before
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Fused layers of quantised products, compiled: a single call for all layers between two that have hooks."""
+"""Fused layers, compiled: a single call for all layers between two that have hooks."""
 
 from __future__ import annotations
 
@@ -9,19 +9,23 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from penstock.config import FieldError
+from penstock.dtypes import EXACT
 from penstock.models.attention import Arenas, Span, chosen
 from penstock.models.compiled.attention import CompiledAttention, fill_arenas, sinks_of
 from penstock.models.compiled.blocks import GROUP
+from penstock.models.compiled.dot import LANES
+from penstock.models.compiled.float_blocks import FORMS
 from penstock.models.compiled.kernels import attention_of
-from penstock.models.compiled.products import whole_team
+from penstock.models.compiled.norms import norm_record
+from penstock.models.compiled.products import size_of, whole_team
 from penstock.models.compiled.records import ATTENTION, LAYER, STACK, address_of
 from penstock.models.compiled.stack import KINDS, go
 from penstock.models.compiled.threads import COUNTERS, share
 from penstock.models.fused.agreement import agree
 from penstock.models.fused.base import FusedBase
-from penstock.models.fused.layer import FusedLayer
+from penstock.models.fused.layer import FusedLayer, has_form
 from penstock.models.fused.norms import RMSNorm
-from penstock.models.quantization.whole import WholeLinear
 
 SAMPLES: Final = 33
 
@@ -34,10 +38,15 @@ class Turn(NamedTuple):
 
 
 class CompiledLayer(nn.Module):
-    """Replaces a ``FusedLayer`` in float32 on a CPU; takes over its parts."""
+    """Replaces a ``FusedLayer`` on a CPU; takes over its parts.
 
-    def __init__(self, layer: Any) -> None:
+    ``dtype`` is the format of hidden states between layers, and of keys and values. All else is computed in float32,
+    and rows of products are rounded to the form that the weights take.
+    """
+
+    def __init__(self, layer: Any, dtype: torch.dtype) -> None:
         super().__init__()
+        self.dtype = dtype
         self.layer_idx = layer.layer_idx
         self.heads = layer.heads
         self.scoring = layer.scoring
@@ -55,7 +64,7 @@ class CompiledLayer(nn.Module):
             record[name] = getattr(self, name).weights.record
         for name, norm in zip(("input_norm", "mlp_norm", "query_norm", "key_norm"), self.norms, strict=True):
             if norm is not None:
-                record[name] = norm.scaled.data_ptr(), len(norm.scaled), float(norm.least)
+                record[name] = norm_record(norm)
         record["bias"] = 0 if self.bias is None else self.bias.data_ptr()
 
     def forward(self, hidden: Tensor, rotation: Turn) -> Tensor:
@@ -72,6 +81,7 @@ class Stack:
     def __init__(self, layers: Sequence[CompiledLayer]) -> None:
         self._layers = list(layers)
         first = self._layers[0]
+        self._dtype = first.dtype
         self._heads, self._window = first.heads, first.scoring.get("sliding_window")
         self._width, self._inner = first.o_proj.outputs, first.down_proj.inputs
         self._records, self._attentions = np.zeros(len(layers), LAYER), np.zeros(len(layers), ATTENTION)
@@ -85,6 +95,7 @@ class Stack:
             ("layers", address_of(self._records)), ("attentions", address_of(self._attentions)),
             ("counters", address_of(self._counters)), ("count", len(layers)), ("queries", self._heads.queries),
             ("groups", self._heads.groups), ("width", self._heads.width), ("inner", self._inner),
+            ("form", FORMS[self._dtype]),
         ):  # fmt: skip
             self._stack[name] = number
         self._buffers: list[np.ndarray] = []
@@ -96,13 +107,13 @@ class Stack:
         attention["groups"] = heads.groups
         attention["scaling"], attention["softcap"] = scoring["scaling"], scoring.get("softcap") or 0.0
         attention["sinks"] = self._sinks[index].data_ptr()
-        attention["attend"] = attention_of(heads.queries // heads.groups, heads.width, heads.width)
+        attention["attend"] = attention_of(heads.queries // heads.groups, heads.width, heads.width, FORMS[self._dtype])
 
     def __call__(self, hidden: Tensor, rotation: Turn) -> Tensor:
         """[1, N, D] -> [1, N, D]"""
         attention: CompiledAttention = chosen(self._layers, self._window)
         # A copy, because the compiled layers add to it in place.
-        left_ND = hidden[0].clone(memory_format=torch.contiguous_format)
+        left_ND = hidden[0].to(torch.float32, copy=True, memory_format=torch.contiguous_format)
         if self._count != len(left_ND):
             self._make_buffers(len(left_ND))
         self._follow(attention.arenas)
@@ -115,7 +126,7 @@ class Stack:
         # The threads count units up to the end of each phase: every run begins at 0.
         self._counters.fill(0)
         share(parallel, go.address, address_of(stack), threads)
-        return left_ND[None]
+        return left_ND.to(self._dtype)[None]
 
     def _make_buffers(self, count: int) -> None:
         """Make buffers for ``count`` rows, and record their addresses."""
@@ -127,11 +138,15 @@ class Stack:
             "attended": queries, "change": self._width, "gates": 2 * self._inner, "opened": padded,
         }  # fmt: skip
         buffers = {name: np.zeros((count, width), np.float32) for name, width in widths.items()}
-        whole = [np.empty((count, most), np.int8), *(np.empty((count, most // GROUP), np.float32) for _ in range(2))]
-        self._count, self._buffers = count, [*buffers.values(), *whole]
+        most_bytes = most * size_of(self._layers[0].down_proj.weights.form)
+        rows = [
+            np.empty((count, most_bytes), np.int8),
+            *(np.empty((count, most // GROUP), np.float32) for _ in range(2)),
+        ]
+        self._count, self._buffers = count, [*buffers.values(), *rows]
         for name, buffer in buffers.items():
             self._stack[name] = address_of(buffer)
-        self._stack["rows"] = (*map(address_of, whole), count)
+        self._stack["rows"] = (*map(address_of, rows), count)
         size, task = 4 * heads.width, self._attentions
         for name in ("query", "out"):
             task[f"{name}_head"], task[f"{name}_row"] = size, size * heads.queries
@@ -144,7 +159,7 @@ class Stack:
         """
         if self._arenas == (arenas, arenas.capacity):
             return
-        like_KNd = torch.empty(self._heads.groups, 0, self._heads.width)
+        like_KNd = torch.empty(self._heads.groups, 0, self._heads.width, dtype=self._dtype)
         for index, layer in enumerate(self._layers):
             fill_arenas(self._attentions[index : index + 1], *arenas.of(layer.layer_idx, like_KNd, like_KNd))
         self._arenas = arenas, arenas.capacity
@@ -156,6 +171,10 @@ class CompiledBase(FusedBase):
     def __init__(self, embed: nn.Module, rotary: nn.Module, layers: nn.ModuleList, own: Sequence[Any]) -> None:
         super().__init__(embed, rotary, layers, own)
         self._stacks: dict[tuple[int, int], Stack] = {}
+
+    def turned(self, hidden: Tensor, position_ids: Tensor) -> Turn:
+        # Cosines have the format of what they are asked with; in 16 bits they would be off by a hundredth of a turn.
+        return super().turned(hidden.new_empty(0, dtype=torch.float32), position_ids)  # type: ignore[no-any-return]
 
     def rotation(self, cos_1Nd: Tensor, sin_1Nd: Tensor) -> Turn:
         return Turn(cos_1Nd[0].contiguous().numpy(), sin_1Nd[0].contiguous().numpy())
@@ -192,28 +211,55 @@ def is_watched(layer: nn.Module) -> bool:
     return bool(layer._forward_hooks or layer._forward_pre_hooks)
 
 
-def compiled(base: FusedBase) -> FusedBase:
-    """``base`` with compiled layers if each of its own can be compiled; else ``base`` itself."""
-    if not all(map(can_compile, base.own)):
-        return base
+def compiled(base: FusedBase, dtype: torch.dtype) -> CompiledBase:
+    """``base``, all of whose layers ``can_compile``, with compiled ones; its linear layers have been packed.
+
+    ``dtype``: see ``CompiledLayer``.
+    """
     own = []
     for index, layer in enumerate(base.layers):
         if isinstance(layer, FusedLayer):
-            base.layers[index] = CompiledLayer(layer)
+            base.layers[index] = CompiledLayer(layer, dtype)
             own.append(base.layers[index])
     return CompiledBase(base.embed_tokens, base.rotary_emb, base.layers, own)
 
 
-def can_compile(layer: FusedLayer) -> bool:
-    """Whether its products are quantised, and compiled loops exist for everything between them."""
-    linears = (layer.qkv, layer.o_proj, layer.gate_up, layer.down_proj)
+def can_compile(base: nn.Module, inputs: int) -> bool:
+    """Whether a base model is fused, and compiled loops exist for all that its layers do.
+
+    Asked before linear layers are packed. ``inputs``: the number of which a product's inputs have to be a multiple.
+    """
+    return isinstance(base, FusedBase) and all(_can_compile(layer, inputs) for layer in base.own)
+
+
+def _can_compile(layer: FusedLayer, inputs: int) -> bool:
+    linears: list[Any] = [layer.qkv, layer.o_proj, layer.gate_up, layer.down_proj]
     norms = (layer.input_norm, layer.mlp_norm, layer.query_norm, layer.key_norm)
     return (
-        all(isinstance(linear, WholeLinear) and linear.in_blocks for linear in linears)
-        and all(linear.in_groups for linear in linears[:-1])
+        all(type(linear) is nn.Linear and linear.out_features % LANES == 0 for linear in linears)
+        # What enters the last product is filled up with zeros where that is needed.
+        and all(linear.in_features % inputs == 0 for linear in linears[:-1])
         and all(linear.bias is None for linear in linears[1:])
         and all(norm is None or isinstance(norm, RMSNorm) for norm in norms)
         and is_silu(layer.act)
+    )
+
+
+def check_form(layers: Sequence[nn.Module]) -> None:
+    """Raise FieldError if decoder layers, as transformers has built them, are of no form that can be ``exact``.
+
+    Whether they compute what their form says shows only when they are loaded.
+    """
+    if not all(has_form(layer) and is_silu(layer.mlp.act_fn) for layer in layers):
+        raise inexact()
+
+
+def inexact() -> FieldError:
+    """The refusal of layers that cannot be ``exact``."""
+    return FieldError(
+        "numerics",
+        f"is {EXACT!r}, which takes layers of llama's form on a CPU, with RMS norms and silu; this model's layers run "
+        "in transformers' modules, whose sums depend on the rows beside a row: leave it out, or give 'fast'",
     )
 
 

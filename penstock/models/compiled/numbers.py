@@ -1,4 +1,4 @@
-"""An exponential made of additions and multiplications, which compilers can vectorise."""
+"""An exponential made of additions and fused multiplications, which compilers can vectorise."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import Any, Final
 
 import numpy as np
 from numba import njit
+
+from penstock.models.compiled.sums import fused
 
 LOG2_E: Final = np.float32(1.4426950408889634)
 LEAST_EXPONENT: Final = np.float32(-126)
@@ -20,11 +22,11 @@ def exp(power: Any) -> Any:
     whole = np.floor(exponent + np.float32(0.5))
     part = exponent - whole
     sum_ = POWERS[5]
-    sum_ = sum_ * part + POWERS[4]
-    sum_ = sum_ * part + POWERS[3]
-    sum_ = sum_ * part + POWERS[2]
-    sum_ = sum_ * part + POWERS[1]
-    sum_ = sum_ * part + POWERS[0]
+    sum_ = fused(sum_, part, POWERS[4])
+    sum_ = fused(sum_, part, POWERS[3])
+    sum_ = fused(sum_, part, POWERS[2])
+    sum_ = fused(sum_, part, POWERS[1])
+    sum_ = fused(sum_, part, POWERS[0])
     # A power of two is its exponent, shifted into the bits of a float32.
     two = np.int32((np.int32(max(whole, LEAST_EXPONENT)) + np.int32(127)) << np.int32(23)).view(np.float32)
     return sum_ * two if whole >= LEAST_EXPONENT else np.float32(0)

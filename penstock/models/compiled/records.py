@@ -20,23 +20,21 @@ def record(*fields: tuple[str, Any]) -> np.dtype[Any]:
     return np.dtype(list(fields), align=True)
 
 
+INT4, INT8, BFLOAT16, FLOAT16, FLOAT32 = 4, 8, 16, 17, 32
+"""Forms of weights, of the rows that they are multiplied with, and of keys and values."""
+
 NORM: Final = record(("weight", ADDRESS), ("width", NUMBER), ("least", np.float32))
 """An ``RMSNorm``."""
 WEIGHTS: Final = record(
-    ("values", ADDRESS), ("scales", ADDRESS), ("bits", NUMBER), ("shift", NUMBER), ("inputs", NUMBER),
+    ("values", ADDRESS), ("scales", ADDRESS), ("form", NUMBER), ("shift", NUMBER), ("inputs", NUMBER),
     ("outputs", NUMBER),
 )  # fmt: skip
 """A linear layer, as in ``products.Weights``; inputs and outputs are padded to whole groups and blocks."""
-WHOLE: Final = record(("numbers", ADDRESS), ("scales", ADDRESS), ("sums", ADDRESS), ("count", NUMBER))
-"""Rows as whole numbers; see ``compiled.blocks``."""
+ROWS: Final = record(("numbers", ADDRESS), ("scales", ADDRESS), ("sums", ADDRESS), ("count", NUMBER))
+"""Rows in the form that products take. Whole numbers have scales and sums, see ``compiled.blocks``."""
 PRODUCT: Final = record(
-    ("weights", WEIGHTS), ("rows", WHOLE), ("out", ADDRESS), ("counters", ADDRESS), ("threads", NUMBER)
+    ("weights", WEIGHTS), ("rows", ROWS), ("out", ADDRESS), ("counters", ADDRESS), ("threads", NUMBER)
 )
-FLOAT_PRODUCT: Final = record(
-    ("values", ADDRESS), ("kind", NUMBER), ("rows", ADDRESS), ("out", ADDRESS), ("count", NUMBER), ("pairs", NUMBER),
-    ("outputs", NUMBER), ("counters", ADDRESS), ("threads", NUMBER),
-)  # fmt: skip
-"""A product with float weights, see ``compiled.float_blocks``; outputs are filled up to whole blocks."""
 ATTENTION: Final = record(
     ("query", ADDRESS), ("query_head", NUMBER), ("query_row", NUMBER), ("keys", ADDRESS), ("key_group", NUMBER),
     ("key_slot", NUMBER), ("values", ADDRESS), ("value_group", NUMBER), ("value_slot", NUMBER), ("rows", ADDRESS),
@@ -53,10 +51,13 @@ STACK: Final = record(
     ("layers", ADDRESS), ("attentions", ADDRESS), ("count", NUMBER), ("queries", NUMBER), ("groups", NUMBER),
     ("width", NUMBER), ("inner", NUMBER), ("hidden", ADDRESS), ("normed", ADDRESS), ("qkv", ADDRESS),
     ("query", ADDRESS), ("cos", ADDRESS), ("sin", ADDRESS), ("slots", ADDRESS), ("attended", ADDRESS),
-    ("change", ADDRESS), ("gates", ADDRESS), ("opened", ADDRESS), ("rows", WHOLE), ("counters", ADDRESS),
-    ("threads", NUMBER),
+    ("change", ADDRESS), ("gates", ADDRESS), ("opened", ADDRESS), ("rows", ROWS), ("form", NUMBER),
+    ("counters", ADDRESS), ("threads", NUMBER),
 )  # fmt: skip
-"""Layers and the buffers that they share; ``inner`` is F, ``count`` the number of layers."""
+"""Layers and the buffers that they share; ``inner`` is F, ``count`` the number of layers.
+
+``form`` is that of hidden states between layers, and of keys and values; the states lie in float32.
+"""
 
 
 def pointer_to(kind: Any) -> Any:
@@ -73,10 +74,10 @@ def pointer_to(kind: Any) -> Any:
 
 
 floats, numbers = pointer_to(types.float32), pointer_to(types.int64)
+words, shorts = pointer_to(types.uint32), pointer_to(types.uint16)
 PRODUCT_TYPE, ATTENTION_TYPE = from_dtype(PRODUCT), from_dtype(ATTENTION)
-FLOAT_PRODUCT_TYPE = from_dtype(FLOAT_PRODUCT)
 LAYER_TYPE, STACK_TYPE = from_dtype(LAYER), from_dtype(STACK)
-layers_at, attentions_at = pointer_to(LAYER_TYPE), pointer_to(ATTENTION_TYPE)
+layers_at, attentions_at, norms_at = map(pointer_to, (LAYER_TYPE, ATTENTION_TYPE, from_dtype(NORM)))
 
 
 def address_of(array: np.ndarray) -> int:

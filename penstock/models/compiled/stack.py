@@ -12,7 +12,7 @@ from numba import carray, types
 
 from penstock.models.compiled.dot import LANES
 from penstock.models.compiled.kept import called_by_address, exact, part
-from penstock.models.compiled.kernels import add, copy, gate, norm, turn
+from penstock.models.compiled.kernels import add, gate, norm, round_to, store, turn
 from penstock.models.compiled.products import multiply, round_row
 from penstock.models.compiled.records import STACK_TYPE, attentions_at, layers_at, numbers
 from penstock.models.compiled.threads import COUNTERS, LINE, at_once, await_units, call_units, finished, taken
@@ -71,8 +71,9 @@ def _turn_row(row: int, stack: Any, layer: Any, attention: Any) -> None:
         key, value = own + size * group, own + size * (stack.groups + group)
         if layer.key_norm.weight:
             norm(key, layer.key_norm, key)
-        turn(key, cos, sin, width, attention.keys + group * attention.key_group + slot * attention.key_slot)
-        copy(value, attention.values + group * attention.value_group + slot * attention.value_slot, width)
+        turn(key, cos, sin, width, key)
+        store(key, attention.keys + group * attention.key_group + slot * attention.key_slot, width, stack.form)
+        store(value, attention.values + group * attention.value_group + slot * attention.value_slot, width, stack.form)
 
 
 @exact
@@ -82,20 +83,22 @@ def _do_row(kind: int, row: int, stack: Any, layer: Any) -> None:
     hidden, normed, change = stack.hidden + before, stack.normed + before, stack.change + before
     if kind == ENTER:
         norm(hidden, layer.input_norm, normed)
-        round_row(row, normed, stack.rows, layer.qkv.inputs, layer.qkv.bits)
+        round_row(row, normed, stack.rows, layer.qkv.inputs, layer.qkv.form)
     elif kind == ROUND:
         weights = layer.o_proj
-        round_row(row, stack.attended + 4 * weights.inputs * row, stack.rows, weights.inputs, weights.bits)
+        round_row(row, stack.attended + 4 * weights.inputs * row, stack.rows, weights.inputs, weights.form)
     elif kind == MIDDLE:
         add(hidden, change, hidden, width)
         norm(hidden, layer.mlp_norm, normed)
-        round_row(row, normed, stack.rows, layer.gate_up.inputs, layer.gate_up.bits)
+        round_row(row, normed, stack.rows, layer.gate_up.inputs, layer.gate_up.form)
     elif kind == GATE:
         weights, opened = layer.down_proj, stack.opened + 4 * layer.down_proj.inputs * row
         gate(stack.gates + 8 * stack.inner * row, stack.inner, opened)
-        round_row(row, opened, stack.rows, weights.inputs, weights.bits)
+        round_row(row, opened, stack.rows, weights.inputs, weights.form)
     else:
         add(hidden, change, hidden, width)
+        # Another stage may begin here: what it would be sent is what the next layer gets.
+        round_to(hidden, width, stack.form)
 
 
 @exact

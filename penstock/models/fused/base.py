@@ -33,8 +33,11 @@ class FusedBase(nn.Module):
         **options: Any,
     ) -> BaseModelOutput:
         hidden = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        rotation = self.rotation(*self.rotary_emb(hidden, position_ids))
-        return BaseModelOutput(last_hidden_state=self.through(hidden, rotation))
+        return BaseModelOutput(last_hidden_state=self.through(hidden, self.turned(hidden, position_ids)))
+
+    def turned(self, hidden: Tensor, position_ids: Tensor) -> Any:
+        """What ``rotation`` returns for these positions; the tensor says in which format, and on which device."""
+        return self.rotation(*self.rotary_emb(hidden, position_ids))
 
     def through(self, hidden: Tensor, rotation: Any) -> Tensor:
         """Run the rows through the stage's layers: [1, N, D] -> [1, N, D]."""

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import logging
+from typing import Final
 
 from penstock.config import FieldError
-from penstock.dtypes import torch_dtype
+from penstock.dtypes import EXACT, torch_dtype
 from penstock.models.checkpoint import Checkpoint
 from penstock.models.quantization.floats import can_pack
 from penstock.models.quantization.pack import usable
+from penstock.models.quantization.whole import works
+
+INSTRUCTIONS: Final = "instructions (AVX2, FMA and F16C, or those of 64-bit ARM)"
 
 log = logging.getLogger(__name__)
 
@@ -64,9 +68,16 @@ def check_computed(field: str, quantization: str, device: str) -> None:
     if not usable(quantization):
         raise FieldError(
             field,
-            f"is {quantization!r}, for which this processor lacks instructions (AVX2, FMA and F16C, or those of 64-bit "
-            "ARM); use none",
+            f"is {quantization!r}, for which this processor lacks {INSTRUCTIONS}; use none",
         )
+
+
+def check_numerics(numerics: str, device: str) -> None:
+    """Raise FieldError where nothing can be ``exact``: on another device, or a processor without the instructions."""
+    if numerics == EXACT and device != "cpu":
+        raise FieldError("numerics", f"is {numerics!r}, which is computed on cpu alone; device is {device!r}: use fast")
+    if numerics == EXACT and not works():
+        raise FieldError("numerics", f"is {numerics!r}, for which this processor lacks {INSTRUCTIONS}; use fast")
 
 
 def kept(bits: int | None) -> str:

@@ -83,3 +83,8 @@ def in_signed_groups(weight: Tensor, bits: int, group: int) -> GroupedWeight:
     scales = (groups.abs().amax(-1) / most).half().float().clamp_min(LEAST_HALF)
     values = (groups / scales.unsqueeze(-1)).round_().clamp_(-most, most).to(torch.int8)
     return GroupedWeight(values.flatten(-2), scales, None, bits, group)
+
+
+def raised(count: int, unit: int) -> int:
+    """The next multiple of ``unit``."""
+    return -(-count // unit) * unit

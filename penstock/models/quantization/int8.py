@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from penstock.models.compiled.blocks import GROUP
 from penstock.models.compiled.dot import LANES
-from penstock.models.quantization.grouped import GroupedWeight, in_signed_groups
+from penstock.models.quantization.grouped import GroupedWeight, in_signed_groups, raised
 from penstock.models.quantization.stored import in_whole_numbers
-from penstock.models.quantization.whole import LARGEST_GROUP, WholeLinear, raised, scales_in_blocks, shift_of
+from penstock.models.quantization.whole import LARGEST_GROUP, WholeLinear, scales_in_blocks, shift_of
 
 BITS: Final = 8
 

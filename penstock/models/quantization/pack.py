@@ -9,25 +9,27 @@ from torch import nn
 
 from penstock.core import ConfigError
 from penstock.models.quantization import int4
-from penstock.models.quantization.floats import PackedLinear, TiedHead, gains
+from penstock.models.quantization.floats import FloatHead, FloatLinear, PackedLinear, TiedHead, gains
 from penstock.models.quantization.int4 import Int4Linear
 from penstock.models.quantization.int8 import Int8Linear
 from penstock.models.quantization.table import Table, TableEmbedding, TableHead
 from penstock.models.quantization.whole import works
 
 
-def pack(module: nn.Module, quantization: str) -> None:
+def pack(module: nn.Module, quantization: str, *, exact: bool = False) -> None:
     """Replace every linear layer under ``module``, in place; ``quantization`` names the format, "none" for floats.
 
-    A layer's plain weight is freed before the next layer is packed.
+    Whole numbers are always ``exact``: a row's result does not depend on the rows beside it. A layer's plain weight is
+    freed before the next layer is packed.
     """
-    make = QUANTIZED.get(quantization, packed_floats)
+    floats: Callable[[nn.Linear], nn.Module] = FloatLinear if exact else packed_floats
+    make = QUANTIZED.get(quantization, floats)
     for name, child in module.named_children():
         # Subclasses of Linear may compute something else, so only the class itself is replaced.
         if type(child) is nn.Linear:
             setattr(module, name, make(child))
         else:
-            pack(child, quantization)
+            pack(child, quantization, exact=exact)
 
 
 def usable(quantization: str) -> bool:
@@ -58,6 +60,16 @@ def share_tied(causal: Any, base: Any, embed: str) -> None:
         and gains(head)
     ):
         causal.set_output_embeddings(TiedHead(head))
+
+
+def exact_ends(causal: Any, base: Any, embed: str) -> None:
+    """Replace a stage's head, if it has one, by a ``FloatHead``, in place; a tied embedding reads its rows."""
+    embedding, head = getattr(base, embed), causal.get_output_embeddings()
+    if type(head) is nn.Linear:
+        exact = FloatHead(head)
+        causal.set_output_embeddings(exact)
+        if isinstance(embedding, nn.Embedding) and embedding.weight is head.weight:
+            setattr(base, embed, TableEmbedding(exact, embedding))
 
 
 def quantize_ends(causal: Any, base: Any, embed: str, *, tied: bool) -> None:

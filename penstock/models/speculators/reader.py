@@ -51,6 +51,11 @@ class FeatureReader:
         return 0
 
     @property
+    def exact(self) -> bool:
+        """Whether a row's bits are its own: nobody asks that of a drafter."""
+        return False
+
+    @property
     def weight_bytes(self) -> int:
         return weight_bytes(self.module)
 

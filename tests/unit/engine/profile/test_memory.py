@@ -24,6 +24,7 @@ KEY = EngineKey(
     model="0" * 64,
     dtype="float32",
     quantization="int4",
+    numerics="auto",
     speculation="ngram",
     penstock="1",
     torch="2",

@@ -23,6 +23,7 @@ KEY = DeviceKey(
     model="0" * 64,
     dtype="float32",
     quantization="none",
+    numerics="auto",
     penstock="1",
     torch="2",
 )

@@ -1,81 +1,104 @@
-"""Products with float weights: what they come to, and that a row's bits are its own, on every kind of processor."""
+"""Products with float weights: what they come to, and that a row's bits are its own."""
 
 from __future__ import annotations
 
-import hashlib
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
+from torch import nn
 
-from penstock.models.compiled.dot import VNNI_512, instruction
-from penstock.models.compiled.float_blocks import KINDS, float_product, in_float_blocks
-from penstock.models.compiled.threads import parallel
+from penstock.models.compiled.float_blocks import FORMS
+from penstock.models.quantization.floats import FloatHead, FloatLinear
+from penstock.models.quantization.whole import works
 
-pytestmark = pytest.mark.skipif(instruction() is None, reason="this processor lacks what compiled products need")
+pytestmark = pytest.mark.skipif(not works(), reason="this processor lacks what compiled products need")
 SHAPES = [(16, 2), (48, 64), (33, 77), (1, 1)]
-NARROWER = "haswell"
-TEAM = (3, parallel()) if parallel() else (1, 0)
+DTYPES = list(FORMS)
 
 
-def case(dtype: torch.dtype, outputs: int, inputs: int) -> tuple[torch.Tensor, torch.Tensor]:
+def linear_of(weight: torch.Tensor) -> nn.Linear:
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+    linear.weight = nn.Parameter(weight, requires_grad=False)
+    return linear
+
+
+def case(dtype: torch.dtype, outputs: int, inputs: int) -> tuple[torch.Tensor, torch.Tensor, FloatHead]:
+    """A weight, rows, and the head with this weight, which leaves its products in float32."""
     generator = torch.Generator().manual_seed(outputs)
     weight = torch.randn(outputs, inputs, generator=generator).to(dtype)
-    return weight, torch.randn(15, inputs, generator=generator)
+    return weight, torch.randn(15, inputs, generator=generator), FloatHead(linear_of(weight))
 
 
-@pytest.mark.parametrize("dtype", KINDS)
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_products_are_those_of_float64(dtype: torch.dtype, shape: tuple[int, int]) -> None:
-    weight, rows = case(dtype, *shape)
-    found, expected = float_product(rows, in_float_blocks(weight)), rows.double() @ weight.double().T
+    """Of the rows as the format has them: a row is rounded to the nearest number, with ties to even."""
+    weight, rows, head = case(dtype, *shape)
+    found, given = head(rows), rows.to(dtype).double()
+    expected = given @ weight.double().T
     # A sum of I products that are rounded one by one is off by no more than I roundings of their magnitudes' sum.
-    bound = shape[1] * torch.finfo(torch.float32).eps * (rows.double().abs() @ weight.double().abs().T)
+    bound = shape[1] * torch.finfo(torch.float32).eps * (given.abs() @ weight.double().abs().T)
+    assert found.dtype == torch.float32
     assert ((found - expected).abs() <= bound).all()
 
 
-@pytest.mark.parametrize("dtype", KINDS)
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_rows_bits_are_its_own(dtype: torch.dtype, shape: tuple[int, int]) -> None:
     """Among any number of other rows, at any place among them, by one thread or several."""
-    weight, rows = case(dtype, *shape)
-    weights = in_float_blocks(weight)
-    alone = torch.cat([float_product(row[None], weights) for row in rows])
-    for count in range(1, len(rows) + 1):
-        assert torch.equal(float_product(rows[:count], weights), alone[:count])
-        assert torch.equal(float_product(rows[-count:], weights, TEAM), alone[-count:])
+    _, rows, head = case(dtype, *shape)
+    alone, threads = torch.cat([head(row[None]) for row in rows]), torch.get_num_threads()
+    try:
+        for count in range(1, len(rows) + 1):
+            torch.set_num_threads(1)
+            assert torch.equal(head(rows[:count]), alone[:count])
+            torch.set_num_threads(3)
+            assert torch.equal(head(rows[-count:]), alone[-count:])
+    finally:
+        torch.set_num_threads(threads)
+
+
+LARGE = 2.0**24
+"""LARGE + 1 is LARGE in float32."""
+
+
+def summed(dtype: torch.dtype, numbers: list[float]) -> float:
+    head = FloatHead(linear_of(torch.ones(16, len(numbers), dtype=dtype)))
+    (found,) = head(torch.tensor([numbers])).unique().tolist()
+    return float(found)
 
 
 def test_the_order_of_a_sum_is_even_inputs_and_odd_ones() -> None:
-    """The order of the sum, shown by numbers whose sum depends on it: 2^24 + 1 is 2^24 in float32."""
-    large = 2.0**24
-    rows = torch.tensor([[large, large, 1.0, 1.0, -large, -large]])
-    in_order = float_product(rows, in_float_blocks(torch.ones(16, 6)))
-    assert in_order.eq(0).all()  # each half lost its 1 to the large number before it
-    turned = float_product(rows[:, [0, 1, 4, 5, 2, 3]], in_float_blocks(torch.ones(16, 6)))
-    assert turned.eq(2).all()
+    """The order of the sum, shown by numbers whose sum depends on it."""
+    # Each half loses its 1 to the large number before it, unless that is taken away first.
+    assert summed(torch.float32, [LARGE, LARGE, 1, 1, -LARGE, -LARGE]) == 0
+    assert summed(torch.float32, [LARGE, LARGE, -LARGE, -LARGE, 1, 1]) == 2
 
 
-def digest() -> str:
-    """Products of every format and shape, bit by bit."""
-    found = hashlib.sha256()
-    for dtype in KINDS:
-        for shape in SHAPES:
-            weight, rows = case(dtype, *shape)
-            found.update(float_product(rows, in_float_blocks(weight)).contiguous().numpy().tobytes())
-    return found.hexdigest()
+def test_the_order_of_a_sum_in_bfloat16_is_even_pairs_and_odd_ones_from_behind() -> None:
+    none = [0.0, 0.0]
+    assert summed(torch.bfloat16, [1, LARGE, *none, 0, -LARGE, *none]) == 0
+    assert summed(torch.bfloat16, [LARGE, 1, *none, 1, -LARGE, *none]) == 1
+    assert summed(torch.bfloat16, [0, LARGE, *none, 1, -LARGE, *none]) == 1
+    # The other half has large numbers of its own.
+    assert summed(torch.bfloat16, [0, LARGE, 0, 1, 0, -LARGE, *none]) == 1
 
 
-@pytest.mark.skipif(instruction() != VNNI_512, reason="this processor has no AVX-512")
-def test_narrower_vectors_give_the_same_bits() -> None:
-    """Those of a processor with AVX2 and FMA alone."""
-    # Code for whole numbers asks the host for its instructions, so that nothing of it may be imported there.
-    code = (
-        "from numba.core.registry import cpu_target; from tests.unit.models.compiled.test_float_blocks import digest; "
-        "print(cpu_target.target_context.codegen().magic_tuple()[1], digest())"
-    )
-    environment = {**os.environ, "NUMBA_CPU_NAME": NARROWER, "NUMBA_CPU_FEATURES": ""}
-    ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert ended.stdout.split()[-2:] == [NARROWER, digest()]
+def test_numbers_too_small_for_bfloat16s_sums_are_zero() -> None:
+    small = 2.0**-130
+    assert summed(torch.bfloat16, [small, small]) == 0
+    assert summed(torch.float32, [small, small]) == 2 * small
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_of_a_table(dtype: torch.dtype) -> None:
+    weight, _, head = case(dtype, 33, 77)
+    ids = torch.tensor([[0, 32], [7, 16]])
+    assert torch.equal(head.rows(ids), weight[ids].float())
+
+
+def test_a_layer_adds_its_bias_and_keeps_the_format_of_rows() -> None:
+    linear = nn.Linear(8, 16, dtype=torch.bfloat16).requires_grad_(False)
+    rows = torch.randn(3, 8, dtype=torch.bfloat16)
+    found = FloatLinear(linear)(rows)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found, linear(rows))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -37,12 +38,44 @@ def test_code_is_kept_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     assert list(tmp_path.rglob("*doubled*.nbc"))
 
 
+def test_two_processes_that_save_at_once_do_not_take_each_others_code(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Both look at the index before the other has written it, as when the stages of a pipeline start together."""
+    one, other = (kept.OwnNames(str(tmp_path), "function", "stamp") for _ in range(2))
+    with monkeypatch.context() as early:
+        early.setattr(other, "_load_index", dict)
+        one.save(("float32", 1), "code for float32")
+        other.save(("bfloat16", 1), "code for bfloat16")
+    assert other.load(("bfloat16", 1)) == "code for bfloat16"
+    assert one.load(("float32", 1)) is None  # it has lost its entry: to be compiled anew
+    one.save(("float32", 1), "code for float32")
+    assert [file.load((form, 1)) for file in (one, other) for form in ("float32", "bfloat16")] == [
+        "code for float32", "code for bfloat16",
+    ] * 2  # fmt: skip
+
+
+def test_code_is_kept_under_the_names_of_what_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    def make(number: int) -> Callable[[int], int]:
+        @kept.exact
+        def times(other: int) -> int:
+            return number * other
+
+        return times  # type: ignore[no-any-return]
+
+    assert [make(number)(7) for number in (2, 3, 2)] == [14, 21, 14]
+    assert len(list(tmp_path.rglob("*times*.nbc"))) == 2
+    assert not list(tmp_path.rglob("*times*.1.nbc"))
+
+
 def test_nothing_is_kept_where_nothing_can_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert kept.folder() is None
 
-    @kept.fast
+    @kept.exact
     def doubled(number: float) -> float:
         return 2 * number
 

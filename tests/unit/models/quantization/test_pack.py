@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from penstock.core import ConfigError
-from penstock.models.quantization.floats import PackedLinear, TiedHead, can_pack
+from penstock.dtypes import EXACT, NUMERICS
+from penstock.models.quantization.floats import FloatHead, PackedLinear, TiedHead, can_pack
 from penstock.models.quantization.int4 import Int4Linear
 from penstock.models.quantization.int8 import Int8Linear
 from penstock.models.quantization.pack import check_covered, pack, usable
@@ -75,18 +76,25 @@ def test_ends_are_quantized_and_tied_ones_held_once(tmp_path: Path) -> None:
     assert own.weight_bytes - tied.weight_bytes == table.values.nbytes + table.scales.nbytes
 
 
-def test_a_tied_head_of_floats_is_held_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("numerics", NUMERICS)
+def test_a_tied_head_of_floats_is_held_once(tmp_path: Path, numerics: str) -> None:
     wide = {"hidden_size": 64, "vocab_size": 4096, "num_hidden_layers": 2}
     path = str(make_checkpoint(tmp_path, "llama_tied", **wide))
-    whole, plain = (load_stage(path, 0, 2, capacity=8, plain=plain) for plain in (False, True))
-    assert parts(whole) == (nn.Embedding, TiedHead if can_pack(torch.float32) else nn.Linear)
-    assert whole._causal.lm_head.weight is whole._base.embed_tokens.weight
+    whole, plain = (load_stage(path, 0, 2, capacity=8, plain=plain, numerics=numerics) for plain in (False, True))
+    exact = numerics == EXACT and works()
+    if exact:
+        assert parts(whole) == (TableEmbedding, FloatHead)
+        assert whole._base.embed_tokens.table is whole._causal.lm_head
+    else:
+        assert parts(whole) == (nn.Embedding, TiedHead if can_pack(torch.float32) else nn.Linear)
+        assert whole._causal.lm_head.weight is whole._base.embed_tokens.weight
     assert whole.weight_bytes <= plain.weight_bytes
     hidden = torch.randn(5, 64)
     for rows in (1, 5):
         torch.testing.assert_close(whole.logits(hidden, range(rows)), plain.logits(hidden, range(rows)))
-    last = load_stage(path, 1, 2, capacity=8)
-    assert type(last._causal.lm_head) is PackedLinear or not can_pack(torch.float32)
+    last = load_stage(path, 1, 2, capacity=8, numerics=numerics)
+    packed = PackedLinear if can_pack(torch.float32) else nn.Linear
+    assert type(last._causal.lm_head) is (FloatHead if exact else packed)
 
 
 def parts(stage: StageModel) -> tuple[type, type]:
