@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import gguf
 import numpy as np
@@ -13,6 +13,7 @@ from gguf import GGMLQuantizationType as Kind
 from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM
 
+from penstock.models.gguf.header import read_header
 from tests.checkpoints import make_checkpoint
 from tests.llama_cpp import quantized
 
@@ -108,6 +109,47 @@ def write(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+class Whole(NamedTuple):
+    """A whole number, and how a file stores it."""
+
+    kind: gguf.GGUFValueType
+    number: int
+
+
+def with_entries(
+    source: Path, path: Path, changed: dict[str, Any], tensors: Mapping[str, np.ndarray] | None = None
+) -> Path:
+    """A copy of a file with these entries, under their whole names (None takes one out), and these tensors."""
+    reader = gguf.GGUFReader(source)
+    writer = gguf.GGUFWriter(path, read_header(source).architecture)
+    for name, field in reader.fields.items():
+        if name.startswith("GGUF.") or name == "general.architecture" or name in changed:
+            continue
+        kind = field.types[0]
+        inner = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
+        writer.add_key_value(name, field.contents(), kind, inner)
+    for key, value in changed.items():
+        add(writer, key, value)
+    for tensor in reader.tensors:
+        if tensor.name not in (tensors or {}):
+            writer.add_tensor(tensor.name, tensor.data)
+    for name, data in (tensors or {}).items():
+        writer.add_tensor(name, data)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    adders = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+    if isinstance(value, Whole):
+        writer.add_key_value(key, value.number, value.kind)
+    elif value is not None:
+        adders.get(type(value), writer.add_array)(key, value)
 
 
 def split_gguf(path: Path, folder: Path, count: int) -> list[Path]:

@@ -135,7 +135,7 @@ def _configuration(path: Path) -> tuple[Any, Parts, Method | None]:
         del config.quantization_config  # what it says is followed here: transformers is given floats
     config = text_config(config)
     parts = check_supported(config)
-    check_sizes(config, file)
+    check_sizes(config, stated, file)
     return config, parts, method
 
 

@@ -110,7 +110,7 @@ def check_shape(header: Header, info: TensorInfo, sides: dict[str, tuple[Side, .
     """Raise ConfigError, with the entries and the tensor, if a tensor has other sizes than the entries give it."""
     part = OF_LAYER.fullmatch(info.name)
     if info.name in (EMBEDDING, HEAD):
-        wanted: tuple[Side, ...] = ((info.shape[0], ()), sides["attn_q"][1])
+        wanted: tuple[Side, ...] = ((tensor_shape(header, EMBEDDING)[0], ()), sides["attn_q"][1])
     elif part is not None and part[1] in sides:
         wanted = sides[part[1]][:1] if part[2] == "bias" else sides[part[1]]
     else:
@@ -122,7 +122,8 @@ def check_shape(header: Header, info: TensorInfo, sides: dict[str, tuple[Side, .
             stated = {name: number(header, name) for name in names}
             others = [f"{header.architecture}.{name} {one}" for name, one in stated.items() if one is not None]
             shape = [one for one, _ in wanted]
-            raise problem_in(header.path, info.name, f"is {list(info.shape)}; {', '.join(others)} make it {shape}")
+            said = ", ".join(others) or f"{EMBEDDING} {list(tensor_shape(header, EMBEDDING))}"
+            raise problem_in(header.path, info.name, f"is {list(info.shape)}; by {said} it would be {shape}")
 
 
 def tensor_shape(header: Header, name: str) -> tuple[int, ...]:

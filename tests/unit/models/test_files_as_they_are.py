@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import shutil
@@ -100,13 +99,36 @@ def test_weights_that_no_stage_could_load(
 
 
 @pytest.mark.parametrize(
-    "rope", [{"rope_type": None, "rope_theta": 1e4}, {"rope_type": "so", "rope_theta": 1e4}, {"type": None}], ids=str
+    ("rope", "problem"),
+    [
+        ({"rope_type": None, "rope_theta": 1e4}, "{}.rope_type is null"),
+        ({"rope_type": "so", "rope_theta": 1e4}, '{}.rope_type is "so"'),
+        ({"type": None}, "{}.type is null"),
+        ({"type": "linear", "factor": -1.0}, "{}.factor is -1.0"),
+        ({"rope_type": "linear", "factor": 2.0, "rope_theta": 1}, "{}.rope_theta is 1"),
+    ],
+    ids=str,
 )
 @pytest.mark.parametrize("field", ["rope_parameters", "rope_scaling"])
-def test_rope_entries_that_say_nothing_known(tmp_path: Path, field: str, rope: dict[str, Any]) -> None:
+def test_rope_entries_that_say_nothing_known(tmp_path: Path, field: str, rope: dict[str, Any], problem: str) -> None:
     folder = edited(make_checkpoint(tmp_path / "x"), **{"rope_parameters": None, field: rope})
-    with contextlib.suppress(ConfigError):
-        load_whole(resolved(folder).checkpoint, "float32")  # what is not refused is what transformers reads as plain
+    with pytest.raises(ConfigError, match=rf"config\.json: {problem.format(field)}"):
+        resolved(folder)
+
+
+def test_a_base_is_named_where_the_file_has_it(tmp_path: Path) -> None:
+    folder = edited(make_checkpoint(tmp_path / "x"), rope_parameters=None, rope_theta=1)
+    with pytest.raises(ConfigError, match=r"config\.json: rope_theta is 1"):
+        resolved(folder)
+
+
+@pytest.mark.parametrize("rope", [{}, {"type": "linear", "factor": 2.0}], ids=str)
+@pytest.mark.parametrize("field", ["rope_parameters", "rope_scaling"])
+def test_rope_entries_of_old_files_are_read(tmp_path: Path, field: str, rope: dict[str, Any]) -> None:
+    folder = edited(make_checkpoint(tmp_path / "x"), **{"rope_parameters": None, field: rope})
+    found = load_whole(resolved(folder).checkpoint, "float32").model.rotary_emb.inv_freq
+    wanted = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).model.rotary_emb.inv_freq
+    assert torch.equal(found, wanted)
 
 
 def test_a_drafters_map_leads_into_the_target(tmp_path: Path) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import gguf
 import numpy as np
@@ -22,7 +22,7 @@ from penstock.models.gguf.header import read_header
 from penstock.models.gguf.purpose import SUPPORTED
 from penstock.models.loader import load_whole
 from tests.checkpoints import make_checkpoint
-from tests.gguf_files import ARCHITECTURES, COMMON, TOKENS, make_gguf, write
+from tests.gguf_files import ARCHITECTURES, COMMON, TOKENS, Whole, make_gguf, with_entries, write
 from tests.llama_cpp import logits, logits_or_death, needs_llama_cpp
 
 IDS: Final = [5, 9, 13, 9, 5, 70, 31, 100, 4, 8, 77, 42]
@@ -73,13 +73,6 @@ WINDOWED_HERE: Final = ("phi3", "attention.sliding_window")
 """llama.cpp says that it leaves phi3's window out for now; here it is as in the checkpoint, so no case has one."""
 
 
-class Whole(NamedTuple):
-    """A whole number, and how a file stores it."""
-
-    kind: gguf.GGUFValueType
-    number: int
-
-
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A sound file of every architecture."""
@@ -102,40 +95,6 @@ def rewritten(source: Path, path: Path, changes: dict[str, Any]) -> Path:
     """A copy of a file with these entries about the model changed; None takes one out."""
     architecture = read_header(source).architecture
     return with_entries(source, path, {f"{architecture}.{name}": value for name, value in changes.items()})
-
-
-def with_entries(
-    source: Path, path: Path, changed: dict[str, Any], tensors: Mapping[str, np.ndarray] | None = None
-) -> Path:
-    """A copy of a file with these entries, under their whole names, and these tensors."""
-    reader = gguf.GGUFReader(source)
-    writer = gguf.GGUFWriter(path, read_header(source).architecture)
-    for name, field in reader.fields.items():
-        if name.startswith("GGUF.") or name == "general.architecture" or name in changed:
-            continue
-        kind = field.types[0]
-        inner = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
-        writer.add_key_value(name, field.contents(), kind, inner)
-    for key, value in changed.items():
-        add(writer, key, value)
-    for tensor in reader.tensors:
-        if tensor.name not in (tensors or {}):
-            writer.add_tensor(tensor.name, tensor.data)
-    for name, data in (tensors or {}).items():
-        writer.add_tensor(name, data)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
-
-
-def add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
-    adders = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
-    if isinstance(value, Whole):
-        writer.add_key_value(key, value.number, value.kind)
-    elif value is not None:
-        adders.get(type(value), writer.add_array)(key, value)
 
 
 def cases(architecture: str, source: Path) -> Iterator[dict[str, Any]]:
