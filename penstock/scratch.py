@@ -37,7 +37,12 @@ def scratch_folder(prefix: str = PREFIX, parent: Path | None = None) -> Iterator
 def lasting_scratch(prefix: str) -> Path:
     """A new folder that only this user can open, until ``remove_scratch`` or the end of this process."""
     folder, owner = make_scratch(prefix, Path(tempfile.gettempdir())), os.getpid()
-    atexit.register(lambda: os.getpid() == owner and remove_scratch(folder))  # a forked child ends, too
+
+    def end() -> None:
+        if os.getpid() == owner:  # a forked child has the same functions to call at its end
+            remove_scratch(folder)
+
+    atexit.register(end)
     return folder
 
 
