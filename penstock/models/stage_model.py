@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from penstock.core import ConfigError
-from penstock.dtypes import AUTO, EXACT, FAST, torch_dtype
+from penstock.dtypes import AUTO, EXACT, FAST, REFERENCE, torch_dtype
 from penstock.messages import Candidates, SampledToken, Sampling
 from penstock.models.attention import (
     Arenas,
@@ -96,7 +96,6 @@ class StageModel:
         dtype: str,
         device: str,
         quantization: str,
-        plain: bool,
         grammars: GrammarMasks,
         numerics: str = AUTO,
         gives_back: bool = False,
@@ -111,26 +110,12 @@ class StageModel:
         self.device = torch.device(device)
         self._base = getattr(module, parts.base)
         self._causal = module
-        self._plain = plain
+        self._plain = plain = numerics == REFERENCE
         self._precise = quantization != "none"
         exact = numerics != FAST and not plain and self.device.type == "cpu" and works()
         # Before packing, which would replace ``kv_b_proj``, and before fusing.
         self._latents = {} if plain else keep_latents(getattr(self._base, parts.layers)[first:last])
-        if quantization != "none":
-            quantize_ends(module, self._base, parts.embed, tied=bool(checkpoint.config.tie_word_embeddings))
-            quantize_own(self._base, checkpoint.config, last - first)
-        elif exact:
-            exact_ends(module, self._base, parts.embed)
-        elif not plain:
-            share_tied(module, self._base, parts.embed)
-        norm = getattr(self._base, parts.norm)
-        if not plain:
-            norm = rms_norm(norm)
-        if isinstance(norm, RMSNorm) and (exact or self._precise):
-            norm = CompiledNorm(norm)
-        setattr(module, parts.base, NormOnly(norm, self._base))
-        # The norm runs with the head, for the wanted rows only.
-        setattr(self._base, parts.norm, nn.Identity())
+        self._replace_ends(exact)
         own, types = getattr(self._base, parts.layers)[first:last], layer_types(checkpoint.config)[first:last]
         follow_positions(checkpoint.config, own, types)
         reach = reach_of(checkpoint.config)
@@ -157,6 +142,24 @@ class StageModel:
         self._hooks: list[RemovableHandle] = []
         self._tapped: dict[int, Tensor] = {}
         self._probe()
+
+    def _replace_ends(self, exact: bool) -> None:
+        """Replace embedding, head and last norm, which runs with the head, for the wanted rows only."""
+        config, parts = self.checkpoint.config, self.checkpoint.parts
+        if self._precise:
+            quantize_ends(self._causal, self._base, parts.embed, tied=bool(config.tie_word_embeddings))
+            quantize_own(self._base, config, self.last - self.first)
+        elif exact:
+            exact_ends(self._causal, self._base, parts.embed)
+        elif not self._plain:
+            share_tied(self._causal, self._base, parts.embed)
+        norm = getattr(self._base, parts.norm)
+        if not self._plain:
+            norm = rms_norm(norm)
+        if isinstance(norm, RMSNorm) and (exact or self._precise):
+            norm = CompiledNorm(norm)
+        setattr(self._causal, parts.base, NormOnly(norm, self._base))
+        setattr(self._base, parts.norm, nn.Identity())
 
     def _pack(self, quantization: str, exact: bool) -> None:
         """Pack all linear layers, and compile the decoder layers where that is possible."""
@@ -388,7 +391,6 @@ def load_stage(
     dtype: str = "float32",
     device: str = "cpu",
     quantization: str = "none",
-    plain: bool = False,
     max_model_len: int | None = None,
     tokenizer: str = "",
     numerics: str = AUTO,
@@ -397,12 +399,12 @@ def load_stage(
 ) -> StageModel:
     """Load layers [first, last) of the checkpoint ``path``: folder, GGUF file or hub id, with ``capacity`` slots.
 
-    ``quantization`` is "none" or a format of ``quantization.pack``, ``numerics`` one of ``dtypes.NUMERICS``. ``plain``
-    selects the slow reference path.
-    ``max_model_len`` is needed only for rotary embeddings that depend on the length of a text. A draft model's grammars
-    are those of its target, the checkpoint in ``tokenizer``. With ``gives_back`` layers with a limited reach free slots
-    that are out of reach; no two requests may share slots then. ``on_read`` is called with how many numbers have been
-    read, and how many there are. Raises ConfigError for anything that cannot work.
+    ``quantization`` is "none" or a format of ``quantization.pack``, ``numerics`` one of ``dtypes.NUMERICS``, or
+    REFERENCE for the slow reference path. ``max_model_len`` is needed only for rotary embeddings that depend on the
+    length of a text. A draft model's grammars are those of its target, the checkpoint in ``tokenizer``. With
+    ``gives_back`` layers with a limited reach free slots that are out of reach; no two requests may share slots then.
+    ``on_read`` is called with how many numbers have been read, and how many there are. Raises ConfigError for anything
+    that cannot work.
     """
     checkpoint = open_checkpoint(path)
     target = open_checkpoint(tokenizer) if tokenizer else checkpoint
@@ -419,7 +421,6 @@ def load_stage(
             dtype=dtype,
             device=device,
             quantization=quantization,
-            plain=plain,
             grammars=grammars,
             numerics=numerics,
             gives_back=gives_back,
