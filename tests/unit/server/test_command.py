@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from penstock.dtypes import PROMISES
 from penstock.engine.options import EngineOptions
 from penstock.server import command
 from penstock.server.http.listen import Listening
@@ -35,6 +36,15 @@ def test_whoever_reads_the_announcement_can_connect(monkeypatch: pytest.MonkeyPa
     with (listening := Listening(port=0)).bind() as bound:
         asyncio.run(command.serve(EngineOptions(), ServerSettings(), listening, bound, None))
     assert connected
+
+
+@pytest.mark.parametrize("numerics", PROMISES)
+def test_what_holds_for_texts_is_announced(numerics: str, capsys: pytest.CaptureFixture[str]) -> None:
+    llm: Any = SimpleNamespace(numerics=numerics, setup=SimpleNamespace(stages=2))
+    command.announce(llm, ServerSettings(served_model_name=("m",)), "http://127.0.0.1:8000", 1.0)
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("Penstock serves m at http://127.0.0.1:8000")
+    assert second == f"Numerics are {numerics}: {PROMISES[numerics]}"
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
