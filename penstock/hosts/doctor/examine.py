@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -40,6 +41,8 @@ PROBE_S: Final = 60.0
 """Seconds within which a probe has to have started."""
 MEASURE_S: Final = 240.0
 """Seconds that one measurement may take: torch is imported before the first."""
+MOST_HEARD: Final = 1024
+"""Most messages of probes that are kept; more of them push out the oldest."""
 LOOK_EVERY: Final = 1.0
 """Seconds between two checks that a host which is to answer is still there."""
 
@@ -124,18 +127,32 @@ class Examination:
             security=security,
             private_network=private_network,
         )
-        self._own_probe = ProbeProcess(spec)
-        for name, fleet in fleets.items():
-            fleet.hosts[name].start_probe(self._session, self._inbox.address)
-        self._heard: list[ProbeMessage] = []
+        self._heard: deque[ProbeMessage] = deque(maxlen=MOST_HEARD)
         """Messages of probes that have come and that no call has taken yet."""
         self._addresses: dict[str, str] = {}
         self._outboxes: dict[str, Outbox] = {}
-        for name in (HERE, *fleets):
-            ready = self._answer(ProbeReady, name, PROBE_S)
-            if ready is not None:
-                self._addresses[name] = ready.address
-                self._outboxes[name] = self._sockets.connect(ready.address, self._session)
+        self._faults: dict[str, str] = {}
+        """The reason why a host's probe cannot be used, by the host's name."""
+        self._own_probe = ProbeProcess(spec)
+        try:
+            for name, fleet in fleets.items():
+                fleet.hosts[name].start_probe(self._session, self._inbox.address)
+            for name in (HERE, *fleets):
+                self._meet(name)
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def _meet(self, name: str) -> None:
+        """Wait for a host's probe and connect to it."""
+        if (ready := self._answer(ProbeReady, name, PROBE_S)) is None:
+            return
+        try:
+            self._outboxes[name] = self._sockets.connect(ready.address, self._session)
+        except ConfigError as error:
+            self._faults[name] = f"host {name}: its probe cannot be reached: {error}"
+        else:
+            self._addresses[name] = ready.address
 
     @property
     def present(self) -> list[str]:
@@ -191,6 +208,8 @@ class Examination:
 
     def _silence(self, name: str, seconds: float) -> str:
         """The reason why a host has not answered."""
+        if name in self._faults:
+            return self._faults[name]
         if not self._is_there(name):
             return self._fleets[name].hosts[name].cause
         return f"host {name}: its probe has said nothing for {seconds:.0f} s"

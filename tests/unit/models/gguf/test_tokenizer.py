@@ -272,6 +272,10 @@ def with_equal_scores(words: Words) -> Words:
     [
         (small, "gpt2", {f"{PREFIX}eot_token_id": 4294967295}, r"eot_token_id is 4294967295; the vocabulary has 259"),
         (small, "gpt2", {f"{PREFIX}fim_pad_token_id": 259}, r"fim_pad_token_id is 259; the vocabulary has 259 tokens"),
+        *(
+            (small, "gpt2", {f"{PREFIX}{role}_token_id": 999}, rf"{role}_token_id is 999; .*259")
+            for role in ("bos", "eos", "eot", "unknown", "padding", "fim_pre")
+        ),
         (small, "gpt2", {f"{PREFIX}add_bos_token": 1}, r"add_bos_token is 1; it has to be true or false"),
         (lambda: without_merges(small()), "gpt2", {}, r'merges\[0\] is "\\u0120 x", which makes no token of two'),
         (lambda: small(**{"<s>2": CONTROL})._replace(kinds=[1]), "gpt2", {}, r"token_type is 1 of int32; it has to be"),

@@ -102,7 +102,10 @@ def test_parameters_of_other_servers_at_their_defaults_are_left_out(
             "messages": [
                 {
                     "role": "user",
-                    "content": [{"type": "text", "text": "a", "annotations": [], "cache_control": {"type": "x"}}],
+                    "content": [
+                        {"type": "text", "text": "a", "annotations": [], "cache_control": {"type": "x"}},
+                        {"type": "text", "text": "b", "reasoning": None, "provider_specific_fields": None},
+                    ],
                     "cache_control": {"type": "ephemeral"},
                 },
                 {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]},
