@@ -241,7 +241,7 @@ def test_biases_are_those_of_the_checkpoint(tmp_path: Path, architecture: str) -
 
 OFTEN_WHOLE: Final = 150
 """One of so many whole numbers is tried by ``make test``; ``make test-all`` tries all."""
-PARTS: Final = 12
+PARTS: Final = 24
 """Tests that share an architecture's whole numbers, so that each ends within the limit of a test."""
 UNSIGNED: Final = (0, 1, 3, 65537, 2**31 - 1, 2**31, 2**32 - 1)
 ODD: Final = (
