@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -41,8 +40,6 @@ PROBE_S: Final = 60.0
 """Seconds within which a probe has to have started."""
 MEASURE_S: Final = 240.0
 """Seconds that one measurement may take: torch is imported before the first."""
-MOST_HEARD: Final = 1024
-"""Most messages of probes that are kept; more of them push out the oldest."""
 LOOK_EVERY: Final = 1.0
 """Seconds between two checks that a host which is to answer is still there."""
 
@@ -127,12 +124,13 @@ class Examination:
             security=security,
             private_network=private_network,
         )
-        self._heard: deque[ProbeMessage] = deque(maxlen=MOST_HEARD)
-        """Messages of probes that have come and that no call has taken yet."""
+        self._heard: dict[tuple[str, type], ProbeMessage] = {}
+        """The latest message of each kind from each host's probe that no call has taken yet."""
         self._addresses: dict[str, str] = {}
         self._outboxes: dict[str, Outbox] = {}
         self._faults: dict[str, str] = {}
         """The reason why a host's probe cannot be used, by the host's name."""
+        self._names = {HERE, *fleets}
         self._own_probe = ProbeProcess(spec)
         try:
             for name, fleet in fleets.items():
@@ -190,10 +188,9 @@ class Examination:
         """A message of this kind from a host's probe; None if none comes within ``seconds``, or the host is lost."""
         deadline = time.monotonic() + seconds
         while (now := time.monotonic()) < deadline and self._is_there(name):
-            for message in self._heard:
-                if isinstance(message, kind) and message.name == name:
-                    self._heard.remove(message)
-                    return message
+            if (message := self._heard.pop((name, kind), None)) is not None:
+                assert isinstance(message, kind)
+                return message
             self._inbox.wait(min(deadline, now + LOOK_EVERY))
             self._take_in()
         return None
@@ -201,7 +198,9 @@ class Examination:
     def _take_in(self) -> None:
         for frames in self._inbox.take():
             with contextlib.suppress(ForeignFrame, MalformedMessage):
-                self._heard.append(message_of(frames, self._session))
+                message = message_of(frames, self._session)
+                if isinstance(message, ProbeReady | DevicesMeasured | LinkMeasured) and message.name in self._names:
+                    self._heard[message.name, type(message)] = message
 
     def _is_there(self, name: str) -> bool:
         return name == HERE or self._fleets[name].hosts[name].alive
