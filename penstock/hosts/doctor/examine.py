@@ -125,7 +125,7 @@ class Examination:
             private_network=private_network,
         )
         self._heard: dict[tuple[str, type], ProbeMessage] = {}
-        """The latest message of each kind from each host's probe that no call has taken yet."""
+        """The first message of each kind from each host's probe that no call has taken yet."""
         self._addresses: dict[str, str] = {}
         self._outboxes: dict[str, Outbox] = {}
         self._faults: dict[str, str] = {}
@@ -200,7 +200,7 @@ class Examination:
             with contextlib.suppress(ForeignFrame, MalformedMessage):
                 message = message_of(frames, self._session)
                 if isinstance(message, ProbeReady | DevicesMeasured | LinkMeasured) and message.name in self._names:
-                    self._heard[message.name, type(message)] = message
+                    self._heard.setdefault((message.name, type(message)), message)
 
     def _is_there(self, name: str) -> bool:
         return name == HERE or self._fleets[name].hosts[name].alive
