@@ -344,7 +344,7 @@ def main(*names: str) -> int:
         for name in names or SCENARIOS:
             found[name] = SCENARIOS[name](made)
             print(name, found[name], flush=True)
-    store(NAME, HOW, (["python -m benchmarks.load.networks"], kept_figures(NAME) | found))
+            store(NAME, HOW, (["python -m benchmarks.load.networks"], kept_figures(NAME) | found))
     return 1 if any(one["problems"] for one in found.values()) else 0
 
 
