@@ -23,7 +23,7 @@ PROMISES: Final = {
     EXACT: "a text depends on no drafts, stages or other requests, to the last bit.",
     FAST: "where two tokens are nearly tied, rounding may decide by what is computed together.",
 }
-"""What holds for texts, by how layers compute them."""
+"""The promise for texts, by how layers compute them."""
 
 
 def torch_dtype(name: str) -> Any:

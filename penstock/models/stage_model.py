@@ -97,7 +97,6 @@ class StageModel:
         device: str,
         quantization: str,
         plain: bool,
-        grammars: GrammarMasks,
         numerics: str = AUTO,
         gives_back: bool = False,
     ) -> None:
@@ -105,7 +104,7 @@ class StageModel:
         # The size of the vocabulary for candidates; a target's may differ from its draft model's.
         self.drafted = checkpoint.vocab_size
         self.checkpoint = checkpoint
-        self.grammars = grammars
+        self.grammars: GrammarMasks = grammars_of(checkpoint)
         self.first, self.last = first, last
         self.dtype = dtype
         self.device = torch.device(device)
@@ -390,7 +389,6 @@ def load_stage(
     quantization: str = "none",
     plain: bool = False,
     max_model_len: int | None = None,
-    tokenizer: str = "",
     numerics: str = AUTO,
     gives_back: bool = False,
     on_read: Listener | None = None,
@@ -399,18 +397,16 @@ def load_stage(
 
     ``quantization`` is "none" or a format of ``quantization.pack``, ``numerics`` one of ``dtypes.NUMERICS``. ``plain``
     selects the slow reference path.
-    ``max_model_len`` is needed only for rotary embeddings that depend on the length of a text. A draft model's grammars
-    are those of its target, the checkpoint in ``tokenizer``. With ``gives_back`` layers with a limited reach free slots
-    that are out of reach; no two requests may share slots then. ``on_read`` is called with how many numbers have been
-    read, and how many there are. Raises ConfigError for anything that cannot work.
+    ``max_model_len`` is needed only for rotary embeddings that depend on the length of a text. With ``gives_back``
+    layers with a limited reach free slots that are out of reach; no two requests may share slots then. ``on_read`` is
+    called with how many numbers have been read, and how many there are. Raises ConfigError for anything that cannot
+    work.
     """
     checkpoint = open_checkpoint(path)
-    target = open_checkpoint(tokenizer) if tokenizer else checkpoint
-    grammars = grammars_of(target)
     module = load_module(checkpoint, first, last, dtype, device, on_read)
     with refusing(checkpoint):
         pin_rope(getattr(module, checkpoint.parts.base), checkpoint.config, max_model_len)
-        stage = StageModel(
+        return StageModel(
             checkpoint,
             module,
             first,
@@ -420,12 +416,15 @@ def load_stage(
             device=device,
             quantization=quantization,
             plain=plain,
-            grammars=grammars,
             numerics=numerics,
             gives_back=gives_back,
         )
-    stage.drafted = target.vocab_size
-    return stage
+
+
+def draft_for(stage: StageModel, target: str) -> None:
+    """Let a draft model's stage take over the grammars, and the size of the vocabulary, of its ``target``."""
+    checkpoint = open_checkpoint(target)
+    stage.grammars, stage.drafted = grammars_of(checkpoint), checkpoint.vocab_size
 
 
 def fitted(logits_nV: Tensor, rows: int) -> Tensor:

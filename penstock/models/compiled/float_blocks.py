@@ -35,7 +35,7 @@ from penstock.models.compiled.dot import BYTE, LANES, LONG, SHORT, WORD, WORDS, 
 from penstock.models.compiled.records import BFLOAT16, FLOAT16, FLOAT32
 
 FORMS: Final = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.float16: FLOAT16}
-"""What compiled code calls a format of torch's."""
+"""Names of torch's formats in compiled code."""
 WIDE: Final = "avx512f" in features()
 AT_ONCE: Final = 8 if WIDE else 2
 """Rows whose sums fit the processor's registers."""
@@ -142,7 +142,7 @@ class _FloatBlock:
             build.store(whole, build.inttoptr(at, FLOATS.as_pointer()), align=4)
 
     def weights(self, at: Any) -> list[Any]:
-        """What each partial sum takes of the weights at an address."""
+        """The weights at an address, for each partial sum."""
         if self.form == FLOAT32:
             return [_load(self.build, at, step, FLOATS, 4) for step in (0, 4 * LANES)]
         halves = [_load(self.build, at, step, HALVES, 2) for step in (0, 2 * LANES)]

@@ -48,7 +48,7 @@ def test_which_architectures_are_compiled(tmp_path: Path, architecture: str, for
 
 @pytest.mark.parametrize("architecture", ["gemma2", "phi3", "apertus", "mixtral", "qwen3_5"])
 def test_what_cannot_be_exact_is_refused_by_the_field(tmp_path: Path, architecture: str) -> None:
-    """By form, before anything is loaded, and by a stage that has loaded its layers; without layers it can be."""
+    """The form decides before anything is loaded, and a stage that has loaded its layers; without layers it can be."""
     path, refused = make_checkpoint(tmp_path, architecture), r"numerics is 'exact', .*: leave it out, or give 'fast'"
     with pytest.raises(FieldError, match=refused):
         check_loads(open_checkpoint(str(path)), EXACT)
