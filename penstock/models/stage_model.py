@@ -122,14 +122,7 @@ class StageModel:
             exact_ends(module, self._base, parts.embed)
         elif not plain:
             share_tied(module, self._base, parts.embed)
-        norm = getattr(self._base, parts.norm)
-        if not plain:
-            norm = rms_norm(norm)
-        if isinstance(norm, RMSNorm) and (exact or self._precise):
-            norm = CompiledNorm(norm)
-        setattr(module, parts.base, NormOnly(norm, self._base))
-        # The norm runs with the head, for the wanted rows only.
-        setattr(self._base, parts.norm, nn.Identity())
+        self._take_norm(exact)
         own, types = getattr(self._base, parts.layers)[first:last], layer_types(checkpoint.config)[first:last]
         follow_positions(checkpoint.config, own, types)
         reach = reach_of(checkpoint.config)
@@ -156,6 +149,17 @@ class StageModel:
         self._hooks: list[RemovableHandle] = []
         self._tapped: dict[int, Tensor] = {}
         self._probe()
+
+    def _take_norm(self, exact: bool) -> None:
+        """Have the last norm run with the head, for the wanted rows only."""
+        parts = self.checkpoint.parts
+        norm = getattr(self._base, parts.norm)
+        if not self._plain:
+            norm = rms_norm(norm)
+        if isinstance(norm, RMSNorm) and (exact or self._precise):
+            norm = CompiledNorm(norm)
+        setattr(self._causal, parts.base, NormOnly(norm, self._base))
+        setattr(self._base, parts.norm, nn.Identity())
 
     def _pack(self, quantization: str, exact: bool) -> None:
         """Pack all linear layers, and compile the decoder layers where that is possible."""
