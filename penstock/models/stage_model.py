@@ -115,13 +115,7 @@ class StageModel:
         exact = numerics != FAST and not plain and self.device.type == "cpu" and works()
         # Before packing, which would replace ``kv_b_proj``, and before fusing.
         self._latents = {} if plain else keep_latents(getattr(self._base, parts.layers)[first:last])
-        if quantization != "none":
-            quantize_ends(module, self._base, parts.embed, tied=bool(checkpoint.config.tie_word_embeddings))
-            quantize_own(self._base, checkpoint.config, last - first)
-        elif exact:
-            exact_ends(module, self._base, parts.embed)
-        elif not plain:
-            share_tied(module, self._base, parts.embed)
+        self._pack_ends(exact)
         self._take_norm(exact)
         own, types = getattr(self._base, parts.layers)[first:last], layer_types(checkpoint.config)[first:last]
         follow_positions(checkpoint.config, own, types)
@@ -149,6 +143,17 @@ class StageModel:
         self._hooks: list[RemovableHandle] = []
         self._tapped: dict[int, Tensor] = {}
         self._probe()
+
+    def _pack_ends(self, exact: bool) -> None:
+        """Pack embedding and head; tied ones are held once."""
+        config, embed = self.checkpoint.config, self.checkpoint.parts.embed
+        if self._precise:
+            quantize_ends(self._causal, self._base, embed, tied=bool(config.tie_word_embeddings))
+            quantize_own(self._base, config, self.last - self.first)
+        elif exact:
+            exact_ends(self._causal, self._base, embed)
+        elif not self._plain:
+            share_tied(self._causal, self._base, embed)
 
     def _take_norm(self, exact: bool) -> None:
         """Have the last norm run with the head, for the wanted rows only."""
