@@ -13,17 +13,18 @@ DTYPES: Final = ("auto", *DTYPE_BYTES)
 QUANTIZATIONS: Final = ("auto", "none", "int8", "int4")
 """Values of the option ``quantization``: the form in which weights are held."""
 
-AUTO, EXACT, FAST = "auto", "exact", "fast"
+AUTO, EXACT, FAST, REFERENCE = "auto", "exact", "fast", "reference"
 NUMERICS: Final = (AUTO, EXACT, FAST)
 """Values of the option ``numerics``: whether a row's bits depend on nothing but what it sees.
 
-auto is exact where a model's layers can have that, else fast.
+auto is exact where a model's layers can have that, else fast. REFERENCE, transformers' own modules without any of ours,
+is for tests and no option.
 """
 PROMISES: Final = {
     EXACT: "a text depends on no drafts, stages or other requests, to the last bit.",
     FAST: "where two tokens are nearly tied, rounding may decide by what is computed together.",
 }
-"""The promise for texts, by how layers compute them."""
+"""Promises about texts, by how layers compute them."""
 
 
 def torch_dtype(name: str) -> Any:

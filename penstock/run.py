@@ -90,14 +90,15 @@ def tokenizer_of(options: EngineOptions) -> Tokenizer:
 
 
 def loaded(setup: Resolved, start: Start, numerics: str) -> str:
-    """A loaded model in a line, as ``30 layers in int4, exact, 2 stages · 97 MB of weights, 189 MB for 8,192 tokens``.
+    """A loaded model in a line, as ``30 layers in int4, exact numerics, 2 stages · 97 MB of weights, ...``.
 
     ``numerics`` is ``LLM.numerics``.
     """
     form = setup.options.dtype if setup.quantization == "none" else setup.quantization
     weights, room = (f"{held / 1e6:,.0f} MB" for held in (start.weight_bytes, start.kv_bytes))
     parts = [
-        f"{setup.checkpoint.num_layers} layers in {form}, {numerics}, {setup.stages} stage{'s' * (setup.stages != 1)}",
+        f"{setup.checkpoint.num_layers} layers in {form}, {numerics} numerics, "
+        f"{setup.stages} stage{'s' * (setup.stages != 1)}",
         f"{weights} of weights, {room} for {setup.capacity:,} tokens",
         f"loaded in {start.seconds:.1f} s",
     ]

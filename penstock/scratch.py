@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import fcntl
 import os
@@ -30,8 +31,25 @@ def scratch_folder(prefix: str = PREFIX, parent: Path | None = None) -> Iterator
     try:
         yield folder
     finally:
-        let_go(folder)
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_scratch(folder)
+
+
+def lasting_scratch(prefix: str) -> Path:
+    """A new folder that only this user can open, until ``remove_scratch`` or the end of this process."""
+    folder, owner = make_scratch(prefix, Path(tempfile.gettempdir())), os.getpid()
+
+    def end() -> None:
+        if os.getpid() == owner:  # a forked child has the same functions to call at its end
+            remove_scratch(folder)
+
+    atexit.register(end)
+    return folder
+
+
+def remove_scratch(folder: Path) -> None:
+    """Remove a folder of this process. A second call does nothing."""
+    let_go(folder)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def make_scratch(prefix: str, parent: Path) -> Path:

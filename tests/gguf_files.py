@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import gguf
 import numpy as np
@@ -13,6 +13,7 @@ from gguf import GGMLQuantizationType as Kind
 from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM
 
+from penstock.models.gguf.header import read_header
 from tests.checkpoints import make_checkpoint
 from tests.llama_cpp import quantized
 
@@ -44,6 +45,8 @@ ARCHITECTURES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
 THETA: Final = 5000.0
 """A value that is no configuration's default, so that it has to come from the file."""
 TOKENS: Final = ("<s>", "</s>", "<pad>", *sorted(pre_tokenizers.ByteLevel.alphabet()), "th")
+COMMON: Final = {"vocab_size": len(TOKENS), "intermediate_size": 64, "rope_theta": THETA}
+"""Fields of every checkpoint's configuration."""
 TEMPLATE: Final = (
     "{% for message in messages %}<s>{{ message['role'] }}: {{ message['content'] }}</s>{% endfor %}"
     "{% if add_generation_prompt %}<s>assistant:{% endif %}"
@@ -79,8 +82,7 @@ def make_gguf(
     checkpoint's configuration.
     """
     name, settings = ARCHITECTURES[architecture]
-    common = {"vocab_size": len(TOKENS), "intermediate_size": 64, "rope_theta": THETA}
-    source = make_checkpoint(folder / "checkpoint", name, seed=seed, **{**common, **settings, **overrides})
+    source = make_checkpoint(folder / "checkpoint", name, seed=seed, **{**COMMON, **settings, **overrides})
     path = folder / f"{architecture}.{kind.name}.gguf"
     write(path, source, name, kind, entries or {}, tensors or {})
     return path
@@ -107,6 +109,47 @@ def write(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+class Whole(NamedTuple):
+    """A whole number, and how a file stores it."""
+
+    kind: gguf.GGUFValueType
+    number: int
+
+
+def with_entries(
+    source: Path, path: Path, changed: dict[str, Any], tensors: Mapping[str, np.ndarray] | None = None
+) -> Path:
+    """A copy of a file with these entries, under their whole names (None takes one out), and these tensors."""
+    reader = gguf.GGUFReader(source)
+    writer = gguf.GGUFWriter(path, read_header(source).architecture)
+    for name, field in reader.fields.items():
+        if name.startswith("GGUF.") or name == "general.architecture" or name in changed:
+            continue
+        kind = field.types[0]
+        inner = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
+        writer.add_key_value(name, field.contents(), kind, inner)
+    for key, value in changed.items():
+        add(writer, key, value)
+    for tensor in reader.tensors:
+        if tensor.name not in (tensors or {}):
+            writer.add_tensor(tensor.name, tensor.data)
+    for name, data in (tensors or {}).items():
+        writer.add_tensor(name, data)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    adders = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+    if isinstance(value, Whole):
+        writer.add_key_value(key, value.number, value.kind)
+    elif value is not None:
+        adders.get(type(value), writer.add_array)(key, value)
 
 
 def split_gguf(path: Path, folder: Path, count: int) -> list[Path]:

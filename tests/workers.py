@@ -12,8 +12,6 @@ from typing import Final
 
 import psutil
 
-from tests.processes import descendants
-
 LISTENING: Final = "listening at "
 
 
@@ -45,9 +43,13 @@ class Worker:
         return started.children()[0] if self._put_before else started
 
     def stages(self) -> list[psutil.Process]:
-        """Those that its fork server has started."""
-        (_, *stages) = descendants(self.process.pid)
-        return stages
+        """Those that its fork server has started, the oldest first.
+
+        The agent has other children for moments, in which it asks a driver about devices.
+        """
+        servers = [one for one in self.process.children() if is_fork_server(one)]
+        stages = [stage for server in servers for stage in server.children()]
+        return sorted(stages, key=lambda one: (one.create_time(), one.pid))
 
     def kill(self) -> None:
         self.process.kill()
@@ -60,6 +62,13 @@ class Worker:
         self._reader.join()
         assert self._process.stderr is not None
         self._process.stderr.close()
+
+
+def is_fork_server(process: psutil.Process) -> bool:
+    try:
+        return any("penstock.pipeline.forking" in argument for argument in process.cmdline())
+    except psutil.Error:  # it has ended meanwhile
+        return False
 
 
 @contextmanager

@@ -3,9 +3,10 @@
 python -m benchmarks.costs.gguf_formats [MODEL.gguf ...]
 
 A llama of width 512 is made here and quantised from float32 into every format that llama-cpp-python writes without an
-importance matrix. A file that is named is quantised anew into the formats that its widths allow. Weights are
-dequantised to float32 here, while llama.cpp rounds the inputs of each product to eight bits. Needs llama-cpp-python
-(source only on PyPI: pip compiles it) and xllamacpp, whose llama.cpp is the reference.
+importance matrix. A file that is named is quantised anew into the formats that its widths allow. The type of each
+tensor in a file is checked first. Weights are dequantised to float32 here, while llama.cpp rounds the inputs of each
+product to eight bits. Needs llama-cpp-python (source only on PyPI: pip compiles it) and xllamacpp, whose llama.cpp is
+the reference.
 """
 
 from __future__ import annotations
@@ -23,12 +24,42 @@ import torch
 from gguf import LlamaFileType
 
 from penstock.models.checkpoint import open_checkpoint
-from penstock.models.gguf.header import read_header
+from penstock.models.gguf.blocks import READABLE
+from penstock.models.gguf.header import Header, read_header
 from penstock.models.loader import load_whole
 from penstock.text.tokenizer import load_tokenizer
 from tests.gguf_files import make_gguf
 from tests.llama_cpp import logits
 
+MOST: Final = {
+    **{name: name for name in ("F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q6_K", "Q1_0")},
+    **{name: name for name in ("IQ4_NL", "IQ4_XS", "IQ3_S", "IQ3_XXS", "TQ1_0", "TQ2_0")},
+    **dict.fromkeys(("Q3_K_S", "Q3_K_M", "Q3_K_L"), "Q3_K"),
+    **dict.fromkeys(("Q4_K_S", "Q4_K_M"), "Q4_K"),
+    **dict.fromkeys(("Q5_K_S", "Q5_K_M"), "Q5_K"),
+    **dict.fromkeys(("IQ3_M", "IQ3_XS"), "IQ3_S"),
+    "ALL_F32": "F32",
+    "MXFP4_MOE": "Q8_0",
+}
+"""Format -> the type of most matrices: MXFP4 is for experts, and these models have none."""
+FINER: Final[dict[str, tuple[str, ...]]] = {
+    **dict.fromkeys(("Q2_K", "Q3_K_M", "Q3_K_L"), ("Q3_K", "Q4_K", "Q5_K")),
+    **dict.fromkeys(("Q4_K_S", "Q4_K_M", "Q5_K_M"), ("Q5_K", "Q6_K")),
+    **dict.fromkeys(("IQ3_M", "IQ3_XS", "IQ3_XXS"), ("Q3_K", "Q4_K")),
+    **dict.fromkeys(("IQ4_NL", "IQ4_XS"), ("Q5_K",)),
+}
+"""Format -> finer types that ``IMPORTANT`` matrices may have."""
+IMPORTANT: Final = ("attn_v", "attn_output", "ffn_down")
+ENDS: Final = ("Q8_0", "Q6_K", "Q4_K")
+"""Types that head and embedding may have instead: they decide most."""
+NARROW: Final = {
+    **dict.fromkeys(("Q2_K", "Q3_K", "TQ1_0", "TQ2_0"), "Q4_0"),
+    **dict.fromkeys(("IQ3_S", "IQ3_XXS", "IQ4_XS"), "IQ4_NL"),
+    "Q4_K": "Q5_0",
+    "Q5_K": "Q5_1",
+    "Q6_K": "Q8_0",
+}
+"""Type of blocks of 256 numbers -> the type that a row gets of which 256 is no divisor."""
 WIDTHS: Final = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 4, "initializer_range": 0.05}
 TEXT: Final = (
     "A water wheel turns because the stream that falls on its paddles weighs more than the air on the other side.\n\n"
@@ -71,8 +102,26 @@ def silent(level: int, text: bytes, data: Any) -> None:
     """A log callback that drops llama.cpp's messages, since it logs every tensor."""
 
 
+def check_types(kind: str, header: Header) -> None:
+    """Raise AssertionError, with the tensor, if one is of a type that llama.cpp does not give it in this format."""
+    for name, info in header.tensors.items():
+        part = name.split(".")[-2]
+        allowed = {"F32"} if len(info.shape) == 1 else {MOST[kind]}
+        if len(info.shape) > 1 and part in IMPORTANT:
+            allowed |= {*FINER.get(kind, ())}
+        if info.shape[-1] % 256:
+            allowed = {NARROW.get(one, one) for one in allowed}
+        if part in ("output", "token_embd") and MOST[kind] not in ("F32", "F16", "BF16"):
+            allowed |= {*ENDS}
+        assert info.kind.name in allowed, f"{kind}: {name} is {info.kind.name}, not one of {sorted(allowed)}"
+
+
 def row(source: Path, kind: str, file: Path, ids: list[int]) -> str:
-    stored = Counter(one.kind.name for one in read_header(file).tensors.values() if len(one.shape) > 1)
+    header = read_header(file)
+    check_types(kind, header)
+    stored = Counter(one.kind.name for one in header.tensors.values() if len(one.shape) > 1)
+    if refused := [one for one in stored if one not in {kind.name for kind in READABLE}]:
+        return f"| {source.stem} | {kind} | {', '.join(refused)} | refused | | | |"
     types = ", ".join(f"{count} {name}" for name, count in stored.most_common())
     with torch.inference_mode():
         found = load_whole(open_checkpoint(str(file)), "float32")(torch.tensor([ids])).logits[0].numpy()

@@ -116,7 +116,7 @@ class Returning:
         self.worker.close()
         for line in self.worker.said:
             self.said["refused"] += "came with other bytes than its digest says" in line
-            self.said["passed over"] += "passed over a piece" in line
+            self.said["passed over"] += "was not asked for, or has come" in line
         shutil.rmtree(self._cache, ignore_errors=True)
         self.worker = self._begin()
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from penstock.core import FinishReason, PipelineError, RequestError, RequestOutput, SamplingParams, whole
@@ -61,6 +62,17 @@ def prompts_of(given: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if not isinstance(given, Iterable):
         raise RequestError(f"prompts is {given!r}; it has to be a prompt or a list of prompts")
     return [given] if isinstance(given, str | Mapping) else list(given)
+
+
+@contextmanager
+def naming(place: int, count: int) -> Iterator[None]:
+    """Have a RequestError of the block name the prompt by its place among ``count``, unless it is the only one."""
+    try:
+        yield
+    except RequestError as error:
+        if count == 1:
+            raise
+        raise type(error)(f"prompts[{place}]: {error}") from error
 
 
 def check_known(tokenizer: Tokenizer, ids: Sequence[int], vocabulary: int) -> None:

@@ -16,7 +16,7 @@ from penstock.engine.answers import learn_answers
 from penstock.engine.build import make_loop
 from penstock.engine.completion import Completion
 from penstock.engine.empty import warn_of_empty_answers
-from penstock.engine.job import Job, Prompt, check_known, prompts_of, token_ids_of
+from penstock.engine.job import Job, Prompt, check_known, naming, prompts_of, token_ids_of
 from penstock.engine.loop import EngineLoop, Observer, fresh_seed
 from penstock.engine.options import EngineOptions
 from penstock.engine.outlined.offline import Run, answer_in_points
@@ -122,8 +122,9 @@ class LLM:
         A prompt is a text, ``{"prompt": text}`` or ``{"prompt_token_ids": [...]}``. ``sampling_params`` is one for all
         prompts or a list with one for each; None takes the checkpoint's generation_config. ``outline_decoding`` is
         that of ``chat``; the texts are then questions. Raises RequestError before anything starts if a prompt or its
-        parameters cannot work, or in the end if a structured output could not go on, and PipelineError if a stage is
-        lost and not replaced within ``recovery_timeout``.
+        parameters cannot work, with its place (``prompts[1]``) where there are several. Raises RequestError in the end
+        if a structured output could not go on, and PipelineError if a stage is lost and not replaced within
+        ``recovery_timeout``.
         """
         with self._turns.turn():  # also while tokenizers work: their errors are told as errors of the prompt
             many = prompts_of(prompts)
@@ -134,7 +135,11 @@ class LLM:
                     [Dialogue.of_text(tokenizer, text_of_prompt(one)) for one in many], params, outline_decoding
                 )
             learn_answers(self, many, params)
-            outputs = self.complete([self.job(prompt, one) for prompt, one in zip(many, params, strict=True)])
+            jobs = []
+            for place, (prompt, one) in enumerate(zip(many, params, strict=True)):
+                with naming(place, len(many)):
+                    jobs.append(self.job(prompt, one))
+            outputs = self.complete(jobs)
             warn_of_empty_answers(outputs, many, self._tokenizer)
             return outputs
 

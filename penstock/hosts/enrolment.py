@@ -22,7 +22,6 @@ import secrets
 import select
 import socket
 import ssl
-import tempfile
 import threading
 import time
 from collections import deque
@@ -36,6 +35,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 
 from penstock.core import ConfigError
 from penstock.hosts import keys
+from penstock.scratch import scratch_folder
 from penstock.transport.addresses import place_of
 from penstock.transport.security import reason_of
 
@@ -217,8 +217,8 @@ def throwaway_certificate() -> tuple[ssl.SSLContext, bytes]:
     made = keys.certificate(name, name, key.public_key(), 1).sign(key, hashes.SHA256())
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "both.pem"
+    with scratch_folder() as folder:
+        file = folder / "both.pem"
         keys.write_secret(file, keys.in_pem(key) + made.public_bytes(serialization.Encoding.PEM))
         context.load_cert_chain(file)
     return context, digest_of(made.public_bytes(serialization.Encoding.DER))

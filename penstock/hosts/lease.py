@@ -24,6 +24,7 @@ from penstock.hosts import control
 from penstock.hosts.doctor.probe import ProbeSpec
 from penstock.hosts.doctor.probe_process import ProbeProcess
 from penstock.hosts.facts import HostFacts
+from penstock.hosts.refusals import Refusals
 from penstock.hosts.weights.cache import WeightCache
 from penstock.hosts.weights.fetching import Fetch, Proved
 from penstock.messages import Frame, MalformedMessage, cut
@@ -103,6 +104,7 @@ class Lease:
         self._waiting: dict[str, list[StageSpec]] = {}
         """Stages that start once their checkpoint is proved, by the head's path of it."""
         self._probe: ProbeProcess | None = None
+        self._refusals = Refusals()
         self._work: queue.Queue[tuple[Callable[[], None], int] | None] = queue.Queue(MOST_MESSAGES)
         self._held = 0
         """Bytes of the messages that wait."""
@@ -129,7 +131,7 @@ class Lease:
             with self._lock:
                 fetches = list(self._fetches.values())
             if not any(fetch.take(message, contents[0]) for fetch in fetches):
-                log.warning("passed over a piece of %s that was not asked for, or has come", message.file)
+                self._refusals.note(f"piece {message.piece} of {message.file!r} was not asked for, or has come")
             return
         obey = self._obeying(message, contents)
         size = sum(map(len, contents))

@@ -108,6 +108,9 @@ class RemoteHost:
             if not self.attached:  # lost since the stage was placed here: it counts as ended
                 self._report(spec.process, self.cause)
                 return
+            if self.searching:  # lost since, and back: what it holds is proved under each lease anew
+                self._report(spec.process, f"host {self.name} was lost, is back, and has yet to find its layers")
+                return
             self._tell(control.StartStage(spec=spec))
 
     def kill(self, process: str) -> None:

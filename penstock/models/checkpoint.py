@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,6 +36,7 @@ from penstock.models.prequantized.weights import PackedShards
 from penstock.models.shards import Shards, layer_of
 from penstock.models.split import even_split
 from penstock.models.text_part import HEAD, TextPart, Weights, is_wrapper
+from penstock.scratch import scratch_folder
 
 DTYPE_FIELDS: Final = frozenset({"dtype", "torch_dtype"})
 FORMAT_NAMES: Final = {
@@ -135,7 +135,7 @@ def _configuration(path: Path) -> tuple[Any, Parts, Method | None]:
         del config.quantization_config  # what it says is followed here: transformers is given floats
     config = text_config(config)
     parts = check_supported(config)
-    check_sizes(config, file)
+    check_sizes(config, stated, file)
     return config, parts, method
 
 
@@ -159,8 +159,8 @@ def with_torch_formats(path: Path, stated: dict[str, Any]) -> Any:
                 where[name] = torch_format(where[name], name, path / CONFIG_FILE)
     if not changed:
         return AutoConfig.from_pretrained(path, trust_remote_code=False)
-    with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
-        (Path(folder) / CONFIG_FILE).write_text(json.dumps(table))
+    with scratch_folder() as folder:
+        (folder / CONFIG_FILE).write_text(json.dumps(table))
         return AutoConfig.from_pretrained(folder, trust_remote_code=False)
 
 

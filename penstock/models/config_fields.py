@@ -130,12 +130,17 @@ def check_counts(table: dict[str, Any], file: Path) -> None:
             raise problem_in(file, path, f"is {value}; no model has more than {MOST_PARTS}")
 
 
-def check_values(table: Mapping[str, Any], file: Path) -> None:
-    """Raise ConfigError for a value that ``RULES`` refuse. Towers and quantisation are not looked at."""
+def check_values(table: Mapping[str, Any], file: Path, stated: Mapping[str, Any] | None = None) -> None:
+    """Raise ConfigError for a value that ``RULES`` refuse. Towers and quantisation are not looked at.
+
+    ``stated`` is the file's own table, where ``table`` is transformers'.
+    """
     for path, key, value, rules in fields_of_text(table):
         for rule in rules:
             if value is not None and rule.names.fullmatch(key) and not rule.holds(value):
-                raise problem_in(file, path, f"is {shown(value)}; it has to be {rule.wanted}")
+                raise problem_in(
+                    file, stated_path(path, stated or table), f"is {shown(value)}; it has to be {rule.wanted}"
+                )
 
 
 def fields_of_text(table: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, str, Any, tuple[Rule, ...]]]:
@@ -161,16 +166,19 @@ def fields_of_rope(table: Mapping[str, Any], where: str) -> Iterator[tuple[str, 
 # ----------------------------------------------------------------------------------------------- as transformers has it
 
 
-def check_sizes(config: Any, file: Path) -> None:
-    """Raise ConfigError unless sizes are there and fields fit each other, defaults of transformers among them."""
+def check_sizes(config: Any, stated: Mapping[str, Any], file: Path) -> None:
+    """Raise ConfigError unless sizes are there and fields fit each other, defaults of transformers among them.
+
+    ``stated`` is the table in the file.
+    """
     for name in SIZES:
         size = getattr(config, name, None)
         if type(size) is not int or size < 1:
             raise problem_in(file, name, f"is {size!r}; it has to be a whole number above 0")
     table = config.to_dict()
-    check_values(table, file)
+    check_values(table, file, stated)
     check_window(table, file)
-    check_rope(table, file)
+    check_rope(table, file, stated)
     longest = table.get("max_position_embeddings")
     if longest is not None and (type(longest) is not int or longest < 1):
         raise problem_in(file, "max_position_embeddings", f"is {longest!r}; it has to be a whole number above 0")
@@ -187,21 +195,43 @@ def check_window(table: Mapping[str, Any], file: Path) -> None:
         raise problem_in(file, "sliding_window", f"is {shown(window)}; it has to be a number of tokens, 1 or more")
 
 
-def check_rope(table: Mapping[str, Any], file: Path) -> None:
+def stated_path(path: str, stated: Mapping[str, Any]) -> str:
+    """The path of a field as the file has it: transformers moves rotary fields together, and renames some."""
+    if not path.startswith(ROPE_TABLES[0]):
+        return path
+    field = path.rpartition(".")[2]
+    own = next((name for name in ROPE_TABLES if isinstance(stated.get(name), dict)), ROPE_TABLES[0])
+    rope = stated.get(own) or {}
+    if field in stated and field not in rope:
+        return field
+    if field == "rope_type" and field not in rope and "type" in rope:
+        path = f"{path.removesuffix(field)}type"
+    return path.replace(ROPE_TABLES[0], own, 1)
+
+
+def check_rope(table: Mapping[str, Any], file: Path, stated: Mapping[str, Any]) -> None:
     """Raise ConfigError if rotary embeddings are of no kind, or have no base."""
     for path, key, value, _ in fields_of_text(table):
         if not path.startswith(ROPE_TABLES):
             continue
         if key == "rope_type" and value is None:
-            raise problem_in(file, path, f"is null; it has to be one of {', '.join(ROPE_TYPES)}")
+            raise problem_in(file, stated_path(path, stated), f"is null; it has to be one of {', '.join(ROPE_TYPES)}")
         if key == "rope_theta" and value is None and table.get("position_embedding_type", "rope") == "rope":
-            raise problem_in(file, path, "is null; it has to be a finite number, above 0")
+            raise problem_in(file, stated_path(path, stated), "is null; it has to be a finite number, above 0")
 
 
 def without_value(table: Mapping[str, Any]) -> list[str]:
-    """The fields that have a rule and are null: where a model cannot be built, one of them may be what it lacks."""
-    return [
+    """The fields that have a rule and are null, and the sizes that are not stated though the class has a default.
+
+    Where a model cannot be built, one of them may be what it lacks.
+    """
+    null = [
         path
         for path, key, value, rules in fields_of_text(table)
         if value is None and any(rule.names.fullmatch(key) for rule in rules)
     ]
+    model_type = table.get("model_type")
+    known = CONFIG_MAPPING[model_type] if isinstance(model_type, str) and model_type in CONFIG_MAPPING else None
+    defaults = {name: field.default for name, field in getattr(known, "__dataclass_fields__", {}).items()}
+    unstated = (name for name, default in defaults.items() if name not in table and default is not None)
+    return [*null, *filter(RULES[0].names.fullmatch, unstated)]

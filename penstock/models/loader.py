@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import logging
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,10 +22,12 @@ from penstock.models.carried.layout import carries, is_outside
 from penstock.models.carried.own_part import keep_own, own_tensors
 from penstock.models.checkpoint import Checkpoint, empty_fields
 from penstock.models.compiled.layer import check_form
-from penstock.models.gate import model_class
+from penstock.models.gate import layer_types, model_class
 from penstock.models.quantization.stored import remember
 from penstock.models.reading import Listener, counted
 from penstock.models.shards import WEIGHT_TYPES, layer_of
+
+log = logging.getLogger(__name__)
 
 EMBEDDING_FACTORS: Final = ("embedding_multiplier", "embedding_scale")
 ROUTER: Final = re.compile(r"Top[kK]Router$")
@@ -41,6 +44,8 @@ SIZED: Final = re.compile(r"(_size|_dim|_heads|_rank|_experts|_layers|_per_tok)$
 """Fields of a configuration that shapes of tensors come from."""
 OPTIONAL: Final = ("tie_word_embeddings", "attention_bias", "mlp_bias", "q_lora_rank", "first_k_dense_replace")
 """Fields of a configuration by which a model has tensors or not."""
+HEADS: Final = ("lm_head.weight", "embed_out.weight", "head.weight")
+"""Names that architectures store their head under."""
 LONGEST_VECTOR: Final = 1 << 20
 """The longest vector that is read before any stage is started."""
 MOST_COPIES: Final = 2
@@ -324,13 +329,15 @@ def check_loads(checkpoint: Checkpoint, numerics: str = AUTO) -> None:
     The whole model is built from tensors that take no memory, so that transformers itself reports what it misses.
     """
     options = {"dtype": torch.float32, "attn_implementation": ATTENTION}
-    model = _load(checkpoint, 0, checkpoint.num_layers, None, HollowTensor, **options)
-    check_routing(model, checkpoint)
-    if numerics == EXACT:
-        parts = checkpoint.parts
-        check_form(getattr(getattr(model, parts.base), parts.layers))
     with contextlib.ExitStack() as files:
         found = checkpoint.weights.slices(checkpoint.weights.names(), files)
+        check_head(checkpoint, found)
+        model = _load(checkpoint, 0, checkpoint.num_layers, None, HollowTensor, **options)
+        check_routing(model, checkpoint)
+        check_windows(model, checkpoint)
+        if numerics == EXACT:
+            parts = checkpoint.parts
+            check_form(getattr(getattr(model, parts.base), parts.layers))
         check_finite(str(checkpoint.source), vectors(found))
 
 
@@ -348,6 +355,39 @@ def check_routing(model: nn.Module, checkpoint: Checkpoint) -> None:
         raise problem_in(
             checkpoint.path / CONFIG_FILE, fields, f"do not fit each other, no token finds its experts: {said(error)}"
         ) from error
+
+
+def check_windows(model: nn.Module, checkpoint: Checkpoint) -> None:
+    """Raise ConfigError if layers shall have a sliding window, and the model's attention has none."""
+    layers = getattr(getattr(model, checkpoint.parts.base), checkpoint.parts.layers)
+    for layer, kind in zip(layers, layer_types(checkpoint.config), strict=False):
+        if kind == "sliding_attention" and not any(hasattr(one, "sliding_window") for one in layer.modules()):
+            file, model_type = checkpoint.path / CONFIG_FILE, checkpoint.config.model_type
+            raise problem_in(file, "layer_types", f"has {kind}, and a {model_type} (model_type) has no sliding window")
+
+
+def check_head(checkpoint: Checkpoint, tensors: Mapping[str, Any]) -> None:
+    """Warn if the head shall be the embedding, and is stored with other numbers: a stage takes those.
+
+    Raises ConfigError if it is stored with another shape.
+    """
+    embedding = f"{checkpoint.parts.embed}.weight"
+    inputs = [name for name in tensors if name == embedding or name.endswith(f".{embedding}")]
+    heads = [name for name in tensors if name in HEADS]
+    if not checkpoint.config.tie_word_embeddings or not inputs or not heads:
+        return
+    shapes = [list(tensors[name].get_shape()) for name in (heads[0], inputs[0])]
+    if shapes[0] != shapes[1]:
+        raise problem_in(
+            checkpoint.path / CONFIG_FILE,
+            "tie_word_embeddings",
+            f"is true, and {heads[0]} is {shapes[0]}, {inputs[0]} {shapes[1]}: take one of them out",
+        )
+    if not torch.equal(tensors[inputs[0]][...], tensors[heads[0]][...]):
+        log.warning(
+            f"{checkpoint.source}: tie_word_embeddings is true, and {heads[0]} holds other numbers than {inputs[0]}: "
+            f"{heads[0]} is the head, as in transformers; state tie_word_embeddings false, or take the tensor out"
+        )
 
 
 def vectors(tensors: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:

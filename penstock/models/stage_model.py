@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from penstock.core import ConfigError
-from penstock.dtypes import AUTO, EXACT, FAST, torch_dtype
+from penstock.dtypes import AUTO, EXACT, FAST, REFERENCE, torch_dtype
 from penstock.messages import Candidates, SampledToken, Sampling
 from penstock.models.attention import (
     Arenas,
@@ -96,7 +96,7 @@ class StageModel:
         dtype: str,
         device: str,
         quantization: str,
-        plain: bool,
+        grammars: GrammarMasks,
         numerics: str = AUTO,
         gives_back: bool = False,
     ) -> None:
@@ -104,19 +104,18 @@ class StageModel:
         # The size of the vocabulary for candidates; a target's may differ from its draft model's.
         self.drafted = checkpoint.vocab_size
         self.checkpoint = checkpoint
-        self.grammars: GrammarMasks = grammars_of(checkpoint)
+        self.grammars = grammars
         self.first, self.last = first, last
         self.dtype = dtype
         self.device = torch.device(device)
         self._base = getattr(module, parts.base)
         self._causal = module
-        self._plain = plain
+        self._plain = plain = numerics == REFERENCE
         self._precise = quantization != "none"
         exact = numerics != FAST and not plain and self.device.type == "cpu" and works()
         # Before packing, which would replace ``kv_b_proj``, and before fusing.
         self._latents = {} if plain else keep_latents(getattr(self._base, parts.layers)[first:last])
-        self._pack_ends(exact)
-        self._take_norm(exact)
+        self._replace_ends(exact)
         own, types = getattr(self._base, parts.layers)[first:last], layer_types(checkpoint.config)[first:last]
         follow_positions(checkpoint.config, own, types)
         reach = reach_of(checkpoint.config)
@@ -144,20 +143,16 @@ class StageModel:
         self._tapped: dict[int, Tensor] = {}
         self._probe()
 
-    def _pack_ends(self, exact: bool) -> None:
-        """Pack embedding and head; tied ones are held once."""
-        config, embed = self.checkpoint.config, self.checkpoint.parts.embed
+    def _replace_ends(self, exact: bool) -> None:
+        """Replace embedding, head and last norm, which runs with the head, for the wanted rows only."""
+        config, parts = self.checkpoint.config, self.checkpoint.parts
         if self._precise:
-            quantize_ends(self._causal, self._base, embed, tied=bool(config.tie_word_embeddings))
+            quantize_ends(self._causal, self._base, parts.embed, tied=bool(config.tie_word_embeddings))
             quantize_own(self._base, config, self.last - self.first)
         elif exact:
-            exact_ends(self._causal, self._base, embed)
+            exact_ends(self._causal, self._base, parts.embed)
         elif not self._plain:
-            share_tied(self._causal, self._base, embed)
-
-    def _take_norm(self, exact: bool) -> None:
-        """Have the last norm run with the head, for the wanted rows only."""
-        parts = self.checkpoint.parts
+            share_tied(self._causal, self._base, parts.embed)
         norm = getattr(self._base, parts.norm)
         if not self._plain:
             norm = rms_norm(norm)
@@ -396,26 +391,28 @@ def load_stage(
     dtype: str = "float32",
     device: str = "cpu",
     quantization: str = "none",
-    plain: bool = False,
     max_model_len: int | None = None,
+    tokenizer: str = "",
     numerics: str = AUTO,
     gives_back: bool = False,
     on_read: Listener | None = None,
 ) -> StageModel:
     """Load layers [first, last) of the checkpoint ``path``: folder, GGUF file or hub id, with ``capacity`` slots.
 
-    ``quantization`` is "none" or a format of ``quantization.pack``, ``numerics`` one of ``dtypes.NUMERICS``. ``plain``
-    selects the slow reference path.
-    ``max_model_len`` is needed only for rotary embeddings that depend on the length of a text. With ``gives_back``
-    layers with a limited reach free slots that are out of reach; no two requests may share slots then. ``on_read`` is
-    called with how many numbers have been read, and how many there are. Raises ConfigError for anything that cannot
-    work.
+    ``quantization`` is "none" or a format of ``quantization.pack``, ``numerics`` one of ``dtypes.NUMERICS``, or
+    REFERENCE for the slow reference path. ``max_model_len`` is needed only for rotary embeddings that depend on the
+    length of a text. A draft model's grammars are those of its target, the checkpoint in ``tokenizer``. With
+    ``gives_back`` layers with a limited reach free slots that are out of reach; no two requests may share slots then.
+    ``on_read`` is called with how many numbers have been read, and how many there are. Raises ConfigError for anything
+    that cannot work.
     """
     checkpoint = open_checkpoint(path)
+    target = open_checkpoint(tokenizer) if tokenizer else checkpoint
+    grammars = grammars_of(target)
     module = load_module(checkpoint, first, last, dtype, device, on_read)
     with refusing(checkpoint):
         pin_rope(getattr(module, checkpoint.parts.base), checkpoint.config, max_model_len)
-        return StageModel(
+        stage = StageModel(
             checkpoint,
             module,
             first,
@@ -424,16 +421,12 @@ def load_stage(
             dtype=dtype,
             device=device,
             quantization=quantization,
-            plain=plain,
+            grammars=grammars,
             numerics=numerics,
             gives_back=gives_back,
         )
-
-
-def draft_for(stage: StageModel, target: str) -> None:
-    """Let a draft model's stage take over the grammars, and the size of the vocabulary, of its ``target``."""
-    checkpoint = open_checkpoint(target)
-    stage.grammars, stage.drafted = grammars_of(checkpoint), checkpoint.vocab_size
+    stage.drafted = target.vocab_size
+    return stage
 
 
 def fitted(logits_nV: Tensor, rows: int) -> Tensor:

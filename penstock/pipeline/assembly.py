@@ -18,7 +18,7 @@ def load_layers(plan: StagePlan, on_read: Callable[[int, int], None] | None = No
 
     ``on_read`` is called with how many numbers have been read, and how many there are.
     """
-    from penstock.models.stage_model import draft_for, load_stage
+    from penstock.models.stage_model import load_stage
 
     if plan.target:
         from penstock.models.speculators.stage import load_speculator_stage
@@ -31,7 +31,7 @@ def load_layers(plan: StagePlan, on_read: Callable[[int, int], None] | None = No
             device=plan.device,
             quantization=plan.quantization,
         )
-    stage = load_stage(
+    return load_stage(
         plan.model,
         plan.first,
         plan.last,
@@ -40,13 +40,11 @@ def load_layers(plan: StagePlan, on_read: Callable[[int, int], None] | None = No
         device=plan.device,
         quantization=plan.quantization,
         max_model_len=plan.max_model_len,
+        tokenizer=plan.tokenizer,
         numerics=plan.numerics,
         gives_back=plan.gives_back,
         on_read=on_read,
     )
-    if plan.tokenizer:
-        draft_for(stage, plan.tokenizer)
-    return stage
 
 
 def compute_with(threads: int) -> None:

@@ -369,6 +369,8 @@ class ProcessPipeline:
         # The moment by which each stage has to have started.
         self._start_by = [math.inf] * self.stages
         self._read = [0] * self.stages
+        self._totals: dict[int, int] = {}
+        """Weights that each starting stage has said that it reads."""
         """Bytes of its layers that each stage had read when its time was last extended."""
         self._cut_off = ("", "")
         """A host that other hosts do not reach, and the cause. It is cut off unless a better cause is reported."""
@@ -578,9 +580,10 @@ class ProcessPipeline:
     def _give_time(self, message: Loading) -> None:
         """Extend the time of a stage that has read more of its layers.
 
-        A message that reports no progress extends nothing.
+        A message that reports no progress extends nothing, nor does one that is at odds with the first one's total.
         """
-        if message.read >= self._read[message.stage] + max(1, PROGRESS * message.total):
+        total = self._totals.setdefault(message.stage, message.total)
+        if total >= message.read >= self._read[message.stage] + max(1, PROGRESS * total):
             self._read[message.stage] = message.read
             self._start_by[message.stage] = self._host.now() + START_TIMEOUT
 

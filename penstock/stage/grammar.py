@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import numpy as np
 
@@ -41,12 +41,19 @@ class Allowed:
     problem: str = ""
 
 
+class GrammarRow(NamedTuple):
+    """A row of a batch whose next token a request's ``grammar`` restricts.
+
+    ``output`` holds the token ids of the request's output up to the row, int64 [n].
+    """
+
+    request: int
+    grammar: str
+    output: np.ndarray
+
+
 class GrammarMasks(Protocol):
     """The tokens that the grammars of a stage's requests allow: ``Grammars``, or a ``GrammarProcess`` around them."""
-
-    def begin_batch(self) -> None:
-        """The rows of another batch follow."""
-        ...
 
     def prepare(self, request: int, grammar: str, done: Callable[[], None]) -> None:
         """Compile a request's grammar meanwhile; a thread calls ``done`` when ``allowed`` need not wait for it."""
@@ -56,8 +63,8 @@ class GrammarMasks(Protocol):
 
     def forget_all(self) -> None: ...
 
-    def allowed(self, request: int, grammar: str, output: np.ndarray) -> Allowed:
-        """The tokens that may come after ``output``, int64 [n]."""
+    def allowed(self, rows: Sequence[GrammarRow]) -> list[Allowed]:
+        """The tokens that may come after each of a batch's rows."""
         ...
 
 
@@ -87,9 +94,6 @@ class Grammars:
     def over(self) -> tuple[Path, int, list[int]]:
         """The tokenizer's folder, the model's vocabulary and the ends of a text, of which others can be made."""
         return self._folder, self._vocab_size, self._ends
-
-    def begin_batch(self) -> None:
-        """Nothing: whoever follows grammars in its own process has no limits on batches."""
 
     def prepare(self, request: int, grammar: str, done: Callable[[], None]) -> None:
         """Compile a request's grammar on another thread, which calls ``done`` when ``allowed`` need not wait.
@@ -148,13 +152,17 @@ class Grammars:
         for request in [*self._followers, *self._compiling]:
             self.forget(request)
 
-    def allowed(self, request: int, grammar: str, output: np.ndarray) -> Allowed:
-        """The tokens that may come after ``output``, the token ids of a request's output up to a row.
+    def allowed(self, rows: Sequence[GrammarRow]) -> list[Allowed]:
+        return [self.allowed_after(row) for row in rows]
 
-        EOS alone where the text is complete. Nothing in three cases: the grammar does not allow ``output`` itself (the
+    def allowed_after(self, row: GrammarRow) -> Allowed:
+        """The tokens that may come after a row.
+
+        EOS alone where the text is complete. Nothing in three cases: the grammar does not allow its output itself (the
         row is dead, since the target has picked another token above it); no token is possible; or the next step costs
         more than a grammar's may (``text.grammar.LIMITS``).
         """
+        request, grammar, output = row
         if np.isin(output, self._ends).any():
             return Allowed(self._only(self._ends))
         try:

@@ -30,27 +30,50 @@ import msgspec
 import numpy as np
 
 from penstock.api_keys import without_api_keys
-from penstock.stage.grammar import Allowed, Grammars
+from penstock.stage.grammar import Allowed, GrammarRow, Grammars
 
-STEP_S: Final = 0.5
-"""Processor time that a row's mask may take; usual ones take a millisecond or less."""
-LEAST_STEP_S: Final = 0.05
-"""Processor time that it, and compiling, may take once a batch's masks have used up ``BATCH_S``."""
-BATCH_S: Final = 2.0
-"""Processor time of a batch's masks that is shared freely: a stage may be silent for 10 seconds."""
-READ_S: Final = 5e-5
-"""Processor time added for each token of a row's path, which may have to be read from the beginning."""
-COMPILE_S: Final = 2.0
-"""Processor time in which a grammar has to compile that the follower does not know; a worker had one second."""
-REQUEST_S: Final = 1.0
-"""Processor time that all masks of a request may take, and ``TOKEN_S`` more for each token of its output."""
-TOKEN_S: Final = 0.05
-MEMORY: Final = 1 << 31
-"""Bytes that the grammars of a stage's requests may take together."""
-TOO_DEAR: Final = f"a step of the grammar takes more than {STEP_S:g} s, or more memory than it may have"
-TOO_DEAR_IN_ALL: Final = f"the grammar's steps take more than {1000 * TOKEN_S:g} ms a token"
 ENDED_BY: Final = {signal.SIGPROF, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS}
 """Signals by which a follower ends that has overrun, or whose library has failed."""
+LEAST_S: Final = 0.005
+"""Processor time that any row may take: the kernel counts it in ticks of up to 4 ms."""
+
+
+class Limits(msgspec.Struct, array_like=True, frozen=True):
+    """Limits on what grammars cost a stage, whose engine expects a word from it every 10 seconds.
+
+    All are seconds of processor time, except ``memory``, the bytes that the grammars of all requests may take together.
+    A row's mask may take ``step``, and ``reading`` more for each token of its path, which may have to be read from the
+    beginning; usual ones take a millisecond or less. A grammar that the follower does not know has to compile within
+    ``compiling``; a worker had one second. Once a batch's rows have taken ``batch``, the others share the rest of
+    ``most_batch``. All masks of a request may take ``request``, and ``token`` more for each token of its output.
+    """
+
+    step: float = 0.5
+    reading: float = 5e-5
+    compiling: float = 2.0
+    batch: float = 2.0
+    most_batch: float = 6.0
+    request: float = 1.0
+    token: float = 0.05
+    memory: int = 1 << 31
+
+    def of_row(self, spent: float, rows: int, length: int) -> tuple[float, float]:
+        """Seconds for compiling, and for the mask, of the next of ``rows`` rows of a batch that has ``spent`` some.
+
+        ``length`` is that of the row's path.
+        """
+        if spent < self.batch:
+            return self.compiling, self.step + length * self.reading
+        half = max(LEAST_S, (self.most_batch - spent) / (2 * rows))
+        return half, half
+
+    @property
+    def step_exceeded(self) -> str:
+        return f"a step of the grammar takes more than {self.step:g} s, or more memory than it may have"
+
+    @property
+    def request_exceeded(self) -> str:
+        return f"the grammar's steps take more than {1000 * self.token:g} ms a token"
 
 
 class Prepare(msgspec.Struct, tag=True, array_like=True):
@@ -62,18 +85,20 @@ class Forget(msgspec.Struct, tag=True, array_like=True):
     request: int
 
 
-class Ask(msgspec.Struct, tag=True, array_like=True):
-    """``path`` are int64 token ids; ``grammar`` is empty where the follower has it.
+class AskedRow(msgspec.Struct, array_like=True):
+    """``path`` are int64 token ids; ``grammar`` is empty where the follower has it."""
 
-    Compiling the grammar may take ``compile_seconds``, the mask ``seconds``.
-    """
-
-    number: int
     request: int
     grammar: str
     path: bytes
-    compile_seconds: float
-    seconds: float
+
+
+class Ask(msgspec.Struct, tag=True, array_like=True):
+    """Rows of a batch, each of which gets an answer in its turn; its rows before them have taken ``spent`` seconds."""
+
+    number: int
+    rows: list[AskedRow]
+    spent: float
 
 
 class Prepared(msgspec.Struct, tag=True, array_like=True):
@@ -94,7 +119,7 @@ class Ended(msgspec.Struct, tag=True, array_like=True):
 
 
 class Over(msgspec.Struct, tag=True, array_like=True):
-    """The first message: the tokenizer as JSON, the sizes of its vocabulary and of the model's, and ends of texts.
+    """The first message: the tokenizer as JSON, the sizes of its vocabulary and of the model's, ends of texts, limits.
 
     The stage has transformers loaded, which made it; the process would take seconds for that.
     """
@@ -103,6 +128,7 @@ class Over(msgspec.Struct, tag=True, array_like=True):
     size: int
     vocab_size: int
     eos_token_ids: list[int]
+    limits: Limits
 
 
 Told = msgspec.msgpack.Decoder(Prepare | Forget | Ask)
@@ -115,7 +141,10 @@ class GrammarProcess:
     ``prepare``, ``forget`` and ``allowed`` may be called by two threads at once, ``allowed`` by one at a time.
     """
 
-    def __init__(self, folder: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+    def __init__(
+        self, folder: Path, vocab_size: int, eos_token_ids: Sequence[int], limits: Limits | None = None
+    ) -> None:
+        self._limits = limits or Limits()
         self._folder = folder
         self._ends = list(eos_token_ids)
         self._vocab_size = vocab_size
@@ -123,11 +152,9 @@ class GrammarProcess:
         self._outgoing = queue.SimpleQueue[Prepare | Forget | Ask | None]()
         """Messages to the process; None: it has ended."""
         self._lock = threading.RLock()
-        self._answers = queue.SimpleQueue[Answer | None]()
-        """None: the follower has ended."""
+        self._answers = queue.SimpleQueue[Answer | int]()
+        """A number: the follower has ended that was asked under it."""
         self._asked = 0
-        self._waiting = False
-        """Whether an answer is waited for."""
         self._known: set[int] = set()
         """Requests whose grammars the follower has been told."""
         self._preparing: dict[int, Callable[[], None]] = {}
@@ -135,11 +162,6 @@ class GrammarProcess:
         """Requests whose grammars cost too much, and how so."""
         self._spent: Counter[int] = Counter()
         """Nanoseconds by request."""
-        self._batch_spent = 0.0
-
-    def begin_batch(self) -> None:
-        """The rows of another batch follow."""
-        self._batch_spent = 0.0
 
     def prepare(self, request: int, grammar: str, done: Callable[[], None]) -> None:
         """Have a request's grammar compiled; ``done`` is called, by another thread, when ``allowed`` need not wait."""
@@ -163,37 +185,51 @@ class GrammarProcess:
         for request in {*self._known, *self._preparing, *self._given_up, *self._spent}:
             self.forget(request)
 
-    def allowed(self, request: int, grammar: str, output: np.ndarray) -> Allowed:
-        """The tokens that may come after ``output``, as by ``Grammars.allowed``; none if finding them is too dear."""
-        if request not in self._given_up:
-            answer = self._ask(request, grammar, output)
-            if answer is None:
-                self._given_up[request] = TOO_DEAR
-            else:
-                self._spent[request] += int(1e9 * answer.spent)
-                if self._spent[request] > 1e9 * (REQUEST_S + TOKEN_S * len(output)):
-                    self._given_up[request] = TOO_DEAR_IN_ALL
-                bits = np.frombuffer(answer.mask, dtype=np.uint8)
-                return Allowed(np.unpackbits(bits, count=self._vocab_size).astype(bool), answer.problem)
-        return Allowed(np.zeros(self._vocab_size, dtype=bool), self._given_up[request])
+    def allowed(self, rows: Sequence[GrammarRow]) -> list[Allowed]:
+        """The tokens that may come after each row, as by ``Grammars.allowed``; none where finding them is too dear."""
+        found: dict[int, Allowed] = {}
+        spent = 0.0
+        while left := [at for at, row in enumerate(rows) if at not in found and row.request not in self._given_up]:
+            self._ask([rows[at] for at in left], spent)
+            for at, behind in zip(left, range(len(left), 0, -1), strict=True):
+                row, answer = rows[at], self._answer()
+                if answer is None:
+                    self._given_up[row.request] = self._limits.step_exceeded
+                    spent += max(self._limits.of_row(spent, behind, len(row.output)))
+                    break
+                spent += answer.spent
+                self._note_spent(row, answer.spent)
+                found[at] = self._unpacked(answer)
+        nothing_V = np.zeros(self._vocab_size, dtype=bool)
+        return [found.get(at) or Allowed(nothing_V, self._given_up[row.request]) for at, row in enumerate(rows)]
 
-    def _ask(self, request: int, grammar: str, output: np.ndarray) -> Answer | None:
-        """None where the follower has ended over it."""
-        within = self._batch_spent < BATCH_S
-        compiling = COMPILE_S if within else LEAST_STEP_S
-        seconds = (STEP_S if within else LEAST_STEP_S) + READ_S * len(output)
+    def _note_spent(self, row: GrammarRow, seconds: float) -> None:
+        self._spent[row.request] += int(1e9 * seconds)
+        if self._spent[row.request] > 1e9 * (self._limits.request + self._limits.token * len(row.output)):
+            self._given_up[row.request] = self._limits.request_exceeded
+
+    def _unpacked(self, answer: Answer) -> Allowed:
+        bits = np.frombuffer(answer.mask, dtype=np.uint8)
+        return Allowed(np.unpackbits(bits, count=self._vocab_size).astype(bool), answer.problem)
+
+    def _ask(self, rows: Sequence[GrammarRow], spent: float) -> None:
         with self._lock:
-            self._asked, self._waiting = self._asked + 1, True
-            new = request not in self._known
-            self._known.add(request)
-            path = np.ascontiguousarray(output, dtype=np.int64).tobytes()
-            self._tell(Ask(self._asked, request, grammar if new else "", path, compiling, seconds))
-        answer = self._answers.get()
-        while answer is not None and answer.number != self._asked:
-            answer = self._answers.get()
-        self._waiting = False
-        self._batch_spent += seconds if answer is None else answer.spent
-        return answer
+            self._asked += 1
+            asked = []
+            for request, grammar, output in rows:
+                path = np.ascontiguousarray(output, dtype=np.int64).tobytes()
+                asked.append(AskedRow(request, "" if request in self._known else grammar, path))
+                self._known.add(request)
+            self._tell(Ask(self._asked, asked, spent))
+
+    def _answer(self) -> Answer | None:
+        """The next answer to what was asked last; None where the follower has ended over it."""
+        while True:
+            heard = self._answers.get()
+            if isinstance(heard, Answer) and heard.number == self._asked:
+                return heard
+            if heard == self._asked:
+                return None
 
     def _tell(self, message: Prepare | Forget | Ask) -> None:
         """Send a message. If the process has ended, the reading thread tells whoever waits for its answer."""
@@ -217,7 +253,7 @@ class GrammarProcess:
         assert process.stdin is not None
         try:
             tokenizer, size = serialized_tokenizer(self._folder, self._vocab_size)
-            write(process.stdin.fileno(), Over(tokenizer, size, self._vocab_size, self._ends))
+            write(process.stdin.fileno(), Over(tokenizer, size, self._vocab_size, self._ends, self._limits))
             while (message := outgoing.get()) is not None:
                 write(process.stdin.fileno(), message)
         except BrokenPipeError:
@@ -254,8 +290,7 @@ class GrammarProcess:
         with self._lock:
             self._known.clear()
             self._be_prepared(list(self._preparing))
-            if self._waiting:
-                self._answers.put(None)
+            self._answers.put(self._asked)
 
     def _be_prepared(self, requests: list[int]) -> None:
         with self._lock:
@@ -293,16 +328,17 @@ def serve() -> None:
         if (os.WIFSIGNALED(status) and os.WTERMSIG(status) not in ENDED_BY) or status == 0:
             return
         write(1, Ended())
-    resource.setrlimit(resource.RLIMIT_AS, (mapped + MEMORY, resource.RLIM_INFINITY))
-    Follower(Grammars(Path(), over.vocab_size, over.eos_token_ids, tokenizer)).follow()
+    resource.setrlimit(resource.RLIMIT_AS, (mapped + over.limits.memory, resource.RLIM_INFINITY))
+    Follower(Grammars(Path(), over.vocab_size, over.eos_token_ids, tokenizer), over.limits).follow()
     os._exit(0)  # a thread may still compile
 
 
 class Follower:
-    """Answers a stage, one question at a time."""
+    """Answers a stage, one row at a time."""
 
-    def __init__(self, grammars: Grammars) -> None:
+    def __init__(self, grammars: Grammars, limits: Limits) -> None:
         self._grammars = grammars
+        self._limits = limits
         self._texts: dict[int, str] = {}
         """Grammars by request."""
         self._lock = threading.Lock()
@@ -318,21 +354,24 @@ class Follower:
                 self._texts.pop(told.request, None)
                 self._grammars.forget(told.request)
             else:
-                self._say(self._answer(told))
+                self._answer(told)
 
-    def _answer(self, asked: Ask) -> Answer:
-        if asked.grammar:
-            self._texts[asked.request] = asked.grammar
-        began = time.thread_time()
-        if asked.grammar:
-            signal.setitimer(signal.ITIMER_PROF, asked.compile_seconds)
-            self._grammars.compile_now(asked.request, asked.grammar)
-        signal.setitimer(signal.ITIMER_PROF, asked.seconds)
-        path = np.frombuffer(asked.path, dtype=np.int64)
-        allowed = self._grammars.allowed(asked.request, self._texts[asked.request], path)
-        spent = time.thread_time() - began
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        return Answer(asked.number, allowed.problem, np.packbits(allowed.mask_V).tobytes(), spent)
+    def _answer(self, asked: Ask) -> None:
+        spent = asked.spent
+        for row, behind in zip(asked.rows, range(len(asked.rows), 0, -1), strict=True):
+            path = np.frombuffer(row.path, dtype=np.int64)
+            began = time.thread_time()
+            compiling, step = self._limits.of_row(spent, behind, len(path))
+            if row.grammar:
+                self._texts[row.request] = row.grammar
+                signal.setitimer(signal.ITIMER_PROF, compiling)
+                self._grammars.compile_now(row.request, row.grammar)
+            signal.setitimer(signal.ITIMER_PROF, step)
+            allowed = self._grammars.allowed_after(GrammarRow(row.request, self._texts[row.request], path))
+            took = time.thread_time() - began
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            spent += took
+            self._say(Answer(asked.number, allowed.problem, np.packbits(allowed.mask_V).tobytes(), took))
 
     def _say(self, message: Prepared | Answer) -> None:
         with self._lock:

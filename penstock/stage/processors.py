@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from penstock.messages import Sampling
-from penstock.stage.grammar import GrammarMasks
+from penstock.stage.grammar import Allowed, GrammarMasks, GrammarRow
 from penstock.stage.visibility import BatchView
 
 
@@ -38,21 +38,29 @@ def contexts_of(
     view: BatchView, rows: Sequence[int], samplings: Sequence[Sampling], grammars: GrammarMasks | None
 ) -> list[Context]:
     """The contexts of some of a batch's rows; nothing is looked up for a request whose sampling does not need it."""
-    if grammars is not None:
-        grammars.begin_batch()
-    return [context_of(view, row, sampling, grammars) for row, sampling in zip(rows, samplings, strict=True)]
+    paths = [view.path(row) if needs_path(sampling) else None for row, sampling in zip(rows, samplings, strict=True)]
+    asked = {
+        at: GrammarRow(int(view.requests[row]), sampling.grammar, path[sampling.prompt_length :])
+        for at, (row, sampling, path) in enumerate(zip(rows, samplings, paths, strict=True))
+        if sampling.grammar and path is not None
+    }
+    allowed: dict[int, Allowed] = {}
+    if asked:
+        assert grammars is not None, "this stage was made without a tokenizer"
+        allowed = dict(zip(asked, grammars.allowed(list(asked.values())), strict=True))
+    return [context_of(path, asked.get(at), allowed.get(at)) for at, path in enumerate(paths)]
 
 
-def context_of(view: BatchView, row: int, sampling: Sampling, grammars: GrammarMasks | None) -> Context:
-    if not (sampling.grammar or is_penalizing(sampling)):
+def needs_path(sampling: Sampling) -> bool:
+    return bool(sampling.grammar) or is_penalizing(sampling)
+
+
+def context_of(path: np.ndarray | None, asked: GrammarRow | None, allowed: Allowed | None) -> Context:
+    if path is None:
         return NO_CONTEXT
-    path = view.path(row)
-    if not sampling.grammar:
+    if asked is None or allowed is None:
         return Context(path)
-    assert grammars is not None, "this stage was made without a tokenizer"
-    request, output = int(view.requests[row]), path[sampling.prompt_length :]
-    allowed = grammars.allowed(request, sampling.grammar, output)
-    problem = f"structured_outputs: after {len(output)} tokens {allowed.problem}" if allowed.problem else ""
+    problem = f"structured_outputs: after {len(asked.output)} tokens {allowed.problem}" if allowed.problem else ""
     return Context(path, allowed.mask_V, problem)
 
 

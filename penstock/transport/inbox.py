@@ -29,6 +29,8 @@ MOST_OF_A_HOST: Final = 256
 """The most open connections of one session from one host."""
 MOST_UNAUTHENTICATED: Final = 64
 """The most open connections that have not shown a session's token yet. Honest senders send theirs at once."""
+TOKEN_S: Final = 120.0
+"""Seconds for which the process has to have listened to a connection that has shown no session's token to close it."""
 
 
 class Inbox:
@@ -37,7 +39,8 @@ class Inbox:
     Anybody who can reach the place can connect. Until a connection has shown the token of an admitted session, no more
     than a token's length is read from it; with ``security``, nothing without a certificate. At most
     MOST_UNAUTHENTICATED connections may have shown no token: one more closes the oldest of the host that has most of
-    them. A connection that announces a frame of more than ``most_frame`` bytes is closed.
+    them, and each is closed after TOKEN_S seconds, however it spreads its bytes. A connection that announces a frame of
+    more than ``most_frame`` bytes is closed.
     """
 
     def __init__(self, place: Place, security: ssl.SSLContext | None = None, most_frame: int = MAX_FRAME_BYTES) -> None:
@@ -55,6 +58,8 @@ class Inbox:
         """Session -> the token that its connections begin with."""
         self._unauthenticated: dict[int, UnauthenticatedConnection] = {}
         """Descriptor -> connection without a token so far, oldest first."""
+        self._listened = 0.0
+        """Seconds of the waits while there was such a connection."""
         self._streams: dict[int, Stream] = {}
         self._broken: set[str] = set()
         self._woken: list[int] = []
@@ -94,11 +99,26 @@ class Inbox:
 
         Reads nothing, so an interrupt during the wait loses nothing. Returns whether a watched descriptor is readable.
         """
-        self._woken = self._readable.wait(None if until is None else left_until(until))
+        self._woken = self._wait_once(until)
         # A wait ends a little early, by OVERSLEEP: the rest is spent polling, since a sleep would end too late.
-        while not self._woken and until is not None and time.monotonic() < until:
-            self._woken = self._readable.wait(0.0)
+        while not self._woken and (until is None or time.monotonic() < until):
+            self._woken = self._wait_once(until)
         return not self._watched.keys().isdisjoint(self._woken)
+
+    def _wait_once(self, until: float | None) -> list[int]:
+        """Wait for a readable descriptor until that moment, or until a connection without a token is to be closed."""
+        left = None if until is None else left_until(until)
+        oldest = next(iter(self._unauthenticated.values()), None)
+        if oldest is None:
+            return self._readable.wait(left)
+        patience, began = max(0.0, oldest.came_at + TOKEN_S - self._listened), time.monotonic()
+        woken = self._readable.wait(patience if left is None else min(left, patience))
+        # Only this time counts: while this process is busy, an honest connection waits for it.
+        self._listened += time.monotonic() - began
+        late = {fd for fd, one in self._unauthenticated.items() if self._listened >= one.came_at + TOKEN_S}
+        for fd in late:
+            self._refuse(self._unauthenticated[fd], f"it has not shown a session's token for {TOKEN_S:.0f} s")
+        return [fd for fd in woken if fd not in late]
 
     def take(self) -> list[list[Frame]]:
         """Every message that has arrived, each as its frames."""
@@ -134,7 +154,9 @@ class Inbox:
                 accepted = (
                     PlainConnection(connection) if self._security is None else TlsConnection(connection, self._security)
                 )
-                newcomer = self._unauthenticated[connection.fileno()] = UnauthenticatedConnection(accepted, host)
+                newcomer = self._unauthenticated[connection.fileno()] = UnauthenticatedConnection(
+                    accepted, host, self._listened
+                )
                 self._readable.add(connection.fileno())
                 # The token has mostly arrived with the connection: another wait for it would cost a wake-up.
                 messages += self._authenticate(newcomer)
@@ -226,10 +248,12 @@ class Inbox:
 class UnauthenticatedConnection:
     """A connection that has not shown a session's token yet."""
 
-    def __init__(self, connection: Connection, host: str) -> None:
+    def __init__(self, connection: Connection, host: str, came_at: float) -> None:
         self.connection = connection
         self.host = host
         """The sender's address; empty on a Unix-domain socket."""
+        self.came_at = came_at
+        """The seconds for which the inbox had listened to such connections before."""
         self._token = memoryview(bytearray(TOKEN_BYTES))
         self._came = 0
 

@@ -69,7 +69,7 @@ async function responses() {
 
 async function errors() {
   const error = await refusal(() => client.chat.completions.create({ ...asked, temperature: -1 }));
-  check(error.status === 400 && error.param === "temperature" && error.code === "integer_below_min_value", error.code);
+  check(error.status === 400 && error.param === "temperature" && error.code === "decimal_below_min_value", error.code);
 }
 
 async function too_long() {

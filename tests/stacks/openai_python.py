@@ -116,7 +116,7 @@ def responses() -> None:
 
 def errors() -> None:
     for fields, param, code in (
-        ({"temperature": -1}, "temperature", "integer_below_min_value"),
+        ({"temperature": -1}, "temperature", "decimal_below_min_value"),
         ({"modalities": ["audio"]}, "modalities", "unsupported_parameter"),
     ):
         try:

@@ -59,5 +59,5 @@ def test_memory_and_time(quantization: str, form: str) -> None:
         options=options, checkpoint=checkpoint, quantization=quantization, stages=2, capacity=8192
     )
     assert run.loaded(setup, Start(4.21, 97_400_000, 188_743_680), "exact") == (
-        f"30 layers in {form}, exact, 2 stages · 97 MB of weights, 189 MB for 8,192 tokens · loaded in 4.2 s"
+        f"30 layers in {form}, exact numerics, 2 stages · 97 MB of weights, 189 MB for 8,192 tokens · loaded in 4.2 s"
     )

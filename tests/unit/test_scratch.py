@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,9 +15,8 @@ from penstock.scratch import LOCK, SETTLED_S, let_go, make_scratch, scratch_fold
 
 OWNER = """
 import sys
-from pathlib import Path
-from penstock.scratch import make_scratch
-print(make_scratch("penstock-", Path(sys.argv[1])), flush=True)
+from penstock.scratch import lasting_scratch
+print(lasting_scratch("penstock-of-mine-"), flush=True)
 sys.stdin.read()
 """
 
@@ -28,8 +28,9 @@ def aged(folder: Path) -> None:
 
 @pytest.mark.parametrize("signal", ["KILL", "USR1", "TERM"])
 def test_what_a_killed_process_left_is_cleared_by_the_next_one(tmp_path: Path, signal: str) -> None:
-    command = [sys.executable, "-c", OWNER, str(tmp_path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
+    options: Any = {"env": os.environ | {"TMPDIR": str(tmp_path)}, "text": True}
+    command = [sys.executable, "-c", OWNER]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **options) as owner:
         assert owner.stdout is not None
         left = Path(owner.stdout.readline().strip())
         (left / "socket").write_text("something")
@@ -40,6 +41,12 @@ def test_what_a_killed_process_left_is_cleared_by_the_next_one(tmp_path: Path, s
     assert left.is_dir()
     with scratch_folder(parent=tmp_path) as mine:
         assert [*tmp_path.iterdir()] == [mine]
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_a_lasting_folder_ends_with_its_process(tmp_path: Path) -> None:
+    options: Any = {"env": os.environ | {"TMPDIR": str(tmp_path)}, "text": True, "check": True}
+    subprocess.run([sys.executable, "-c", OWNER], input="", stdout=subprocess.DEVNULL, **options)
     assert [*tmp_path.iterdir()] == []
 
 

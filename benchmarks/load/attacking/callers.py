@@ -68,5 +68,6 @@ class Callers:
 
 @contextmanager
 def attacked() -> Iterator[Callers]:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts this in the background ignores it
     with LLM("demo", pipeline_parallel_size=2, max_model_len=256, speculative_config={"method": "ngram"}) as llm:
         yield Callers(llm)

@@ -124,18 +124,33 @@ class Examination:
             security=security,
             private_network=private_network,
         )
-        self._own_probe = ProbeProcess(spec)
-        for name, fleet in fleets.items():
-            fleet.hosts[name].start_probe(self._session, self._inbox.address)
-        self._heard: list[ProbeMessage] = []
-        """Messages of probes that have come and that no call has taken yet."""
+        self._heard: dict[tuple[str, type], ProbeMessage] = {}
+        """The first message of each kind from each host's probe that no call has taken yet."""
         self._addresses: dict[str, str] = {}
         self._outboxes: dict[str, Outbox] = {}
-        for name in (HERE, *fleets):
-            ready = self._answer(ProbeReady, name, PROBE_S)
-            if ready is not None:
-                self._addresses[name] = ready.address
-                self._outboxes[name] = self._sockets.connect(ready.address, self._session)
+        self._faults: dict[str, str] = {}
+        """The reason why a host's probe cannot be used, by the host's name."""
+        self._names = {HERE, *fleets}
+        self._own_probe = ProbeProcess(spec)
+        try:
+            for name, fleet in fleets.items():
+                fleet.hosts[name].start_probe(self._session, self._inbox.address)
+            for name in (HERE, *fleets):
+                self._meet(name)
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def _meet(self, name: str) -> None:
+        """Wait for a host's probe and connect to it."""
+        if (ready := self._answer(ProbeReady, name, PROBE_S)) is None:
+            return
+        try:
+            self._outboxes[name] = self._sockets.connect(ready.address, self._session)
+        except ConfigError as error:
+            self._faults[name] = f"host {name}: its probe cannot be reached: {error}"
+        else:
+            self._addresses[name] = ready.address
 
     @property
     def present(self) -> list[str]:
@@ -173,10 +188,9 @@ class Examination:
         """A message of this kind from a host's probe; None if none comes within ``seconds``, or the host is lost."""
         deadline = time.monotonic() + seconds
         while (now := time.monotonic()) < deadline and self._is_there(name):
-            for message in self._heard:
-                if isinstance(message, kind) and message.name == name:
-                    self._heard.remove(message)
-                    return message
+            if (message := self._heard.pop((name, kind), None)) is not None:
+                assert isinstance(message, kind)
+                return message
             self._inbox.wait(min(deadline, now + LOOK_EVERY))
             self._take_in()
         return None
@@ -184,13 +198,17 @@ class Examination:
     def _take_in(self) -> None:
         for frames in self._inbox.take():
             with contextlib.suppress(ForeignFrame, MalformedMessage):
-                self._heard.append(message_of(frames, self._session))
+                message = message_of(frames, self._session)
+                if isinstance(message, ProbeReady | DevicesMeasured | LinkMeasured) and message.name in self._names:
+                    self._heard.setdefault((message.name, type(message)), message)
 
     def _is_there(self, name: str) -> bool:
         return name == HERE or self._fleets[name].hosts[name].alive
 
     def _silence(self, name: str, seconds: float) -> str:
         """The reason why a host has not answered."""
+        if name in self._faults:
+            return self._faults[name]
         if not self._is_there(name):
             return self._fleets[name].hosts[name].cause
         return f"host {name}: its probe has said nothing for {seconds:.0f} s"

@@ -7,7 +7,6 @@ who may ask.
 from __future__ import annotations
 
 import ipaddress
-import tempfile
 import threading
 from pathlib import Path
 from typing import Final
@@ -19,6 +18,7 @@ from penstock.hosts.agent import HostAgent
 from penstock.hosts.enrolment import pem
 from penstock.hosts.joining import Joining
 from penstock.hosts.weights.cache import WeightCache, default_cache
+from penstock.scratch import lasting_scratch
 from penstock.transport.security import LinkSecurity
 
 CACHE_BYTES: Final = 50 * 10**9
@@ -29,12 +29,12 @@ class Authority:
     """The key authority of one engine's hosts. Its own key is made in this process and never leaves it."""
 
     def __init__(self) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="penstock-authority-")
-        keys.make_cluster(Path(self._folder.name) / "keys", "penstock on ray")
+        self._folder = lasting_scratch("penstock-authority-")
+        keys.make_cluster(self._folder / "keys", "penstock on ray")
 
     def sign(self, request: bytes) -> tuple[bytes, bytes]:
         """See ``keys.sign``."""
-        return keys.sign(Path(self._folder.name) / "keys", request)
+        return keys.sign(self._folder / "keys", request)
 
 
 def enrolled(authority: str, folder: Path) -> LinkSecurity | None:
@@ -52,8 +52,8 @@ class NodeAgent:
     """
 
     def __init__(self, authority: str | None, door: str) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="penstock-node-")
-        security = None if authority is None else enrolled(authority, Path(self._folder.name) / "keys")
+        self._folder = lasting_scratch("penstock-node-")
+        security = None if authority is None else enrolled(authority, self._folder / "keys")
         insecure = security is None
         address = ray.util.get_node_ip_address()
         self._agent = HostAgent(f"tcp://{address}:*", security, insecure, WeightCache(default_cache(), CACHE_BYTES))

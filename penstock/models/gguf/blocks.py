@@ -202,8 +202,8 @@ UNPACKERS: Final[dict[Kind, Callable[[Tensor], Blocks]]] = {
     Kind.Q6_K: q6_k,
 }
 LOOKED_UP: Final = (
-    *(Kind.Q2_K, Kind.Q3_K, Kind.TQ1_0, Kind.TQ2_0, Kind.MXFP4, Kind.IQ4_NL, Kind.IQ4_XS, Kind.IQ3_S, Kind.IQ3_XXS),
-    *(Kind.IQ2_S, Kind.IQ2_XS, Kind.IQ2_XXS, Kind.IQ1_M, Kind.IQ1_S),
+    *(Kind.Q2_K, Kind.Q3_K, Kind.TQ1_0, Kind.TQ2_0, Kind.MXFP4, Kind.NVFP4, Kind.IQ4_NL, Kind.IQ4_XS),
+    *(Kind.IQ3_S, Kind.IQ3_XXS, Kind.IQ2_S, Kind.IQ2_XS, Kind.IQ2_XXS, Kind.IQ1_M, Kind.IQ1_S),
 )
 """Formats that the ``gguf`` package converts to floats: scales for 16 numbers, tables of numbers, ternary numbers."""
 READABLE: Final = (*FLOATS, *UNPACKERS, *LOOKED_UP)

@@ -17,21 +17,15 @@ from penstock.files import problem_in, said
 from penstock.models.gguf.accepted import contradiction, number
 from penstock.models.gguf.arrays import numbers, value_of
 from penstock.models.gguf.header import FLOAT32, MAGIC, UINT32, VERSIONS, Header
-from penstock.models.gguf.purpose import refusal
 from penstock.models.gguf.rotary import add_rope
+from penstock.models.gguf.sizes import EMBEDDING, HEAD, MOST_NUMBER, PATTERN, check_sizes, sizes_in, tensor_shape
 from penstock.scratch import scratch_folder
 
-MOST_COUNTED: Final = 100_000
-"""The highest number of layers, heads and the like in the metadata."""
-MOST_NUMBER: Final = 1 << 31
-"""The highest width or context length."""
 TOKEN_ID: Final = "_token_id"
-EMBEDDING: Final = "token_embd.weight"
-HEAD: Final = "output.weight"
-PATTERN: Final = "attention.sliding_window_pattern"
-RMS_EPS: Final = "attention.layer_norm_rms_epsilon"
-NEEDED: Final = ("context_length", "embedding_length", "feed_forward_length", "attention.head_count")
-"""Entries that every model has."""
+TOKEN_IDS: Final = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
+"""Field of the configuration -> the role of the token in the file."""
+TAKEN_OVER: Final = ("vocab_size", "rope.dimension_count")
+"""Entries that transformers would read otherwise than llama.cpp: the embedding and ``rotary`` say what they say."""
 ROUNDING: Final = 1e-6
 """The greatest difference between a number in the file (24 bits) and the same computed here."""
 ATTENTION_CAP: Final = "attn_logit_softcapping"
@@ -58,11 +52,13 @@ LARGEST_GEMMA: Final = {"gemma2": 46, "gemma3": 62}
 
 def config_table(header: Header) -> dict[str, Any]:
     """The fields of config.json. Raises ConfigError for entries that contradict each other or cannot be translated."""
-    check_counted(header)
+    check_sizes(header)
     table = translated(header)
     table.pop("_name_or_path", None)
     table["vocab_size"] = tensor_shape(header, EMBEDDING)[0]
     table["tie_word_embeddings"] = HEAD not in header.tensors
+    for name, role in TOKEN_IDS.items():  # the classes have defaults, which may lie beyond the file's vocabulary
+        table[name] = header.value(f"tokenizer.ggml.{role}{TOKEN_ID}")
     add_heads(header, table)
     add_window(header, table)
     add_gemma(header, table)
@@ -71,41 +67,20 @@ def config_table(header: Header) -> dict[str, Any]:
     return table
 
 
-def check_counted(header: Header) -> None:
-    """Raise ConfigError if an entry about the model counts more than any model has, or more layers than exist."""
-    for key in header.entries:
-        if not key.startswith(f"{header.architecture}."):
-            continue
-        most = MOST_COUNTED if key.endswith(("_count", "_count_kv")) else MOST_NUMBER
-        value = value_of(header, key)
-        if value is None and not key.endswith(PATTERN):
-            raise problem_in(header.path, key, "is a list; models whose layers differ cannot be read")
-        if type(value) is int and not 0 <= value <= most:
-            raise problem_in(header.path, key, f"is {value}; there may be 0 to {most}")
-    layers = number(header, "block_count")
-    held = {name.split(".")[1] for name in header.tensors if name.startswith("blk.")}
-    if not layers or layers != len(held):
-        raise contradiction(header, "block_count", f"is {layers}; the file has {len(held)} layers")
-    for name in NEEDED:
-        if not number(header, name):
-            raise contradiction(header, name, "is missing; every model states it")
-    if not 0 < (number(header, RMS_EPS, float) or 0) < 1:
-        raise contradiction(header, RMS_EPS, f"is {number(header, RMS_EPS, float)}; it has to be a number above 0")
-
-
 def translated(header: Header) -> dict[str, Any]:
     """The entries about the model as transformers translates them, from a file without vocabulary and tensors."""
     with scratch_folder() as folder:
+        own = {f"{header.architecture}.{name}" for name in TAKEN_OVER}
         about = [key for key in header.entries if key.startswith(f"{header.architecture}.") or key.endswith(TOKEN_ID)]
-        more = [] if f"{header.architecture}.vocab_size" in header.entries else [vocabulary_entry(header)]
         arrays = [key for key in about if header.count(key)]
-        about = [key for key in about if key not in arrays]
+        about = [key for key in about if key not in own and key not in arrays]
+        more = [vocabulary_entry(header)]
         more += [single_entry(key, value_of(header, key)) for key in arrays if value_of(header, key) is not None]
         (folder / "header.gguf").write_bytes(entries_alone(header, about, more))
         try:
             config = AutoConfig.from_pretrained(folder, gguf_file="header.gguf", trust_remote_code=False)
         except Exception as error:
-            raise ConfigError(f"model: {header.path} describes no model: {said(error)}") from error
+            raise ConfigError(f"model: {header.path} describes no model: {said(error)}; {sizes_in(header)}") from error
     found: dict[str, Any] = config.to_dict()
     return found
 
@@ -211,9 +186,3 @@ def add_biases(header: Header, table: dict[str, Any]) -> None:
     """Set the fields for biases from the tensors that exist; biases that some layers lack are zeros."""
     for field, parts in BIASES.get(header.architecture, {}).items():
         table[field] = any(name.endswith(f"{part}.bias") for name in header.tensors for part in parts)
-
-
-def tensor_shape(header: Header, name: str) -> tuple[int, ...]:
-    if name not in header.tensors:
-        raise refusal(header, f"without {name}, so it is no whole model")
-    return header.tensors[name].shape

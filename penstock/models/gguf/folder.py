@@ -12,7 +12,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import tokenizers
 import transformers
@@ -22,24 +22,19 @@ from penstock.core import ConfigError
 from penstock.files import CONFIG_FILE, GENERATION_FILE, problem_in
 from penstock.models.gguf.accepted import check_accepted
 from penstock.models.gguf.blocks import mapped
-from penstock.models.gguf.config import EMBEDDING, config_table
+from penstock.models.gguf.config import config_table
 from penstock.models.gguf.header import Header
 from penstock.models.gguf.rotary import ROPE_TENSORS
+from penstock.models.gguf.sampling import sampling
+from penstock.models.gguf.sizes import EMBEDDING
 from penstock.models.gguf.tokenizer import write_tokenizer
 from penstock.models.gguf.vocabulary import TOKENS, Vocabulary, vocabulary_of
 from penstock.scratch import scratch_folder
 from penstock.text.tokenizer import usable_tokenizer
 from penstock.text.tokenizer_bounds import check_tokenizer_files
 
-LAYOUT: Final = 2
+LAYOUT: Final = 3
 """The version of these folders' contents. A new number makes them anew."""
-SAMPLING: Final = {
-    "temp": "temperature",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "penalty_repeat": "repetition_penalty",
-}
 MOST_FACTORS: Final = 1 << 20
 """Bytes; a larger tensor of rotary factors is refused."""
 
@@ -115,13 +110,3 @@ def check_embedded(header: Header, vocabulary: Vocabulary, rows: int) -> None:
             TOKENS,
             f"are {len(vocabulary.tokens)}, and {EMBEDDING} has {rows} rows: download the file again",
         )
-
-
-def sampling(header: Header) -> dict[str, Any]:
-    """The sampling parameters that the file recommends, rounded to six places: the file has float32."""
-    stated = {name: header.value(f"general.sampling.{key}") for key, name in SAMPLING.items()}
-    return {
-        name: round(value, 6) if isinstance(value, float) else value
-        for name, value in stated.items()
-        if value is not None
-    }

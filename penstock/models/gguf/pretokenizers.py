@@ -72,7 +72,7 @@ YOUTU_SCRIPTS: Final = (
 BLOOM: Final = r" ?[^(\s|.,!?…。，、।۔،)]+"
 SIGN_RUNS: Final = r"[\p{P}$+<=>\^~|]+"
 SIGN_RUNS_OF_FALCON: Final = r"[\p{P}$+<=>\^~|`]+"
-THREES_FROM_THE_RIGHT: Final = r"\P{N}*\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"
+THREES_FROM_THE_RIGHT: Final = r"(?<!\P{N})\P{N}*\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"
 """Groups of three digits, counted from the number's end; the first one includes the text before the number."""
 LINES: Final = r"[^\n]+|[\n]+"
 
@@ -132,7 +132,7 @@ PRE_TOKENIZERS: Final[dict[str, PreTokenizer]] = {
     **of_names("chatglm-bpe", LLAMA3, has_bos=False),
     **of_names("glm4 glm5", LLAMA3, ignore_merges=True, has_bos=False),
     **of_names("minicpm5", THREE_DIGITS, words(WORD, DIGITS, SIGNS), ignore_merges=True),
-    **of_names("deepseek-llm", r"[\r\n]", LATIN_GREEK_CYRILLIC, SCRIPT_SIGNS, r"\s+\z", CJK_OF_DEEPSEEK, DIGITS),
+    **of_names("deepseek-llm", r"[\r\n]", LATIN_GREEK_CYRILLIC, SCRIPT_SIGNS, r"(?<!\s)\s+\z", CJK_OF_DEEPSEEK, DIGITS),
     **of_names("deepseek-coder", r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", CJK_OF_DEEPSEEK, DIGIT),
     **of_names("deepseek-v3 hunyuan-dense hy_v4 joyai-llm", THREE_DIGITS, HAN_AND_KANA, DEEPSEEK),
     **of_names("spark2_5", THREE_DIGITS, HAN_AND_KANA, SPARK, DIGIT),

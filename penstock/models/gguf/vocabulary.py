@@ -54,6 +54,8 @@ ROLES: Final = (
     *("fim_pre", "fim_suf", "fim_mid", "fim_pad", "fim_rep", "fim_sep"),
 )
 """Roles of tokens; the entry is ``tokenizer.ggml.ROLE_token_id``, spelt as in files."""
+OLDER_ROLES: Final = {"prefix": "fim_pre", "suffix": "fim_suf", "middle": "fim_mid"}
+"""Former name of a role in files -> the role."""
 ENDING_ROLES: Final = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
 ENDING: Final = frozenset(
     {
@@ -189,8 +191,8 @@ def kinds_of(header: Header, tokens: Sequence[str]) -> list[int]:
 def stated_ids(header: Header, count: int) -> dict[str, int]:
     """Role -> id, as far as the file states them. Raises ConfigError for an id beyond its vocabulary."""
     found = {}
-    for role in ROLES:
-        key = f"{PREFIX}{role}_token_id"
+    for named in (*OLDER_ROLES, *ROLES):
+        key = f"{PREFIX}{named}_token_id"
         if key not in header.entries:
             continue
         value = header.value(key)
@@ -201,7 +203,7 @@ def stated_ids(header: Header, count: int) -> dict[str, int]:
                 f"is {shown(value)}; the vocabulary has {count} tokens: set it right or take it out "
                 "(gguf_set_metadata.py of the gguf package)",
             )
-        found[role] = value
+        found[OLDER_ROLES.get(named, named)] = value
     return found
 
 

@@ -6,6 +6,9 @@ uvicorn itself closes connections that idle for 5 s between two requests.
 from __future__ import annotations
 
 import asyncio
+import ssl
+from asyncio.sslproto import SSLProtocol
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -32,6 +35,8 @@ class LimitedProtocol(H11Protocol):
         self._admission = admission
         self._header_timeout = header_timeout
         self.conn = self._heads = BoundedHeads()
+        self.handshake: Handshake | None = None
+        """The connection as it was counted during its handshake; None without TLS."""
         self._head: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
 
@@ -49,6 +54,8 @@ class LimitedProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._head = self.loop.call_later(self._header_timeout, transport.abort)
+        if self.handshake is not None:
+            self._admission.leave(self.handshake)
         self._admission.admit(self)
         if self._admission.is_for_health(self):
             self.app = HealthOnly(self.app)
@@ -117,6 +124,50 @@ def limited_protocol(admission: Admission, header_timeout: float) -> type[Limite
             super().__init__(admission, header_timeout, *arguments, **options)
 
     return Bound
+
+
+class Handshake(SSLProtocol):
+    """TLS for the protocol ``inner``. Until the handshake is complete it is a connection of its own to admission.
+
+    The handshake may take ``seconds`` in all; uvicorn leaves asyncio a minute.
+    """
+
+    def __init__(self, admission: Admission, inner: LimitedProtocol, context: ssl.SSLContext, seconds: float) -> None:
+        inner.handshake = self
+        self._admission = admission
+        self.address = ""
+        # typeshed wants a future to be told and whole seconds; asyncio takes neither for granted.
+        super().__init__(asyncio.get_running_loop(), inner, context, None, True, None, True, seconds)  # type: ignore[arg-type]
+
+    @property
+    def busy(self) -> bool:
+        return False
+
+    def turn_away(self) -> None:
+        """Close the connection without a word: there is no key yet to encipher one with."""
+        self._carrier.abort()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._carrier = transport
+        peer = transport.get_extra_info("peername")
+        self.address = peer[0] if peer else ""
+        super().connection_made(transport)
+        self._admission.admit(self)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._admission.leave(self)
+        super().connection_lost(exc)
+
+
+def sealed(
+    protocol: type[LimitedProtocol], context: ssl.SSLContext, admission: Admission, seconds: float
+) -> Callable[..., Handshake]:
+    """A maker of connections for uvicorn: ``protocol`` behind TLS."""
+
+    def made(*arguments: Any, **options: Any) -> Handshake:
+        return Handshake(admission, protocol(*arguments, **options), context, seconds)
+
+    return made
 
 
 class HealthOnly:

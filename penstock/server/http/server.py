@@ -4,34 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import ssl
-from asyncio.sslproto import SSLProtocol
 from collections.abc import Callable, Sequence
 from types import FrameType
-from typing import Any, Final
+from typing import Final
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from penstock.server.http.admission import Admission
-from penstock.server.http.connections import limited_protocol
+from penstock.server.http.connections import limited_protocol, sealed
 from penstock.server.http.gate import Gate
 from penstock.server.http.listen import Listening
 
 LINGER: Final = 2
 """Seconds for connections to close once no request is left."""
 BACKLOG: Final = 512
-
-
-def sealed(protocol: Callable[..., Any], context: ssl.SSLContext, seconds: float) -> Any:
-    """``protocol`` behind TLS, whose handshake may take so many seconds in all: uvicorn leaves asyncio a minute."""
-
-    def made(*arguments: Any, **options: Any) -> SSLProtocol:
-        inner, loop = protocol(*arguments, **options), asyncio.get_running_loop()
-        # typeshed wants a future to be told and whole seconds; asyncio takes neither for granted.
-        return SSLProtocol(loop, inner, context, None, True, None, True, seconds)  # type: ignore[arg-type]
-
-    return made
 
 
 class Server(uvicorn.Server):
@@ -45,7 +32,7 @@ class Server(uvicorn.Server):
         self, app: ASGIApp, listening: Listening, gate: Gate, drain_timeout: float, stop: Callable[[], None]
     ) -> None:
         admission = Admission(listening.max_connections, listening.max_connections_per_address)
-        protocol: Any = limited_protocol(admission, listening.header_timeout)
+        protocol = limited_protocol(admission, listening.header_timeout)
         super().__init__(
             uvicorn.Config(
                 app,
@@ -67,7 +54,7 @@ class Server(uvicorn.Server):
             self.config.load()
             context, self.config.ssl = self.config.ssl, None
             assert context is not None
-            self.config.http_protocol_class = sealed(protocol, context, listening.header_timeout)
+            self.config.http_protocol_class = sealed(protocol, context, admission, listening.header_timeout)  # type: ignore[assignment]
         self._gate = gate
         self._drain_timeout = drain_timeout
         self._stop = stop

@@ -63,11 +63,11 @@ def unknown_field(param: str, known: Sequence[str], reasons: Mapping[str, str]) 
 
 def code_of(found: Mapping[str, Any]) -> str:
     """OpenAI's code for a finding of pydantic."""
-    kind, number = found["type"], "decimal" if isinstance(found["input"], float) else "integer"
-    if kind.startswith("greater_than"):
-        return f"{number}_below_min_value"
-    if kind.startswith("less_than"):
-        return f"{number}_above_max_value"
+    kind = found["type"]
+    if kind.startswith(("greater_than", "less_than")):
+        # A field that takes any number has a float as its bound, whatever the client has sent.
+        number = "decimal" if any(isinstance(bound, float) for bound in found["ctx"].values()) else "integer"
+        return f"{number}_{'below_min' if kind.startswith('greater') else 'above_max'}_value"
     if kind.endswith(("_type", "_parsing", "_attributes_type")):
         return "invalid_type"
     return CODES.get(kind, INVALID_VALUE)

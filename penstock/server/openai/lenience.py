@@ -5,8 +5,9 @@ A field is refused only where leaving it out would change the answer that the us
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import Any, ClassVar, Final
+from collections.abc import Collection, Iterator, Mapping
+from functools import cache
+from typing import Any, ClassVar, Final, get_args
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
@@ -76,10 +77,39 @@ def says_nothing(name: str, value: Any, unread: Unread) -> bool:
     return value in unread.get(name, ()) or value in EVERYWHERE.get(name, ())
 
 
+def whole(value: Any) -> Any:
+    if isinstance(value, list):
+        return [whole(one) for one in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def is_integer(annotation: Any) -> bool:
+    """Whether a field of this type takes integers, or lists of them, and no other numbers."""
+    kinds = set(leaves(annotation))
+    return int in kinds and float not in kinds
+
+
+def leaves(annotation: Any) -> Iterator[Any]:
+    """The types that a union or a list is made of in the end."""
+    if parts := get_args(annotation):
+        for part in parts:
+            yield from leaves(part)
+    else:
+        yield annotation
+
+
+@cache
+def integers_of(model: type[BaseModel]) -> frozenset[str]:
+    """The names of a request's fields that are integers."""
+    fields = model.model_fields.items()
+    return frozenset(field.alias or name for name, field in fields if is_integer(field.annotation))
+
+
 class ApiModel(BaseModel):
     """A part of a request. It is strict, but fields without effect are left out before validation.
 
-    Left out are nulls of fields that have a default, and unread fields for which ``says_nothing`` holds.
+    Left out are nulls of fields that have a default, and unread fields for which ``says_nothing`` holds. JSON knows one
+    kind of number: where a field is an integer, 1.0 is 1.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
@@ -92,8 +122,9 @@ class ApiModel(BaseModel):
         if not isinstance(given, dict):
             return given
         fields = {field.alias or name: field for name, field in cls.model_fields.items()}
+        integers = integers_of(cls)
         return {
-            name: value
+            name: whole(value) if name in integers else value
             for name, value in given.items()
             if (
                 value is not None or fields[name].is_required()

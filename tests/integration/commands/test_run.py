@@ -17,7 +17,7 @@ def test_a_person_stops_an_answer_and_leaves_nothing_behind() -> None:
     with terminal("run", "demo", "-pp", "2") as chat:
         shown = chat.until("> ")
         assert "demo is no chat model" in shown
-        assert "16 layers in float32, 2 stages" in shown
+        assert "16 layers in float32, exact numerics, 2 stages" in shown
         assert "type a message" in shown
         family = descendants(chat.process.pid)
         chat.type("/set temperature 0\r")  # a sampled answer may be over before anybody can stop it

@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from penstock.dtypes import AUTO, REFERENCE
 from penstock.messages import CommittedSlots, Rows
 from tests.checkpoints import ARCHITECTURES, VOCAB, make_checkpoint
 from tests.generated import generate
@@ -48,7 +49,7 @@ def check_tree(checkpoint: Path, reference: torch.nn.Module, plain: bool, spread
     """A 15-node tree and the second request's prompt in one batch, in shuffled slots shared by nobody."""
     rng = random.Random(1)
     slots = [spread * slot for slot in rng.sample(range(40), 40)]
-    staged = Staged(checkpoint, 3, capacity=160, plain=plain)
+    staged = Staged(checkpoint, 3, capacity=160, numerics=REFERENCE if plain else AUTO)
     prompt_slots = slots[: len(PROMPT)]
     staged.run(chain_rows(0, PROMPT, prompt_slots), [len(PROMPT) - 1], opened=[0])
 

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from tokenizers import AddedToken
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from penstock import LLM, CompletionOutput, ConfigError, FinishReason, PipelineError, RequestError, SamplingParams
 from penstock.bench.measure.decode import decode
@@ -399,6 +401,34 @@ def test_one_bad_request_keeps_the_others_from_starting(llm: LLM) -> None:
     with pytest.raises(RequestError, match="max_model_len"):
         llm.generate([SHORT, SHORT, LONG * 2], GREEDY)
     assert_idle(llm)
+
+
+def test_a_token_beyond_the_vocabulary_is_one_prompts_error(tmp_path: Path) -> None:
+    """A token that was added to the tokenizer has no row in the embedding. What runs goes on, and no stage is lost."""
+    folder = make_checkpoint(tmp_path / "x", tokenizer=True)
+    inner = AutoTokenizer.from_pretrained(folder)
+    inner.add_tokens([AddedToken("<extra>", special=True)])
+    inner.save_pretrained(folder)
+    good, beyond = "a b", inner.convert_tokens_to_ids("<extra>")
+    with LLM(str(folder), pipeline_parallel_size=2, max_model_len=128) as llm:
+        wanted, stages = "".join(llm.stream(good, GREEDY)), stages_of_this_process()
+        running = llm.stream(good, GREEDY)
+        begin = next(running)
+        for bad in ("b<extra>", {"prompt": "<extra>"}, {"prompt_token_ids": [5, beyond]}):
+            with pytest.raises(RequestError, match=rf"^prompts\[1\]: .*{beyond}.*the model's token ids are 0 to"):
+                llm.generate([good, bad, "c"], GREEDY)
+        with pytest.raises(RequestError, match=r"^the prompt holds '<extra>'"):
+            llm.generate("<extra>", GREEDY)
+        assert begin + "".join(running) == wanted
+        first, second = llm.generate([good, "c"], GREEDY)
+        assert first.outputs[0].text == wanted
+        assert second.finished
+        assert stages_of_this_process() == stages
+        assert_idle(llm)
+
+
+def stages_of_this_process() -> set[int]:
+    return {stage.pid for server in psutil.Process().children() for stage in server.children()}
 
 
 def test_a_request_above_the_slots_is_refused_with_the_numbers(target: Path) -> None:

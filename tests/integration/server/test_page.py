@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, Route, expect, sync_playwright
 
 from penstock.bench.plan.write import cluster_toml
 from penstock.cluster import load_cluster
@@ -52,6 +52,15 @@ def serving(*flags: str, port: int = 0, model: str = "demo") -> Iterator[tuple[s
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
     with serving("--cluster", "demo", "--draft-model", "demo", "--strategy", "pipedec", "--api-key", KEY) as (url, _):
+        yield url
+
+
+@pytest.fixture(scope="module")
+def thinking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server whose chat template reads thoughts."""
+    template = tmp_path_factory.mktemp("template") / "thinking.jinja"
+    template.write_text("{# <think> </think> #}{% for turn in messages %}{{ turn.content }}\n{% endfor %}")
+    with serving("--chat-template", str(template)) as (url, _):
         yield url
 
 
@@ -209,6 +218,35 @@ def test_a_conversation_sends_its_turns_and_the_system_prompt(visit: Visit) -> N
     assert "seed" not in sent[1], "an empty field leaves the default to the server"
     page.get_by_role("button", name="New chat").click()
     expect(page.locator(".message")).to_have_count(0)
+
+
+def test_thoughts_stand_apart_and_are_not_sent_back(visit: Visit, thinking: str) -> None:
+    """The demo model would never think: a grammar puts the words into its mouth."""
+    visitor = visit(thinking, key=None, permissions=["clipboard-read", "clipboard-write"])
+    page = visitor.page
+
+    def says(route: Route) -> None:
+        words = {"guided_choice": ["<think>\nIs it <b>é</b>?\n</think>\n\nIt is."]}
+        route.continue_(post_data=json.dumps(route.request.post_data_json | words))
+
+    page.route("**/v1/chat/completions", says)
+    sent = []
+    for _ in range(2):
+        page.locator("#prompt").fill("def area(r):")
+        with page.expect_request("**/v1/chat/completions") as request:
+            page.get_by_role("button", name="Send").click()
+        sent.append(request.value.post_data_json)
+        visitor.wait_for_end()
+    answer = page.locator(".message").nth(1)
+    thoughts = answer.locator("details.thoughts")
+    expect(answer.locator(".text")).to_have_text("It is.")
+    expect(thoughts.locator(".body")).to_be_hidden()
+    thoughts.locator("summary").click()
+    expect(thoughts.locator(".body")).to_have_text("Is it <b>é</b>?")
+    answer.get_by_role("button", name="Copy").click()
+    expect(answer.get_by_role("button", name="Copied")).to_be_visible()
+    assert page.evaluate("navigator.clipboard.readText()").strip() == "It is."
+    assert [turn["content"].strip() for turn in sent[1]["messages"][:2]] == ["def area(r):", "It is."]
 
 
 def test_a_text_is_copied_and_continued(visit: Visit) -> None:

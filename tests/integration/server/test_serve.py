@@ -439,6 +439,23 @@ def test_the_model_is_told_of_tools_and_of_what_they_answered(server: ServedProc
 
 
 @pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/completions", {"prompt": "x " * 3000}, "prompt"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x " * 3000}]}, "messages"),
+        ("/v1/responses", {"input": "x " * 3000}, "input"),
+    ],
+)
+def test_a_prompt_that_is_too_long_has_the_code_that_programs_fall_back_on(
+    server: ServedProcess, path: str, body: dict[str, Any], param: str
+) -> None:
+    reply = httpx.post(f"{server.url}{path}", json=body, timeout=PATIENCE)
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"], error["code"]) == (400, param, "context_length_exceeded")
+    assert re.search(r"maximum context length is \d+ tokens", error["message"])
+
+
+@pytest.mark.parametrize(
     ("fields", "status", "param"),
     [
         ({"temperature": 3, "top_p": 2}, 400, "top_p"),
@@ -617,21 +634,33 @@ def idle(server: ServedProcess) -> bool:
     return not any(found[f"penstock:{name}"] for name in names)
 
 
+LONG: Any = {"max_tokens": 2000, "ignore_eos": True}
+ENDLESS: dict[str, tuple[str, Any]] = {
+    "completions": ("/v1/completions", {"prompt": CODE, **LONG}),
+    "two choices": ("/v1/completions", {"prompt": CODE, "n": 2, **LONG}),
+    "chat": ("/v1/chat/completions", {"messages": TALK, **LONG}),
+    "outline": ("/v1/chat/completions", {"messages": TALK, "outline_decoding": "on", **LONG}),
+    "responses": ("/v1/responses", {"input": CODE, "max_output_tokens": 2000, "temperature": 9}),
+}
+
+
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_leaves_frees_its_slots(server: ServedProcess, stream: bool) -> None:
-    name = f"leaves-{stream}"
-    body = {"prompt": CODE, "max_tokens": 2000, "ignore_eos": True, "stream": stream}
+@pytest.mark.parametrize("kind", ENDLESS)
+def test_a_client_that_leaves_frees_its_slots(server: ServedProcess, kind: str, stream: bool) -> None:
+    path, body = ENDLESS[kind]
+    name = f"leaves-{kind.replace(' ', '-')}-{stream}"
     with httpx.Client(timeout=PATIENCE) as client:
         request = client.build_request(
-            "POST", f"{server.url}/v1/completions", json=body, headers={"X-Request-Id": name}
+            "POST", f"{server.url}{path}", json=body | {"stream": stream}, headers={"X-Request-Id": name}
         )
         if stream:
             reply = client.send(request, stream=True)
+            assert reply.status_code == 200
             next(reply.iter_lines())
             reply.close()
         else:
             with server.connect() as connection:
-                head = [f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nX-Request-Id: {name}\r\n"]
+                head = [f"POST {path} HTTP/1.1\r\nHost: localhost\r\nX-Request-Id: {name}\r\n"]
                 head += [f"{key}: {value}\r\n" for key, value in request.headers.items() if key.startswith("content")]
                 connection.sendall("".join([*head, "\r\n"]).encode() + request.content)
                 until(lambda: server.gauges()["penstock:num_requests_running"])

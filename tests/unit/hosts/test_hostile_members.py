@@ -38,7 +38,7 @@ class Member:
     """A member of the cluster that sends whatever it is told to, with an inbox of its own."""
 
     def __init__(self, sockets: Sockets, address: str) -> None:
-        self._sockets = sockets
+        self.sockets = sockets
         self.inbox = sockets.inbox(address)
         self.heard: list[Message] = []
         self.lease = ""
@@ -70,7 +70,7 @@ class HostileHead(Member):
     def attach(self, to: str, secret: str) -> HostileHead:
         self.inbox.admit(secret)
         self.lease = secret
-        self.other = self._sockets.connect(to, DOOR)
+        self.other = self.sockets.connect(to, DOOR)
         self.say(Attach(head=self.inbox.address, host=to.removeprefix("tcp://").rpartition(":")[0]))
         self.hears(Attached)
         return self
@@ -87,7 +87,7 @@ class HostileWorker(Member):
     def serve(self, facts: HostFacts) -> None:
         """Answer the next head."""
         asked: Attach = self.hears(Attach)
-        self.other = self._sockets.connect(asked.head, self.lease)
+        self.other = self.sockets.connect(asked.head, self.lease)
         self.say(Attached(facts=facts))
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +21,14 @@ from penstock.engine.options import EngineOptions
 from penstock.engine.resolve import resolve_options
 from penstock.models.checkpoint import open_checkpoint
 from penstock.models.glance import method_of
-from penstock.models.loader import load_whole
+from penstock.models.loader import HEADS, load_whole, quiet
 from penstock.models.speculators.formats import open_speculator
 from penstock.models.stage_model import fitted
 from penstock.speculation import SpeculativeConfig
 from penstock.text.tokenizer import load_tokenizer
 from tests.checkpoints import BYTE_VOCAB, make_checkpoint
 from tests.speculators import Draft, eagle, eagle3, early_exit, medusa, mtp, spd, speculators_eagle3, vllm_medusa
+from tests.staged import Staged, chain_rows
 
 KINDS: dict[str, Callable[..., Draft]] = {
     "eagle": eagle,
@@ -99,13 +99,36 @@ def test_weights_that_no_stage_could_load(
 
 
 @pytest.mark.parametrize(
-    "rope", [{"rope_type": None, "rope_theta": 1e4}, {"rope_type": "so", "rope_theta": 1e4}, {"type": None}], ids=str
+    ("rope", "problem"),
+    [
+        ({"rope_type": None, "rope_theta": 1e4}, "{}.rope_type is null"),
+        ({"rope_type": "so", "rope_theta": 1e4}, '{}.rope_type is "so"'),
+        ({"type": None}, "{}.type is null"),
+        ({"type": "linear", "factor": -1.0}, "{}.factor is -1.0"),
+        ({"rope_type": "linear", "factor": 2.0, "rope_theta": 1}, "{}.rope_theta is 1"),
+    ],
+    ids=str,
 )
 @pytest.mark.parametrize("field", ["rope_parameters", "rope_scaling"])
-def test_rope_entries_that_say_nothing_known(tmp_path: Path, field: str, rope: dict[str, Any]) -> None:
+def test_rope_entries_that_say_nothing_known(tmp_path: Path, field: str, rope: dict[str, Any], problem: str) -> None:
     folder = edited(make_checkpoint(tmp_path / "x"), **{"rope_parameters": None, field: rope})
-    with contextlib.suppress(ConfigError):
-        load_whole(resolved(folder).checkpoint, "float32")  # what is not refused is what transformers reads as plain
+    with pytest.raises(ConfigError, match=rf"config\.json: {problem.format(field)}"):
+        resolved(folder)
+
+
+def test_a_base_is_named_where_the_file_has_it(tmp_path: Path) -> None:
+    folder = edited(make_checkpoint(tmp_path / "x"), rope_parameters=None, rope_theta=1)
+    with pytest.raises(ConfigError, match=r"config\.json: rope_theta is 1"):
+        resolved(folder)
+
+
+@pytest.mark.parametrize("rope", [{}, {"type": "linear", "factor": 2.0}], ids=str)
+@pytest.mark.parametrize("field", ["rope_parameters", "rope_scaling"])
+def test_rope_entries_of_old_files_are_read(tmp_path: Path, field: str, rope: dict[str, Any]) -> None:
+    folder = edited(make_checkpoint(tmp_path / "x"), **{"rope_parameters": None, field: rope})
+    found = load_whole(resolved(folder).checkpoint, "float32").model.rotary_emb.inv_freq
+    wanted = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).model.rotary_emb.inv_freq
+    assert torch.equal(found, wanted)
 
 
 def test_a_drafters_map_leads_into_the_target(tmp_path: Path) -> None:
@@ -128,6 +151,71 @@ def test_a_stale_index_is_passed_over_as_in_transformers(tmp_path: Path, caplog:
     assert "holds model.safetensors, and model.safetensors.index.json names model-00001-of-00002" in caplog.text
     wanted = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).state_dict()
     assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
+
+
+EMBEDDINGS = ("model.embed_tokens.weight", "gpt_neox.embed_in.weight")
+
+
+def held(tensors: dict[str, torch.Tensor], names: Sequence[str]) -> str:
+    (found,) = tensors.keys() & set(names)
+    return found
+
+
+def another_head(tensors: dict[str, torch.Tensor]) -> None:
+    tensors[held(tensors, HEADS)] = tensors[held(tensors, HEADS)].flip(0).contiguous()
+
+
+def the_same_head(tensors: dict[str, torch.Tensor]) -> None:
+    tensors[held(tensors, HEADS)] = tensors[held(tensors, EMBEDDINGS)].clone()
+
+
+def no_head(tensors: dict[str, torch.Tensor]) -> None:
+    del tensors[held(tensors, HEADS)]
+
+
+def no_embedding(tensors: dict[str, torch.Tensor]) -> None:
+    del tensors[held(tensors, EMBEDDINGS)]
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_neox"])
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("change", [another_head, the_same_head, no_head, no_embedding])
+def test_a_head_beside_an_embedding_is_transformers_choice(
+    tmp_path: Path,
+    family: str,
+    tied: bool,
+    change: Callable[[dict[str, torch.Tensor]], None],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    folder = weights_changed(make_checkpoint(tmp_path / "x", family, tie_word_embeddings=False), change)
+    edited(folder, tie_word_embeddings=tied)
+    with quiet():
+        wanted, info = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+    if info["missing_keys"]:  # transformers would go on with random numbers
+        (lacking,) = info["missing_keys"]
+        with pytest.raises(ConfigError, match=rf"the checkpoint lacks {lacking}: .*tie_word_embeddings False"):
+            resolved(folder)
+        return
+    resolved(folder)
+    assert ("holds other numbers than" in caplog.text) is (tied and change is another_head)
+    ids = torch.tensor([[5, 9, 13, 70]])
+    with torch.inference_mode():
+        expected = wanted(ids).logits[0]
+    for stages in (1, 2):
+        found = Staged(folder, stages, max_model_len=64).run(chain_rows(0, ids[0].tolist(), range(4)), range(4), [0])
+        torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt_neox"])
+def test_a_head_of_another_size_than_the_embedding_is_named(tmp_path: Path, family: str) -> None:
+    def longer(tensors: dict[str, torch.Tensor]) -> None:
+        name = held(tensors, HEADS)
+        tensors[name] = torch.cat([tensors[name], tensors[name][:3]])
+
+    folder = weights_changed(make_checkpoint(tmp_path / "x", family, tie_word_embeddings=False), longer)
+    edited(folder, tie_word_embeddings=True)
+    with pytest.raises(ConfigError, match=r"config\.json: tie_word_embeddings is true, and .*\.weight is \[163, 32\]"):
+        resolved(folder)
 
 
 # ------------------------------------------------------------------------------------------------------------- formats

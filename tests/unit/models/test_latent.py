@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from penstock.dtypes import AUTO, REFERENCE
 from penstock.messages import CommittedSlots
 from penstock.models import latent as latents
 from penstock.models.latent import Latent, keep_latents
@@ -30,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def logits(folder: Path, plain: bool) -> torch.Tensor:
     """Logits after a prompt, and after the token behind it."""
-    staged = Staged(folder, 2, plain=plain)
+    staged = Staged(folder, 2, numerics=REFERENCE if plain else AUTO)
     slots = list(range(len(PROMPT)))
     first = staged.run(chain_rows(0, PROMPT, slots), [3, 6], opened=[0])
     behind = chain_rows(0, [55], [9], len(PROMPT), len(PROMPT) - 1)
@@ -61,7 +62,10 @@ def test_every_family_that_has_latents_keeps_them(family: str, tmp_path: Path) -
 
 
 def test_a_row_keeps_its_latent_and_nothing_else(folder: Path) -> None:
-    kept = [sum(stage.kv_bytes for stage in Staged(folder, 2, plain=plain).models) for plain in (True, False)]
+    kept = [
+        sum(stage.kv_bytes for stage in Staged(folder, 2, numerics=REFERENCE if plain else AUTO).models)
+        for plain in (True, False)
+    ]
     assert kept == [5 * 96 * 4 * (12 + 8 + 10) * 4, 5 * 96 * (RANK + TURNED) * 4]
 
 

@@ -11,6 +11,7 @@ import torch
 from transformers import AttentionInterface, AutoModelForCausalLM
 
 from penstock.core import ConfigError
+from penstock.dtypes import AUTO, REFERENCE
 from penstock.messages import Sampling
 from penstock.models.stage_model import load_stage
 from penstock.stage.sampler import pick_tokens
@@ -65,7 +66,7 @@ def test_a_stage_that_forgets_is_as_when_loaded(tmp_path: Path, architecture: st
 def test_a_slot_holds_the_keys_and_values_that_attention_reads(tmp_path: Path, architecture: str, dtype: str) -> None:
     path = make_checkpoint(tmp_path, architecture)
     keeps_latents = architecture == "deepseek_v3"  # test_latent.py; its plain path keeps keys and values
-    stage = load_stage(str(path), 1, 4, capacity=CAPACITY, dtype=dtype, plain=keeps_latents)
+    stage = load_stage(str(path), 1, 4, capacity=CAPACITY, dtype=dtype, numerics=REFERENCE if keeps_latents else AUTO)
     read: list[int] = []
 
     def measured(module: Any, query: Any, key: Any, value: Any, *rest: Any, **options: Any) -> Any:
@@ -130,7 +131,7 @@ def test_rows_do_not_depend_on_the_size_of_the_batch(tmp_path: Path) -> None:
     path = make_checkpoint(tmp_path, hidden_size=256, intermediate_size=512, num_hidden_layers=2, initializer_range=0.1)
     results = []
     for plain in (False, True):
-        at_once, one_by_one = (Staged(path, 1, plain=plain) for _ in range(2))
+        at_once, one_by_one = (Staged(path, 1, numerics=REFERENCE if plain else AUTO) for _ in range(2))
         results.append(at_once.run(chain_rows(0, TOKENS, range(7)), range(7), opened=[0]))
         rows = chain_rows(0, TOKENS, range(7))
         for i in range(7):

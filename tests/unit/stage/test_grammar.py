@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from penstock.core import StructuredOutputsParams
 from penstock.engine.options import DEMO
 from penstock.stage import grammar as module
-from penstock.stage.grammar import Grammars
+from penstock.stage.grammar import GrammarRow, Grammars
 from penstock.text.grammar import compile_grammar, grammar_of, load_grammar_tokenizer
 from penstock.text.tokenizer import load_tokenizer
 
@@ -60,7 +60,7 @@ def test_walks_over_trees_of_several_requests_agree_with_reading_from_the_start(
     for _ in range(30):
         request = rng.randrange(3)
         path = rng.choice(trees[request])
-        allowed = grammars.allowed(request, GRAMMARS[request], np.array(path, dtype=np.int64)).mask_V
+        allowed = grammars.allowed_after(GrammarRow(request, GRAMMARS[request], np.array(path, dtype=np.int64))).mask_V
         assert np.array_equal(allowed, from_the_start(GRAMMARS[request], path))
         good = np.flatnonzero(allowed).tolist() or [5]
         trees[request] += [[*path, rng.choice(good)], [*path, rng.choice([*good, rng.randrange(VOCABULARY)])]]
@@ -69,7 +69,9 @@ def test_walks_over_trees_of_several_requests_agree_with_reading_from_the_start(
 
 
 def after(grammars: Grammars, output: list[int], grammar: str = GRAMMARS[2]) -> set[int]:
-    return set(np.flatnonzero(grammars.allowed(0, grammar, np.array(output, dtype=np.int64)).mask_V).tolist())
+    return set(
+        np.flatnonzero(grammars.allowed_after(GrammarRow(0, grammar, np.array(output, dtype=np.int64))).mask_V).tolist()
+    )
 
 
 def test_the_end_of_a_text() -> None:
@@ -90,9 +92,9 @@ def test_a_path_that_is_not_allowed_is_dead_and_harms_no_other() -> None:
 def test_forgotten_matchers_are_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FOLLOWED", 2)
     grammars, yes = make(), np.array(ids("yes"))
-    expected = grammars.allowed(0, GRAMMARS[2], yes).mask_V
+    expected = grammars.allowed_after(GrammarRow(0, GRAMMARS[2], yes)).mask_V
     for request in (1, 2, 3, 0, 2):
-        assert np.array_equal(grammars.allowed(request, GRAMMARS[2], yes).mask_V, expected)
+        assert np.array_equal(grammars.allowed_after(GrammarRow(request, GRAMMARS[2], yes)).mask_V, expected)
         assert len(grammars._followers) <= 2
 
 
@@ -104,7 +106,7 @@ def of_regex(text: str) -> str:
 
 
 def ask(grammars: Grammars, request: int, grammar: str, output: list[int]) -> tuple[str, set[int]]:
-    allowed = grammars.allowed(request, grammar, np.array(output, dtype=np.int64))
+    allowed = grammars.allowed_after(GrammarRow(request, grammar, np.array(output, dtype=np.int64)))
     return allowed.problem, set(np.flatnonzero(allowed.mask_V).tolist())
 
 

@@ -7,18 +7,20 @@ import queue
 import random
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import psutil
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.core import StructuredOutputsParams
 from penstock.engine.options import DEMO
-from penstock.stage import grammar_process as module
-from penstock.stage.grammar import Allowed, Grammars
-from penstock.stage.grammar_process import GrammarProcess
+from penstock.stage.grammar import Allowed, GrammarRow, Grammars
+from penstock.stage.grammar_process import LEAST_S, GrammarProcess, Limits
 from penstock.text.grammar import check_grammar, grammar_of
 from penstock.text.tokenizer import load_tokenizer
 
@@ -47,9 +49,9 @@ BOMBS: Final = {
 LEXERS: Final = " | ".join(f"/(.*[ab].{{{n}}}){n}/" for n in range(40, 80))
 
 
-@pytest.fixture(scope="module")
-def process() -> Iterator[GrammarProcess]:
-    made = GrammarProcess(FOLDER, VOCABULARY, [EOS])
+@contextmanager
+def running(**limits: Any) -> Iterator[GrammarProcess]:
+    made = GrammarProcess(FOLDER, VOCABULARY, [EOS], Limits(**limits))
     yield made
     if made._process is not None:
         family = [psutil.Process(made._process.pid), *psutil.Process(made._process.pid).children()]
@@ -57,11 +59,21 @@ def process() -> Iterator[GrammarProcess]:
             one.kill()
 
 
+@pytest.fixture(scope="module")
+def process() -> Iterator[GrammarProcess]:
+    with running(step=0.2) as made:
+        yield made
+
+
 @pytest.fixture
 def grammars(process: GrammarProcess) -> GrammarProcess:
     process.forget_all()
-    process.begin_batch()
     return process
+
+
+def ask(grammars: GrammarProcess, request: int, grammar: str, output: np.ndarray) -> Allowed:
+    (allowed,) = grammars.allowed([GrammarRow(request, grammar, output)])
+    return allowed
 
 
 def same(left: Allowed, right: Allowed) -> bool:
@@ -81,57 +93,67 @@ def test_masks_are_those_of_the_same_grammars_in_this_process(grammars: GrammarP
     known, rng = Grammars(FOLDER, VOCABULARY, [EOS]), random.Random(1)
     prepared(grammars, (0, written[0]), (1, written[1]))  # the last one is told of when it is asked for
     paths: list[list[list[int]]] = [[[]] for _ in written]
-    for _ in range(60):
-        request = rng.randrange(3)
-        path = rng.choice(paths[request])
-        output = np.array(path, dtype=np.int64)
-        allowed = grammars.allowed(request, written[request], output)
-        assert same(allowed, known.allowed(request, written[request], output))
-        good = np.flatnonzero(allowed.mask_V).tolist() or [5]
-        paths[request] += [[*path, rng.choice(good)], [*path, rng.randrange(VOCABULARY)]]
+    for _ in range(20):
+        rows = []
+        for _ in range(rng.choice([1, 2, 7])):
+            request = rng.randrange(3)
+            rows.append(GrammarRow(request, written[request], np.array(rng.choice(paths[request]), dtype=np.int64)))
+        found = grammars.allowed(rows)
+        for row, allowed in zip(rows, found, strict=True):
+            assert same(allowed, known.allowed_after(row))
+            good = np.flatnonzero(allowed.mask_V).tolist() or [5]
+            path = row.output.tolist()
+            paths[row.request] += [[*path, rng.choice(good)], [*path, rng.randrange(VOCABULARY)]]
+    assert grammars.allowed([]) == []
 
 
 @pytest.mark.parametrize("kind", BOMBS)
-def test_what_a_worker_lets_pass_and_a_step_cannot_bear_fails_its_request_alone(
-    grammars: GrammarProcess, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_what_a_worker_lets_pass_and_a_step_cannot_bear_fails_its_request_alone(kind: str) -> None:
     text, way = BOMBS[kind]
     params = StructuredOutputsParams(grammar=text)
     check_grammar(params, load_tokenizer(FOLDER), VOCABULARY, (EOS,))
-    monkeypatch.setattr(module, "STEP_S", 0.2)
     bomb, path, beside = grammar_of(params), ids(way), ids('{"a":')
-    prepared(grammars, (0, FINE), (1, bomb))
-    expected = grammars.allowed(0, FINE, beside)
-    asked = (grammars.allowed(1, bomb, path[:length]).problem for length in range(len(path) + 1))
-    problem = next((one for one in asked if one), "")
-    assert problem
-    assert same(grammars.allowed(0, FINE, beside), expected), "the other request goes on"
-    assert grammars.allowed(1, bomb, path[:1]).problem == problem, "it stays refused"
-    grammars.forget(1)
-    assert not grammars.allowed(1, FINE, beside).problem, "its number is another request's by now"
+    with running(step=0.2, token=0.001) as grammars:
+        prepared(grammars, (0, FINE), (1, bomb))
+        expected = ask(grammars, 0, FINE, beside)
+        asked = (ask(grammars, 1, bomb, path[:length]).problem for length in range(len(path) + 1))
+        problem = next((one for one in asked if one), "")
+        assert problem in (grammars._limits.step_exceeded, grammars._limits.request_exceeded)
+        refused, other = grammars.allowed([GrammarRow(1, bomb, path[:1]), GrammarRow(0, FINE, beside)])
+        assert same(other, expected), "the other request goes on"
+        assert refused.problem == problem, "it stays refused"
+        grammars.forget(1)
+        assert not ask(grammars, 1, FINE, beside).problem, "its number is another request's by now"
 
 
 def test_a_lexer_that_runs_out_of_fuel_says_so_within_its_step(grammars: GrammarProcess) -> None:
     text = grammar_of(StructuredOutputsParams(grammar=f'start: "{WORD}" s\ns: {LEXERS}'))
     path = ids(WORD + "ab" * 40)
-    problems = [grammars.allowed(0, text, path[:length]).problem for length in range(len(path) + 1)]
+    problems = [ask(grammars, 0, text, path[:length]).problem for length in range(len(path) + 1)]
     assert any(one.startswith("it is exhausted") for one in problems)
-    assert module.TOO_DEAR not in problems
+    assert grammars._limits.step_exceeded not in problems
 
 
-def test_steps_that_are_dear_again_and_again_fail_their_request(
-    grammars: GrammarProcess, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert not grammars.allowed(0, FINE, ids("{")).problem
-    monkeypatch.setattr(module, "REQUEST_S", 0.0)
-    monkeypatch.setattr(module, "TOKEN_S", 0.0)
-    grammars.allowed(0, FINE, ids("{"))
-    assert grammars.allowed(0, FINE, ids("{")).problem == module.TOO_DEAR_IN_ALL
+def test_steps_that_are_dear_again_and_again_fail_their_request() -> None:
+    with running(request=0.0, token=0.0) as grammars:
+        assert not ask(grammars, 0, FINE, ids("{")).problem
+        assert ask(grammars, 0, FINE, ids("{")).problem == grammars._limits.request_exceeded
+
+
+def test_grammars_that_take_too_much_memory_together_fail_a_request_alone() -> None:
+    words = {f"k{key}": {"enum": [f"v{key}_{word}" for word in range(60)]} for key in range(50)}
+    large = grammar_of(StructuredOutputsParams(json={"type": "object", "properties": words}))
+    with running(step=60.0, compiling=60.0, memory=1 << 24) as grammars:
+        expected = ask(grammars, 0, FINE, ids("{"))
+        problems = [ask(grammars, request, large, ids("{")).problem for request in range(1, 40)]
+        assert not problems[0]
+        assert grammars._limits.step_exceeded in problems
+        assert same(ask(grammars, 0, FINE, ids("{")), expected)
 
 
 def test_a_follower_that_ends_while_nobody_asks_is_replaced(grammars: GrammarProcess) -> None:
     prepared(grammars, (0, FINE))
-    expected = grammars.allowed(0, FINE, ids("{"))
+    expected = ask(grammars, 0, FINE, ids("{"))
     assert grammars._process is not None
     (follower,) = psutil.Process(grammars._process.pid).children()
     for end in (signal.SIGABRT, signal.SIGKILL):  # the second one ends the process that forks followers, too
@@ -140,36 +162,52 @@ def test_a_follower_that_ends_while_nobody_asks_is_replaced(grammars: GrammarPro
         told = queue.Queue[int]()
         for request in range(1, 4):  # prepared or, where that went to the one that has ended, not: told in any case
             grammars.prepare(request, FINE, partial(told.put, request))
-        answers = [grammars.allowed(request, FINE, ids("{")) for request in (0, 1, 2, 3) for _ in range(2)]
+        answers = [ask(grammars, request, FINE, ids("{")) for request in (0, 1, 2, 3) for _ in range(2)]
         assert sorted(told.get(timeout=60) for _ in range(3)) == [1, 2, 3]
         assert all(same(one, expected) or one.problem for one in answers)
-        assert same(grammars.allowed(4, FINE, ids("{")), expected)
+        assert same(ask(grammars, 4, FINE, ids("{")), expected)
         assert grammars._process is not None
         (follower,) = psutil.Process(grammars._process.pid).children()
 
 
-def test_many_of_them_in_one_batch_take_little_more_than_the_batch_may(
-    grammars: GrammarProcess, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_of_them_in_one_batch_take_no_more_than_the_batch_may() -> None:
     """Those that come late have next to no time; who asks for an ordinary grammar among them has enough."""
-    monkeypatch.setattr(module, "BATCH_S", 0.1)
     bomb, path = grammar_of(StructuredOutputsParams(grammar=ambiguous(10))), ids(WORD)
-    expected = grammars.allowed(0, FINE, ids("{"))
-    seconds: list[float] = []
-    tell = grammars._tell
+    with running(step=0.2, batch=0.3, most_batch=2.0) as grammars:
+        expected = ask(grammars, 0, FINE, ids("{"))
+        assert grammars._process is not None
+        bombs, others = [GrammarRow(n, bomb, path) for n in range(1, 31)], [GrammarRow(0, FINE, ids("{"))] * 5
+        before = processor_time(grammars._process.pid)
+        found = grammars.allowed([*bombs[:15], *others, *bombs[15:]])
+        assert processor_time(grammars._process.pid) - before < 2 * grammars._limits.most_batch
+        assert all(one.problem for one in found[:15] + found[20:])
+        assert all(same(one, expected) for one in found[15:20])
+        after = ask(grammars, 31, bomb, path)
+        assert after.problem, "the next batch"
 
-    def noted(message: module.Prepare | module.Forget | module.Ask) -> None:
-        if isinstance(message, module.Ask):
-            seconds.append(message.seconds)
-        tell(message)
 
-    monkeypatch.setattr(grammars, "_tell", noted)
-    for request in range(1, 5):
-        assert grammars.allowed(request, bomb, path).problem
-        assert same(grammars.allowed(0, FINE, ids("{")), expected)
-    late = module.LEAST_STEP_S + module.READ_S * len(path)
-    assert seconds[0] > module.STEP_S
-    assert max(seconds[1:]) <= late
-    grammars.begin_batch()
-    grammars.allowed(0, FINE, ids("{"))
-    assert seconds[-1] > module.STEP_S
+def processor_time(pid: int) -> float:
+    """Seconds of a process, the children that have ended and those that run."""
+    process = psutil.Process(pid)
+    times = [process.cpu_times(), *(child.cpu_times() for child in process.children())]
+    return sum(one.user + one.system for one in times) + times[0].children_user + times[0].children_system
+
+
+@given(
+    spent=st.lists(st.floats(0, 1), max_size=100),
+    lengths=st.integers(0, 4000),
+    early=st.floats(0, 5),
+)
+def test_a_batch_of_rows_that_all_take_what_they_may_stays_within_its_limit(
+    spent: list[float], lengths: int, early: float
+) -> None:
+    """Each row takes a fraction of what it is allowed, as ``spent`` says."""
+    limits = Limits(batch=early)
+    taken = 0.0
+    for at, fraction in enumerate(spent):
+        compiling, step = limits.of_row(taken, len(spent) - at, lengths)
+        assert compiling > 0
+        assert step > 0
+        taken += fraction * (compiling + step)
+    row = limits.compiling + limits.step + lengths * limits.reading
+    assert taken <= max(limits.most_batch, early + row) + 2 * LEAST_S * len(spent) + 1e-6

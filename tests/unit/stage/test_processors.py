@@ -13,7 +13,7 @@ from transformers import RepetitionPenaltyLogitsProcessor
 
 from penstock.messages import NO_SLOT, Batch, CommittedSlots, Opened, Rows, SampledToken, Sampling
 from penstock.noise import gumbel
-from penstock.stage.processors import Context, context_of, processed
+from penstock.stage.processors import Context, contexts_of, processed
 from penstock.stage.sampler import pick_tokens, rank_candidates
 from penstock.stage.visibility import BatchView, Visibility
 
@@ -171,7 +171,7 @@ def test_a_context_is_of_the_rows_own_path() -> None:
     #                          prompt 5 6, below it 7 and 8, below 8 a 9; slots 0 1, 2, 3, 4
     rows = Rows([0] * 5, list(range(5)), list(range(5)), [NO_SLOT, 0, 1, 1, 3], [0, 1, 2, 2, 3], [5, 6, 7, 8, 9])
     view = fed(visibility, 0, rows, opened=[Opened(0, sampling)])
-    assert [context_of(view, row, sampling, None).path.tolist() for row in (1, 2, 3, 4)] == [
+    assert [one.path.tolist() for one in contexts_of(view, (1, 2, 3, 4), [sampling] * 4, None)] == [
         [5, 6],
         [5, 6, 7],
         [5, 6, 8],
@@ -179,8 +179,8 @@ def test_a_context_is_of_the_rows_own_path() -> None:
     ]
     again = Rows([0], [9], [2], [4], [4], [3])  # 7 is dead, its slot is taken by a 3 below the 9
     view = fed(visibility, 1, again, committed=[CommittedSlots(0, [0, 1, 3])])
-    assert context_of(view, 0, sampling, None).path.tolist() == [5, 6, 8, 9, 3]
-    assert len(context_of(view, 0, Sampling(), None).path) == 0, "nobody needs it"
+    assert contexts_of(view, [0], [sampling], None)[0].path.tolist() == [5, 6, 8, 9, 3]
+    assert len(contexts_of(view, [0], [Sampling()], None)[0].path) == 0, "nobody needs it"
 
 
 def test_a_request_may_begin_with_slots_that_another_filled() -> None:
@@ -190,7 +190,7 @@ def test_a_request_may_begin_with_slots_that_another_filled() -> None:
     row = Rows([1], [5], [0], [2], [2], [3])  # a prompt 7 8 3
     header = {"opened": [Opened(1, sampling)], "committed": [CommittedSlots(1, [4, 2])], "closed": [0]}
     view = fed(visibility, 1, row, **header)
-    assert context_of(view, 0, sampling, None).path.tolist() == [7, 8, 3]
+    assert contexts_of(view, [0], [sampling], None)[0].path.tolist() == [7, 8, 3]
 
 
 def test_a_request_that_was_interrupted_goes_on_with_the_same_context() -> None:
@@ -199,11 +199,11 @@ def test_a_request_that_was_interrupted_goes_on_with_the_same_context() -> None:
     tokens = [5, 6, 6, 7]
     rows = Rows([0] * 4, [0, 1, 2, 3], [0, 1, 2, 3], [NO_SLOT, 0, 1, 2], [0, 1, 2, 3], tokens)
     whole, visibility = Visibility(8), Visibility(8)
-    expected = context_of(fed(whole, 0, rows, opened=[Opened(0, sampling)]), 3, sampling, None)
+    expected = contexts_of(fed(whole, 0, rows, opened=[Opened(0, sampling)]), [3], [sampling], None)[0]
     part = Rows([0] * 2, [0, 1], [6, 7], [NO_SLOT, 6], [0, 1], tokens[:2])
     fed(visibility, 0, part, opened=[Opened(0, sampling)])
     view = fed(visibility, 1, rows, closed=[0], opened=[Opened(0, sampling)])
-    found = context_of(view, 3, sampling, None)
+    found = contexts_of(view, [3], [sampling], None)[0]
     assert found.path.tolist() == expected.path.tolist() == tokens
     scores = processed(np.zeros(VOCABULARY), sampling, 4, found)
     assert scores[[5, 6, 7]].tolist() == [0.0, -2.0, -1.0]

@@ -21,6 +21,9 @@ from tests.links import KINDS, SESSION, SOON, address_for, turned_away
 
 Frames = list[list[bytes]]
 
+TLS_BEGINNING = b"\x16\x03\x01\x40\x00"
+"""The beginning of a handshake that announces 16 KiB."""
+
 
 def wire_of(frames: list[bytes]) -> bytes:
     return b"".join(on_the_wire(frames))
@@ -51,7 +54,8 @@ class Door:
         context = security.for_listening() if kind == "tls" else None
         self.inbox = Inbox(place_of(address_for(kind, folder)), context)
         self.inbox.admit(SESSION)
-        self._context = security.for_connecting() if kind == "tls" else None
+        self.is_sealed = kind == "tls"
+        self._context = security.for_connecting() if self.is_sealed else None
 
     def connected(self, begins: bytes = token_of(SESSION)) -> socket.socket:
         return links.connected(self.inbox, begins, self._context)
@@ -218,11 +222,39 @@ def test_handshakes_that_dribble_are_few_and_keep_nobody_out(tmp_path: Path, sec
         strangers = []
         for _ in range(MOST_UNAUTHENTICATED + 8):
             strangers.append(stranger := clients.enter_context(socket.create_connection(where)))
-            for piece in (b"\x16\x03\x01\x40\x00", b"\x01", b"\x00", b"\x3f"):
+            for piece in (TLS_BEGINNING, b"\x01", b"\x00", b"\x3f"):
                 stranger.sendall(piece)
                 assert take_now(door.inbox) == []
         assert len(door.inbox._unauthenticated) == MOST_UNAUTHENTICATED
         assert [turned_away(one) for one in strangers[:8]] == [True] * 8
+
+
+@pytest.mark.parametrize("is_silent", [True, False])
+def test_whoever_shows_no_token_in_time_is_closed_however_it_spreads_its_bytes(
+    door: Door, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, is_silent: bool
+) -> None:
+    """The time counts that was waited: what came while the process was busy is read first."""
+    monkeypatch.setattr("penstock.transport.inbox.TOKEN_S", 0.2)
+    where = place_of(door.inbox.address).where
+    said = b"" if is_silent else TLS_BEGINNING if door.is_sealed else token_of(SESSION)[:-1]
+    with door.connected() as ours, door.connected(b"") as honest, contextlib.ExitStack() as clients:
+        ours.sendall(wire_of([b"one"]))
+        assert found_soon(door.inbox, 1) == [[b"one"]]
+        family = socket.AF_UNIX if isinstance(where, str) else socket.AF_INET
+        stranger = clients.enter_context(socket.socket(family))
+        stranger.connect(where)
+        time.sleep(0.3)  # longer than it has, but nobody listens
+        honest.sendall(token_of(SESSION) + wire_of([b"two"]))
+        assert found_soon(door.inbox, 1) == [[b"two"]]
+        left = list(said)
+        while "has not shown a session's token" not in caplog.text:
+            if left:
+                stranger.sendall(bytes([left.pop(0)]))
+            door.inbox.wait(time.monotonic() + 0.02)
+            assert door.inbox.take() == []
+        assert turned_away(stranger)
+        ours.sendall(wire_of([b"three"]))
+        assert found_soon(door.inbox, 1) == [[b"three"]]
 
 
 def test_a_host_with_many_silent_connections_loses_its_own(caplog: pytest.LogCaptureFixture) -> None:

@@ -151,18 +151,19 @@ async function generate(path, body, message) {
       meter.take(chunk);
       ended = chunk.choices[0]?.finish_reason ?? ended;
       const { delta, text: continued } = chunk.choices[0] ?? {};
-      // What the model thinks is shown before its answer, as it comes.
-      const piece = (delta?.reasoning_content ?? "") + (delta?.content ?? continued ?? "");
+      const piece = delta?.content ?? continued;
       if (chunk.outline) keepAtEnd(() => message.tellOutline(chunk.outline));
       for (const { point, text } of chunk.outline_points ?? []) keepAtEnd(() => message.addToPoint(point, text));
-      if (piece) add(message, piece, meter);
+      if (delta?.reasoning_content || piece) meter.begin();
+      if (delta?.reasoning_content) keepAtEnd(() => message.think(delta.reasoning_content));
+      if (piece) keepAtEnd(() => message.append(piece));
     }
     keepAtEnd(() => message.note(ended === "stop" && !message.text ? EMPTY : meter.words()));
     return true;
   } catch (error) {
     if (error.name === "AbortError") keepAtEnd(() => message.note("stopped"));
     else show(error);
-    return message.text !== "";
+    return message.text !== "" || message.thoughts !== "";
   } finally {
     end(message);
   }
@@ -175,11 +176,6 @@ function begin(message) {
   log.setAttribute("aria-busy", "true");
   message.element.classList.add("writing");
   log.scrollTop = log.scrollHeight;
-}
-
-function add(message, piece, meter) {
-  meter.first ??= performance.now();
-  keepAtEnd(() => message.append(piece));
 }
 
 /** The log stays at its end while it grows, for who has not scrolled back to read. */
@@ -224,6 +220,11 @@ class Meter {
     this.first = null;
     this._usage = null;
     this._metrics = null;
+  }
+
+  /** The first of the answer is here. */
+  begin() {
+    this.first ??= performance.now();
   }
 
   take({ usage, metrics }) {

@@ -15,6 +15,8 @@ export class Message {
   /** `before` is text that is shown ahead of what is appended: a completion's prompt. */
   constructor(author, text = "", before = "") {
     this.text = "";
+    /** What the model thought before the text, which is neither copied nor sent back. */
+    this.thoughts = "";
     this._before = before;
     this._chat = author !== "Text";
     this.element = made("article", before ? "message raw" : "message");
@@ -25,13 +27,26 @@ export class Message {
     this._body = this.element.appendChild(made("div", "body"));
     if (before) this._body.appendChild(made("span", "before", before));
     this._text = this._body.appendChild(made("div", "text"));
-    this._markdown = null;
+    this._markdown = this._thinking = null;
     this._points = this._cells = this._decision = this._inPoints = null;
     this._note = this.element.appendChild(made("p", "note"));
     if (text) this.append(text);
   }
 
+  /** Thoughts stand above the answer, open until it begins. */
+  think(piece) {
+    if (!this._thinking) {
+      this._thinking = made("details", "thoughts");
+      this._thinking.open = true;
+      this._thinking.append(made("summary", "", "Thoughts"), made("div", "body"));
+      this._body.before(this._thinking);
+    }
+    this._thinking.lastChild.append(this.thoughts ? piece : piece.trimStart());
+    this.thoughts += piece;
+  }
+
   append(piece) {
+    if (this._thinking && !this.text) this._thinking.open = false;
     const shown = /^\n*$/.test(this.text) && this._chat ? piece.replace(/^\n+/, "") : piece;
     this.text += piece;
     if (this._chat && MARKDOWN.test(this.text)) this._markdown ??= new Markdown(this._text);

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from json.decoder import scanstring  # type: ignore[attr-defined]
 from typing import Any, Final
 
+from penstock.core import SURROGATE
+
 STRUCTURE: Final = re.compile(r'\\.|["{}\[\]]', re.DOTALL)
 BLANK: Final = re.compile(r"\s*")
 GAPS: Final = " \t\r\n,;"
@@ -73,11 +75,12 @@ def call_of(text: str, start: int, *, whole: bool = False) -> Call:
     """The call in the object at ``start``. Raises ValueError if it is no call."""
     found = {key: text[first:last] for key, first, last in members(text, start)}
     name = json.loads(found.get("name", "null"))
-    if not isinstance(name, str):
+    if not isinstance(name, str) or SURROGATE.search(name):  # half a character is no name: no reply can hold it
         raise ValueError("a call is an object with a name")
     arguments = found.get("arguments", found.get("parameters", "" if whole else "{}"))
     if arguments.startswith('"'):  # the object as a JSON string
-        arguments = scanstring(arguments, 1, False)[0]
+        # Half a character, which no reply can hold, stays as the model escaped it.
+        arguments = SURROGATE.sub(lambda half: f"\\u{ord(half[0]):04x}", scanstring(arguments, 1, False)[0])
     if arguments == "null":
         arguments = "{}"
     if not arguments.lstrip().startswith("{"):

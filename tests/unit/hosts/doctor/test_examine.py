@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import re
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from penstock.core import ConfigError
+from penstock.hosts.control import Beat, BeatAnswer, LeaseEnded, StartProbe, encode
 from penstock.hosts.doctor import examine as examining
 from penstock.hosts.doctor.command import hosts_to_examine
-from penstock.hosts.doctor.examine import examine
+from penstock.hosts.doctor.examine import Examination, examine
+from penstock.hosts.doctor.messages import ProbeReady
+from penstock.hosts.facts import own_facts
 from penstock.hosts.keys import link_security, make_cluster
+from penstock.transport.sockets import Sockets
 from tests.agents import NotingServer, agent, name_of
+from tests.unit.hosts.test_hostile_members import HostileWorker
 
 pytestmark = pytest.mark.processes
 
@@ -67,3 +76,77 @@ def test_a_clusters_hosts_are_examined_unless_it_is_emulated(tmp_path: Path) -> 
         hosts_to_examine(None, "demo")
     with pytest.raises(ConfigError, match="hosts is left out"):
         hosts_to_examine("a", str(file))
+
+
+def silent(worker: HostileWorker, asked: StartProbe) -> None:
+    """No probe is started."""
+
+
+def nowhere(worker: HostileWorker, asked: StartProbe) -> None:
+    """The probe says that it listens where nobody can."""
+    probe = worker.sockets.connect(asked.head, asked.session)
+    for address in ("tcp://127.0.0.9:99999", "tcp://127.0.0.9:1"):
+        probe.send(encode(ProbeReady(name=asked.name, address=address), asked.session))
+
+
+def talkative(worker: HostileWorker, asked: StartProbe) -> None:
+    """The probe answers what nobody has asked, for others, too."""
+    probe = worker.sockets.connect(asked.head, asked.session)
+    for number in range(3000):
+        probe.send(encode(ProbeReady(name=f"x{number}", address="tcp://127.0.0.9:1"), asked.session))
+
+
+def leaving(worker: HostileWorker, asked: StartProbe) -> None:
+    """The host is lost as it is about to be measured."""
+    worker.say(LeaseEnded(cause="it has been stopped"))
+
+
+@pytest.mark.parametrize(
+    ("behave", "problem"),
+    [
+        (silent, "its probe has said nothing"),
+        (nowhere, "its probe cannot be reached: .*99999"),
+        (talkative, "its probe has said nothing"),
+        (leaving, "it has been stopped"),
+    ],
+)
+def test_a_host_that_fails_amid_its_examination_is_named_and_the_others_are_measured(
+    server: NotingServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    behave: Callable[[HostileWorker, StartProbe], None],
+    problem: str,
+) -> None:
+    answer = Examination._answer
+
+    def hurried(examination: Examination, kind: Any, name: str, seconds: float) -> Any:
+        return answer(examination, kind, name, 2.0 if name.startswith("127.0.0.9") else seconds)
+
+    monkeypatch.setattr(Examination, "_answer", hurried)
+    make_cluster(tmp_path / "keys", "host")
+    security = link_security(tmp_path / "keys")
+    with agent(security) as one, Sockets(security) as sockets:
+        worker, done = HostileWorker(sockets, "tcp://127.0.0.9:*"), threading.Event()
+
+        def serve() -> None:
+            worker.serve(own_facts("hostile"))
+            while not done.is_set():
+                for message in worker.listen(0.05):
+                    if isinstance(message, Beat):
+                        worker.say(BeatAnswer(sent=message.sent, received=1.0, answered=1.0))
+                    elif isinstance(message, StartProbe):
+                        behave(worker, message)
+                worker.heard.clear()
+
+        serving = threading.Thread(target=serve)
+        serving.start()
+        hosts = [worker.inbox.address.removeprefix("tcp://"), name_of(one)]
+        report = examine(hosts, str(tmp_path / "keys"), False, lambda *step: None)
+        done.set()
+        serving.join()
+        worker.inbox.close()
+    _, hostile, honest = report.hosts
+    assert re.search(problem, hostile.problem)
+    assert honest.facts is not None
+    between = [link for link in report.links if hosts[0] not in (link.source, link.to)]
+    assert [bool(link.bandwidth_gbit_s) for link in between] == [True, True]

@@ -31,7 +31,7 @@ def case(dtype: torch.dtype, outputs: int, inputs: int) -> tuple[torch.Tensor, t
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_products_are_those_of_float64(dtype: torch.dtype, shape: tuple[int, int]) -> None:
-    """Rows count as the format has them: each number is rounded to the nearest number, with ties to even."""
+    """Rows are taken as the format has them: a row is rounded to the nearest number, with ties to even."""
     weight, rows, head = case(dtype, *shape)
     found, given = head(rows), rows.to(dtype).double()
     expected = given @ weight.double().T

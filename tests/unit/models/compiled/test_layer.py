@@ -14,7 +14,7 @@ import torch
 
 import penstock
 from penstock.config import FieldError
-from penstock.dtypes import EXACT, FAST
+from penstock.dtypes import EXACT, FAST, REFERENCE
 from penstock.messages import CommittedSlots, Rows
 from penstock.models import stage_model
 from penstock.models.checkpoint import open_checkpoint
@@ -48,7 +48,7 @@ def test_which_architectures_are_compiled(tmp_path: Path, architecture: str, for
 
 @pytest.mark.parametrize("architecture", ["gemma2", "phi3", "apertus", "mixtral", "qwen3_5"])
 def test_what_cannot_be_exact_is_refused_by_the_field(tmp_path: Path, architecture: str) -> None:
-    """The form decides before anything is loaded, and a stage that has loaded its layers; without layers it can be."""
+    """Layers are refused by their form before they are loaded, and by a stage that has loaded them."""
     path, refused = make_checkpoint(tmp_path, architecture), r"numerics is 'exact', .*: leave it out, or give 'fast'"
     with pytest.raises(FieldError, match=refused):
         check_loads(open_checkpoint(str(path)), EXACT)
@@ -107,12 +107,12 @@ def test_a_tree_beside_the_fused_layers(
 def test_a_tree_beside_float32(tmp_path: Path, architecture: str, dtype: str) -> None:
     """In float32 sums are reordered, no more; in 16 bits logits are as near to float32's as those of plain modules."""
     path = make_checkpoint(tmp_path, architecture, initializer_range=0.1, dtype=dtype)
-    exact = branching(Staged(path, 2, plain=True))
+    exact = branching(Staged(path, 2, numerics=REFERENCE))
     ours = (branching(Staged(path, 2, dtype=dtype)) - exact).abs()
     if dtype == "float32":
         assert ours.max() < 2**-18 * exact.abs().max()
     else:
-        theirs = (branching(Staged(path, 2, dtype=dtype, plain=True)) - exact).abs()
+        theirs = (branching(Staged(path, 2, dtype=dtype, numerics=REFERENCE)) - exact).abs()
         assert ours.mean() <= theirs.mean()
 
 

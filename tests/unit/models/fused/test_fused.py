@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
+from penstock.dtypes import AUTO, REFERENCE
 from penstock.messages import Rows
 from penstock.models.fused.base import FusedBase
 from penstock.models.fused.linears import SideBySide, joined
@@ -32,7 +33,7 @@ def test_which_architectures_are_fused(tmp_path: Path, architecture: str, dtype:
     path = make_checkpoint(tmp_path, architecture, initializer_range=0.1)
     stage = load_stage(str(path), 0, LAYERS, capacity=8, dtype=dtype, max_model_len=64)
     assert is_fused(stage) == (architecture in FUSED)
-    assert not is_fused(load_stage(str(path), 0, LAYERS, capacity=8, dtype=dtype, plain=True, max_model_len=64))
+    assert not is_fused(load_stage(str(path), 0, LAYERS, capacity=8, dtype=dtype, numerics=REFERENCE, max_model_len=64))
 
 
 @pytest.mark.parametrize("architecture", sorted(FUSED))
@@ -41,7 +42,7 @@ def test_hidden_states_of_a_tree(tmp_path: Path, architecture: str) -> None:
     path = make_checkpoint(tmp_path, architecture)
     found = []
     for plain in (False, True):
-        stages = Staged(path, 2, plain=plain)
+        stages = Staged(path, 2, numerics=REFERENCE if plain else AUTO)
         branches = Rows()
         for node, (token, slot) in enumerate([(5, 9), (9, 12)]):
             branches.append(0, 100 + node, slot, 6, 7, token)

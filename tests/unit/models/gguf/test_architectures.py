@@ -17,11 +17,12 @@ from transformers import AutoModelForCausalLM
 from penstock.core import ConfigError
 from penstock.models.checkpoint import open_checkpoint
 from penstock.models.gguf import weights
-from penstock.models.gguf.blocks import FLOATS, UNPACKERS, floats
+from penstock.models.gguf.blocks import FLOATS, READABLE, UNPACKERS, floats
+from penstock.models.gguf.header import read_header
 from penstock.models.gguf.purpose import SUPPORTED
 from penstock.models.loader import load_module, load_whole
 from tests import gguf_files
-from tests.gguf_files import ARCHITECTURES, THETA, TOKENS, make_gguf
+from tests.gguf_files import ARCHITECTURES, THETA, TOKENS, make_gguf, with_entries
 
 IDS = torch.tensor([[5, 9, 13, 9, 5, 70, 31, 100, 4, 8, 15, 16, 23, 42, 99, 3, 77, 6, 12, 90]])
 SAME_TABLES = ("llama", "llama_tied", "qwen2")
@@ -237,10 +238,15 @@ def test_tensors_that_no_part_takes_are_refused(tmp_path: Path) -> None:
         open_checkpoint(str(path))
 
 
-def test_formats_that_cannot_be_unpacked_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [kind for kind in Kind if kind not in READABLE], ids=lambda kind: kind.name)
+def test_formats_that_cannot_be_unpacked_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind
+) -> None:
     monkeypatch.setattr(gguf_files, "stored_as", blank)
-    path = make_gguf(tmp_path, kind=Kind.Q8_1)
-    with pytest.raises(ConfigError, match=r"is stored as Q8_1; F32, .* can be read: quantise the model anew"):
+    widths = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1}
+    path = make_gguf(tmp_path, kind=kind, **widths)
+    problem = rf"weight is stored as {kind.name}; F32, .* can be read: quantise the model anew"
+    with pytest.raises(ConfigError, match=problem):
         open_checkpoint(str(path))
 
 
@@ -248,6 +254,23 @@ def blank(data: np.ndarray, kind: Kind) -> np.ndarray:
     """Bytes of zero, in any format."""
     per_block, size = gguf.GGML_QUANT_SIZES[kind]
     return np.zeros((len(data), data.shape[-1] // per_block * size), np.uint8) if data.ndim == 2 else data
+
+
+@pytest.mark.parametrize("architecture", SUPPORTED)
+def test_a_tensor_of_another_size_is_named(tmp_path: Path, architecture: str) -> None:
+    """Each tensor with one number, row or column more than the entries give it, under the file's name for it."""
+    source = make_gguf(tmp_path, architecture)
+    tensors = read_header(source).tensors
+    for name in [*(name for name in tensors if name.startswith("blk.1.")), "token_embd.weight", "output.weight"]:
+        shape = tensors.get(name, tensors["token_embd.weight"]).shape
+        wider = np.zeros((*shape[:-1], shape[-1] + 1), np.float32)
+        path = with_entries(source, tmp_path / "changed.gguf", {}, {name: wider})
+        with pytest.raises(ConfigError, match=rf"{path}: {name} is .*; by {architecture}\..* it would be"):
+            open_checkpoint(str(path))
+    longer = np.zeros((len(TOKENS) + 1, tensors["token_embd.weight"].shape[1]), np.float32)
+    path = with_entries(source, tmp_path / "changed.gguf", {}, {"output.weight": longer})
+    with pytest.raises(ConfigError, match=r"output\.weight is .*; by token_embd\.weight .* it would be"):
+        open_checkpoint(str(path))
 
 
 def test_a_missing_tensor_is_named(tmp_path: Path) -> None:

@@ -71,18 +71,6 @@ def test_an_end_is_in_the_vocabulary(tmp_path: Path) -> None:
         open_checkpoint(str(path))
 
 
-def test_recommended_sampling_parameters_are_the_checkpoints(tmp_path: Path) -> None:
-    entries = {"general.sampling.temp": 0.6, "general.sampling.top_k": 20, "general.sampling.penalty_repeat": 1.05}
-    found = open_checkpoint(str(make_gguf(tmp_path, entries=entries))).sampling_defaults
-    assert found == {"temperature": 0.6, "top_k": 20, "repetition_penalty": 1.05}
-
-
-def test_and_they_are_ones(tmp_path: Path) -> None:
-    path = make_gguf(tmp_path, entries={"general.sampling.top_p": 7.0})
-    with pytest.raises(ConfigError, match=r"generation_config\.json: top_p is 7"):
-        open_checkpoint(str(path))
-
-
 def test_it_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = make_gguf(tmp_path)
     made = folder_of(read_header(path))

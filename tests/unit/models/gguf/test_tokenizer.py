@@ -16,7 +16,7 @@ from penstock.models.gguf import folder as folder_module
 from penstock.models.gguf.folder import folder_of
 from penstock.models.gguf.header import read_header
 from penstock.models.gguf.pretokenizers import PRE_TOKENIZERS, UNREADABLE
-from penstock.models.gguf.vocabulary import ENDING, FIM_NAMES, KINDS, REFUSED
+from penstock.models.gguf.vocabulary import ENDING, FIM_NAMES, KINDS, OLDER_ROLES, REFUSED
 from penstock.text.chat import ChatFormat, chat_prompt
 from penstock.text.tokenizer import Tokenizer, load_tokenizer
 from tests.gguf_tokenizers import (
@@ -116,6 +116,10 @@ def test_the_real_models_texts_are_llama_cpps() -> None:
     found = check_equal(path, list(TEXTS))
     assert found.encode("\n\n1. a") == [1116, 33, 30, 253]
     assert found.encode("  1") == [256, 33]
+    asked = [{"role": "user", "content": "Which is true?\n\n1. Rain is wet.\n2. Snow is hot.\n\n  3. Ice is cold."}]
+    with vocabulary(path) as judge:
+        assert judge is not None
+        assert found.apply_chat_template(asked) == judge.encode(found.render(asked, True))
 
 
 @needs_llama_cpp
@@ -211,6 +215,17 @@ def test_ids_that_no_entry_names_are_llama_cpps_defaults(tmp_path: Path, stated:
 
 
 @needs_llama_cpp
+@pytest.mark.parametrize("role", [*OLDER_ROLES, *OLDER_ROLES.values()])
+def test_a_token_for_filling_in_is_the_one_that_the_file_names(tmp_path: Path, role: str) -> None:
+    """A token with a known name is one like any other where an entry, by its former name too, names another one."""
+    name = FIM_NAMES[OLDER_ROLES.get(role, role)][4]
+    for entries in ({}, {f"{PREFIX}{role}_token_id": 5}):
+        path = write_file(tmp_path / f"{len(entries)}.gguf", small(**{name: NORMAL}), pre="qwen2", entries=entries)
+        found = check_equal(path, [f"a{name}b"])
+        assert (259 in found.encode(name)) is not bool(entries)
+
+
+@needs_llama_cpp
 def test_a_conversation_begins_with_bos_once(tmp_path: Path) -> None:
     for name, template in (
         ("with", "{{ bos_token }}{{ messages[0].content }}"),
@@ -257,6 +272,10 @@ def with_equal_scores(words: Words) -> Words:
     [
         (small, "gpt2", {f"{PREFIX}eot_token_id": 4294967295}, r"eot_token_id is 4294967295; the vocabulary has 259"),
         (small, "gpt2", {f"{PREFIX}fim_pad_token_id": 259}, r"fim_pad_token_id is 259; the vocabulary has 259 tokens"),
+        *(
+            (small, "gpt2", {f"{PREFIX}{role}_token_id": 999}, rf"{role}_token_id is 999; .*259")
+            for role in ("bos", "eos", "eot", "unknown", "padding", "fim_pre")
+        ),
         (small, "gpt2", {f"{PREFIX}add_bos_token": 1}, r"add_bos_token is 1; it has to be true or false"),
         (lambda: without_merges(small()), "gpt2", {}, r'merges\[0\] is "\\u0120 x", which makes no token of two'),
         (lambda: small(**{"<s>2": CONTROL})._replace(kinds=[1]), "gpt2", {}, r"token_type is 1 of int32; it has to be"),

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from penstock.dtypes import REFERENCE
 from penstock.models.checkpoint import open_checkpoint
 from penstock.models.loader import load_whole
 from penstock.models.quantization.grouped import GroupedWeight
@@ -88,7 +89,7 @@ def test_single_rows_are_read_out() -> None:
 def test_a_stage_computes_with_the_numbers_of_the_file(tmp_path: Path) -> None:
     """The file is Q8_0: its own values and scales are used, not rounded again."""
     path = str(make_gguf(tmp_path, kind=Kind.Q8_0, hidden_size=256, intermediate_size=256))
-    layer = load_stage(path, 0, LAYERS, capacity=8, quantization="int8", plain=True)._base.layers[0]
+    layer = load_stage(path, 0, LAYERS, capacity=8, quantization="int8", numerics=REFERENCE)._base.layers[0]
     own = load_whole(open_checkpoint(path), "float32").model.layers[0]
     for packed, linear in ((layer.self_attn.q_proj, own.self_attn.q_proj), (layer.mlp.down_proj, own.mlp.down_proj)):
         assert torch.equal(packed.rows(torch.arange(len(linear.weight))), linear.weight)

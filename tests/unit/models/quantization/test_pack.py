@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from penstock.core import ConfigError
-from penstock.dtypes import FAST, NUMERICS
+from penstock.dtypes import AUTO, FAST, NUMERICS, REFERENCE
 from penstock.models.quantization.floats import FloatHead, PackedLinear, TiedHead, can_pack
 from penstock.models.quantization.int4 import Int4Linear
 from penstock.models.quantization.int8 import Int8Linear
@@ -80,7 +80,7 @@ def test_ends_are_quantized_and_tied_ones_held_once(tmp_path: Path) -> None:
 def test_a_tied_head_of_floats_is_held_once(tmp_path: Path, numerics: str) -> None:
     wide = {"hidden_size": 64, "vocab_size": 4096, "num_hidden_layers": 2}
     path = str(make_checkpoint(tmp_path, "llama_tied", **wide))
-    whole, plain = load_stage(path, 0, 2, capacity=8, numerics=numerics), load_stage(path, 0, 2, capacity=8, plain=True)
+    whole, plain = (load_stage(path, 0, 2, capacity=8, numerics=way) for way in (numerics, REFERENCE))
     exact = numerics != FAST and works()
     if exact:
         assert parts(whole) == (TableEmbedding, FloatHead)
@@ -133,7 +133,9 @@ def test_formats_that_can_be_used() -> None:
 @whole
 def test_the_reference_path_has_the_same_weights(tmp_path: Path) -> None:
     folder = str(make_checkpoint(tmp_path, "qwen3"))
-    fast, plain = (load_stage(folder, 0, LAYERS, capacity=8, quantization="int8", plain=way) for way in (False, True))
+    fast, plain = (
+        load_stage(folder, 0, LAYERS, capacity=8, quantization="int8", numerics=way) for way in (AUTO, REFERENCE)
+    )
     rows, tokens = torch.randn(3, fast.hidden_size), torch.arange(3, VOCAB)
     joined, attention = fast._base.layers[0].qkv, plain._base.layers[0].self_attn
     apart = [linear(rows) for linear in (attention.q_proj, attention.k_proj, attention.v_proj)]

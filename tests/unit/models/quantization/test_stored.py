@@ -10,6 +10,7 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from torch import Tensor, nn
 
+from penstock.dtypes import AUTO, REFERENCE
 from penstock.models.checkpoint import open_checkpoint
 from penstock.models.fused.linears import SideBySide, joined
 from penstock.models.loader import load_whole
@@ -57,7 +58,9 @@ def error(found: Tensor, expected: Tensor) -> float:
 @pytest.mark.parametrize("plain", [False, True])
 def test_a_stage_computes_with_the_numbers_of_the_file(tmp_path: Path, file: str, plain: bool) -> None:
     path = str(FILES[file](tmp_path))
-    layer = load_stage(path, 0, LAYERS, capacity=8, quantization="int4", plain=plain)._base.layers[0]
+    layer = load_stage(
+        path, 0, LAYERS, capacity=8, quantization="int4", numerics=REFERENCE if plain else AUTO
+    )._base.layers[0]
     own = load_whole(open_checkpoint(path), "float32").model.layers[0]
     attention, mlp = own.self_attn, own.mlp
     if plain:

@@ -187,6 +187,24 @@ def dribbled(connection: socket.socket) -> bool:
     return True
 
 
+def test_handshakes_count_as_connections(tmp_path: Path) -> None:
+    """One too many ends the oldest of the address that has most of them."""
+    authority = trustme.CA()
+    pem = tmp_path / "server.pem"
+    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(pem)
+    trusted = ssl.create_default_context()
+    authority.configure_trust(trusted)
+    with running(max_connections=MOST, header_timeout=600.0, ssl_certfile=pem) as server, ExitStack() as open_ones:
+        strangers = [open_ones.enter_context(server.connect(TLS_HEAD)) for _ in range(3 * MOST)]
+        for stranger in strangers[: 2 * MOST]:
+            stranger.settimeout(PATIENCE)
+            with suppress(ConnectionResetError):
+                assert stranger.recv(1) == b""
+        with trusted.wrap_socket(server.connect(), server_hostname="127.0.0.1") as client:
+            client.sendall(get("/served"))
+            assert read_all(client).endswith(b"/served")
+
+
 @pytest.mark.parametrize("first", [b"", TLS_HEAD])
 def test_a_handshake_has_a_deadline_however_it_is_spread(tmp_path: Path, first: bytes) -> None:
     authority = trustme.CA()

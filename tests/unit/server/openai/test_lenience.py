@@ -102,7 +102,10 @@ def test_parameters_of_other_servers_at_their_defaults_are_left_out(
             "messages": [
                 {
                     "role": "user",
-                    "content": [{"type": "text", "text": "a", "annotations": [], "cache_control": {"type": "x"}}],
+                    "content": [
+                        {"type": "text", "text": "a", "annotations": [], "cache_control": {"type": "x"}},
+                        {"type": "text", "text": "b", "reasoning": None, "provider_specific_fields": None},
+                    ],
                     "cache_control": {"type": "ephemeral"},
                 },
                 {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]},
@@ -211,6 +214,8 @@ def client() -> TestClient:
         ("/chat", {"messages": []}, "messages", "empty_array"),
         ("/chat", {"messages": [{"role": "user"}]}, "messages[0]", "invalid_value"),
         ("/chat", {"temperature": -1.5}, "temperature", "decimal_below_min_value"),
+        ("/chat", {"temperature": -1}, "temperature", "decimal_below_min_value"),
+        ("/chat", {"top_p": 2}, "top_p", "decimal_above_max_value"),
         ("/chat", {"n": 999}, "n", "integer_above_max_value"),
         ("/chat", {"temperature": "1"}, "temperature", "invalid_type"),
         ("/chat", {"stop": ["a"] * 99}, "stop", "array_above_max_length"),

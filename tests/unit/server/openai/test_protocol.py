@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -10,7 +11,9 @@ from pydantic import BaseModel, ValidationError
 from penstock.server.http.validation import validation_error
 from penstock.server.openai.chat_protocol import ChatCompletionRequest
 from penstock.server.openai.completion_protocol import CompletionRequest
-from penstock.server.openai.tokens import DetokenizeRequest
+from penstock.server.openai.lenience import ApiModel, integers_of
+from penstock.server.openai.responses.protocol import ResponsesRequest
+from penstock.server.openai.tokens import DetokenizeRequest, TokenizeRequest
 
 TALK: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}]}
 
@@ -134,3 +137,27 @@ def test_a_reply_of_ours_can_be_sent_back() -> None:
     ChatCompletionRequest.model_validate(
         {"messages": [{"role": "assistant", "content": None, "tool_calls": [call], "function_call": None}]}
     )
+
+
+def requests() -> list[type[ApiModel]]:
+    return [ChatCompletionRequest, CompletionRequest, ResponsesRequest, TokenizeRequest, DetokenizeRequest]
+
+
+@pytest.mark.parametrize(
+    ("model", "field"), [(model, field) for model in requests() for field in sorted(integers_of(model))]
+)
+def test_a_whole_number_may_be_written_with_a_point(model: type[ApiModel], field: str) -> None:
+    """JSON knows one kind of number, and some clients write all of them with a point."""
+    needed = {"messages": TALK["messages"]} if model is ChatCompletionRequest else {"prompt": "a"}
+    if model is ResponsesRequest:
+        needed = {"input": "a"}
+    is_list = field in ("prompt", "tokens", "stop_token_ids", "allowed_token_ids")
+    number: Any = [3] if is_list else 3
+    written: Any = [3.0] if is_list else 3.0
+    body = (needed if model is not DetokenizeRequest else {}) | {"model": "x"}
+    read = model.model_validate_json(json.dumps(body | {field: written}))
+    assert getattr(read, field) == getattr(model.model_validate(body | {field: number}), field)
+    assert not isinstance(getattr(read, field), float)
+    wrong = [3.5] if is_list else 3.5
+    with pytest.raises(ValidationError, match="integer"):
+        model.model_validate(body | {field: wrong})

@@ -70,7 +70,8 @@ def schema_format(schema: dict[str, Any]) -> dict[str, Any]:
 
 # -------------------------------------------------------------------------------------------------- random schemas
 
-KEYS = st.sampled_from(["a", "b", "from", "$ref", "x/y", "ü ~", "properties"])
+NOT_ASCII = "ü ~"
+KEYS = st.sampled_from(["a", "b", "from", "$ref", "x/y", NOT_ASCII, "properties"])
 
 
 def schemas(depth: int) -> st.SearchStrategy[dict[str, Any]]:
@@ -159,7 +160,10 @@ def test_a_schema_accepts_the_same_texts_as_format_as_named_tool_and_as_required
     as_required = grammar(planned(tools=tools, tool_choice="required"))
     for _ in range(3):
         value, indent = instances(root, root, data.draw), data.draw(st.sampled_from([None, 1]))
-        text = json.dumps(value, ensure_ascii=data.draw(st.booleans()), indent=indent)
+        plain = json.dumps(value, ensure_ascii=False, indent=indent)
+        # A key that is written with escapes counts as another one: see docs/reference/sampling.md.
+        escaped = data.draw(st.booleans()) and NOT_ASCII not in plain
+        text = json.dumps(value, indent=indent) if escaped else plain
         expected = accepts(as_format, text)
         assert not expected or valid(value, root), "nothing is the grammar's that is not the schema's"
         assert accepts(as_named, text) == expected

@@ -88,6 +88,9 @@ def test_arguments_are_the_models_own_text(arguments: str, key: str) -> None:
 
 def test_arguments_that_are_text_hold_the_object() -> None:
     assert calls_in(json.dumps({"name": "f", "arguments": '{"a": "é"}'})) == [Call("f", '{"a": "é"}')]
+    half = r'{"name": "f", "arguments": "{\"a\": \"x \ud83d y\"}"}'
+    assert calls_in(half) == [Call("f", r'{"a": "x \ud83d y"}')]
+    assert calls_in(r'{"name": "\ud83d", "arguments": {}}') is None
     assert calls_in('{"name": "f", "arguments": null}') == calls_in('{"name": "f"}') == [Call("f", "{}")]
     assert calls_in('{"name": "f"}', whole=True) is None
 
