@@ -26,18 +26,16 @@ REGISTERS: Final = 24
 @intrinsic(prefer_literal=True)
 def scores(
     typing: Any, query: Any, query_stride: Any, keys: Any, key_stride: Any, slots: Any, count: Any, out: Any,
-    out_stride: Any, scale: Any, heads: Any, width: Any, form: Any,
+    out_stride: Any, heads: Any, width: Any, form: Any,
 ) -> Any:  # fmt: skip
-    """Set ``out`` [heads, count] to query * key * ``scale`` for every slot.
+    """Set ``out`` [heads, count] to query * key for every slot.
 
     Takes addresses, strides in bytes, constants. ``form`` is that of the keys; all else is float32.
     """
-    signature = types.void(
-        query, query_stride, keys, key_stride, slots, count, out, out_stride, types.float32, heads, width, form
-    )
+    signature = types.void(query, query_stride, keys, key_stride, slots, count, out, out_stride, heads, width, form)
 
     def generate(_: Any, build: Any, signature: Any, arguments: Any) -> Any:
-        query, query_stride, keys, key_stride, slots, count, out, out_stride, scale, *_ = arguments
+        query, query_stride, keys, key_stride, slots, count, out, out_stride, *_ = arguments
         heads, width, form = (kind.literal_value for kind in signature.args[-3:])
         pieces = _Pieces(build, width)
         with cgutils.for_range(build, count) as loop:
@@ -48,7 +46,7 @@ def scores(
                 for one, other in zip(asked[1:], key[1:], strict=True):
                     sums = fma(build, one, other, sums)
                 place = build.add(_further(build, out, out_stride, head), build.mul(loop.index, ir.Constant(LONG, 4)))
-                build.store(build.fmul(in_halves(build, sums, build.fadd), scale), _pointer(build, place, FLOAT))
+                build.store(in_halves(build, sums, build.fadd), _pointer(build, place, FLOAT))
 
     return signature, generate
 

@@ -153,10 +153,12 @@ def attention_of(heads: int, width: int, value_width: int, form: int = FLOAT32) 
             keys, values = task.keys + group * task.key_group, task.values + group * task.value_group
             out = task.out + row * task.out_row + group * heads * task.out_head
             scores(
-                query, task.query_head, keys, task.key_slot, slots, count, at, step, task.scaling, heads, width, form
+                query, task.query_head, keys, task.key_slot, slots, count, at, step, heads, width, form
             )  # fmt: skip
             for head in range(heads):
-                _softmax(chances[head], at + head * step, count, task.softcap, sinks[group * heads + head])
+                _softmax(
+                    chances[head], at + head * step, count, task.scaling, task.softcap, sinks[group * heads + head]
+                )
             mixed(at, step, values, task.value_slot, slots, count, out, task.out_head, heads, value_width, form)
         chances[0, :1] = 0  # keeps the array alive: its address is read until here
 
@@ -164,8 +166,10 @@ def attention_of(heads: int, width: int, value_width: int, form: int = FLOAT32) 
 
 
 @njit(inline="always")
-def _softmax(scores: Any, address: int, count: int, softcap: Any, sink: Any) -> None:
-    """Softmax of the first ``count`` scores, which lie at ``address``, in place; a sink takes its share of the mass."""
+def _softmax(scores: Any, address: int, count: int, scaling: Any, softcap: Any, sink: Any) -> None:
+    """Softmax of the first ``count`` scores, scaled, in place. They lie at ``address``; a sink takes its share."""
+    for at in range(count):
+        scores[at] *= scaling
     if softcap > 0:
         for at in range(count):
             scores[at] = softcap * np.float32(np.tanh(scores[at] / softcap))
