@@ -105,10 +105,7 @@ def write(
     for name, data in {**tensors_of(model, architecture), **tensors}.items():
         stored = kind if data.ndim == 2 else Kind.F32
         writer.add_tensor(name, stored_as(data, stored), raw_dtype=stored)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
 
 
 class Whole(NamedTuple):
@@ -116,6 +113,21 @@ class Whole(NamedTuple):
 
     kind: gguf.GGUFValueType
     number: int
+
+
+def finish(writer: gguf.GGUFWriter) -> None:
+    """Write the header, entries and tensors that a writer was given, and close its file."""
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def copy_entry(writer: gguf.GGUFWriter, name: str, field: gguf.ReaderField) -> None:
+    """Give the writer an entry of another file, in the same format."""
+    kind = field.types[0]
+    inner = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
+    writer.add_key_value(name, field.contents(), kind, inner)
 
 
 def with_entries(
@@ -127,9 +139,7 @@ def with_entries(
     for name, field in reader.fields.items():
         if name.startswith("GGUF.") or name == "general.architecture" or name in changed:
             continue
-        kind = field.types[0]
-        inner = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
-        writer.add_key_value(name, field.contents(), kind, inner)
+        copy_entry(writer, name, field)
     for key, value in changed.items():
         add(writer, key, value)
     for tensor in reader.tensors:
@@ -137,10 +147,7 @@ def with_entries(
             writer.add_tensor(tensor.name, tensor.data)
     for name, data in (tensors or {}).items():
         writer.add_tensor(name, data)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
 
 
@@ -161,18 +168,13 @@ def split_gguf(path: Path, folder: Path, count: int) -> list[Path]:
         if number == 0:
             for name, field in reader.fields.items():
                 if not name.startswith("GGUF.") and name != "general.architecture":
-                    kind = field.types[0]
-                    inner = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
-                    writer.add_key_value(name, field.contents(), kind, inner)
+                    copy_entry(writer, name, field)
         writer.add_uint16("split.no", number)
         writer.add_uint16("split.count", count)
         writer.add_int32("split.tensors.count", len(reader.tensors))
         for tensor in reader.tensors[number::count]:
             writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
+        finish(writer)
     return files
 
 

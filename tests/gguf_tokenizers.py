@@ -12,6 +12,8 @@ import gguf
 import numpy as np
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
+from tests.gguf_files import finish
+
 WIDTH: Final = 32
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 SPACE: Final = "\u2581"
@@ -116,10 +118,7 @@ def write_file(
         add_entry(writer, key, value)
     for name, shape in shapes(len(words.tokens)).items():
         writer.add_tensor(name, np.zeros(shape, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
 
 

@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from tests.checkpoints import make_checkpoint
-from tests.gguf_files import CONTROL, NORMAL, THETA, describe, tensors_of
+from tests.gguf_files import CONTROL, NORMAL, THETA, describe, finish, tensors_of
 
 SPECIAL: Final = (
     *("<|startoftext|>", "<|endoftext|>", "<|return|>", "<|call|>", "<|end|>"),
@@ -98,8 +98,5 @@ def make_file(folder: Path) -> Path:
     writer.add_chat_template(TEMPLATE)
     for name, data in tensors_of(model, "llama").items():
         writer.add_tensor(name, data)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path

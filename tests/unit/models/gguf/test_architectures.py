@@ -22,7 +22,7 @@ from penstock.models.gguf.header import read_header
 from penstock.models.gguf.purpose import SUPPORTED
 from penstock.models.loader import load_module, load_whole
 from tests import gguf_files
-from tests.gguf_files import ARCHITECTURES, THETA, TOKENS, make_gguf, with_entries
+from tests.gguf_files import ARCHITECTURES, THETA, TOKENS, finish, make_gguf, with_entries
 
 IDS = torch.tensor([[5, 9, 13, 9, 5, 70, 31, 100, 4, 8, 15, 16, 23, 42, 99, 3, 77, 6, 12, 90]])
 SAME_TABLES = ("llama", "llama_tied", "qwen2")
@@ -224,10 +224,7 @@ def test_other_files_are_refused_by_what_they_are(
     path = tmp_path / "some.gguf"
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_type(purpose)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     with pytest.raises(ConfigError, match=problem):
         open_checkpoint(str(path))
 

@@ -20,16 +20,9 @@ from penstock.text.tokenizer import load_tokenizer
 from tests.gguf_files import TOKENS, make_gguf
 from tests.gguf_tokenizers import Words, sentencepiece_words, write_file
 
+pytestmark = pytest.mark.usefixtures("cache")
+
 TEXTS = ("a text that the th is in", "  two spaces, é, 日本語\n", "</s> is <pad>", "")
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of the test's own."""
-    place = tmp_path / "cache"
-    place.mkdir()
-    monkeypatch.setattr(folder_module, "cached_assets_path", lambda *_: place)
-    return place
 
 
 def test_it_holds_what_a_checkpoints_folder_does(tmp_path: Path) -> None:

@@ -10,9 +10,10 @@ import pytest
 
 from penstock.core import ConfigError
 from penstock.models.checkpoint import open_checkpoint
-from penstock.models.gguf import folder as folder_module
 from penstock.models.gguf.sampling import FIELDS, PREFIX
 from tests.gguf_files import make_gguf
+
+pytestmark = pytest.mark.usefixtures("cache")
 
 VALUES: dict[str, Any] = {
     "sequence": "top_k;temperature",
@@ -29,15 +30,6 @@ VALUES: dict[str, Any] = {
     "mirostat_eta": 0.1,
 }
 """Entry -> a value that changes what is sampled, where the entry that it depends on has its value here, too."""
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of the test's own."""
-    place = tmp_path / "cache"
-    place.mkdir()
-    monkeypatch.setattr(folder_module, "cached_assets_path", lambda *_: place)
-    return place
 
 
 def recommending(tmp_path: Path, values: dict[str, Any]) -> Path:

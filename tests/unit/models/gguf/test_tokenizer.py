@@ -12,7 +12,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.core import ConfigError
-from penstock.models.gguf import folder as folder_module
 from penstock.models.gguf.folder import folder_of
 from penstock.models.gguf.header import read_header
 from penstock.models.gguf.pretokenizers import PRE_TOKENIZERS, UNREADABLE
@@ -34,18 +33,11 @@ from tests.gguf_tokenizers import (
 from tests.llama_cpp import needs_llama_cpp, vocabulary
 from tests.real_model import smollm2
 
+pytestmark = pytest.mark.usefixtures("cache")
+
 LENIENT = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 PIECES = st.lists(st.sampled_from([text[i : i + 5] for text in TEXTS for i in range(0, len(text), 3)]), max_size=12)
 FULLWIDTH = "<\uff5cend\u2581of\u2581sentence\uff5c>"
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of the test's own."""
-    place = tmp_path / "cache"
-    place.mkdir()
-    monkeypatch.setattr(folder_module, "cached_assets_path", lambda *_: place)
-    return place
 
 
 def opened(path: Path) -> Tokenizer:

@@ -187,13 +187,19 @@ def dribbled(connection: socket.socket) -> bool:
     return True
 
 
-def test_handshakes_count_as_connections(tmp_path: Path) -> None:
-    """One too many ends the oldest of the address that has most of them."""
-    authority = trustme.CA()
+@pytest.fixture
+def certified(tmp_path: Path) -> tuple[Path, ssl.SSLContext]:
+    """A server's key and certificate, and what a client trusts."""
+    authority, trusted = trustme.CA(), ssl.create_default_context()
     pem = tmp_path / "server.pem"
     authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(pem)
-    trusted = ssl.create_default_context()
     authority.configure_trust(trusted)
+    return pem, trusted
+
+
+def test_handshakes_count_as_connections(certified: tuple[Path, ssl.SSLContext]) -> None:
+    """One too many ends the oldest of the address that has most of them."""
+    pem, trusted = certified
     with running(max_connections=MOST, header_timeout=600.0, ssl_certfile=pem) as server, ExitStack() as open_ones:
         strangers = [open_ones.enter_context(server.connect(TLS_HEAD)) for _ in range(3 * MOST)]
         for stranger in strangers[: 2 * MOST]:
@@ -206,12 +212,8 @@ def test_handshakes_count_as_connections(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("first", [b"", TLS_HEAD])
-def test_a_handshake_has_a_deadline_however_it_is_spread(tmp_path: Path, first: bytes) -> None:
-    authority = trustme.CA()
-    pem = tmp_path / "server.pem"
-    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(pem)
-    trusted = ssl.create_default_context()
-    authority.configure_trust(trusted)
+def test_a_handshake_has_a_deadline_however_it_is_spread(certified: tuple[Path, ssl.SSLContext], first: bytes) -> None:
+    pem, trusted = certified
     with running(max_connections=MOST, header_timeout=1.0, ssl_certfile=pem) as server, ExitStack() as open_ones:
         strangers = [open_ones.enter_context(server.connect(first)) for _ in range(3 * MOST)]
         threads = [threading.Thread(target=dribbled, args=(one,)) for one in strangers]
