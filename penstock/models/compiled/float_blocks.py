@@ -33,6 +33,7 @@ from torch import Tensor
 from penstock.models.compiled.blocks import FLOAT, FLOATS, HALVES, prefetch
 from penstock.models.compiled.dot import BYTE, LANES, LONG, SHORT, WORD, WORDS, call, features, on_arm, repeated
 from penstock.models.compiled.records import BFLOAT16, FLOAT16, FLOAT32
+from penstock.models.compiled.sums import fma
 
 FORMS: Final = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.float16: FLOAT16}
 """Names of torch's formats in compiled code."""
@@ -150,11 +151,7 @@ class _FloatBlock:
 
     def added(self, sums: Any, values: Any, row: Any, which: int) -> Any:
         """A partial sum and what the numbers of a row at an address add to it."""
-        return self.fused(repeated(self.build, _load(self.build, row, 4 * which, FLOAT, 4)), values, sums)
-
-    def fused(self, one: Any, other: Any, more: Any) -> Any:
-        """one * other + more, rounded once."""
-        return call(self.build, f"llvm.fma.v{LANES}f32", FLOATS, [one, other, more])
+        return fma(self.build, repeated(self.build, _load(self.build, row, 4 * which, FLOAT, 4)), values, sums)
 
 
 class _BrainBlock(_FloatBlock):
@@ -172,7 +169,7 @@ class _BrainBlock(_FloatBlock):
             arguments = [sums, *(build.bitcast(words, BRAINS) for words in (values, pairs))]
             return call(build, "llvm.x86.avx512bf16.dpbf16ps.512", FLOATS, arguments)
         (first, second), (one, other) = self.halves(values), self.halves(pairs)
-        return self.fused(first, one, self.fused(second, other, sums))
+        return fma(build, first, one, fma(build, second, other, sums))
 
     def halves(self, words: Any) -> list[Any]:
         """The lower and the upper halves of words, as float32."""
