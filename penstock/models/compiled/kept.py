@@ -3,6 +3,9 @@
 Numba checks only the file of a function; functions that are compiled into it from other files may have changed since.
 Nor does it expect processes that compile at the same time, as the stages of a pipeline do on a new machine: it numbers
 the files of a function's machine code, so that two of them can give one name to code for different types or constants.
+Within the code it numbers functions, too, in each process anew: two closures of one function over different constants
+can have one name in the code of two processes, and whoever loads both runs one of them in the place of the other.
+Closures are therefore named by what they close over.
 """
 
 from __future__ import annotations
@@ -32,15 +35,32 @@ class OwnNames(caching.IndexDataCacheFile):  # type: ignore[misc]
         self._save_index({**self._load_index(), key: name})
 
 
+def named(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, with a name that says what it closes over, if it is a closure."""
+    if function.__closure__:
+        said = hashlib.sha256(identity(function).encode()).hexdigest()[:16]
+        function.__qualname__ = f"{function.__qualname__}_{said}"
+    return function
+
+
+def identity(value: Any) -> str:
+    """Text that is equal for equal values, and for functions of the same code over equal values, in all processes."""
+    function = getattr(value, "py_func", None) or getattr(value, "_defn", None) or value
+    if (closure := getattr(function, "__closure__", None)) is None:
+        return f"{function.__module__}.{function.__qualname__}" if callable(function) else repr(value)
+    held = ", ".join(identity(cell.cell_contents) for cell in closure)
+    return f"{function.__module__}.{function.__qualname__}({held})"
+
+
 def exact(function: Callable[..., Any]) -> Any:
     """Compile a loop in which every operation rounds as written, on every processor."""
     with _keeping() as kept:
-        return njit(cache=kept, **OPTIONS)(function)
+        return njit(cache=kept, **OPTIONS)(named(function))
 
 
 def part(function: Callable[..., Any]) -> Any:
     """Compile a function that becomes part of loops that are kept, and is not kept by itself."""
-    return njit(**OPTIONS)(function)
+    return njit(**OPTIONS)(named(function))
 
 
 def called_by_address(signature: Any) -> Callable[[Callable[..., Any]], Any]:
@@ -48,7 +68,7 @@ def called_by_address(signature: Any) -> Callable[[Callable[..., Any]], Any]:
 
     def compile_(function: Callable[..., Any]) -> Any:
         with _keeping() as kept:
-            return cfunc(signature, cache=kept, **OPTIONS)(function)
+            return cfunc(signature, cache=kept, **OPTIONS)(named(function))
 
     return compile_
 

@@ -2,12 +2,48 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 import pytest
 
 from penstock.models.compiled import kept
+
+LOOPS: Final = """
+import math
+import sys
+from penstock.models.compiled.kept import exact, part
+
+def adding(more):
+    @part
+    def inner(number):
+        total = 0.0
+        for at in range(number):
+            BODY
+        return total
+
+    return inner
+
+with_one, with_two = adding(1), adding(2)
+
+@exact
+def one(number):
+    return with_one(number) + with_one(number + 1)
+
+@exact
+def two(number):
+    return with_two(number) + with_two(number + 1)
+
+for name in sys.argv[1:]:
+    print({"one": one, "two": two}[name](20))
+"""
+"""Loops that call a function over different numbers: the first one that a process makes has the same number in each."""
+BODY: Final = "\n            ".join(f"total = total * 0.5 + math.sin(total + {step} * at) * more" for step in range(60))
+"""Too much to become a part of the loop that calls it."""
 
 
 @pytest.fixture(autouse=True)
@@ -68,6 +104,22 @@ def test_code_is_kept_under_the_names_of_what_it_is(monkeypatch: pytest.MonkeyPa
     assert [make(number)(7) for number in (2, 3, 2)] == [14, 21, 14]
     assert len(list(tmp_path.rglob("*times*.nbc"))) == 2
     assert not list(tmp_path.rglob("*times*.1.nbc"))
+
+
+def test_code_of_two_processes_can_be_loaded_by_a_third(tmp_path: Path) -> None:
+    """Numba numbers functions in each process anew, and both have compiled theirs first."""
+    script = tmp_path / "loops.py"
+    script.write_text(LOOPS.replace("BODY", BODY))
+
+    def said(cache: str, *names: str) -> list[str]:
+        environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path / cache), "PYTHONPATH": os.getcwd()}
+        command = [sys.executable, str(script), *names]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.split()
+
+    expected = said("kept", "one") + said("kept", "two")
+    assert len(set(expected)) == 2
+    assert said("kept", "one", "two") == expected
+    assert said("kept", "two", "one") == expected[::-1]
 
 
 def test_nothing_is_kept_where_nothing_can_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
