@@ -169,10 +169,10 @@ def render_ids(figures: Mapping[str, Any]) -> str:
     tokens = max(one["tokens"] for one in figures.values())
     rows = [
         [
-            FORMATS[case],
+            f"`{case}`",
             f"{one['prompts']}",
             f"{one['answered']:,}",
-            f"{one['others']}" if case == "none" else "-",
+            f"{one['others']}" if case == real_ids.JUDGED else "-",
             *(f"{one['ways'][way]}" for way in ways),
         ]
         for case, one in real_ids.added_up(figures).items()
@@ -182,7 +182,7 @@ def render_ids(figures: Mapping[str, Any]) -> str:
         f"{tokens} tokens an answer, of six prompt sets as many each, up to 16 requests together. Prompts that exceed "
         "1,024 tokens with their answer are left out: 17 of all 360. How many tokens are not those that transformers "
         "gives on the dequantised model; and how many answers, by strategy and stages, are not those of plain decoding "
-        "on one stage (in whole numbers, of each request alone). Strategies draft by prompt lookup.",
+        "of each request alone on one stage. Strategies draft by prompt lookup, and `auto` with the model itself, too.",
         markdown(
             [
                 "weights",

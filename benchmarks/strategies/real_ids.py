@@ -3,10 +3,10 @@
     python -m benchmarks.strategies.real_ids MODEL PROMPTS [--per-set N] [--first N] [--only CASE ...] [--runs N]
 
 MODEL is a GGUF file, PROMPTS a folder of question files. First turns are decoded greedily, so many requests together.
-Case `none` is dequantised, in float32: each token has to be the one that transformers' model has as its most probable
-after the prompt and the tokens before, which is what greedy `generate` gives. Cases `int8` and `int4` have to give the
-tokens that plain decoding on one stage gives every request alone. Each case runs over 1, 2 and 4 stages, plainly, and
-with every strategy and prompt lookup.
+Every format of weights has to give the tokens that plain decoding on one stage gives every request alone: over 1, 2 and
+4 stages, plainly, with every strategy and prompt lookup, and with the model as its own draft model. In float32 each
+token has to be the one, too, that transformers' model has as its most probable after the prompt and the tokens before,
+which is what greedy `generate` gives.
 
 All of it takes hours, so that it may be done in portions, which add up: `--first` skips the prompts of every set that
 were checked already, `--runs` ends after so many runs. Each is written to benchmarks/measured/strategies/real_ids.json
@@ -32,9 +32,18 @@ from penstock.strategies.registry import STRATEGIES
 
 NAME, HOW = "real_ids", "Measured token by token, with SmolLM2-135M-Instruct"
 COMMAND = "python -m benchmarks.strategies.real_ids MODEL PROMPTS --only {case} --per-set {per_set} --first {first}"
-CASES = ("none", "int8", "int4")
+CASES = {
+    "float32": {"dtype": "float32", "quantization": "none"},
+    "bfloat16": {"dtype": "bfloat16", "quantization": "none"},
+    "float16": {"dtype": "float16", "quantization": "none"},
+    "int8": {"dtype": "float32", "quantization": "int8"},
+    "int4": {"dtype": "float32", "quantization": "int4"},
+}
+JUDGED = "float32"
+"""The case whose tokens are transformers', too."""
 STAGES = (1, 2, 4)
 PLAIN = "autoregressive"
+ITSELF = "auto with itself"
 NEAR = 1e-3
 """Difference of two logits below which they are a tie, decided by the order of a sum."""
 
@@ -43,17 +52,17 @@ Tokens = list[list[int]]
 
 def answers(options: argparse.Namespace, case: str, stages: int, strategy: str, together: int) -> tuple[Tokens, Tokens]:
     """Prompts of a portion and the tokens that follow them."""
-    config = None if strategy == PLAIN else {"method": "ngram", "strategy": strategy}
+    configs = {PLAIN: None, ITSELF: {"model": options.model, "strategy": "auto"}}
     last = options.first + options.per_set
     with LLM(
         options.model,
-        dtype="float32",
-        quantization=case,
+        **CASES[case],
+        numerics="exact",
         threads=1,
         pipeline_parallel_size=stages,
         max_model_len=options.longest,
         max_num_seqs=together,
-        speculative_config=config,
+        speculative_config=configs.get(strategy, {"method": "ngram", "strategy": strategy}),
     ) as llm:
         params = SamplingParams(temperature=0, max_tokens=options.tokens)
         every = questions(llm, options.prompts, last, params)
@@ -89,15 +98,15 @@ def judged(model: Any, prompts: Tokens, answered: Tokens) -> dict[str, Any]:
 def ways() -> Iterator[tuple[int, str]]:
     """Stages and strategy of every run."""
     yield from ((stages, PLAIN) for stages in STAGES)
-    yield from ((STAGES[1], strategy) for strategy in STRATEGIES if strategy != PLAIN)
+    yield from ((STAGES[1], strategy) for strategy in (*STRATEGIES, ITSELF) if strategy != PLAIN)
 
 
 def begun(options: argparse.Namespace, case: str) -> dict[str, Any]:
     """A portion's reference, with nothing compared to it yet."""
-    prompts, reference = answers(options, case, 1, PLAIN, options.together if case == "none" else 1)
+    prompts, reference = answers(options, case, 1, PLAIN, together=1)
     portion = {"case": case, "per_set": options.per_set, "first": options.first, "tokens": options.tokens}
     found: dict[str, Any] = {**portion, "prompts": len(prompts)}
-    if case == "none":
+    if case == JUDGED:
         found["transformers"] = judged(transformers_model(options.model), prompts, reference)
     return found | {"answered": sum(map(len, reference)), "ways": {}, "reference": [*map(digest, reference)]}
 

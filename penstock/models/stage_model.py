@@ -163,10 +163,9 @@ class StageModel:
 
     def _pack(self, quantization: str, exact: bool) -> None:
         """Pack all linear layers, and compile the decoder layers where that is possible."""
-        if self._precise:
-            compiles = self._loops and can_compile(self._base, GROUP)
-        else:
-            compiles = self._loops = exact and can_compile(self._base, QUAD)
+        wanted, inputs = (not self._plain, GROUP) if self._precise else (exact, QUAD)
+        compiles = wanted and can_compile(self._base, inputs)
+        self._loops |= compiles
         pack(self._base, quantization, exact=compiles)
         pack(self._causal, quantization, exact=compiles)
         if self._precise:

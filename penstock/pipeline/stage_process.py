@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
+from penstock.dtypes import AUTO, EXACT
 from penstock.pipeline.launching import Launcher
 from penstock.pipeline.plan import StagePlan
 
@@ -48,8 +49,12 @@ class StageProcess:
 
 
 def held(plan: StagePlan) -> StagePlan:
-    """The part of a plan that cannot change once its layers are loaded."""
-    return replace(plan, threads=1, tap=None, emulation=None)
+    """The part of a plan that cannot change once its layers are loaded.
+
+    An engine asks for exact numerics only where it has them, so that a process loaded with "auto" computes the same.
+    """
+    numerics = AUTO if plan.numerics == EXACT else plan.numerics
+    return replace(plan, numerics=numerics, threads=1, tap=None, emulation=None)
 
 
 def take(processes: list[StageProcess], plan: StagePlan) -> StageProcess | None:

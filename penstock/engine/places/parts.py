@@ -7,10 +7,13 @@ from collections import deque
 from collections.abc import Generator, Iterable, Sequence
 from typing import Final
 
+import msgspec
+
 from penstock.core import PipelineError, PipelineLost
 from penstock.drafters.base import Drafter
 from penstock.drafters.ngram import NgramOptions
 from penstock.drafters.options import Weights
+from penstock.dtypes import EXACT
 from penstock.engine.answers import PlainAnswers
 from penstock.engine.build import apart, drafter_parts, make_drafter, share_device, stage_plans, weights_plan
 from penstock.engine.places.loaded import LoadedFiles
@@ -43,6 +46,8 @@ class EngineParts:
         self._lacks_drafter = setup.speculation is not None and setup.speculation.drafts
         """Whether the drafter that was asked for has yet to be started."""
         self._drafter_losses: deque[float] = deque(maxlen=MOST_DRAFTER_LOSSES)
+        self._exact: bool | None = None
+        """Whether the numerics of the first pipeline were exact; None before it has started."""
         self._answers = PlainAnswers()
         self._files = LoadedFiles(setup)
 
@@ -158,7 +163,13 @@ class EngineParts:
     def _start_stages(self) -> Generator[float | None]:
         if self._pipeline is not None:
             return
-        self._pipeline = yield from self._begun(stage_plans(self._setup, self.drafter), "stage")
+        plans = stage_plans(self._setup, self.drafter)
+        if self._exact:
+            # A host whose processor cannot add up the same sums would go on with other tokens, and unsaid.
+            plans = [msgspec.structs.replace(plan, numerics=EXACT) for plan in plans]
+        self._pipeline = yield from self._begun(plans, "stage")
+        if self._exact is None:
+            self._exact = self._pipeline.exact
         share_device(self._setup, self.drafter, self._pipeline)
 
     def _begun(self, plans: Sequence[StagePlan], name: str) -> Generator[float | None, None, HostedPipeline]:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 from penstock import LLM, AsyncLLM, ConfigError, PipelineError, SamplingParams
+from penstock.engine.recovery import Recovery, Requests
 from penstock.hosts.placement import HERE
 from penstock.models.checkpoint import open_checkpoint
 from penstock.pipeline.processes import ProcessHost, ProcessPipeline
@@ -159,6 +160,37 @@ def test_a_worker_that_dies_while_stages_start_is_done_without(
         with LLM(target, max_model_len=256, hosts=named(pair[0], third), keys=str(keys)) as llm:
             assert [one.outputs[0].token_ids for one in llm.generate(PROMPTS, SAMPLED)] == plain
             assert len(pair[0].stages()) == 2
+
+
+OLD_PROCESSOR = {"NUMBA_CPU_NAME": "nehalem", "NUMBA_CPU_FEATURES": "+64bit,+cmov,+cx8,+fxsr,+mmx,+sse,+sse2"}
+
+
+def test_a_host_that_cannot_be_exact_does_not_go_on_with_other_tokens(
+    target: Path, keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker comes back on a processor without AVX2 in the middle of an answer that began with exact numerics."""
+    fail, params = Recovery._fail, SamplingParams(max_tokens=40, ignore_eos=True)
+
+    def failing(recovery: Recovery, loop: Requests, error: PipelineError) -> None:
+        if "numerics" in str(error):
+            recovery._timeout = 0.1  # it may have taken long until the host was back
+        fail(recovery, loop, error)
+
+    monkeypatch.setattr(Recovery, "_fail", failing)
+    with workers(1, keys) as (worker,), ExitStack() as returned:
+
+        def come_back() -> None:
+            worker.kill()
+            with monkeypatch.context() as old:
+                for name, value in OLD_PROCESSOR.items():
+                    old.setenv(name, value)
+                returned.enter_context(closing(Worker(worker.host, "--keys", str(keys))))
+
+        options = {"max_model_len": 256, "hosts": worker.host, "keys": str(keys), "recovery_timeout": 120.0}
+        with LLM(target, **options) as llm, llm.observing(AfterResults(7, come_back)):
+            assert llm.numerics == "exact"
+            with pytest.raises(PipelineError, match=r"no recovery within 0 s: .*numerics is 'exact'.* lacks AVX2"):
+                llm.generate("def f(x):", params)
 
 
 def test_hosts_are_listed(pair: list[Worker], keys: Path) -> None:

@@ -21,12 +21,12 @@ def test_portions_of_a_case_add_up() -> None:
 
 
 def test_tokens_that_are_not_transformers_add_up() -> None:
-    one, other = ({**portion("none", 0), "transformers": {"others": count}} for count in (1, 4))
-    assert added_up({"a": one, "b": other})["none"]["others"] == 5
+    one, other = ({**portion("float32", 0), "transformers": {"others": count}} for count in (1, 4))
+    assert added_up({"a": one, "b": other})["float32"]["others"] == 5
 
 
 def test_a_portion_counts_once_all_of_its_runs_are_done() -> None:
-    assert added_up({"a": portion("none", 0, left=1)}) == {}
+    assert added_up({"a": portion("float32", 0, left=1)}) == {}
 
 
 def test_answers_differ_where_a_token_does() -> None:

@@ -27,7 +27,7 @@ from penstock.stage.visibility import BatchView
 from tests.checkpoints import ARCHITECTURES, LAYERS, RELATIVES, make_checkpoint, settings_of
 from tests.staged import Staged, chain_rows
 from tests.unit.models.compiled.digests import digests
-from tests.unit.models.compiled.formats import FAMILIES, FLOATS, FORMATS, WHOLE
+from tests.unit.models.compiled.formats import FAMILIES, FLOATS, FORMATS, MIXED, WHOLE
 
 pytestmark = pytest.mark.skipif(not works(), reason="this processor lacks what compiled products need")
 COMPILED = {"llama", "llama_tied", "llama3_rope", "mistral", "mistral_window", "qwen2", "qwen3"}
@@ -43,7 +43,7 @@ def test_which_architectures_are_compiled(tmp_path: Path, architecture: str, for
     stage = load_stage(str(path), 0, LAYERS, capacity=8, max_model_len=64, **FORMATS[form])
     assert isinstance(stage._base, CompiledBase) == (architecture in COMPILED)
     fast = load_stage(str(path), 0, LAYERS, capacity=8, max_model_len=64, numerics=FAST, **FORMATS[form])
-    assert isinstance(fast._base, CompiledBase) == (architecture in COMPILED and form in WHOLE)
+    assert isinstance(fast._base, CompiledBase) == (architecture in COMPILED and form in WHOLE | MIXED)
 
 
 @pytest.mark.parametrize("architecture", ["gemma2", "phi3", "apertus", "mixtral", "qwen3_5"])
