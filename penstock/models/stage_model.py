@@ -42,6 +42,7 @@ from penstock.models.gate import layer_types, refusal
 from penstock.models.latent import LatentAttention, keep_latents
 from penstock.models.loader import load_module, refusing
 from penstock.models.probe import ProbedAttention, check_calls, check_entry, check_mixers
+from penstock.models.quantization.choice import check_computed, check_numerics
 from penstock.models.quantization.pack import check_covered, exact_ends, pack, quantize_ends, share_tied
 from penstock.models.quantization.packed import weight_bytes
 from penstock.models.quantization.whole import works
@@ -405,6 +406,9 @@ def load_stage(
     ``on_read`` is called with how many numbers have been read, and how many there are. Raises ConfigError for anything
     that cannot work.
     """
+    # Here, too: another host's processor may lack what the engine's has.
+    check_numerics(numerics, device)
+    check_computed("quantization", quantization, device)
     checkpoint = open_checkpoint(path)
     target = open_checkpoint(tokenizer) if tokenizer else checkpoint
     grammars = grammars_of(target)

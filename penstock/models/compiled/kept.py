@@ -21,6 +21,7 @@ from numba import cfunc, config, njit
 from numba.core import caching
 
 from penstock.files import cache_folder
+from penstock.models.compiled.dot import instruction
 
 OPTIONS: Final = {"nogil": True, "error_model": "numpy"}
 
@@ -67,6 +68,8 @@ def called_by_address(signature: Any) -> Callable[[Callable[..., Any]], Any]:
     """Compile a function that other machine code calls by its address."""
 
     def compile_(function: Callable[..., Any]) -> Any:
+        if instruction() is None:
+            return function  # nothing calls it, and LLVM would end the process for want of half-precision operations
         with _keeping() as kept:
             return cfunc(signature, cache=kept, **OPTIONS)(named(function))
 

@@ -23,6 +23,7 @@ from tests.checkpoints import make_checkpoint
 from tests.conftest import noisy_copy
 from tests.processes import descendants
 from tests.proxies import Proxy
+from tests.unit.models.compiled.formats import FORMATS, MIXED
 
 pytestmark = pytest.mark.processes
 
@@ -129,6 +130,21 @@ def test_tokens_are_the_same_whatever_is_killed(
         llm.loop.audit()
         assert tokens(llm, params) == expected[params[0].temperature]
     assert len(processes()) == 1
+
+
+@pytest.mark.parametrize("form", [pytest.param(one, marks=[pytest.mark.whole] * (one in MIXED)) for one in FORMATS])
+def test_tokens_are_the_same_in_every_format_of_weights(tmp_path: Path, form: str) -> None:
+    """A row is computed anew among others than before: in a prompt that has grown, and beside other requests' rows."""
+    path = make_checkpoint(tmp_path, "llama3_rope", initializer_range=0.2)
+    with LLM(str(path), skip_tokenizer_init=True, speculative_config=None, **FORMATS[form]) as llm:
+        assert llm.numerics == "exact"
+        plain = {params[0].temperature: tokens(llm, params) for params in (GREEDY, SAMPLED)}
+    with start(path, speculative_config={"method": "ngram", "strategy": "continuous"}, **FORMATS[form]) as llm:
+        for params in (GREEDY, SAMPLED):
+            with llm.observing(Attack(-1, [7], psutil.Process.kill)):
+                assert tokens(llm, params) == plain[params[0].temperature]
+        assert llm.loop.recovery is not None
+        assert llm.loop.recovery.recoveries == 2
 
 
 @pytest.mark.parametrize("method", ["none", "eagle3"])

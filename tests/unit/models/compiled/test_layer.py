@@ -21,6 +21,7 @@ from penstock.models.checkpoint import open_checkpoint
 from penstock.models.compiled.dot import VNNI_512, instruction
 from penstock.models.compiled.layer import CompiledBase, is_silu
 from penstock.models.loader import check_loads
+from penstock.models.quantization.choice import INSTRUCTIONS
 from penstock.models.quantization.whole import works
 from penstock.models.stage_model import load_stage
 from penstock.stage.visibility import BatchView
@@ -207,6 +208,37 @@ def test_processors_of_other_kinds_give_the_same_bits(tmp_path: Path, older: str
     command = [sys.executable, "-m", "tests.unit.models.compiled.digests", str(path)]
     ended = subprocess.run(command, env={**os.environ, **forced}, capture_output=True, text=True, check=True)
     assert ended.stdout.split() == ["avx2", "False", *digests(path)]
+
+
+NEHALEM = "+64bit,+cmov,+cx8,+fxsr,+mmx,+sse,+sse2"
+LOADING = """
+import sys
+from penstock.models.stage_model import load_stage
+for options in ({}, {"numerics": "exact"}, {"quantization": "int4"}):
+    try:
+        print(load_stage(sys.argv[1], 0, 2, capacity=8, max_model_len=64, **options).exact)
+    except Exception as error:
+        print(error)
+"""
+
+
+def test_a_processor_without_the_instructions_computes_as_torch_does(tmp_path: Path) -> None:
+    """It has no code for half precision, and LLVM ends a process that asks for some."""
+    path, script = make_checkpoint(tmp_path, "qwen3", initializer_range=0.1), tmp_path / "load.py"
+    script.write_text(LOADING)
+    forced = {"NUMBA_CPU_NAME": "nehalem", "NUMBA_CPU_FEATURES": NEHALEM, "PYTHONPATH": "."}
+    ended = subprocess.run(
+        [sys.executable, str(script), str(path)],
+        env={**os.environ, **forced},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ended.stdout.splitlines() == [
+        "False",
+        f"numerics is 'exact', for which this processor lacks {INSTRUCTIONS}; use fast",
+        f"quantization is 'int4', for which this processor lacks {INSTRUCTIONS}; use none",
+    ]
 
 
 def tree() -> Rows:
