@@ -18,9 +18,9 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from benchmarks.shared.formats import FORMATS
 from benchmarks.shared.measured import store
 from penstock.bench.prompts import read_prompts
-from penstock.dtypes import AUTO, FAST
 from penstock.models.checkpoint import open_checkpoint
 from penstock.models.stage_model import StageModel, load_stage
 from penstock.stage.visibility import BatchView, RequestView
@@ -28,25 +28,13 @@ from penstock.text.tokenizer import load_tokenizer
 
 NAME: Final = "quantized"
 HOW: Final = "Measured, one stage with one thread, in that thread's own time"
-FORMATS: Final = {
-    "float32": ("float32", "none", AUTO),
-    "float32, fast": ("float32", "none", FAST),
-    "bfloat16": ("bfloat16", "none", AUTO),
-    "bfloat16, fast": ("bfloat16", "none", FAST),
-    "float16": ("float16", "none", AUTO),
-    "int8": ("float32", "int8", AUTO),
-    "int4": ("float32", "int4", AUTO),
-}
-"""Data type, quantization and numerics of each format."""
 ROWS: Final = (1, 2, 4, 8, 16, 32, 64, 200)
 """Drafted tokens; and a prompt's, which are as many as a piece has."""
 CONTEXT, TOKENS, PROMPTS, TURNS = 64, 512, 6, 7
 
 
 def load(model: str, name: str) -> StageModel:
-    dtype, quantization, numerics = FORMATS[name]
-    layers = open_checkpoint(model).num_layers
-    return load_stage(model, 0, layers, capacity=TOKENS, dtype=dtype, quantization=quantization, numerics=numerics)
+    return load_stage(model, 0, open_checkpoint(model).num_layers, capacity=TOKENS, **FORMATS[name])
 
 
 def view_of(tokens: Sequence[int], seen: int = 0) -> BatchView:

@@ -1,6 +1,6 @@
 """The parts of a real model's step, without emulation: which operations, and what is left for engine and messages.
 
-    python -m benchmarks.costs.step --model MODEL [--threads N] [--formats none int8 int4] [--store]
+    python -m benchmarks.costs.step --model MODEL [--threads N] [--formats NAME ...] [--store]
 
 MODEL is a folder or a GGUF file. For each format of weights, one stage in this process is measured by rows of one
 request: its linear layers, attention, the head, the pick, and the rest (norms, rotary embeddings, activations,
@@ -23,6 +23,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from benchmarks.shared.formats import FORMATS
 from benchmarks.shared.measured import kept_figures, store
 from penstock import LLM, SamplingParams
 from penstock.engine.loop import Observer
@@ -37,7 +38,6 @@ from penstock.stage.visibility import BatchView, RequestView
 NAME: Final = "step"
 HOW: Final = "Measured, with SmolLM2-135M-Instruct"
 COMMAND: Final = "python -m benchmarks.costs.step --model SmolLM2-135M-Instruct.Q4_1.gguf --threads {} --store"
-FORMATS: Final = ("none", "int8", "int4")
 ROWS: Final = (1, 2, 4, 8, 16, 32, 64)
 PROFILED: Final = (1, 4, 16)
 REQUESTS: Final = (1, 4, 16)
@@ -159,13 +159,13 @@ class Steps(Observer):
         self.seen.append((at, sum(span.computed for span in spans), max(span.rows for span in spans)))
 
 
-def decoded(model: str, quantization: str, stages: int, threads: int | None, requests: int) -> dict[str, Any]:
+def decoded(model: str, form: str, stages: int, threads: int | None, requests: int) -> dict[str, Any]:
     """Tokens per second of an engine that decodes ``requests`` plainly; for one request also the parts of a step."""
     ids = [{"prompt_token_ids": [100 + 7 * number, *range(200, 199 + CONTEXT)]} for number in range(requests)]
     params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
-    options = {"dtype": "float32", "skip_tokenizer_init": True, "enable_prefix_caching": False, "max_model_len": 1024}
-    options |= {"speculative_config": None, "quantization": quantization}
-    with LLM(model, pipeline_parallel_size=stages, threads=threads, max_num_seqs=max(REQUESTS), **options) as llm:
+    options = {"pipeline_parallel_size": stages, "threads": threads, "max_num_seqs": max(REQUESTS)}
+    options |= {"skip_tokenizer_init": True, "enable_prefix_caching": False, "max_model_len": 1024}
+    with LLM(model, speculative_config=None, **options, **FORMATS[form]) as llm:
         llm.generate(ids, params)
         steps = Steps()
         with llm.observing(steps):
@@ -184,20 +184,20 @@ def decoded(model: str, quantization: str, stages: int, threads: int | None, req
     }
 
 
-def measured(model: str, quantization: str, threads: int | None) -> dict[str, Any]:
+def measured(model: str, form: str, threads: int | None) -> dict[str, Any]:
     count = threads or usable_cores()
     torch.set_num_threads(count)
     layers = open_checkpoint(model).num_layers
-    stage = load_stage(model, 0, layers, capacity=CONTEXT + max(ROWS), quantization=quantization)
+    stage = load_stage(model, 0, layers, capacity=CONTEXT + max(ROWS), **FORMATS[form])
     rows = {str(number): whole_step(stage, number) for number in ROWS}
     profile = {str(number): parts(stage, number) for number in PROFILED}
     del stage
-    engines = [decoded(model, quantization, stages, threads, number) for stages in STAGES for number in REQUESTS]
+    engines = [decoded(model, form, stages, threads, number) for stages in STAGES for number in REQUESTS]
     return {"threads": count, "rows": rows, "parts": profile, "engines": engines}
 
 
-def report(quantization: str, found: dict[str, Any]) -> Iterator[str]:
-    yield f"{quantization}, {found['threads']} thread(s); a step by rows: " + ", ".join(
+def report(form: str, found: dict[str, Any]) -> Iterator[str]:
+    yield f"{form}, {found['threads']} thread(s); a step by rows: " + ", ".join(
         f"{rows} {ms:.2f} ms ({ms / found['rows']['1']:.2f}x)" for rows, ms in found["rows"].items()
     )
     for rows, by_part in found["parts"].items():
@@ -214,15 +214,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.costs.step")
     parser.add_argument("--model", required=True, help="a checkpoint's folder, or a GGUF file")
     parser.add_argument("--threads", type=int, help="of each stage; default: the host's cores, shared among them")
-    parser.add_argument("--formats", nargs="+", choices=FORMATS, default=FORMATS)
+    parser.add_argument("--formats", nargs="+", choices=FORMATS, default=[*FORMATS])
     parser.add_argument("--store", action="store_true", help="keep the figures for the pages of results")
     asked = parser.parse_args(arguments)
-    for quantization in asked.formats:
-        found = measured(os.path.expanduser(asked.model), quantization, asked.threads)
-        for line in report(quantization, found):
+    for form in asked.formats:
+        found = measured(os.path.expanduser(asked.model), form, asked.threads)
+        for line in report(form, found):
             print(line, flush=True)
         if asked.store:
-            store(NAME, HOW, ([COMMAND.format(found["threads"])], kept_figures(NAME) | {quantization: found}))
+            store(NAME, HOW, ([COMMAND.format(found["threads"])], kept_figures(NAME) | {form: found}))
 
 
 if __name__ == "__main__":

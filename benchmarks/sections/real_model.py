@@ -12,7 +12,6 @@ from benchmarks.strategies import beside_peers, real_ids, two_stages
 from benchmarks.strategies.shared_host import ratio_over
 from penstock.bench.formats import markdown
 
-FORMATS = {"none": "`none`, in float32", "int8": "`int8`", "int4": "`int4`"}
 SETS = {
     "alpaca": "alpaca",
     "gsm8k": "maths",
@@ -52,13 +51,13 @@ def render_step(figures: Mapping[str, Any]) -> str:
     threads = next(iter(figures.values()))["threads"]
     parts = ["linear layers", "head", "attention", "the rest", "pick"]
     inside = [
-        [FORMATS[name], rows, *(milliseconds(by_part.get(part)) for part in parts), f"{one['rows'][rows]:.1f}"]
+        [f"`{name}`", rows, *(milliseconds(by_part.get(part)) for part in parts), f"{one['rows'][rows]:.1f}"]
         for name, one in figures.items()
         for rows, by_part in one["parts"].items()
     ]
     engines = [
         [
-            FORMATS[name],
+            f"`{name}`",
             str(run["stages"]),
             str(run["requests"]),
             f"{run['tokens_per_second']:.0f}",
@@ -77,9 +76,10 @@ def render_step(figures: Mapping[str, Any]) -> str:
         "Then engines that decode plainly: tokens per second, milliseconds from result to result, and how many of them "
         "all stages together computed for it. What the latter leave of one request's step is engine and messages.",
         markdown(["weights", "stages", "requests", "tokens/s", "step, ms", "computed, ms"], engines),
-        "The layers of `int8` and `int4` are compiled into one call (docs/background/architecture.md): their products "
-        "are timed by themselves, one after another, and attention is part of the rest. Torch's own kernel for four "
-        "bits took 4.0 ms with one row, 5.7 with four and 10.8 with eight for the same layers.",
+        "Layers with exact numerics, all but those of `fast`, are compiled into one call "
+        "(docs/background/architecture.md): their products are timed by themselves, one after another, and attention "
+        "is part of the rest. Torch's own kernel for four bits took 4.0 ms with one row, 5.7 with four and 10.8 with "
+        "eight for the same layers.",
         "`torch.compile` is not offered. Its compiled functions take 16 microseconds a call before they compute "
         "anything: a residual sum with its norm 17 microseconds where torch's own operations take 8, the "
         "feed-forward's activation 16 where they take 3 (one row, one thread).",

@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.shared.formats import EXACT_FORMATS
 from benchmarks.shared.measured import kept_figures, store
 from benchmarks.strategies.shared_host import questions
 from penstock import LLM, SamplingParams
@@ -32,13 +33,6 @@ from penstock.strategies.registry import STRATEGIES
 
 NAME, HOW = "real_ids", "Measured token by token, with SmolLM2-135M-Instruct"
 COMMAND = "python -m benchmarks.strategies.real_ids MODEL PROMPTS --only {case} --per-set {per_set} --first {first}"
-CASES = {
-    "float32": {"dtype": "float32", "quantization": "none"},
-    "bfloat16": {"dtype": "bfloat16", "quantization": "none"},
-    "float16": {"dtype": "float16", "quantization": "none"},
-    "int8": {"dtype": "float32", "quantization": "int8"},
-    "int4": {"dtype": "float32", "quantization": "int4"},
-}
 JUDGED = "float32"
 """The case whose tokens are transformers', too."""
 STAGES = (1, 2, 4)
@@ -56,8 +50,7 @@ def answers(options: argparse.Namespace, case: str, stages: int, strategy: str, 
     last = options.first + options.per_set
     with LLM(
         options.model,
-        **CASES[case],
-        numerics="exact",
+        **EXACT_FORMATS[case],
         threads=1,
         pipeline_parallel_size=stages,
         max_model_len=options.longest,
@@ -159,7 +152,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="a real model's tokens")
     parser.add_argument("model")
     parser.add_argument("prompts", type=Path)
-    parser.add_argument("--only", nargs="+", choices=CASES, default=CASES)
+    parser.add_argument("--only", nargs="+", choices=EXACT_FORMATS, default=EXACT_FORMATS)
     parser.add_argument("--per-set", type=int, default=60)
     parser.add_argument("--first", type=int, default=0, help="prompts of every set to skip: another portion has them")
     parser.add_argument("--tokens", type=int, default=32)
