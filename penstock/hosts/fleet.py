@@ -309,16 +309,22 @@ class Fleet:
         self._inbox.admit(host.attach(self._inbox.address))
 
     def _welcome(self, message: Message) -> None:
-        """Attach to a host that has come to the door. Raises MalformedMessage for other messages, and ConfigError."""
-        if not isinstance(message, Join) or len(self.hosts) == MOST_HOSTS:
-            raise MalformedMessage(f"{type(message).__name__} does not open a head's door, or {MOST_HOSTS} have come")
+        """Attach to a host that has come to the door.
+
+        Raises MalformedMessage for other messages, and ConfigError for a host that has no place.
+        """
+        if not isinstance(message, Join):
+            raise MalformedMessage(f"{type(message).__name__} does not open a head's door")
         _, address = places_of(message.host)
-        if all(address != host.address for host in self.hosts.values()):
-            log.info("host %s has come", message.host)
-            host = RemoteHost(message.host, self._sockets)
-            with self._news:
-                self.hosts[message.host] = host
-            self._attach(host)
+        if any(address == host.address for host in self.hosts.values()):
+            return  # a worker says again and again that it is there
+        if len(self.hosts) >= MOST_HOSTS:
+            raise ConfigError(f"host {message.host} has come, and has no place: {MOST_HOSTS} are the most")
+        log.info("host %s has come", message.host)
+        host = RemoteHost(message.host, self._sockets)
+        with self._news:
+            self.hosts[message.host] = host
+        self._attach(host)
 
     def _receive(self, frames: Sequence[Frame]) -> None:
         host = None
