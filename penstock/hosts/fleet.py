@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import math
 import os
 import socket
 import threading
@@ -187,11 +188,16 @@ class Fleet:
             raise ConfigError("; ".join(problem_with(one) or f"host {one.name}: {one.problem}" for one in hosts))
         return living
 
-    def wait_for(self, count: int) -> None:
-        """Wait until ``count`` hosts are there; the log says how many are."""
-        told = -1
+    def wait_for(self, count: int, seconds: float = math.inf) -> None:
+        """Wait until ``count`` hosts are there; the log says how many are.
+
+        Raises ConfigError if they are not after so many seconds.
+        """
+        told, deadline = -1, time.monotonic() + seconds
         with self._news:
             while (there := len(self.living)) < count:
+                if time.monotonic() >= deadline:
+                    raise ConfigError(f"hosts: {there} of {count} have come to {self.door} within {seconds:.0f} s")
                 if there != told:
                     log.warning(
                         "waiting for hosts to join at %s: %d of %d are there", self._inbox.address, there, count

@@ -1,4 +1,4 @@
-"""Stages move back to a host that has returned, while hosts and stages are killed: the same tokens, and nothing hangs."""
+"""Stages move back to a host that has returned, amid faults: the same tokens, and nothing hangs."""
 
 from __future__ import annotations
 
