@@ -31,8 +31,8 @@ class EngineEnd:
         """(result, the moment at which it arrives), in stream order."""
         self._awaited: deque[Batch] = deque()
         """The batches in flight, in stream order."""
-        self._cancelled: set[int] = set()
-        """The nodes in flight that stages may leave unanswered."""
+        self._cancelled: dict[int, int] = {}
+        """Node that stages may leave unanswered -> the stream number before which they may."""
         self._submitted = range(0)
         """The numbers of all batches that have left."""
 
@@ -48,7 +48,7 @@ class EngineEnd:
             self._awaited.append(message)
             self._submitted = range(self._submitted.start if self._submitted else message.stream, message.stream + 1)
         else:
-            self._cancelled.update(message.nodes)
+            self._cancelled.update(dict.fromkeys(message.nodes, message.before))
         return self._link.arrival(self._clock.now(), self._link.sending(message))
 
     def received(self, message: Message, arrives: float) -> bool:
@@ -85,12 +85,12 @@ class EngineEnd:
 
     def _check_answers(self, due: Batch, unanswered: set[int], result: Result) -> None:
         """Raise ProtocolError where what was asked is not answered: requests would wait for it without end."""
-        if not unanswered <= self._cancelled:
-            raise ProtocolError(f"result {due.stream} does not speak of nodes {sorted(unanswered - self._cancelled)}")
+        if missing := sorted(node for node in unanswered if self._cancelled.get(node, 0) <= due.stream):
+            raise ProtocolError(f"result {due.stream} does not speak of nodes {missing}")
         if result.picks if due.candidates else result.candidates:
             raise ProtocolError(f"result {due.stream} answers another question than was asked")
-        if self._cancelled:
-            self._cancelled.difference_update(due.rows.nodes)
+        if self._cancelled:  # a drafter's node may be in several batches
+            self._cancelled = {node: before for node, before in self._cancelled.items() if before > due.stream + 1}
 
     def submitted(self, stream: int) -> str | None:
         """The digest of a batch in flight; "" for a number that no batch has had, None for a batch that is out."""

@@ -298,7 +298,7 @@ class Worker:
 
 
 def unusable(error: Exception) -> str:
-    """What the stage was sent that has led to an error, as in ``Failed``."""
+    """Whether an error comes of a batch, of another message or of neither, in the words of ``Failed``."""
     if isinstance(error, ProtocolError | MalformedBatch):
         return "batch"
     return "message" if isinstance(error, FeaturesError | MalformedMessage | UnexpectedMessage) else ""
