@@ -15,7 +15,7 @@ class EngineEnd:
     """The state of the first stage's buffer, the link into it, and the results under way.
 
     Every batch that leaves is remembered until its result comes. Results have to arrive in stream order, answer
-    all rows that were asked about, unless they were cancelled, and no others, and name tokens below ``vocab_size``.
+    all rows that were asked about, unless cancelled or a drafter's, and no others, and name tokens below ``vocab_size``.
     """
 
     def __init__(self, clock: Clock, link: Link, vocab_size: int = MOST) -> None:
@@ -85,11 +85,12 @@ class EngineEnd:
 
     def _check_answers(self, due: Batch, unanswered: set[int], result: Result) -> None:
         """Raise ProtocolError where what was asked is not answered: requests would wait for it without end."""
-        if missing := sorted(node for node in unanswered if self._cancelled.get(node, 0) <= due.stream):
+        missing = sorted(node for node in unanswered if self._cancelled.get(node, 0) <= due.stream)
+        if missing and not due.candidates:  # no token depends on what a drafter leaves out
             raise ProtocolError(f"result {due.stream} does not speak of nodes {missing}")
         if result.picks if due.candidates else result.candidates:
             raise ProtocolError(f"result {due.stream} answers another question than was asked")
-        if self._cancelled:  # a drafter's node may be in several batches
+        if self._cancelled:
             self._cancelled = {node: before for node, before in self._cancelled.items() if before > due.stream + 1}
 
     def submitted(self, stream: int) -> str | None:
