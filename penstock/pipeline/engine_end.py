@@ -15,7 +15,8 @@ class EngineEnd:
     """The state of the first stage's buffer, the link into it, and the results under way.
 
     Every batch that leaves is remembered until its result comes. Results have to arrive in stream order, answer
-    all rows that were asked about, unless cancelled or a drafter's, and no others, and name tokens below ``vocab_size``.
+    all rows that were asked about (but cancelled ones, and a drafter's) and no others, and name known tokens: below
+    ``vocab_size``.
     """
 
     def __init__(self, clock: Clock, link: Link, vocab_size: int = MOST) -> None:
