@@ -8,6 +8,7 @@ does not have the announced size is malformed, and ends the session's pipeline.
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import sys
 from collections.abc import Sequence
@@ -86,6 +87,10 @@ class ForeignFrame(PenstockError):
 
 class MalformedMessage(PenstockError):
     """A message of the session that does not decode, contradicts itself or disagrees with its header."""
+
+
+class MalformedBatch(MalformedMessage):
+    """A batch that decodes, but contradicts itself or disagrees with its tensor frame or its stage's layers."""
 
 
 class Sampling(msgspec.Struct, frozen=True, array_like=True):
@@ -175,6 +180,16 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
         """Whether computing took longer than the modelled time; None on a real device and for a batch without rows."""
         return self.computed > self.modelled if self.modelled > 0 and self.rows else None
 
+    def shifted(self, seconds: float) -> Span:
+        """The span moved by ``seconds``. A moment of 0 means none, and stays."""
+        return msgspec.structs.replace(
+            self,
+            received=self.received + seconds,
+            start=self.start + seconds,
+            end=self.end + seconds,
+            features=self.features + seconds if self.features else self.features,
+        )
+
 
 SHORT_NAMES: Final = {"committed": "certain", "feature_nodes": "joins", "feature_levels": "levels"}
 """Wire names of a batch's longer fields. They are short because every header carries them."""
@@ -184,7 +199,10 @@ Spans = Annotated[list[Span], msgspec.Meta(max_length=MOST_LAYERS)]
 """The spans of a batch, one from each stage."""
 
 
-class Batch(msgspec.Struct, tag="batch", kw_only=True, rename=SHORT_NAMES):
+BATCH: Final = "batch"
+
+
+class Batch(msgspec.Struct, tag=BATCH, kw_only=True, rename=SHORT_NAMES):
     """The rows that enter the first stage together, on their way through the stages in stream order.
 
     ``alive`` are the indices of the rows that no stage so far has dropped: the tensor frame has one line for each.
@@ -350,11 +368,29 @@ class HeartbeatAck(msgspec.Struct, tag="heartbeat_ack", kw_only=True):
 
 
 class Failed(msgspec.Struct, tag="failed", kw_only=True):
-    """A stage cannot go on; ``cause`` is one line for people, ``details`` its traceback."""
+    """A stage cannot go on; ``cause`` is one line for people, ``details`` its traceback.
+
+    ``unusable`` says what the stage was sent that it cannot use: a "batch", which the one before it has sent, or a
+    "message", whose sender it cannot tell. It is empty where the fault is the stage's own.
+    """
 
     stage: AnyStage
     cause: Words
     details: Details = ""
+    unusable: Annotated[str, msgspec.Meta(max_length=7, pattern=r"\A(?:batch|message)?\Z")] = ""
+
+
+class Recall(msgspec.Struct, tag="recall", kw_only=True):
+    """To a stage: what was the batch with this number when it got it? Asked where a result does not fit the batch."""
+
+    stream: Word
+
+
+class Recalled(msgspec.Struct, tag="recalled", kw_only=True):
+    """To the engine: ``digest_of`` the batch as the stage got it; "" if it got none, or remembers it no more."""
+
+    stage: Index
+    digest: Annotated[str, msgspec.Meta(max_length=64, pattern=r"\A(?:[0-9a-f]{64})?\Z")] = ""
 
 
 Neighbour = Annotated[str, msgspec.Meta(max_length=10, pattern=r"\A(?:upstream|downstream|drafter)?\Z")]
@@ -395,6 +431,8 @@ Message = (
     | HeartbeatAck
     | Failed
     | LinkBroken
+    | Recall
+    | Recalled
     | Stop
 )
 
@@ -416,6 +454,13 @@ class Delivery(msgspec.Struct, tag="delivery", kw_only=True):
         return now + self.arrives if self.from_receipt and self.arrives else self.arrives
 
 
+class Tagged(msgspec.Struct):
+    """The kind of a message, and of the one in an envelope, whatever else they hold."""
+
+    type: str
+    message: Tagged | None = None
+
+
 UNDECODABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """Errors that msgspec raises for bytes that are no message, hold invalid UTF-8, or nest thousands of levels deep."""
 
@@ -423,6 +468,7 @@ _encoder = msgspec.msgpack.Encoder()
 # Reads protocol and secret of a foreign header, and leaves its message undecoded.
 _envelope = msgspec.msgpack.Decoder(tuple[int, str, msgspec.Raw])
 _decoder = msgspec.msgpack.Decoder(Message | Delivery)
+_tagged = msgspec.msgpack.Decoder(Tagged)
 
 
 def encode(message: Message, session: str, arrives: float = 0.0, left: float | None = None) -> bytes:
@@ -472,12 +518,23 @@ def decode(frames: Sequence[Frame], session: str) -> Delivery:
     try:
         decoded: Message | Delivery = _decoder.decode(memoryview(frames[0])[len(start) :])
     except UNDECODABLE as error:
-        raise MalformedMessage(f"message does not decode: {error}") from error
+        malformed = MalformedBatch if says_batch(memoryview(frames[0])[len(start) :]) else MalformedMessage
+        raise malformed(f"message does not decode: {error}") from error
     delivery = decoded if isinstance(decoded, Delivery) else Delivery(message=decoded)
     expected, found = tensor_bytes(delivery.message), sum(len(frame) for frame in frames[1:])
     if found != expected or len(frames) > 2:
-        raise MalformedMessage(f"tensor frame of {found} bytes, header announces {expected}")
+        malformed = MalformedBatch if isinstance(delivery.message, Batch) else MalformedMessage
+        raise malformed(f"tensor frame of {found} bytes, header announces {expected}")
     return delivery
+
+
+def says_batch(header: memoryview) -> bool:
+    """Whether a message that does not decode says of itself that it is a batch."""
+    try:
+        told = _tagged.decode(header)
+    except UNDECODABLE:
+        return False
+    return (told.message or told).type == BATCH
 
 
 def tensor_bytes(message: Message) -> int:
@@ -505,24 +562,30 @@ def whose(header: Frame) -> str:
 
 
 def check_batch(batch: Batch) -> None:
-    """Raise MalformedMessage unless the columns agree in length and every index points at a row."""
+    """Raise MalformedBatch unless the columns agree in length and every index points at a row."""
     rows, count = batch.rows, len(batch.rows.nodes)
     columns = (rows.requests, rows.slots, rows.parents, rows.positions, rows.tokens)
     if {*map(len, columns)} != {count}:
-        raise MalformedMessage(f"stream {batch.stream}: row columns differ in length")
+        raise MalformedBatch(f"stream {batch.stream}: row columns differ in length")
     if not within(batch.alive, count) or not within(batch.wanted, count):
-        raise MalformedMessage(f"stream {batch.stream}: an index points past its {count} rows")
+        raise MalformedBatch(f"stream {batch.stream}: an index points past its {count} rows")
     # Line i of the tensor is row alive[i]: an index out of order or twice would give a row another row's states.
     if batch.alive != sorted({*batch.alive}):
-        raise MalformedMessage(f"stream {batch.stream}: surviving rows are not in ascending order")
+        raise MalformedBatch(f"stream {batch.stream}: surviving rows are not in ascending order")
     if batch.feature_nodes and len(batch.feature_nodes) != count:
-        raise MalformedMessage(f"stream {batch.stream}: {len(batch.feature_nodes)} feature_nodes of {count} rows")
+        raise MalformedBatch(f"stream {batch.stream}: {len(batch.feature_nodes)} feature_nodes of {count} rows")
     if batch.feature_levels and len(batch.feature_levels) != len(batch.feature_nodes):
-        raise MalformedMessage(
+        raise MalformedBatch(
             f"stream {batch.stream}: {len(batch.feature_levels)} levels of {len(batch.feature_nodes)} feature_nodes"
         )
     if batch.dtype and batch.dtype not in DTYPE_BYTES:
-        raise MalformedMessage(f"stream {batch.stream}: dtype {batch.dtype!r}")
+        raise MalformedBatch(f"stream {batch.stream}: dtype {batch.dtype!r}")
+
+
+def digest_of(batch: Batch) -> str:
+    """The digest of all that no stage may change in a batch on its way."""
+    same = msgspec.structs.replace(batch, alive=[], dtype="", width=0, spans=[])
+    return hashlib.sha256(_encoder.encode(same)).hexdigest()
 
 
 def within(indices: list[int], count: int) -> bool:

@@ -77,6 +77,7 @@ class UnrulyPipeline(InProcessPipeline):
         self._clock = clock
 
     def cancel(self, message: Cancel) -> None:
+        self._end.sending(message)
         for driver in self.drivers:
             for _ in range(self._rng.choice([0, 1, 1, 2])):
                 delay = self._rng.choice([0.0, 0.0, 0.5, 3.0, 50.0])

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from weakref import WeakValueDictionary
 
 from penstock.core import (
@@ -39,6 +39,8 @@ from penstock.text.tokenizer import Tokenizer
 from penstock.text.workers import aside
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 HEALTH_TIMEOUT: Final = 10.0
 """Seconds that the health check waits for a token; a result that came within them is proof enough."""
@@ -323,11 +325,11 @@ class AsyncLLM:
         """Have stages that were moved from a lost host move back to it now, if it is back: requests pause meanwhile.
 
         Without this call they move once no request runs. Returns whether any stage moves. Raises PipelineError if the
-        engine has ended.
+        engine has ended, and what keeps it from telling where stages could be; requests go on then.
         """
         self._llm.loop.check_taking()
-        moves: Future[bool] = Future()
-        self._command(lambda: moves.set_result(self._llm.loop.rebalance()))
+        moves = self._asked(self._llm.loop.rebalance)
+        self._llm.loop.check_taking()  # once more: a thread that has ended before the command was there takes no more
         return await asyncio.wrap_future(moves)
 
     def get_tokenizer(self) -> Tokenizer:
@@ -465,6 +467,21 @@ class AsyncLLM:
         self._llm.turns.check_owner()
         self._commands.append(command)
         self._llm.host.wake()
+
+    def _asked(self, work: Callable[[], T]) -> Future[T]:
+        """Have the engine's thread do some work. An error of the work is the caller's, and ends nothing else."""
+        answer: Future[T] = Future()
+
+        def answered() -> None:
+            if not answer.set_running_or_notify_cancel():  # the caller waits no more
+                return
+            try:
+                answer.set_result(work())
+            except Exception as error:
+                answer.set_exception(error)
+
+        self._command(answered)
+        return answer
 
     def _take(self) -> None:
         """Pass the updates of the engine's thread on to their streams. Runs on the event loop's thread."""

@@ -187,7 +187,16 @@ class Recovery:
     def is_due_to_move(self, loop: Requests) -> bool:
         """Whether nothing is lost, stages would be started elsewhere now, and nothing runs or somebody asked for it."""
         may_move = bool(self._timeout) and self.due == math.inf and (self._asked_to_move or not loop.running)
-        return may_move and self.parts.out_of_place
+        return may_move and self._is_out_of_place()
+
+    def _is_out_of_place(self) -> bool:
+        """Whether stages would be started elsewhere now. They stay where they are if that cannot be told."""
+        try:
+            return self.parts.out_of_place
+        except Exception:
+            log.exception("stages stay where they are: it cannot be told where they could be")
+            self._asked_to_move = False
+            return False
 
     def _move(self, loop: Requests) -> None:
         """Have stages move to the hosts where they would have been, had these not been lost."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import math
 import os
 import socket
 import threading
@@ -187,11 +188,16 @@ class Fleet:
             raise ConfigError("; ".join(problem_with(one) or f"host {one.name}: {one.problem}" for one in hosts))
         return living
 
-    def wait_for(self, count: int) -> None:
-        """Wait until ``count`` hosts are there; the log says how many are."""
-        told = -1
+    def wait_for(self, count: int, seconds: float = math.inf) -> None:
+        """Wait until ``count`` hosts are there; the log says how many are.
+
+        Raises ConfigError if they are not after so many seconds.
+        """
+        told, deadline = -1, time.monotonic() + seconds
         with self._news:
             while (there := len(self.living)) < count:
+                if time.monotonic() >= deadline:
+                    raise ConfigError(f"hosts: {there} of {count} have come to {self.door} within {seconds:.0f} s")
                 if there != told:
                     log.warning(
                         "waiting for hosts to join at %s: %d of %d are there", self._inbox.address, there, count
@@ -309,16 +315,22 @@ class Fleet:
         self._inbox.admit(host.attach(self._inbox.address))
 
     def _welcome(self, message: Message) -> None:
-        """Attach to a host that has come to the door. Raises MalformedMessage for other messages, and ConfigError."""
-        if not isinstance(message, Join) or len(self.hosts) == MOST_HOSTS:
-            raise MalformedMessage(f"{type(message).__name__} does not open a head's door, or {MOST_HOSTS} have come")
+        """Attach to a host that has come to the door.
+
+        Raises MalformedMessage for other messages, and ConfigError for a host that has no place.
+        """
+        if not isinstance(message, Join):
+            raise MalformedMessage(f"{type(message).__name__} does not open a head's door")
         _, address = places_of(message.host)
-        if all(address != host.address for host in self.hosts.values()):
-            log.info("host %s has come", message.host)
-            host = RemoteHost(message.host, self._sockets)
-            with self._news:
-                self.hosts[message.host] = host
-            self._attach(host)
+        if any(address == host.address for host in self.hosts.values()):
+            return  # a worker says again and again that it is there
+        if len(self.hosts) >= MOST_HOSTS:
+            raise ConfigError(f"host {message.host} has come, and has no place: {MOST_HOSTS} are the most")
+        log.info("host %s has come", message.host)
+        host = RemoteHost(message.host, self._sockets)
+        with self._news:
+            self.hosts[message.host] = host
+        self._attach(host)
 
     def _receive(self, frames: Sequence[Frame]) -> None:
         host = None

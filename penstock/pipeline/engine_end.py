@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from penstock.messages import MOST, Batch, Cancel, GrammarPrepared, Message, Ready, Result
+from penstock.messages import MOST, Batch, Cancel, GrammarPrepared, Message, Ready, Result, digest_of
 from penstock.pipeline.base import Clock
 from penstock.stage.device import Link
 from penstock.stage.visibility import ProtocolError
@@ -14,8 +14,9 @@ from penstock.stage.visibility import ProtocolError
 class EngineEnd:
     """The state of the first stage's buffer, the link into it, and the results under way.
 
-    Every batch that leaves is remembered until its result comes. Results have to arrive in stream order, answer only
-    rows that were asked about, and name tokens below ``vocab_size``.
+    Every batch that leaves is remembered until its result comes. Results have to arrive in stream order, answer
+    all rows that were asked about (but cancelled ones, and a drafter's) and no others, and name known tokens: below
+    ``vocab_size``.
     """
 
     def __init__(self, clock: Clock, link: Link, vocab_size: int = MOST) -> None:
@@ -29,8 +30,12 @@ class EngineEnd:
         self._free_at: float | None = 0.0
         self._results: deque[tuple[Result, float]] = deque()
         """(result, the moment at which it arrives), in stream order."""
-        # (stream number, nodes whose next tokens are wanted) of each batch in flight.
-        self._awaited: deque[tuple[int, frozenset[int]]] = deque()
+        self._awaited: deque[Batch] = deque()
+        """The batches in flight, in stream order."""
+        self._cancelled: dict[int, int] = {}
+        """Node that stages may leave unanswered -> the stream number before which they may."""
+        self._submitted = range(0)
+        """The numbers of all batches that have left."""
 
     @property
     def ready(self) -> bool:
@@ -41,7 +46,10 @@ class EngineEnd:
         if isinstance(message, Batch):
             # The buffer is taken until the first stage says Ready.
             self._free_at = None
-            self._awaited.append((message.stream, frozenset(message.rows.nodes[row] for row in message.wanted)))
+            self._awaited.append(message)
+            self._submitted = range(self._submitted.start if self._submitted else message.stream, message.stream + 1)
+        else:
+            self._cancelled.update(dict.fromkeys(message.nodes, message.before))
         return self._link.arrival(self._clock.now(), self._link.sending(message))
 
     def received(self, message: Message, arrives: float) -> bool:
@@ -62,7 +70,9 @@ class EngineEnd:
 
     def _check(self, result: Result) -> None:
         # The stage may run on another host, which could send anything: only what was asked for is accepted.
-        stream, wanted = self._awaited.popleft() if self._awaited else (None, frozenset())
+        due = self._awaited[0] if self._awaited else None
+        stream = None if due is None else due.stream
+        wanted = set() if due is None else {due.rows.nodes[row] for row in due.wanted}
         if result.stream != stream:
             raise ProtocolError(f"result {result.stream} arrived where {stream} was due")
         answered = [pick.node for pick in result.picks] + [answer.node for answer in result.candidates]
@@ -70,6 +80,25 @@ class EngineEnd:
             raise ProtocolError(f"result {stream} speaks of nodes that it was not asked about")
         if (token := highest_token(result)) >= self._vocab_size:
             raise ProtocolError(f"result {stream} names token {token}; the model's are 0 to {self._vocab_size - 1}")
+        if due is not None:
+            self._check_answers(due, wanted.difference(answered), result)
+        self._awaited.popleft()
+
+    def _check_answers(self, due: Batch, unanswered: set[int], result: Result) -> None:
+        """Raise ProtocolError where what was asked is not answered: requests would wait for it without end."""
+        missing = sorted(node for node in unanswered if self._cancelled.get(node, 0) <= due.stream)
+        if missing and not due.candidates:  # no token depends on what a drafter leaves out
+            raise ProtocolError(f"result {due.stream} does not speak of nodes {missing}")
+        if result.picks if due.candidates else result.candidates:
+            raise ProtocolError(f"result {due.stream} answers another question than was asked")
+        if self._cancelled:
+            self._cancelled = {node: before for node, before in self._cancelled.items() if before > due.stream + 1}
+
+    def submitted(self, stream: int) -> str | None:
+        """The digest of a batch in flight; "" for a number that no batch has had, None for a batch that is out."""
+        if stream not in self._submitted:
+            return ""
+        return next((digest_of(batch) for batch in self._awaited if batch.stream == stream), None)
 
     def arrived(self) -> list[Result]:
         """Results that have arrived by now, in stream order."""

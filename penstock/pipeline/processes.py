@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import msgspec
-from msgspec.structs import replace
 
 from penstock.core import ConfigError, PipelineLost
 from penstock.messages import (
@@ -35,6 +34,8 @@ from penstock.messages import (
     Message,
     PrepareGrammar,
     Ready,
+    Recall,
+    Recalled,
     Rejoin,
     Result,
     Span,
@@ -46,6 +47,7 @@ from penstock.messages import (
 )
 from penstock.pipeline.assembly import entrance
 from penstock.pipeline.engine_end import EngineEnd
+from penstock.pipeline.faults import ANY_STAGE, RECALL_S, Blame, HostFaults
 from penstock.pipeline.forkserver import ForkServer, shared_fork_server
 from penstock.pipeline.launching import Elsewhere, Launcher
 from penstock.pipeline.loss import Loss, Source
@@ -67,11 +69,6 @@ PROGRESS = 0.001
 """The share of its layers that a stage has to read for that."""
 CLOSE_TIMEOUT = 5.0
 """Seconds that stages may take to leave before they are killed."""
-MOST_FAULTS = 2
-FAULTS_WITHIN_S = 600.0
-"""A host is cut off when its stages have failed MOST_FAULTS times within this many seconds."""
-ANY_STAGE = -1
-"""The number that stands for an unknown stage of a pipeline."""
 EXIT_LOOK_EVERY = 0.05
 """Seconds between two checks for ended processes that the fork server may not report."""
 
@@ -136,8 +133,7 @@ class ProcessHost:
         """The processes among them that are in no pipeline."""
         self._on_broken: dict[str, OnBroken] = {}
         self._on_listened: dict[str, Callable[[float], bool]] = {}
-        self._faults: dict[str, deque[float]] = {}
-        """Other host's name in plans -> when its stages failed lately."""
+        self.faults = HostFaults(self.now, self.cut_off)
         self.stage_timeout = stage_timeout
         self._listening = Listening(self.now())
 
@@ -152,17 +148,6 @@ class ProcessHost:
         """Declare another host lost, as a plan names it: this host reaches it, but others do not."""
         assert self._elsewhere is not None
         self._elsewhere.cut_off(host, cause)
-
-    def note_fault(self, host: str, cause: str) -> None:
-        """Note that a stage on another host failed by itself. The second time within FAULTS_WITHIN_S the host is lost.
-
-        Stages then start elsewhere, if they can: neither a broken device nor a lying member ends the engine.
-        """
-        faults = self._faults.setdefault(host, deque(maxlen=MOST_FAULTS))
-        faults.append(self.now())
-        if len(faults) == MOST_FAULTS and faults[0] >= self.now() - FAULTS_WITHIN_S:
-            faults.clear()
-            self.cut_off(host, f"stages there have failed {MOST_FAULTS} times: {cause}")
 
     def _open_inbox(self) -> Inbox:
         inbox = self.sockets.inbox(self.bind_address("engine"))
@@ -354,6 +339,7 @@ class ProcessPipeline:
         self._calls: list[Outbox] = []
         """Connections to processes that come from another session, to call them into this one."""
         self._loss = Loss()
+        self._blame = Blame([plan.host for plan in plans], self._who, host.faults, self._lose_for_fault)
         self._inboxes: list[Outbox] = []
         self._closing = False
         self._hears = True
@@ -369,9 +355,8 @@ class ProcessPipeline:
         # The moment by which each stage has to have started.
         self._start_by = [math.inf] * self.stages
         self._read = [0] * self.stages
-        self._totals: dict[int, int] = {}
-        """Weights that each starting stage has said that it reads."""
         """Bytes of its layers that each stage had read when its time was last extended."""
+        self._totals: dict[int, int] = {}  # what each starting stage has said that it reads
         self._cut_off = ("", "")
         """A host that other hosts do not reach, and the cause. It is cut off unless a better cause is reported."""
         host.register(self._session, self._on_message, self._on_broken, self._on_listened)
@@ -415,7 +400,7 @@ class ProcessPipeline:
 
     @property
     def ready(self) -> bool:
-        return self._end.ready and not self.lost
+        return self._end.ready and not self.lost and not self._blame.inquires
 
     @property
     def exact(self) -> bool:
@@ -459,6 +444,8 @@ class ProcessPipeline:
         return TapSpec(layers=layers, address=self.started[0].address, session=self._session)
 
     def poll(self) -> list[Result]:
+        if self._host.now() >= self._blame.until and not self.lost:
+            self._blame.conclude()
         self._raise_if_due()
         return self._end.arrived()
 
@@ -478,6 +465,8 @@ class ProcessPipeline:
     def due(self) -> float | None:
         if self.lost:
             return self._loss.at
+        if self._blame.inquires:
+            return self._blame.until
         if self._inboxes:
             return self._end.due
         return min((self._start_by[index] for index in self._lacking), default=None)
@@ -570,9 +559,11 @@ class ProcessPipeline:
             self._hear(message.stage)
             self._tell_loading(message)
         elif isinstance(message, Failed):
-            self._lose(message.stage, Source.STAGE, message.cause, message.details)
+            self._on_failed(message)
         elif isinstance(message, LinkBroken):
             self._on_link_broken(message)
+        elif isinstance(message, Recalled) and self._blame.inquires and message.stage < self.stages:
+            self._blame.told(message.stage, message.digest)
         else:
             self._take_in(message, delivery.arrives_by(self._host.now()))
         return True
@@ -594,11 +585,14 @@ class ProcessPipeline:
     def _take_in(self, message: Message, arrives: float) -> None:
         """Take in a message of the stream, or one for the listener beside it."""
         if isinstance(message, Result):
+            if self._blame.inquires:
+                return  # it comes after one that was wrong
             message.spans = [self._by_our_clock(span) for span in message.spans]
         try:
             expected = self._end.received(message, arrives)
         except ProtocolError as error:
-            self._lose(self.stages - 1, Source.STAGE, str(error))
+            assert isinstance(message, Result), "only results are checked"
+            self._inquire(message, str(error))
             return
         if not expected:
             self._lose(ANY_STAGE, Source.STAGE, f"unexpected {type(message).__name__} to the engine")
@@ -613,12 +607,30 @@ class ProcessPipeline:
     def _by_our_clock(self, span: Span) -> Span:
         """A span with its moments moved from the stage's clock to this one's, roughly; durations stay exact."""
         offset = self._processes[span.stage].launcher.clock_offset if span.stage < self.stages else 0.0
-        return shifted(span, -offset) if offset else span
+        return span.shifted(-offset) if offset else span
 
     def _hear(self, stage: int) -> None:
         if 0 <= stage < self.stages:
             self._last_heartbeat[stage] = self._host.now()
             self._silence.heard(stage)
+
+    def _on_failed(self, message: Failed) -> None:
+        """A stage cannot go on: it is lost, or the one before it is, whose batch it could not use."""
+        if message.unusable == "batch" and 0 < message.stage < self.stages:  # stage 0 has its batches from the engine
+            self._blame.complain(message.stage, f"cannot use what it has sent: {message.cause}", message.details)
+        else:  # nobody is at fault who was sent a message by nobody knows whom: that it has ended is all that is known
+            source = Source.PROCESS if message.unusable == "message" else Source.STAGE
+            self._lose(message.stage, source, message.cause, message.details)
+
+    def _inquire(self, result: Result, complaint: str) -> None:
+        """Ask all stages what a batch was to whose result there is a complaint."""
+        submitted = self._end.submitted(result.stream)
+        if submitted is None:  # it has been answered before, and the last stage knows it
+            self._lose(self.stages - 1, Source.STAGE, complaint)
+            return
+        self._blame.inquire(submitted, complaint, self._host.now() + RECALL_S)
+        for stage in range(self.stages):
+            self.tell(stage, Recall(stream=result.stream))
 
     def _on_link_broken(self, told: LinkBroken) -> None:
         """A stage reports that a connection to it has ended, or that it does not reach a neighbour."""
@@ -666,6 +678,10 @@ class ProcessPipeline:
         if not self._closing:
             self._lose(stage, source, cause)
 
+    def _lose_for_fault(self, stage: int, cause: str, details: str = "", beside: int = ANY_STAGE) -> None:
+        self._processes[beside].distrusted |= beside != ANY_STAGE
+        self._lose(stage, Source.STAGE, cause, details)
+
     def _lose(self, stage: int, source: Source, cause: str, details: str = "") -> None:
         for index, process in enumerate(self._processes):
             # Distrusted processes are not used again: a stage that failed may hold anything.
@@ -675,22 +691,10 @@ class ProcessPipeline:
             error.add_note(details)
         # Only the first report of a loss counts as the host's fault: others follow from it.
         if source is Source.STAGE and not self.lost and 0 <= stage < self.stages and self._plans[stage].host:
-            self._host.note_fault(self._plans[stage].host, cause)
+            self._host.faults.note(self._plans[stage].host, cause)
         self._loss.report(source, error, self._host.now())
 
     def _who(self, stage: int) -> str:
         if not 0 <= stage < self.stages:
             return f"the pipeline of {self.stages} {self.name}s"
         return f"{self.name} {stage} ({self._plans[stage].label})"
-
-
-def shifted(span: Span, seconds: float) -> Span:
-    """The span moved by ``seconds``. A moment of 0 means none, and stays."""
-    features = span.features + seconds if span.features else span.features
-    return replace(
-        span,
-        received=span.received + seconds,
-        start=span.start + seconds,
-        end=span.end + seconds,
-        features=features,
-    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import traceback
+from collections import deque
 from typing import Any
 
 import msgspec
@@ -24,13 +25,17 @@ from penstock.messages import (
     HeartbeatAck,
     LinkBroken,
     Loading,
+    MalformedBatch,
     MalformedMessage,
     Message,
+    Recall,
+    Recalled,
     Rejoin,
     Started,
     Stop,
     cut,
     decode,
+    digest_of,
     encode,
 )
 from penstock.pipeline.assembly import compute_with, load_layers, make_core, make_driver
@@ -38,8 +43,9 @@ from penstock.pipeline.grammars import GrammarDesk
 from penstock.pipeline.loss import EngineUnreached
 from penstock.pipeline.memory import returned_at_once
 from penstock.pipeline.plan import StageSpec
-from penstock.stage.driver import Core, Outgoing
+from penstock.stage.driver import Core, Outgoing, UnexpectedMessage
 from penstock.stage.grammar_process import GrammarProcess
+from penstock.stage.visibility import FeaturesError, ProtocolError
 from penstock.transport.inbox import Inbox
 from penstock.transport.outbox import Outbox
 from penstock.transport.sockets import Sockets
@@ -51,6 +57,8 @@ HEARTBEAT = 1.0
 """Seconds between a stage's heartbeats."""
 LOOK_AHEAD = 5e-4
 """Seconds before a due moment at which a stage takes in messages, so that only the due work is left for the moment."""
+REMEMBERED = 8
+"""Batches that a stage remembers beside those that can be in flight: one that computes and one that waits per stage."""
 FLUSH_S = 1.0
 """Seconds that a failed stage waits for its report to reach the engine. One told to stop has nothing to report."""
 
@@ -83,7 +91,10 @@ def serve_session(spec: StageSpec, sockets: Sockets, inbox: Inbox, layers: Any) 
     except Exception as error:
         details = traceback.format_exc()
         failed = Failed(
-            stage=spec.index, cause=cut(f"{type(error).__name__}: {error}"), details=details[-MOST_DETAILS:]
+            stage=spec.index,
+            cause=cut(f"{type(error).__name__}: {error}"),
+            details=details[-MOST_DETAILS:],
+            unusable=unusable(error),
         )
         engine.send(encode(failed, spec.session))
         sockets.close(FLUSH_S)
@@ -109,6 +120,8 @@ class Worker:
         self._packed: tuple[Outgoing, Frames] | None = None
         """The message that leaves next, already encoded."""
         self._apart = spec.plan.emulation is not None and spec.plan.emulation.apart
+        self._remembered: deque[Batch] = deque(maxlen=REMEMBERED + 2 * spec.stages)
+        """The latest batches as they were received."""
         self._wired = self._stopped = self._acknowledged = False
         """``_acknowledged``: the engine has answered the latest heartbeat, or there was none yet."""
         self._following: StageSpec | None = None
@@ -232,6 +245,7 @@ class Worker:
         message = delivery.message
         arrives = delivery.arrives_by(time.monotonic())
         if isinstance(message, Batch):
+            self._remembered.append(message)
             self._driver.on_message(message, self._hidden_states(message, frames), arrives)
         elif isinstance(message, Stop):
             self._stopped = True
@@ -243,17 +257,24 @@ class Worker:
             self._wired = self._acknowledged = True
         elif isinstance(message, HeartbeatAck):
             self._acknowledged = True
+        elif isinstance(message, Recall):
+            self._tell_engine(self._recalled(message.stream))
         elif isinstance(message, Features):
             self._driver.on_message(message, frames[1] if message.nodes else None, arrives)
         elif not self._grammars.on_message(message):
             self._driver.on_message(message, None, arrives)
+
+    def _recalled(self, stream: int) -> Recalled:
+        found = next((batch for batch in self._remembered if batch.stream == stream), None)
+        digest = "" if found is None else digest_of(found)
+        return Recalled(stage=self._spec.index, digest=digest)
 
     def _hidden_states(self, batch: Batch, frames: list[Frame]) -> Frame | None:
         """The hidden states of a batch, a line per surviving row; None from the engine, which sends only tokens."""
         if self._spec.index == 0 or not batch.alive:
             return None
         if (batch.dtype, batch.width) != (self._spec.plan.dtype, self._entering):
-            raise MalformedMessage(f"batch {batch.stream} brings {batch.dtype or 'no'} states of width {batch.width}")
+            raise MalformedBatch(f"batch {batch.stream} brings {batch.dtype or 'no'} states of width {batch.width}")
         return frames[1]
 
     def _send(self, outgoing: Outgoing) -> None:
@@ -274,6 +295,13 @@ class Worker:
         message.width = self._width * len(message.layers) if isinstance(message, Features) else self._leaving
         message.dtype = plan.dtype
         return encode(message, session, outgoing.arrives, left), outgoing.tensor
+
+
+def unusable(error: Exception) -> str:
+    """Whether an error comes of a batch, of another message or of neither, in the words of ``Failed``."""
+    if isinstance(error, ProtocolError | MalformedBatch):
+        return "batch"
+    return "message" if isinstance(error, FeaturesError | MalformedMessage | UnexpectedMessage) else ""
 
 
 def following(message: Rejoin) -> StageSpec:

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from penstock.messages import MOST, Batch, Cancel, Candidates, Features, Opened, SampledToken, Sampling
 from penstock.stage.cancels import Cancels
-from penstock.stage.visibility import BatchView, ProtocolError, Visibility
+from penstock.stage.visibility import BatchView, FeaturesError, ProtocolError, Visibility
 
 
 class Layers(Protocol):
@@ -78,9 +78,9 @@ class StageCore:
         return self.reader.missing_features(awaited) if awaited and self.reader else set()
 
     def add_features(self, features: Features, states: Any) -> None:
-        """Features have arrived from a stage of the target. Raises ProtocolError where nobody reads any."""
+        """Features have arrived from a stage of the target. Raises FeaturesError where nobody reads any."""
         if self.reader is None:
-            raise ProtocolError("features arrived at a stage that reads none")
+            raise FeaturesError("features arrived at a stage that reads none")
         self.reader.add_features(features, states)
 
     def tapped(self) -> tuple[Features, Any] | None:
@@ -108,6 +108,7 @@ class StageCore:
         for opened in batch.opened:
             check_tokens(opened, self._vocab_size)
             self._samplings[opened.request] = opened.sampling
+        self._check_wanted(batch)
         # The header counts also where no row survives: what it commits, opens and closes is never said again.
         self.visibility.apply_header(batch)
         rows = self._cancels.surviving(batch)
@@ -137,6 +138,15 @@ class StageCore:
         if batch.candidates:
             return rows, None, [], self.layers.candidates(view, hidden, wanted, samplings, batch.candidates)
         return rows, None, self.layers.pick(view, hidden, wanted, samplings), []
+
+    def _check_wanted(self, batch: Batch) -> None:
+        """Raise ProtocolError if a row's next token is wanted, but not how to pick it.
+
+        Only the last stage picks, but each one checks: the first honest one tells who has sent it.
+        """
+        for row in batch.wanted:
+            if batch.rows.requests[row] not in self._samplings:
+                raise ProtocolError(f"stream {batch.stream}: request {batch.rows.requests[row]} is not open")
 
 
 def check_tokens(opened: Opened, vocab_size: int) -> None:

@@ -30,6 +30,11 @@ from penstock.messages import (
     Span,
 )
 from penstock.stage.device import REAL_LINKS, Computation, Device, Links
+from penstock.stage.visibility import ProtocolError
+
+
+class UnexpectedMessage(PenstockError):
+    """A message that is for no stage, or not for this one."""
 
 
 class Outgoing(NamedTuple):
@@ -116,7 +121,7 @@ class StageDriver:
         """Take in a batch with its hidden states, features, a cancel, a Ready, or a message for the device."""
         if isinstance(message, Batch):
             if self._buffer is not None:
-                raise PenstockError(f"stage {self.index}: batch {message.stream} arrived before its buffer was free")
+                raise ProtocolError(f"stage {self.index}: batch {message.stream} arrived before its buffer was free")
             self._buffer = Buffered(message, tensor, arrives, max(self.clock(), arrives))
         elif isinstance(message, Cancel):
             self._cancels.append((message, arrives))
@@ -127,7 +132,7 @@ class StageDriver:
             self._credit_at = arrives
             self._settle()
         elif not self.device.on_message(message, arrives):
-            raise PenstockError(f"stage {self.index}: unexpected {type(message).__name__}")
+            raise UnexpectedMessage(f"stage {self.index}: unexpected {type(message).__name__}")
 
     @property
     def due(self) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ import torch
 from penstock.dtypes import torch_dtype
 from penstock.messages import Batch, Cancel, Features, Frame
 from penstock.stage.driver import Core, Processed
+from penstock.stage.visibility import ProtocolError
 
 
 def to_bytes(hidden_ND: Any) -> memoryview:
@@ -21,6 +23,18 @@ def from_bytes(frame: Frame, rows: int, width: int, dtype: str, device: str) -> 
     """The hidden states [rows, width] in ``frame``, whose size has been checked. A bytearray is used without a copy."""
     own = frame if isinstance(frame, bytearray) else bytearray(frame)
     return torch.frombuffer(own, dtype=torch_dtype(dtype)).view(rows, width).to(device)
+
+
+def check_finite(hidden_ND: torch.Tensor, batch: Batch) -> None:
+    """Raise ProtocolError where the states of a batch's surviving rows hold a NaN or an infinity."""
+    # Neither of them can leave a sum: a finite one, which costs a thirtieth of ``isfinite``, shows that there is none.
+    if math.isfinite(hidden_ND.sum(dtype=torch.float32)):
+        return
+    # A sum of finite numbers may overflow.
+    finite_N = torch.isfinite(hidden_ND).all(dim=-1)
+    broken = [batch.rows.nodes[row] for row, good in zip(batch.alive, finite_N.tolist(), strict=True) if not good]
+    if broken:
+        raise ProtocolError(f"stream {batch.stream}: the states of nodes {broken} are not finite")
 
 
 class FramedCore:
@@ -49,7 +63,10 @@ class FramedCore:
 
     def process(self, batch: Batch, hidden: Any) -> Processed:
         if hidden is not None:
-            hidden = from_bytes(hidden, len(batch.alive), batch.width, batch.dtype, self._device)
+            hidden = from_bytes(hidden, len(batch.alive), batch.width, batch.dtype, "cpu")
+            # A row's NaN would stay in the arenas and poison the sums of other requests that mask its slot.
+            check_finite(hidden, batch)
+            hidden = hidden.to(self._device)
         rows, hidden, picks, candidates = self._core.process(batch, hidden)
         return rows, None if hidden is None else to_bytes(hidden), picks, candidates
 

@@ -15,7 +15,14 @@ from penstock.messages import MOST, NO_SLOT, Batch
 
 
 class ProtocolError(PenstockError):
-    """A batch that contradicts earlier ones of its stream. Ends the session's pipeline."""
+    """A batch that contradicts earlier ones of its stream, or that no layers can have made.
+
+    It ends the session's pipeline. Whoever has sent the batch is at fault, not the stage that notices.
+    """
+
+
+class FeaturesError(PenstockError):
+    """Features that are not for this stage, or not as its layers read them. They end the session's pipeline."""
 
 
 @dataclass(frozen=True)

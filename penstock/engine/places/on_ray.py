@@ -19,7 +19,7 @@ def open_on_ray(options: EngineOptions, address: str, on_loading: OnLoading | No
     """
     require([RAY])
     check(options.keys is None, "keys", options.keys, "left out with Ray: each engine makes keys of its own")
-    from penstock.hosts.ray.cluster import RayCluster
+    from penstock.hosts.ray.cluster import STARTED_S, RayCluster
 
     assert options.pipeline_parallel_size is not None
     with ExitStack() as in_vain:
@@ -27,7 +27,8 @@ def open_on_ray(options: EngineOptions, address: str, on_loading: OnLoading | No
         in_vain.callback(cluster.close)
         fleet = Fleet([], cluster.security, private_network=options.insecure, door=f"{cluster.here}:0")
         in_vain.callback(fleet.close)
-        fleet.wait_for(cluster.start_agents(options.pipeline_parallel_size, options.device, fleet.door))
+        # An agent that is lost before it has come is started again only where Ray has another node for it.
+        fleet.wait_for(cluster.start_agents(options.pipeline_parallel_size, options.device, fleet.door), STARTED_S)
         host = FleetHost(fleet, options.stage_timeout, on_loading, started_by=cluster)
         in_vain.pop_all()
     return host

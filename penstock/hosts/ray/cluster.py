@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import ray
 from ray.util.placement_group import placement_group, remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from penstock.core import ConfigError
 from penstock.hosts.fleet import address_toward
@@ -44,7 +44,10 @@ class RayCluster:
             self.security: LinkSecurity | None = None
             if not insecure:
                 self._authority = f"penstock-{secrets.token_hex(8)}"
-                self._actors.append(ray.remote(Authority).options(name=self._authority, num_cpus=0).remote())
+                # Beside this process: agents that Ray starts again need it, whichever other node is lost.
+                own_node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+                options = {"name": self._authority, "num_cpus": 0, "scheduling_strategy": own_node}
+                self._actors.append(ray.remote(Authority).options(**options).remote())
                 self.security = enrolled(self._authority, self._folder / "keys")
         except BaseException:
             self.close()

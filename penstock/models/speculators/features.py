@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from penstock.messages import Features
-from penstock.stage.visibility import ProtocolError
+from penstock.stage.visibility import FeaturesError
 
 
 class FeatureStore:
@@ -37,19 +37,19 @@ class FeatureStore:
     def add_features(self, features: Features, states: Tensor | None) -> None:
         """Store what a stage of the target has sent; ``states`` is [rows, layers x width], None without rows.
 
-        Raises ProtocolError for layers, widths or slots that are not this drafter's.
+        Raises FeaturesError for layers, widths or slots that are not this drafter's.
         """
         if states is None:
             return
         width = states.shape[1]
         if not set(features.layers) <= set(self.layers) or width != len(features.layers) * self._width:
-            raise ProtocolError(
+            raise FeaturesError(
                 f"features of layers {features.layers}, {width} wide, came where {self.layers} of {self._width} each "
                 "are read"
             )
         slots = np.asarray(features.slots, dtype=np.int64)
         if len(slots) and not 0 <= slots.min() <= slots.max() < len(self._states_SLD):
-            raise ProtocolError(f"features name a slot outside the {len(self._states_SLD)} of this drafter")
+            raise FeaturesError(f"features name a slot outside the {len(self._states_SLD)} of this drafter")
         for i, layer in enumerate(features.layers):
             place = self.layers.index(layer)
             self._states_SLD[torch.from_numpy(slots), place] = states[:, i * self._width : (i + 1) * self._width]

@@ -382,3 +382,43 @@ def test_an_engine_of_a_process_with_more_than_a_thousand_open_files(engine: Asy
             assert asyncio.run(collect(llm, PROMPTS[0], params(0))) == right
         finally:
             llm.close()
+
+
+def test_an_error_of_a_rebalance_is_its_callers_alone(engine: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(loop: EngineLoop) -> bool:
+        raise KeyError("10.0.0.7:7700")
+
+    async def run() -> None:
+        expected = await collect(engine, PROMPTS[0], params(0))
+        with monkeypatch.context() as patched:
+            patched.setattr(EngineLoop, "rebalance", fails)
+            beside = asyncio.create_task(collect(engine, PROMPTS[0], params(0)))
+            with pytest.raises(KeyError, match="7700"):
+                await asyncio.wait_for(engine.rebalance(), 30)
+            assert await beside == expected
+        assert await engine.rebalance() is False
+
+    asyncio.run(run())
+
+
+def test_a_rebalance_that_nobody_waits_for_any_more_ends_nothing(engine: AsyncLLM) -> None:
+    async def run() -> None:
+        expected = await collect(engine, PROMPTS[0], params(0))
+        held, going_on = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            held.set()
+            going_on.wait(30)
+
+        engine._command(hold)
+        await asyncio.to_thread(held.wait, 30)
+        asked = asyncio.create_task(engine.rebalance())
+        await asyncio.sleep(0)  # it has asked now, and the engine's thread has not looked
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        going_on.set()
+        assert await collect(engine, PROMPTS[0], params(0)) == expected
+        assert await engine.rebalance() is False
+
+    asyncio.run(run())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -32,6 +33,68 @@ with LLM(target, max_model_len=256, hosts="ray", pipeline_parallel_size=2) as ll
     ids = [list(one.outputs[0].token_ids) for one in llm.generate(prompts, sampled)]
     llm.loop.audit()
     print(json.dumps({"ids": ids, "on": llm.setup.hosts}))
+"""
+
+LOSSES: Final = """
+import json, os, sys, time
+import psutil
+from penstock import LLM, PipelineError, SamplingParams
+from penstock.pipeline.processes import ProcessHost
+from tests.happening import AfterResults
+target, prompts = sys.argv[1], json.loads(sys.argv[2])
+sampled = [SamplingParams(temperature=0.8, seed=seed, max_tokens=24, ignore_eos=True) for seed in range(4)]
+
+def network_of(process):
+    return os.stat(f"/proc/{process.pid}/ns/net").st_ino
+
+def found(begins, here):
+    own = network_of(psutil.Process())
+    for process in psutil.process_iter():
+        try:
+            words = process.cmdline()
+            if words and begins in words[0] and (network_of(process) == own) == here:
+                yield process
+        except (psutil.Error, OSError):
+            pass
+
+def kill(begins, here=False):
+    for process in list(found(begins, here)):
+        process.kill()
+
+def ids(llm):
+    return [list(one.outputs[0].token_ids) for one in llm.generate(prompts, sampled)]
+
+begin = ProcessHost.begin
+def dying(host, *plans):
+    ProcessHost.begin = begin
+    begun = begin(host, *plans)
+    kill("ray::NodeAgent")
+    return begun
+
+told = {}
+ProcessHost.begin = dying
+with LLM(target, max_model_len=256, hosts="ray", pipeline_parallel_size=2, recovery_timeout=30.0) as llm:
+    told["an agent at the start"] = ids(llm)
+    deadline = time.monotonic() + 60
+    while len(llm.host.fleet.living) < 2 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    there_again = len(llm.host.fleet.living)
+    with llm.observing(AfterResults(7, lambda: kill("ray::NodeAgent"))):
+        told["an agent"] = ids(llm)
+    with llm.observing(AfterResults(7, lambda: kill("raylet"))):
+        told["a node"] = ids(llm)
+    llm.loop.audit()
+    llm.loop.recovery._timeout = 5.0
+    (raylet,) = found("raylet", here=True)
+    raylet.suspend()  # so that Ray does not start the last agent again
+    try:
+        with llm.observing(AfterResults(7, lambda: kill("ray::NodeAgent", here=True))):
+            ids(llm)
+    except PipelineError as error:
+        nothing_left = str(error)
+    finally:
+        raylet.resume()
+print(json.dumps({"ids": told, "there again": there_again, "nothing left": nothing_left}))
 """
 
 
@@ -68,9 +131,9 @@ def ray_on(hosts: list[Namespace], environment: dict[str, str]) -> Iterator[None
         yield
 
 
-def driven(host: Namespace, target: Path, environment: dict[str, str]) -> dict[str, Any]:
+def driven(host: Namespace, target: Path, environment: dict[str, str], driver: str = DRIVER) -> dict[str, Any]:
     """Run an engine on that host and return what it reports."""
-    command = [*host.enter, sys.executable, "-c", DRIVER, str(target), json.dumps(PROMPTS)]
+    command = [*host.enter, sys.executable, "-c", driver, str(target), json.dumps(PROMPTS)]
     told = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, timeout=200, check=True).stdout
     return json.loads(told.splitlines()[-1])  # type: ignore[no-any-return]
 
@@ -90,3 +153,15 @@ def test_tokens_on_ray_are_those_of_one_host(target: Path, hosts: list[Namespace
         found = driven(hosts[0], target, guarded)
     assert found["ids"] == plain
     assert {name.partition(":")[0] for name in found["on"]} == {host.address for host in hosts}
+
+
+def test_lost_agents_and_nodes_change_no_token(target: Path, hosts: list[Namespace]) -> None:
+    """Ray starts an agent again whose node is there; the stages of a node that is gone move to the other one."""
+    with LLM(target, max_model_len=256) as llm:
+        plain = [list(one.outputs[0].token_ids) for one in llm.generate(PROMPTS, SAMPLED)]
+    guarded = environment(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN="5" * 64)
+    with ray_on(hosts, guarded):
+        told = driven(hosts[0], target, guarded, LOSSES)
+    assert told["ids"] == dict.fromkeys(("an agent at the start", "an agent", "a node"), plain)
+    assert told["there again"] == 2
+    assert re.search(r"was lost: host .*; no recovery within 5 s: none of the hosts is there", told["nothing left"])

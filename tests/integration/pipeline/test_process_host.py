@@ -49,12 +49,12 @@ def test_a_host_whose_stages_fail_twice_is_cut_off() -> None:
     lost: list[tuple[str, str]] = []
     elsewhere = Elsewhere({}, "127.0.0.1", lambda host, cause: lost.append((host, cause)), private_network=True)
     with closing(ProcessHost("tcp", elsewhere=elsewhere)) as made:
-        made.note_fault("a", "no memory")
-        made.note_fault("b", "no memory")
+        made.faults.note("a", "no memory")
+        made.faults.note("b", "no memory")
         assert lost == []
-        made.note_fault("a", "not finite")
+        made.faults.note("a", "not finite")
         assert lost == [("a", "stages there have failed 2 times: not finite")]
-        made.note_fault("a", "not finite")
+        made.faults.note("a", "not finite")
         assert len(lost) == 1
 
 

@@ -275,6 +275,51 @@ def test_stages_move_amid_a_request_where_somebody_asks_for_it() -> None:
     assert stages.recovery.recoveries == 0
 
 
+class Unplaced(Stages):
+    """Stages for which it cannot be told where they could be."""
+
+    asked = 0
+
+    @property
+    def out_of_place(self) -> bool:
+        self.asked += 1
+        raise KeyError("10.0.0.7:7700")
+
+    @out_of_place.setter
+    def out_of_place(self, value: bool) -> None: ...
+
+
+def test_stages_stay_where_they_are_if_it_cannot_be_told_where_they_could_be() -> None:
+    stages = Unplaced()
+    request = stages.add(0)
+    for _ in range(5):
+        stages.loop.step()
+    with pytest.raises(KeyError, match="7700"):
+        stages.loop.rebalance()
+    stages.run()
+    asked = stages.asked
+    assert stages.recovery.advance(stages.loop), "nothing runs: stages may move, or go on"
+    assert stages.asked > asked
+    assert tokens_of(request) == expected()
+    assert not stages.started
+
+
+def test_nobody_moves_stages_that_are_being_replaced() -> None:
+    stages = Stages()
+    request = stages.add(0)
+    stages.break_after(3)
+    stages.loop.step()
+    stages.out_of_place = True
+    while stages.recovery.reason is not None:
+        assert not stages.loop.rebalance()
+        stages.loop.step()
+    assert stages.loop.rebalance()
+    stages.loop.step()
+    assert stages.recovery.reason == "stages move to hosts that are back"
+    stages.run()
+    assert tokens_of(request) == expected()
+
+
 def test_without_a_timeout_every_loss_is_an_error() -> None:
     stages = Stages()
     stages.loop.recovery = Recovery(stages, stages.clock, 0.0)

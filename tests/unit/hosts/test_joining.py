@@ -10,7 +10,7 @@ import pytest
 from penstock.config import FieldError
 from penstock.hosts import joining
 from penstock.hosts.control import HEAD_DOOR, Beat, Join, encode
-from penstock.hosts.fleet import Fleet
+from penstock.hosts.fleet import MOST_HOSTS, Fleet
 from penstock.hosts.joining import Joining
 from penstock.transport.security import LinkSecurity
 from penstock.transport.sockets import Sockets
@@ -89,6 +89,36 @@ def test_nothing_else_opens_the_door(
         stranger.send(encode(Join(host="a.name:7700"), HEAD_DOOR))
         soon(lambda: "Beat does not open" in caplog.text and "$.host" in caplog.text)
         assert list(made.hosts) == [name_of(one)]
+
+
+def test_more_hosts_than_there_are_places_end_nothing(
+    server: NotingServer,
+    security: LinkSecurity,
+    door: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A member says that hundreds have come, which are nowhere; one that does come has a place once they are gone."""
+    monkeypatch.setattr("penstock.hosts.remote.ANSWER_S", 4.0)
+    with (
+        agent(security) as one,
+        agent(security, "tcp://127.0.0.3:*") as late,
+        closing(Fleet([name_of(one)], security, door=door)) as made,
+        Sockets(security) as sockets,
+    ):
+        secret = made.hosts[name_of(one)].lease
+        member = sockets.connect(f"tcp://{door}", HEAD_DOOR)
+        told = [f"127.0.0.9:{port}" for port in range(1, MOST_HOSTS + 45)]
+        for name in (*told, "127.0.0.9:0", "127.0.0.9:99999"):
+            member.send(encode(Join(host=name), HEAD_DOOR))
+        soon(lambda: f"host {told[MOST_HOSTS]} has come, and has no place: 256 are the most" in caplog.text)
+        assert len(made.hosts) == MOST_HOSTS
+        assert list(made.living) == [name_of(one)]
+        with Joining(door, name_of(late), security, False):
+            soon(lambda: name_of(late) in made.living)
+            soon(lambda: len(made.hosts) == 2)
+        assert made.hosts[name_of(one)].lease == secret, "nothing has disturbed who was there"
+        assert made._thread.is_alive()
 
 
 def test_a_door_is_an_address_that_others_can_use(security: LinkSecurity) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.emulation.link import LinkModel
-from penstock.messages import Candidates, DeviceReserved, Message, Ready, Result, SampledToken
+from penstock.messages import Cancel, Candidates, DeviceReserved, Message, Ready, Result, SampledToken
 from penstock.pipeline.clock import VirtualClock
 from penstock.pipeline.engine_end import EngineEnd
 from penstock.stage.device import REAL_LINK
@@ -32,6 +32,8 @@ def awaiting(*streams: int) -> EngineEnd:
         (Result(stream=0, picks=[SampledToken(4, 50)]), "result 0 names token 50; the model's are 0 to 49"),
         (Result(stream=0, picks=[SampledToken(4, 5, top=[(49, 0.0), (51, 0.0)])]), "names token 51"),
         (Result(stream=0, candidates=[Candidates(4, [3, 77, 4], [0.0] * 3)]), "names token 77"),
+        (Result(stream=0), r"result 0 does not speak of nodes \[4\]"),
+        (Result(stream=0, candidates=[Candidates(4, [3], [0.0])]), "answers another question"),
     ],
 )
 def test_results_that_answer_no_batch_are_refused(result: Result, complaint: str) -> None:
@@ -48,6 +50,14 @@ def test_a_result_too_many_is_refused() -> None:
     assert end.arrived() == []
 
 
+def test_cancelled_nodes_may_stay_unanswered_and_are_forgotten_with_their_batch() -> None:
+    end = awaiting(0, 1)
+    end.sending(Cancel(before=1, nodes=[4]))
+    end.received(Result(stream=0), 0.0)
+    with pytest.raises(ProtocolError, match="does not speak of nodes"):
+        end.received(Result(stream=1), 0.0)
+
+
 def test_no_stage_but_the_first_has_a_buffer_of_the_engines() -> None:
     end = awaiting(0)
     assert not end.received(Ready(stage=1), 0.0)
@@ -61,7 +71,7 @@ def test_messages_take_their_time_on_the_entrance() -> None:
     assert not end.ready
     assert end.due is None, "only a message can help"
     end.received(Ready(stage=0), 5.0)
-    end.received(Result(stream=0), 3.0)
+    end.received(Result(stream=0, picks=[SampledToken(4, 5)]), 3.0)
     assert (end.ready, end.due, end.arrived()) == (False, 3.0, [])
     clock.wait(3.0)
     assert len(end.arrived()) == 1
@@ -75,7 +85,7 @@ def test_a_buffer_that_is_free_before_the_next_result_is_due_first() -> None:
     end = EngineEnd(clock, LinkModel(link(2.0)))
     end.sending(prompt(0, 0, PROMPT))
     end.received(Ready(stage=0), 3.0)
-    end.received(Result(stream=0), 5.0)
+    end.received(Result(stream=0, picks=[SampledToken(4, 5)]), 5.0)
     assert end.due == 3.0
     clock.wait(3.0)
     assert (end.ready, end.due) == (True, 5.0)

@@ -1,0 +1,111 @@
+"""Who is at fault where stages contradict each other, or the engine, in what they send."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+ANY_STAGE: Final = -1
+"""The number that stands for an unknown stage of a pipeline."""
+MOST_FAULTS: Final = 2
+FAULTS_WITHIN_S: Final = 600.0
+"""A host is cut off when its stages have failed MOST_FAULTS times within this many seconds."""
+RECALL_S: Final = 1.5
+"""Seconds that stages have to say what a batch was."""
+
+
+class HostFaults:
+    """The faults of other hosts, by their names in plans. ``cut_off`` is called with one that has had too many.
+
+    Stages then start elsewhere, if they can: neither a broken device nor a lying member ends the engine.
+    """
+
+    def __init__(self, now: Callable[[], float], cut_off: Callable[[str, str], None]) -> None:
+        self._now = now
+        self._cut_off = cut_off
+        self._times: dict[str, deque[float]] = {}
+        self._blamed: dict[str, tuple[str, float]] = {}
+        """Host -> the host that it has blamed last and was believed, and when."""
+
+    def note(self, host: str, cause: str) -> None:
+        """Note that a stage on a host failed by itself. The second time within FAULTS_WITHIN_S the host is cut off."""
+        times = self._times.setdefault(host, deque(maxlen=MOST_FAULTS))
+        times.append(self._now())
+        if len(times) == MOST_FAULTS and times[0] >= self._now() - FAULTS_WITHIN_S:
+            times.clear()
+            self._cut_off(host, f"stages there have failed {MOST_FAULTS} times: {cause}")
+
+    def believes(self, host: str, against: str) -> bool:
+        """Whether a host is believed that says that another one, ``against``, has sent what cannot be used.
+
+        No host is believed that has blamed a second one within FAULTS_WITHIN_S, or the engine's own: what its reports
+        have in common is itself. A liar can thus have one other host lost at most.
+        """
+        if host in ("", against):
+            return True
+        now = self._now()
+        blamed, at = self._blamed.get(host, (against, now))
+        if not against or (blamed != against and at >= now - FAULTS_WITHIN_S):
+            return False
+        self._blamed[host] = against, now
+        return True
+
+
+class Lose(Protocol):
+    def __call__(self, stage: int, cause: str, details: str = "", beside: int = ANY_STAGE) -> None:
+        """Lose a pipeline because of a stage; the process of the one ``beside`` it is not used again either."""
+        ...
+
+
+class Blame:
+    """Says which stage of a pipeline is at fault where two of them contradict each other.
+
+    ``hosts`` are those of the stages as plans name them, ``who`` describes a stage for people.
+    """
+
+    def __init__(self, hosts: Sequence[str], who: Callable[[int], str], faults: HostFaults, lose: Lose) -> None:
+        self.until = math.inf
+        """Time at which the inquiry under way ends; infinite for none. Its end is a loss."""
+        self._hosts, self._who, self._faults, self._lose = hosts, who, faults, lose
+        self._submitted = self._complaint = ""
+        """``_submitted``: the digest of the batch of that the inquiry is; "" if there was no batch of its number."""
+        self._told: dict[int, str] = {}
+        """Stage -> the digest of the batch that it got; "" if it has got none so far, or has forgotten it."""
+
+    @property
+    def inquires(self) -> bool:
+        return self.until < math.inf
+
+    def complain(self, receiver: int, complaint: str, details: str = "") -> None:
+        """Take in a stage's complaint of what the one before it has sent."""
+        sender = receiver - 1
+        if self._faults.believes(self._hosts[receiver], against=self._hosts[sender]):
+            self._lose(sender, f"{self._who(receiver)} {complaint}", details, beside=receiver)
+        else:
+            cause = f"it says of {self._who(sender)} what it has said of another host before: it {complaint}"
+            self._lose(receiver, cause, details, beside=sender)
+
+    def inquire(self, submitted: str, complaint: str, until: float) -> None:
+        """Begin an inquiry into a result that does not fit its batch; all stages are asked what that was.
+
+        Every stage passes a batch on as it came, apart from its states. The first one that got another one than was
+        submitted was sent it by the stage before; where none says so, the last stage has made the result up.
+        """
+        self._submitted, self._complaint, self.until = submitted, complaint, until
+
+    def told(self, stage: int, digest: str) -> None:
+        """Take in a stage's answer."""
+        self._told[stage] = digest
+        if len(self._told) == len(self._hosts):
+            self.conclude()
+
+    def conclude(self) -> None:
+        """End the inquiry with the answers that have come."""
+        differs = [stage for stage, digest in self._told.items() if digest not in ("", self._submitted)]
+        noticed = min(differs, default=0)
+        if noticed:
+            self.complain(noticed, f"was sent another batch than was submitted: {self._complaint}")
+        else:  # the first one, which says that the engine lies, or else the last one
+            self._lose(0 if differs else len(self._hosts) - 1, self._complaint)
