@@ -1,4 +1,4 @@
-"""Ctrl-C at many moments in a program that uses ``LLM``: it ends with KeyboardInterrupt, and no process is left."""
+"""Ctrl-C at many moments in a program that uses ``LLM``, and in our own commands: no process is left."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Final
 import pytest
 
 from tests.processes import descendants
-from tests.serving import PATIENCE, until
+from tests.serving import PATIENCE, PENSTOCK, until
 
 pytestmark = pytest.mark.processes
 
@@ -80,10 +80,10 @@ class Program:
 
 
 @contextmanager
-def program(does: str) -> Iterator[Program]:
+def program(*command: str) -> Iterator[Program]:
     mark = uuid.uuid4().hex
     with subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, does],
+        command,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -104,8 +104,9 @@ def program(does: str) -> Iterator[Program]:
 MOMENTS: Final[dict[str, tuple[str, Callable[[Program], None]]]] = {
     "0.3 s into the start": ("generate", lambda one: one.has_been_starting(0.3)),
     "with a first process": ("generate", lambda one: one.has_children(1)),
-    "with a first stage": ("generate", lambda one: one.has_children(2)),
-    "with all stages": ("generate", lambda one: one.has_children(3)),
+    "with a drafter": ("generate", lambda one: one.has_children(2)),
+    "with a first stage": ("generate", lambda one: one.has_children(3)),
+    "with all stages": ("generate", lambda one: one.has_children(4)),
     "once started": ("generate", lambda one: one.says("started")),
     "amid a third answer": ("generate", lambda one: one.says("answered", 2)),
     "amid a stream": ("stream", lambda one: one.says("text", 5)),
@@ -115,11 +116,27 @@ MOMENTS: Final[dict[str, tuple[str, Callable[[Program], None]]]] = {
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_an_interrupted_program_ends_as_any_other_and_leaves_no_process(moment: str) -> None:
     does, wait = MOMENTS[moment]
-    with program(does) as one:
+    with program(sys.executable, "-c", PROGRAM, does) as one:
         wait(one)
         one.process.send_signal(signal.SIGINT)
         _, said = one.process.communicate(timeout=PATIENCE)
         assert one.process.returncode == -signal.SIGINT, said
         assert said.splitlines()[-1] == "KeyboardInterrupt"
         assert said.count("Traceback (most recent call last)") == 1, said
+        until(lambda: one.left == [])
+
+
+COMMANDS: Final = {"generate": ("generate", "x", "-pp", "2"), "serve": ("serve", "demo", "--port", "0", "-pp", "2")}
+
+
+@pytest.mark.parametrize("children", [1, 2, 3, 4])
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_that_is_interrupted_as_it_starts_says_nothing_and_leaves_no_process(
+    name: str, children: int
+) -> None:
+    with program(PENSTOCK, *COMMANDS[name]) as one:
+        one.has_children(children)
+        one.process.send_signal(signal.SIGINT)
+        _, said = one.process.communicate(timeout=PATIENCE)
+        assert (one.process.returncode, "Traceback" in said) == (130, False), said
         until(lambda: one.left == [])
