@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 from penstock.core import ConfigError
+from penstock.files import NAMED_PIPE, is_named_pipe
 from penstock.typos import meant
 
 if TYPE_CHECKING:
@@ -61,6 +62,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 def read_toml(path: Path) -> dict[str, Any]:
     """Read a TOML file. Raises ConfigError naming the file, and line and column where it is not TOML."""
+    if is_named_pipe(path):
+        raise ConfigError(f"{path}: {NAMED_PIPE}")
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Checks of a checkpoint's files, which may come from strangers; Penstock's cache folder; stamps of files.
+"""Checks of a checkpoint's files, which may come from strangers; named pipes; Penstock's cache folder; stamps of files.
 
 No code of a checkpoint ever runs, and no option allows it. Its files lie in its folder, or where the hub's cache keeps
 them. Anything unexpected in a file is a ConfigError that names file and field.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -46,6 +47,21 @@ KERNEL_FIELDS: Final = frozenset(
 
 MORE_TEMPLATES: Final = "additional_chat_templates"
 """The only folder inside a checkpoint from which transformers reads files."""
+
+
+NAMED_PIPE: Final = "is a named pipe; give a file or a folder"
+"""Error text for a path that ``is_named_pipe``; its name goes in front."""
+
+
+def is_named_pipe(path: Path) -> bool:
+    """Whether a path, or what it links to, is a named pipe: opening one waits until somebody opens its other end.
+
+    The pipes of a shell's ``<(command)`` have no name. They are open already, and are read like files.
+    """
+    try:
+        return stat.S_ISFIFO(path.resolve().lstat().st_mode)
+    except (OSError, RuntimeError, ValueError):  # there is nothing, a circle of links, or a null byte in the name
+        return False
 
 
 def split_files(first: Path) -> list[Path]:

@@ -15,7 +15,7 @@ from penstock.core import CompletionOutput, OutlineOutput, SamplingParams
 from penstock.engine.job import Prompt
 from penstock.engine.loop import Observer
 from penstock.engine.options import EngineOptions
-from penstock.engine.places.starting import watched
+from penstock.engine.places.starting import loaded, watched
 from penstock.engine.resolve import check_options
 from penstock.hosts.host import FleetHost
 from penstock.outlines.dialogue import Dialogue
@@ -119,6 +119,8 @@ def complete(
     with llm:
         prompt = asked.prompt(llm.get_tokenizer())
         params = sampling_params(llm, asked, sampling)
+        if not as_json and sys.stderr.isatty():
+            typer.secho(loaded(llm.setup, start, llm.numerics), dim=True, err=True)
         if asked.outline_decoding != "off":
             complete_in_points(llm, asked, params, as_json, trace, start.seconds)
             return
@@ -253,9 +255,7 @@ def statistics_line(metrics: Mapping[str, Any]) -> str:
     if decided:
         parts.append(f"{metrics['accepted']} of {decided} had been drafted")
     parts.append(f"first token after {metrics['first_token_seconds']:.2f} s")
-    parts.append(f"loaded in {metrics['load_seconds']:.1f} s")
-    stages = f"{metrics['stages']} stage{'s' * (metrics['stages'] > 1)}"
-    parts.append(f"{metrics['strategy']}, {stages}, {metrics['numerics']} numerics")
+    parts.append(metrics["strategy"])
     if metrics["method"] == "synthetic":
         parts.append("synthetic drafter: it knows the answer")
     if metrics["emulated"]:

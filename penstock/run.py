@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import httpx
 from rich.console import Console
@@ -18,14 +18,11 @@ from penstock.clients.chat import ChatOptions, chat_over
 from penstock.config import FieldError
 from penstock.demo import chat_model
 from penstock.engine.options import EngineOptions, model_folder
-from penstock.engine.places.starting import Start, watched
+from penstock.engine.places.starting import loaded, watched
 from penstock.engine.resolve import check_options
 from penstock.pipeline.forkserver import shared_fork_server
 from penstock.server.settings import ServerSettings
 from penstock.text.tokenizer import Tokenizer, load_tokenizer
-
-if TYPE_CHECKING:
-    from penstock.engine.resolve import Resolved
 
 LONGEST_ANSWER: Final = 86_400.0
 """Seconds an answer may take: a day, because the person ends it with Ctrl-C."""
@@ -87,19 +84,3 @@ def tokenizer_of(options: EngineOptions) -> Tokenizer:
     from penstock.models.checkpoint import open_checkpoint
 
     return load_tokenizer(open_checkpoint(model_folder(options.model, "target")).path)
-
-
-def loaded(setup: Resolved, start: Start, numerics: str) -> str:
-    """A loaded model in a line, as ``30 layers in int4, exact numerics, 2 stages · 97 MB of weights, ...``.
-
-    ``numerics`` is ``LLM.numerics``.
-    """
-    form = setup.options.dtype if setup.quantization == "none" else setup.quantization
-    weights, room = (f"{held / 1e6:,.0f} MB" for held in (start.weight_bytes, start.kv_bytes))
-    parts = [
-        f"{setup.checkpoint.num_layers} layers in {form}, {numerics} numerics, "
-        f"{setup.stages} stage{'s' * (setup.stages != 1)}",
-        f"{weights} of weights, {room} for {setup.capacity:,} tokens",
-        f"loaded in {start.seconds:.1f} s",
-    ]
-    return " · ".join(parts)

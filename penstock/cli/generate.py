@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import IO, Annotated, Any, Final
 
 import typer
 
@@ -14,6 +15,7 @@ from penstock.cli.speculation import SpeculationOptions
 from penstock.config import FieldError, check
 from penstock.core import OUTLINE_MODES, SamplingParams
 from penstock.engine.options import EngineOptions, ModelOptions, PipelineOptions
+from penstock.files import NAMED_PIPE, is_named_pipe
 from penstock.generate import Asked
 from penstock.options import OUTPUT, PROMPT, SAMPLING, Option
 from penstock.text.conversation_files import Conversation, read_conversation, read_template
@@ -97,14 +99,26 @@ class PromptOptions:
                 raise FieldError("raw", f"continues a text without a chat template; remove it, or {name}")
 
 
+def opened_for_writing(name: str) -> IO[str]:
+    """The file of that name, or standard output for "-", opened before the stages start. Raises FieldError."""
+    if name == "-":
+        return open(sys.stdout.fileno(), "w", encoding="utf-8", closefd=False)
+    if is_named_pipe(Path(name)):
+        raise FieldError("trace", f"is {name!r}, which {NAMED_PIPE}")
+    try:
+        return Path(name).open("w", encoding="utf-8")
+    except OSError as error:
+        raise FieldError("trace", f"is {name!r}, which cannot be written: {error.strerror}") from error
+
+
 TraceFile = Annotated[
-    typer.FileTextWrite | None,
-    typer.Option(
+    IO[str] | None,
+    Option(
+        "Write a trace for penstock trace and ui.perfetto.dev: every batch on every stage.",
+        OUTPUT,
         metavar="FILE",
-        help="Write a trace for penstock trace and ui.perfetto.dev: every batch on every stage.",
-        rich_help_panel=OUTPUT,
-        show_default=False,
-        lazy=False,
+        default="",
+        parse=opened_for_writing,
     ),
 ]
 
@@ -127,7 +141,8 @@ def generate(
     options = EngineOptions(**vars(model), **vars(pipeline), speculative_config=config)
     from penstock.generate import complete
 
-    complete(asked, options, sampling.given, as_json, trace)
+    with trace or nullcontext():
+        complete(asked, options, sampling.given, as_json, trace)
 
 
 def asked_of(options: PromptOptions) -> Asked:

@@ -11,9 +11,13 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from penstock.config import FieldError
+from penstock.files import NAMED_PIPE, is_named_pipe
 from penstock.options import Option
 
 REQUIRED: Final = inspect.Parameter.empty
+FOLDER: Final = "FOLDER"
+"""Metavar of options whose value is a folder's path, as text."""
 WRITTEN: Final = (str, int, float, bool, Path)
 """Types that a command-line argument can have."""
 
@@ -60,8 +64,12 @@ def parameter(name: str, default: Any, hint: Any) -> inspect.Parameter:
 
 
 def value_of(field: Field, given: Any) -> Any:
-    """The field's value, from the value that Typer has read."""
+    """The field's value, from the value that Typer has read. Raises FieldError for a path that is a named pipe."""
     option = field.option
+    for one in given if isinstance(given, list | tuple) else (given,):
+        is_path = isinstance(one, Path) or (option is not None and option.metavar == FOLDER)
+        if is_path and is_named_pipe(Path(one)):
+            raise FieldError(field.name, f"is {str(one)!r}, which {NAMED_PIPE}")
     if option is None:
         return given
     if option.parse is not None:

@@ -125,7 +125,8 @@ class Lease:
     def put(self, message: control.Message, contents: Sequence[Frame]) -> None:
         """Have the lease's thread obey a message. A piece goes straight to the fetch that waits for it.
 
-        Raises MalformedMessage for a message that is not for an agent, and if too much waits.
+        Raises MalformedMessage for a message that is not for an agent, for a piece that no question lists, and if too
+        much waits.
         """
         if isinstance(message, control.Piece):
             with self._lock:

@@ -33,7 +33,7 @@ def add_host(name: str, listen: str, minutes: float, keys: str | None) -> None:
     with enrolment:
         print(f"On the host that calls itself {name} (`hostname`), within {minutes:g} minutes:\n")
         print(f"  penstock worker --listen ADDRESS:7700 --token {enrolment.token}\n")
-        print(f"ADDRESS is that of {name} at which other hosts reach it.")
+        print(f"ADDRESS is that of {name} at which other hosts reach it.", flush=True)  # the wait begins, in a pipe too
         if not enrolment.serve(60 * minutes):
             raise ConfigError(f"keys: {name} has not come within {minutes:g} minutes; its token is void now")
     print(f"{name} has its keys.")

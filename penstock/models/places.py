@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from penstock.core import ConfigError
-from penstock.files import CONFIG_FILE, read_json
+from penstock.files import CONFIG_FILE, NAMED_PIPE, is_named_pipe, read_json
 from penstock.models.text_part import is_read
 from penstock.models.weight_files import INDEX_FILE, MEDUSA_FILE, SINGLE_FILE, shards_of
 
@@ -26,6 +26,8 @@ def resolve(model: str, revision: str | None = None) -> Path:
     folder = Path(model).expanduser()
     if folder.is_dir():
         return folder
+    if is_named_pipe(folder):
+        raise ConfigError(f"model: {model!r} {NAMED_PIPE}")
     if folder.suffix == GGUF:
         if not folder.is_file():
             raise ConfigError(f"model: there is no file {model!r}")

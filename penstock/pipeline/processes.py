@@ -306,7 +306,8 @@ class ProcessHost:
         if self._closed:
             return
         self._closed = True
-        self.end_unused()
+        self._unused.clear()
+        self.end(list(self._processes.values()))  # the unused ones, and those of a start that was interrupted
         for session in list(self._owners):
             self.unregister(session)
         self.inbox.unwatch(self._reports)

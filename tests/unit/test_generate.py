@@ -26,12 +26,8 @@ def test_the_speed_stands_beside_plain_decodings_where_that_was_measured(strateg
     assert said(strategy, 0.0).startswith("11 tokens, 10.0 tokens/s · ")
 
 
-def test_loading_is_told_from_the_prompt() -> None:
-    assert "first token after 0.50 s · loaded in 2.0 s" in said("auto", 0.0)
-
-
-def test_numerics_are_told() -> None:
-    assert said("auto", 0.0).endswith("auto, 2 stages, exact numerics")
+def test_the_wait_for_the_first_token_and_the_strategy_stand_at_the_end() -> None:
+    assert said("auto", 0.0).endswith(" · first token after 0.50 s · auto")
 
 
 def test_plain_decoding_is_beside_nothing() -> None:

@@ -1,10 +1,8 @@
-"""How ``penstock run`` chooses its model, and what it announces."""
+"""How ``penstock run`` chooses its model, and what it says beforehand."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -12,7 +10,6 @@ from penstock import run
 from penstock.config import FieldError
 from penstock.demo.chat_model import Unreachable
 from penstock.engine.options import EngineOptions
-from penstock.engine.places.starting import Start
 from tests.checkpoints import make_checkpoint
 
 
@@ -50,14 +47,3 @@ def test_what_is_no_chat_model_is_said_or_refused(tmp_path: Path) -> None:
     plain = EngineOptions(model=str(make_checkpoint(tmp_path, "llama", tokenizer=True)))
     with pytest.raises(FieldError, match=r"model is 'base', which has no chat template: .*--chat-template"):
         run.introduction_of(plain, "base", None)
-
-
-@pytest.mark.parametrize(("quantization", "form"), [("int4", "int4"), ("none", "float32")])
-def test_memory_and_time(quantization: str, form: str) -> None:
-    options, checkpoint = SimpleNamespace(dtype="float32"), SimpleNamespace(num_layers=30)
-    setup: Any = SimpleNamespace(
-        options=options, checkpoint=checkpoint, quantization=quantization, stages=2, capacity=8192
-    )
-    assert run.loaded(setup, Start(4.21, 97_400_000, 188_743_680), "exact") == (
-        f"30 layers in {form}, exact numerics, 2 stages · 97 MB of weights, 189 MB for 8,192 tokens · loaded in 4.2 s"
-    )

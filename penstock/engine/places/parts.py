@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Sequence
+from contextlib import closing
 from typing import Final
 
 import msgspec
@@ -80,9 +81,10 @@ class EngineParts:
         for start in (self._start_drafter, self._start_stages):
             self._wait_for(start())
 
-    def _wait_for(self, steps: Iterable[float | None]) -> None:
-        for due in steps:
-            self._host.wait(due)
+    def _wait_for(self, steps: Generator[float | None]) -> None:
+        with closing(steps):  # Ctrl-C ends the wait: what was begun has to end while the host is still open
+            for due in steps:
+                self._host.wait(due)
 
     def _find_places(self) -> Generator[float | None]:
         self._setup = yield from resolving(self._asked, self._host)

@@ -6,13 +6,16 @@ import gc
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from rich.console import Console
 
 from penstock.engine.options import EngineOptions
 from penstock.engine.places.opening import open_host
 from penstock.pipeline.loading import LoadingBar, LoadingCount
+
+if TYPE_CHECKING:
+    from penstock.engine.resolve import Resolved
 
 Engine = TypeVar("Engine")
 
@@ -45,3 +48,19 @@ def watched(
     gc.collect()
     gc.freeze()  # a collection would hold up a token for as long as it takes to look through all that was imported
     return engine, Start(time.monotonic() - begin, *bar.held)
+
+
+def loaded(setup: Resolved, start: Start, numerics: str) -> str:
+    """A loaded model in a line, as ``30 layers in int4, exact numerics, 2 stages · 97 MB of weights, ...``.
+
+    ``numerics`` is ``LLM.numerics``.
+    """
+    form = setup.options.dtype if setup.quantization == "none" else setup.quantization
+    weights, room = (f"{held / 1e6:,.0f} MB" for held in (start.weight_bytes, start.kv_bytes))
+    parts = [
+        f"{setup.checkpoint.num_layers} layers in {form}, {numerics} numerics, "
+        f"{setup.stages} stage{'s' * (setup.stages != 1)}",
+        f"{weights} of weights, {room} for {setup.capacity:,} tokens",
+        f"loaded in {start.seconds:.1f} s",
+    ]
+    return " · ".join(parts)

@@ -7,7 +7,8 @@
     the hub, then the head, piece by piece  --nothing missing-->  found
 
 Everything that is found has been hashed on this host and matches the head's digests. A piece counts if it was asked
-for, has not come yet, and has its digest; any other piece is refused.
+for, has not come yet, and has its digest; any other piece is refused. A piece that the question does not list ends
+the lease: no honest head sends it.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from penstock.hosts.weights.manifest import (
     read_piece,
     split_digests,
 )
-from penstock.messages import Frame, cut
+from penstock.messages import Frame, MalformedMessage, cut
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +91,7 @@ class Fetch:
         self.asked = asked
         self._frame = digests
         self._digests = split_digests(asked.files, digests)
+        self._listed = {file.name: file.pieces for file in asked.files}
         self._cache = cache
         self._in_use = in_use
         self._tell = tell
@@ -113,10 +115,17 @@ class Fetch:
         return Fetch(self.asked, self._frame, self._cache, self._in_use, self._tell, self._on_end)
 
     def take(self, piece: Piece, content: Frame) -> bool:
-        """Take in a piece if it was asked for and has not come yet. Returns whether it was. Called from any thread."""
+        """Take in a piece if it was asked for and has not come yet. Returns whether it was. Called from any thread.
+
+        Raises MalformedMessage for a piece of this question that it does not list.
+        """
+        if piece.number != self.asked.number:  # of an earlier question, or of another checkpoint's
+            return False
+        if not any(first <= piece.piece < last for first, last in self._listed.get(piece.file, ())):
+            raise MalformedMessage(f"it sends piece {piece.piece} of {piece.file!r}, which its question does not list")
         wanted = piece.file, piece.piece
         with self._lock:
-            if piece.number != self.asked.number or wanted not in self._expected:
+            if wanted not in self._expected:
                 return False
             self._expected.remove(wanted)
         self._came.put((wanted, content))

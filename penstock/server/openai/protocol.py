@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 
 from penstock.server.http.errors import Responses, error_responses
 from penstock.server.openai.lenience import ANYTHING, OF_GENERATION, ApiModel, Unread
@@ -67,7 +67,11 @@ class StructuredOutputs(ApiModel):
 
 
 class IgnoredFields(ApiModel):
-    """Fields that clients send for OpenAI's own sake; no reply depends on them here."""
+    """Fields that clients send for OpenAI's own sake; no reply depends on them here. Every request has them.
+
+    An empty text, list or object says nothing in any field of a request that may be left out, but for the schema {},
+    which asks for JSON.
+    """
 
     metadata: dict[str, Any] | None = None
     store: bool | None = None
@@ -77,6 +81,18 @@ class IgnoredFields(ApiModel):
     prompt_cache_retention: str | None = None
     prediction: dict[str, Any] | None = None
     """The answer that the client expects: drafts come from elsewhere here, and the answer does not depend on them."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def leave_out_what_is_empty(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        optional = {name for name, field in cls.model_fields.items() if not field.is_required()}
+        return {
+            name: value
+            for name, value in given.items()
+            if name not in optional or value not in ("", [], {}) or (name == "guided_json" and value == {})
+        }
 
     def warning_headers(self) -> dict[str, str]:
         """The reply's header that names the ignored fields that were set; {} if none was."""

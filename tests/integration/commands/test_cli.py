@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,12 @@ import pytest
 
 from penstock.engine import options
 from tests.checkpoints import make_checkpoint
+from tests.terminals import PATIENCE, PENSTOCK, terminal
 from tests.unit.bench.png import png_size
 from tests.unit.cli.invoke import invoke
 
 pytestmark = pytest.mark.processes
 
-PENSTOCK = str(Path(sys.executable).parent / "penstock")
 PROMPT = "def main():\n    "
 SAMPLED = ["--temperature", "1", "--seed", "5", "--max-tokens", "40", "--ignore-eos"]
 
@@ -115,6 +114,14 @@ def test_ctrl_c_prints_what_there_is_and_leaves_no_process(pair: Path) -> None:
     assert first + rest
     assert beside_progress(errors.decode()) == ""
     assert not still_running(children)
+
+
+def test_a_terminal_is_told_the_numerics_before_the_text(pair: Path) -> None:
+    flags = ("--model", str(pair / "target"), "-pp", "2", "--max-tokens", "4", "--ignore-eos")
+    with terminal("generate", PROMPT, *flags) as process:
+        assert "5 layers in float32, exact numerics, 2 stages" in " ".join(process.until("loaded in").split())
+        assert "numerics" not in process.until("4 tokens")
+        assert process.process.wait(PATIENCE) == 0
 
 
 def still_running(processes: list[psutil.Process]) -> list[psutil.Process]:

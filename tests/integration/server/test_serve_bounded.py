@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import select
+import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
@@ -119,6 +122,48 @@ def test_it_ends_with_its_client(server: ServedProcess) -> None:
     until(lambda: idle(server))
     assert [line["status"] for line in server.log if line.get("status") == 499] == [499] * 8
     assert complete(server, guided_regex="[a-z]{3}").status_code == 200
+
+
+def stopped_amid_a_grammar(server: ServedProcess, request: Callable[[], None]) -> int:
+    """Send a request for a grammar that has no end, and stop the worker that compiles it; returns its process.
+
+    A stopped process uses no processor time, so that its own limits never end it.
+    """
+    before = {one: spent(one) for one in workers_of(server)}
+    request()
+
+    def busy() -> list[int]:
+        return [one for one in workers_of(server) if one in before and spent(one) > before[one] + 5]
+
+    (worker,) = until(busy)
+    os.kill(worker, signal.SIGSTOP)
+    return worker
+
+
+@pytest.mark.parametrize("end", ["its time is up", "its client leaves"])
+def test_what_is_compiled_for_a_request_ends_with_it(end: str) -> None:
+    """Others are served meanwhile, and the next grammar compiles."""
+    seconds = "8" if end == "its time is up" else "600"
+    with served("demo", "--no-web", "--request-timeout", seconds) as server, ThreadPoolExecutor(1) as thread:
+        plain = complete(server).json()["choices"]
+        assert complete(server, guided_regex="[a-z]{3}").status_code == 200  # a worker is there, and warm
+        with server.connect() as connection:
+            body = json.dumps({"prompt": "a", "guided_json": dear(31)}).encode()
+            worker = stopped_amid_a_grammar(server, lambda: connection.sendall(http("POST", "/v1/completions", body)))
+            opened = os.pidfd_open(worker)
+            reply = thread.submit(connection.recv, 65536)
+            assert complete(server).json()["choices"] == plain
+            assert complete(server, guided_regex="[a-z]{4}").status_code == 200
+            assert not reply.done()
+            if end == "its time is up":
+                assert reply.result(PATIENCE).startswith(b"HTTP/1.1 504 ")
+            else:
+                connection.shutdown(socket.SHUT_RDWR)
+                until(lambda: [line for line in server.log if line.get("status") == 499])
+        assert select.select([opened], [], [], PATIENCE)[0], "the worker is ended, stopped as it is"
+        os.close(opened)
+        assert complete(server).json()["choices"] == plain
+        assert complete(server, guided_regex="[a-z]{5}").status_code == 200
 
 
 def test_sigterm_ends_it() -> None:

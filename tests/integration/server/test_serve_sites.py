@@ -9,7 +9,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,10 @@ import httpx
 import pytest
 
 import penstock
+from penstock.server.app import make_app
+from penstock.server.settings import ServerSettings
 from tests.serving import PATIENCE, PENSTOCK, ServedProcess, served, until
+from tests.unit.server.live.test_routes import Engine
 
 pytestmark = pytest.mark.processes
 
@@ -45,22 +48,75 @@ def every_path(server: ServedProcess) -> dict[str, list[str]]:
     return {path: [method.upper() for method in methods] for path, methods in paths.items()}
 
 
-def test_every_path_refuses_foreign_hosts_and_origins(server: ServedProcess) -> None:
-    paths = every_path(server) | {path: ["GET"] for path in ("/", "/docs", "/openapi.json", "/page/page.js", "/none")}
-    for path, methods in paths.items():
-        for method in [*methods, "OPTIONS"]:
-            for headers, status in (
-                ({"Host": "evil.example"}, 421),
-                (
-                    {"Host": f"evil.example:{server.address[1]}", "Origin": f"http://evil.example:{server.address[1]}"},
-                    421,
-                ),
-                ({"Origin": "https://evil.example"}, 403),
-                ({"Origin": "null"}, 403),
-            ):
-                reply = httpx.request(method, server.url + path, headers=headers, timeout=PATIENCE)
-                assert (method, path, reply.status_code) == (method, path, status)
-                assert "access-control-allow-origin" not in reply.headers
+def own_routes() -> Iterator[tuple[str, str]]:
+    """Method and path of every route that the application has, in its schema or not; and of one that it has not."""
+
+    def walk(routes: Iterable[Any]) -> Iterator[tuple[str, str]]:
+        for route in routes:
+            if (included := getattr(route, "original_router", None)) is not None:
+                yield from walk(included.routes)
+            else:
+                yield from ((method, re.sub(r"{.*?}", "x", route.path)) for method in sorted(route.methods))
+
+    engine = Engine()
+    engine.setup.kv_slots = 64
+    settings = ServerSettings(served_model_name=("demo",))
+    yield from walk(make_app(engine, settings).routes)  # type: ignore[arg-type]
+    yield "GET", "/none"
+
+
+ROUTES = sorted(set(own_routes()))
+
+
+def status_of(server: ServedProcess, method: str, path: str, version: str, headers: dict[str, str]) -> int:
+    """The status of a request with these headers and no others, as it stands in the reply's first line."""
+    lines = [f"{method} {path} HTTP/{version}", *(f"{name}: {value}" for name, value in headers.items())]
+    with server.connect() as connection, connection.makefile("rb") as reply:
+        connection.sendall("\r\n".join([*lines, "", ""]).encode())
+        return int(reply.readline().split()[1])
+
+
+def test_the_list_of_routes_is_whole() -> None:
+    known = {("GET", "/"), ("GET", "/live"), ("GET", "/docs"), ("GET", "/openapi.json"), ("GET", "/page/x")}
+    known |= {("GET", "/health"), ("GET", "/v1/models/x"), ("POST", "/rebalance"), ("POST", "/v1/embeddings")}
+    assert known | {("POST", path) for path in BODIES} <= set(ROUTES)
+
+
+@pytest.mark.parametrize(
+    ("version", "headers", "status"),
+    [
+        ("1.0", {}, None),
+        ("1.1", {}, 400),
+        ("1.1", {"Host": "localhost"}, None),
+        ("1.1", {"Host": "localhost", "Origin": "http://localhost"}, None),
+        ("1.1", {"Host": "evil.example"}, 421),
+        ("1.0", {"Host": "evil.example"}, 421),
+        ("1.1", {"Host": "evil.example:80", "Origin": "http://evil.example:80"}, 421),
+        ("1.1", {"Host": "evil.example", "Origin": "http://localhost"}, 421),
+        ("1.1", {"Host": "localhost", "Origin": "https://evil.example"}, 403),
+        ("1.1", {"Host": "localhost", "Origin": "null"}, 403),
+        ("1.1", {"Host": "localhost", "Origin": ""}, 403),
+        ("1.0", {"Origin": "https://evil.example"}, 403),
+        ("1.0", {"Origin": "null"}, 403),
+    ],
+)
+def test_every_route_refuses_foreign_hosts_and_origins_and_no_others(
+    server: ServedProcess, version: str, headers: dict[str, str], status: int | None
+) -> None:
+    """``status`` None: the route itself answers, with whatever it has to say to a request without a body."""
+    wrong = []
+    for method, path in [*ROUTES, *(("OPTIONS", path) for _, path in ROUTES)]:
+        found = status_of(server, method, path, version, headers)
+        if found != status if status is not None else found in (403, 421):
+            wrong.append((method, path, found))
+    assert wrong == []
+
+
+def test_a_reply_to_a_foreign_page_cannot_be_read_there(server: ServedProcess) -> None:
+    for method, path in ROUTES:
+        reply = httpx.request(method, server.url + path, headers={"Origin": "https://evil.example"}, timeout=PATIENCE)
+        assert (path, reply.status_code) == (path, 403)
+        assert "access-control-allow-origin" not in reply.headers
 
 
 def test_nothing_changes_by_what_a_page_may_send_unasked(server: ServedProcess) -> None:

@@ -6,9 +6,12 @@ import contextlib
 import os
 import socket
 import stat
+import subprocess
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -24,6 +27,7 @@ from penstock.hosts.workers import run_worker
 from penstock.transport.security import LinkSecurity
 from penstock.transport.sockets import Sockets
 from tests.links import SESSION, received
+from tests.terminals import PENSTOCK
 
 SOON = 20.0
 
@@ -167,6 +171,48 @@ def test_an_exchange_has_a_deadline_however_it_is_spread(
             made._joined.set()
             made._waker.send(b"!")
             assert served.result()
+
+
+@contextmanager
+def keys_add(folder: Path, minutes: float) -> Iterator[tuple[subprocess.Popen[str], Token]]:
+    """The command ``penstock keys add second``, and the token that it has printed."""
+    command = [PENSTOCK, "keys", "add", "second", "--listen", "127.0.0.1", "--keys", str(folder)]
+    command += ["--minutes", str(minutes)]
+    # Into a pipe, as into `tee`: without PYTHONUNBUFFERED Python would keep the token back until the command ends.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        try:
+            assert process.stdout is not None
+            line = next(line for line in process.stdout if "--token" in line)
+            yield process, token_of(line.split("--token ")[1])
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("first_bytes", [b"", TLS_HEAD])
+@pytest.mark.parametrize("comes", [True, False])
+def test_the_command_has_its_minutes_in_all_beside_a_stranger_who_dribbles(
+    first: Path, tmp_path: Path, first_bytes: bytes, comes: bool
+) -> None:
+    """The host that it waits for gets in beside the stranger; without that host it ends when its minutes are over."""
+    ended, minutes = threading.Event(), 15.0 if comes else 0.1
+    with ThreadPoolExecutor(1) as apart, keys_add(first, minutes) as (process, token):
+        stranger = apart.submit(dribble, token.address, first_bytes, ended)
+        if comes:
+            join(tmp_path / "second", str(token), "second")
+        said, problem = process.communicate(timeout=SOON)
+        assert ended.wait(SOON)
+        stranger.result()
+    if comes:
+        assert (process.returncode, problem) == (0, "")
+        assert "second has its keys" in said
+        assert reached(security_of(first), security_of(tmp_path / "second"))
+    else:
+        assert process.returncode == 2
+        assert "has its keys" not in said
+        assert problem == "penstock: error: keys: second has not come within 0.1 minutes; its token is void now\n"
 
 
 def test_a_host_that_joins_waits_for_no_endless_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

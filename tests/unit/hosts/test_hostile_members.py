@@ -153,6 +153,46 @@ def question(path: Path, number: int = 1) -> tuple[FindCheckpoint, bytes]:
     return asked, digests
 
 
+@pytest.mark.parametrize(
+    ("file", "piece", "cause"),
+    [
+        ("model.safetensors", 0, "it sends piece 0 of 'model.safetensors', which its question does not list"),
+        ("config.json", 1, "it sends piece 1 of 'config.json', which its question does not list"),
+        ("generation_config.json", 0, "it sends piece 0 of 'generation_config.json', which its question does not list"),
+        ("../config.json", 0, "message does not decode"),
+        ("/tmp/config.json", 0, "message does not decode"),
+        ("..", 0, "message does not decode"),
+    ],
+)
+def test_a_piece_that_is_not_listed_ends_the_lease_and_is_written_nowhere(
+    server: NotingServer,
+    security: LinkSecurity,
+    pipe: tuple[int, int],
+    tmp_path: Path,
+    file: str,
+    piece: int,
+    cause: str,
+) -> None:
+    """The listing has two files, of one of which nothing is needed."""
+    needed, unneeded = part_of("config.json", b"{}", [(0, 1)]), part_of("generation_config.json", b"{}", [])
+    files, digests = parts_of(needed, unneeded)
+    asked = FindCheckpoint(
+        number=1, path="/nowhere", digest=digest_of(files), is_folder=True, layers=[LAYER], files=files
+    )
+    with (
+        agent(security, cache=WeightCache(tmp_path / "cache", 1 << 30)) as one,
+        victim(one, security, server, pipe),
+        hostile_head(security, one.address) as head,
+    ):
+        head.say(asked, digests)
+        assert head.hears(control.WantPiece).file == "config.json"
+        head.say(control.Piece(number=1, file=file, piece=piece), b"[]")
+        assert cause in head.hears(LeaseEnded).cause
+        copy = tmp_path / "cache" / asked.digest
+        assert [path for path in tmp_path.rglob("*") if path.is_file()] == [copy / "config.json"]
+        assert (copy / "config.json").read_bytes() == bytes(2), "only its length was set"
+
+
 def test_an_agents_beats_go_on_while_it_hashes_and_waits(
     server: NotingServer, security: LinkSecurity, pipe: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from penstock.core import ConfigError
 from penstock.engine.options import EngineOptions
 from penstock.engine.places import opening
-from penstock.engine.places.starting import watched
+from penstock.engine.places.starting import Start, loaded, watched
 from penstock.messages import Loading, Started
 
 
@@ -47,3 +48,14 @@ def test_a_host_whose_engine_does_not_start_is_closed(
         with pytest.raises(type(error)):
             watched(engine, EngineOptions())
         assert FakeHost.made[-1].closed
+
+
+@pytest.mark.parametrize(("quantization", "form"), [("int4", "int4"), ("none", "float32")])
+def test_memory_and_time(quantization: str, form: str) -> None:
+    options, checkpoint = SimpleNamespace(dtype="float32"), SimpleNamespace(num_layers=30)
+    setup: Any = SimpleNamespace(
+        options=options, checkpoint=checkpoint, quantization=quantization, stages=2, capacity=8192
+    )
+    assert loaded(setup, Start(4.21, 97_400_000, 188_743_680), "exact") == (
+        f"30 layers in {form}, exact numerics, 2 stages · 97 MB of weights, 189 MB for 8,192 tokens · loaded in 4.2 s"
+    )
