@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -214,18 +214,19 @@ class LLM:
         """
         self.get_tokenizer()
         (params,) = self._params(sampling_params, 1)
-        job = None
+        pieces: Generator[str] | None = None
         try:
             with self._turns.turn():
                 learn_answers(self, [prompt], [params])
                 job = self.job(prompt, params)
+                pieces = self._pieces(job)
+                next(pieces)
                 self.start(job)
         except BaseException:  # at the turn's end a signal's handler raises, when the request is queued already
-            if job is not None:
-                with self._turns.turn():
-                    self.abort(job)
+            if pieces is not None:
+                pieces.close()
             raise
-        return self._pieces(job)
+        return pieces
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The checkpoint's generation_config as sampling parameters: what applies where none are given."""
@@ -409,9 +410,14 @@ class LLM:
         ]
         return answer_in_points(self, runs)
 
-    def _pieces(self, job: Job) -> Iterator[str]:
+    def _pieces(self, job: Job) -> Generator[str]:
+        """Iterate over the text of a job after an empty piece, which comes before the job is queued.
+
+        A generator that has not begun would not abort the job where it is left.
+        """
         completion = job.completions[0]
         try:
+            yield ""
             while completion.output.finish_reason is None:
                 with self._turns.turn():
                     if completion.output.finish_reason is None:  # another thread's steps may have ended it meanwhile

@@ -29,7 +29,9 @@ class Turns:
         self._owner = os.getpid()
         self._lock = threading.RLock()
         self._handlers: dict[int, Handler] = {}
-        """The handlers that a turn has replaced, by signal number; empty between turns."""
+        """The handlers that a turn has replaced, by signal number, and has not given back yet."""
+        self._holds = False
+        """Whether the main thread is within a turn, all its signals held."""
         self._came: deque[tuple[int, FrameType | None]] = deque()
 
     @property
@@ -52,16 +54,17 @@ class Turns:
         try:
             with self._lock:
                 # A turn within a turn has its signals held already, and only the main thread can set handlers.
-                if self._handlers or threading.current_thread() is not threading.main_thread():
+                if self._holds or threading.current_thread() is not threading.main_thread():
                     yield
                     return
                 try:
                     self._hold()
                     yield
                 finally:
+                    self._holds = False
                     self._release()
         finally:
-            if not self._handlers:
+            if not self._holds:
                 self.take_signals()
 
     def take_signals(self) -> None:
@@ -73,17 +76,27 @@ class Turns:
                 handler(number, frame)
 
     def _hold(self) -> None:
+        self._give_back()  # what a handler that was called in the midst of it has left
         for number in signal.valid_signals():
             handler = signal.getsignal(number)
             if callable(handler):
                 self._handlers[number] = handler
                 signal.signal(number, self._on_signal)
+        self._holds = True
 
     def _release(self) -> None:
-        for number, handler in self._handlers.items():
+        try:
+            self._give_back()
+        except BaseException:  # of a handler that was given back, called before the others were
+            self._give_back()
+            raise
+
+    def _give_back(self) -> None:
+        while self._handlers:
+            number, handler = next(iter(self._handlers.items()))
             if signal.getsignal(number) == self._on_signal:  # else a handler that was called has set another one
                 signal.signal(number, handler)
-        self._handlers = {}
+            del self._handlers[number]
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         # It may run between any two instructions of a step, so it changes nothing but this queue.

@@ -360,7 +360,8 @@ class ProcessPipeline:
         self._totals: dict[int, int] = {}  # what each starting stage has said that it reads
         self._cut_off = ("", "")
         """A host that other hosts do not reach, and the cause. It is cut off unless a better cause is reported."""
-        host.register(self._session, self._on_message, self._on_broken, self._on_listened)
+        on_broken = partial(self._on_exit, ANY_STAGE, Source.CONNECTION, "its connection to the engine has ended")
+        host.register(self._session, self._on_message, on_broken, self._on_listened)
         for index, plan in enumerate(plans):
             self._processes.append(host.process_for(plan))
             self._call(index, plan)
@@ -672,15 +673,13 @@ class ProcessPipeline:
         fixed = self._host.stage_timeout
         return self._patience.seconds(max(self._rows, default=0)) if fixed is None else [fixed] * self.stages
 
-    def _on_broken(self) -> None:
-        self._on_exit(ANY_STAGE, Source.CONNECTION, "its connection to the engine has ended")
-
     def _on_exit(self, stage: int, source: Source, cause: str) -> None:
         if not self._closing:
             self._lose(stage, source, cause)
 
     def _lose_for_fault(self, stage: int, cause: str, details: str = "", beside: int = ANY_STAGE) -> None:
-        self._processes[beside].distrusted |= beside != ANY_STAGE
+        if beside != ANY_STAGE:
+            self._processes[beside].distrusted = True
         self._lose(stage, Source.STAGE, cause, details)
 
     def _lose(self, stage: int, source: Source, cause: str, details: str = "") -> None:

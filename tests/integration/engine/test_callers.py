@@ -59,6 +59,16 @@ def test_threads_wait_their_turn(llm: LLM) -> None:
     assert_idle(llm)
 
 
+@pytest.mark.parametrize("begun", [0, 1])
+def test_a_stream_that_is_left_is_aborted(llm: LLM, begun: int) -> None:
+    stream = llm.stream(PROMPTS[0], LONG)
+    for _ in range(begun):
+        next(stream)
+    assert llm.loop.busy
+    del stream
+    assert_idle(llm)
+
+
 def test_close_waits_for_the_call_of_another_thread() -> None:
     llm = LLM("demo", max_model_len=256, speculative_config=None)
     with ThreadPoolExecutor(1) as thread:
