@@ -58,7 +58,7 @@ def test_handlers_are_given_back_whichever_is_called_meanwhile(monkeypatch: pyte
 
 
 def passed_by(turns: Turns, number: int) -> list[int]:
-    """What a turn has done after a signal came within it."""
+    """A turn goes on after a signal came within it; returns what it has done."""
     passed = []
     try:
         with turns.turn():
