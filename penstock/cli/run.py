@@ -39,8 +39,13 @@ def run(
 ) -> None:
     template = None if chat_template is None else read_template(chat_template)
     from penstock import run as running
+    from penstock.engine.resolve import draft_at_hand
 
-    model = replace(model, model=running.chosen(model.model))
-    config = speculation.config(model.model)
-    options = EngineOptions(**vars(model), **vars(pipeline), speculative_config=config)
+    def options_for(name: str) -> EngineOptions:
+        config = speculation.config(name)
+        return EngineOptions(**vars(replace(model, model=name)), **vars(pipeline), speculative_config=config)
+
+    if not model.model:
+        draft_at_hand(options_for("demo"))  # refuses what works with no model, before the small one is fetched
+    options = options_for(running.chosen(model.model))
     running.run(options, name_of(options.model), system_prompt, template)

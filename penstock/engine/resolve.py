@@ -245,6 +245,12 @@ def split_layers(options: EngineOptions, checkpoint: Checkpoint, cluster: Cluste
 # --------------------------------------------------------------------------------------------------------- at a glance
 
 
+def draft_at_hand(options: EngineOptions) -> Glance | None:
+    """What a draft model on this machine says of itself; None where there is none here. Raises ConfigError."""
+    name = drafting_checkpoint(options)
+    return glance_at_draft(name) if name is not None and Path(name).expanduser().exists() else None
+
+
 def check_options(options: EngineOptions) -> None:
     """Raise ConfigError for errors that names, JSON and file headers reveal. Imports no torch and takes little time.
 
@@ -255,11 +261,9 @@ def check_options(options: EngineOptions) -> None:
     if isinstance(options.cluster, Cluster):
         assert not isinstance(options.speculative_config, Mapping)
         check_cluster(options.cluster, options, options.speculative_config)
-    name = drafting_checkpoint(options)
-    is_here = name is not None and Path(name).expanduser().exists()
-    draft = glance_at_draft(name) if name is not None and is_here else None
+    draft, name = draft_at_hand(options), drafting_checkpoint(options)
     target = glance(model_folder(options.model, "target"))
-    if name is not None and not is_here:
+    if draft is None and name is not None:
         draft = glance_at_draft(name)
     if draft is not None:
         check_rows(target, draft)
