@@ -41,10 +41,10 @@ class Candidate:
         return self.setup.devices[0]
 
     @property
-    def free(self) -> int:
-        """Free bytes of the device's memory; 0 if the host does not say."""
+    def free(self) -> int | None:
+        """Free bytes of the device's memory; None if the host does not say."""
         found = self.facts.device(self.device)
-        return found.free if found is not None else 0
+        return found.free if found is not None else None
 
 
 @dataclass(frozen=True)
@@ -142,10 +142,10 @@ def in_parts(candidate: Candidate) -> Resolved:
             threads=(whole.threads[0],) * (len(parts) + 1),
         )
 
+    if candidate.free is None:
+        return parted(layers)
     first, one, _, last = needed_bytes(parted(1))
     left = candidate.free - first - one - last
-    if not candidate.free:
-        return parted(layers)
     if left < one:
         problem = f"host {candidate.name}: {candidate.device} has {in_gb(candidate.free)} free, and four layers with"
         raise ConfigError(f"{problem} the embedding and the head take {in_gb(first + 2 * one + last)}")
