@@ -98,7 +98,7 @@ def resolve_options(options: EngineOptions, living: Mapping[str, HostFacts] | No
     check_options(options)
     from penstock.models.checkpoint import open_checkpoint
     from penstock.models.loader import check_loads
-    from penstock.models.quantization.choice import check_numerics, usable_dtype, weights_format
+    from penstock.models.quantization.choice import check_numerics, weights_format
 
     speculation, cluster = options.speculative_config, options.cluster
     assert not isinstance(speculation, Mapping)
@@ -107,8 +107,7 @@ def resolve_options(options: EngineOptions, living: Mapping[str, HostFacts] | No
     check_numerics(options.numerics, options.device)
     check_loads(checkpoint, options.numerics)
     quantization = weights_format(options.quantization, options.device, checkpoint)
-    able = () if options.device == "cpu" else capabilities(options, living or {})
-    options = replace(options, dtype=usable_dtype(options.dtype, options.device, checkpoint, quantization, able))
+    options = replace(options, dtype=computed_in(options, checkpoint, quantization, living or {}))
     draft = speculator = None
     weights = speculation.drafter_options.weights if speculation is not None else Weights.NONE
     if speculation is not None and weights is Weights.SPECULATOR:
@@ -170,9 +169,21 @@ def drafter_quantization(
     return "none"
 
 
+def computed_in(
+    options: EngineOptions, checkpoint: Checkpoint, quantization: str, living: Mapping[str, HostFacts]
+) -> str:
+    """The dtype of hidden states, and of weights that are floats."""
+    from penstock.models.quantization.choice import usable_dtype
+
+    able = capabilities(options, living)
+    return usable_dtype(options.dtype, options.device, checkpoint, quantization, able)
+
+
 def capabilities(options: EngineOptions, living: Mapping[str, HostFacts]) -> list[tuple[int, int]]:
     """The compute capabilities, as far as drivers tell them, of the GPUs that stages may be on; spare hosts' too."""
     assert not isinstance(options.cluster, str)
+    if options.device == "cpu":  # and no driver is asked
+        return []
     names = hosts_asked_for(options.hosts, options.cluster)
     facts = [own_facts("") if name == HERE else living[name] for name in names if name == HERE or name in living]
     gpus = [gpu for one in facts for gpu in one.devices if options.device in (gpu.device, gpu.device.partition(":")[0])]

@@ -31,9 +31,9 @@ VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 QUERY_S: Final = 5.0
 """Seconds that the driver may take to answer. A slower one leaves the GPUs unlisted."""
 NONE_FOUND: Final = "No devices were found"
-"""What nvidia-smi says where the driver has no GPU."""
+"""The answer of nvidia-smi where the driver has no GPU."""
 UNKNOWN_FIELD: Final = "not a valid field"
-"""What nvidia-smi says, among other words, of a field that it does not know."""
+"""Words of nvidia-smi about a field that it does not know."""
 HIDDEN: Final = ("", "-1")
 """Values of ``VISIBLE`` that hide all GPUs."""
 NUMBER: Final = re.compile(r"[0-9]{1,12}")

@@ -58,7 +58,7 @@ def test_handlers_are_given_back_whichever_is_called_meanwhile(monkeypatch: pyte
 
 
 def passed_by(turns: Turns, number: int) -> list[int]:
-    """What a turn has done after a signal came within it."""
+    """The outcome of a turn within which a signal came."""
     passed = []
     try:
         with turns.turn():

@@ -1,4 +1,4 @@
-"""Which device a drafter gets whose stages are on other hosts."""
+"""The device of a drafter whose stages are on other hosts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said and checked of memory before any stage of this host loads its layers."""
+"""Memory is told and checked before any stage of this host loads its layers."""
 
 from __future__ import annotations
 
