@@ -63,7 +63,8 @@ Words = Annotated[str, msgspec.Meta(max_length=MOST_WORDS)]
 MOST_DETAILS: Final = 16 * MOST_WORDS
 Details = Annotated[str, msgspec.Meta(max_length=MOST_DETAILS)]
 """A traceback, of which only the end is sent if it is too long."""
-Label = Annotated[str, msgspec.Meta(max_length=256, pattern=r"\A[^\x00-\x1f]*\Z")]
+MOST_LABEL: Final = 256
+Label = Annotated[str, msgspec.Meta(max_length=MOST_LABEL, pattern=r"\A[^\x00-\x1f]*\Z")]
 """The name of a process, a device or a dtype."""
 FilePath = Annotated[str, msgspec.Meta(max_length=4096, pattern=r"\A[^\x00]*\Z")]
 GrammarText = Annotated[str, msgspec.Meta(max_length=1 << 22)]

@@ -34,7 +34,9 @@ ModelName = Annotated[str, MODEL_NAME]
 Dtype = Annotated[
     str,
     Option(
-        "float32, bfloat16, float16, or auto: the checkpoint's, where the device is good at it, else float32.", MODEL
+        "float32, bfloat16, float16, or auto: the checkpoint's, where the device is good at it, else float32; 16 bits "
+        "on GPUs.",
+        MODEL,
     ),
 ]
 Quantization = Annotated[

@@ -18,8 +18,9 @@ from penstock.drafters.small_model import SmallModelOptions
 from penstock.emulation.cluster import check_drafter
 from penstock.engine.options import AUTO, DEMO, EngineOptions, model_folder
 from penstock.hosts.cores import shared_threads, usable_cores
-from penstock.hosts.facts import HostFacts
+from penstock.hosts.facts import HostFacts, own_facts
 from penstock.hosts.placement import (
+    HERE,
     devices_elsewhere,
     hosts_asked_for,
     hosts_of_stages,
@@ -97,7 +98,7 @@ def resolve_options(options: EngineOptions, living: Mapping[str, HostFacts] | No
     check_options(options)
     from penstock.models.checkpoint import open_checkpoint
     from penstock.models.loader import check_loads
-    from penstock.models.quantization.choice import check_numerics, usable_dtype, weights_format
+    from penstock.models.quantization.choice import check_numerics, weights_format
 
     speculation, cluster = options.speculative_config, options.cluster
     assert not isinstance(speculation, Mapping)
@@ -106,7 +107,7 @@ def resolve_options(options: EngineOptions, living: Mapping[str, HostFacts] | No
     check_numerics(options.numerics, options.device)
     check_loads(checkpoint, options.numerics)
     quantization = weights_format(options.quantization, options.device, checkpoint)
-    options = replace(options, dtype=usable_dtype(options.dtype, options.device, checkpoint, quantization))
+    options = replace(options, dtype=computed_in(options, checkpoint, quantization, living or {}))
     draft = speculator = None
     weights = speculation.drafter_options.weights if speculation is not None else Weights.NONE
     if speculation is not None and weights is Weights.SPECULATOR:
@@ -168,6 +169,27 @@ def drafter_quantization(
     return "none"
 
 
+def computed_in(
+    options: EngineOptions, checkpoint: Checkpoint, quantization: str, living: Mapping[str, HostFacts]
+) -> str:
+    """The dtype of hidden states, and of weights that are floats."""
+    from penstock.models.quantization.choice import usable_dtype
+
+    able = capabilities(options, living)
+    return usable_dtype(options.dtype, options.device, checkpoint, quantization, able)
+
+
+def capabilities(options: EngineOptions, living: Mapping[str, HostFacts]) -> list[tuple[int, int]]:
+    """The compute capabilities, as far as drivers tell them, of the GPUs that stages may be on; spare hosts' too."""
+    assert not isinstance(options.cluster, str)
+    if options.device == "cpu":  # and no driver is asked
+        return []
+    names = hosts_asked_for(options.hosts, options.cluster)
+    facts = [own_facts("") if name == HERE else living[name] for name in names if name == HERE or name in living]
+    gpus = [gpu for one in facts for gpu in one.devices if options.device in (gpu.device, gpu.device.partition(":")[0])]
+    return [gpu.capability for gpu in gpus if gpu.capability is not None]
+
+
 def devices_of(options: EngineOptions, hosts: Sequence[str], living: Mapping[str, HostFacts]) -> tuple[str, ...]:
     """The device of each stage, then the drafter's, which is on this host.
 
@@ -182,8 +204,9 @@ def devices_of(options: EngineOptions, hosts: Sequence[str], living: Mapping[str
     if here:
         check_device(options.device)
     devices = devices_elsewhere(hosts, living, options.device)
-    devices |= zip(here, placed(options.device, len(here)), strict=False)
-    return (*(devices[stage] for stage in range(len(hosts))), drafting_device(options.device))
+    own = placed(options.device, len(here)) if here else (drafting_device(options.device),)
+    devices |= zip(here, own, strict=False)
+    return (*(devices[stage] for stage in range(len(hosts))), own[-1])
 
 
 def threads_of(

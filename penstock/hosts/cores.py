@@ -27,14 +27,14 @@ def usable_cores() -> int:
 
 def core_of(cpu: int) -> str:
     """A name of this CPU's core: the list of its hardware threads, or the CPU's number if the system does not tell."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, ValueError):
         return (CPUS / f"cpu{cpu}/topology/thread_siblings_list").read_text().strip()
     return str(cpu)
 
 
 def container_cores() -> float | None:
     """The container's limit in cores; None without one."""
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError, ZeroDivisionError):
         share, period = QUOTA.read_text().split()
         return None if share == "max" else int(share) / int(period)
     return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import re
 import subprocess
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -14,20 +15,31 @@ from typing import Annotated, Final, NamedTuple
 import msgspec
 
 from penstock.hosts.cores import usable_cores
-from penstock.messages import PROTOCOL, Index, Label, Word
+from penstock.messages import MOST_LABEL, PROTOCOL, Index, Label, Word, cut
 
 MEMORY: Final = Path("/proc/meminfo")
 LIMITS: Final = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current"))
 """A container's memory (cgroup v2): bytes that it may use, or "max", and bytes that it uses."""
-CUDA_QUERY: Final = (
-    "nvidia-smi",
-    "--query-gpu=index,uuid,name,memory.total,memory.free",
-    "--format=csv,noheader,nounits",
-)
+FIELDS: Final = ("index", "uuid", "memory.total", "memory.free", "compute_cap", "mig.mode.current", "name")
+OLD_FIELDS: Final = ("index", "uuid", "memory.total", "memory.free", "name")
+"""The fields that nvidia-smi is asked for, and those that the oldest drivers know. A name may have commas: it is last.
+"""
+UNIFIED: Final = re.compile(r"\b(GB10|nvgpu|Tegra|Xavier|Orin|Thor)\b")
+"""Models of GPUs that share the processor's memory, for which nvidia-smi states none: DGX Spark and Jetson."""
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 """The variable that names the GPUs CUDA may see: driver indices or beginnings of UUIDs. CUDA numbers them from 0."""
 QUERY_S: Final = 5.0
-"""Seconds that the driver may take to answer."""
+"""Seconds that the driver may take to answer. A slower one leaves the GPUs unlisted."""
+NONE_FOUND: Final = "No devices were found"
+"""The answer of nvidia-smi where the driver has no GPU."""
+UNKNOWN_FIELD: Final = "not a valid field"
+"""Words of nvidia-smi about a field that it does not know."""
+HIDDEN: Final = ("", "-1")
+"""Values of ``VISIBLE`` that hide all GPUs."""
+NUMBER: Final = re.compile(r"[0-9]{1,12}")
+CAPABILITY: Final = re.compile(r"([0-9]{1,3})\.([0-9]{1,3})")
+MOST_CORES: Final = 1 << 16
+MOST_DEVICES: Final = 256
 
 
 class Versions(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,12 +52,14 @@ class Versions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeviceFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """A device by torch's name, "cpu" or "cuda:N", and its memory in bytes."""
+    """A device by torch's name, "cpu" or "cuda:N", and its memory in bytes: None where the host cannot say."""
 
     device: Label
     model: Label
-    memory: Word
-    free: Word
+    memory: Word | None = None
+    free: Word | None = None
+    capability: tuple[Index, Index] | None = None
+    """A GPU's compute capability, major and minor; None for a processor, or where the driver does not say."""
 
 
 class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,11 +68,27 @@ class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
     name: Label
     incarnation: Label
     versions: Versions
-    cores: Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]
-    devices: Annotated[tuple[DeviceFacts, ...], msgspec.Meta(min_length=1, max_length=256)]
+    cores: Annotated[int, msgspec.Meta(ge=1, le=MOST_CORES)]
+    devices: Annotated[tuple[DeviceFacts, ...], msgspec.Meta(min_length=1, max_length=MOST_DEVICES)]
+    unlisted: Label = ""
+    """The reason why the driver lists no GPUs though there may be some; empty if ``devices`` are complete."""
 
     def device(self, name: str) -> DeviceFacts | None:
         return next((one for one in self.devices if one.device == name), None)
+
+    @property
+    def gpus(self) -> list[str]:
+        return [one.device for one in self.devices if one.device != "cpu"]
+
+    def may_have(self, device: str) -> bool:
+        """Whether the device is there, or is a GPU of a host that could not list its GPUs."""
+        return self.device(device) is not None or (device.startswith("cuda:") and bool(self.unlisted))
+
+    @property
+    def known(self) -> str:
+        """Words for the devices that are there, for errors about one that is not."""
+        found = ", ".join(one.device for one in self.devices)
+        return f"{found}; it may have GPUs: {self.unlisted}" if self.unlisted else found
 
 
 def own_versions() -> Versions:
@@ -66,61 +96,132 @@ def own_versions() -> Versions:
 
 
 def own_facts(incarnation: str) -> HostFacts:
-    """This host's facts, as they are now."""
+    """This host's facts, as they are now. A fact that cannot be found out is left out: none of them ends an engine."""
+    gpus, unlisted = cuda_devices()
     return HostFacts(
-        name=platform.node(),
+        name=label(platform.node()),
         incarnation=incarnation,
         versions=own_versions(),
-        cores=usable_cores(),
-        devices=(processor(), *cuda_devices()),
+        cores=min(usable_cores(), MOST_CORES),
+        devices=(processor(), *gpus[: MOST_DEVICES - 1]),
+        unlisted=label(unlisted),
     )
+
+
+def label(text: str) -> str:
+    """The text as a ``Label``: on one line, and not too long."""
+    return cut("".join(char if char.isprintable() else " " for char in text).strip(), MOST_LABEL)
 
 
 def processor() -> DeviceFacts:
     total, free = memory()
-    return DeviceFacts(device="cpu", model=platform.machine(), memory=total, free=free)
+    return DeviceFacts(device="cpu", model=label(platform.machine()), memory=total, free=free)
 
 
-def memory() -> tuple[int, int]:
-    """Bytes of the host's memory, and of it those that are free, within the container's limit; 0 if it cannot say."""
-    found = {}
+def memory() -> tuple[int | None, int | None]:
+    """Bytes of the host's memory, and of it those that are free, within the container's limit; None if unknown."""
+    found: dict[str, int] = {}
     with contextlib.suppress(OSError, ValueError):
         for line in MEMORY.read_text().splitlines():
             name, _, rest = line.partition(":")
-            found[name] = 1024 * int(rest.split()[0])
-    total, free = found.get("MemTotal", 0), found.get("MemAvailable", 0)
+            if (number := bytes_of(rest.removesuffix("kB").strip(), shift=10)) is not None:
+                found[name] = number
+    total, free = found.get("MemTotal") or None, found.get("MemAvailable")
     with contextlib.suppress(OSError, ValueError):
         limit, used = (int(file.read_text()) for file in LIMITS)
-        return min(total, limit), min(free, max(0, limit - used))
+        left = max(0, limit - used)
+        return limit if total is None else min(total, limit), left if free is None else min(free, left)
     return total, free
 
 
+def bytes_of(text: str, shift: int) -> int | None:
+    """The count of bytes that a decimal number of KiB (``shift`` 10) or MiB (20) says; None for any other text."""
+    return int(text) << shift if NUMBER.fullmatch(text) else None
+
+
 class Gpu(NamedTuple):
-    """A GPU as the driver lists it; memory in bytes."""
+    """A GPU as the driver lists it; memory in bytes, None where it does not say."""
 
     number: str
     uuid: str
     model: str
-    memory: int
-    free: int
+    memory: int | None = None
+    free: int | None = None
+    capability: tuple[int, int] | None = None
 
 
-def cuda_devices() -> list[DeviceFacts]:
-    """The GPUs that nvidia-smi lists. It is asked rather than torch, which would keep a context on each GPU."""
-    try:
-        answer = subprocess.run(CUDA_QUERY, capture_output=True, text=True, timeout=QUERY_S, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return []
-    gpus = [gpu_of(line) for line in answer.splitlines() if line.count(",") == 4]
-    return [
-        DeviceFacts(device=f"cuda:{i}", model=gpu.model, memory=gpu.memory, free=gpu.free)
-        for i, gpu in enumerate(visible(gpus, os.environ.get(VISIBLE)))
+def cuda_devices() -> tuple[list[DeviceFacts], str]:
+    """The GPUs that CUDA sees, and the reason why the driver lists none though there may be some; empty without one.
+
+    nvidia-smi is asked rather than torch, which would keep a context on each GPU.
+    """
+    setting = os.environ.get(VISIBLE)
+    gpus, unlisted = ([], "") if setting in HIDDEN else listed_gpus()
+    found = [
+        DeviceFacts(
+            device=f"cuda:{i}", model=label(gpu.model), memory=gpu.memory, free=gpu.free, capability=gpu.capability
+        )
+        for i, gpu in enumerate(visible(gpus, setting))
     ]
+    return found, "" if found else unlisted
 
 
-def gpu_of(line: str) -> Gpu:
-    number, uuid, model, total, free = (part.strip() for part in line.split(","))
-    return Gpu(number, uuid, model, int(total) << 20, int(free) << 20)  # nvidia-smi states MiB
+def listed_gpus() -> tuple[list[Gpu], str]:
+    """The GPUs in nvidia-smi's answer, or else the reason why it lists none; empty where there is none to list."""
+    try:
+        gpus, said = asked_gpus(FIELDS)
+        if UNKNOWN_FIELD in said:
+            gpus, said = asked_gpus(OLD_FIELDS)
+    except FileNotFoundError:  # it comes with the driver
+        return [], ""
+    except subprocess.TimeoutExpired:
+        return [], f"nvidia-smi has not answered within {QUERY_S:.0f} s"
+    except OSError as error:
+        return [], f"nvidia-smi cannot be run: {error.strerror}"
+    # GPUs that are listed count also beside an error: one of several may be lost.
+    return gpus, "" if gpus or said in ("", NONE_FOUND) else f"nvidia-smi says: {said}"
+
+
+def asked_gpus(fields: Sequence[str]) -> tuple[list[Gpu], str]:
+    """The GPUs that nvidia-smi lists, and the first line of its answer. Raises OSError and SubprocessError."""
+    command = ("nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits")
+    answer = subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=QUERY_S,
+        check=False,
+    )
+    gpus = [gpu for line in answer.stdout.splitlines() if (gpu := gpu_of(line, fields)) is not None]
+    code = f"exit code {answer.returncode}" if answer.returncode else ""
+    said = answer.stdout.strip() or answer.stderr.strip() or code
+    return gpus, said.partition("\n")[0]
+
+
+def gpu_of(line: str, fields: Sequence[str]) -> Gpu | None:
+    """The GPU that a line of nvidia-smi tells; None if it is no such line.
+
+    A field may read "[N/A]", "[Not Supported]", "[Insufficient Permissions]" or "[Unknown Error]".
+    """
+    told = dict(zip(fields, map(str.strip, line.split(",", len(fields) - 1)), strict=False))
+    if len(told) < len(fields) or not NUMBER.fullmatch(told["index"]):
+        return None
+    total, free = bytes_of(told["memory.total"], shift=20) or None, bytes_of(told["memory.free"], shift=20)
+    if total is None:
+        total, free = memory() if UNIFIED.search(told["name"]) else (None, None)
+    if told.get("mig.mode.current") == "Enabled":  # CUDA sees a part of it, whose memory is not told here
+        total = free = None
+    capability = CAPABILITY.fullmatch(told.get("compute_cap", ""))
+    return Gpu(
+        told["index"],
+        told["uuid"],
+        told["name"],
+        total,
+        free,
+        None if capability is None else (int(capability[1]), int(capability[2])),
+    )
 
 
 def visible(gpus: Sequence[Gpu], setting: str | None) -> list[Gpu]:
@@ -128,7 +229,7 @@ def visible(gpus: Sequence[Gpu], setting: str | None) -> list[Gpu]:
 
     The list ends before the first entry that is no GPU, or is named twice
     (https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#env-vars). The memory of a part of a GPU (MIG)
-    is not known here: 0.
+    is not known here.
     """
     if setting is None:
         return list(gpus)
@@ -136,7 +237,7 @@ def visible(gpus: Sequence[Gpu], setting: str | None) -> list[Gpu]:
     for name in map(str.strip, setting.split(",")):
         named = [one for one in gpus if one.number == name or (name.startswith("GPU-") and one.uuid.startswith(name))]
         if name.startswith("MIG-"):
-            named = [Gpu("", name, "part of a GPU", 0, 0)]
+            named = [Gpu("", name, "part of a GPU")]
         if len(named) != 1 or named[0] in found:
             break
         found += named

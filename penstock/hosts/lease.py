@@ -304,9 +304,8 @@ class Lease:
     def _problem_of(self, plan: StagePlan) -> str:
         """The reason why a stage is not started; empty if it may be."""
         assert self._facts is not None
-        if self._facts.device(plan.device) is None:
-            known = ", ".join(one.device for one in self._facts.devices)
-            return f"there is no device {plan.device!r}; this host has {known}"
+        if not self._facts.may_have(plan.device):
+            return f"there is no device {plan.device!r}; this host has {self._facts.known}"
         fetch = self._fetches.get(plan.model)
         if fetch is None or (plan.first, plan.last) not in fetch.asked.layers or plan.target:
             return f"{plan.label} have not been asked for, or sent to this host"

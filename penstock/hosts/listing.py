@@ -111,6 +111,8 @@ def show(listed: Sequence[ListedHost]) -> None:
     for one in listed:
         if one.problem:
             console.print(one.problem, markup=False, soft_wrap=True)
+        if one.facts is not None and one.facts.unlisted:
+            console.print(f"{one.host} may have GPUs: {one.facts.unlisted}", markup=False, soft_wrap=True)
 
 
 def cells_of(host: ListedHost, facts: HostFacts) -> list[str]:
@@ -133,4 +135,7 @@ def rate_of(link: LinkRates) -> str:
 
 
 def memory_of(device: DeviceFacts) -> str:
-    return f"{device.free / 1e9:.1f} of {device.memory / 1e9:.1f} GB" if device.memory else "unknown"
+    if device.memory is None:
+        return "unknown"
+    free = "unknown" if device.free is None else f"{device.free / 1e9:.1f}"
+    return f"{free} of {device.memory / 1e9:.1f} GB"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -118,12 +117,6 @@ def moved(
     return tuple(host for host in placed if host is not None)
 
 
-def room(facts: HostFacts, device: str) -> float:
-    """Free bytes on the host's devices that ``device``, "cuda" or a single one, stands for; infinite if unknown."""
-    found = [one for one in facts.devices if device in (one.device, one.device.partition(":")[0])]
-    return sum(one.free if one.memory else math.inf for one in found)
-
-
 def in_plans(name: str) -> str:
     return "" if name == HERE else name
 
@@ -133,12 +126,11 @@ def device_on(host: str, facts: HostFacts, device: str, place: int, stages: int)
 
     Raises ConfigError, naming the host, for a device that is not there.
     """
-    found = [one.device for one in facts.devices if one.device != "cpu"]
+    found = facts.gpus
     if device == "cuda" and found:
         return found[place * min(stages, len(found)) // stages]
-    if facts.device(device) is None:
-        known = ", ".join(one.device for one in facts.devices)
-        raise ConfigError(f"host {host} has no device {device!r}; it has {known}")
+    if not facts.may_have(device):
+        raise ConfigError(f"host {host} has no device {device!r}; it has {facts.known}")
     return device
 
 
@@ -173,9 +165,9 @@ def by_host(hosts: Sequence[str]) -> Iterator[tuple[str, list[int]]]:
 def check_memory(
     hosts: Sequence[str], devices: Sequence[str], needed: Sequence[int], facts: Mapping[str, HostFacts]
 ) -> None:
-    """Raise ConfigError, naming host and device with the numbers, where stages on other hosts do not fit.
+    """Raise ConfigError, naming host and device with the numbers, where stages do not fit.
 
-    ``needed``: bytes of weights and KV of each stage.
+    ``needed``: bytes of weights and KV of each stage. ``facts``: those of the hosts to check, as plans name them.
     """
     sums: Counter[tuple[str, str]] = Counter()
     for host, device, count in zip(hosts, devices, needed, strict=False):
@@ -183,19 +175,29 @@ def check_memory(
     problems = [
         problem
         for (host, device), count in sums.items()
-        if host and (problem := too_much(host, facts[host].device(device), count))
+        if host in facts and (problem := too_much(host or HERE, facts[host].device(device), count))
     ]
     if problems:
         raise ConfigError("; ".join(problems))
 
 
 def too_much(host: str, device: DeviceFacts | None, needed: int) -> str:
-    if device is None or not device.memory or needed <= device.free:
+    if device is None or device.free is None or needed <= device.free:
         return ""
     return (
         f"host {host}: {device.device} has {in_gb(device.free)} free, its stages need {in_gb(needed)} for weights and "
         "KV; use more hosts, fewer kv_slots or a shorter max_model_len"
     )
+
+
+def has_room(host: str, facts: HostFacts, device: str, needed: Sequence[int]) -> bool:
+    """Whether stages that need so many bytes each fit on a host, spread over its devices as ``device`` says."""
+    try:
+        devices = [device_on(host, facts, device, place, len(needed)) for place in range(len(needed))]
+        check_memory((host,) * len(needed), devices, needed, {host: facts})
+    except ConfigError:
+        return False
+    return True
 
 
 def in_gb(count: int) -> str:

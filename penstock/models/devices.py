@@ -26,7 +26,9 @@ def check_device(device: str) -> None:
 
 def drafting_device(device: str) -> str:
     """The device of a drafter whose stages are on other hosts: this host may lack the ``device`` that they use."""
-    return "cuda:0" if device.startswith("cuda") and torch.cuda.device_count() else "cpu"
+    found = torch.cuda.device_count() if device.startswith("cuda") else 0
+    number = int(device.partition(":")[2] or 0)
+    return f"cuda:{number if number < found else 0}" if found else "cpu"
 
 
 def placed(device: str, stages: int) -> tuple[str, ...]:

@@ -50,7 +50,7 @@ def fastest_of(host: ExaminedHost) -> DeviceRates:
 
 def device_table(host: ExaminedHost, rates: DeviceRates) -> dict[str, Any]:
     found = host.facts.device(rates.device) if host.facts is not None else None
-    memory = {"memory_gb": found.free / 1e9} if found is not None and found.free else {}
+    memory = {"memory_gb": found.free / 1e9} if found is not None and found.free is not None else {}
     return {
         "name": host.host,
         "host": host.host,

@@ -14,7 +14,7 @@ from penstock.engine.resolve import Resolved, devices_of, resolve_options, threa
 from penstock.hosts.facts import HostFacts
 from penstock.hosts.fleet import Fleet
 from penstock.hosts.host import FleetHost
-from penstock.hosts.placement import HERE, in_plans, moved, room
+from penstock.hosts.placement import HERE, has_room, in_plans, moved
 from penstock.pipeline.base import Host
 
 log = logging.getLogger(__name__)
@@ -105,11 +105,11 @@ def same_split(asked: Resolved, names: Sequence[str], living: Living) -> Resolve
     """The same stages on the hosts ``names``. Raises ConfigError if a stage fits nowhere."""
     needed, options = needed_bytes(asked), asked.options
 
-    def has_room(name: str, stages: Sequence[int]) -> bool:
-        wanted = sum(needed[stage] for stage in stages)
-        return not name or (name in living and wanted <= room(living[name], options.device))
+    def takes(name: str, stages: Sequence[int]) -> bool:
+        wanted = [needed[stage] for stage in sorted(stages)]
+        return not name or (name in living and has_room(name, living[name], options.device, wanted))
 
-    hosts = moved(asked.hosts, names, has_room)
+    hosts = moved(asked.hosts, names, takes)
     drafts = asked.draft is not None or asked.speculator is not None
     return replace(
         asked,

@@ -8,17 +8,18 @@ from dataclasses import replace
 from typing import Final
 
 from penstock.core import ConfigError
+from penstock.dtypes import DTYPE_BYTES
 from penstock.engine.options import EngineOptions
 from penstock.engine.places.footprint import kept_for_sharing, needed_bytes
 from penstock.engine.places.on_ray import open_on_ray
 from penstock.engine.places.planned import planned
 from penstock.engine.profile.stages import with_prefill_times
 from penstock.engine.resolve import Resolved, resolve_options
-from penstock.hosts.facts import HostFacts
+from penstock.hosts.facts import HostFacts, own_facts
 from penstock.hosts.fleet import LOOK_S, Fleet
 from penstock.hosts.host import FleetHost
 from penstock.hosts.keys import security_for
-from penstock.hosts.placement import HERE, AskedHosts, asked_hosts, check_memory, hosts_asked_for, other_hosts
+from penstock.hosts.placement import HERE, AskedHosts, asked_hosts, check_memory, hosts_asked_for, in_gb, other_hosts
 from penstock.pipeline.base import Host
 from penstock.pipeline.processes import OnLoading, ProcessHost
 
@@ -61,7 +62,9 @@ def missing_hosts(options: EngineOptions) -> int:
 def resolve_on(options: EngineOptions, host: Host) -> Resolved:
     """Resolve options on the hosts that ``host`` reaches. Raises ConfigError for what one of them cannot do."""
     if not isinstance(host, FleetHost):
-        return with_prefill_times(told(resolve_options(options)), {}, encrypted=False)
+        setup = told(resolve_options(options))
+        check_here(setup)
+        return with_prefill_times(setup, {}, encrypted=False)
     fleet = host.fleet
     if options.hosts is not None and asked_hosts(options.hosts).come:
         options = replace(options, hosts=",".join(present(options.hosts, fleet)))
@@ -69,13 +72,32 @@ def resolve_on(options: EngineOptions, host: Host) -> Resolved:
     assert not isinstance(options.cluster, str)
     living = fleet.joined_by(other_hosts(hosts_asked_for(options.hosts, options.cluster)))
     setup = told(resolve_options(options, living))
+    check_here(setup)
     for due in providing(setup, host, living):
         host.wait(due)
     return with_prefill_times(setup, living, encrypted=fleet.security is not None)
 
 
 def told(setup: Resolved) -> Resolved:
-    """Return ``setup``, and log a warning if prefix caching costs much memory that one long text would not need."""
+    """Return ``setup``, and log a warning of memory that it takes and a user may not expect.
+
+    Prefix caching may cost much that one long text would not need; and weights that a file holds in whole numbers may
+    be held as floats, since the device does not compute in whole numbers.
+    """
+    bits, options = setup.checkpoint.weights.bits, setup.options
+    if (
+        bits is not None
+        and setup.quantization == "none"
+        and (options.quantization == "auto" or options.device != "cpu")
+    ):
+        log.warning(
+            "the file's weights of %d bits are held as %s on %s, which takes %s in all%s",
+            bits,
+            options.dtype,
+            options.device,
+            in_gb(DTYPE_BYTES[options.dtype] * sum(setup.checkpoint.weights.sizes().values())),
+            "; dtype auto takes half of that" if options.dtype == "float32" and options.device != "cpu" else "",
+        )
     if setup.options.enable_prefix_caching and (kept := kept_for_sharing(setup)) > WORTH_TELLING:
         log.warning(
             "prefix caching has layers with a window or a state keep up to %.1f GiB that no later token reaches; "
@@ -83,6 +105,12 @@ def told(setup: Resolved) -> Resolved:
             kept / 2**30,
         )
     return setup
+
+
+def check_here(setup: Resolved) -> None:
+    """Raise ConfigError if the stages on this host do not fit. Only before they start: free memory is what is left."""
+    if "" in setup.hosts:
+        check_memory(setup.hosts, setup.devices, needed_bytes(setup), {"": own_facts("")})
 
 
 def providing(setup: Resolved, host: FleetHost, living: Mapping[str, HostFacts]) -> Generator[float]:

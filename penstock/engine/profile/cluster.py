@@ -42,7 +42,7 @@ def measured_device(candidate: Candidate, times: LayerTimes, price: ModelPrice) 
     return Device(
         name=candidate.name,
         host=candidate.name,
-        memory_gb=candidate.free / 1e9 if candidate.free else None,
+        memory_gb=None if candidate.free is None else max(1, candidate.free) / 1e9,  # a cluster has no device of 0 GB
         weight_bandwidth_gb_s=price.weight_bytes(1, head=False) / one_s / 1e9,
         compute_tflops=price.row_operations(1, head=False) * times.rows[-1] / many_s / 1e12,
         overhead_ms=times.stage_ms[0],

@@ -41,10 +41,10 @@ class Candidate:
         return self.setup.devices[0]
 
     @property
-    def free(self) -> int:
-        """Free bytes of the device's memory; 0 if the host does not say."""
+    def free(self) -> int | None:
+        """Free bytes of the device's memory; None if the host does not say."""
         found = self.facts.device(self.device)
-        return found.free if found is not None else 0
+        return found.free if found is not None else None
 
 
 @dataclass(frozen=True)
@@ -66,15 +66,25 @@ class Candidates:
 
 def candidates_on(options: EngineOptions, names: list[str], living: Mapping[str, HostFacts]) -> Candidates:
     """The device on each host that the options ask for. Raises ConfigError for a host with none or several."""
+    from penstock.models.devices import check_device
+
+    # As one stage, whose formats are those that the engine would resolve for all of these hosts.
     alone = replace(
-        options, hosts=None, cluster=None, layer_split=None, pipeline_parallel_size=None, speculative_config=None
+        options,
+        hosts=None if names == [HERE] else ",".join(names),
+        cluster=None,
+        layer_split=None,
+        pipeline_parallel_size=1,
+        speculative_config=None,
     )
-    whole = resolve_options(replace(alone, device="cpu"))
+    whole = resolve_options(alone, living)
     digest = digest_of(whole.checkpoint.source)
     found = {}
     for name in names:
         facts = own_facts("") if name == HERE else living[name]
         device = only_device(name, facts, options.device)
+        if name == HERE:
+            check_device(device)
         threads = options.threads or (facts.cores if device == "cpu" else 1)
         setup = replace(
             whole, hosts=(in_plans(name),), devices=(device,) * 2, threads=(threads,) * 2, speculative_slots=0
@@ -84,11 +94,10 @@ def candidates_on(options: EngineOptions, names: list[str], living: Mapping[str,
 
 
 def only_device(name: str, facts: HostFacts, device: str) -> str:
-    gpus = [one.device for one in facts.devices if one.device != "cpu"]
-    if device == "cuda" and len(gpus) > 1:
+    if device == "cuda" and len(facts.gpus) > 1:
         raise FieldError(
             "layer_split",
-            f"plans one device a host, and {name} has {len(gpus)} GPUs: run a worker for each, with its own "
+            f"plans one device a host, and {name} has {len(facts.gpus)} GPUs: run a worker for each, with its own "
             "CUDA_VISIBLE_DEVICES and port, name one with device, or state the layers",
         )
     return device_on(name, facts, device, 0, 1)
@@ -142,10 +151,10 @@ def in_parts(candidate: Candidate) -> Resolved:
             threads=(whole.threads[0],) * (len(parts) + 1),
         )
 
+    if candidate.free is None:
+        return parted(layers)
     first, one, _, last = needed_bytes(parted(1))
     left = candidate.free - first - one - last
-    if not candidate.free:
-        return parted(layers)
     if left < one:
         problem = f"host {candidate.name}: {candidate.device} has {in_gb(candidate.free)} free, and four layers with"
         raise ConfigError(f"{problem} the embedding and the head take {in_gb(first + 2 * one + last)}")

@@ -14,7 +14,7 @@ from penstock.engine.profile.digest import digest_of
 from penstock.engine.profile.store import EngineKey, EngineProfile, ProfileStore
 from penstock.engine.resolve import Resolved
 from penstock.files import cache_folder
-from penstock.hosts.facts import own_facts
+from penstock.hosts.facts import HostFacts, own_facts
 
 log = logging.getLogger(__name__)
 
@@ -66,11 +66,14 @@ class Memory:
 
 
 def engine_key(setup: Resolved) -> EngineKey:
-    facts = own_facts("")
+    facts, hosts = own_facts(""), (*setup.hosts, "")  # the drafter is here
     return EngineKey(
         node=facts.name,
         hosts=setup.hosts,
         devices=setup.devices,
+        device_models=tuple(
+            "" if host else model_of(facts, one) for host, one in zip(hosts, setup.devices, strict=True)
+        ),
         threads=setup.threads,
         layers=setup.layers,
         model=digest_of(setup.checkpoint.source),
@@ -81,3 +84,8 @@ def engine_key(setup: Resolved) -> EngineKey:
         penstock=facts.versions.penstock,
         torch=facts.versions.torch,
     )
+
+
+def model_of(facts: HostFacts, device: str) -> str:
+    found = facts.device(device)
+    return "" if found is None else found.model

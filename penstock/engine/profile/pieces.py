@@ -17,7 +17,7 @@ from penstock.engine.profile.memory import FORGET
 from penstock.engine.profile.store import Pieces, PiecesKey, PiecesProfile, ProfileStore
 from penstock.engine.resolve import PrefillTimes, Resolved
 from penstock.files import cache_folder
-from penstock.hosts.facts import own_facts
+from penstock.hosts.facts import own_versions
 from penstock.planner.pieces import BLOCK, Ends, PieceTable
 
 log = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class PlannedPieces:
 
 def key_of(times: PrefillTimes) -> PiecesKey:
     digest = hashlib.sha256(repr((tuple(times.stages), tuple(times.links))).encode()).hexdigest()
-    return PiecesKey(times=digest, block=BLOCK, most=BATCH_ROWS, penstock=own_facts("").versions.penstock)
+    return PiecesKey(times=digest, block=BLOCK, most=BATCH_ROWS, penstock=own_versions().penstock)
 
 
 def fits(one: Pieces) -> bool:

@@ -63,6 +63,8 @@ class EngineKey(msgspec.Struct, frozen=True, kw_only=True):
     """The engine's host, by its own name for itself; ``hosts`` are the stages', as plans name them."""
     hosts: tuple[str, ...]
     devices: tuple[str, ...]
+    device_models: tuple[str, ...]
+    """The models of this host's devices; empty for those of other hosts."""
     threads: tuple[int, ...]
     layers: tuple[tuple[int, int], ...]
     model: str

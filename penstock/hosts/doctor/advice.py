@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from penstock.hosts.doctor.report import LinkRates, Report
-from penstock.hosts.facts import DeviceFacts
+from penstock.hosts.listing import memory_of
 
 SLOWER: Final = 4.0
 """Factor by which a link may be slower than the fastest one, or than its own reverse direction, without advice."""
@@ -74,9 +74,7 @@ def about_devices(report: Report) -> Iterator[str]:
 def about_memory(report: Report) -> Iterator[str]:
     for one in report.hosts:
         for device in one.facts.devices if one.facts is not None else ():
-            if device.free < FREE * device.memory:
-                yield f"{one.host}: {device.device} has {left_in(device)}: end what else runs there"
-
-
-def left_in(device: DeviceFacts) -> str:
-    return f"{device.free / 1e9:.1f} of {device.memory / 1e9:.1f} GB free"
+            if device.free is not None and device.memory is not None and device.free < FREE * device.memory:
+                yield f"{one.host}: {device.device} has {memory_of(device)} free: end what else runs there"
+        if one.facts is not None and one.facts.unlisted:
+            yield f"{one.host} may have GPUs that are not listed: {one.facts.unlisted}"

@@ -162,7 +162,7 @@ class Examination:
         clock = None if name == HERE else self._fleets[name].hosts[name].offsets.best
         if facts is None or name not in self._addresses:
             return ExaminedHost(host=name, problem=self._silence(name, PROBE_S), facts=facts, clock=clock)
-        devices = [one.device for one in facts.devices if not one.memory or one.free >= NEEDED]
+        devices = [one.device for one in facts.devices if one.free is None or one.free >= NEEDED]
         self._tell(name, MeasureDevices(devices=devices))
         answer = self._answer(DevicesMeasured, name, MEASURE_S)
         problem = self._silence(name, MEASURE_S) if answer is None else answer.problem
@@ -223,5 +223,5 @@ class Examination:
 
 
 def too_full(name: str, facts: HostFacts) -> str:
-    full = [one.device for one in facts.devices if one.memory and one.free < NEEDED]
+    full = [one.device for one in facts.devices if one.free is not None and one.free < NEEDED]
     return f"host {name}: {', '.join(full)} has not {NEEDED / 1e9:.1f} GB free, and was not measured" if full else ""

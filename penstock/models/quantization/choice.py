@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from typing import Final
 
 from penstock.config import FieldError
@@ -14,20 +15,30 @@ from penstock.models.quantization.whole import works
 
 INSTRUCTIONS: Final = "instructions (AVX2, FMA and F16C, or those of 64-bit ARM)"
 
+Capability = tuple[int, int]
+"""A GPU's compute capability: major, minor."""
+HAS_BFLOAT16: Final = (8, 0)
+"""The least compute capability (Ampere) with instructions for bfloat16."""
+
 log = logging.getLogger(__name__)
 
 
-def usable_dtype(asked: str, device: str, checkpoint: Checkpoint, quantization: str) -> str:
+def usable_dtype(
+    asked: str, device: str, checkpoint: Checkpoint, quantization: str, capabilities: Iterable[Capability] = ()
+) -> str:
     """The dtype ``asked`` for ("auto": the checkpoint's), if the device computes well in it; else float32.
 
     No CPU does in float16, which is used there only if asked for by name. With quantised weights ``auto`` is float32:
-    half precision would make nothing faster, and a row's bits would depend on other rows.
+    half precision would make nothing faster, and a row's bits would depend on other rows. On GPUs ``auto`` has 16 bits,
+    as ``half_dtype`` says; ``capabilities`` are those of them that are known.
     """
+    if device != "cpu":
+        return half_dtype(asked, checkpoint, min(capabilities, default=None))
     if asked == "auto" and quantization != "none":
         return "float32"
     dtype = checkpoint.dtype if asked == "auto" else asked
     packed = dtype == "bfloat16" and can_pack(torch_dtype(dtype))
-    if device != "cpu" or dtype == "float32" or packed or asked == "float16":
+    if dtype == "float32" or packed or asked == "float16":
         return dtype
     whose = "the checkpoint's dtype" if asked == "auto" else "dtype"
     log.warning(
@@ -35,6 +46,24 @@ def usable_dtype(asked: str, device: str, checkpoint: Checkpoint, quantization: 
         "would take several times as long here"
     )
     return "float32"
+
+
+def half_dtype(asked: str, checkpoint: Checkpoint, least: Capability | None) -> str:
+    """The dtype for GPUs, of which the oldest has the compute capability ``least`` (None: not known).
+
+    "auto" is the checkpoint's own format if that has 16 bits, else bfloat16; float16 where a GPU lacks bfloat16.
+    """
+    dtype = asked
+    if asked == "auto":
+        dtype = "float16" if checkpoint.dtype == "float16" else "bfloat16"
+    if dtype != "bfloat16" or least is None or least >= HAS_BFLOAT16:
+        return dtype
+    lacking = f"a GPU of compute capability {least[0]}.{least[1]} has no instructions for bfloat16"
+    if asked == "auto":
+        log.warning(f"{lacking}: float16 is used instead, in which some models' numbers grow too large")
+        return "float16"
+    log.warning(f"{lacking}: dtype float16 is faster there")
+    return dtype
 
 
 def weights_format(quantization: str, device: str, checkpoint: Checkpoint, field: str = "quantization") -> str:

@@ -17,7 +17,7 @@ FACTS = HostFacts(
     cores=6,
     devices=(
         DeviceFacts(device="cpu", model="aarch64", memory=8 * 10**9, free=6 * 10**9),
-        DeviceFacts(device="cuda:0", model="Orin", memory=0, free=0),
+        DeviceFacts(device="cuda:0", model="Orin"),
     ),
 )
 
@@ -32,6 +32,14 @@ def test_hosts_that_answer_and_those_that_do_not(capsys: pytest.CaptureFixture[s
     assert "cuda:0" in second
     assert "unknown" in second
     assert lines[-1] == "host c: connection refused"
+
+
+def test_memory_and_gpus_that_are_not_known_are_not_zero(capsys: pytest.CaptureFixture[str]) -> None:
+    gpu = DeviceFacts(device="cuda:0", model="A100", memory=40 * 10**9)
+    show([ListedHost(host="b", facts=replace(FACTS, devices=(gpu,), unlisted="nvidia-smi says: no"))])
+    out = capsys.readouterr().out
+    assert "unknown of 40.0 GB" in out
+    assert out.splitlines()[-1] == "b may have GPUs: nvidia-smi says: no"
 
 
 def test_links_have_a_column_once_they_are_measured(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from penstock.cluster import load_cluster
@@ -16,11 +17,11 @@ from penstock.hosts.placement import (
     asked_hosts,
     check_memory,
     devices_elsewhere,
+    has_room,
     hosts_asked_for,
     hosts_of_stages,
     moved,
     named_hosts,
-    room,
     threads_elsewhere,
 )
 
@@ -122,7 +123,7 @@ def test_what_does_not_fit_is_refused_with_the_numbers() -> None:
 
 
 def test_a_host_that_does_not_know_its_memory_is_believed() -> None:
-    device = DeviceFacts(device="cpu", model="m", memory=0, free=0)
+    device = DeviceFacts(device="cpu", model="m")
     living = {"a": HostFacts(name="x", incarnation="1", versions=VERSIONS, cores=1, devices=(device,))}
     check_memory(("a",), ("cpu", "cpu"), [99 << 40], living)
 
@@ -161,6 +162,27 @@ def test_two_stages_of_a_lost_host_share_a_spare_or_the_neighbours() -> None:
     assert moved(("a", "b", "b", "c"), ("a", "c"), roomy()) == ("a", "a", "c", "c")
 
 
-def test_room_is_that_of_a_device_or_of_all_of_its_kind() -> None:
-    found = facts(gpus=2, free=5)
-    assert [room(found, device) for device in ("cpu", "cuda", "cuda:1", "cuda:2")] == [5, 10, 5, 0]
+@pytest.mark.parametrize(
+    ("device", "needed", "fit"),
+    [
+        ("cpu", [2, 3], True),
+        ("cpu", [3, 3], False),
+        ("cuda:1", [2, 3], True),
+        ("cuda:1", [3, 3], False),
+        ("cuda:2", [1], False),
+        ("cuda", [5, 5], True),
+        ("cuda", [6], False),  # two GPUs have room for it together, neither alone
+        ("cuda", [2, 3, 5], True),
+        ("cuda", [3, 3, 1], False),
+    ],
+)
+def test_stages_have_room_on_the_device_that_each_gets(device: str, needed: list[int], fit: bool) -> None:
+    assert has_room("a", facts(gpus=2, free=5), device, needed) is fit
+
+
+def test_gpus_that_could_not_be_listed_are_used_by_name() -> None:
+    living = {"a": msgspec.structs.replace(facts(), unlisted="nvidia-smi has not answered within 5 s")}
+    assert devices_elsewhere(("a", "a"), living, "cuda:1") == {0: "cuda:1", 1: "cuda:1"}
+    with pytest.raises(ConfigError, match="has no device 'cuda'; it has cpu; it may have GPUs: nvidia-smi has not"):
+        devices_elsewhere(("a",), living, "cuda")
+    assert has_room("a", living["a"], "cuda:1", [1 << 50])

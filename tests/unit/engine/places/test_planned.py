@@ -8,11 +8,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from gguf import GGMLQuantizationType as Kind
 
 from penstock.cluster.measured import LayerTimes
 from penstock.cluster.spec import Link
 from penstock.config import FieldError
 from penstock.core import ConfigError
+from penstock.engine.build import stage_plans
 from penstock.engine.options import EngineOptions
 from penstock.engine.places import planned as places
 from penstock.engine.places.planned import planned
@@ -25,6 +27,7 @@ from penstock.engine.resolve import resolve_options
 from penstock.hosts.facts import DeviceFacts, HostFacts, own_versions
 from penstock.hosts.host import FleetHost
 from penstock.planner.pieces import PieceTable
+from tests.gguf_files import make_gguf
 
 NAMES = ("a:1", "b:1", "c:1")
 
@@ -182,3 +185,23 @@ def test_prompts_of_measured_stages_enter_in_planned_pieces(caplog: pytest.LogCa
     assert len(ends) > 2
     for other in (options(layer_split="8,5,3", threads=1), options(layer_split="8,5,3", prefill_chunk=64)):
         assert with_prefill_times(resolve_options(other, living), living, encrypted=False).prefill_times is None
+
+
+def test_a_gpu_is_measured_in_the_formats_that_the_engine_has_there(tmp_path: Path) -> None:
+    """A file of whole numbers is held in them by a CPU, and as floats by a GPU."""
+    model = str(make_gguf(tmp_path / "four", kind=Kind.Q4_1))
+    fleet = host(facts("a:1", "cuda:0"), facts("b:1", "cuda:0"))
+    given = options(model=model, hosts="a:1,b:1", device="cuda", dtype="auto")
+    found = candidates_on(given, ["a:1", "b:1"], fleet.fleet.living).devices
+    engine = resolve_options(given, fleet.fleet.living)
+    digest = devices.digest_of(engine.checkpoint.source)
+    for stage, name in enumerate(("a:1", "b:1")):
+        one = found[name]
+        assert one.key == devices.key_of(name, fleet.fleet.living[name], engine, digest, stage)
+        assert (one.key.device, one.key.quantization, one.key.dtype) == ("cuda:0", "none", "bfloat16")
+        assert {(plan.dtype, plan.quantization) for plan in stage_plans(one.setup)} == {("bfloat16", "none")}
+
+
+def test_a_gpu_that_this_host_lacks_is_not_measured() -> None:
+    with pytest.raises(FieldError, match="device is 'cuda', but"):
+        candidates_on(options(hosts=None, device="cuda"), ["localhost"], {})

@@ -7,18 +7,23 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
 
 from penstock.engine.loop import EngineLoop
-from penstock.engine.profile.memory import FORGET, HALF_LIFE_S, Memory
+from penstock.engine.options import EngineOptions
+from penstock.engine.profile.memory import FORGET, HALF_LIFE_S, Memory, engine_key
 from penstock.engine.profile.store import EngineKey, ProfileStore
-from penstock.engine.resolve import Resolved
+from penstock.engine.resolve import Resolved, resolve_options
 from penstock.estimates.estimates import Estimates
 from penstock.messages import Span
+from tests import drivers
+from tests.drivers import install_driver
 
 KEY = EngineKey(
     node="a",
     hosts=("",),
     devices=("cpu", "cpu"),
+    device_models=("x86_64", "x86_64"),
     threads=(2, 2),
     layers=((0, 30),),
     model="0" * 64,
@@ -89,3 +94,15 @@ def test_modelled_stages_plain_decoding_and_whoever_wants_it_do_without(monkeypa
     monkeypatch.delenv(FORGET)
     assert Memory.of(cast(Resolved, drafting), cast(EngineLoop, modelled)) is None
     assert Memory.of(cast(Resolved, plain), engine()) is None
+
+
+def test_another_model_of_gpu_is_another_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    install_driver(tmp_path, monkeypatch, drivers.GEFORCE)
+    keys = [engine_key(resolve_options(EngineOptions(device=f"cuda:{number}"))) for number in (0, 2)]
+    assert [key.device_models for key in keys] == [
+        ("NVIDIA GeForce RTX 3090",) * 2,
+        ("NVIDIA GeForce RTX 2080 SUPER",) * 2,
+    ]
+    install_driver(tmp_path, monkeypatch, drivers.NO_DRIVER, code=9)
+    assert engine_key(resolve_options(EngineOptions(device="cuda:0"))).device_models == ("", "")

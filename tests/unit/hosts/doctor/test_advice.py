@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from penstock.hosts.doctor.advice import advice_of
@@ -39,6 +40,17 @@ def links(forth: float = 0.94, back: float = 0.94, latency_ms: float = 0.2) -> l
 
 def advice(hosts: list[ExaminedHost], found: list[LinkRates]) -> list[str]:
     return advice_of(Report(hosts=hosts, links=found))
+
+
+def test_memory_that_is_unknown_is_not_small_and_gpus_that_are_unknown_are_named() -> None:
+    one = host("a")
+    assert one.facts is not None
+    devices = (DeviceFacts(device="cpu", model="m"), DeviceFacts(device="cuda:0", model="m", memory=8 * GB))
+    told = msgspec.structs.replace(one.facts, devices=devices)
+    assert advice([msgspec.structs.replace(one, facts=told)], []) == []
+    told = msgspec.structs.replace(told, unlisted="nvidia-smi says: no")
+    said = advice([msgspec.structs.replace(one, facts=told)], [])
+    assert said == ["a may have GPUs that are not listed: nvidia-smi says: no"]
 
 
 def test_where_all_is_well_nothing_is_said() -> None:

@@ -16,6 +16,8 @@ from penstock.engine.build import drafting_plan, stage_plans
 from penstock.engine.options import DEMO, EngineOptions
 from penstock.engine.resolve import resolve_options
 from penstock.models.quantization import choice, pack
+from tests import drivers
+from tests.drivers import install_driver
 from tests.gguf_files import make_gguf
 
 
@@ -146,9 +148,53 @@ def test_auto_is_the_checkpoints_own_where_the_device_is_good_at_it(
     assert [record.message[: len(said)] for record in caplog.records] == [said] * bool(said)
 
 
-def test_a_gpu_takes_the_checkpoints_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    assert resolve_options(EngineOptions(device="cuda", dtype="auto")).options.dtype == "bfloat16"
+@pytest.mark.parametrize(
+    ("stored", "gpus", "expected"),
+    [
+        ("bfloat16", "", "bfloat16"),
+        ("bfloat16", drivers.H100_MIG, "bfloat16"),
+        ("bfloat16", drivers.ORIN, "bfloat16"),
+        ("bfloat16", drivers.GEFORCE, "float16"),
+        ("float16", drivers.H100_MIG, "float16"),
+        ("float32", drivers.H100_MIG, "bfloat16"),
+        (None, drivers.ODD, "bfloat16"),
+    ],
+)
+def test_auto_has_16_bits_on_gpus_as_the_oldest_of_them_can(
+    stored: str | None,
+    gpus: str,
+    expected: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    install_driver(tmp_path, monkeypatch, gpus)
+    shutil.copytree(DEMO / "target", tmp_path / "model")
+    file = tmp_path / "model" / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "dtype": stored}))
+    asked = EngineOptions(model=str(tmp_path / "model"), device="cuda", dtype="auto")
+    with caplog.at_level(logging.WARNING, "penstock"):
+        assert resolve_options(asked).options.dtype == expected
+    assert ("compute capability 7.5 has no instructions for bfloat16" in caplog.text) is (gpus == drivers.GEFORCE)
+
+
+def test_only_the_gpus_that_are_used_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    install_driver(tmp_path, monkeypatch, drivers.GEFORCE)
+    found = [resolve_options(EngineOptions(device=f"cuda:{i}", dtype="auto")).options.dtype for i in range(3)]
+    assert found == ["bfloat16", "bfloat16", "float16"]
+
+
+def test_a_dtype_by_name_stays_and_a_gpu_that_lacks_it_is_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    install_driver(tmp_path, monkeypatch, drivers.GEFORCE)
+    for dtype in ("float32", "float16", "bfloat16"):
+        assert resolve_options(EngineOptions(device="cuda", dtype=dtype)).options.dtype == dtype
+    (said,) = caplog.messages
+    assert said.endswith("has no instructions for bfloat16: dtype float16 is faster there")
 
 
 @pytest.mark.usefixtures("multiplies_int8")
