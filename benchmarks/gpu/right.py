@@ -10,9 +10,9 @@ import argparse
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from benchmarks.gpu.sizes import Sizes, sizes_of
+from benchmarks.gpu.sizes import sizes_of
 from benchmarks.shared.timed_parts import Findings
 from penstock.drafters.ngram import NgramDrafter
 from penstock.drafters.synthetic import SyntheticDrafter
@@ -26,7 +26,6 @@ from tests.engines import InProcessEngine
 from tests.exactness import PLAIN, PROFILE, PROMPTS, SAMPLED, strategies, tokens_of
 
 STAGES: Final = 2
-TOKENS: Final = 12
 PAIR_PROMPTS: Final = ([40 + i for i in range(12)], [300, 17, 2200, 5, 90, 41])
 """Token ids: which text they are does not matter here."""
 LONGEST, SHORTEST = 4, 1
@@ -38,51 +37,59 @@ CALM: Final = 0.2
 Ids = list[list[int]]
 
 
+class Asked(NamedTuple):
+    """Prompts as token ids, and the number of tokens of each answer."""
+
+    prompts: Sequence[Sequence[int]]
+    tokens: int
+
+
 def measure(options: argparse.Namespace, findings: Findings) -> None:
     sizes, device = sizes_of(options), options.device
-    with findings.trying("demo"):
-        findings.add("demo", {})
-        for found in compared_pair(device, sizes, findings):
-            findings.add("demo", found)
     with tempfile.TemporaryDirectory() as folder:
         for name in list(ARCHITECTURES)[: sizes.architectures]:
             with findings.trying(name):
                 findings.need(1.0)
                 target = make_checkpoint(Path(folder) / name, name, initializer_range=CALM)
-                findings.add(name, compared(target, device))
+                findings.add(name, compared(target, device, Asked(PROMPTS[: sizes.prompts], sizes.compared)))
+    asked = Asked(PAIR_PROMPTS[: sizes.prompts], sizes.compared)
+    with findings.trying("demo"):
+        for found in compared_pair(device, sizes.drafters, asked, findings):
+            findings.add("demo", found)
 
 
-def compared_pair(device: str, sizes: Sizes, findings: Findings) -> Iterator[dict[str, Any]]:
+def compared(target: Path, device: str, asked: Asked) -> dict[str, Any]:
+    """A checkpoint's counts, with a synthetic drafter that knows the answers and is wrong now and then."""
+    found: dict[str, Any] = {"like_cpu": like_cpu(target, device, asked)}
+    for dtype, numerics in WAYS[:2]:
+        answers: dict[int, list[int]] = {}
+        drafter = SyntheticDrafter(PROFILE, VOCAB, 1, lambda request, known=answers: known[key_of(request)])
+        engine = InProcessEngine(target, STAGES, drafter, dtype=dtype, device=device, numerics=numerics)
+        plain = ids_of(engine, PLAIN, asked, answers)
+        found[f"{dtype}, {numerics}"] = {"synthetic": same_by_strategy(engine, plain, asked)}
+    return found
+
+
+def compared_pair(device: str, drafters: Sequence[str], asked: Asked, findings: Findings) -> Iterator[dict[str, Any]]:
     """The demo pair's counts, with one drafter more each time."""
-    target, found = DEMO / "target", {"like_cpu": like_cpu(DEMO / "target", device, PAIR_PROMPTS)}
+    target = DEMO / "target"
+    found: dict[str, Any] = {"like_cpu": like_cpu(target, device, asked)}
     yield found
     for dtype, numerics in WAYS:
         label = f"{dtype}, {numerics}"
         with findings.trying(f"demo, {label}"):
             plain, counts = None, found.setdefault(label, {})
-            for drafter in ("ngram", *sizes.drafters):
+            for drafter in drafters:
                 engine = engine_with(drafter, target, dtype, device, numerics)
-                plain = plain or ids_of(engine, PLAIN, PAIR_PROMPTS)
-                counts[drafter] = same_by_strategy(engine, plain, PAIR_PROMPTS)
+                plain = plain or ids_of(engine, PLAIN, asked)
+                counts[drafter] = same_by_strategy(engine, plain, asked)
                 yield found
 
 
-def compared(target: Path, device: str) -> dict[str, Any]:
-    """A checkpoint's counts, with a synthetic drafter that knows the answers and is wrong now and then."""
-    found: dict[str, Any] = {"like_cpu": like_cpu(target, device, PROMPTS)}
-    for dtype, numerics in WAYS[:2]:
-        answers: dict[int, list[int]] = {}
-        drafter = SyntheticDrafter(PROFILE, VOCAB, 1, lambda request, known=answers: known[key_of(request)])
-        engine = InProcessEngine(target, STAGES, drafter, dtype=dtype, device=device, numerics=numerics)
-        plain = ids_of(engine, PLAIN, PROMPTS, answers)
-        found[f"{dtype}, {numerics}"] = {"synthetic": same_by_strategy(engine, plain, PROMPTS)}
-    return found
-
-
-def like_cpu(target: Path, device: str, prompts: Sequence[Sequence[int]]) -> list[int]:
+def like_cpu(target: Path, device: str, asked: Asked) -> list[int]:
     """Of so many answers in float32, those that are alike on the device, over two stages, and on the processor."""
     of_cpu, of_device = (
-        ids_of(InProcessEngine(target, stages, NgramDrafter(LONGEST, SHORTEST), device=place), PLAIN, prompts)
+        ids_of(InProcessEngine(target, stages, NgramDrafter(LONGEST, SHORTEST), device=place), PLAIN, asked)
         for stages, place in ((1, "cpu"), (STAGES, device))
     )
     return count_same(of_device, of_cpu)
@@ -96,31 +103,26 @@ def engine_with(drafter: str, target: Path, dtype: str, device: str, numerics: s
     return InProcessEngine(target, STAGES, dtype=dtype, device=device, numerics=numerics, **own)
 
 
-def same_by_strategy(engine: InProcessEngine, plain: Ids, prompts: Sequence[Sequence[int]]) -> dict[str, list[int]]:
+def same_by_strategy(engine: InProcessEngine, plain: Ids, asked: Asked) -> dict[str, list[int]]:
     """By strategy: how many answers are plain decoding's, of how many."""
     found: dict[str, list[int]] = {}
     for which, strategy in enumerate(strategies(STAGES)):
         if which != PLAIN:
-            same, of = count_same(ids_of(engine, which, prompts), plain)
+            same, of = count_same(ids_of(engine, which, asked), plain)
             before = found.get(type(strategy).__name__, [0, 0])
             found[type(strategy).__name__] = [before[0] + same, before[1] + of]
     return found
 
 
-def ids_of(
-    engine: InProcessEngine,
-    which: int,
-    prompts: Sequence[Sequence[int]],
-    answers: dict[int, list[int]] | None = None,
-) -> Ids:
+def ids_of(engine: InProcessEngine, which: int, asked: Asked, answers: dict[int, list[int]] | None = None) -> Ids:
     """Every prompt's answer, greedy and sampled, one after the other, with one of the ``strategies``.
 
     ``answers``, where given, gets them by ``key_of``.
     """
     found = []
     for sampling in (Sampling(), SAMPLED):
-        for prompt in prompts:
-            request = engine.submit(list(prompt), sampling, TOKENS, strategies(STAGES)[which])
+        for prompt in asked.prompts:
+            request = engine.submit(list(prompt), sampling, asked.tokens, strategies(STAGES)[which])
             engine.run()
             found.append(tokens_of(request))
             if answers is not None:

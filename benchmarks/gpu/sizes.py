@@ -93,7 +93,11 @@ class Sizes:
     architectures: int
     """Number of small random checkpoints whose tokens are compared."""
     drafters: tuple[str, ...]
-    """Drafters of the demo pair that are compared, beside prompt lookup."""
+    """Drafters of the demo pair that are compared."""
+    prompts: int
+    """Number of prompts whose answers are compared, at most two."""
+    compared: int
+    """Tokens of each answer that is compared."""
 
 
 FULL: Final = Sizes(
@@ -111,7 +115,9 @@ FULL: Final = Sizes(
     stages=(1, 2, 4),
     transports=("ipc", "tcp"),
     architectures=12,
-    drafters=("draft_model", "eagle3", "medusa", "early_exit", "spd"),
+    drafters=("draft_model", "eagle3", "spd", "ngram"),
+    prompts=2,
+    compared=12,
 )
 TINY: Final = Sizes(
     models=TINY_MODELS,
@@ -129,6 +135,8 @@ TINY: Final = Sizes(
     transports=("ipc",),
     architectures=1,
     drafters=("draft_model",),
+    prompts=1,
+    compared=4,
 )
 
 

@@ -12,7 +12,6 @@ from typing import Any, Final
 import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.gpu.devices import empty, is_gpu, read_bandwidth, seconds_of, synchronize
 from benchmarks.gpu.drawn import drawn_model, main_model
@@ -57,7 +56,8 @@ def measure(options: argparse.Namespace, findings: Findings) -> None:
 @contextmanager
 def whole_model(folder: str, device: str, quantization: str, sizes: Sizes) -> Iterator[StageModel]:
     """One stage with all layers, and slots for the longest text. Its memory is free again after the block."""
-    longest = max(max(sizes.contexts) + max(sizes.rows), sizes.prompt)
+    # No slot is checked below a stage's core: one beyond the capacity would be written where other memory is.
+    longest = max(max(sizes.contexts) + max(*sizes.rows, *PROFILED), PICKED, sizes.prompt)
     layers = open_checkpoint(folder).num_layers
     stage = load_stage(
         folder,
@@ -110,56 +110,42 @@ def step(stage: StageModel, view: BatchView) -> None:
 
 
 def kernels(options: argparse.Namespace, findings: Findings) -> None:
-    """A step's kernels, by rows. The profiler has been seen to end its process, hence a part of its own."""
+    """A step's kernels, by rows. A profiler slows what comes after it down, hence a part of its own."""
     sizes = sizes_of(options)
     name = main_model(options, sizes)
     findings.add("model", name)
-    look = kernels_of if is_gpu(options.device) else operators_of
     with (
         drawn_model(name, options, sizes, findings) as folder,
         whole_model(folder, options.device, "none", sizes) as stage,
     ):
         for rows in PROFILED:
-            view = rows_behind(sizes.contexts[-1], rows)
-            step(stage, view)
-            with findings.trying(f"{rows} rows"):
-                findings.add(f"{rows} rows", look(stage, view))
+            label = "1 row" if rows == 1 else f"{rows} rows"
+            with findings.trying(label):
+                findings.add(label, kernels_of(stage, rows_behind(sizes.contexts[-1], rows)))
 
 
 def kernels_of(stage: StageModel, view: BatchView) -> dict[str, Any]:
-    """How many kernels a step has launched, how long they ran, and those that took longest."""
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
+    """How many kernels a step launches, how long they run, and those that take longest.
+
+    On a processor torch's operators stand in for kernels; those within compiled layers cannot be seen.
+    """
+    gpu, device = is_gpu(str(stage.device)), str(stage.device)
+    step(stage, view)  # so that nothing is chosen or compiled in the one that counts
+    with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if gpu else [])]) as found:
         step(stage, view)
-        synchronize(str(stage.device))
+        synchronize(device)
     by_name: dict[str, list[float]] = {}
     for event in found.events():
-        if event.device_type == DeviceType.CUDA:
+        if gpu and event.device_type == DeviceType.CUDA:
             by_name.setdefault(event.name, []).append(event.self_device_time_total / 1e3)
+        elif not gpu and event.name.startswith("aten::"):
+            by_name.setdefault(event.name, []).append(event.self_cpu_time_total / 1e3)
     longest = sorted(by_name.items(), key=lambda one: -sum(one[1]))[:MOST_KERNELS]
     return {
         "launches": sum(map(len, by_name.values())),
         "busy_ms": sum(map(sum, by_name.values())),
         "longest": [{"name": name[:80], "count": len(taken), "ms": sum(taken)} for name, taken in longest],
     }
-
-
-class Operators(TorchDispatchMode):
-    """Counts torch's operators; code that is compiled into one call shows none."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += 1
-        return function(*args, **(kwargs or {}))
-
-
-def operators_of(stage: StageModel, view: BatchView) -> dict[str, Any]:
-    """How many operators a step has, which a GPU would launch a kernel for each."""
-    with Operators() as operators:
-        step(stage, view)
-    return {"launches": operators.count}
 
 
 # ------------------------------------------------------------------------------------- prompts, picks, the first token

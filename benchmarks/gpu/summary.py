@@ -72,9 +72,8 @@ def steps(found: Figures) -> Iterator[str]:
 def kernels(found: Figures) -> Iterator[str]:
     for name, one in found.items():
         if isinstance(one, Mapping):
-            busy = f", {one['busy_ms']:.2f} ms busy" if "busy_ms" in one else " (operators)"
-            yield f"{found['model']}, a step of {name}: {one['launches']} launches{busy}"
-            for kernel in one.get("longest", [])[:3]:
+            yield f"{found['model']}, a step of {name}: {one['launches']} launches, {one['busy_ms']:.2f} ms busy"
+            for kernel in one["longest"][:3]:
                 yield f"  {kernel['ms']:.3f} ms in {kernel['count']} of {kernel['name'][:60]}"
 
 
