@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 from transformers import AutoConfig
 
-from benchmarks.costs.step import decoded
+from benchmarks.costs.step import CONTEXT, decoded
 from benchmarks.gpu.devices import free_bytes, is_gpu
 from benchmarks.gpu.drawn import drawn_model, main_model
 from benchmarks.gpu.sizes import Sizes, sizes_of
@@ -29,6 +29,7 @@ from penstock.engine.loop import Observer
 from penstock.engine.places.footprint import needed_bytes
 from penstock.messages import Result
 from penstock.models.gate import model_class
+from penstock.requests.prefix_cache import BLOCK
 from tests.checkpoints import ARCHITECTURES, FURTHER, RECURRENT, UNUSUAL, settings_of
 from tests.relatives import RELATIVES
 
@@ -103,7 +104,10 @@ def many(options: argparse.Namespace, findings: Findings) -> None:
     sizes = sizes_of(options)
     name = main_model(options, sizes)
     findings.add("model", name)
-    own = {"dtype": DTYPE, "device": options.device, "max_num_seqs": max(sizes.requests)}
+    most = max(sizes.requests)
+    # All run at a time only if there are slots for all, each with a block that is not full.
+    slots = max(4096, most * (CONTEXT + sizes.tokens + BLOCK))
+    own = {"dtype": DTYPE, "device": options.device, "max_num_seqs": most, "kv_slots": slots}
     with drawn_model(name, options, sizes, findings) as folder:
         for requests in sizes.requests:
             label = "1 request" if requests == 1 else f"{requests} requests"

@@ -87,7 +87,7 @@ def compared_pair(device: str, drafters: Sequence[str], asked: Asked, findings: 
 
 
 def like_cpu(target: Path, device: str, asked: Asked) -> list[int]:
-    """Of so many answers in float32, those that are alike on the device, over two stages, and on the processor."""
+    """The number of answers in float32 that the device, over two stages, shares with the processor, and that of all."""
     of_cpu, of_device = (
         ids_of(InProcessEngine(target, stages, NgramDrafter(LONGEST, SHORTEST), device=place), PLAIN, asked)
         for stages, place in ((1, "cpu"), (STAGES, device))
@@ -104,7 +104,7 @@ def engine_with(drafter: str, target: Path, dtype: str, device: str, numerics: s
 
 
 def same_by_strategy(engine: InProcessEngine, plain: Ids, asked: Asked) -> dict[str, list[int]]:
-    """By strategy: how many answers are plain decoding's, of how many."""
+    """The number of answers that are plain decoding's, and that of all, by strategy."""
     found: dict[str, list[int]] = {}
     for which, strategy in enumerate(strategies(STAGES)):
         if which != PLAIN:

@@ -71,7 +71,7 @@ TINY_MODELS: Final[Mapping[str, Config]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """What is measured, and how much of it."""
+    """The models that are measured, and how much of everything."""
 
     models: Mapping[str, Config]
     mains: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""What each part of ``benchmarks.gpu`` has found, in lines for the terminal; its file has all of it."""
+"""Sums up each part of ``benchmarks.gpu`` in lines for the terminal; the part's file has all figures."""
 
 from __future__ import annotations
 
