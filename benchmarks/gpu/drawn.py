@@ -1,4 +1,4 @@
-"""Models of real shapes with drawn weights, as checkpoints in the part's temporary folder: no network, no download."""
+"""Models of real shapes with drawn weights, as checkpoints in temporary folders: no network, no download."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from transformers import logging as transformers_logging
 
 from benchmarks.gpu.devices import empty, free_bytes
 from benchmarks.gpu.sizes import Config, Sizes
-from benchmarks.shared.timed_parts import DoesNotFit, Findings
+from benchmarks.shared.timed_parts import DoesNotFit, Findings, shared_folder
 from penstock.hosts.facts import memory
 from penstock.hosts.placement import in_gb
 
-WRITTEN: Final = 5e8
+WRITTEN: Final = 1e9
 """Bytes per second at which weights are at least drawn, written and read again, reckoned low."""
 ROOM: Final = 1.3
 """Free bytes of a device for each byte of weights: for keys, values and what a step needs beside."""
@@ -39,12 +39,12 @@ def lacking(config: Config, device: str) -> str:
     """The reason for which there is no room for a model; empty where there is."""
     needed = weight_bytes(config)
     rooms = {
-        device: free_bytes(device),
-        "the host's memory": memory()[1],  # the stages read weights there before they move
-        "the disk": shutil.disk_usage(tempfile.gettempdir()).free,
+        device: (free_bytes(device), ROOM),
+        "the host's memory": (memory()[1], ROOM),  # the stages read weights there before they move
+        "the disk": (shutil.disk_usage(tempfile.gettempdir()).free, 1.0),
     }
-    for place, free in rooms.items():
-        if free and free < ROOM * needed:
+    for place, (free, each) in rooms.items():
+        if free and free < each * needed:
             return f"its weights have {in_gb(needed)}, and {place} has {in_gb(free)} free"
     return ""
 
@@ -58,14 +58,23 @@ def weight_bytes(config: Config) -> int:
 
 @contextmanager
 def drawn_model(name: str, options: argparse.Namespace, sizes: Sizes, findings: Findings) -> Iterator[str]:
-    """A folder with the model in bfloat16, until the block ends. Raises DoesNotFit for lack of memory or time."""
-    config = sizes.models[name]
+    """A folder with the model in bfloat16, which lasts for the block, or for all parts if several parts need the model.
+
+    Raises DoesNotFit for lack of memory or time.
+    """
+    config, kept = sizes.models[name], shared_folder() / name.replace(" ", "-")
+    if kept.exists():
+        yield str(kept)
+        return
     if reason := lacking(config, options.device):
         raise DoesNotFit(reason)
     findings.need(2 * weight_bytes(config) / WRITTEN)
     with tempfile.TemporaryDirectory() as folder:
         draw(config, Path(folder), options.device)
-        yield folder
+        if name in sizes.mains:
+            Path(folder).rename(kept)  # whole, or not at all: a part may be killed while it draws
+            Path(folder).mkdir()  # for its owner to remove
+        yield str(kept if kept.exists() else folder)
 
 
 def draw(config: Config, folder: Path, device: str) -> None:

@@ -32,6 +32,8 @@ from penstock.scratch import scratch_folder
 
 RUNNING, ENDED, FAILED, OVERRAN, LEFT_OUT = "running", "ended", "failed", "overran", "left out"
 """Outcomes of a part. A file that says ``running`` after the benchmark's end is of one that was killed itself."""
+SHARED: Final = "BENCHMARK_SHARED"
+"""The environment variable with a part's ``shared_folder``."""
 LEAST_S: Final = 5.0
 """Seconds of time below which a part is not begun: its imports alone take about as long."""
 GONE_S: Final = 10.0
@@ -111,6 +113,11 @@ class Findings:
         write_json(self.file, {**self.stated, "outcome": outcome, "error": error, **found})
 
 
+def shared_folder() -> Path:
+    """A folder that all parts of a run share, for what one of them makes and others need; it goes with the run."""
+    return Path(os.environ[SHARED])
+
+
 def described(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
@@ -187,33 +194,38 @@ def path_of(options: argparse.Namespace, part: Part) -> Path:
 
 def run_all(module: str, given: Sequence[str], parts: Sequence[Part], options: argparse.Namespace) -> int:
     """Run each part, print what it found, and sum up. Returns 1 if one did not end well, else 0."""
-    began, outcomes = time.monotonic(), {}
+    began = time.monotonic()
+    outcomes: dict[str, str] = {}
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the running part is killed, too
-    for number, part in enumerate(parts):
-        left = began + options.seconds - time.monotonic()
-        share = left * part.weight / sum(one.weight for one in parts[number:])
-        path_of(options, part).unlink(missing_ok=True)
-        started = time.monotonic()
-        if share < LEAST_S:
-            write_json(path_of(options, part), ended_early(part, LEFT_OUT, f"only {max(0.0, share):.1f} s were left"))
-        else:
-            run_apart(module, given, part, share, options)
-        told = json.loads(path_of(options, part).read_text(encoding="utf-8"))
-        told |= {"seconds": round(time.monotonic() - started, 2), "share_s": round(share, 2)}
-        write_json(path_of(options, part), told)
-        outcomes[part.name] = told["outcome"]
-        print("\n".join(report(part, told)), flush=True)
+    with scratch_folder() as shared:
+        for number, part in enumerate(parts):
+            left = began + options.seconds - time.monotonic()
+            share = left * part.weight / sum(one.weight for one in parts[number:])
+            path_of(options, part).unlink(missing_ok=True)
+            started = time.monotonic()
+            if share < LEAST_S:
+                early = ended_early(part, LEFT_OUT, f"only {max(0.0, share):.1f} s were left")
+                write_json(path_of(options, part), early)
+            else:
+                run_apart(module, given, part, share, options, shared)
+            told = json.loads(path_of(options, part).read_text(encoding="utf-8"))
+            told |= {"seconds": round(time.monotonic() - started, 2), "share_s": round(share, 2)}
+            write_json(path_of(options, part), told)
+            outcomes[part.name] = told["outcome"]
+            print("\n".join(report(part, told)), flush=True)
     print(summed_up(outcomes, time.monotonic() - began, options.out))
     return int(any(outcome != ENDED for outcome in outcomes.values()))
 
 
-def run_apart(module: str, given: Sequence[str], part: Part, share: float, options: argparse.Namespace) -> None:
+def run_apart(
+    module: str, given: Sequence[str], part: Part, share: float, options: argparse.Namespace, shared: Path
+) -> None:
     """Run a part in a process of its own, which is killed after ``share`` seconds."""
     search = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     command = [sys.executable, "-m", module, *given, "--part", part.name, "--seconds", f"{share:.2f}"]
-    # The parts' temporary files, gigabytes of drawn weights among them, go with this folder also after a kill.
+    # A part's temporary files, gigabytes of drawn weights perhaps, go with this folder also after a kill.
     with scratch_folder() as folder:
-        environment = {**os.environ, **APART, "PYTHONPATH": search, "TMPDIR": str(folder)}
+        environment = {**os.environ, **APART, "PYTHONPATH": search, "TMPDIR": str(folder), SHARED: str(shared)}
         outputs = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "stdin": subprocess.DEVNULL}
         process = subprocess.Popen(command, env=environment, start_new_session=True, **outputs)
         try:
