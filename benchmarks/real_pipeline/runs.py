@@ -57,7 +57,7 @@ def keep_to(cores: int) -> None:
 
 
 def measured(options: argparse.Namespace, engine: Engine, model: str, form: str, ends: float) -> dict[str, Any]:
-    """Figures of an engine. Raises DoesNotFit where the time does not suffice for a single prompt."""
+    """Figures of an engine. Raises DoesNotFit where the time does not suffice for a single short answer."""
     target = DEMO if model == DEMO else os.path.expanduser(options.model)
     named = parse_entries(engine.entries, {"method": engine.method}, target)
     own = {**EXACT_FORMATS[form], "pipeline_parallel_size": engine.stages, "max_model_len": 1024}
@@ -67,13 +67,13 @@ def measured(options: argparse.Namespace, engine: Engine, model: str, form: str,
         params = SamplingParams(temperature=float(model == DEMO), max_tokens=TOKENS, ignore_eos=True)
         if options.tiny:
             params = replace(params, max_tokens=FEW_TOKENS)
-        count = affordable(llm, prompts, params, named, ends)
-        seeded = [replace(params, seed=seed) for seed in range(count)]
+        count, tokens = affordable(llm, prompts, params, named, ends)
+        seeded = [replace(params, max_tokens=tokens, seed=seed) for seed in range(count)]
         runs = measure_strategies(llm, prompts[:count], seeded, named)
         setting = {"numerics": llm.numerics, "threads": llm.setup.threads, "layers": llm.setup.layers}
     stated = {"stages": engine.stages, "drafter": engine.method, "processes": engine.processes}
     cores = {"cores": options.cores, "own_cores": engine.processes <= options.cores}
-    asked = {"prompts": count, "tokens": params.max_tokens, "temperature": params.temperature}
+    asked = {"prompts": count, "tokens": tokens, "temperature": params.temperature}
     return {**stated, **cores, **setting, **asked, "entries": [figures_of(run) for run in runs]}
 
 
@@ -85,16 +85,23 @@ def prompts_of(llm: LLM, model: str, count: int) -> list[Prompt]:
     return asked
 
 
-def affordable(llm: LLM, prompts: Sequence[Prompt], params: SamplingParams, named: Sequence[Named], ends: float) -> int:
-    """How many of the prompts can be answered by all entries until ``ends``, by a short trial."""
+def affordable(
+    llm: LLM, prompts: Sequence[Prompt], params: SamplingParams, named: Sequence[Named], ends: float
+) -> tuple[int, int]:
+    """How many of the prompts all entries can answer until ``ends``, and with how many tokens, by a short trial.
+
+    Where the time does not suffice for one whole answer, it is shorter. Raises DoesNotFit where even that would be
+    shorter than the trial's.
+    """
     begun = time.monotonic()
-    (few,) = (replace(params, max_tokens=FEW_TOKENS, seed=0),)
-    measure_strategies(llm, prompts[:1], [few], named)
+    measure_strategies(llm, prompts[:1], [replace(params, max_tokens=FEW_TOKENS, seed=0)], named)
     now = time.monotonic()
-    each = (now - begun) * params.max_tokens / FEW_TOKENS
-    if (ends - now) < each:
-        raise DoesNotFit(f"a prompt takes about {each:.0f} s, and {max(0.0, ends - now):.0f} s were left")
-    return max(1, min(len(prompts), int(USED * (ends - now) / each)))
+    each, left = (now - begun) / FEW_TOKENS, USED * (ends - now)
+    tokens = min(params.max_tokens, int(left / each))
+    if tokens < FEW_TOKENS:
+        needed = each * params.max_tokens
+        raise DoesNotFit(f"an answer of each entry takes about {needed:.0f} s, and {max(0.0, left):.0f} s were left")
+    return max(1, min(len(prompts), int(left / (each * tokens)))), tokens
 
 
 def figures_of(run: StrategyRun) -> dict[str, Any]:
