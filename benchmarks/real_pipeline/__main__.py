@@ -36,20 +36,27 @@ def parts_of(options: argparse.Namespace) -> list[Part]:
 
 
 def summary(found: Mapping[str, Any]) -> Iterator[str]:
-    """A line for each engine: its stages, its drafter, and each entry's speed over plain decoding."""
+    """A line for each engine: its stages, its drafter, and each entry's speed over plain decoding.
+
+    Texts that loop flatter every drafter, so that their number is told.
+    """
     for name, one in found.items():
         if isinstance(one, Mapping):
             plain, *others = one["entries"]
             ratios = ", ".join(ratio_of(entry) for entry in others)
             shared = "" if one["own_cores"] else f" ({one['processes']} processes share {one['cores']} cores)"
-            yield f"{name}{shared}: plain {plain['tokens_per_second']:.1f} tokens/s; {ratios}"
+            looping = plain["looping"]
+            asked = f"{one['prompts']} prompts, {looping} of them with looping answers"
+            yield f"{name}{shared}, {asked}: plain {plain['tokens_per_second']:.1f} tokens/s; {ratios}"
 
 
 def ratio_of(entry: Mapping[str, Any]) -> str:
     if entry["ratio"] is None:
         return f"{entry['strategy']} no ratio"
     bounds = "" if entry["bounds"] is None else " ({:.2f} to {:.2f})".format(*entry["bounds"])
-    return f"{entry['strategy']} {entry['ratio']:.2f}x{bounds}{'' if entry['identical'] else ' OTHER TOKENS'}"
+    return (
+        f"{entry['strategy']} {entry['ratio']:.2f}x{bounds}{' same tokens' if entry['identical'] else ' OTHER TOKENS'}"
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -63,8 +63,8 @@ def measured(options: argparse.Namespace, engine: Engine, model: str, form: str,
     own = {**EXACT_FORMATS[form], "pipeline_parallel_size": engine.stages, "max_model_len": 1024}
     with LLM(target, speculative_config=named[1][1], **own) as llm:
         prompts = prompts_of(llm, model, 1 if options.tiny else PROMPTS)
-        # The demo's greedy texts fall into loops, which every drafter knows.
-        params = SamplingParams(temperature=float(model == DEMO), max_tokens=TOKENS, ignore_eos=True)
+        # Texts that fall into loops flatter every drafter: the demo's greedy ones do, and a chat model's past its end.
+        params = SamplingParams(temperature=float(model == DEMO), max_tokens=TOKENS, ignore_eos=model == DEMO)
         if options.tiny:
             params = replace(params, max_tokens=FEW_TOKENS)
         count, tokens = affordable(llm, prompts, params, named, ends)
