@@ -46,7 +46,7 @@ def summary(found: Mapping[str, Any]) -> Iterator[str]:
             ratios = ", ".join(ratio_of(entry) for entry in others)
             shared = "" if one["own_cores"] else f" ({one['processes']} processes share {one['cores']} cores)"
             looping = plain["looping"]
-            asked = f"{one['prompts']} prompts, {looping} of them with looping answers"
+            asked = f"prompts: {one['prompts']}, answers that loop: {looping}"
             yield f"{name}{shared}, {asked}: plain {plain['tokens_per_second']:.1f} tokens/s; {ratios}"
 
 

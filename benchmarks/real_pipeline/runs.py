@@ -44,7 +44,8 @@ def measure(options: argparse.Namespace, findings: Findings) -> None:
     findings.add("model", DEMO if model == DEMO else Path(options.model).name)
     engines = engines_of(model, options.cores, options.tiny)
     for number, engine in enumerate(engines):
-        ends = time.monotonic() + findings.left / (len(engines) - number)
+        share = len(engine.entries) / sum(len(one.entries) for one in engines[number:])
+        ends = time.monotonic() + findings.left * share
         with findings.trying(engine.name):
             findings.add(engine.name, measured(options, engine, model, form, ends))
 
