@@ -17,6 +17,7 @@ from penstock.drafters.learned import LearnedDrafter
 from penstock.drafters.options import DrafterParts
 from penstock.drafters.registry import DRAFTERS
 from penstock.drafters.small_model import SmallModelDrafter
+from penstock.dtypes import AUTO
 from penstock.emulation.drafter import EmulatedDrafter
 from penstock.emulation.stage import StageEmulation, emulated_driver
 from penstock.engine.build import tapped_layers
@@ -73,8 +74,11 @@ class InProcessEngine:
         dtype: str = "float32",
         gives_back: bool = False,
         chunk: int = 16,
+        device: str = "cpu",
+        numerics: str = AUTO,
     ) -> None:
         self._quantization, self._dtype = quantization, dtype
+        self._device, self._numerics = device, numerics
         self._gives_back = gives_back
         self.pool = SlotPool(slots, slots, sharing=not gives_back)
         self.clock = VirtualClock()
@@ -85,7 +89,7 @@ class InProcessEngine:
         self.drafter: LearnedDrafter
         if learned is not None:
             self.reader = load_speculator_stage(
-                str(learned), str(target), capacity=self.pool.total, dtype="float32", device="cpu"
+                str(learned), str(target), capacity=self.pool.total, dtype="float32", device=device
             )
             taps = tapped_layers(layers, self.reader.store.layers)
             core = StageCore(self.reader, self.pool.total, is_last=True)
@@ -120,7 +124,9 @@ class InProcessEngine:
                 last,
                 capacity=self.pool.total,
                 dtype=self._dtype,
+                device=self._device,
                 quantization=self._quantization,
+                numerics=self._numerics,
                 gives_back=self._gives_back,
             )
             stage.tap(taps[index])

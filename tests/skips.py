@@ -23,6 +23,7 @@ LISTED: Final = {
     "zeroconf is not installed": "The dev extra has it; who has not installed that has no worker announced.",
     "the clients are tested by `make test-clients`": "They need environments of their own, which CI makes.",
     "llama.cpp is not installed": "The dev extra has it, but not for every Python and system that Penstock runs on.",
+    "needs two cores": "A pipeline's stages have cores of their own there; the parts are tested on one core, too.",
     "nginx is not installed": "It is no dependency; CI installs it where it may.",
     "the page is tested by `make test-page`": "It needs Chromium, which CI installs where it may.",
 }

@@ -15,7 +15,7 @@ import argparse
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from statistics import median
 from typing import Any, Final
@@ -159,13 +159,12 @@ class Steps(Observer):
         self.seen.append((at, sum(span.computed for span in spans), max(span.rows for span in spans)))
 
 
-def decoded(model: str, form: str, stages: int, threads: int | None, requests: int) -> dict[str, Any]:
-    """Tokens per second of an engine that decodes ``requests`` plainly; for one request also the parts of a step."""
+def decoded(model: str, stages: int, requests: int, tokens: int, own: Mapping[str, Any]) -> dict[str, Any]:
+    """Tokens per second of an engine, with ``own`` options, that decodes ``requests`` plainly, and its step's times."""
     ids = [{"prompt_token_ids": [100 + 7 * number, *range(200, 199 + CONTEXT)]} for number in range(requests)]
-    params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
-    options = {"pipeline_parallel_size": stages, "threads": threads, "max_num_seqs": max(REQUESTS)}
-    options |= {"skip_tokenizer_init": True, "enable_prefix_caching": False, "max_model_len": 1024}
-    with LLM(model, speculative_config=None, **options, **FORMATS[form]) as llm:
+    params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+    options = {"skip_tokenizer_init": True, "enable_prefix_caching": False, "max_model_len": 1024, **own}
+    with LLM(model, pipeline_parallel_size=stages, speculative_config=None, **options) as llm:
         llm.generate(ids, params)
         steps = Steps()
         with llm.observing(steps):
@@ -173,12 +172,12 @@ def decoded(model: str, form: str, stages: int, threads: int | None, requests: i
         used = llm.setup.threads[0]
     decoding = steps.seen[len(steps.seen) // 2 :]  # the first half holds the prompts
     span = decoding[-1][0] - decoding[0][0]
-    tokens = sum(rows for _, _, rows in decoding[1:])
+    came = sum(rows for _, _, rows in decoding[1:])
     return {
         "stages": stages,
         "threads": used,
         "requests": requests,
-        "tokens_per_second": tokens / span,
+        "tokens_per_second": came / span,
         "step_ms": 1e3 * span / (len(decoding) - 1),
         "computed_ms": 1e3 * median(computed for _, computed, _ in decoding),
     }
@@ -192,7 +191,8 @@ def measured(model: str, form: str, threads: int | None) -> dict[str, Any]:
     rows = {str(number): whole_step(stage, number) for number in ROWS}
     profile = {str(number): parts(stage, number) for number in PROFILED}
     del stage
-    engines = [decoded(model, form, stages, threads, number) for stages in STAGES for number in REQUESTS]
+    own = {**FORMATS[form], "threads": threads, "max_num_seqs": max(REQUESTS)}
+    engines = [decoded(model, stages, number, TOKENS, own) for stages in STAGES for number in REQUESTS]
     return {"threads": count, "rows": rows, "parts": profile, "engines": engines}
 
 

@@ -59,8 +59,12 @@ def store(name: str, how: str, taken: Taken) -> None:
     measured = Measured(how=how, commands=commands, date=date.today().isoformat(), versions=versions(), figures=figures)
     path = path_of(name)
     path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, asdict(measured))
+
+
+def write_json(path: Path, content: Any) -> None:
     part = path.with_suffix(".part")
-    part.write_text(json.dumps(asdict(measured), indent=1) + "\n", encoding="utf-8")
+    part.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     part.replace(path)  # an interrupted run leaves the old file or the new one
 
 
