@@ -56,7 +56,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip the page's, the clients' and ARM's tests unless they are asked for, even where their programs are installed."""
+    """Skip the page's, the clients' and ARM's tests unless asked for, even where their programs are installed."""
     reasons = {
         "page": "the page is tested by `make test-page`; needs `apt-get install chromium`",
         "stacks": "the clients are tested by `make test-clients`; needs `apt-get install nodejs npm`",

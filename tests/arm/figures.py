@@ -1,6 +1,6 @@
 """Numbers that a processor computes, by name, for comparison with those that another one computes from the same files.
 
-python -m tests.arm.figures CHECKPOINT GGUF OUT.npz
+python -m tests.arm.figures CHECKPOINT GGUF OUT.npz [PART ..]
 
 It runs without pytest, since it is also run where every instruction is emulated. Inputs come from uniform whole
 numbers and from files: torch's random numbers are others on other processors.
@@ -9,7 +9,7 @@ numbers and from files: torch's random numbers are others on other processors.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -118,20 +118,20 @@ def engine() -> Figures:
                 yield f"{'-'.join(options.values())}-{number}-{sampling.temperature}", found
 
 
-def figures(checkpoint: Path, file: Path) -> dict[str, np.ndarray]:
-    """All of them; a name begins with the part that it belongs to."""
-    parts = {
-        "whole": whole_products(),
-        "floats": float_products(),
-        "sampler": sampler(),
-        "gguf": gguf_tensors(file),
-        "layers": layers(checkpoint),
-        "engine": engine(),
+def figures(checkpoint: Path, file: Path, parts: Sequence[str] = ()) -> dict[str, np.ndarray]:
+    """The figures of these parts, by default of all; a name begins with the part that it belongs to."""
+    makers = {
+        "whole": whole_products,
+        "floats": float_products,
+        "sampler": sampler,
+        "gguf": lambda: gguf_tensors(file),
+        "layers": lambda: layers(checkpoint),
+        "engine": engine,
     }
-    return {f"{part}/{name}": value for part, found in parts.items() for name, value in found}
+    return {f"{part}/{name}": value for part in parts or makers for name, value in makers[part]()}
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    found = figures(Path(sys.argv[1]), Path(sys.argv[2]))
-    np.savez(sys.argv[3], kind=np.array(instruction()), **found)
+    checkpoint, file, out, *parts = sys.argv[1:]
+    np.savez(out, kind=np.array(instruction()), **figures(Path(checkpoint), Path(file), parts))
