@@ -93,7 +93,9 @@ def test_draws_are_equal(here: Figures, there: Figures) -> None:
 
 
 def test_noise_and_chances_are_near(here: Figures, there: Figures) -> None:
+    """Noise is -log(E): where it is near 0, a last place of E, which is then near 1, is many of its own."""
     names = [name for name in here if name.startswith("sampler/") and "draws" not in name]
     assert names
     for name in names:
-        np.testing.assert_array_max_ulp(here[name], there[name], ULPS)
+        size = np.maximum(np.abs(here[name]), 1) if "noise" in name else np.abs(here[name])
+        assert (np.abs(here[name] - there[name]) <= ULPS * np.spacing(size)).all(), name
