@@ -39,7 +39,7 @@ test-clients: $(VENV)/.installed-dev $(CLIENTS)/.installed
 	$(BIN)/python -m pytest -m stacks --stacks=$(CLIENTS) --skips=$(SKIPS) tests/integration/clients/test_stacks.py
 	@cat $(CLIENTS)/table.md
 
-# Under qemu, in a quarter of an hour. What is fetched for it is kept: some 600 MB, and 2 GB unpacked.
+# Under qemu. What is fetched for it is kept, unpacked.
 test-arm: $(VENV)/.installed-dev
 	$(BIN)/python scripts/arm_root.py $(ARM)
 	$(BIN)/python -m pytest -m arm --arm=$(ARM) --skips=$(SKIPS) tests/arm

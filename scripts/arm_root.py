@@ -1,8 +1,8 @@
 """Make a folder in which Penstock runs as on 64-bit ARM under qemu: ``python scripts/arm_root.py FOLDER``.
 
 ``root`` in it is Debian with its Python for aarch64, unpacked and not installed, and ``site`` holds the aarch64 wheels
-of all that Penstock depends on, in the versions of the environment that this runs in. It takes about two minutes, and
-is done once. Needs root, because debootstrap does, and the packages debootstrap and qemu-user-static.
+of all that Penstock depends on, in the versions of the environment that this runs in. It
+is made once. Needs root, because debootstrap does, and the packages debootstrap and qemu-user-static.
 
 ``python scripts/arm_root.py --wheels`` only asks for the wheels: a line for each package of every extra, without
 loading any.
@@ -110,7 +110,7 @@ def make_root(root: Path) -> None:
 
 
 def missing() -> str | None:
-    """What has to be done before anything can be made."""
+    """A message that says what to install or who to be before anything can be made; None where all is there."""
     programs = {"debootstrap": "debootstrap", EMULATOR: "qemu-user-static"}
     packages = [package for program, package in programs.items() if shutil.which(program) is None]
     if packages:
