@@ -1,8 +1,8 @@
 """Make a folder in which Penstock runs as on 64-bit ARM under qemu: ``python scripts/arm_root.py FOLDER``.
 
 ``root`` in it is Debian with its Python for aarch64, unpacked and not installed, and ``site`` holds the aarch64 wheels
-of all that Penstock depends on, in the versions of the environment that this runs in. It
-is made once. Needs root, because debootstrap does, and the packages debootstrap and qemu-user-static.
+of all that Penstock depends on, in the versions of the environment that this runs in. It is made once. Needs root,
+because debootstrap does, and the packages debootstrap and qemu-user-static.
 
 ``python scripts/arm_root.py --wheels`` only asks for the wheels: a line for each package of every extra, without
 loading any.
