@@ -9,19 +9,20 @@ SKIPS := $(VENV)/skipped.txt
 # PAGE= where there is no Chromium: its tests are then counted among the skipped.
 PAGE := --page
 CLIENTS := $(VENV)/clients
+ARM := $(VENV)/arm
 STACKS := tests/stacks/requirements.txt tests/stacks/requirements-instructor.txt tests/stacks/package-lock.json
 # By a path, not by a finder, which a folder named penstock beside a script of one's own would hide.
 EDITABLE := --config-settings editable_mode=compat --editable
 
-.PHONY: demo test test-all test-page test-clients check figures clean
+.PHONY: demo test test-all test-page test-clients test-arm check figures clean
 
 demo: $(VENV)/.installed
 	$(BIN)/penstock demo
 
 test: $(VENV)/.installed-dev check
 	@: > $(SKIPS)
-	$(BIN)/python -m pytest -m "not processes and not stacks and not whole" --numprocesses auto --dist worksteal --skips=$(SKIPS)
-	$(BIN)/python -m pytest -m "processes and not page and not stacks and not whole" --numprocesses auto --maxprocesses 4 --dist worksteal --skips=$(SKIPS)
+	$(BIN)/python -m pytest -m "not processes and not stacks and not whole and not arm" --numprocesses auto --dist worksteal --skips=$(SKIPS)
+	$(BIN)/python -m pytest -m "processes and not page and not stacks and not whole and not arm" --numprocesses auto --maxprocesses 4 --dist worksteal --skips=$(SKIPS)
 	@echo 'NOT RUN: the web page in Chromium. To run it: apt-get install chromium, then make test-page'
 	@echo 'NOT RUN: the clients of other projects. To run them: apt-get install nodejs npm, then make test-clients'
 	@cat $(SKIPS)
@@ -37,6 +38,11 @@ test-page: $(VENV)/.installed-dev
 test-clients: $(VENV)/.installed-dev $(CLIENTS)/.installed
 	$(BIN)/python -m pytest -m stacks --stacks=$(CLIENTS) --skips=$(SKIPS) tests/integration/clients/test_stacks.py
 	@cat $(CLIENTS)/table.md
+
+# Under qemu. What is fetched for it is kept, unpacked.
+test-arm: $(VENV)/.installed-dev
+	$(BIN)/python scripts/arm_root.py $(ARM)
+	$(BIN)/python -m pytest -m arm --arm=$(ARM) --skips=$(SKIPS) tests/arm
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -22,6 +22,7 @@ LISTED: Final = {
     "Ray is not installed": "The dev extra has it, but not for every Python and system that Penstock runs on.",
     "zeroconf is not installed": "The dev extra has it; who has not installed that has no worker announced.",
     "the clients are tested by `make test-clients`": "They need environments of their own, which CI makes.",
+    "ARM is tested by `make test-arm`": "It takes an emulator and a root file system, which CI has not.",
     "llama.cpp is not installed": "The dev extra has it, but not for every Python and system that Penstock runs on.",
     "needs two cores": "A pipeline's stages have cores of their own there; the parts are tested on one core, too.",
     "nginx is not installed": "It is no dependency; CI installs it where it may.",

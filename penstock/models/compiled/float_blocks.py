@@ -49,6 +49,8 @@ UPPER: Final = 0xFFFF0000
 """The half of a word that is a bfloat16 as the float32 has it."""
 FLUSHING: Final = 0x8040
 """The bits of the register MXCSR by which numbers below 2^-126 count as zeros, when they are read and written."""
+ARM_FLUSHING: Final = 1 << 24
+"""The bit FZ of ARM's register FPCR, which does the same for float32 and leaves float16 as it is."""
 
 
 class _Brain(ir.Type):  # type: ignore[misc]
@@ -187,17 +189,12 @@ def _load(build: Any, at: Any, step: int, kind: Any, align: int) -> Any:
 def flush_small(typing: Any) -> Any:
     """Let this thread read and write numbers below 2^-126 as zeros from now on.
 
-    Returns what ``set_floats`` takes to undo it. On ARM it does nothing.
+    Returns what ``set_floats`` takes to undo it.
     """
 
     def generate(_: Any, build: Any, __: Any, ___: Any) -> Any:
-        if on_arm():
-            return ir.Constant(WORD, 0)
-        place = cgutils.alloca_once(build, WORD)
-        _with_register(build, "st", place)
-        before = build.load(place)
-        build.store(build.or_(before, ir.Constant(WORD, FLUSHING)), place)
-        _with_register(build, "ld", place)
+        before = _register(build)
+        _set_register(build, build.or_(before, ir.Constant(WORD, ARM_FLUSHING if on_arm() else FLUSHING)))
         return before
 
     return types.int32(), generate
@@ -208,15 +205,26 @@ def set_floats(typing: Any, before: Any) -> Any:
     """Undo ``flush_small``."""
 
     def generate(_: Any, build: Any, __: Any, arguments: Any) -> Any:
-        if not on_arm():
-            place = cgutils.alloca_once_value(build, arguments[0])
-            _with_register(build, "ld", place)
+        _set_register(build, arguments[0])
 
     return types.void(types.int32), generate
 
 
-def _with_register(build: Any, verb: str, place: Any) -> None:
-    call(build, f"llvm.x86.sse.{verb}mxcsr", ir.VoidType(), [build.bitcast(place, BYTE.as_pointer())])
+def _register(build: Any) -> Any:
+    """The register that says how floats are computed: MXCSR, or on ARM the lower half of FPCR (the upper one is 0)."""
+    if on_arm():
+        return build.trunc(call(build, "llvm.aarch64.get.fpcr", LONG, []), WORD)
+    place = cgutils.alloca_once(build, WORD)
+    call(build, "llvm.x86.sse.stmxcsr", ir.VoidType(), [build.bitcast(place, BYTE.as_pointer())])
+    return build.load(place)
+
+
+def _set_register(build: Any, value: Any) -> None:
+    if on_arm():
+        call(build, "llvm.aarch64.set.fpcr", ir.VoidType(), [build.zext(value, LONG)])
+    else:
+        place = cgutils.alloca_once_value(build, value)
+        call(build, "llvm.x86.sse.ldmxcsr", ir.VoidType(), [build.bitcast(place, BYTE.as_pointer())])
 
 
 @intrinsic

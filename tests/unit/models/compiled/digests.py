@@ -9,6 +9,9 @@ import hashlib
 import sys
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 from penstock.models.compiled.dot import features, instruction
 from tests.staged import Staged, chain_rows
 from tests.unit.models.compiled.formats import FORMATS
@@ -17,14 +20,16 @@ TOKENS = [17, 3, 99, 42, 8, 64, 120, 11, 12, 13, 14]
 
 
 def digests(checkpoint: Path) -> list[str]:
-    """A digest for each format, of the logits of a prompt's rows and of a row behind it."""
-    found = []
-    for options in FORMATS.values():
-        staged, count = Staged(checkpoint, 1, **options), len(TOKENS)
-        prompt = staged.run(chain_rows(0, TOKENS, range(count)), range(count), opened=[0])
-        more = staged.run(chain_rows(0, [5], [count], count, count - 1), [0])
-        found.append(hashlib.sha256(prompt.numpy().tobytes() + more.numpy().tobytes()).hexdigest())
-    return found
+    """A digest for each format of its ``logits``."""
+    found = (logits(checkpoint, options) for options in FORMATS.values())
+    return [hashlib.sha256(each.numpy().tobytes()).hexdigest() for each in found]
+
+
+def logits(checkpoint: Path, options: dict[str, str]) -> Tensor:
+    """The logits of a prompt's rows and of a row behind it."""
+    staged, count = Staged(checkpoint, 1, **options), len(TOKENS)
+    prompt = staged.run(chain_rows(0, TOKENS, range(count)), range(count), opened=[0])
+    return torch.cat([prompt, staged.run(chain_rows(0, [5], [count], count, count - 1), [0])])
 
 
 if __name__ == "__main__":

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from llvmlite import ir
 from numba import njit
 
+from penstock.models.compiled import float_blocks
 from penstock.models.compiled.blocks import ARGUMENTS, GROUP, LARGEST, _EightBits, _FourBits, block_of, rounding_of
-from penstock.models.compiled.dot import AVX2, DOTPROD, LANES, LONG, PLAIN, VNNI_256, VNNI_512, instruction
+from penstock.models.compiled.dot import AVX2, DOTPROD, LANES, LONG, PLAIN, VNNI_256, VNNI_512, WORD, instruction
 
 HAS = llvm.get_host_cpu_features()
 NEEDED = {VNNI_512: "avx512vnni", VNNI_256: "avxvnni", AVX2: "avx2"}
@@ -107,3 +108,21 @@ def test_code_for_arm(kind: str, expected: str, writer: Any) -> None:
     assert re.search(expected, code)
     assert re.search(r"\tfmla\s", code)
     assert not re.search(r"\tbl\s", code)
+
+
+def test_arm_flushes_small_numbers_and_undoes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its register of floats is read once, and written twice."""
+    monkeypatch.setattr(float_blocks, "on_arm", lambda: True)
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    module = ir.Module()
+    build = ir.IRBuilder(ir.Function(module, ir.FunctionType(ir.VoidType(), []), "flushing").append_basic_block())
+    before = float_blocks._register(build)
+    float_blocks._set_register(build, build.or_(before, ir.Constant(WORD, float_blocks.ARM_FLUSHING)))
+    float_blocks._set_register(build, before)
+    build.ret_void()
+    target = llvm.Target.from_triple("aarch64-linux-gnu").create_target_machine(opt=3)
+    code = target.emit_assembly(llvm.parse_assembly(str(module)))
+    assert len(re.findall(r"\tmrs\t\w+, FPCR", code)) == 1
+    assert len(re.findall(r"\tmsr\tFPCR, ", code)) == 2
+    assert "#0x1000000" in code
