@@ -14,10 +14,9 @@ from benchmarks.real_pipeline.engines import engines_of
 from benchmarks.shared.root import ROOT
 from penstock.hosts.cores import usable_cores
 
-pytestmark = pytest.mark.processes
-
-SECONDS = 250
+SECONDS = 500
 """Time of a benchmark, of which it takes a fraction unless the host is busy."""
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(SECONDS + 100)]
 
 
 def figures(folder: Path, *command: str) -> dict[str, dict[str, Any]]:
