@@ -95,15 +95,18 @@ def own_versions() -> Versions:
     return Versions(protocol=PROTOCOL, penstock=version("penstock"), torch=version("torch").partition("+")[0])
 
 
-def own_facts(incarnation: str) -> HostFacts:
-    """This host's facts, as they are now. A fact that cannot be found out is left out: none of them ends an engine."""
-    gpus, unlisted = cuda_devices()
+def own_facts(incarnation: str, *, gpus: bool = True) -> HostFacts:
+    """This host's facts, as they are now. A fact that cannot be found out is left out: none of them ends an engine.
+
+    Without ``gpus`` no driver is asked, which may take seconds.
+    """
+    found, unlisted = cuda_devices() if gpus else ((), "")
     return HostFacts(
         name=label(platform.node()),
         incarnation=incarnation,
         versions=own_versions(),
         cores=min(usable_cores(), MOST_CORES),
-        devices=(processor(), *gpus[: MOST_DEVICES - 1]),
+        devices=(processor(), *found[: MOST_DEVICES - 1]),
         unlisted=label(unlisted),
     )
 

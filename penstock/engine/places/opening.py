@@ -110,7 +110,8 @@ def told(setup: Resolved) -> Resolved:
 def check_here(setup: Resolved) -> None:
     """Raise ConfigError if the stages on this host do not fit. Only before they start: free memory is what is left."""
     if "" in setup.hosts:
-        check_memory(setup.hosts, setup.devices, needed_bytes(setup), {"": own_facts("")})
+        here = own_facts("", gpus=any(device != "cpu" for device in setup.devices))
+        check_memory(setup.hosts, setup.devices, needed_bytes(setup), {"": here})
 
 
 def providing(setup: Resolved, host: FleetHost, living: Mapping[str, HostFacts]) -> Generator[float]:
