@@ -269,7 +269,7 @@ def split_layers(options: EngineOptions, checkpoint: Checkpoint, cluster: Cluste
 
 
 def draft_at_hand(options: EngineOptions) -> Glance | None:
-    """What a draft model on this machine says of itself; None where there is none here. Raises ConfigError."""
+    """A glance at a draft model on this machine; None where there is none here. Raises ConfigError."""
     name = drafting_checkpoint(options)
     return glance_at_draft(name) if name is not None and Path(name).expanduser().exists() else None
 
