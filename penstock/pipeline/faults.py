@@ -12,8 +12,8 @@ ANY_STAGE: Final = -1
 MOST_FAULTS: Final = 2
 FAULTS_WITHIN_S: Final = 600.0
 """A host is cut off when its stages have failed MOST_FAULTS times within this many seconds."""
-RECALL_S: Final = 1.5
-"""Seconds that stages have to say what a batch was."""
+RECALL_S: Final = 1.0
+"""Seconds that stages have to say what a batch was: fewer than an ended connection waits for a better cause."""
 
 
 class HostFaults:
@@ -76,7 +76,8 @@ class Blame:
 
     @property
     def inquires(self) -> bool:
-        return self.until < math.inf
+        """Whether an inquiry has begun. Its pipeline is lost in the end, so that it stays so."""
+        return bool(self._complaint)
 
     def complain(self, receiver: int, complaint: str, details: str = "") -> None:
         """Take in a stage's complaint of what the one before it has sent."""
@@ -103,6 +104,7 @@ class Blame:
 
     def conclude(self) -> None:
         """End the inquiry with the answers that have come."""
+        self.until = math.inf
         differs = [stage for stage, digest in self._told.items() if digest not in ("", self._submitted)]
         noticed = min(differs, default=0)
         if noticed:

@@ -446,7 +446,7 @@ class ProcessPipeline:
         return TapSpec(layers=layers, address=self.started[0].address, session=self._session)
 
     def poll(self) -> list[Result]:
-        if self._host.now() >= self._blame.until and not self.lost:
+        if self._host.now() >= self._blame.until:
             self._blame.conclude()
         self._raise_if_due()
         return self._end.arrived()
@@ -465,10 +465,8 @@ class ProcessPipeline:
 
     @property
     def due(self) -> float | None:
-        if self.lost:
-            return self._loss.at
-        if self._blame.inquires:
-            return self._blame.until
+        if self.lost or self._blame.inquires:
+            return min(self._loss.at, self._blame.until)
         if self._inboxes:
             return self._end.due
         return min((self._start_by[index] for index in self._lacking), default=None)
