@@ -18,8 +18,11 @@ if TYPE_CHECKING:
 
 FOLLOWED: Final = 256
 """The most requests whose matchers are kept. One more evicts the least recently used, which is then compiled again."""
-RETRIES: Final = 4
-"""How often a request's grammar is compiled again after its lexer failed: a drafted token may have been the cause."""
+RETRIES: Final = 64
+"""How often a request's grammar is compiled again after its lexer failed: a drafted token may have been the cause.
+
+At most 90 ms each. Paths that have failed on their own are remembered, so that only new ones cost anything.
+"""
 OVERRUN_S: Final = 20.0
 """Seconds of wall time after which a stage gives up compiling a grammar.
 
@@ -170,8 +173,11 @@ class Grammars:
         except TimeoutError:
             self._given_up.add(request)
             return Allowed(np.zeros(self._vocab_size, dtype=bool), OVERRUN)
+        if problem := follower.known_failure(output):
+            return Allowed(np.zeros(self._vocab_size, dtype=bool), problem)
         allowed = follower.after(output, self._vocab_size)
         if not follower.failed or follower.has_read_only(output):
+            follower.remember(output, allowed)
             return allowed
         if follower.lexer_broken:
             if follower.retries == RETRIES:
@@ -180,7 +186,9 @@ class Grammars:
         else:
             follower.rewind()
         # Its failure may stem from another path. Only this path counts, so it is read again from the beginning.
-        return follower.after(output, self._vocab_size)
+        allowed = follower.after(output, self._vocab_size)
+        follower.remember(output, allowed)
+        return allowed
 
     def compile_now(self, request: int, grammar: str) -> None:
         """Have the request's matcher, unless compiling it has taken too long before."""
@@ -230,6 +238,8 @@ class _Follower:
         self.grammar = grammar
         self.retries = 0
         """How often it has been given another lexer."""
+        self._failures: dict[tuple[int, ...], str] = {}
+        """Paths that a lexer failed at which had read nothing else, and their problems."""
         self._begin(matcher)
 
     def _begin(self, matcher: LLMatcher) -> None:
@@ -259,6 +269,16 @@ class _Follower:
     def has_read_only(self, path: np.ndarray) -> bool:
         """Whether it has never read anything off this path: reading from the beginning would then fail again."""
         return not self._strayed and np.array_equal(self._tried, path[: len(self._tried)])
+
+    def remember(self, path: np.ndarray, allowed: Allowed) -> None:
+        """Keep the problem of a path that has just been read, if the lexer failed at it."""
+        if self.lexer_broken and allowed.problem:
+            self._failures[tuple(path.tolist())] = allowed.problem
+
+    def known_failure(self, path: np.ndarray) -> str:
+        """The problem of ``path``, or of a path that it goes on from; "" if none is known."""
+        tokens = tuple(path.tolist())
+        return next((problem for failed, problem in self._failures.items() if tokens[: len(failed)] == failed), "")
 
     @property
     def failed(self) -> bool:

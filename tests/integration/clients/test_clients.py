@@ -21,7 +21,7 @@ KEY = "sesame"
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServedProcess]:
-    with served("demo", "-pp", "2", "--strategy", "continuous", api_key=KEY) as process:
+    with served("demo", "-pp", "2", "--strategy", "static_tree", api_key=KEY) as process:
         yield process
 
 

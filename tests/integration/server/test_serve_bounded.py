@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -167,8 +168,13 @@ def test_what_is_compiled_for_a_request_ends_with_it(end: str) -> None:
 
 
 def test_sigterm_ends_it() -> None:
-    with served("demo", "--no-web", "--drain-timeout", "0") as process, ThreadPoolExecutor(6) as threads:
-        sent = [threads.submit(complete, process, guided_json=dear(number)) for number in range(6)]
+    with served("demo", "--no-web", "--drain-timeout", "0") as process, contextlib.ExitStack() as stack:
+        connections = [stack.enter_context(socket.create_connection(process.address)) for _ in range(6)]
+        for number, connection in enumerate(connections):
+            body = json.dumps({"prompt": "a", "guided_json": dear(number)}).encode()
+            connection.sendall(http("POST", "/v1/completions", body))
         until(lambda: bool(workers_of(process)))
+        assert complete(process).status_code == 200  # connections are taken in their order: the six are, too
         assert process.end() == 0
-        assert {one.result().status_code for one in sent} <= {400, 503}
+        for connection in connections:
+            assert connection.recv(65536).split(maxsplit=2)[1] in (b"400", b"503")

@@ -112,6 +112,7 @@ def ask(grammars: Grammars, request: int, grammar: str, output: list[int]) -> tu
 
 DEAR: Final = of_regex("(b{3}|x(a{1000}){1000})")
 """A grammar that is exhausted after an x, whose step is too dear, and not after a b."""
+MANY_DEAR: Final = of_regex("(b{3}|[c-p](a{1000}){1000})")
 X, B = ids("x"), ids("b")
 
 
@@ -144,11 +145,22 @@ def test_an_exhausted_grammar_is_compiled_anew_only_so_often(monkeypatch: pytest
     monkeypatch.setattr(
         "penstock.text.grammar.compile_grammar", lambda *given: compiled.append(1) or compile_grammar(*given)
     )
+    monkeypatch.setattr(module, "RETRIES", 4)
     grammars = make()
-    asked = [path for _ in range(3 * module.RETRIES) for path in (B, [*X, *ids("a")])]
-    answers = {ask(grammars, 0, DEAR, path)[0] for path in asked}
-    assert len(answers) <= 2
+    letters = [[*ids(letter), *ids("a")] for letter in "cdefghijklmnop"]
+    problems = [ask(grammars, 0, MANY_DEAR, path)[0] for other in letters for path in (B, other)]
     assert len(compiled) == 1 + module.RETRIES
+    assert problems[:2] == ["", problems[-1]]
+
+
+def test_a_path_does_not_fail_for_what_drafted_ones_have_cost() -> None:
+    grammars = make()
+    expected = ask(make(), 0, MANY_DEAR, B)
+    assert expected[0] == ""
+    for letter in "cdefghijklmnop" * 10:
+        assert ask(grammars, 0, MANY_DEAR, [*ids(letter), *ids("a")])[0].startswith("it is exhausted")
+        assert ask(grammars, 0, MANY_DEAR, B) == expected
+    assert ask(grammars, 0, MANY_DEAR, [*ids("c"), *ids("aaaa")])[0].startswith("it is exhausted")
 
 
 def test_what_was_exhausted_on_the_way_from_the_beginning_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
