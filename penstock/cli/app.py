@@ -42,12 +42,10 @@ PLACES: Final = {name: f"hosts.{name}" for name in ("worker", "keys", "hosts", "
 class Commands(TyperGroup):
     """The group of all commands: listed from COMMANDS, loaded when called."""
 
-    def list_commands(self, ctx: Any) -> list[str]:
-        return list(COMMANDS)
-
-    def get_command(self, ctx: Any, cmd_name: str) -> TyperCommand | None:
-        # A stub, so that listing the commands imports none of their modules.
-        return TyperCommand(cmd_name, help=COMMANDS[cmd_name]) if cmd_name in COMMANDS else None
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        # Stubs, so that listing the commands imports none of their modules.
+        self.commands = {name: TyperCommand(name, help=about) for name, about in COMMANDS.items()}
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, found, rest = super().resolve_command(ctx, args)
