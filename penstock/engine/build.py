@@ -18,6 +18,7 @@ from penstock.engine.recovery import Parts, Recovery
 from penstock.engine.resolve import Resolved
 from penstock.engine.scheduler import Pieces, Scheduler
 from penstock.estimates.overlap import TAKEN
+from penstock.hosts.facts import own_uuid
 from penstock.pipeline.base import Clock, Pipeline, SideChannel
 from penstock.pipeline.plan import StagePlan, TapSpec
 from penstock.requests.slots import SlotPool
@@ -43,6 +44,7 @@ def stage_plans(setup: Resolved, drafter: Drafter | None = None) -> list[StagePl
             dtype=setup.options.dtype,
             device=setup.devices[i],
             host=setup.hosts[i],
+            gpu="" if setup.hosts[i] else own_uuid(setup.devices[i]),
             quantization=setup.quantization,
             numerics=setup.options.numerics,
             gives_back=not setup.options.enable_prefix_caching,
@@ -149,6 +151,7 @@ def drafting_plan(setup: Resolved, model: str, layers: int, target: str = "") ->
         capacity=setup.capacity,
         dtype=setup.options.dtype,
         device=setup.devices[-1],
+        gpu=own_uuid(setup.devices[-1]),
         quantization=setup.draft_quantization,
         numerics=FAST if setup.options.numerics == FAST else AUTO,  # a drafter decides no token
         gives_back=not setup.options.enable_prefix_caching,

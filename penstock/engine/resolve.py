@@ -29,7 +29,7 @@ from penstock.hosts.placement import (
 from penstock.models.glance import Glance, glance
 from penstock.models.places import resolve
 from penstock.models.split import parse_layer_split
-from penstock.models.torch_build import check_built_for
+from penstock.models.torch_build import check_built_for, check_version
 from penstock.requests.slots import speculative_slots
 from penstock.speculation import SpeculativeConfig
 
@@ -279,6 +279,7 @@ def check_options(options: EngineOptions) -> None:
 
     A draft model on this machine is looked at before a target that may have to be downloaded.
     """
+    check_version()
     if options.hosts is None and options.cluster is None:
         check_built_for(options.device)
     if isinstance(options.cluster, Cluster):
