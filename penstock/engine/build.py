@@ -192,15 +192,17 @@ def make_loop(setup: Resolved, parts: Parts, clock: Clock, pieces: Pieces | None
 def slowed(setup: Resolved) -> float | None:
     """Assumed factor on a stage's time while others of its host compute, until it has been measured; 0 for none.
 
-    Stages on the CPUs of a host read weights from the same memory and slow each other, so the first trial of
-    speculation has them take turns. None, for a drafter that answers only for nodes that have entered: it needs
-    batches that overlap.
+    Stages on the CPUs of a host read weights from the same memory and slow each other, and on a GPU that stages share
+    the work of one waits for that of another. So the first trial of speculation has them take turns. None, for a
+    drafter that answers only for nodes that have entered: it needs batches that overlap.
     """
     if setup.emulated:
         return 0.0
     if setup.speculation is not None and setup.speculation.drafter_options.needs_entered is not None:
         return None
-    return TAKEN if all(device == "cpu" for device in setup.devices[: setup.stages]) else 0.0
+    places = list(zip(setup.hosts, setup.devices, strict=False))  # the drafter's device, which comes last, is left out
+    slow_each_other = all(device == "cpu" for _, device in places) or len(set(places)) < len(places)
+    return TAKEN if slow_each_other else 0.0
 
 
 def apart(hosts: Sequence[str]) -> frozenset[int]:
