@@ -173,6 +173,8 @@ class Gpu(NamedTuple):
     memory: int | None = None
     free: int | None = None
     capability: tuple[int, int] | None = None
+    divided: bool = False
+    """Whether its parts (MIG) are used in its place."""
 
 
 def cuda_devices() -> tuple[list[DeviceFacts], str]:
@@ -189,7 +191,8 @@ def cuda_devices() -> tuple[list[DeviceFacts], str]:
             memory=gpu.memory,
             free=gpu.free,
             capability=gpu.capability,
-            uuid=gpu.uuid if UUID.fullmatch(gpu.uuid) else "",
+            # CUDA sees a part in place of a GPU that is divided, and that has a UUID of its own.
+            uuid=gpu.uuid if UUID.fullmatch(gpu.uuid) and not gpu.divided else "",
         )
         for i, gpu in enumerate(visible(gpus, setting))
     ]
@@ -241,7 +244,8 @@ def gpu_of(line: str, fields: Sequence[str]) -> Gpu | None:
     total, free = bytes_of(told["memory.total"], shift=20) or None, bytes_of(told["memory.free"], shift=20)
     if total is None:
         total, free = memory() if UNIFIED.search(told["name"]) else (None, None)
-    if told.get("mig.mode.current") == "Enabled":  # CUDA sees a part of it, whose memory is not told here
+    divided = told.get("mig.mode.current") == "Enabled"
+    if divided:  # CUDA sees a part of it, whose memory is not told here
         total = free = None
     capability = CAPABILITY.fullmatch(told.get("compute_cap", ""))
     return Gpu(
@@ -251,6 +255,7 @@ def gpu_of(line: str, fields: Sequence[str]) -> Gpu | None:
         total,
         free,
         None if capability is None else (int(capability[1]), int(capability[2])),
+        divided,
     )
 
 

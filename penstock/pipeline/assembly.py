@@ -73,6 +73,7 @@ def make_driver(plan: StagePlan, index: int, core: Core, clock: Callable[[], flo
 
 
 def real_device(device: str, clock: Callable[[], float]) -> Device:
+    """Keeps the time of a stage whose device, by torch's name, is not modelled."""
     if device == "cpu":
         return Device(clock)
     from penstock.models.devices import finish

@@ -196,13 +196,14 @@ def fresh_environment(plan: StagePlan) -> dict[str, str] | None:
 
     The stage sees its own GPU alone, which is number 0 there: nothing of it can be on another one.
     """
-    kind, _, number = plan.device.partition(":")
+    kind, _, place = plan.device.partition(":")
     if kind == "cpu":
         return None
+    number = int(place or 0)
     listed = {name: os.environ[name].split(",") for name in VISIBLE if name in os.environ}
     # A number counts within the user's own list, whose entries may be numbers or UUIDs.
-    seen = {name: "".join(entries[int(number or 0) :][:1]).strip() for name, entries in listed.items()}
-    return {VISIBLE[0]: number, **seen, **({VISIBLE[0]: plan.gpu} if plan.gpu else {})}
+    seen = {name: "".join(entries[number : number + 1]).strip() for name, entries in listed.items()}
+    return {VISIBLE[0]: str(number), **seen, **({VISIBLE[0]: plan.gpu} if plan.gpu else {})}
 
 
 def reports(engine_end: socket.socket) -> Iterator[tuple[dict[str, Any], int | None]]:

@@ -18,11 +18,12 @@ from msgspec.structs import replace
 from penstock import LLM, PipelineError, SamplingParams
 from penstock.core import PipelineLost
 from penstock.pipeline import forkserver
-from penstock.pipeline.forkserver import close_shared, shared_fork_server
+from penstock.pipeline.forkserver import ForkServer, close_shared, shared_fork_server
 from penstock.pipeline.processes import ProcessHost, ProcessPipeline
 from tests.agents import spec
 from tests.happening import AfterResults
 from tests.integration.pipeline.test_processes import alive, gone, pipeline_of, stage_processes, start
+from tests.processes import descendants
 from tests.serving import until
 
 pytestmark = pytest.mark.processes
@@ -129,6 +130,25 @@ def test_stages_end_with_their_fork_server(target: Path) -> None:
         stages = stage_processes()
         psutil.Process(shared_fork_server()._process.pid).kill()
         until(lambda: not any(alive(stage) for stage in stages))
+
+
+@pytest.mark.usefixtures("apart")
+def test_a_stage_that_is_starting_ends_with_its_fork_server() -> None:
+    """It has yet to introduce itself, so that the engine learns of it only after the server's death."""
+    server = ForkServer()
+    told, pipe = os.pipe()
+    server.listen("p", pipe)
+    server.start(spec("p"))
+    until(lambda: bool(descendants(server._process.pid)))
+    (stage,) = descendants(server._process.pid)
+    psutil.Process(server._process.pid).kill()
+    report = json.loads(os.read(told, 65536))
+    server._thread.join()
+    for end in (told, pipe):
+        os.close(end)
+    assert report == {"process": "p", "cause": "the fork server died"}
+    assert not alive(stage)
+    assert not Path(server.folder).exists()
 
 
 @pytest.mark.usefixtures("apart")

@@ -102,6 +102,9 @@ def test_a_gpu_in_parts_does_not_say_what_cuda_will_have_of_it(monkeypatch: pyte
     found = told()
     assert gpus(found) == [("cuda:0", None, None), ("cuda:1", None, None), ("cuda:2", 81559, 80900)]
     assert {one.capability for one in found.devices[1:]} == {(9, 0)}
+    assert [one.uuid for one in found.devices[1:]] == ["", "", "GPU-ff66"]
+    monkeypatch.setenv(VISIBLE, "MIG-77,2")
+    assert [one.uuid for one in told().devices[1:]] == ["MIG-77", "GPU-ff66"]
 
 
 @pytest.mark.parametrize(("answer", "capability"), [(drivers.ORIN, (8, 7)), (drivers.GB10, (12, 1))])

@@ -24,6 +24,7 @@ CUDA, HIP = VISIBLE
         ("cpu", "", {}, None),
         ("cpu", "", {CUDA: "1"}, None),
         ("cuda:1", "", {}, {CUDA: "1"}),
+        ("cuda", "", {}, {CUDA: "0"}),
         ("cuda:1", "GPU-ab22", {}, {CUDA: "GPU-ab22"}),
         ("cuda:1", "", {CUDA: "3, 5,7"}, {CUDA: "5"}),
         ("cuda:0", "", {CUDA: "MIG-77,1"}, {CUDA: "MIG-77"}),
