@@ -18,6 +18,7 @@ from penstock.engine.recovery import Parts, Recovery
 from penstock.engine.resolve import Resolved
 from penstock.engine.scheduler import Pieces, Scheduler
 from penstock.estimates.overlap import TAKEN
+from penstock.hosts.facts import own_uuid
 from penstock.pipeline.base import Clock, Pipeline, SideChannel
 from penstock.pipeline.plan import StagePlan, TapSpec
 from penstock.requests.slots import SlotPool
@@ -43,6 +44,7 @@ def stage_plans(setup: Resolved, drafter: Drafter | None = None) -> list[StagePl
             dtype=setup.options.dtype,
             device=setup.devices[i],
             host=setup.hosts[i],
+            gpu="" if setup.hosts[i] else own_uuid(setup.devices[i]),
             quantization=setup.quantization,
             numerics=setup.options.numerics,
             gives_back=not setup.options.enable_prefix_caching,
@@ -149,6 +151,7 @@ def drafting_plan(setup: Resolved, model: str, layers: int, target: str = "") ->
         capacity=setup.capacity,
         dtype=setup.options.dtype,
         device=setup.devices[-1],
+        gpu=own_uuid(setup.devices[-1]),
         quantization=setup.draft_quantization,
         numerics=FAST if setup.options.numerics == FAST else AUTO,  # a drafter decides no token
         gives_back=not setup.options.enable_prefix_caching,
@@ -189,15 +192,17 @@ def make_loop(setup: Resolved, parts: Parts, clock: Clock, pieces: Pieces | None
 def slowed(setup: Resolved) -> float | None:
     """Assumed factor on a stage's time while others of its host compute, until it has been measured; 0 for none.
 
-    Stages on the CPUs of a host read weights from the same memory and slow each other, so the first trial of
-    speculation has them take turns. None, for a drafter that answers only for nodes that have entered: it needs
-    batches that overlap.
+    Stages on the CPUs of a host read weights from the same memory and slow each other, and on a GPU that stages share
+    the work of one waits for that of another. So the first trial of speculation has them take turns. None, for a
+    drafter that answers only for nodes that have entered: it needs batches that overlap.
     """
     if setup.emulated:
         return 0.0
     if setup.speculation is not None and setup.speculation.drafter_options.needs_entered is not None:
         return None
-    return TAKEN if all(device == "cpu" for device in setup.devices[: setup.stages]) else 0.0
+    places = list(zip(setup.hosts, setup.devices, strict=False))  # the drafter's device, which comes last, is left out
+    slow_each_other = all(device == "cpu" for _, device in places) or len(set(places)) < len(places)
+    return TAKEN if slow_each_other else 0.0
 
 
 def apart(hosts: Sequence[str]) -> frozenset[int]:

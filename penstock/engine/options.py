@@ -77,7 +77,8 @@ Hosts = Annotated[
     str | None,
     Option(
         "Where the stages are: hosts on which `penstock worker` runs; localhost is this one, and join://HOST:PORT an "
-        "address of it to which workers come. ray and ray://HOST:PORT: a Ray cluster starts them.",
+        "address of it to which workers come. A host may be named once for each of its GPUs. ray and ray://HOST:PORT: "
+        "a Ray cluster starts them.",
         PIPELINE,
         metavar="HOST[:PORT],...",
         default="as the cluster says, else this host",
@@ -214,6 +215,9 @@ class EngineOptions(SharingOptions, PipelineOptions, ModelOptions):
         if self.hosts is not None:
             stated = self.pipeline_parallel_size is not None or not asked_hosts(self.hosts).come
             check(stated, "pipeline_parallel_size", None, "given where hosts join or Ray has them: how many stages")
+            names = asked_hosts(self.hosts).names
+            once = len(set(names)) == len(names) or self.device == "cuda"
+            check(once, "hosts", self.hosts, "each host once, or with device cuda once for each of its GPUs")
             placed = isinstance(self.cluster, Cluster) and not self.cluster.emulated
             check(not placed, "hosts", self.hosts, "left out: the cluster says where its stages are")
             free = self.pipeline_parallel_size is None or self.layer_split != AUTO or asked_hosts(self.hosts).come

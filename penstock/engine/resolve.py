@@ -21,6 +21,7 @@ from penstock.hosts.cores import shared_threads, usable_cores
 from penstock.hosts.facts import HostFacts, own_facts
 from penstock.hosts.placement import (
     HERE,
+    check_gpus,
     devices_elsewhere,
     hosts_asked_for,
     hosts_of_stages,
@@ -29,7 +30,7 @@ from penstock.hosts.placement import (
 from penstock.models.glance import Glance, glance
 from penstock.models.places import resolve
 from penstock.models.split import parse_layer_split
-from penstock.models.torch_build import check_built_for
+from penstock.models.torch_build import check_built_for, check_version
 from penstock.requests.slots import speculative_slots
 from penstock.speculation import SpeculativeConfig
 
@@ -180,12 +181,17 @@ def computed_in(
 
 
 def capabilities(options: EngineOptions, living: Mapping[str, HostFacts]) -> list[tuple[int, int]]:
-    """The compute capabilities, as far as drivers tell them, of the GPUs that stages may be on; spare hosts' too."""
+    """The compute capabilities, as far as drivers tell them, of the GPUs that stages may be on; spare hosts' too.
+
+    Raises FieldError for a host that is named for more GPUs than it has.
+    """
     assert not isinstance(options.cluster, str)
     if options.device == "cpu":  # and no driver is asked
         return []
     names = hosts_asked_for(options.hosts, options.cluster)
-    facts = [own_facts("") if name == HERE else living[name] for name in names if name == HERE or name in living]
+    known = {HERE: own_facts(""), **living} if HERE in names else living
+    check_gpus(names, known)
+    facts = [known[name] for name in dict.fromkeys(names) if name in known]
     gpus = [gpu for one in facts for gpu in one.devices if options.device in (gpu.device, gpu.device.partition(":")[0])]
     return [gpu.capability for gpu in gpus if gpu.capability is not None]
 
@@ -279,6 +285,7 @@ def check_options(options: EngineOptions) -> None:
 
     A draft model on this machine is looked at before a target that may have to be downloaded.
     """
+    check_version()
     if options.hosts is None and options.cluster is None:
         check_built_for(options.device)
     if isinstance(options.cluster, Cluster):

@@ -8,6 +8,7 @@ import platform
 import re
 import subprocess
 from collections.abc import Sequence
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Final, NamedTuple
@@ -34,6 +35,8 @@ NONE_FOUND: Final = "No devices were found"
 """The answer of nvidia-smi where the driver has no GPU."""
 UNKNOWN_FIELD: Final = "not a valid field"
 """Words of nvidia-smi about a field that it does not know."""
+UUID: Final = re.compile(r"(GPU|MIG)-[0-9A-Za-z/-]{1,100}")
+"""Matches the UUID of a GPU, or of a part of one. A driver may list "[N/A]" in its place."""
 HIDDEN: Final = ("", "-1")
 """Values of ``VISIBLE`` that hide all GPUs."""
 NUMBER: Final = re.compile(r"[0-9]{1,12}")
@@ -60,6 +63,8 @@ class DeviceFacts(msgspec.Struct, frozen=True, kw_only=True):
     free: Word | None = None
     capability: tuple[Index, Index] | None = None
     """A GPU's compute capability, major and minor; None for a processor, or where the driver does not say."""
+    uuid: Label = ""
+    """A GPU's name for good, as the driver lists it; empty for a processor, or where the driver does not say."""
 
 
 class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,6 +80,11 @@ class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     def device(self, name: str) -> DeviceFacts | None:
         return next((one for one in self.devices if one.device == name), None)
+
+    def uuid(self, device: str) -> str:
+        """The UUID of a GPU; empty for a processor, and for a GPU whose number has to do."""
+        found = self.device(device)
+        return "" if found is None else found.uuid
 
     @property
     def gpus(self) -> list[str]:
@@ -109,6 +119,18 @@ def own_facts(incarnation: str, *, gpus: bool = True) -> HostFacts:
         devices=(processor(), *found[: MOST_DEVICES - 1]),
         unlisted=label(unlisted),
     )
+
+
+def own_uuid(device: str) -> str:
+    """The UUID of this host's ``device``; empty for a processor, and for a GPU whose number has to do."""
+    return "" if device == "cpu" else uuids_at_first().get(device, "")
+
+
+@cache
+def uuids_at_first() -> dict[str, str]:
+    """The UUIDs by device when GPUs were first looked for: one that fails later changes the numbers of the others."""
+    found, _ = cuda_devices()
+    return {one.device: one.uuid for one in found}
 
 
 def label(text: str) -> str:
@@ -151,6 +173,8 @@ class Gpu(NamedTuple):
     memory: int | None = None
     free: int | None = None
     capability: tuple[int, int] | None = None
+    divided: bool = False
+    """Whether its parts (MIG) are used in its place."""
 
 
 def cuda_devices() -> tuple[list[DeviceFacts], str]:
@@ -162,7 +186,13 @@ def cuda_devices() -> tuple[list[DeviceFacts], str]:
     gpus, unlisted = ([], "") if setting in HIDDEN else listed_gpus()
     found = [
         DeviceFacts(
-            device=f"cuda:{i}", model=label(gpu.model), memory=gpu.memory, free=gpu.free, capability=gpu.capability
+            device=f"cuda:{i}",
+            model=label(gpu.model),
+            memory=gpu.memory,
+            free=gpu.free,
+            capability=gpu.capability,
+            # CUDA sees a part in place of a GPU that is divided, and that has a UUID of its own.
+            uuid=gpu.uuid if UUID.fullmatch(gpu.uuid) and not gpu.divided else "",
         )
         for i, gpu in enumerate(visible(gpus, setting))
     ]
@@ -214,7 +244,8 @@ def gpu_of(line: str, fields: Sequence[str]) -> Gpu | None:
     total, free = bytes_of(told["memory.total"], shift=20) or None, bytes_of(told["memory.free"], shift=20)
     if total is None:
         total, free = memory() if UNIFIED.search(told["name"]) else (None, None)
-    if told.get("mig.mode.current") == "Enabled":  # CUDA sees a part of it, whose memory is not told here
+    divided = told.get("mig.mode.current") == "Enabled"
+    if divided:  # CUDA sees a part of it, whose memory is not told here
         total = free = None
     capability = CAPABILITY.fullmatch(told.get("compute_cap", ""))
     return Gpu(
@@ -224,6 +255,7 @@ def gpu_of(line: str, fields: Sequence[str]) -> Gpu | None:
         total,
         free,
         None if capability is None else (int(capability[1]), int(capability[2])),
+        divided,
     )
 
 

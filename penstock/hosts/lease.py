@@ -288,13 +288,16 @@ class Lease:
         if found is None or found.stamps.changed is not None:
             self._start_later(spec, changed=found is not None)
             return
+        assert self._facts is not None
         place = str(found.place)
         server = self._stages[spec.process] = self._own.fork_server()
         server.listen(spec.process, self._own.ends)
         server.start(
             replace(
                 spec,
-                plan=replace(plan, model=place, tokenizer=place if plan.tokenizer else ""),
+                plan=replace(
+                    plan, model=place, tokenizer=place if plan.tokenizer else "", gpu=self._facts.uuid(plan.device)
+                ),
                 bind=f"tcp://{self._host}:*",
                 security=self._own.security,
                 private_network=self._own.private_network,

@@ -21,7 +21,10 @@ RAY: Final = "ray"
 
 @dataclass(frozen=True)
 class AskedHosts:
-    """The meaning of ``--hosts``: hosts by their names, in order, and where others may come from."""
+    """The meaning of ``--hosts``: hosts by their names, in order, and where others may come from.
+
+    A host is named once, or once for each of its GPUs that is to have stages.
+    """
 
     names: tuple[str, ...]
     door: str = ""
@@ -42,7 +45,7 @@ def asked_hosts(text: str) -> AskedHosts:
     *before, last = text.split(",")
     door = last.strip().removeprefix(JOIN) if last.strip().startswith(JOIN) else ""
     if not door:
-        return AskedHosts(named_hosts(text))
+        return AskedHosts(listed_hosts(text))
     host, _, port = door.rpartition(":")
     if not host or not port.isdecimal():
         raise FieldError("hosts", f"is {text!r}; behind {JOIN} belongs HOST:PORT of this host, as others reach it")
@@ -51,11 +54,28 @@ def asked_hosts(text: str) -> AskedHosts:
 
 def named_hosts(text: str) -> tuple[str, ...]:
     """The hosts of "a:7700,b:7700", in order. Raises FieldError where one is missing or named twice."""
-    names = tuple(part.strip() for part in text.split(","))
-    for name, count in Counter(names).items():
-        if not name or count > 1 or "/" in name:
-            raise FieldError("hosts", f"is {text!r}; it has to be HOST or HOST:PORT, each once, with commas between")
+    names = listed_hosts(text)
+    if len(set(names)) < len(names):
+        raise FieldError("hosts", f"is {text!r}; it has to be HOST or HOST:PORT, each once, with commas between")
     return names
+
+
+def listed_hosts(text: str) -> tuple[str, ...]:
+    """The same, where a host may be named several times."""
+    names = tuple(part.strip() for part in text.split(","))
+    if any(not name or "/" in name for name in names):
+        raise FieldError("hosts", f"is {text!r}; it has to be HOST or HOST:PORT, with commas between")
+    return names
+
+
+def check_gpus(names: Iterable[str], facts: Mapping[str, HostFacts]) -> None:
+    """Raise FieldError for a host that is named more often than it has GPUs."""
+    for name, count in Counter(names).items():
+        found = facts.get(name)
+        if count > 1 and found is not None and count > len(found.gpus) and not found.unlisted:
+            raise FieldError(
+                "hosts", f"names {name} {count} times; name it once for each of its GPUs: it has {found.known}"
+            )
 
 
 def check_named(text: str | None) -> None:
@@ -65,7 +85,10 @@ def check_named(text: str | None) -> None:
 
 
 def hosts_asked_for(hosts: str | None, cluster: Cluster | None) -> tuple[str, ...]:
-    """The names of all hosts for stages, in order: as ``hosts`` says, or a cluster of real devices."""
+    """The names of all hosts for stages, in order: as ``hosts`` says, or a cluster of real devices.
+
+    A host that is named for several GPUs is there as often.
+    """
     if hosts is not None:
         return asked_hosts(hosts).names
     if cluster is None or cluster.emulated:
@@ -205,4 +228,5 @@ def in_gb(count: int) -> str:
 
 
 def other_hosts(names: Iterable[str]) -> list[str]:
-    return [name for name in names if name != HERE]
+    """The hosts beside this one, each once."""
+    return [name for name in dict.fromkeys(names) if name != HERE]

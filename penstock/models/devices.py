@@ -24,6 +24,13 @@ def check_device(device: str) -> None:
         raise FieldError("device", f"is {device!r}; torch finds {known} here")
 
 
+def finish(device: str) -> None:
+    """Wait until an accelerator has done all that is queued by now: an event behind it says when."""
+    event = torch.Event(device)
+    event.record()
+    event.synchronize()
+
+
 def drafting_device(device: str) -> str:
     """The device of a drafter whose stages are on other hosts: this host may lack the ``device`` that they use."""
     found = torch.cuda.device_count() if device.startswith("cuda") else 0

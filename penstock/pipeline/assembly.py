@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from penstock.emulation.link import link_of
 from penstock.emulation.stage import emulated_driver
 from penstock.pipeline.plan import StagePlan
 from penstock.stage.core import StageCore
-from penstock.stage.device import Link
+from penstock.stage.device import Accelerator, Device, Link
 from penstock.stage.driver import Core, StageDriver
 
 
@@ -67,8 +68,17 @@ def make_core(plan: StagePlan, index: int, stages: int, layers: Any) -> StageCor
 
 def make_driver(plan: StagePlan, index: int, core: Core, clock: Callable[[], float]) -> StageDriver:
     if plan.emulation is None:
-        return StageDriver(index, core, clock)
+        return StageDriver(index, core, clock, real_device(plan.device, clock))
     return emulated_driver(index, core, clock, plan.emulation)
+
+
+def real_device(device: str, clock: Callable[[], float]) -> Device:
+    """Keeps the time of a stage whose device, by torch's name, is not modelled."""
+    if device == "cpu":
+        return Device(clock)
+    from penstock.models.devices import finish
+
+    return Accelerator(clock, partial(finish, device))
 
 
 def entrance(plan: StagePlan) -> Link:

@@ -4,8 +4,12 @@ It is a fresh interpreter: the user's ``__main__`` is not imported again, so scr
 is a socket, on which both sides write lines of JSON:
 
   engine --{"start": {...}}-->      fork server --fork--> stage 0, stage 1, ...
+         --{..., "fresh": {...}}-->             --spawn-> a stage on a GPU
          <-{"started": true, ...}-- each stage, before anything else, with a descriptor of its own process
          <-{"cause": ..., ...}----- fork server, when a stage has ended
+
+A stage on a GPU is a fresh interpreter, too, which begins with the environment that the command names: libraries read
+it when they are imported, and no import of this process can have started a driver that a forked child could not use.
 
 A stage keeps the socket until it has introduced itself to the engine. When the socket closes, the server has therefore
 ended, and the engine knows every stage that is left.
@@ -27,8 +31,10 @@ import shutil
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -116,12 +122,34 @@ class Server:
         except msgspec.ValidationError as error:
             self._engine.sendall(exit_report(command["start"]["process"], f"its plan makes no sense: {error}"))
             return
+        if "fresh" in command:
+            self._spawn(spec, command["fresh"])
+            return
         preload_architecture(spec.plan.model)
         gc.freeze()  # keeps the collectors of stages from touching imported objects, which would copy their pages
         pid = os.fork()
         if pid == 0:
             become_stage(spec, self._engine, self._lifeline, self._folder)
         self._children[pid] = spec.process
+
+    def _spawn(self, spec: StageSpec, environment: Mapping[str, str]) -> None:
+        """Start a stage in an interpreter of its own, which inherits the socket and the lifeline as a fork does."""
+        try:
+            with tempfile.TemporaryFile() as file:  # not the command line, which every user of the host can read
+                file.write(msgspec.json.encode(spec))
+                file.seek(0)
+                os.set_inheritable(file.fileno(), True)
+                code = (
+                    f"import sys; sys.path[:] = {sys.path!r}; from penstock.pipeline.forking import begin; "
+                    f"begin({file.fileno()}, {self._lifeline}, {self._folder!r})"
+                )
+                # Not by ``subprocess``: it reaps children of its own accord, and their ends would go unreported.
+                pid = os.posix_spawn(sys.executable, [sys.executable, "-c", code], {**os.environ, **environment})
+        except OSError as error:
+            cause = f"no interpreter can be started for it: {error.strerror}"
+            self._engine.sendall(exit_report(spec.process, cause))
+        else:
+            self._children[pid] = spec.process
 
     def _report_exits(self) -> None:
         with contextlib.suppress(ChildProcessError):
@@ -176,11 +204,18 @@ def preload_architecture(model: str) -> None:
 # ------------------------------------------------------------------------------------------------------- in a stage
 
 
+def begin(file: int, lifeline: int, folder: str) -> None:
+    """The main function of a stage's own interpreter, whose specification is in ``file``. It never returns."""
+    with open(file, "rb") as told:
+        spec = msgspec.json.decode(told.read(), type=StageSpec)
+    become_stage(spec, socket.socket(fileno=COMMANDS), lifeline, folder)
+
+
 def become_stage(spec: StageSpec, engine: socket.socket, lifeline: int, folder: str) -> None:
-    """Run as the forked child. It never returns."""
+    """Run as the stage's process from its beginning. It never returns."""
     code = 1
     try:
-        # The server's handlers would write into its wake-up pipe, which the child shares.
+        # The server's handlers would write into its wake-up pipe, which a forked child shares.
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         threading.Thread(target=leave_with, args=(lifeline, folder), daemon=True).start()

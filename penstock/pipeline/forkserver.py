@@ -24,7 +24,7 @@ import msgspec
 
 from penstock.api_keys import without_api_keys
 from penstock.pipeline.forking import exit_report
-from penstock.pipeline.plan import StageSpec
+from penstock.pipeline.plan import StagePlan, StageSpec
 from penstock.scratch import PREFIX, let_go, make_scratch
 
 END_TIMEOUT: Final = 5.0
@@ -38,8 +38,14 @@ Its default is thousands of times as long. Measured with two threads on two core
 either way. Beside a process that keeps one core busy it takes 26 ms with this and 306 ms with the default, as the
 thread that waits keeps the one that works from its core. Without any spinning it is 18.7 and 17 ms.
 """
-CUDA_ORDER: Final = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-"""GPUs are numbered as by the driver, and as hosts report them (``hosts/facts.py``), unless the user says otherwise."""
+GPUS: Final = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+"""The environment of processes that may look at GPUs, unless the user says otherwise.
+
+GPUs are numbered as by the driver, and as hosts report them (``hosts/facts.py``). Whether there are any is asked of the
+driver's library for management: asking CUDA would start it, and no child that is forked then could use a GPU.
+"""
+VISIBLE: Final = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+"""The variables that list the GPUs to be seen. HIP goes by CUDA's where its own is not set."""
 
 
 class ForkServer:
@@ -59,7 +65,7 @@ class ForkServer:
             f"import sys; sys.path[:] = {sys.path!r}; "
             f"from penstock.pipeline.forking import serve; serve({lifeline_read}, {self.folder!r})"
         )
-        environment = {**SHORT_SPINS, **CUDA_ORDER, **without_api_keys(os.environ), "OMP_NUM_THREADS": "1"}
+        environment = {**SHORT_SPINS, **GPUS, **without_api_keys(os.environ), "OMP_NUM_THREADS": "1"}
         environment["TOKENIZERS_PARALLELISM"] = "false"
         self._process = subprocess.Popen(
             [sys.executable, "-c", code],
@@ -101,7 +107,10 @@ class ForkServer:
 
     def start(self, spec: StageSpec) -> None:
         """Start a stage process. A failure to start is reported like any other exit."""
-        self._write({"start": msgspec.to_builtins(spec)})
+        command = {"start": msgspec.to_builtins(spec)}
+        if (environment := fresh_environment(spec.plan)) is not None:
+            command["fresh"] = environment
+        self._write(command)
 
     def kill(self, process: str) -> None:
         """Kill a process, also if the server has died."""
@@ -180,6 +189,21 @@ class ForkServer:
 
     def _announce_end(self, process: str) -> None:
         os.write(self._listeners[process], exit_report(process, "the fork server died"))
+
+
+def fresh_environment(plan: StagePlan) -> dict[str, str] | None:
+    """The variables that a stage's own interpreter begins with; None on a processor, where a stage is a fork.
+
+    The stage sees its own GPU alone, which is number 0 there: nothing of it can be on another one.
+    """
+    kind, _, place = plan.device.partition(":")
+    if kind == "cpu":
+        return None
+    number = int(place or 0)
+    listed = {name: os.environ[name].split(",") for name in VISIBLE if name in os.environ}
+    # A number counts within the user's own list, whose entries may be numbers or UUIDs.
+    seen = {name: "".join(entries[number : number + 1]).strip() for name, entries in listed.items()}
+    return {VISIBLE[0]: str(number), **seen, **({VISIBLE[0]: plan.gpu} if plan.gpu else {})}
 
 
 def reports(engine_end: socket.socket) -> Iterator[tuple[dict[str, Any], int | None]]:

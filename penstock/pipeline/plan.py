@@ -33,6 +33,8 @@ class StagePlan(msgspec.Struct, frozen=True, kw_only=True):
     device: Label
     host: Label = ""
     """The host on which the stage runs, as its launcher is named; empty for the engine's own."""
+    gpu: Label = ""
+    """The UUID of the GPU that ``device`` names; empty for a processor, and where the number has to do."""
     quantization: Annotated[str, msgspec.Meta(max_length=4, pattern=r"\A(?:none|int8|int4)\Z")] = "none"
     """The format in which the weights are held."""
     numerics: Annotated[str, msgspec.Meta(max_length=5, pattern=r"\A(?:auto|exact|fast)\Z")] = AUTO

@@ -9,6 +9,7 @@ from collections import deque
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from penstock.emulation.background import BackgroundCore
 from penstock.emulation.stage import share_host
@@ -75,7 +76,7 @@ def run(spec: StageSpec) -> None:
         layers: Any = None
         following: StageSpec | None = spec
         while following is not None:
-            layers, following = serve_session(following, sockets, inbox, layers)
+            layers, following = serve_session(from_inside(following), sockets, inbox, layers)
 
 
 def serve_session(spec: StageSpec, sockets: Sockets, inbox: Inbox, layers: Any) -> tuple[Any, StageSpec | None]:
@@ -302,6 +303,12 @@ def unusable(error: Exception) -> str:
     if isinstance(error, ProtocolError | MalformedBatch):
         return "batch"
     return "message" if isinstance(error, FeaturesError | MalformedMessage | UnexpectedMessage) else ""
+
+
+def from_inside(spec: StageSpec) -> StageSpec:
+    """The specification as its own process has it, which sees no GPU but its own: that is number 0."""
+    kind, _, number = spec.plan.device.partition(":")
+    return replace(spec, plan=replace(spec.plan, device=f"{kind}:0")) if number else spec
 
 
 def following(message: Rejoin) -> StageSpec:

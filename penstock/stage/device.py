@@ -53,6 +53,22 @@ class Device:
         return None
 
 
+class Accelerator(Device):
+    """A GPU, which goes on computing when Python has queued a batch's work and turns to the next.
+
+    ``finish`` waits for the end of all that is queued. Without it a batch of which nothing comes back, such as a piece
+    of a prompt on the last stage, would seem to take no time, and its time would be booked on the batch behind it.
+    """
+
+    def __init__(self, clock: Callable[[], float], finish: Callable[[], None]) -> None:
+        super().__init__(clock)
+        self._finish = finish
+
+    def computed(self, start: float, rows: Rows, alive: Sequence[int]) -> Computation:
+        self._finish()
+        return super().computed(start, rows, alive)
+
+
 class Link:
     """One direction of a link. On a real one, a message has arrived when it is received."""
 

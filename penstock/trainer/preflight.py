@@ -9,7 +9,7 @@ from penstock.config import FieldError
 from penstock.engine.options import model_folder
 from penstock.extras import CURVES, TRAINING, require
 from penstock.models.glance import glance
-from penstock.models.torch_build import check_built_for
+from penstock.models.torch_build import check_built_for, check_version
 from penstock.simulator.clusters import check_drafter, modelled_cluster
 from penstock.trainer.data.corpus import documents_of, files_of
 from penstock.trainer.options import TrainOptions, check_within
@@ -26,6 +26,7 @@ def check_run(options: TrainOptions) -> None:
                 pass
     if options.cluster is not None:
         drafting_cluster(options.cluster)
+    check_version()
     check_built_for(options.device)
     target = glance(model_folder(options.model, "target"))
     check_target(options, target.vocab_size, target.num_layers)

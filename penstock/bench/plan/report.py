@@ -51,7 +51,7 @@ def run_with(chosen: Choice) -> dict[str, str]:
     """The options with which real hosts run the plan."""
     stages = chosen.cluster.stages
     return {
-        "hosts": ",".join(stage.devices[0] for stage in stages),
+        "hosts": ",".join(chosen.cluster.device(stage.devices[0]).host for stage in stages),
         "layer_split": ",".join(str(sum(stage.layers)) for stage in stages),
     }
 

@@ -72,7 +72,8 @@ def names_there(asked: Resolved, fleet: Fleet, living: Living) -> list[str]:
     """The hosts that stages may be on now, as plans name them."""
     if asked.options.hosts is None:
         return ["", *living]
-    return [in_plans(name) for name in present(asked.options.hosts, fleet) if not in_plans(name) or name in living]
+    there = dict.fromkeys(map(in_plans, present(asked.options.hosts, fleet)))
+    return [name for name in there if not name or name in living]
 
 
 def lost_a_host(running: Resolved, host: Host) -> bool:

@@ -96,8 +96,9 @@ def decided(options: EngineOptions, profile: HostsProfile) -> EngineOptions:
         raise ConfigError(f"{problem}. Add hosts, lower kv_slots, or quantize the model")
     # The least expected time per token: a hit comes with the next batch, any other token after a trip.
     best = min(plans, key=lambda parts: hits * drafted.slowest_s(parts) + (1 - hits) * plain.trip_s(parts))
-    order = [devices[part.device].name for part in best]
-    spares = [name for name in found.names if name not in order]
+    used = [devices[part.device] for part in best]
+    order, held = [device.host for device in used], {device.name for device in used}
+    spares = [one.name for label, one in found.devices.items() if label not in held]
     split = ",".join(str(part.layers) for part in best)
     log.warning(
         "layers are split %s over %s%s: a row takes %.1f ms through all, and %.1f ms in the slowest stage",

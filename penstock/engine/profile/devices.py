@@ -1,8 +1,9 @@
-"""The devices that a model may be split over, one of each host, and the times of its layers there."""
+"""The devices that a model may be split over, and the times of its layers there."""
 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -32,6 +33,8 @@ class Candidate:
 
     name: str
     """The host's name."""
+    beside: tuple[str, ...]
+    """The devices of the host that are candidates, this one among them."""
     facts: HostFacts
     setup: Resolved
     key: DeviceKey
@@ -41,15 +44,24 @@ class Candidate:
         return self.setup.devices[0]
 
     @property
+    def label(self) -> str:
+        """The candidate's own name: the host's, with the device where the host has several candidates."""
+        return self.name if len(self.beside) == 1 else f"{self.name}/{self.device}"
+
+    @property
     def free(self) -> int | None:
-        """Free bytes of the device's memory; None if the host does not say."""
-        found = self.facts.device(self.device)
-        return found.free if found is not None else None
+        """Free bytes of the device's memory; None if the host does not say.
+
+        Of several GPUs that of the fullest: a plan that has stages on some of them does not say on which.
+        """
+        found = [self.facts.device(device) for device in self.beside]
+        free = [one.free for one in found if one is not None and one.free is not None]
+        return min(free) if len(free) == len(self.beside) else None
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """One device of each host, by the host's name, and the model's price list."""
+    """Devices by their labels, in the order in which hosts are named, and the model's price list."""
 
     devices: dict[str, Candidate]
     price: ModelPrice
@@ -59,13 +71,22 @@ class Candidates:
         return list(self.devices)
 
     @property
+    def hosts(self) -> list[str]:
+        """The host of each."""
+        return [one.name for one in self.devices.values()]
+
+    @property
     def capacity(self) -> int:
         """Tokens that every stage has room for."""
         return next(iter(self.devices.values())).setup.kv_slots
 
 
 def candidates_on(options: EngineOptions, names: list[str], living: Mapping[str, HostFacts]) -> Candidates:
-    """The device on each host that the options ask for. Raises ConfigError for a host with none or several."""
+    """The devices that the options ask for: one on each host, or a GPU for each time that it is named.
+
+    Raises ConfigError for a host with none, for one with several GPUs that is named once, and for GPUs of a host that
+    differ.
+    """
     from penstock.models.devices import check_device
 
     # As one stage, whose formats are those that the engine would resolve for all of these hosts.
@@ -79,28 +100,40 @@ def candidates_on(options: EngineOptions, names: list[str], living: Mapping[str,
     )
     whole = resolve_options(alone, living)
     digest = digest_of(whole.checkpoint.source)
-    found = {}
+    found: dict[str, Candidate] = {}
+    named, hosts = Counter[str](), {name: own_facts("") if name == HERE else living[name] for name in names}
+    asked = {name: asked_devices(name, hosts[name], options.device, names.count(name)) for name in hosts}
     for name in names:
-        facts = own_facts("") if name == HERE else living[name]
-        device = only_device(name, facts, options.device)
+        facts, device = hosts[name], asked[name][named[name]]
+        named[name] += 1
         if name == HERE:
             check_device(device)
         threads = options.threads or (facts.cores if device == "cpu" else 1)
         setup = replace(
             whole, hosts=(in_plans(name),), devices=(device,) * 2, threads=(threads,) * 2, speculative_slots=0
         )
-        found[name] = Candidate(name, facts, setup, key_of(name, facts, setup, digest))
+        candidate = Candidate(name, asked[name], facts, setup, key_of(name, facts, setup, digest))
+        found[candidate.label] = candidate
     return Candidates(found, price_of(whole))
 
 
-def only_device(name: str, facts: HostFacts, device: str) -> str:
-    if device == "cuda" and len(facts.gpus) > 1:
+def asked_devices(name: str, facts: HostFacts, device: str, times: int) -> tuple[str, ...]:
+    """The devices of a host that is named so many times."""
+    if times == 1 and device == "cuda" and len(facts.gpus) > 1:
         raise FieldError(
             "layer_split",
-            f"plans one device a host, and {name} has {len(facts.gpus)} GPUs: run a worker for each, with its own "
-            "CUDA_VISIBLE_DEVICES and port, name one with device, or state the layers",
+            f"plans one device for each time that a host is named, and {name} has {len(facts.gpus)} GPUs: name it as "
+            f"often (hosts {','.join([name] * len(facts.gpus))}), name a GPU with device, or state the layers",
         )
-    return device_on(name, facts, device, 0, 1)
+    found = tuple(device_on(name, facts, device, place, times) for place in range(times))
+    models = {known.model for one in found if (known := facts.device(one)) is not None}
+    if len(models) > 1:  # which of them a stage gets is not planned
+        raise FieldError(
+            "layer_split",
+            f"plans for GPUs of a host that are alike, and {name} has {' and '.join(sorted(models))}: run a worker for "
+            "each, with its own CUDA_VISIBLE_DEVICES and port, or state the layers",
+        )
+    return found
 
 
 def key_of(name: str, facts: HostFacts, setup: Resolved, digest: str, stage: int = 0) -> DeviceKey:

@@ -22,7 +22,7 @@ Reporting = Callable[[str], OnStep]
 
 @dataclass(frozen=True)
 class HostsProfile:
-    """The hosts' devices, layer times where measured, and the links between them; None if one has not been measured."""
+    """The hosts' devices, layer times by device where measured, and the links between hosts; None if one is missing."""
 
     candidates: Candidates
     times: dict[str, LayerTimes]
@@ -56,7 +56,7 @@ def completed(profile: HostsProfile, host: Host, reporting: Reporting, tokens: S
             times[name] = profiled(candidate, host, store, reporting(f"{name}, {candidate.device}"), tokens)
     if links is None:
         assert isinstance(host, FleetHost)
-        links = measured_links(host.fleet, with_here(profile.candidates.names), store, reporting("links"))
+        links = measured_links(host.fleet, with_here(profile.candidates.hosts), store, reporting("links"))
     return replace(profile, times=times, links=links)
 
 

@@ -10,7 +10,7 @@ import sys
 import msgspec
 
 from penstock.hosts.doctor.probe import ProbeSpec
-from penstock.pipeline.forkserver import CUDA_ORDER
+from penstock.pipeline.forkserver import GPUS
 
 
 class ProbeProcess:
@@ -23,7 +23,7 @@ class ProbeProcess:
             [sys.executable, "-c", code],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
-            env={**CUDA_ORDER, **os.environ},  # it measures the GPUs by the numbers that the host's facts have for them
+            env={**GPUS, **os.environ},  # it measures the GPUs by the numbers that the host's facts have for them
             start_new_session=True,  # so that Ctrl-C in the terminal reaches only the doctor, which ends the probe
         )
         assert self._process.stdin is not None

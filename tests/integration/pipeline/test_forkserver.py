@@ -183,7 +183,10 @@ SCRIPT = """
 import json, os, signal, sys
 import psutil
 from penstock import LLM
+from penstock.pipeline import forkserver
 from penstock.pipeline.forkserver import shared_fork_server
+if sys.argv[3] == "own interpreters":
+    forkserver.fresh_environment = lambda plan: {}
 llm = LLM(sys.argv[1], pipeline_parallel_size=2, speculative_config=None, skip_tokenizer_init=True)
 server = shared_fork_server()
 family = [process.pid for process in psutil.Process().children(recursive=True)]
@@ -197,9 +200,9 @@ os._exit(1)
 
 
 @contextmanager
-def engine(target: Path, ending: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
+def engine(target: Path, ending: str, stages: str = "forks") -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
     """Run the script above and return the facts that it prints."""
-    command = [sys.executable, "-c", SCRIPT, str(target), ending]
+    command = [sys.executable, "-c", SCRIPT, str(target), ending, stages]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -210,9 +213,12 @@ def engine(target: Path, ending: str) -> Iterator[tuple[subprocess.Popen[str], d
             process.kill()
 
 
-@pytest.mark.parametrize("ending", ["live server", "dead server"])
-def test_an_engine_that_skips_atexit_leaves_neither_folder_nor_process(target: Path, ending: str) -> None:
-    with engine(target, ending) as (process, facts):
+@pytest.mark.parametrize(
+    ("ending", "stages"),
+    [("live server", "forks"), ("dead server", "forks"), ("live server", "own interpreters")],
+)
+def test_an_engine_that_skips_atexit_leaves_neither_folder_nor_process(target: Path, ending: str, stages: str) -> None:
+    with engine(target, ending, stages) as (process, facts):
         assert process.stdin is not None
         process.stdin.write("\n")
         process.stdin.flush()
@@ -221,8 +227,9 @@ def test_an_engine_that_skips_atexit_leaves_neither_folder_nor_process(target: P
         assert not Path(facts["folder"]).exists()
 
 
-def test_engine_and_fork_server_killed_at_once_leave_neither_folder_nor_process(target: Path) -> None:
-    with engine(target, "") as (process, facts):
+@pytest.mark.parametrize("stages", ["forks", "own interpreters"])
+def test_engine_and_fork_server_killed_at_once_leave_neither_folder_nor_process(target: Path, stages: str) -> None:
+    with engine(target, "", stages) as (process, facts):
         os.kill(process.pid, signal.SIGSTOP)  # it shall not even see the other end
         os.kill(facts["server"], signal.SIGKILL)
         process.kill()

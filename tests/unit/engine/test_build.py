@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -41,3 +42,23 @@ def test_stages_of_this_host_take_turns_at_first_and_modelled_ones_do_not(
 ) -> None:
     """Modelled devices take their own times, however many of them compute."""
     assert slowed(resolve_options(EngineOptions(**options))) == expected
+
+
+@pytest.mark.parametrize(
+    ("hosts", "devices", "expected"),
+    [
+        (("", ""), ("cuda:0", "cuda:1", "cuda:0"), 0.0),
+        (("", ""), ("cuda:0", "cuda:0", "cuda:1"), TAKEN),
+        (("", "", ""), ("cuda:0", "cuda:0", "cuda:1", "cuda:1"), TAKEN),
+        (("", "a"), ("cuda:0", "cuda:0", "cuda:0"), 0.0),
+        (("a", "b"), ("cpu", "cpu", "cpu"), TAKEN),
+        (("",), ("cuda:0", "cuda:0"), 0.0),
+    ],
+    ids=["own", "shared", "two-of-three", "two-hosts", "processors", "one"],
+)
+def test_stages_that_share_a_gpu_take_turns_at_first(
+    hosts: tuple[str, ...], devices: tuple[str, ...], expected: float
+) -> None:
+    """The last device is the drafter's, which is no stage."""
+    setup = resolve_options(EngineOptions(pipeline_parallel_size=len(hosts), speculative_config=None))
+    assert slowed(replace(setup, hosts=hosts, devices=devices)) == expected

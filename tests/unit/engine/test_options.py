@@ -34,6 +34,13 @@ def test_speculation_is_left_to_auto_unless_plain_decoding_is_asked_for() -> Non
     assert EngineOptions(model="m", speculative_config=None).speculative_config is None
 
 
+@pytest.mark.parametrize("given", [{}, {"device": "cuda:1"}, {"device": "cuda", "hosts": "a,a,join://a:1"}])
+def test_a_host_is_named_several_times_for_its_gpus_alone(given: dict[str, str]) -> None:
+    assert EngineOptions(hosts="a,b,a", device="cuda").hosts == "a,b,a"
+    with pytest.raises(FieldError, match=r"hosts is .*each"):
+        EngineOptions(**{"hosts": "a,b,a", "pipeline_parallel_size": 3, **given})
+
+
 def test_hosts_may_play_an_emulated_cluster_and_no_other(tmp_path: Path) -> None:
     assert EngineOptions(cluster="demo", hosts="a:1,b:1").hosts == "a:1,b:1"
     real = tmp_path / "real.toml"

@@ -78,11 +78,33 @@ def test_a_gpu_is_told_with_its_model_memory_and_capability(monkeypatch: pytest.
     assert (found.memory, found.capability) == (8192 * MIB, (7, 5))
 
 
+def test_a_gpu_keeps_the_name_that_it_had_at_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Numbers are those of the GPUs that work: a stage that starts anew is not to go to another GPU."""
+    install_driver(tmp_path, monkeypatch, drivers.GEFORCE)
+    facts.uuids_at_first.cache_clear()
+    try:
+        assert [facts.own_uuid(device) for device in ("cpu", "cuda:1", "cuda:7")] == ["", "GPU-ab22", ""]
+        install_driver(tmp_path, monkeypatch, "".join(drivers.GEFORCE.splitlines(keepends=True)[1:]))
+        assert facts.own_uuid("cuda:1") == "GPU-ab22"
+        assert told().uuid("cuda:1") == "GPU-cc33"
+    finally:
+        facts.uuids_at_first.cache_clear()
+
+
+@pytest.mark.parametrize("listed", ["[N/A]", "[Unknown Error]", "GPU-" + 300 * "a", "GPU-a b"])
+def test_what_is_no_uuid_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, listed: str) -> None:
+    install_driver(tmp_path, monkeypatch, drivers.ORIN.replace("GPU-5f3a", listed))
+    assert told().uuid("cuda:0") == ""
+
+
 def test_a_gpu_in_parts_does_not_say_what_cuda_will_have_of_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     install_driver(tmp_path, monkeypatch, drivers.H100_MIG)
     found = told()
     assert gpus(found) == [("cuda:0", None, None), ("cuda:1", None, None), ("cuda:2", 81559, 80900)]
     assert {one.capability for one in found.devices[1:]} == {(9, 0)}
+    assert [one.uuid for one in found.devices[1:]] == ["", "", "GPU-ff66"]
+    monkeypatch.setenv(VISIBLE, "MIG-77,2")
+    assert [one.uuid for one in told().devices[1:]] == ["MIG-77", "GPU-ff66"]
 
 
 @pytest.mark.parametrize(("answer", "capability"), [(drivers.ORIN, (8, 7)), (drivers.GB10, (12, 1))])

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import trustme
+from msgspec.structs import replace
 
 from penstock.core import ConfigError
 from penstock.hosts import agent as agents
@@ -22,7 +23,9 @@ from penstock.hosts.weights.offering import Offer
 from penstock.pipeline.forking import exit_report
 from penstock.transport.security import LinkSecurity
 from penstock.transport.sockets import Sockets
+from tests import drivers
 from tests.agents import LAYER, OFFER, PLAN, NotingServer, agent, fleet, name_of, reports, soon, spec
+from tests.drivers import install_driver
 from tests.links import member
 
 
@@ -56,6 +59,18 @@ def test_a_stage_starts_with_what_is_its_hosts_own(
         (started,) = server.started
         assert (started.bind, started.security, started.private_network) == ("tcp://127.0.0.2:*", security, False)
         assert started.plan == PLAN
+
+
+def test_a_stage_on_a_gpu_is_told_which_by_its_own_host(
+    server: NotingServer, security: LinkSecurity, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The head's UUID for it is not used: it names a GPU of the head's own host at best."""
+    install_driver(tmp_path, monkeypatch, drivers.GEFORCE)
+    asked = spec("s")
+    with agent(security) as one, fleet(one, security=security) as made:
+        made.hosts[name_of(one)].start(replace(asked, plan=replace(asked.plan, device="cuda:1", gpu="GPU-dd44")))
+        soon(lambda: bool(server.started))
+    assert (server.started[0].plan.device, server.started[0].plan.gpu) == ("cuda:1", "GPU-ab22")
 
 
 def test_ends_are_reported_once_to_whose_stage_it_was(

@@ -15,6 +15,7 @@ from penstock.hosts.facts import DeviceFacts, HostFacts, Versions
 from penstock.hosts.placement import (
     AskedHosts,
     asked_hosts,
+    check_gpus,
     check_memory,
     devices_elsewhere,
     has_room,
@@ -22,6 +23,7 @@ from penstock.hosts.placement import (
     hosts_of_stages,
     moved,
     named_hosts,
+    other_hosts,
     threads_elsewhere,
 )
 
@@ -43,6 +45,25 @@ def facts(cores: int = 4, gpus: int = 0, free: int = 8 << 30) -> HostFacts:
 def test_lists_of_hosts_that_are_none(text: str) -> None:
     with pytest.raises(FieldError, match="hosts is"):
         named_hosts(text)
+
+
+def test_a_host_may_be_named_for_each_of_its_gpus() -> None:
+    assert asked_hosts("a, a,b,a") == AskedHosts(("a", "a", "b", "a"))
+    assert hosts_of_stages("a,a,b", None, 3) == ("a", "a", "b")
+    assert hosts_of_stages("a,b,a", None, 3) == ("a", "b", "a")
+    assert other_hosts(("b", "localhost", "a", "localhost", "b")) == ["b", "a"]
+    living = {"a": facts(gpus=3), "b": facts(gpus=1)}
+    assert devices_elsewhere(("a", "b", "a"), living, "cuda") == {0: "cuda:0", 1: "cuda:0", 2: "cuda:1"}
+
+
+def test_a_host_that_is_named_more_often_than_it_has_gpus_is_refused() -> None:
+    names = ("a", "a", "b", "c", "c")
+    unknown = msgspec.structs.replace(facts(), unlisted="nvidia-smi has not answered within 5 s")
+    check_gpus(names, {"a": facts(gpus=2), "b": facts(), "c": unknown})
+    check_gpus(names, {})
+    said = "hosts names a 2 times; name it once for each of its GPUs: it has cpu, cuda:0"
+    with pytest.raises(FieldError, match=f"^{said}$"):
+        check_gpus(names, {"a": facts(gpus=1)})
 
 
 def test_a_list_may_end_in_a_door() -> None:

@@ -9,12 +9,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from penstock.bench.plan.choices import Choice
 from penstock.bench.plan.measured import measured_cluster
 from penstock.bench.plan.priced import price_of
+from penstock.bench.plan.report import run_with
 from penstock.cluster import PRICES
+from penstock.cluster.spec import Cluster, Device, Links, Stage
 from penstock.core import ConfigError
 from penstock.engine.options import model_folder
 from penstock.hosts.doctor.report import DeviceRates, ExaminedHost, LinkRates, Report
+from penstock.planner.search import Plan
 from tests.unit.cli.invoke import invoke
 
 
@@ -53,6 +57,14 @@ def test_a_host_is_its_fastest_device_and_a_link_its_slower_way() -> None:
     assert between is not None
     assert (between.bandwidth_gbit_s, between.latency_ms) == (0.5, 0.2)
     assert (cluster.engine, cluster.drafter) == ("localhost", "localhost")
+
+
+def test_devices_of_one_host_are_that_host_to_the_options() -> None:
+    devices = [Device(name=f"a/cuda:{i}", host="a") for i in range(2)]
+    stages = (Stage(devices=("a/cuda:1",), layers=(3,)), Stage(devices=("a/cuda:0",), layers=(5,)))
+    cluster = Cluster(name="c", devices=tuple(devices), links=Links(), stages=stages, engine="a/cuda:0")
+    plan = Plan(parts=(), slowest_s=0.0, trip_s=0.0)
+    assert run_with(Choice("penstock", plan, cluster)) == {"hosts": "a,a", "layer_split": "3,5"}
 
 
 def test_the_plan_is_what_the_options_say(tmp_path: Path) -> None:

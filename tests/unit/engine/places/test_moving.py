@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -11,9 +12,9 @@ import pytest
 from penstock.core import ConfigError
 from penstock.engine.options import EngineOptions
 from penstock.engine.places.footprint import needed_bytes
-from penstock.engine.places.moving import placements, same_split, split_anew
+from penstock.engine.places.moving import names_there, placements, same_split, split_anew
 from penstock.engine.resolve import Resolved, resolve_options
-from penstock.hosts.facts import HostFacts, own_facts
+from penstock.hosts.facts import DeviceFacts, HostFacts, own_facts
 
 
 def host(free: int) -> HostFacts:
@@ -56,6 +57,21 @@ def test_no_host_gets_more_stages_than_were_asked_for() -> None:
     anew = split_anew(setup, ["b"], fleet(b=1 << 40))
     assert anew.hosts == ("b", "b")
     assert anew.layers[-1][1] == setup.layers[-1][1]
+
+
+def test_a_host_that_is_named_for_two_gpus_is_one_host_to_move_to() -> None:
+    """Its two stages go on there, and a third fits on a GPU of it when the other host is lost."""
+    devices = tuple(DeviceFacts(device=name, model="m", free=1 << 40) for name in ("cpu", "cuda:0", "cuda:1"))
+    living = {name: msgspec.structs.replace(host(1 << 40), devices=devices) for name in "ab"}
+    setup = resolve_options(EngineOptions(model="demo", hosts="a,a,b", device="cuda"), living)
+    assert (setup.hosts, setup.devices[:3]) == (("a", "a", "b"), ("cuda:0", "cuda:1", "cuda:0"))
+    left = {"a": living["a"]}
+    there = names_there(setup, SimpleNamespace(hosts=living), left)  # type: ignore[arg-type]
+    assert there == ["a"]
+    moved = same_split(setup, there, left)
+    assert (moved.hosts, moved.devices[:3]) == (("a", "a", "a"), ("cuda:0", "cuda:0", "cuda:1"))
+    anew = split_anew(setup, there, left)
+    assert (anew.hosts, anew.devices[:2]) == (("a", "a"), ("cuda:0", "cuda:1"))
 
 
 def test_what_is_split_anew_takes_as_many_requests_as_before() -> None:

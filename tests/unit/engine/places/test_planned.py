@@ -7,19 +7,24 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
+import torch
 from gguf import GGMLQuantizationType as Kind
 
 from penstock.cluster.measured import LayerTimes
 from penstock.cluster.spec import Link
 from penstock.config import FieldError
 from penstock.core import ConfigError
+from penstock.engine import resolve as resolving
 from penstock.engine.build import stage_plans
 from penstock.engine.options import EngineOptions
 from penstock.engine.places import planned as places
 from penstock.engine.places.planned import planned
 from penstock.engine.profile import devices
-from penstock.engine.profile.devices import candidates_on
+from penstock.engine.profile.cluster import cluster_of_hosts
+from penstock.engine.profile.devices import Candidates, candidates_on
+from penstock.engine.profile.hosts import HostsProfile
 from penstock.engine.profile.links import link_key
 from penstock.engine.profile.stages import with_prefill_times
 from penstock.engine.profile.store import DeviceProfile, LinkProfile, ProfileStore, profiles_folder
@@ -64,8 +69,13 @@ def times(layer_ms: float) -> LayerTimes:
 
 def keep(fleet: FleetHost, speeds: dict[str, float], latency_ms: float = 0.1) -> None:
     """Store profiles of these hosts, by the time of a layer, and of all links."""
-    store, names = ProfileStore(profiles_folder()), list(speeds)
-    found = candidates_on(options(), names, fleet.fleet.living)
+    names = list(speeds)
+    keep_times(candidates_on(options(), names, fleet.fleet.living), speeds, names, latency_ms)
+
+
+def keep_times(found: Candidates, speeds: dict[str, float], names: list[str], latency_ms: float) -> None:
+    """Store the time of a layer on each device, and links between all hosts."""
+    store = ProfileStore(profiles_folder())
     for name, layer_ms in speeds.items():
         store.keep(DeviceProfile(key=found.devices[name].key, times=times(layer_ms)))
     for i, one in enumerate(["localhost", *names]):
@@ -138,9 +148,78 @@ def test_auto_plans_alike_hosts_too_and_measures_what_is_missing(
 def test_a_host_with_several_gpus_is_planned_for_by_name_only() -> None:
     fleet = host(facts("a:1", "cuda:0", "cuda:1"), facts("b:1", "cuda:0"))
     two = {"hosts": "a:1,b:1", "device": "cuda"}
-    with pytest.raises(FieldError, match="a:1 has 2 GPUs: run a worker for each"):
+    with pytest.raises(FieldError, match=r"a:1 has 2 GPUs: name it as often \(hosts a:1,a:1\)"):
         planned(options(**two, layer_split="auto"), fleet)
     assert planned(options(**two), fleet) == options(**two)
+
+
+def test_gpus_of_a_host_that_is_named_for_each_are_planned_for_like_hosts(caplog: pytest.LogCaptureFixture) -> None:
+    fleet = host(facts("a:1", "cuda:0", "cuda:1"), facts("b:1", "cuda:0"))
+    given = options(hosts="a:1,b:1,a:1", device="cuda", speculative_config={})
+    found = candidates_on(given, ["a:1", "b:1", "a:1"], fleet.fleet.living)
+    assert {label: (one.name, one.device) for label, one in found.devices.items()} == {
+        "a:1/cuda:0": ("a:1", "cuda:0"),
+        "b:1": ("b:1", "cuda:0"),
+        "a:1/cuda:1": ("a:1", "cuda:1"),
+    }
+    assert planned(given, fleet) == given
+    assert caplog.messages == [
+        "layers are split evenly: `penstock profile` has not measured a:1/cuda:0, b:1, a:1/cuda:1"
+    ]
+    caplog.clear()
+    keep_times(found, {"a:1/cuda:0": 1.0, "b:1": 4.0, "a:1/cuda:1": 1.0}, ["a:1", "b:1"], latency_ms=0.01)
+    plan = planned(given, fleet)
+    assert plan.hosts is not None
+    assert plan.layer_split is not None
+    assert plan.hosts.split(",")[: plan.pipeline_parallel_size].count("a:1") == 2
+    assert sorted(plan.hosts.split(",")) == ["a:1", "a:1", "b:1"]
+    setup = resolve_options(plan, fleet.fleet.living)
+    placed = dict(zip(zip(setup.hosts, setup.devices, strict=False), map(layers_of, setup.layers), strict=True))
+    slower = placed.get(("b:1", "cuda:0"), 0)
+    assert min(placed["a:1", "cuda:0"], placed["a:1", "cuda:1"]) > slower
+    timed = with_prefill_times(setup, fleet.fleet.living, encrypted=False)
+    assert timed.prefill_times is not None, "each GPU's own times are found under its name"
+
+
+def layers_of(stage: tuple[int, int]) -> int:
+    return stage[1] - stage[0]
+
+
+def test_the_engines_own_gpus_are_candidates_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine is beside the first of them, and they are linked within the host."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    own = facts("localhost", "cuda:0", "cuda:1")
+    for module in (devices, resolving):
+        monkeypatch.setattr(module, "own_facts", lambda name: own)
+    names = ["localhost", "localhost"]
+    found = candidates_on(options(hosts=",".join(names), device="cuda"), names, {})
+    labels = ["localhost/cuda:0", "localhost/cuda:1"]
+    assert found.names == labels
+    cluster = cluster_of_hosts(HostsProfile(found, dict.fromkeys(labels, times(1.0)), []), drafts=True)
+    assert (cluster.engine, cluster.drafter) == (labels[0], labels[0])
+    assert [device.name for device in cluster.devices] == labels
+    link = cluster.link(*labels)
+    assert link is not None
+    assert (link.bandwidth_gbit_s, link.latency_ms) == pytest.approx((8.0, 0.1))
+
+
+def test_gpus_of_a_host_that_differ_are_not_planned_for() -> None:
+    one, other = facts("a:1", "cuda:0", "cuda:1"), DeviceFacts(device="cuda:1", model="another")
+    fleet = host(msgspec.structs.replace(one, devices=(*one.devices[:2], other)))
+    with pytest.raises(FieldError, match="GPUs of a host that are alike, and a:1 has another and m: run a worker for"):
+        planned(options(hosts="a:1,a:1", device="cuda", layer_split="auto"), fleet)
+
+
+def test_a_stage_fits_on_whichever_gpu_of_a_host_it_gets() -> None:
+    full = DeviceFacts(device="cuda:1", model="m", memory=16, free=7)
+    roomy = facts("a:1", "cuda:0")
+    fleet = host(msgspec.structs.replace(roomy, devices=(*roomy.devices, full)))
+    names = ["a:1", "a:1"]
+    found = candidates_on(options(hosts="a:1,a:1", device="cuda"), names, fleet.fleet.living)
+    assert [one.free for one in found.devices.values()] == [7, 7]
+    unknown = host(msgspec.structs.replace(roomy, devices=(*roomy.devices, msgspec.structs.replace(full, free=None))))
+    found = candidates_on(options(hosts="a:1,a:1", device="cuda"), names, unknown.fleet.living)
+    assert [one.free for one in found.devices.values()] == [None, None]
 
 
 def test_where_the_model_fits_in_no_way_it_is_said() -> None:
