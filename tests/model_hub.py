@@ -30,6 +30,8 @@ class Hub:
     """Repository -> status and error code of every answer about it."""
     cuts: list[int] = field(default_factory=list)
     """After how many bytes the next answers with a large file end early."""
+    dies: bool = False
+    """Whether the hub is down once it has cut an answer."""
     false: bool = False
     """Whether large files come with other bytes than those whose checksum is stated."""
     sizes: dict[str, int] = field(default_factory=dict)
@@ -69,7 +71,9 @@ class Answer(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         asked = re.fullmatch(r"/api/models/(.+?)(?:/revision/.+)?|/(.+)/resolve/[^/]+/(.+)|/(files)/(.+)", path)
-        assert asked is not None, path
+        if asked is None:  # huggingface_hub asks for more than models
+            self.send(404, b"")
+            return
         repo = asked[1] or asked[2] or asked[4]
         if repo in hub.refused:
             status, code = hub.refused[repo]
@@ -103,6 +107,7 @@ class Answer(BaseHTTPRequestHandler):
             content = content[first:]
         cut = hub.cuts.pop(0) if is_large and hub.cuts and self.command == "GET" else None
         self.send(200 if begin is None else 206, content, headers, cut)
+        hub.is_down = hub.dies and cut is not None
 
     def send(
         self, status: int, content: bytes, headers: Mapping[str, str] | None = None, cut: int | None = None

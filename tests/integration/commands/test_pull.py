@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.files import cache_folder
 from tests.model_hub import Hub, files_in, served
 from tests.terminals import PATIENCE, PENSTOCK
 
@@ -27,7 +28,10 @@ def hub(target: Path) -> Iterator[Hub]:
 
 @pytest.fixture
 def environment(hub: Hub, tmp_path: Path) -> dict[str, str]:
-    """The hub's address, and empty folders in place of this user's caches."""
+    """The hub's address, and folders in place of this user's caches: all that they share is compiled code."""
+    (compiled := cache_folder() / "compiled").mkdir(parents=True, exist_ok=True)
+    (tmp_path / "own" / "penstock").mkdir(parents=True)
+    (tmp_path / "own" / "penstock" / "compiled").symlink_to(compiled)
     own = {"HF_ENDPOINT": hub.address, "HF_HOME": str(tmp_path / "hf"), "XDG_CACHE_HOME": str(tmp_path / "own")}
     return {**os.environ, **own, "NO_PROXY": "127.0.0.1", "HF_HUB_OFFLINE": "0"}
 
@@ -60,6 +64,22 @@ def test_a_command_pulls_what_it_is_given(hub: Hub, environment: dict[str, str])
     assert written.returncode == 0, written.stderr
     assert written.stderr.startswith(f"Pulling {REPO}, ")
     assert json.loads(written.stdout)["metrics"]["tokens"] == 4
+
+
+def test_another_process_goes_on_where_one_was_broken_off(hub: Hub, environment: dict[str, str]) -> None:
+    content = b"GGUF" + bytes(25_000_000)  # huggingface_hub keeps ten million bytes at a time
+    hub.repos["some-one/big"] = {"big-Q4_0.gguf": content}
+    hub.cuts, hub.dies = [21_000_000], True
+    broken = run("pull", "some-one/big:Q4_0", env=environment)
+    assert broken.returncode == 1
+    assert "the connection ended after 21.0 MB of 25.0 MB" in broken.stderr.splitlines()[-1]
+    (listed,) = json.loads(run("list", "--json", env=environment).stdout)
+    assert (listed["name"], listed["kind"]) == ("some-one/big", "incomplete")
+    hub.is_down = False
+    pulled = run("pull", "some-one/big:Q4_0", env=environment)
+    assert pulled.returncode == 0, pulled.stderr
+    assert Path(pulled.stdout.strip()).read_bytes() == content
+    assert [asked for _, asked in hub.sent] == [None, f"bytes={listed['size']}-"]
 
 
 def test_what_cannot_be_had_is_one_line(hub: Hub, environment: dict[str, str]) -> None:

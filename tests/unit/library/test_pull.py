@@ -115,15 +115,8 @@ def test_a_connection_that_ends_early_is_taken_up_again(two: Hub) -> None:
     assert [asked for _, asked in two.sent] == [None, "bytes=50000-", "bytes=70000-"]
 
 
-def test_another_process_goes_on_where_one_was_broken_off(
-    two: Hub, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    two.cuts = [50_000]
-
-    def hub_goes_down(seconds: float) -> None:
-        two.is_down = True
-
-    monkeypatch.setattr("huggingface_hub.file_download.time.sleep", hub_goes_down)
+def test_another_call_goes_on_where_one_was_broken_off(two: Hub, cache: Path) -> None:
+    two.cuts, two.dies = [50_000], True
     said = refusal(f"{REPO}:Q4_K_M")
     assert "the connection ended after 50.0 kB of 102.4 kB" in said
     assert "type the same again, and it goes on from there" in said

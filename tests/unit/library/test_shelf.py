@@ -88,14 +88,9 @@ def test_what_is_not_here(full: Hub, tmp_path: Path) -> None:
         remove_models([str(tmp_path)])
 
 
-def test_what_was_broken_off_is_listed_and_removed(full: Hub, monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+def test_what_was_broken_off_is_listed_and_removed(full: Hub) -> None:
     full.repos["some-one/big"] = {"big-Q4_0.gguf": b"GGUF" + bytes(50_000)}
-    full.cuts = [30_000]
-
-    def hub_goes_down(seconds: float) -> None:
-        full.is_down = True
-
-    monkeypatch.setattr("huggingface_hub.file_download.time.sleep", hub_goes_down)
+    full.cuts, full.dies = [30_000], True
     with pytest.raises(Exception, match="the connection ended"):
         place_of("some-one/big:Q4_0")
     (broken,) = [one for one in kept_models() if one.kind == "incomplete"]
