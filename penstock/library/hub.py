@@ -61,13 +61,11 @@ class Repository:
         ]
 
     def pull(self, names: Sequence[str]) -> Path:
-        """The snapshot's folder, with these files in it. Raises PenstockError like ``fetch``, and for a full disk."""
+        """The snapshot's folder, with these files in it. Raises PenstockError like ``fetch``."""
         from huggingface_hub import hf_hub_download
         from huggingface_hub.utils import build_hf_headers
 
-        downloads = self.downloads(names)
-        check_space(self.model.typed, downloads, folder_of(self.model))
-        for one in downloads:
+        for one in self.downloads(names):
             fetch(one, build_hf_headers())
         for name in names:  # the files are there, so that nothing is left but to name them in the snapshot
             hf_hub_download(self.model.repo, name, revision=self.commit)
@@ -141,7 +139,9 @@ def pull(model: HubModel, announce: Callable[[int, Path], None]) -> Path:
     sizes = {name: file.size for name, file in repository.files.items()}
 
     def told(wanted: Sequence[str]) -> Path:
-        announce(sum(one.missing for one in repository.downloads(wanted)), folder_of(model))
+        downloads = repository.downloads(wanted)
+        check_space(model.typed, downloads, folder_of(model))
+        announce(sum(one.missing for one in downloads), folder_of(model))
         return repository.pull(wanted)
 
     with one_line(model.typed):

