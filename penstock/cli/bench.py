@@ -2,28 +2,48 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass
 
 import typer
 
 from penstock.bench.measure.options import BenchOptions
 from penstock.bench.quality.options import QualityOptions
 from penstock.bench.serving.options import ServingOptions
+from penstock.cli import default_model
 from penstock.cli.command import command, new_app
 from penstock.cli.speculation import DraftingOptions
+from penstock.engine.options import ModelName
+from penstock.library.names import DEFAULT
 
 app = new_app()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Benching(BenchOptions):
+    """The options, whose model has the default of all commands."""
+
+    model: ModelName = DEFAULT
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judging(QualityOptions):
+    """The options, whose model has the default of all commands."""
+
+    model: ModelName = DEFAULT
+
+
 @app.callback(invoke_without_command=True)
 @command
-def bench(*, context: typer.Context, options: BenchOptions, drafting: DraftingOptions) -> None:
+def bench(*, context: typer.Context, options: Benching, drafting: DraftingOptions) -> None:
     if context.invoked_subcommand is not None:
         refuse_options(context)
         return
-    from penstock.bench.measure.command import run_bench
+    from penstock.bench.measure.command import checked, run_bench
 
-    run_bench(replace(options, speculative_config=drafting.table()))
+    def options_for(name: str) -> BenchOptions:
+        return BenchOptions(**{**vars(options), "model": name, "speculative_config": drafting.table()})
+
+    run_bench(default_model.prepared(options.model, options_for, checked))
 
 
 @app.command("serve")
@@ -37,11 +57,14 @@ def bench_serve(*, options: ServingOptions) -> None:
 
 @app.command("quality")
 @command
-def bench_quality(*, options: QualityOptions) -> None:
+def bench_quality(*, options: Judging) -> None:
     """Compare answers in points with plain ones: by their likelihood under the model itself, and by a judge."""
-    from penstock.bench.quality.command import run_bench_quality
+    from penstock.bench.quality.command import checked, run_bench_quality
 
-    run_bench_quality(options)
+    def options_for(name: str) -> QualityOptions:
+        return QualityOptions(**{**vars(options), "model": name})
+
+    run_bench_quality(default_model.prepared(options.model, options_for, checked))
 
 
 def refuse_options(context: typer.Context) -> None:

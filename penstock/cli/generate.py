@@ -10,11 +10,13 @@ from typing import IO, Annotated, Any, Final
 
 import typer
 
+from penstock.cli import default_model
 from penstock.cli.command import command, new_app
+from penstock.cli.default_model import NamedModel
 from penstock.cli.speculation import SpeculationOptions
 from penstock.config import FieldError, check
 from penstock.core import OUTLINE_MODES, SamplingParams
-from penstock.engine.options import EngineOptions, ModelOptions, PipelineOptions
+from penstock.engine.options import EngineOptions, PipelineOptions
 from penstock.files import NAMED_PIPE, is_named_pipe
 from penstock.generate import Asked
 from penstock.options import OUTPUT, PROMPT, SAMPLING, Option
@@ -128,7 +130,7 @@ TraceFile = Annotated[
 def generate(
     *,
     prompt: PromptOptions,
-    model: ModelOptions,
+    model: NamedModel,
     pipeline: PipelineOptions,
     speculation: SpeculationOptions,
     sampling: SamplingOptions,
@@ -137,10 +139,15 @@ def generate(
 ) -> None:
     asked = asked_of(prompt)
     SamplingParams(**sampling.given)  # refuses a bad value now rather than after the stages have started
-    config = speculation.config(model.model)
-    options = EngineOptions(**vars(model), **vars(pipeline), speculative_config=config)
+
+    def options_for(name: str) -> EngineOptions:
+        config = speculation.config(name)
+        return EngineOptions(**vars(replace(model, model=name)), **vars(pipeline), speculative_config=config)
+
+    from penstock.engine.resolve import check_options
     from penstock.generate import complete
 
+    options = default_model.prepared(model.model, options_for, check_options)
     with trace or nullcontext():
         complete(asked, options, sampling.given, as_json, trace)
 

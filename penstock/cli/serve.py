@@ -6,9 +6,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Final
 
+from penstock.cli import default_model
 from penstock.cli.command import command, new_app
 from penstock.cli.speculation import SpeculationOptions
 from penstock.engine.options import MODEL_NAME, EngineOptions, ModelOptions, PipelineOptions, SharingOptions
+from penstock.library.names import DEFAULT
 from penstock.server.http.listen import Listening
 from penstock.server.settings import ServedNames, ServerSettings
 
@@ -21,7 +23,7 @@ app = new_app()
 class ServedModel(ModelOptions):
     """The model's options; here the model is an argument."""
 
-    model: Annotated[str, replace(MODEL_NAME, positional=True, panel=None)] = ModelOptions.model
+    model: Annotated[str, replace(MODEL_NAME, positional=True, panel=None)] = DEFAULT
 
 
 @app.command()
@@ -36,11 +38,19 @@ def serve(
     pipeline: PipelineOptions,
     speculation: SpeculationOptions,
 ) -> None:
-    config = speculation.config(model.model)
-    engine = EngineOptions(**vars(sharing), **vars(model), **vars(pipeline), speculative_config=config)
+    def engine_for(name: str) -> EngineOptions:
+        groups = (vars(sharing), vars(replace(model, model=name)), vars(pipeline))
+        given = {field: value for group in groups for field, value in group.items()}
+        return EngineOptions(**given, speculative_config=speculation.config(name))
+
     from penstock.engine import resolve
 
-    resolve.check_options(engine)
+    def check(engine: EngineOptions) -> None:
+        listening.check_certificate()
+        resolve.check_options(engine)
+
+    engine = default_model.prepared(model.model, engine_for, check)
+    check(engine)
     from penstock.server.command import run_serve  # takes as long to import as all modules before it
 
     run_serve(engine, replace(settings, served_model_name=served_model_name or (name_of(engine.model),)), listening)

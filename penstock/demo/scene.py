@@ -10,9 +10,12 @@ from rich.console import Console
 
 from penstock.bench.prompts import read_prompts
 from penstock.core import SamplingParams
-from penstock.demo import chat_model
 from penstock.engine import options
 from penstock.engine.job import Prompt
+from penstock.library.names import DEFAULT
+from penstock.library.pull import place_of, title_of_default
+from penstock.library.reference import PAIR
+from penstock.library.refusals import Unreachable
 from penstock.speculation import SpeculativeConfig
 from penstock.text.chat import ChatFormat, chat_prompt
 from penstock.text.tokenizer import Tokenizer
@@ -40,7 +43,7 @@ QUESTIONS: Final = (
     f"Quote what this text says about the turbine.\n\n{TEXT}",
 )
 """Prompts whose answers repeat some of their text, which is where prompt lookup finds drafts."""
-CHAT_WORDS: Final = f"{chat_model.NAME} answers greedily; drafts are looked up in the text so far: it repeats itself."
+CHAT_WORDS: Final = "{} answers greedily; drafts are looked up in the text so far: it repeats itself."
 PAIR_WORDS: Final = (
     "The pair that comes with the package continues Python source. Its target has 7 million parameters: the text has "
     "the form of Python and little sense."
@@ -73,12 +76,12 @@ class Scene:
 
 
 def scene_for(console: Console, *, embedded: bool) -> Scene:
-    """The pair's scene if ``embedded``, or if the registry of the chat model cannot be reached, which is printed."""
+    """The pair's scene if ``embedded``, or if the default model can be reached nowhere, which is printed."""
     if embedded:
         return pair_scene()
     try:
-        return chat_scene(chat_model.announced(console))
-    except chat_model.Unreachable as error:
+        return chat_scene(place_of(DEFAULT, console))
+    except Unreachable as error:
         console.print(f"{error}. The demo shows the pair of small models that comes with the package.", soft_wrap=True)
         return pair_scene()
 
@@ -86,7 +89,8 @@ def scene_for(console: Console, *, embedded: bool) -> Scene:
 def chat_scene(model: str) -> Scene:
     params = [SamplingParams(temperature=0.0, max_tokens=ANSWER)] * len(QUESTIONS)
     speculation = SpeculativeConfig(method="ngram", strategy=STRATEGY)
-    return Scene(model, CHAT_WORDS, speculation, [f"{text}\n\n" for text in QUESTIONS], params, is_chat=True)
+    words = CHAT_WORDS.format(title_of_default())
+    return Scene(model, words, speculation, [f"{text}\n\n" for text in QUESTIONS], params, is_chat=True)
 
 
 def pair_scene() -> Scene:
@@ -94,5 +98,5 @@ def pair_scene() -> Scene:
     that all texts have the same length."""
     prompts = read_prompts(options.DEMO / "prompts.jsonl", PROMPTS)
     params = [SamplingParams(temperature=1.0, seed=i, max_tokens=TOKENS, ignore_eos=True) for i in range(len(prompts))]
-    speculation = SpeculativeConfig(method="draft_model", model="demo", strategy=STRATEGY)
-    return Scene("demo", PAIR_WORDS, speculation, prompts, params)
+    speculation = SpeculativeConfig(method="draft_model", model=PAIR, strategy=STRATEGY)
+    return Scene(PAIR, PAIR_WORDS, speculation, prompts, params)

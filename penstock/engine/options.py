@@ -12,6 +12,8 @@ from penstock.cluster import Cluster, load_cluster
 from penstock.config import check
 from penstock.dtypes import DTYPES, NUMERICS, QUANTIZATIONS
 from penstock.hosts.placement import asked_hosts
+from penstock.library.pull import place_of
+from penstock.library.reference import PAIR
 from penstock.options import LIMITS, MODEL, PIPELINE, SHARING, SPECULATION, Option
 from penstock.speculation import SpeculativeConfig, parse_speculative
 
@@ -21,7 +23,9 @@ SHORTEST_STAGE_TIMEOUT: Final = 5.0
 AUTO: Final = "auto"
 DEMO: Final = Path(__file__).parent.parent / "demo"
 
-MODEL_NAME: Final = Option("Checkpoint folder, GGUF file or hub id; 'demo' is the pair that is shipped.", MODEL)
+MODEL_NAME: Final = Option(
+    "Short name, hub id, address, GGUF file or checkpoint folder; 'demo' is the pair that is shipped.", MODEL
+)
 CLUSTER: Final = Option(
     "Preset, random-SEED, local-N, or a file ending in .toml: which devices there are, real or emulated.",
     PIPELINE,
@@ -247,5 +251,8 @@ class EngineOptions(SharingOptions, PipelineOptions, ModelOptions):
 
 
 def model_folder(name: str, part: str) -> str:
-    """The folder of ``part`` ("target" or "draft") for "demo", the shipped pair; any other name stays as it is."""
-    return str(DEMO / part) if name == "demo" else name
+    """The place of a model as it is typed: that of ``part`` ("target" or "draft") for "demo", the shipped pair.
+
+    A model that is not on this host is fetched. Raises PenstockError, in one line, where that fails.
+    """
+    return str(DEMO / part) if name == PAIR else place_of(name)

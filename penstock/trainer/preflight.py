@@ -8,6 +8,7 @@ from penstock.cluster import Cluster
 from penstock.config import FieldError
 from penstock.engine.options import model_folder
 from penstock.extras import CURVES, TRAINING, require
+from penstock.library.reference import read_reference
 from penstock.models.glance import glance
 from penstock.models.torch_build import check_built_for, check_version
 from penstock.simulator.clusters import check_drafter, modelled_cluster
@@ -28,6 +29,8 @@ def check_run(options: TrainOptions) -> None:
         drafting_cluster(options.cluster)
     check_version()
     check_built_for(options.device)
+    if read_reference(options.model) is not None:
+        require([TRAINING, CURVES])  # before anything is fetched
     target = glance(model_folder(options.model, "target"))
     check_target(options, target.vocab_size, target.num_layers)
     require([TRAINING, CURVES])

@@ -89,12 +89,7 @@ class Measured:
 
 def run_bench(options: BenchOptions, console: Console | None = None) -> list[StrategyRun]:
     """Run the bench, print its tables, write JSON file and report. Raises ConfigError before anything starts."""
-    plan = plan_of(options)
-    if options.record is not None:
-        check_record(options.record, plan.drafting)
-    for cluster in plan.clusters.values():
-        check_options(engine_options(options, plan, cluster))
-    require([*needs_of(plan.peers), *([PLOTS] if options.report is not None else [])])
+    plan = checked(options)
     if options.report is not None:
         prepare(options.report)
     console = console or Console(stderr=True)
@@ -105,6 +100,17 @@ def run_bench(options: BenchOptions, console: Console | None = None) -> list[Str
     if found.silent:
         raise NothingToTime("; ".join(found.silent.values()))
     return found.runs
+
+
+def checked(options: BenchOptions) -> Plan:
+    """The plan of a bench that can begin: its model is fetched if it is not here. Raises ConfigError."""
+    plan = plan_of(options)
+    if options.record is not None:
+        check_record(options.record, plan.drafting)
+    require([*needs_of(plan.peers), *([PLOTS] if options.report is not None else [])])
+    for cluster in plan.clusters.values():
+        check_options(engine_options(options, plan, cluster))
+    return plan
 
 
 def show(options: BenchOptions, plan: Plan, found: Measured, console: Console) -> None:

@@ -7,8 +7,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from penstock.bench.peers.names import GGUF
 from penstock.bench.peers.worker import Answer, Ask, Setup
+from penstock.models.places import GGUF
 
 
 class Clock:

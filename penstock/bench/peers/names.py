@@ -9,8 +9,7 @@ from typing import Final
 from penstock.cluster import Cluster
 from penstock.config import FieldError, known_name
 from penstock.extras import Need
-
-GGUF: Final = ".gguf"
+from penstock.library.reference import is_gguf
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ def check_peers(names: Sequence[str], model: str, cluster: Cluster | None) -> No
     """Raise ConfigError for a peer that is unknown, or cannot be compared on this model or cluster."""
     for name in names:
         known_name(name, PEERS, "peer")
-        if name == "llama.cpp" and not model.endswith(GGUF):
+        if name == "llama.cpp" and not is_gguf(model):
             raise FieldError("peer", f"is {name!r}, which reads GGUF files; the model is {model!r}: give one")
     if names and cluster is not None and cluster.emulated:
         raise FieldError("peer", f"computes in this host's own time, cluster {cluster.name} is emulated; use local-N")

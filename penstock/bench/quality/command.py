@@ -31,8 +31,7 @@ def run_bench_quality(options: QualityOptions, console: Console | None = None) -
 
     Raises ConfigError before anything starts, and ServerError where the judge is not there or fails.
     """
-    questions = questions_of(options.prompts, options.num_prompts)
-    check_options(options.engine)
+    questions = checked(options)
     console = console or Console(stderr=True)
     judge = Judge(options.server, options.judge_model) if options.server is not None else None
     judged_by = judge.model if judge is not None else None  # first, so that a missing judge is noticed soon
@@ -50,6 +49,13 @@ def run_bench_quality(options: QualityOptions, console: Console | None = None) -
     if options.answers is not None:
         write_answers(options.answers, compared)
     return found
+
+
+def checked(options: QualityOptions) -> list[Question]:
+    """The questions of a bench that can begin: its model is fetched if it is not here. Raises ConfigError."""
+    questions = questions_of(options.prompts, options.num_prompts)
+    check_options(options.engine)
+    return questions
 
 
 def compared_by_itself(

@@ -126,7 +126,10 @@ def test_an_interrupted_program_ends_as_any_other_and_leaves_no_process(moment: 
         until(lambda: one.left == [])
 
 
-COMMANDS: Final = {"generate": ("generate", "x", "-pp", "2"), "serve": ("serve", "demo", "--port", "0", "-pp", "2")}
+COMMANDS: Final = {
+    "generate": ("generate", "x", "--model", "demo", "-pp", "2"),
+    "serve": ("serve", "demo", "--port", "0", "-pp", "2"),
+}
 
 
 @pytest.mark.parametrize("children", [1, 2, 3, 4])

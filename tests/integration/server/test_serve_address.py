@@ -96,7 +96,7 @@ def test_requests_without_a_seed_have_the_servers(client: httpx.Client) -> None:
     assert first == second
 
 
-@pytest.mark.parametrize("command", [["serve", "demo", "--port", "0"], ["generate", "x"]])
+@pytest.mark.parametrize("command", [["serve", "demo", "--port", "0"], ["generate", "x", "--model", "demo"]])
 def test_without_cuda_nothing_is_started(command: list[str]) -> None:
     done = subprocess.run(
         [PENSTOCK, *command, "--device", "cuda"],

@@ -16,7 +16,6 @@ from tests.unit.cli.invoke import invoke
 def called(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     calls: list[tuple[Any, ...]] = []
     monkeypatch.setattr(run, "run", lambda *arguments: calls.append(arguments))
-    monkeypatch.setattr(run, "chosen", lambda model: model or "demo")
     return calls
 
 
@@ -29,7 +28,7 @@ def test_a_model_is_called_as_its_file(called: list[tuple[Any, ...]], tmp_path: 
     assert called == [(options, "small", "Be brief.", "{{ messages[0].content }}")]
 
 
-def test_without_a_model_there_is_one_to_begin_with(called: list[tuple[Any, ...]]) -> None:
+def test_without_a_model_it_is_that_of_all_commands(called: list[tuple[Any, ...]]) -> None:
     assert invoke("run").exit_code == 0
     assert called == [(EngineOptions(model="demo"), "demo", "", None)]
 

@@ -63,7 +63,7 @@ def test_all_that_is_not_installed_is_named_at_once_and_after_missing_files(tmp_
     assert [name for name in ("out", "report") if (tmp_path / name).exists()] == []
 
 
-@pytest.mark.parametrize("words", [("generate", "x", "-pp", "17"), ("serve", "demo", "-pp", "17")])
+@pytest.mark.parametrize("words", [("generate", "x", "--model", "demo", "-pp", "17"), ("serve", "demo", "-pp", "17")])
 def test_the_demo_pair_is_no_exception(words: tuple[str, ...]) -> None:
     ((code, said, loaded),) = tried([WrongInput(words, "")], [])
     assert (code, loaded) == (2, [])

@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console
 
 from penstock.demo import scene
-from penstock.demo.chat_model import Unreachable
 from penstock.engine.options import DEMO
+from penstock.library.refusals import Unreachable
 from penstock.text.tokenizer import load_tokenizer
 
 
@@ -23,7 +23,7 @@ def said(on: Console) -> str:
 
 
 def test_a_chat_model_answers_greedily(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scene.chat_model, "announced", lambda console: "cache/small.gguf")
+    monkeypatch.setattr(scene, "place_of", lambda name, console: "cache/small.gguf")
     found = scene.scene_for(console(), embedded=False)
     assert (found.model, found.speculation.method) == ("cache/small.gguf", "ngram")
     assert {one.temperature for one in found.params} == {0.0}
@@ -35,10 +35,10 @@ def test_a_chat_model_answers_greedily(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_pair_stands_in_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    def announced(console: Console) -> str:
+    def place_of(name: str, console: Console) -> str:
         raise Unreachable("no registry")
 
-    monkeypatch.setattr(scene.chat_model, "announced", announced)
+    monkeypatch.setattr(scene, "place_of", place_of)
     screen = console()
     found = scene.scene_for(screen, embedded=False)
     assert (found.model, found.speculation.method, len(found.shown)) == ("demo", "draft_model", scene.PROMPTS)
@@ -47,7 +47,7 @@ def test_the_pair_stands_in_and_that_is_said(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_pair_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(scene.chat_model, "announced")
+    monkeypatch.delattr(scene, "place_of")
     screen = console()
     assert scene.scene_for(screen, embedded=True).model == "demo"
     assert said(screen) == ""

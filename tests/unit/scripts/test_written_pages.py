@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts import cli_docs, metrics_docs
+from scripts import cli_docs, metrics_docs, names_docs
 
 ROOT = Path(cli_docs.__file__).parents[1]
 
@@ -18,8 +18,9 @@ ROOT = Path(cli_docs.__file__).parents[1]
     [
         (cli_docs.PAGE, cli_docs.page, "scripts/cli_docs.py"),
         (metrics_docs.PAGE, metrics_docs.page, "scripts/metrics_docs.py"),
+        (names_docs.PAGE, names_docs.page, "scripts/names_docs.py"),
     ],
-    ids=["cli", "metrics"],
+    ids=["cli", "metrics", "names"],
 )
 def test_the_page_is_what_its_script_writes(file: Path, page: Callable[[], str], script: str) -> None:
     assert file.read_text(encoding="utf-8") == page(), f"run python {script}"

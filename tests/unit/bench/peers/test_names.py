@@ -14,6 +14,8 @@ from penstock.core import ConfigError
 def test_transformers_reads_both_and_llama_cpp_its_own_format() -> None:
     check_peers(["hf"], "folder", None)
     check_peers(["hf", "llama.cpp"], "x.gguf", load_cluster("local-2"))
+    check_peers(["llama.cpp"], "smollm2", None)
+    check_peers(["llama.cpp"], "some-one/tiny-GGUF:Q4_0", None)
     check_peers([], "folder", load_cluster("demo"))
 
 
