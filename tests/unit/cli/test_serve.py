@@ -23,6 +23,7 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     calls: list[tuple[Any, ...]] = []
     monkeypatch.setattr(command, "run_serve", lambda *arguments: calls.append(arguments))
     monkeypatch.setattr(resolve, "check_options", lambda options: None)
+    monkeypatch.setattr(Listening, "check_certificate", lambda listening: None)
     monkeypatch.delenv("PENSTOCK_API_KEY", raising=False)
     return calls
 
