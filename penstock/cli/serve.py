@@ -46,11 +46,12 @@ def serve(
     from penstock.engine import resolve
 
     def check(engine: EngineOptions) -> None:
+        """Refuse what the server would refuse, so that nothing else is said before."""
         listening.check_certificate()
         resolve.check_options(engine)
 
     engine = default_model.prepared(model.model, engine_for, check)
-    check(engine)
+    resolve.check_options(engine)
     from penstock.server.command import run_serve  # takes as long to import as all modules before it
 
     run_serve(engine, replace(settings, served_model_name=served_model_name or (name_of(engine.model),)), listening)
