@@ -165,7 +165,7 @@ def test_never_more_than_one_stage_is_in_memory(
 ) -> None:
     alive: list[weakref.ref[Any]] = []
     loaded: list[tuple[int, int]] = []
-    read_module = stage_model.load_module
+    read_module = stage_model.read_module
 
     def watched(checkpoint: Checkpoint, first: int, last: int, *options: Any) -> Any:
         module = read_module(checkpoint, first, last, *options)
