@@ -29,7 +29,7 @@ class SmallModelOptions(DrafterOptions):
     """Folder, GGUF file or hub name of the small model, whose tokenizer has to be the target's. The target itself, with
     fewer bits, is one, too."""
     quantization: Literal["auto", "none", "int8", "int4"] = "auto"
-    """Whole numbers that its weights are held as on a CPU; auto: as the engine's own ``quantization`` has it."""
+    """Whole numbers that its weights are held as; auto: as the engine's own ``quantization`` has it."""
 
     def __post_init__(self) -> None:
         if not self.model:

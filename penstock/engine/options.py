@@ -46,7 +46,7 @@ Dtype = Annotated[
 Quantization = Annotated[
     str,
     Option(
-        "none, int8 or int4: whole numbers that weights are held as on a CPU, a draft model's too; auto keeps floats, "
+        "none, int8 or int4: whole numbers that weights are held as, a draft model's too; auto keeps floats, "
         "and takes int4 or int8 where the file holds whole numbers (GGUF, GPTQ, AWQ and others).",
         MODEL,
     ),

@@ -2,9 +2,78 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
 import torch
+from torch import nn
 
 from penstock.config import FieldError
+
+Result = TypeVar("Result")
+
+
+def move(module: nn.Module, device: torch.device) -> None:
+    """Move a module's tensors to ``device`` one by one, each leaving the place where it was before the next comes."""
+    module.to(device)
+
+
+def in_halves(compute: Callable[[slice], Result], rows: slice, device: torch.device) -> list[Result]:
+    """The result for these rows or, where the device's memory does not suffice for them, those of both halves in order.
+
+    Raises ConfigError where it does not suffice for one row.
+    """
+    try:
+        return [compute(rows)]
+    except torch.OutOfMemoryError as error:
+        if rows.stop - rows.start <= 1:
+            raise no_memory(device, "a batch of one row") from error
+    # Behind the handler, since the error's traceback holds what the attempt has made.
+    release(device)
+    middle = (rows.start + rows.stop) // 2
+    halves = slice(rows.start, middle), slice(middle, rows.stop)
+    return [found for half in halves for found in in_halves(compute, half, device)]
+
+
+@contextmanager
+def all_cores(device: str) -> Iterator[None]:
+    """Within the block, torch computes with every core that this process may use, unless ``device`` is the CPU.
+
+    A stage on another device has one thread, and its layers are compared and joined here before they are moved.
+    """
+    threads = torch.get_num_threads()
+    if device != "cpu":
+        torch.set_num_threads(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@contextmanager
+def room_for(what: str, device: str) -> Iterator[None]:
+    """Raise ConfigError where the device's memory does not suffice for what is made within the block."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise no_memory(torch.device(device), what) from error
+
+
+def no_memory(device: torch.device, what: str) -> FieldError:
+    """The error that says that a device's memory does not suffice for ``what``."""
+    return FieldError(
+        "device",
+        f"is {str(device)!r}, whose memory does not suffice for {what}: use fewer kv_slots, more stages, or weights of "
+        "fewer bits",
+    )
+
+
+def release(device: torch.device) -> None:
+    """Give back memory that torch keeps of tensors that are gone."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def check_device(device: str) -> None:

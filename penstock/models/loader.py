@@ -80,10 +80,17 @@ class ForeignLayer(nn.Module):
         return (hidden, *[None] * (self._returned - 1)) if self._returned else hidden
 
 
-def load_module(
+def load_module(checkpoint: Checkpoint, first: int, last: int, dtype: str, device: str) -> Any:
+    """``read_module`` on its device."""
+    return read_module(checkpoint, first, last, dtype, device).to(torch.device(device))
+
+
+def read_module(
     checkpoint: Checkpoint, first: int, last: int, dtype: str, device: str, on_read: Listener | None = None
 ) -> Any:
     """The causal language model with layers [first, last) only; embedding, norm and head where they belong.
+
+    It is on the CPU. If another ``device`` shall get it, weights that need no conversion stay mapped to their files.
 
     The first stage (``first`` 0) has the embedding, the last one (``last`` all layers) norm and head. Other stages'
     parts are ``PassThrough``s. ``on_read`` is told how much has been read. Raises ConfigError naming tensors that are
@@ -98,7 +105,7 @@ def load_module(
     check_finite(str(checkpoint.source), ((name, one.detach()) for name, one in model.named_parameters()))
     if checkpoint.source.is_dir() and target.type == "cpu":
         hold_in_memory(model)
-    return model.to(target).requires_grad_(False)
+    return model.requires_grad_(False)
 
 
 def hold_in_memory(model: Any) -> None:

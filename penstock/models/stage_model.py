@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from penstock.models.attention import (
 from penstock.models.carried.base import CarryingBase
 from penstock.models.carried.layout import carries, made_by, row_width, streams
 from penstock.models.carried.own_part import quantize_own
+from penstock.models.carried.sparsity import keep_cutoffs
 from penstock.models.checkpoint import Checkpoint, open_checkpoint
 from penstock.models.chunked import follow_positions
 from penstock.models.compiled.attention import CompiledAttention
@@ -36,14 +38,15 @@ from penstock.models.compiled.blocks import GROUP
 from penstock.models.compiled.float_blocks import QUAD
 from penstock.models.compiled.layer import can_compile, compiled, inexact
 from penstock.models.compiled.norms import CompiledNorm
+from penstock.models.devices import all_cores, in_halves, move, release, room_for
 from penstock.models.fused.fuse import fuse
 from penstock.models.fused.norms import RMSNorm, rms_norm
 from penstock.models.gate import layer_types, refusal
 from penstock.models.latent import LatentAttention, keep_latents
-from penstock.models.loader import load_module, refusing
+from penstock.models.loader import read_module, refusing
 from penstock.models.probe import ProbedAttention, check_calls, check_entry, check_mixers
 from penstock.models.quantization.choice import check_computed, check_numerics
-from penstock.models.quantization.pack import check_covered, exact_ends, pack, quantize_ends, share_tied
+from penstock.models.quantization.pack import check_covered, exact_ends, pack, pack_sliced, quantize_ends, share_tied
 from penstock.models.quantization.packed import weight_bytes
 from penstock.models.quantization.whole import works
 from penstock.models.reading import Listener
@@ -57,7 +60,7 @@ from penstock.stage.grammar import GrammarMasks, Grammars
 from penstock.stage.near import NearSlots
 from penstock.stage.processors import contexts_of
 from penstock.stage.sampler import pick_tokens, rank_candidates
-from penstock.stage.visibility import BatchView, RequestView
+from penstock.stage.visibility import BatchView, RequestView, part_of
 
 
 @dataclass
@@ -83,7 +86,10 @@ class StageModel:
     """Layers [first, last) of a model over arenas of ``capacity`` slots; implements ``stage.core.Layers``.
 
     The first stage embeds tokens. Norm and head run in ``pick``, for the wanted rows only, through the causal language
-    model's own forward, so that soft caps and logit scales are applied. ``module`` is what ``load_module`` returned.
+    model's own forward, so that soft caps and logit scales are applied. ``module`` is what ``read_module`` returned.
+
+    Layers are compared, joined and packed on the CPU, and moved to ``device`` one after another, so that no device ever
+    holds more than the weights, nor the CPU's memory all layers in a form of their own.
     """
 
     def __init__(
@@ -112,8 +118,10 @@ class StageModel:
         self._base = getattr(module, parts.base)
         self._causal = module
         self._plain = plain = numerics == REFERENCE
-        self._precise = quantization != "none"
-        exact = numerics != FAST and not plain and self.device.type == "cpu" and works()
+        self._on_cpu = self.device.type == "cpu"
+        self._precise = quantization != "none" and self._on_cpu
+        self._sliced = "none" if self._on_cpu else quantization
+        exact = numerics != FAST and not plain and self._on_cpu and works()
         # Before packing, which would replace ``kv_b_proj``, and before fusing.
         self._latents = {} if plain else keep_latents(getattr(self._base, parts.layers)[first:last])
         self._replace_ends(exact)
@@ -122,16 +130,15 @@ class StageModel:
         reach = reach_of(checkpoint.config)
         self._near = NearSlots(capacity, reach) if gives_back and reach is not None else None
         near_capacity = capacity if self._near is None else self._near.size
-        self._host = Host(near_capacity, self.device, partial(new_state, plain, self._precise))
+        self._host = Host(near_capacity, torch.device("cpu"), partial(new_state, plain, self._precise))
         install(checkpoint.config, own, self._host)
-        if carries(checkpoint.config):
-            self._base = CarryingBase(self._base, checkpoint.config, first, last)
-        elif not plain:
-            self._base = fuse(self._base, parts, first, last)
+        self._replace_base(own)
         self._loops = self._precise and not plain and dtype == "float32"
         self.exact = (exact or self._precise) and first == last
         """Whether a row's bits depend on nothing but what it sees, on every layer that is here."""
-        if self._precise or not plain:
+        if not self._on_cpu:
+            self._leave_cpu()
+        elif self._precise or not plain:
             self._pack(quantization, exact)
         if numerics == EXACT and not self.exact:
             raise inexact()
@@ -147,12 +154,13 @@ class StageModel:
     def _replace_ends(self, exact: bool) -> None:
         """Replace embedding, head and last norm, which runs with the head, for the wanted rows only."""
         config, parts = self.checkpoint.config, self.checkpoint.parts
-        if self._precise:
-            quantize_ends(self._causal, self._base, parts.embed, tied=bool(config.tie_word_embeddings))
+        if self._precise or self._sliced != "none":
+            tied = bool(config.tie_word_embeddings)
+            quantize_ends(self._causal, self._base, parts.embed, tied=tied, sliced=not self._on_cpu)
             quantize_own(self._base, config, self.last - self.first)
         elif exact:
             exact_ends(self._causal, self._base, parts.embed)
-        elif not self._plain:
+        elif not self._plain and self._on_cpu:
             share_tied(self._causal, self._base, parts.embed)
         norm = getattr(self._base, parts.norm)
         if not self._plain:
@@ -161,6 +169,33 @@ class StageModel:
             norm = CompiledNorm(norm)
         setattr(self._causal, parts.base, NormOnly(norm, self._base))
         setattr(self._base, parts.norm, nn.Identity())
+
+    def _replace_base(self, own: Sequence[Any]) -> None:
+        """Replace the base model around the stage's ``own`` layers where another form serves these better."""
+        config = self.checkpoint.config
+        if carries(config):
+            if not self._plain:
+                keep_cutoffs(own)
+            self._base = CarryingBase(self._base, config, self.first, self.last)
+        elif not self._plain:
+            self._base = fuse(self._base, self.checkpoint.parts, self.first, self.last, self._settle)
+
+    def _settle(self, layer: nn.Module) -> None:
+        """Pack a layer for another device, and move it there, in place."""
+        if not self._on_cpu:
+            pack_sliced(layer, self._sliced)
+            move(layer, self.device)
+
+    def _leave_cpu(self) -> None:
+        """Move what is not yet on the stage's device: layer by layer, then the ends."""
+        layers = getattr(self._base, self.checkpoint.parts.layers)[self.first : self.last]
+        if self._sliced != "none":
+            pack_sliced(layers, self._sliced)
+            check_covered(layers, self._sliced)
+        for module in (*layers, self._base, self._causal):
+            self._settle(module)
+        self._host.device = self.device
+        release(self.device)
 
     def _pack(self, quantization: str, exact: bool) -> None:
         """Pack all linear layers, and compile the decoder layers where that is possible."""
@@ -264,14 +299,32 @@ class StageModel:
         if hidden is not None and self.first == self.last:
             return hidden
         near = self._entered(view)
-        return self._run(view, near, hidden, self._attention(view, near))
+        tapped: list[dict[int, Tensor]] = []
+
+        def compute(rows: slice) -> Tensor:
+            batch, places, entering = view, near, hidden
+            if rows != everything:
+                # Rows may be stored twice: what a failed attempt has left in their slots is overwritten.
+                batch, places = part_of(view, rows), part_of(near, rows)
+                entering = None if hidden is None else hidden[rows]
+            found = self._run(batch, places, entering, self._attention(batch, places))
+            tapped.append(dict(self._tapped))
+            return found
+
+        everything = slice(0, len(view))
+        parts = in_halves(compute, everything, self.device)
+        if len(parts) == 1:
+            return parts[0]
+        self._tapped = {index: torch.cat([one[index] for one in tapped], dim=1) for index in tapped[0]}
+        return torch.cat(parts)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor, wanted: Sequence[int]) -> Tensor:
         """Last stage: float32 logits [n, V] after the rows in ``wanted``."""
         if not self.is_last:
             raise ConfigError(f"layers {self.first} to {self.last} have no head; only the last stage has")
-        return self._causal(inputs_embeds=hidden[list(wanted)][None], use_cache=False).logits[0].float()
+        asking_nD = hidden.index_select(0, torch.tensor(wanted, dtype=torch.int64).to(hidden.device))
+        return self._causal(inputs_embeds=asking_nD[None], use_cache=False).logits[0].float()
 
     def pick(
         self, view: BatchView, hidden: Tensor, wanted: Sequence[int], samplings: Sequence[Sampling]
@@ -279,7 +332,12 @@ class StageModel:
         """Last stage: the target's next token after each row in ``wanted``."""
         positions, nodes = _places(view, wanted)
         contexts = contexts_of(view, wanted, samplings, self.grammars)
-        return pick_tokens(self.logits(hidden, wanted), samplings, positions, nodes, contexts)
+
+        def pick(some: slice) -> list[SampledToken]:
+            logits_nV = self.logits(hidden, wanted[some])
+            return pick_tokens(logits_nV, samplings[some], positions[some], nodes[some], contexts[some])
+
+        return list(chain(*in_halves(pick, slice(0, len(wanted)), self.device)))
 
     def candidates(
         self, view: BatchView, hidden: Tensor, wanted: Sequence[int], samplings: Sequence[Sampling], count: int
@@ -287,8 +345,12 @@ class StageModel:
         """Last stage of a drafter: ``count`` noise-ranked candidates after each row in ``wanted``."""
         positions, nodes = _places(view, wanted)
         contexts = contexts_of(view, wanted, samplings, self.grammars)
-        logits_nV = fitted(self.logits(hidden, wanted), self.drafted)
-        return rank_candidates(logits_nV, samplings, positions, nodes, count, contexts)
+
+        def rank(some: slice) -> list[Candidates]:
+            logits_nV = fitted(self.logits(hidden, wanted[some]), self.drafted)
+            return rank_candidates(logits_nV, samplings[some], positions[some], nodes[some], count, contexts[some])
+
+        return list(chain(*in_halves(rank, slice(0, len(wanted)), self.device)))
 
     def _entered(self, view: BatchView) -> BatchView:
         """The batch with places for slots, for layers that free slots out of reach; makes room for the places."""
@@ -412,8 +474,8 @@ def load_stage(
     checkpoint = open_checkpoint(path)
     target = open_checkpoint(tokenizer) if tokenizer else checkpoint
     grammars = grammars_of(target)
-    module = load_module(checkpoint, first, last, dtype, device, on_read)
-    with refusing(checkpoint):
+    module = read_module(checkpoint, first, last, dtype, device, on_read)
+    with refusing(checkpoint), room_for(f"layers {first} to {last}", device), all_cores(device):
         pin_rope(getattr(module, checkpoint.parts.base), checkpoint.config, max_model_len)
         stage = StageModel(
             checkpoint,

@@ -76,6 +76,30 @@ class BatchView:
         return tokens
 
 
+def part_of(view: BatchView, rows: slice) -> BatchView:
+    """A part of a batch's rows, whose parents come before it or are in it.
+
+    Whatever the rows see is stored once the parts before have been computed.
+    """
+    first, stop, _ = rows.indices(len(view))
+    within = [(one, (first <= one.rows) & (one.rows < stop)) for one in view.views]
+    columns = (view.requests, view.nodes, view.slots, view.positions, view.tokens, view.parents)
+    requests, nodes, slots, positions, tokens, parents = (column[rows] for column in columns)
+    views = [_seen_by(one, own, first) for one, own in within if own.any()]
+    levels = None if view.levels is None else view.levels[rows]
+    return BatchView(requests, nodes, slots, positions, tokens, views, parents, levels, view.slot_tokens, view.closed)
+
+
+def _seen_by(view: RequestView, own: np.ndarray, first: int) -> RequestView:
+    """A request's rows that are among its ``own``, counted from the batch's row ``first`` on, and what they see."""
+    mask = view.mask[own]
+    kept = mask.any(axis=0)
+    kept[: view.committed] = True  # a layer that carries a state goes by the position of these
+    return RequestView(
+        view.request, view.rows[own] - first, view.slots[kept], view.positions[kept], mask[:, kept], view.committed
+    )
+
+
 class _RequestSlots:
     """One request on one stage: its committed slots in position order, and the path of every other slot.
 

@@ -31,7 +31,8 @@ def slot_bytes(setup: Resolved) -> list[int]:
     config, dtype = setup.checkpoint.config, DTYPE_BYTES[setup.options.dtype]
     kv = 2 * kv_width(config) * dtype
     attends, carries = attention_slots(setup), carrying(config)
-    carried = near_slots(setup) * state_bytes(config, dtype, setup.quantization) if any(carries) else 0
+    whole = setup.quantization if setup.options.device == "cpu" else "none"
+    carried = near_slots(setup) * state_bytes(config, dtype, whole) if any(carries) else 0
     return [kv * slots + carried * state for slots, state in zip_longest(attends, carries, fillvalue=False)]
 
 
@@ -118,7 +119,7 @@ def carrying(config: Any) -> list[bool]:
 
 
 def state_bytes(config: Any, dtype: int, quantization: str) -> int:
-    """Bytes that a layer which carries a state keeps of one row; int4 weights need the state in float64."""
+    """Bytes that a layer which carries a state keeps of one row; int4 weights on a CPU need the state in float64."""
     from penstock.models.recurrent.widths import kept
 
     return kept(config).bytes(dtype, 8 if quantization == "int4" else 4)

@@ -79,10 +79,10 @@ def resolve_on(options: EngineOptions, host: Host) -> Resolved:
 
 
 def told(setup: Resolved) -> Resolved:
-    """Return ``setup``, and log a warning of memory that it takes and a user may not expect.
+    """Return ``setup``, and log a warning of memory or time that it takes and a user may not expect.
 
-    Prefix caching may cost much that one long text would not need; and weights that a file holds in whole numbers may
-    be held as floats, since the device does not compute in whole numbers.
+    Prefix caching may cost much that one long text would not need; weights that a file holds in whole numbers may be
+    held as floats, where a processor does not compute in whole numbers; and a GPU makes floats of them at every step.
     """
     bits, options = setup.checkpoint.weights.bits, setup.options
     if (
@@ -95,8 +95,15 @@ def told(setup: Resolved) -> Resolved:
             bits,
             options.dtype,
             options.device,
-            in_gb(DTYPE_BYTES[options.dtype] * sum(setup.checkpoint.weights.sizes().values())),
-            "; dtype auto takes half of that" if options.dtype == "float32" and options.device != "cpu" else "",
+            *size_in_floats(setup),
+        )
+    if setup.quantization != "none" and options.device != "cpu":
+        log.warning(
+            "weights held as %s become floats again at every step on %s: quantization none is many times as fast where "
+            "its %s fit%s",
+            setup.quantization,
+            options.device,
+            *size_in_floats(setup),
         )
     if setup.options.enable_prefix_caching and (kept := kept_for_sharing(setup)) > WORTH_TELLING:
         log.warning(
@@ -105,6 +112,14 @@ def told(setup: Resolved) -> Resolved:
             kept / 2**30,
         )
     return setup
+
+
+def size_in_floats(setup: Resolved) -> tuple[str, str]:
+    """The memory that all weights take as floats, and words for what takes less on a GPU, if anything does."""
+    options = setup.options
+    size = in_gb(DTYPE_BYTES[options.dtype] * sum(setup.checkpoint.weights.sizes().values()))
+    halves = options.dtype == "float32" and options.device != "cpu"
+    return size, "; dtype auto takes half of that" if halves else ""
 
 
 def check_here(setup: Resolved) -> None:

@@ -7,7 +7,7 @@ same input, both in float32: rounding hides nothing there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
@@ -26,10 +26,11 @@ ROWS: Final = 3
 
 
 @torch.no_grad()
-def fuse(base: Any, parts: Parts, first: int, last: int) -> Any:
+def fuse(base: Any, parts: Parts, first: int, last: int, settle: Callable[[nn.Module], None]) -> Any:
     """``base`` with its layers [first, last) fused; ``base`` itself if any of them has another form.
 
-    The norm behind the layers has to be taken out before. ``base`` loses its layers.
+    The norm behind the layers has to be taken out before. ``base`` loses its layers. ``settle`` is called with each
+    fused layer before the next one's weights are copied.
     """
     layers = getattr(base, parts.layers)
     own = list(layers[first:last])
@@ -46,6 +47,7 @@ def fuse(base: Any, parts: Parts, first: int, last: int) -> Any:
     for index, layer in enumerate(fused, first):
         layers[index] = layer  # frees the replaced layer before the next one's weights are copied
         layer.join()
+        settle(layer)
     return FusedBase(embed, base.rotary_emb, layers, fused)
 
 

@@ -6,6 +6,7 @@ has this form if it has these parts and no others, and computes the same.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
@@ -59,6 +60,12 @@ class FusedLayer(nn.Module):
     def join(self) -> None:
         """Join linear layers that read the same input into one, where possible."""
         self.qkv, self.gate_up = joined(self.qkv), joined(self.gate_up)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FusedLayer:
+        # torch's hook for what moves a module, which knows only parameters and buffers: sinks are neither here.
+        super()._apply(fn, recurse)
+        self.scoring = {name: fn(one) if isinstance(one, Tensor) else one for name, one in self.scoring.items()}
+        return self
 
     def forward(self, hidden: Tensor, rotation: Rotation) -> Tensor:
         """[1, N, D] -> [1, N, D]"""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,6 +25,12 @@ class RMSNorm(nn.Module):
         # Plain attributes, not buffers: looking a buffer up takes as long as multiplying by it.
         self.scaled = weight.detach().float() * width**0.5
         self.least = self.scaled.new_tensor((width * epsilon) ** 0.5)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RMSNorm:
+        # torch's hook for what moves a module, which knows only parameters and buffers.
+        super()._apply(fn, recurse)
+        self.scaled, self.least = fn(self.scaled), fn(self.least)
+        return self
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[.., D] -> [.., D]"""

@@ -20,6 +20,9 @@ Capability = tuple[int, int]
 HAS_BFLOAT16: Final = (8, 0)
 """The least compute capability (Ampere) with instructions for bfloat16."""
 
+EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+"""Fields of a configuration that say that a row has experts to choose from."""
+
 log = logging.getLogger(__name__)
 
 
@@ -69,10 +72,13 @@ def half_dtype(asked: str, checkpoint: Checkpoint, least: Capability | None) -> 
 def weights_format(quantization: str, device: str, checkpoint: Checkpoint, field: str = "quantization") -> str:
     """The format of a target's or draft model's weights, "none" for floats; resolves ``quantization`` "auto".
 
-    Raises FieldError, which names ``field``, for a format that this device does not compute in.
+    On GPUs whole numbers are held, too, so that a file takes what it says, and become floats at every step
+    (``quantization.sliced``); experts, which are no linear layers, are floats there. Raises FieldError, which names
+    ``field``, for a format that this processor lacks.
     """
     if quantization == "auto":
-        return kept(checkpoint.weights.bits) if device == "cpu" else "none"
+        routes = any(getattr(checkpoint.config, name, None) for name in EXPERTS)
+        return "none" if routes and device != "cpu" else kept(checkpoint.weights.bits, device)
     check_computed(field, quantization, device)
     return quantization
 
@@ -86,15 +92,18 @@ def drafter_format(quantization: str, device: str, dtype: str, *, emulated: bool
     if quantization == "auto":
         gains = device == "cpu" and dtype == "float32" and not emulated
         return "int8" if gains and usable("int8") else "none"
-    check_computed("speculative_config.quantization", quantization, device)
+    field = "speculative_config.quantization"
+    if quantization != "none" and device != "cpu":
+        raise FieldError(
+            field, f"is {quantization!r}, which learned drafters have on cpu alone; device is {device!r}: use none"
+        )
+    check_computed(field, quantization, device)
     return quantization
 
 
 def check_computed(field: str, quantization: str, device: str) -> None:
-    """Raise FieldError for a format that this device does not compute in."""
-    if quantization != "none" and device != "cpu":
-        raise FieldError(field, f"is {quantization!r}, which is computed on cpu alone; device is {device!r}: use none")
-    if not usable(quantization):
+    """Raise FieldError for a format that this processor lacks. Other devices compute floats, which they make of any."""
+    if device == "cpu" and not usable(quantization):
         raise FieldError(
             field,
             f"is {quantization!r}, for which this processor lacks {INSTRUCTIONS}; use none",
@@ -109,7 +118,7 @@ def check_numerics(numerics: str, device: str) -> None:
         raise FieldError("numerics", f"is {numerics!r}, for which this processor lacks {INSTRUCTIONS}; use fast")
 
 
-def kept(bits: int | None) -> str:
-    """The format of a file's weights of ``bits`` bits, if this processor computes in it; else "none"."""
+def kept(bits: int | None, device: str) -> str:
+    """The format of a file's weights of ``bits`` bits; "none" on a processor that does not compute in it."""
     name = {None: "none", 4: "int4", 8: "int8"}[bits]
-    return name if usable(name) else "none"
+    return name if device != "cpu" or usable(name) else "none"

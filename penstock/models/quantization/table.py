@@ -55,7 +55,7 @@ class TableEmbedding(nn.Module):
         if self._derived is None:
             return rows
         # The derived class looks the rows up once more: its weight is what has been found, row by row.
-        places = torch.arange(ids.numel()).view(ids.shape)
+        places = torch.arange(ids.numel(), device=ids.device).view(ids.shape)
         found: Tensor = functional_call(self._derived, {"weight": rows.flatten(0, -2)}, (places,))
         return found
 

@@ -21,7 +21,7 @@ class Host:
     def __init__(self, capacity: int, device: torch.device, new_state: Callable[[int], State]) -> None:
         """``new_state`` makes a layer's state for a number of slots."""
         self.capacity = capacity
-        self._device = device
+        self.device = device
         self._new_state = new_state
         self.mixers: list[Mixer] = []
         self._plan: TreePlan | None = None
@@ -30,13 +30,13 @@ class Host:
 
     def like(self, capacity: int) -> Host:
         """Another host, without mixers, whose states are of the same kind."""
-        return Host(capacity, self._device, self._new_state)
+        return Host(capacity, self.device, self._new_state)
 
     def begin(self, view: BatchView) -> None:
         """Set the batch whose rows come next."""
         if not self.mixers:
             return
-        self._plan = TreePlan(view, self.capacity, self._device)
+        self._plan = TreePlan(view, self.capacity, self.device)
         self._begun.update(one.request for one in view.views)
         self._begun.difference_update(view.closed)
         for mixer in self.mixers:

@@ -165,10 +165,10 @@ def test_never_more_than_one_stage_is_in_memory(
 ) -> None:
     alive: list[weakref.ref[Any]] = []
     loaded: list[tuple[int, int]] = []
-    load_module = stage_model.load_module
+    read_module = stage_model.read_module
 
-    def watched(checkpoint: Checkpoint, first: int, last: int, *options: str) -> Any:
-        module = load_module(checkpoint, first, last, *options)
+    def watched(checkpoint: Checkpoint, first: int, last: int, *options: Any) -> Any:
+        module = read_module(checkpoint, first, last, *options)
         if last > first:
             assert [ref for ref in alive if ref() is not None] == []
             loaded.append((first, last))
@@ -179,7 +179,7 @@ def test_never_more_than_one_stage_is_in_memory(
     params = params_of("T=1")
     plain, _ = decode(target, draft, params, speculating=False)
     gc.collect()
-    monkeypatch.setattr(stage_model, "load_module", watched)
+    monkeypatch.setattr(stage_model, "read_module", watched)
     recorded(target, draft, plain, params, tmp_path / "a.safetensors")
     assert loaded == [(0, 5), *resolved(target, draft).layers]
     assert [ref for ref in alive if ref() is not None] == []

@@ -15,6 +15,7 @@ from penstock.models.attention import (
     Scoring,
     SlotAttention,
     Span,
+    fast_attention,
     flash_kernel,
     folded_kernel,
     plain_kernel,
@@ -167,6 +168,35 @@ def test_long_prompts_are_attended_to_in_parts(monkeypatch: pytest.MonkeyPatch, 
     assert [len(s.mask_nS) for s in Plan(view, CPU, in_place).segments(EVERYTHING)] == [2, 2, 2, 1, 1]
     result, expected = run(view, folded_kernel, in_place, Scoring(0.3))
     torch.testing.assert_close(result.double(), expected, atol=1e-3, rtol=1e-5)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda", "meta"])
+def test_half_precision_takes_torchs_own_attention_on_every_device(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        attention, "Plan", lambda *args, **options: None
+    )  # no tensor is made on a device without torch's
+    kernels = {
+        dtype: fast_attention(Arenas(CAPACITY), VIEWS["dense"], torch.device(device), dtype).kernel
+        for dtype in (torch.float32, torch.bfloat16, torch.float16)
+    }
+    assert list(kernels.values()) == [folded_kernel, flash_kernel, flash_kernel]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_scores_in_half_precision_would_cost_twice_the_error_and_more(dtype: torch.dtype) -> None:
+    """``folded_kernel`` has a plain product, on every device; torch's attention keeps the scores in float32."""
+    torch.manual_seed(2)
+    view = make_view([(4, list(range(40)))])
+    segment = Plan(view, CPU, in_place=True).segments(EVERYTHING)[0]
+    query, keys, values = (torch.randn(n, rows, 64).to(dtype) for n, rows in ((8, 4), (2, 40), (2, 40)))
+    exact = precise_kernel(query.double(), keys.double(), values.double(), segment, Scoring(0.5))
+    segment._bias.clear()  # each kernel makes it in its own format
+    error = {}
+    for kernel in (folded_kernel, flash_kernel):
+        error[kernel] = (kernel(query, keys, values, segment, Scoring(0.5)).double() - exact).square().mean().sqrt()
+    assert error[folded_kernel] > 2 * error[flash_kernel]
 
 
 def test_overflow_in_float16_stays_with_its_row() -> None:

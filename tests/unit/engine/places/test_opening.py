@@ -68,8 +68,8 @@ def test_a_file_of_whole_numbers_on_a_gpu_is_told_to_be_held_as_floats(
 ) -> None:
     model = str(make_gguf(tmp_path / "four", kind=Kind.Q4_1))
     with caplog.at_level(logging.WARNING, "penstock"):
-        found = told(setup("cuda:0", model=model))
-        told(setup("cuda:0", model=model, dtype="auto"))
+        found = told(setup("cuda:0", model=model, quantization="none"))
+        told(setup("cuda:0", model=model, dtype="auto", quantization="none"))
         told(setup("cuda:0"))
     full, half = (line for line in caplog.messages if "4 bits" in line)
     numbers = sum(found.checkpoint.weights.sizes().values())
@@ -78,3 +78,16 @@ def test_a_file_of_whole_numbers_on_a_gpu_is_told_to_be_held_as_floats(
         full == f"{start} float32 on cuda:0, which takes {4e-9 * numbers:.2f} GB in all; dtype auto takes half of that"
     )
     assert half == f"{start} bfloat16 on cuda:0, which takes {2e-9 * numbers:.2f} GB in all"
+
+
+@pytest.mark.usefixtures("gpus")
+def test_whole_numbers_on_a_gpu_stay_whole_and_cost_time(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = str(make_gguf(tmp_path / "four", kind=Kind.Q4_1))
+    with caplog.at_level(logging.WARNING, "penstock"):
+        found = told(setup("cuda:0", model=model, dtype="auto"))
+    assert found.quantization == "int4"
+    numbers = sum(found.checkpoint.weights.sizes().values())
+    assert caplog.messages == [
+        "weights held as int4 become floats again at every step on cuda:0: quantization none is many times as fast "
+        f"where its {2e-9 * numbers:.2f} GB fit"
+    ]

@@ -267,7 +267,7 @@ def test_prompts_of_measured_stages_enter_in_planned_pieces(caplog: pytest.LogCa
 
 
 def test_a_gpu_is_measured_in_the_formats_that_the_engine_has_there(tmp_path: Path) -> None:
-    """A file of whole numbers is held in them by a CPU, and as floats by a GPU."""
+    """Beside whole numbers, dtype auto is float32 on a CPU, and has 16 bits on a GPU."""
     model = str(make_gguf(tmp_path / "four", kind=Kind.Q4_1))
     fleet = host(facts("a:1", "cuda:0"), facts("b:1", "cuda:0"))
     given = options(model=model, hosts="a:1,b:1", device="cuda", dtype="auto")
@@ -277,8 +277,8 @@ def test_a_gpu_is_measured_in_the_formats_that_the_engine_has_there(tmp_path: Pa
     for stage, name in enumerate(("a:1", "b:1")):
         one = found[name]
         assert one.key == devices.key_of(name, fleet.fleet.living[name], engine, digest, stage)
-        assert (one.key.device, one.key.quantization, one.key.dtype) == ("cuda:0", "none", "bfloat16")
-        assert {(plan.dtype, plan.quantization) for plan in stage_plans(one.setup)} == {("bfloat16", "none")}
+        assert (one.key.device, one.key.quantization, one.key.dtype) == ("cuda:0", "int4", "bfloat16")
+        assert {(plan.dtype, plan.quantization) for plan in stage_plans(one.setup)} == {("bfloat16", "int4")}
 
 
 def test_a_gpu_that_this_host_lacks_is_not_measured() -> None:

@@ -6,6 +6,7 @@ import json
 import logging
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -48,12 +49,24 @@ def test_a_processor_without_such_products(monkeypatch: pytest.MonkeyPatch, tmp_
         resolved("demo", "int8")
 
 
-@pytest.mark.usefixtures("multiplies_int8")
-def test_a_gpu_computes_floats(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_holds_whole_numbers_whatever_this_processor_has(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(pack, "works", lambda: False)
     assert resolve_options(EngineOptions(device="cuda")).quantization == "none"
-    with pytest.raises(FieldError, match="quantization is 'int8', which is computed on cpu alone; device is 'cuda'"):
-        resolve_options(EngineOptions(device="cuda", quantization="int8"))
+    assert resolve_options(EngineOptions(device="cuda", quantization="int8")).quantization == "int8"
+    model = str(make_gguf(tmp_path / "four", kind=Kind.Q4_1))
+    four = resolve_options(EngineOptions(device="cuda", model=model, dtype="auto"))
+    assert (four.quantization, four.options.dtype) == ("int4", "bfloat16")
+    assert resolve_options(EngineOptions(device="cuda", model=model, quantization="none")).quantization == "none"
+
+
+def test_experts_are_floats_on_a_gpu() -> None:
+    weights = SimpleNamespace(bits=4)
+    dense, sparse = (
+        SimpleNamespace(weights=weights, config=SimpleNamespace(**fields)) for fields in ({}, {"n_routed_experts": 4})
+    )
+    assert choice.weights_format("auto", "cuda", dense) == "int4"  # type: ignore[arg-type]
+    assert choice.weights_format("auto", "cuda", sparse) == "none"  # type: ignore[arg-type]
 
 
 @pytest.mark.usefixtures("multiplies_int8")
@@ -99,7 +112,7 @@ def test_a_learned_drafter_without_such_products(monkeypatch: pytest.MonkeyPatch
 def test_a_learned_drafter_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     assert of_drafter(device="cuda") == "none"
-    with pytest.raises(FieldError, match=r"speculative_config.quantization is 'int4', which is computed on cpu alone"):
+    with pytest.raises(FieldError, match=r"speculative_config.quantization is 'int4', which learned drafters have on"):
         of_drafter("int4", device="cuda")
 
 
