@@ -16,12 +16,11 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from penstock import LLM, SamplingParams
-from penstock.bench.measure.decode import decode
-from penstock.bench.measure.meter import Meter
-from penstock.bench.measure.occupancy import draw_timeline
-from penstock.bench.measure.timeline import Timeline, timeline_of
-from penstock.bench.prompts import DEFAULT_PROMPTS, read_prompts
 from penstock.core import RequestOutput
+from penstock.lab.bench.comparison import decode
+from penstock.lab.bench.meter import Meter, Timeline, timeline_of
+from penstock.lab.bench.report import draw_timeline
+from penstock.lab.grid import DEFAULT_PROMPTS, read_prompts
 from penstock.speculation import SpeculativeConfig
 
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"

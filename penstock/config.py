@@ -1,28 +1,84 @@
-"""Typed configuration: tables read from TOML or JSON become frozen dataclasses, or an error that names the field.
-
-``parse`` is the entry point. A dataclass checks its values with ``check`` in its own ``__post_init__``, which does not
-know its place in the file; ``parse`` puts the path in front: ``stages[2].layers is 0; it has to be at least 1``.
-"""
+"""Configuration objects: tables of TOML or JSON to checked dataclasses, mistyped names, and registries of variants."""
 
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import math
+import re
 import reprlib
 import tomllib
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from difflib import SequenceMatcher
+from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar, cast
 
 from penstock.core import ConfigError
 from penstock.files import NAMED_PIPE, is_named_pipe
-from penstock.typos import meant
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
+
+# ---------------------------------------------------------------------------------------------------------------- typos
+# The known name that a mistyped one stands for. A different word is no typo, however similar its letters.
+
+LIKE: Final = 0.75
+"""Least ``SequenceMatcher.ratio`` of two similar words: ``widht`` is like ``width``, ``store`` is not like ``stop``."""
+SHORTEST: Final = 3
+"""Least letters of a word that may be mistyped: ``top_k`` is no ``top_p``."""
+
+
+def meant(name: str, known: Iterable[str]) -> str | None:
+    """The nearest known name of which ``name`` may be a typo or the beginning; None if there is none."""
+    found = [one for one in known if is_typo(name, one)]
+    return max(found, key=lambda one: likeness(name, one), default=None)
+
+
+def is_typo(name: str, known: str) -> bool:
+    """Whether the names have the same numbers and similar words, or ``name`` is the beginning of ``known``."""
+    short, long = sorted((name.lower(), known.lower()), key=len)
+    if len(short) >= SHORTEST and long.startswith(short) and short == name.lower():
+        return True
+    if re.findall(r"\d+", short) != re.findall(r"\d+", long):
+        return False
+    if squashed(short) == squashed(long):
+        return True
+    return all(alike(one, other) for one, other in zip_longest(words_of(short), words_of(long), fillvalue=""))
+
+
+def alike(one: str, other: str) -> bool:
+    if one == other:
+        return True
+    if min(len(one), len(other)) < SHORTEST:
+        return False
+    # One wrong letter is a typo in a short word, too, whose ratio is below LIKE, unless it is the first letter.
+    mistyped = len(one) == len(other) and sum(a != b for a, b in zip(one, other, strict=True)) == 1
+    return likeness(one, other) >= LIKE or (mistyped and one[0] == other[0])
+
+
+def likeness(one: str, other: str) -> float:
+    return SequenceMatcher(None, one, other).ratio()
+
+
+def squashed(name: str) -> str:
+    return "".join(words_of(name))
+
+
+def words_of(name: str) -> list[str]:
+    return re.findall(r"[^\W\d_]+|\d+", name)
+
+
+# --------------------------------------------------------------------------------------------------------------- config
+# Typed configuration: tables read from TOML or JSON become frozen dataclasses, or an error that names the field.
+#
+# ``parse`` is the entry point. A dataclass checks its values with ``check`` in its own ``__post_init__``, which does
+# not know its place in the file; ``parse`` puts the path in front: ``stages[2].layers is 0; it has to be at least 1``.
+
+if TYPE_CHECKING:
     Config = TypeVar("Config", bound=DataclassInstance)
 
 SCALARS: Final[dict[Any, str]] = {str: "a string", int: "an integer", float: "a number", bool: "true or false"}
@@ -169,3 +225,30 @@ def one_of(names: Iterable[str]) -> str:
 
 def join(where: str, key: str) -> str:
     return f"{where}.{key}" if where else key
+
+
+# ------------------------------------------------------------------------------------------------------------- registry
+# Named variants of one kind, each in a file of its own that is loaded when it is asked for.
+
+Kind = TypeVar("Kind")
+
+
+class Registry(Mapping[str, type[Kind]], Generic[Kind]):
+    """Classes by name. Iterating over the names loads no class, so that ``penstock --help`` stays quick.
+
+    ``entries`` says where each class is: ``"module:Class"``, the module below ``package``.
+    """
+
+    def __init__(self, package: str, entries: Mapping[str, str]) -> None:
+        self._package = package
+        self._entries = dict(entries)
+
+    def __getitem__(self, name: str) -> type[Kind]:
+        module, _, attribute = self._entries[name].partition(":")
+        return cast("type[Kind]", getattr(importlib.import_module(f"{self._package}.{module}"), attribute))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)

@@ -30,7 +30,7 @@ PLOTS: Final = Need("plots need", "matplotlib", "plots")
 CURVES: Final = Need("training's curves need", "matplotlib", "train")
 RAY: Final = Need("hosts of a Ray cluster need", "ray", "ray")
 LAN: Final = Need("finding workers on a network needs", "zeroconf", "lan")
-TRAINING: Final = Need("training needs", "accelerate", "train")
+TRAINING_NEED: Final = Need("training needs", "accelerate", "train")
 
 
 def require(needs: Iterable[Need]) -> None:

@@ -14,13 +14,12 @@ import typer
 from penstock.core import CompletionOutput, OutlineOutput, SamplingParams
 from penstock.engine.job import Prompt
 from penstock.engine.loop import Observer
+from penstock.engine.opening import loaded, watched
 from penstock.engine.options import EngineOptions
-from penstock.engine.places.starting import loaded, watched
 from penstock.engine.resolve import check_options
-from penstock.hosts.host import FleetHost
+from penstock.hosts.fleet import FleetHost
 from penstock.outlines.dialogue import Dialogue
-from penstock.text.chat import ChatFormat, Messages, chat_prompt, chat_sampling
-from penstock.text.conversation_files import Conversation
+from penstock.text.chat import ChatFormat, Conversation, Messages, chat_prompt, chat_sampling
 from penstock.text.tokenizer import Tokenizer
 from penstock.trace import EMULATED, trace_writer
 
@@ -139,7 +138,7 @@ def complete_in_points(
     llm: LLM, asked: Asked, params: SamplingParams, as_json: bool, trace: IO[str] | None, load_seconds: float
 ) -> None:
     """Generate and report with ``outline_decoding``: the points are printed in order as they grow."""
-    from penstock.engine.outlined.offline import Run, answer_in_points
+    from penstock.engine.llm import Run, answer_in_points
 
     def tell(text: str) -> None:
         sys.stdout.write(text)

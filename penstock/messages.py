@@ -18,7 +18,7 @@ from typing import Annotated, Final
 import msgspec
 
 from penstock.core import PenstockError
-from penstock.dtypes import DTYPE_BYTES
+from penstock.files import DTYPE_BYTES
 
 PROTOCOL: Final = 1
 MAX_HEADER_BYTES: Final = 16 << 20

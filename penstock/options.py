@@ -4,7 +4,7 @@ A dataclass annotates those of its fields that a user can set there::
 
     dtype: Annotated[str, Option("float32, bfloat16 or float16.", MODEL)] = "float32"
 
-Type, default and help stand there and nowhere else; ``penstock.cli.command`` makes ``--dtype`` of them.
+Type, default and help stand there and nowhere else; ``penstock.cli.options`` makes ``--dtype`` of them.
 """
 
 from __future__ import annotations

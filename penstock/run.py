@@ -15,8 +15,8 @@ import httpx
 from penstock.clients.api import Server
 from penstock.clients.chat import ChatOptions, chat_over
 from penstock.config import FieldError
+from penstock.engine.opening import loaded, watched
 from penstock.engine.options import EngineOptions, model_folder
-from penstock.engine.places.starting import loaded, watched
 from penstock.engine.resolve import check_options
 from penstock.pipeline.forkserver import shared_fork_server
 from penstock.server.settings import ServerSettings
@@ -38,7 +38,7 @@ def run(options: EngineOptions, name: str, system_prompt: str = "", template: st
     shared_fork_server()  # begun first, so that it imports torch while this process does the same
     words = introduction_of(options, name, template)
     from penstock.engine.async_llm import AsyncLLM
-    from penstock.server.local import served_at
+    from penstock.server.command import served_at
 
     llm, start = watched(AsyncLLM, options)
     with closing(llm):
@@ -67,6 +67,6 @@ def introduction_of(options: EngineOptions, name: str, template: str | None) -> 
 
 
 def tokenizer_of(options: EngineOptions) -> Tokenizer:
-    from penstock.models.checkpoint import open_checkpoint
+    from penstock.checkpoint.checkpoint import open_checkpoint
 
     return load_tokenizer(open_checkpoint(model_folder(options.model, "target")).path)

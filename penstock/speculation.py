@@ -7,15 +7,11 @@ from dataclasses import dataclass, fields
 from itertools import chain
 from typing import Any, Final
 
-from penstock.config import FieldError, known_name, nearest, parse
-from penstock.drafters.ngram import NgramOptions
-from penstock.drafters.options import DrafterOptions
-from penstock.drafters.registry import DRAFTERS
-from penstock.registry import Registry
-from penstock.strategies.autoregressive import Autoregressive
-from penstock.strategies.base import Strategy
-from penstock.strategies.options import StrategyOptions
-from penstock.strategies.registry import STRATEGIES
+from penstock.config import FieldError, Registry, known_name, nearest, parse
+from penstock.drafters.base import DRAFTERS, DrafterOptions
+from penstock.drafters.merged import NgramOptions
+from penstock.strategies.base import STRATEGIES, Strategy, StrategyOptions
+from penstock.strategies.plain import Autoregressive
 
 LOOKUP: Final = "ngram"
 """The method that may draft beside another one."""
@@ -35,11 +31,11 @@ class SpeculativeConfig:
     """
 
     method: str
-    """The drafter: a name in ``drafters/registry.py``."""
+    """The drafter: a name in ``drafters/base.py``."""
     lookup: NgramOptions | None
     """Prompt lookup's options where it drafts beside ``method``."""
     strategy: str
-    """The strategy, which says which nodes are drafted from and enter: a name in ``strategies/registry.py``."""
+    """The strategy, which says which nodes are drafted from and enter: a name in ``strategies/base.py``."""
     drafter_options: DrafterOptions
     """The method's options: those given, defaults for the others."""
     strategy_options: StrategyOptions
@@ -140,7 +136,7 @@ def with_drafter(options: Mapping[str, Any], target: str) -> dict[str, Any]:
         named["model"] = PAIR
     # A named model's files say which kind of drafter it is.
     if "model" in named and "method" not in named:
-        from penstock.models.glance import method_of
+        from penstock.checkpoint.look import method_of
 
         named["method"] = method_of(named["model"]) if isinstance(named["model"], str) else "draft_model"
     return named

@@ -34,17 +34,16 @@ from penstock import (
     SamplingParams,
     StructuredOutputsParams,
 )
-from penstock.config import FieldError
+from penstock.config import FieldError, Registry
 from penstock.core import Logprob, SpeculationMetrics
-from penstock.drafters.registry import DRAFTERS
+from penstock.drafters.base import DRAFTERS
 from penstock.engine.completion import CompletionDelta
 from penstock.engine.options import EngineOptions
 from penstock.engine.stats import EngineStats
 from penstock.engine.stream import RequestDelta, RequestStream
 from penstock.options import Option
-from penstock.registry import Registry
 from penstock.speculation import SpeculativeConfig
-from penstock.strategies.registry import STRATEGIES
+from penstock.strategies.base import STRATEGIES
 
 PAGE: Final = Path(__file__).parent.parent / "docs" / "reference" / "api.md"
 WIDTH: Final = 120

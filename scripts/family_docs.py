@@ -15,8 +15,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from benchmarks.shared.measured import kept_figures
 from benchmarks.strategies.families import NAME
+from penstock.checkpoint.gate import check_supported, reason_of, text_config
 from penstock.core import ConfigError
-from penstock.models.gate import check_supported, reason_of, text_config
 from tests.checkpoints import WRAPPERS
 
 PAGE: Final = Path(__file__).parent.parent / "docs" / "reference" / "families.md"

@@ -10,11 +10,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
+from penstock.checkpoint.gguf_header import read_header
+from penstock.checkpoint.gguf_tokenizer import pipeline
+from penstock.checkpoint.gguf_vocabulary import PRE_TOKENIZERS, UNREADABLE, vocabulary_of
 from penstock.core import ConfigError
-from penstock.models.gguf.header import read_header
-from penstock.models.gguf.pretokenizers import PRE_TOKENIZERS, UNREADABLE
-from penstock.models.gguf.tokenizer import pipeline
-from penstock.models.gguf.vocabulary import vocabulary_of
 from tests.gguf_tokenizers import TEXTS, byte_level_words, write_file
 from tests.llama_cpp import vocabulary
 

@@ -19,8 +19,8 @@ from typing import Any, Final
 import torch
 from train_demo import PACKAGE_DEMO, corpus_files, is_held_out, write_corpus_manifest
 
-from penstock.trainer.command import run_train
-from penstock.trainer.options import TrainOptions
+from penstock.lab.trainer.options import TrainOptions
+from penstock.lab.trainer.run import run_train
 
 EVERY: Final = 3
 """Drafters are trained on one in so many of the training files, in the order of their names."""

@@ -31,8 +31,8 @@ from train_demo import (
 from train_demo_drafters import COMMON, check_corpus, write_data
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel
 
-from penstock.trainer.command import run_train
-from penstock.trainer.options import TrainOptions
+from penstock.lab.trainer.options import TrainOptions
+from penstock.lab.trainer.run import run_train
 
 HYBRID: Final = Recipe(192, 512, 8, 6, 2, tokens=600_000, batch_sequences=4, matrix_lr=0.02, embedding_lr=2e-3)
 EVERY: Final = 40

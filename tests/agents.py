@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock.hosts.agent import HostAgent
+from penstock.hosts.fetching import Offer, WeightCache
 from penstock.hosts.fleet import Fleet
-from penstock.hosts.weights.cache import WeightCache
-from penstock.hosts.weights.offering import Offer
-from penstock.pipeline.plan import StagePlan, StageSpec
-from penstock.transport.security import LinkSecurity
+from penstock.pipeline.base import StagePlan, StageSpec
+from penstock.transport.addresses import LinkSecurity
 
 SOON: Final = 60.0
 _folder = tempfile.TemporaryDirectory(prefix="penstock-tests-")

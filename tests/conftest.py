@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from penstock.transport.security import LinkSecurity
+from penstock.transport.addresses import LinkSecurity
 from tests.skips import Skips
 
 # How long an example takes says how busy the machine is.

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 
-from penstock.estimates.estimates import Estimates
-from penstock.estimates.load import Load
-from penstock.strategies.context import Context
+from penstock.estimates.estimates import Estimates, Load
+from penstock.strategies.base import Context
 
 
 def context(

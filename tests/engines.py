@@ -10,26 +10,23 @@ import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
+from penstock.checkpoint.checkpoint import open_checkpoint
+from penstock.checkpoint.look import even_split
 from penstock.cluster.timing import DeviceTiming, StageTiming
 from penstock.core import FinishReason
-from penstock.drafters.base import Drafter
+from penstock.drafters.base import DRAFTERS, Drafter, DrafterParts
 from penstock.drafters.learned import LearnedDrafter
-from penstock.drafters.options import DrafterParts
-from penstock.drafters.registry import DRAFTERS
 from penstock.drafters.small_model import SmallModelDrafter
-from penstock.dtypes import AUTO
 from penstock.emulation.drafter import EmulatedDrafter
 from penstock.emulation.stage import StageEmulation, emulated_driver
 from penstock.engine.build import tapped_layers
 from penstock.engine.loop import EngineLoop
 from penstock.engine.scheduler import Scheduler
+from penstock.files import AUTO
 from penstock.messages import SampledToken, Sampling
-from penstock.models.checkpoint import open_checkpoint
-from penstock.models.speculators.formats import open_speculator
-from penstock.models.speculators.stage import load_speculator_stage
-from penstock.models.split import even_split
+from penstock.models.speculators.open import load_speculator_stage, open_speculator
 from penstock.models.stage_model import load_stage
-from penstock.pipeline.clock import VirtualClock
+from penstock.pipeline.base import VirtualClock
 from penstock.pipeline.inprocess import InProcessPipeline
 from penstock.requests.request import Request
 from penstock.requests.slots import SlotPool

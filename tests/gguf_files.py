@@ -13,7 +13,7 @@ from gguf import GGMLQuantizationType as Kind
 from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM
 
-from penstock.models.gguf.header import read_header
+from penstock.checkpoint.gguf_header import read_header
 from tests.checkpoints import make_checkpoint
 from tests.llama_cpp import quantized
 

@@ -15,33 +15,30 @@ from typing import ClassVar
 
 from penstock.core import FinishReason
 from penstock.drafters.base import Drafter, DraftRequest
-from penstock.drafters.depths import Depths
 from penstock.drafters.learned import FollowingDrafter, LearnedDrafter
-from penstock.drafters.merged import MergedDrafter
-from penstock.drafters.ngram import NgramDrafter
-from penstock.drafters.rated_lookup import RatedLookup
+from penstock.drafters.lookup import RatedLookup
+from penstock.drafters.merged import MergedDrafter, NgramDrafter
 from penstock.drafters.small_model import SmallModelDrafter
-from penstock.drafters.spd import SpdDrafter
+from penstock.drafters.spd import Depths, SpdDrafter
 from penstock.drafters.synthetic import SyntheticDrafter
-from penstock.emulation.drafter import EmulatedDrafter
+from penstock.emulation.drafter import DeviceTurns, EmulatedDrafter
 from penstock.emulation.link import LinkModel
 from penstock.emulation.stage import StageEmulation, emulated_driver
-from penstock.emulation.turns import DeviceTurns
 from penstock.engine.loop import EngineLoop, Observer
 from penstock.engine.scheduler import Scheduler
 from penstock.messages import Cancel, SampledToken, Sampling
-from penstock.pipeline.clock import VirtualClock
+from penstock.pipeline.base import VirtualClock
 from penstock.pipeline.inprocess import InProcessPipeline
 from penstock.requests.request import Request
 from penstock.requests.slots import SlotPool
 from penstock.stage.core import StageCore
 from penstock.stage.driver import StageDriver
 from penstock.strategies.auto import Auto
-from penstock.strategies.autoregressive import Autoregressive
 from penstock.strategies.base import Strategy
 from penstock.strategies.continuous import Continuous
 from penstock.strategies.flowspec import FlowSpec, FlowSpecOptions
 from penstock.strategies.pipedec import PipeDec
+from penstock.strategies.plain import Autoregressive
 from penstock.strategies.static_tree import StaticTree
 from tests.hash_model import HashLayers, HashReader, HashSpd, committed_slots, plain_decode, plain_kv
 

@@ -13,9 +13,8 @@ import trustme
 
 from penstock.messages import Frame
 from penstock.pipeline.processes import ProcessHost
-from penstock.transport.addresses import place_of
+from penstock.transport.addresses import LinkSecurity, place_of
 from penstock.transport.inbox import Inbox
-from penstock.transport.security import LinkSecurity
 
 KINDS: Final = ("ipc", "tcp", "tls")
 """Unix-domain sockets, tcp, and tcp with TLS."""

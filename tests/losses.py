@@ -16,7 +16,7 @@ from typing import Final
 from penstock.core import PipelineError, PipelineLost
 from penstock.drafters.base import Drafter
 from penstock.drafters.learned import LearnedDrafter
-from penstock.drafters.ngram import NgramDrafter
+from penstock.drafters.merged import NgramDrafter
 from penstock.drafters.small_model import SmallModelDrafter
 from penstock.emulation.drafter import EmulatedDrafter
 from penstock.engine.recovery import MOST_LOSSES, Recovery

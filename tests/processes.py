@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import psutil
 import pytest
 
-from penstock.transport.readable import SELECTABLE
+from penstock.transport.addresses import SELECTABLE
 
 MORE = 1000
 """Number of files that a process may open beyond those that ``select`` can handle."""

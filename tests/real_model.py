@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from penstock.library.download import Unreachable
 from penstock.library.names import DEFAULT
 from penstock.library.pull import place_of
-from penstock.library.refusals import Unreachable
 
 
 def smollm2() -> Path:

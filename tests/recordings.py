@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from penstock.bench.recordings.record import row_of
+from penstock.lab.record import row_of
+from penstock.lab.recording import FORMAT, SHAPES, Fingerprint, Header, Recording
 from penstock.messages import Sampling
-from penstock.recording import FORMAT, SHAPES, Fingerprint, Header, Recording
 from penstock.stage.sampler import pick_one
 
 TARGET = Fingerprint(name="target", config="c0" * 32, tokenizer="f0" * 32)

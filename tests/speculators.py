@@ -16,8 +16,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from penstock.models.checkpoint import Checkpoint, open_checkpoint
-from penstock.models.shards import layer_of
+from penstock.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from penstock.checkpoint.tensors import layer_of
 
 DRAFTED: Final = 60
 """Tokens that a drafter with a vocabulary of its own can draft: every second one of the target's from 7 on."""

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from penstock.checkpoint.checkpoint import open_checkpoint
+from penstock.checkpoint.look import even_split
 from penstock.messages import NO_SLOT, Batch, CommittedSlots, Opened, Rows, Sampling
-from penstock.models.checkpoint import open_checkpoint
-from penstock.models.split import even_split
 from penstock.models.stage_model import StageModel, load_stage
 from penstock.stage.core import StageCore
 

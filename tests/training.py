@@ -11,12 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.models.checkpoint import Checkpoint
-from penstock.models.speculators.formats import open_speculator
-from penstock.models.speculators.loader import load_speculator
-from penstock.trainer.data.batches import Batch
-from penstock.trainer.data.corpus import Corpus, Sample
-from penstock.trainer.options import TrainOptions
+from penstock.checkpoint.checkpoint import Checkpoint
+from penstock.lab.trainer.corpus import Corpus, Sample
+from penstock.lab.trainer.options import TrainOptions
+from penstock.lab.trainer.states import Batch
+from penstock.models.speculators.open import load_speculator, open_speculator
 from tests.speculators import Draft
 
 LAYERS: Final = 4

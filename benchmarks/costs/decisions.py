@@ -24,11 +24,11 @@ import numpy as np
 from benchmarks.shared.outputs import Deaf
 from penstock.engine.loop import EngineLoop
 from penstock.engine.scheduler import Scheduler
+from penstock.lab.simulator.run import ScriptedDrafter
+from penstock.lab.simulator.script import Script, profile_script
 from penstock.messages import Batch, Cancel, Result, SampledToken, Sampling, Span
 from penstock.requests.request import Request
 from penstock.requests.slots import SlotPool
-from penstock.simulator.drafter import ScriptedDrafter
-from penstock.simulator.script import Script, profile_script
 from penstock.stage.visibility import Visibility
 from penstock.strategies.auto import Auto
 from penstock.strategies.base import Strategy

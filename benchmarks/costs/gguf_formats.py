@@ -23,9 +23,9 @@ import numpy as np
 import torch
 from gguf import LlamaFileType
 
-from penstock.models.checkpoint import open_checkpoint
-from penstock.models.gguf.blocks import READABLE
-from penstock.models.gguf.header import Header, read_header
+from penstock.checkpoint.checkpoint import open_checkpoint
+from penstock.checkpoint.gguf_blocks import READABLE
+from penstock.checkpoint.gguf_header import Header, read_header
 from penstock.models.loader import load_whole
 from penstock.text.tokenizer import load_tokenizer
 from tests.gguf_files import make_gguf

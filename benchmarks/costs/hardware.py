@@ -18,14 +18,13 @@ from typing import Any, Final
 
 from benchmarks.shared.measured import Taken, store, stored
 from benchmarks.shared.root import ROOT
-from penstock.bench.formats import markdown
 from penstock.cluster.load import ClusterFile, resolve
-from penstock.cluster.memory import held_by
-from penstock.cluster.prices import ModelPrice, eagle, llama
-from penstock.cluster.spec import Cluster
+from penstock.cluster.spec import Cluster, ModelPrice, eagle, llama
+from penstock.cluster.timing import held_by
 from penstock.config import parse
-from penstock.simulator.run import Simulated, simulate
-from penstock.simulator.script import DEMO_ACCURACY, profile_script
+from penstock.lab.common import markdown
+from penstock.lab.simulator.run import Simulated, simulate
+from penstock.lab.simulator.script import DEMO_ACCURACY, profile_script
 from penstock.speculation import SpeculativeConfig
 
 NAME: Final = "hardware"

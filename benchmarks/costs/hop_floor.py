@@ -21,11 +21,10 @@ from statistics import median
 from typing import Any
 
 from penstock.cluster import load_cluster, stage_timings
-from penstock.emulation.priority import ENGINE, STAGE, keep_time, keeping_time
+from penstock.emulation.stage import ENGINE, STAGE, keep_time, keeping_time
+from penstock.transport.addresses import sleep_until
 from penstock.transport.inbox import Inbox
-from penstock.transport.outbox import Outbox
-from penstock.transport.sockets import Sockets
-from penstock.transport.waiting import sleep_until
+from penstock.transport.outbox import Outbox, Sockets
 
 PRESETS = ("spd-4", "spd-8", "spd-16")
 TRANSPORTS = ("ipc", "tcp")

@@ -28,10 +28,9 @@ from statistics import median
 from typing import Any, Final, Protocol
 
 from benchmarks.shared.certificates import only_host
-from penstock.transport.addresses import place_of
+from penstock.transport.addresses import LinkSecurity, place_of
 from penstock.transport.inbox import Inbox
 from penstock.transport.outbox import Outbox
-from penstock.transport.security import LinkSecurity
 
 SIZES: Final = (0, 1 << 16, 1 << 18, 1 << 20, 1 << 22)
 """Bytes of hidden states."""

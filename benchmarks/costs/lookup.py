@@ -16,11 +16,11 @@ from typing import Any
 
 from benchmarks.shared.outputs import Deaf
 from penstock.drafters.base import DraftRequest
-from penstock.drafters.ngram import NgramDrafter, NgramOptions
+from penstock.drafters.merged import NgramDrafter, NgramOptions
 from penstock.messages import Sampling
 from penstock.requests.request import Nodes, Request
 from penstock.requests.slots import SlotPool
-from penstock.strategies.autoregressive import Autoregressive
+from penstock.strategies.plain import Autoregressive
 from penstock.tree import Node
 
 NAME = "lookup"

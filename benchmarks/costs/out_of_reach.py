@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Final
 
-from penstock.models.recurrent.plan import FOLD
-from penstock.models.recurrent.widths import kept
+from penstock.models.recurrent.plan import FOLD, kept
 
 NAME, HOW = "out_of_reach", "Computed from the models' configurations"
 CONTEXTS: Final = (8192, 32768)

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from penstock import LLM, SamplingParams
-from penstock.bench.measure.comparison import measure, on_time
-from penstock.bench.measure.summary import StrategyRun
-from penstock.bench.prompts import DEFAULT_PROMPTS, read_prompts
 from penstock.cluster import load_cluster, plain_step_seconds, stage_timings
-from penstock.emulation.host import RealTimeHost
+from penstock.emulation.cluster import RealTimeHost
 from penstock.engine.options import DEMO
+from penstock.lab.bench.comparison import measure, on_time
+from penstock.lab.bench.summary import StrategyRun
+from penstock.lab.grid import DEFAULT_PROMPTS, read_prompts
 from penstock.speculation import SpeculativeConfig
 
 CLUSTER = Path(__file__).with_name("ten-ms-14.toml")

@@ -20,8 +20,8 @@ import torch
 
 from benchmarks.shared.formats import FORMATS
 from benchmarks.shared.measured import store
-from penstock.bench.prompts import read_prompts
-from penstock.models.checkpoint import open_checkpoint
+from penstock.checkpoint.checkpoint import open_checkpoint
+from penstock.lab.grid import read_prompts
 from penstock.models.stage_model import StageModel, load_stage
 from penstock.stage.visibility import BatchView, RequestView
 from penstock.text.tokenizer import load_tokenizer

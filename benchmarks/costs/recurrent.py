@@ -20,8 +20,7 @@ import torch
 from transformers import Qwen3_5TextConfig
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
 
-from penstock.models.recurrent.delta_net import DeltaNet, qwen3_5
-from penstock.models.recurrent.mixer import Host
+from penstock.models.recurrent.mixers import DeltaNet, Host, qwen3_5
 from penstock.models.recurrent.state import FoldedState
 from penstock.stage.visibility import BatchView, RequestView
 

@@ -7,7 +7,7 @@ drafter are stretched until this host's own arithmetic fits into them. Links are
 that time to hide in. A step's excess over its length in virtual time, for the same tokens, is not stretched either, and
 compared with the step of the preset. SPD's own code loses 0.13, 0.27 and 0.61 of its theory at 4, 8 and 16 stages (its
 repository's BENCHMARK_RESULTS.md). Run it on a quiet machine, as root: stages then keep time before everything else
-(`penstock.emulation.priority`). Every case is run several times, and the median excess is taken.
+(`penstock.emulation.stage`). Every case is run several times, and the median excess is taken.
 """
 
 from __future__ import annotations

@@ -27,10 +27,10 @@ def load(model: str, first: int, last: int, dtype: str) -> dict[str, int]:
     """Bytes of weights, and of memory after loading and at most, measured in a process of its own."""
     import torch
 
-    from penstock.models.checkpoint import open_checkpoint
-    from penstock.models.gate import model_class
+    from penstock.checkpoint.checkpoint import open_checkpoint
+    from penstock.checkpoint.gate import model_class
     from penstock.models.stage_model import load_stage
-    from penstock.pipeline.memory import returned_at_once
+    from penstock.pipeline.worker import returned_at_once
 
     torch.set_num_threads(1)
     model_class(open_checkpoint(model).config)  # imports the architecture's module
@@ -42,7 +42,7 @@ def load(model: str, first: int, last: int, dtype: str) -> dict[str, int]:
 
 
 def splits(model: str, stages: int) -> list[tuple[int, int]]:
-    from penstock.models.checkpoint import open_checkpoint
+    from penstock.checkpoint.checkpoint import open_checkpoint
 
     return open_checkpoint(model).even_split(stages)
 
@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def sizes(model: str) -> list[int]:
-    from penstock.models.checkpoint import open_checkpoint
+    from penstock.checkpoint.checkpoint import open_checkpoint
 
     return [file.stat().st_size for file in open_checkpoint(model).weights.files]
 

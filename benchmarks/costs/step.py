@@ -26,12 +26,12 @@ import torch
 from benchmarks.shared.formats import FORMATS
 from benchmarks.shared.measured import kept_figures, store
 from penstock import LLM, SamplingParams
+from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.engine.loop import Observer
-from penstock.hosts.cores import usable_cores
+from penstock.hosts.facts import usable_cores
 from penstock.messages import Result, Sampling
 from penstock.models.attention import SlotAttention
-from penstock.models.checkpoint import open_checkpoint
-from penstock.models.quantization.packed import BlockLinear
+from penstock.models.quantized.linear import BlockLinear
 from penstock.models.stage_model import StageModel, load_stage
 from penstock.stage.visibility import BatchView, RequestView
 

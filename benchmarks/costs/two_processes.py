@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 from penstock import LLM, SamplingParams
-from penstock.bench.measure.comparison import measure
-from penstock.bench.measure.summary import StrategyRun
-from penstock.bench.prompts import DEFAULT_PROMPTS, read_prompts
+from penstock.lab.bench.comparison import measure
+from penstock.lab.bench.summary import StrategyRun
+from penstock.lab.grid import DEFAULT_PROMPTS, read_prompts
 from penstock.speculation import SpeculativeConfig
 
 PROMPTS = 4

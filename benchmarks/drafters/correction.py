@@ -29,15 +29,14 @@ from typing import Any
 
 from benchmarks.shared.measured import store
 from benchmarks.shared.profile import ACCURACY
-from penstock.bench.intervals import paired_ratio
 from penstock.cluster import Cluster, load_cluster
-from penstock.cluster.uniform import uniform_cluster
+from penstock.cluster.drawn import uniform_cluster
 from penstock.drafters.base import Draft, DraftRequest
 from penstock.emulation.drafter import EmulatedDrafter
+from penstock.lab.common import paired_ratio
+from penstock.lab.simulator.run import ScriptedDrafter, make_loop, simulate_one
+from penstock.lab.simulator.script import MISSED, Script, profile_script
 from penstock.requests.request import Request
-from penstock.simulator.drafter import ScriptedDrafter
-from penstock.simulator.run import make_loop, simulate_one
-from penstock.simulator.script import MISSED, Script, profile_script
 from penstock.speculation import SpeculativeConfig, make_strategy
 from penstock.tree import Node
 

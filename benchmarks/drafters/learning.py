@@ -19,8 +19,8 @@ import torch
 
 from benchmarks.shared.measured import kept_figures, store
 from benchmarks.shared.root import ROOT
-from penstock.bench.plots import HUES, SMALL, Labels, one_panel, save
-from penstock.trainer.curves import CANDIDATES
+from penstock.lab.plots import HUES, SMALL, Labels, one_panel, save
+from penstock.lab.trainer.loop import CANDIDATES
 
 NAME, HOW = "learning", "Measured on one core, with SmolLM2-135M-Instruct"
 IMAGE = ROOT / "docs" / "images" / "learning.png"

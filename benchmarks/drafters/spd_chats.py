@@ -22,11 +22,10 @@ from typing import Any, Final
 from benchmarks.papers.spd_tables import METHODS, STAGES, TEMPERATURES, TOP_K, Method, in_lockstep, in_theory, methods
 from benchmarks.shared import virtual
 from penstock import SamplingParams
-from penstock.bench.grid import Question, conversations_of
-from penstock.bench.measure.summary import StrategyRun
-from penstock.bench.prompts import read_prompt_sets
+from penstock.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from penstock.engine.options import model_folder
-from penstock.models.checkpoint import Checkpoint, open_checkpoint
+from penstock.lab.bench.summary import StrategyRun
+from penstock.lab.grid import Question, conversations_of, read_prompt_sets
 from penstock.text.tokenizer import load_tokenizer
 
 NAME: Final = "spd_chats"

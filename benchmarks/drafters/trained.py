@@ -21,9 +21,9 @@ from typing import Any
 from benchmarks.shared.measured import kept_figures, store
 from benchmarks.strategies.shared_host import ENTRIES, questions, ratio_over
 from penstock import LLM, SamplingParams
-from penstock.bench.entries import parse_entries
-from penstock.bench.measure.comparison import measure_all
-from penstock.bench.measure.summary import StrategyRun
+from penstock.lab.bench.comparison import measure_all
+from penstock.lab.bench.summary import StrategyRun
+from penstock.lab.grid import parse_entries
 
 NAME, HOW = "trained", "Measured: two stage processes of one thread each on two cores, nothing emulated"
 COMMAND = "python -m benchmarks.drafters.trained MODEL PROMPTS {}--per-set {} --tokens {}"

@@ -22,14 +22,13 @@ from benchmarks.gpu.sizes import Sizes, sizes_of
 from benchmarks.gpu.steps import DTYPE, TOKEN
 from benchmarks.shared.timed_parts import Findings
 from penstock import LLM, SamplingParams
-from penstock.bench.measure.comparison import measure as measure_strategies
-from penstock.bench.profile.command import run_profile
-from penstock.bench.profile.options import ProfileOptions
+from penstock.checkpoint.gate import model_class
 from penstock.engine.loop import Observer
-from penstock.engine.places.footprint import needed_bytes
+from penstock.engine.profile.measure import needed_bytes
+from penstock.lab.bench.comparison import measure as measure_strategies
+from penstock.lab.profile import ProfileOptions, run_profile
 from penstock.messages import Result
-from penstock.models.gate import model_class
-from penstock.requests.prefix_cache import BLOCK
+from penstock.requests.slots import BLOCK
 from tests.checkpoints import ARCHITECTURES, FURTHER, RECURRENT, UNUSUAL, settings_of
 from tests.relatives import RELATIVES
 

@@ -14,11 +14,11 @@ from typing import Any, Final, NamedTuple
 
 from benchmarks.gpu.sizes import sizes_of
 from benchmarks.shared.timed_parts import Findings
-from penstock.drafters.ngram import NgramDrafter
+from penstock.drafters.merged import NgramDrafter
 from penstock.drafters.synthetic import SyntheticDrafter
-from penstock.dtypes import EXACT, FAST
 from penstock.engine.options import DEMO
 from penstock.engine.resolve import DEMO_DRAFTERS
+from penstock.files import EXACT, FAST
 from penstock.messages import Sampling
 from penstock.requests.request import Request
 from tests.checkpoints import ARCHITECTURES, VOCAB, make_checkpoint

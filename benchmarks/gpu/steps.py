@@ -18,9 +18,9 @@ from benchmarks.gpu.drawn import drawn_model, main_model
 from benchmarks.gpu.sizes import Sizes, sizes_of
 from benchmarks.shared.timed_parts import Findings
 from penstock import LLM, SamplingParams
-from penstock.bench.reading import view_of
+from penstock.checkpoint.checkpoint import open_checkpoint
+from penstock.lab.record import view_of
 from penstock.messages import Sampling
-from penstock.models.checkpoint import open_checkpoint
 from penstock.models.stage_model import StageModel, load_stage
 from penstock.stage.visibility import BatchView
 

@@ -32,8 +32,8 @@ from penstock import AsyncLLM, SamplingParams
 from penstock.cluster import load_cluster
 from penstock.engine.options import DEMO
 from penstock.engine.stream import RequestStream
-from penstock.simulator.run import Timed, make_loop, scripted
-from penstock.simulator.script import profile_script
+from penstock.lab.simulator.run import Timed, make_loop, scripted
+from penstock.lab.simulator.script import profile_script
 from penstock.speculation import SpeculativeConfig, make_strategy
 
 NAME, HOW = "interference", "Simulated, with the synthetic profile; on this host measured"

@@ -33,9 +33,10 @@ import psutil
 
 from benchmarks.shared.measured import kept_figures, store
 from penstock import LLM, SamplingParams, messages
-from penstock.hosts import control, remote
+from penstock.hosts import messages as control
+from penstock.hosts import remote
 from penstock.hosts.keys import make_cluster, security_for
-from penstock.transport.sockets import Sockets
+from penstock.transport.outbox import Sockets
 from tests.hostile import example, kinds_of, odd_structs
 from tests.workers import Worker
 

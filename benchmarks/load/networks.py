@@ -33,9 +33,9 @@ import psutil
 from benchmarks.load.killing.workers import HIDDEN
 from benchmarks.shared.measured import kept_figures, store
 from penstock import LLM, SamplingParams
-from penstock.hosts import control, remote
+from penstock.hosts import messages, remote
 from penstock.hosts.keys import make_cluster, security_for
-from penstock.transport.sockets import Sockets
+from penstock.transport.outbox import Sockets
 from tests.happening import AfterResults
 from tests.namespaces import Namespace, network
 from tests.workers import Worker, ended
@@ -250,7 +250,7 @@ def fuzz(cluster: Cluster) -> dict[str, Any]:
         pipeline: Any = llm.loop.pipeline
         watched = [worker.process, *worker.stages(), psutil.Process()]
         before = [one.memory_info().rss for one in watched]
-        door = sockets.connect(f"tcp://{worker.host}", control.DOOR)
+        door = sockets.connect(f"tcp://{worker.host}", messages.DOOR)
         for _ in range(FRAMES):
             door.send(*wrong_words(rng))
         for address in (pipeline.started[0].address, host.inbox.address, host.fleet._inbox.address):
@@ -276,22 +276,22 @@ def wrong_words(rng: random.Random) -> list[bytes]:
     """A message to an agent with some bytes changed, cut off, or with an unknown lease; or mere noise."""
     said = rng.choice(
         [
-            control.Beat(sent=rng.random()),
-            control.Attach(head="tcp://127.0.0.1:1", host="x"),
-            control.KillStage(process="p"),
-            control.WantPiece(number=1, file="passwd", piece=0),
-            control.FindCheckpoint(number=1, path="/etc", digest="0" * 64, is_folder=True, layers=[(0, 1)], files=[]),
+            messages.Beat(sent=rng.random()),
+            messages.Attach(head="tcp://127.0.0.1:1", host="x"),
+            messages.KillStage(process="p"),
+            messages.WantPiece(number=1, file="passwd", piece=0),
+            messages.FindCheckpoint(number=1, path="/etc", digest="0" * 64, is_folder=True, layers=[(0, 1)], files=[]),
         ]
     )
-    whole = bytearray(control.encode(said, rng.randbytes(16).hex()))
+    whole = bytearray(messages.encode(said, rng.randbytes(16).hex()))
     kind = rng.randrange(4)
-    if kind == 0 and not isinstance(said, control.Attach):
+    if kind == 0 and not isinstance(said, messages.Attach):
         return [bytes(whole)]
     if kind == 1:
         return [rng.randbytes(rng.randrange(200))]
     for _ in range(rng.randrange(1, 5)):
         whole[rng.randrange(len(whole))] = rng.randrange(256)
-    cut = bytes(whole[: rng.randrange(len(whole))]) if kind == 2 or isinstance(said, control.Attach) else bytes(whole)
+    cut = bytes(whole[: rng.randrange(len(whole))]) if kind == 2 or isinstance(said, messages.Attach) else bytes(whole)
     return [cut, rng.randbytes(rng.randrange(2000))] if rng.random() < 0.2 else [cut]
 
 

@@ -32,10 +32,9 @@ import psutil
 from benchmarks.shared.measured import kept_figures, store
 from penstock import LLM, SamplingParams
 from penstock.hosts import remote
+from penstock.hosts.fetching import Courier, PartialCopy
 from penstock.hosts.keys import make_cluster
-from penstock.hosts.weights.cache import PartialCopy
-from penstock.hosts.weights.manifest import split_digests
-from penstock.hosts.weights.offering import Courier
+from penstock.hosts.weights import split_digests
 from tests.checkpoints import make_checkpoint
 from tests.happening import AfterResults
 from tests.namespaces import Namespace, network

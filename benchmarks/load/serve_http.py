@@ -30,13 +30,13 @@ import numpy as np
 
 from benchmarks.shared.measured import kept_figures, store
 from benchmarks.shared.served import PENSTOCK, ServedProcess, served
-from penstock.bench.intervals import paired_ratio
-from penstock.bench.measure.summary import MAX_OVERRUNS
-from penstock.bench.prompts import DEFAULT_PROMPTS
 from penstock.cluster import Cluster, load_cluster
-from penstock.cluster.uniform import uniform_cluster
+from penstock.cluster.drawn import uniform_cluster
 from penstock.config import check
 from penstock.core import ConfigError
+from penstock.lab.bench.summary import MAX_OVERRUNS
+from penstock.lab.common import paired_ratio
+from penstock.lab.grid import DEFAULT_PROMPTS
 
 NAME, HOW = "serve_http", "Emulated, over HTTP, with the demo pair"
 PLAIN = "autoregressive"

@@ -24,12 +24,12 @@ import numpy as np
 
 from benchmarks.shared.measured import kept_figures, store
 from benchmarks.shared.profile import ACCURACY
-from penstock.bench.intervals import paired_ratio
 from penstock.cluster import load_cluster
 from penstock.config import check
 from penstock.core import ConfigError
-from penstock.simulator.run import Timed, simulate, simulate_serving
-from penstock.simulator.script import Script, profile_script
+from penstock.lab.common import paired_ratio
+from penstock.lab.simulator.run import Timed, simulate, simulate_serving
+from penstock.lab.simulator.script import Script, profile_script
 from penstock.speculation import SpeculativeConfig
 
 NAME, HOW = "serving", "Simulated, with the synthetic profile"

@@ -24,20 +24,16 @@ import torch
 from benchmarks.papers.relay import RelayHost, priced
 from benchmarks.shared import virtual
 from penstock import LLM
-from penstock.bench.entries import PLAIN, Named, parse_entries
-from penstock.bench.grid import Question, short
-from penstock.bench.intervals import paired_ratio
-from penstock.bench.measure.comparison import run_alone, run_one
-from penstock.bench.measure.sample import Sample
-from penstock.bench.measure.summary import same_tokens
 from penstock.cluster import load_cluster
-from penstock.cluster.uniform import uniform_cluster
-from penstock.emulation.host import RealTimeHost
+from penstock.cluster.drawn import uniform_cluster
+from penstock.emulation.cluster import RealTimeHost
 from penstock.estimates.estimates import Estimates
-from penstock.pipeline.base import Host
-from penstock.pipeline.clock import VirtualClock
+from penstock.lab.bench.comparison import run_alone, run_one
+from penstock.lab.bench.summary import Sample, same_tokens
+from penstock.lab.common import paired_ratio
+from penstock.lab.grid import PLAIN, Named, Question, parse_entries, short
+from penstock.pipeline.base import Host, StagePlan, VirtualClock
 from penstock.pipeline.inprocess import InProcessHost, InProcessPipeline
-from penstock.pipeline.plan import StagePlan
 
 NAME, HOW = "centralised", "Measured, in virtual time and emulated, with the demo pair"
 DRAFTER = {"method": "draft_model", "model": "demo"}

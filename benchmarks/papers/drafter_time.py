@@ -19,11 +19,10 @@ import torch
 
 from benchmarks.shared import virtual
 from penstock import LLM
-from penstock.bench.measure.decode import decode
+from penstock.lab.bench.comparison import decode
 from penstock.messages import Batch
-from penstock.pipeline.clock import VirtualClock
+from penstock.pipeline.base import StagePlan, VirtualClock
 from penstock.pipeline.inprocess import InProcessHost, InProcessPipeline
-from penstock.pipeline.plan import StagePlan
 from penstock.speculation import parse_speculative
 from penstock.stage.driver import Core
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from benchmarks.papers import flowspec
 from benchmarks.shared import virtual
-from penstock.bench.measure.summary import StrategyRun
 from penstock.cluster import load_cluster
+from penstock.lab.bench.summary import StrategyRun
 
 NAME = "flowspec_eagle"
 TEMPERATURES = {"T0": 0.0, "T1": 1.0}

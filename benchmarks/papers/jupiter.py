@@ -3,7 +3,7 @@
     python -m benchmarks.results --measure jupiter
 
 260 prompt tokens and 64 new ones, as in its section VI. Prompts and tokens after them are reckoned (``Flow``,
-``bench/baselines.py``); speculation is simulated, with a drafter whose first candidate is right as often as stated.
+``lab/papers.py``); speculation is simulated, with a drafter whose first candidate is right as often as stated.
 """
 
 from __future__ import annotations
@@ -17,20 +17,17 @@ from rich.console import Console
 
 from benchmarks.shared.measured import Taken
 from benchmarks.shared.points import Answer, Decoded, answered
-from penstock.bench.baselines import METHODS, Group, sequence_s
-from penstock.bench.entries import parse_entries
-from penstock.bench.plan.choices import Planning
-from penstock.bench.plan.command import planned
-from penstock.bench.plan.judge import staged
-from penstock.bench.plan.options import PlanOptions
 from penstock.cluster import Cluster, link_timings, load_devices, stage_timings
 from penstock.cluster.timing import NOTHING, chunk
+from penstock.lab.grid import parse_entries
+from penstock.lab.papers import METHODS, Group, sequence_s
+from penstock.lab.plan import planned
+from penstock.lab.plan_choices import Planning, PlanOptions, staged
+from penstock.lab.simulator.run import simulate
+from penstock.lab.simulator.script import profile_script
 from penstock.planner.costs import Batch, candidates, problem_of
-from penstock.planner.jupiter import layer_split, least_piece, sequence_split
-from penstock.planner.partition import Part
+from penstock.planner.partition import Part, layer_split, least_piece, sequence_split
 from penstock.planner.pieces import BLOCK, Flow, PieceTable
-from penstock.simulator.run import simulate
-from penstock.simulator.script import profile_script
 from penstock.speculation import SpeculativeConfig
 
 NAME: Final = "jupiter"

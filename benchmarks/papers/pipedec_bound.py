@@ -16,10 +16,8 @@ import numpy as np
 
 from penstock.cluster import load_cluster, plain_step_seconds, stage_timings
 from penstock.drafters.synthetic import confidence
-from penstock.estimates.estimates import Estimates
-from penstock.estimates.load import Load
-from penstock.strategies.base import NOW
-from penstock.strategies.context import Context
+from penstock.estimates.estimates import Estimates, Load
+from penstock.strategies.base import NOW, Context
 from penstock.strategies.pipedec import PipeDec
 from penstock.tree import Node, TokenTree
 

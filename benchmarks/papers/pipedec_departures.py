@@ -13,13 +13,12 @@ from typing import Any, Final
 
 from benchmarks.shared.measured import store
 from benchmarks.shared.profile import ACCURACY
-from penstock.bench.intervals import paired_ratio
 from penstock.cluster import Cluster, load_cluster
-from penstock.simulator.run import make_loop, simulate_one
-from penstock.simulator.script import profile_script
+from penstock.lab.common import paired_ratio
+from penstock.lab.simulator.run import make_loop, simulate_one
+from penstock.lab.simulator.script import profile_script
 from penstock.speculation import SpeculativeConfig
-from penstock.strategies.base import NOW, ON_EVENT, Strategy
-from penstock.strategies.context import Context
+from penstock.strategies.base import NOW, ON_EVENT, Context, Strategy
 from penstock.strategies.pipedec import PipeDec, PipeDecOptions
 from penstock.tree import Node, TokenTree
 

@@ -14,12 +14,12 @@ from typing import Any
 
 from benchmarks.shared.profile import ACCURACY
 from penstock import LLM, SamplingParams
-from penstock.bench.measure.decode import decode
-from penstock.bench.measure.summary import same_tokens
-from penstock.bench.prompts import DEFAULT_PROMPTS, read_prompts
 from penstock.cluster import load_cluster
 from penstock.core import RequestOutput
-from penstock.engine.answers import answers_of
+from penstock.engine.build import answers_of
+from penstock.lab.bench.comparison import decode
+from penstock.lab.bench.summary import same_tokens
+from penstock.lab.grid import DEFAULT_PROMPTS, read_prompts
 from penstock.speculation import SpeculativeConfig
 
 PIPEDEC = SpeculativeConfig(method="synthetic", accuracy=ACCURACY, strategy="pipedec")

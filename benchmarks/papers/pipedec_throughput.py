@@ -21,14 +21,14 @@ import numpy as np
 
 from benchmarks.shared.measured import store
 from benchmarks.shared.profile import ACCURACY
-from penstock.bench.entries import PLAIN, parse_entries
-from penstock.bench.intervals import paired_ratio
 from penstock.cluster import Cluster, load_cluster
-from penstock.cluster.memory import held_by
+from penstock.cluster.timing import held_by
 from penstock.config import check
 from penstock.core import ConfigError
-from penstock.simulator.run import simulate_serving
-from penstock.simulator.script import Script, profile_script
+from penstock.lab.common import paired_ratio
+from penstock.lab.grid import PLAIN, parse_entries
+from penstock.lab.simulator.run import simulate_serving
+from penstock.lab.simulator.script import Script, profile_script
 
 NAME, HOW = "pipedec_throughput", "Simulated, with the synthetic profile"
 CLUSTER: Final = "pipedec-14x3090"

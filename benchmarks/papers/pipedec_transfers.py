@@ -13,10 +13,10 @@ from typing import Any, Final
 
 from benchmarks.shared.measured import store
 from benchmarks.shared.profile import ACCURACY
-from penstock.bench.intervals import paired_ratio
 from penstock.cluster import load_cluster
-from penstock.simulator.run import simulate
-from penstock.simulator.script import profile_script
+from penstock.lab.common import paired_ratio
+from penstock.lab.simulator.run import simulate
+from penstock.lab.simulator.script import profile_script
 from penstock.speculation import SpeculativeConfig
 
 NAME, HOW = "pipedec_transfers", "Simulated, with the synthetic profile"

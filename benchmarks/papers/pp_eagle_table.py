@@ -22,10 +22,10 @@ from functools import partial
 from typing import Any
 
 from benchmarks.shared import virtual
-from penstock.bench.entries import PLAIN
-from penstock.bench.measure.summary import StrategyRun
 from penstock.cluster import Cluster, load_cluster
-from penstock.cluster.prices import eagle, llama
+from penstock.cluster.spec import eagle, llama
+from penstock.lab.bench.summary import StrategyRun
+from penstock.lab.grid import PLAIN
 
 NAME = "pp_eagle_table"
 SIZES = (1, 2, 4)

@@ -18,13 +18,13 @@ from typing import Any, Final
 import msgspec
 
 from benchmarks.papers.pp_eagle_table import CHAIN, LLAMA_8B, VOCABULARY, cluster
-from penstock.bench.entries import PLAIN, is_plain, parse_entries
 from penstock.cluster import Cluster
 from penstock.cluster.timing import link_timings
 from penstock.emulation.link import LinkModel
+from penstock.lab.grid import PLAIN, is_plain, parse_entries
+from penstock.lab.simulator.run import simulate_serving
+from penstock.lab.simulator.script import Script, profile_script
 from penstock.messages import Message, Result
-from penstock.simulator.run import simulate_serving
-from penstock.simulator.script import Script, profile_script
 
 NAME, HOW = "pp_many", "Simulated, with a synthetic drafter"
 SIZES = (1, 2, 4, 8)

@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from penstock.cluster.timing import LinkTiming
-from penstock.emulation.host import RealTimeHost, in_real_time
+from penstock.emulation.cluster import RealTimeHost, in_real_time
 from penstock.emulation.stage import StageEmulation
 from penstock.messages import Batch, Delivery, Message, Ready
-from penstock.pipeline.plan import StagePlan
+from penstock.pipeline.base import StagePlan
 from penstock.pipeline.processes import ProcessPipeline
 
 

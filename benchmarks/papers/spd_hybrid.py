@@ -20,7 +20,7 @@ from typing import Final
 
 from benchmarks.papers.spd_tables import line, measured, methods
 from benchmarks.shared import virtual
-from penstock.models.checkpoint import open_checkpoint
+from penstock.checkpoint.checkpoint import open_checkpoint
 
 NAME: Final = "spd_hybrid"
 HOW: Final = "In virtual time, with a hybrid target"

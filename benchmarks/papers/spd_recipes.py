@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from benchmarks.papers.spd_tables import TEMPERATURES, TOP_K, Method, in_lockstep, methods
 from benchmarks.shared import virtual
-from penstock.models.checkpoint import open_checkpoint
+from penstock.checkpoint.checkpoint import open_checkpoint
 
 NAME: Final = "spd_recipes"
 STAGES: Final = (4, 8)

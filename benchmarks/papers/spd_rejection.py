@@ -25,8 +25,8 @@ from benchmarks.papers.spd_tables import STAGES, TOP_K, key_of, unfit
 from benchmarks.shared import virtual
 from benchmarks.shared.reading import Answer, Reader, answer_of
 from penstock import LLM
-from penstock.models.checkpoint import open_checkpoint
-from penstock.models.speculators.formats import open_speculator
+from penstock.checkpoint.checkpoint import open_checkpoint
+from penstock.models.speculators.open import open_speculator
 from penstock.stage.sampler import distribution, rank_one
 
 NAME = "spd_rejection"

@@ -22,13 +22,13 @@ from functools import partial
 from typing import Any
 
 from benchmarks.shared import virtual
-from penstock.bench.grid import Question
-from penstock.bench.measure.summary import StrategyRun
+from penstock.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from penstock.cluster import load_cluster
 from penstock.core import ConfigError
-from penstock.models.checkpoint import Checkpoint, open_checkpoint
+from penstock.lab.bench.summary import StrategyRun
+from penstock.lab.grid import Question
 from penstock.models.speculators.base import SpeculatorCheckpoint
-from penstock.models.speculators.formats import open_speculator
+from penstock.models.speculators.open import open_speculator
 
 NAME = "spd_tables"
 STAGES = (4, 8, 16)

@@ -20,7 +20,7 @@ from typing import Any, Final
 from benchmarks.real_pipeline.engines import DEMO, OWN
 from benchmarks.shared.formats import EXACT_FORMATS
 from benchmarks.shared.timed_parts import Part, parts_parser, run
-from penstock.hosts.cores import usable_cores
+from penstock.hosts.facts import usable_cores
 
 MODULE: Final = "benchmarks.real_pipeline"
 LEAST_CORES: Final = 2

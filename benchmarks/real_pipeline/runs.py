@@ -15,12 +15,11 @@ from benchmarks.shared.formats import EXACT_FORMATS
 from benchmarks.shared.timed_parts import DoesNotFit, Findings
 from benchmarks.strategies.shared_host import chat
 from penstock import LLM, SamplingParams
-from penstock.bench.entries import Named, parse_entries
-from penstock.bench.measure.comparison import measure as measure_strategies
-from penstock.bench.measure.summary import StrategyRun
-from penstock.bench.prompts import DEFAULT_PROMPTS, read_prompts
 from penstock.engine.job import Prompt
-from penstock.hosts.cores import core_of
+from penstock.hosts.facts import core_of
+from penstock.lab.bench.comparison import measure as measure_strategies
+from penstock.lab.bench.summary import StrategyRun
+from penstock.lab.grid import DEFAULT_PROMPTS, Named, parse_entries, read_prompts
 
 PROMPTS, TOKENS = 12, 64
 """Most prompts of an engine, and tokens of each answer."""

@@ -13,9 +13,9 @@ from benchmarks.shared.measured import Taken
 from benchmarks.shared.root import ROOT
 from benchmarks.shared.simulations import LABELS, RECORDINGS, SAMPLINGS, find, recording, simulated
 from benchmarks.strategies import always_wrong, auto_against, parts, restart, same_texts, several_sources, shared_host
-from penstock.bench.formats import markdown
-from penstock.bench.recordings.rules import LABELS as RULES
 from penstock.cluster import load_cluster
+from penstock.lab.acceptance import LABELS as RULES
+from penstock.lab.common import markdown
 
 # ------------------------------------------------------------------------------------------------ acceptance, figure 3
 

@@ -9,7 +9,7 @@ from benchmarks.costs import decisions, lookup, overhead, two_processes
 from benchmarks.sections.base import Section, paragraphs, prose
 from benchmarks.shared.commands import command_line, penstock, with_json_output
 from benchmarks.shared.measured import Taken
-from penstock.bench.formats import markdown
+from penstock.lab.common import markdown
 
 
 def render_exactness(figures: Any) -> str:

@@ -23,7 +23,7 @@ from benchmarks.sections.base import Section, paragraphs
 from benchmarks.shared import virtual
 from benchmarks.shared.measured import Taken
 from benchmarks.shared.simulations import LABELS, simulated, source
-from penstock.bench.formats import markdown
+from penstock.lab.common import markdown
 
 SOURCES = {"T0": 10_000, "T1": 10_000, "profile": 2000}
 """Most tokens of each source."""

@@ -12,7 +12,7 @@ from benchmarks.sections import jupiter
 from benchmarks.sections.pipedec import WIDE
 from benchmarks.shared.simulations import find
 from benchmarks.strategies.shared_host import ratio_over
-from penstock.bench.formats import times
+from penstock.lab.common import times
 
 Headline = tuple[str, str]
 """A question, as the head of a row, and its figure."""

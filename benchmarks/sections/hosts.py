@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from benchmarks.load import emulated_hosts, members, networks, returns, sent_weights
 from benchmarks.sections.base import Section, paragraphs
-from penstock.bench.formats import markdown
+from penstock.lab.common import markdown
 
 SAID: Final = {
     "link-down": "a host's link goes down",

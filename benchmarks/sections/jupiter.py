@@ -11,9 +11,9 @@ from benchmarks.papers.jupiter import IN_TABLE_5
 from benchmarks.sections.base import Section, paragraphs
 from benchmarks.shared.points import ASKING, TITLE
 from benchmarks.strategies import planned_hosts, plans
-from penstock.bench.baselines import METHODS
-from penstock.bench.formats import markdown, times
-from penstock.bench.plan.choices import EVEN, JUPITER, PROPORTIONAL
+from penstock.lab.common import markdown, times
+from penstock.lab.papers import METHODS
+from penstock.lab.plan_choices import EVEN, JUPITER, PROPORTIONAL
 
 TABLE_2: Final = {
     "7B": {"100 Mbps": (8.16, 6.96, 3.48, 5.19), "1 Gbps": (0.92, 0.88, 0.45, 0.69)},

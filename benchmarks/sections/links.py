@@ -7,7 +7,7 @@ from typing import Any
 from benchmarks.costs import links
 from benchmarks.sections.base import Section, paragraphs
 from benchmarks.shared.measured import Taken
-from penstock.bench.formats import markdown
+from penstock.lab.common import markdown
 
 NAMES = {
     "ipc": "ours, Unix-domain socket",

@@ -9,7 +9,7 @@ from benchmarks.costs import latent, mtp, out_of_reach, recurrent
 from benchmarks.sections.base import Section, paragraphs
 from benchmarks.shared.measured import Taken
 from benchmarks.strategies import families
-from penstock.bench.formats import markdown
+from penstock.lab.common import markdown
 
 KIB, MIB = 1024, 1 << 20
 COMPARED: Final = {

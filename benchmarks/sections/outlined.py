@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from benchmarks.sections.base import Section, paragraphs
 from benchmarks.strategies import outlines, quality
-from penstock.bench.formats import bounds, length, markdown, times
-from penstock.outlines.guide import KINDS
+from penstock.lab.common import bounds, length, markdown, times
+from penstock.outlines.dialogue import KINDS
 
 TABLE_6: Final = {
     "7B": {"Vicuna-80": (7.05, 6.59), "WizardLM": (6.26, 6.21), "LiMA": (6.72, 6.20)},

@@ -10,9 +10,9 @@ from benchmarks.papers import long_text, pipedec_departures, pipedec_throughput,
 from benchmarks.sections.base import Section, paragraphs
 from benchmarks.shared.measured import Taken
 from benchmarks.shared.simulations import LABELS, SAMPLINGS, Figures, find, ms, over, percent, said, simulated, source
-from penstock.bench.formats import markdown, times
 from penstock.cluster import draft_timing, load_cluster
-from penstock.cluster.prices import llama
+from penstock.cluster.spec import llama
+from penstock.lab.common import markdown, times
 
 CLUSTER, PLAIN, STATIC = "pipedec-14x3090", "autoregressive", "static_tree"
 CLUSTERS = {"pipedec-7": 7, CLUSTER: 14, "pipedec-21": 21}

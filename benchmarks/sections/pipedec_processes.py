@@ -12,8 +12,8 @@ from benchmarks.sections.pipedec import CLUSTER, PLAIN, STATIC
 from benchmarks.shared.commands import with_json_file
 from benchmarks.shared.measured import Taken
 from benchmarks.shared.simulations import SAMPLING
-from penstock.bench.formats import markdown
 from penstock.cluster import load_cluster, plain_step_seconds, stage_timings
+from penstock.lab.common import markdown
 
 
 def take_emulated() -> Taken:

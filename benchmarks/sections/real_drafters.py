@@ -9,7 +9,7 @@ from benchmarks.drafters import drafter_acceptance, learning
 from benchmarks.drafters.drafter_acceptance import shares, together
 from benchmarks.sections.base import Section, paragraphs
 from benchmarks.sections.real_model import SETS
-from penstock.bench.formats import markdown
+from penstock.lab.common import markdown
 
 RECIPE = (
     "penstock train KIND --model SmolLM2 --data chats.jsonl --dtype bfloat16 --max-length 512 --batch-tokens 512 "

@@ -10,7 +10,7 @@ from benchmarks.drafters import trained
 from benchmarks.sections.base import Section, paragraphs
 from benchmarks.strategies import beside_peers, real_ids, two_stages
 from benchmarks.strategies.shared_host import ratio_over
-from penstock.bench.formats import markdown
+from penstock.lab.common import markdown
 
 SETS = {
     "alpaca": "alpaca",

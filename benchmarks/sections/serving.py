@@ -7,9 +7,9 @@ from typing import Any
 from benchmarks.load import attack, chaos, interference, serve_http, serving, soak
 from benchmarks.load.killing.victims import SERVER
 from benchmarks.sections.base import Section, paragraphs
-from penstock.bench.entries import PLAIN
-from penstock.bench.formats import markdown
-from penstock.requests.prefix_cache import BLOCK
+from penstock.lab.common import markdown
+from penstock.lab.grid import PLAIN
+from penstock.requests.slots import BLOCK
 
 HEADINGS = ("cluster", "at once", "strategy", "tokens/s", "over plain (95%)", "latency, s", "per token, ms")
 

@@ -13,7 +13,7 @@ from benchmarks.papers import drafter_time, spd_correction, spd_hybrid, spd_reci
 from benchmarks.sections.base import Section, paragraphs
 from benchmarks.shared import virtual
 from benchmarks.shared.measured import Taken, stored
-from penstock.bench.formats import bounds, markdown, times
+from penstock.lab.common import bounds, markdown, times
 
 CELLS = tuple(
     spd_tables.cell_key(temperature, width) for width in spd_tables.WIDTHS for temperature in spd_tables.TEMPERATURES

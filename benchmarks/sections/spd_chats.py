@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.drafters import spd_chats
 from benchmarks.sections.base import Section, paragraphs
 from benchmarks.sections.spd import CELLS, Row, cells_of, identical, label, sizes, slashed
-from penstock.bench.formats import markdown
+from penstock.lab.common import markdown
 
 PAPER: dict[str, dict[str, Row]] = {
     "mt_bench": {

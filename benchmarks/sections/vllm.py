@@ -9,8 +9,8 @@ from benchmarks.papers import centralised, pp_eagle_table, pp_many
 from benchmarks.sections.base import Section, paragraphs
 from benchmarks.shared import virtual
 from benchmarks.shared.measured import Taken
-from penstock.bench.entries import PLAIN
-from penstock.bench.formats import markdown
+from penstock.lab.common import markdown
+from penstock.lab.grid import PLAIN
 
 Columns = tuple[float | None, float | None, float, float]
 """The report's AR, AL, TP and Lat."""

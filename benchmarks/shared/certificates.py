@@ -6,7 +6,7 @@ from pathlib import Path
 
 import trustme
 
-from penstock.transport.security import LinkSecurity
+from penstock.transport.addresses import LinkSecurity
 
 
 def only_host(folder: Path) -> LinkSecurity:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from penstock.dtypes import DTYPE_BYTES, EXACT, FAST
+from penstock.files import DTYPE_BYTES, EXACT, FAST
 
 EXACT_FORMATS: Final[dict[str, dict[str, str]]] = {
     dtype: {"dtype": dtype, "quantization": "none", "numerics": EXACT} for dtype in DTYPE_BYTES

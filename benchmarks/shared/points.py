@@ -13,10 +13,10 @@ from typing import Final
 
 from penstock.cluster import Cluster
 from penstock.engine.loop import EngineLoop
+from penstock.lab.simulator.run import Timed, make_loop
+from penstock.lab.simulator.script import Script, profile_script
 from penstock.messages import Sampling
 from penstock.requests.request import Request
-from penstock.simulator.run import Timed, make_loop
-from penstock.simulator.script import Script, profile_script
 from penstock.speculation import SpeculativeConfig, make_strategy
 
 TITLE: Final = 8

@@ -14,17 +14,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from penstock.bench.reading import view_of
+from penstock.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from penstock.core import RequestOutput, SamplingParams
+from penstock.engine.job import sampling_of
 from penstock.engine.options import model_folder
-from penstock.engine.sampling import sampling_of
+from penstock.lab.record import view_of
+from penstock.lab.trainer.options import TrainOptions
+from penstock.lab.trainer.run import KINDS
+from penstock.lab.trainer.states import Batch
 from penstock.messages import Sampling
-from penstock.models.checkpoint import Checkpoint, open_checkpoint
 from penstock.models.stage_model import load_stage
 from penstock.stage.sampler import to_float64
-from penstock.trainer.data.batches import Batch
-from penstock.trainer.kinds.registry import KINDS
-from penstock.trainer.options import TrainOptions
 
 STEPS = 3
 """Number of steps that are looked at: positions of a chain, levels of SPD's module."""

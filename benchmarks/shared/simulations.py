@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.shared.commands import penstock, with_json_file
 from benchmarks.shared.profile import ACCURACY
 from benchmarks.shared.root import ROOT
-from penstock.bench.intervals import Ratio, paired_ratio
+from penstock.lab.common import Ratio, paired_ratio
 
 RECORDINGS = ROOT / "benchmarks" / "recordings"
 """Folder of the recordings, ignored by Git; missing ones are made when they are needed."""

@@ -28,7 +28,7 @@ from typing import Any, Final
 from benchmarks.shared.measured import write_json
 from benchmarks.shared.root import ROOT
 from penstock import __version__
-from penstock.scratch import scratch_folder
+from penstock.files import scratch_folder
 
 RUNNING, ENDED, FAILED, OVERRAN, LEFT_OUT = "running", "ended", "failed", "overran", "left out"
 """Outcomes of a part. A file that says ``running`` after the benchmark's end is of one that was killed itself."""

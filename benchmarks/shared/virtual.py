@@ -24,17 +24,15 @@ import torch
 from benchmarks.shared.measured import kept_figures, path_of, store, stored
 from benchmarks.shared.root import ROOT
 from penstock import LLM, SamplingParams
-from penstock.bench.entries import is_plain, parse_entries
-from penstock.bench.grid import Question, conversations_of
-from penstock.bench.intervals import Ratio, paired_ratio
-from penstock.bench.measure.comparison import measure_all, on_time
-from penstock.bench.measure.summary import StrategyRun
-from penstock.bench.prompts import DEFAULT_PROMPTS, read_prompt_sets
 from penstock.cluster import Cluster, load_cluster
 from penstock.core import ConfigError
-from penstock.emulation.host import RealTimeHost
+from penstock.emulation.cluster import RealTimeHost
 from penstock.engine.options import DEMO
-from penstock.pipeline.clock import VirtualClock
+from penstock.lab.bench.comparison import measure_all, on_time
+from penstock.lab.bench.summary import StrategyRun
+from penstock.lab.common import Ratio, paired_ratio
+from penstock.lab.grid import DEFAULT_PROMPTS, Question, conversations_of, is_plain, parse_entries, read_prompt_sets
+from penstock.pipeline.base import VirtualClock
 from penstock.pipeline.inprocess import InProcessHost
 
 HOW = "In virtual time, with the demo target"

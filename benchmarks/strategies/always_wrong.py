@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from benchmarks.shared.profile import ACCURACY
 from penstock.cluster import load_cluster
-from penstock.simulator.run import simulate
-from penstock.simulator.script import MISSED, Script, profile_script
+from penstock.lab.simulator.run import simulate
+from penstock.lab.simulator.script import MISSED, Script, profile_script
 from penstock.speculation import SpeculativeConfig
 
 CLUSTERS = ("demo", "jupiter-homogeneous", "jupiter-heterogeneous", "pipedec-14x3090", "random-5:2")

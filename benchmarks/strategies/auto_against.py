@@ -24,12 +24,12 @@ from typing import Any
 
 from benchmarks.shared.measured import kept_figures, store
 from benchmarks.shared.profile import ACCURACY
-from penstock.bench.intervals import paired_ratio
 from penstock.cluster import load_cluster
 from penstock.config import check
 from penstock.core import ConfigError
-from penstock.simulator.run import simulate
-from penstock.simulator.script import profile_script
+from penstock.lab.common import paired_ratio
+from penstock.lab.simulator.run import simulate
+from penstock.lab.simulator.script import profile_script
 from penstock.speculation import SpeculativeConfig
 
 PRESETS = (

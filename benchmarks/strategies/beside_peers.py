@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.shared.measured import kept_figures, store
-from penstock.bench.intervals import paired_ratio
-from penstock.bench.measure.command import run_bench
-from penstock.bench.measure.options import BenchOptions
+from penstock.lab.bench.command import run_bench
+from penstock.lab.bench.options import BenchOptions
+from penstock.lab.common import paired_ratio
 
 NAME, HOW = "beside_peers", "Measured, one stage, nothing emulated"
 COMMAND = (

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.shared.measured import kept_figures, store
-from penstock.models.checkpoint import open_checkpoint
+from penstock.checkpoint.checkpoint import open_checkpoint
 from tests.checkpoints import ARCHITECTURES, FURTHER, RECURRENT, UNUSUAL, make_checkpoint, settings_of
 from tests.exactness import compare_chunks, compare_crowded, compare_strategies, every_pair
 from tests.relatives import RELATIVES

@@ -30,10 +30,10 @@ import torch
 from benchmarks.papers.jupiter import ACCURACY, CHAIN
 from benchmarks.shared.measured import kept_figures, store
 from penstock import LLM, RequestOutput, SamplingParams
-from penstock.bench.entries import parse_entries
-from penstock.engine.outlined.offline import complete_step
+from penstock.engine.llm import complete_step
+from penstock.lab.grid import parse_entries
 from penstock.outlines.dialogue import Dialogue
-from penstock.pipeline.clock import VirtualClock
+from penstock.pipeline.base import VirtualClock
 from penstock.pipeline.inprocess import InProcessHost
 from penstock.text.chat import ChatFormat
 

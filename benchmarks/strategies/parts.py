@@ -14,13 +14,12 @@ from typing import Any, Final
 from benchmarks.shared.measured import store
 from benchmarks.shared.profile import ACCURACY
 from benchmarks.strategies.auto_against import TOKENS
-from penstock.bench.intervals import paired_ratio
 from penstock.cluster import Cluster, load_cluster
-from penstock.simulator.run import make_loop, simulate, simulate_one
-from penstock.simulator.script import Script, profile_script
+from penstock.lab.common import paired_ratio
+from penstock.lab.simulator.run import make_loop, simulate, simulate_one
+from penstock.lab.simulator.script import Script, profile_script
 from penstock.speculation import SpeculativeConfig
-from penstock.strategies.base import NOW, Strategy
-from penstock.strategies.context import Context
+from penstock.strategies.base import NOW, Context, Strategy
 from penstock.strategies.continuous import Continuous
 from penstock.tree import TokenTree
 

@@ -11,11 +11,10 @@ from typing import Any, Final
 from rich.console import Console
 
 from benchmarks.shared.measured import Taken
-from penstock.bench.plan.choices import OURS, Planning
-from penstock.bench.plan.command import planned
-from penstock.bench.plan.options import PlanOptions
 from penstock.cluster import load_devices, preset_names
 from penstock.core import ConfigError
+from penstock.lab.plan import planned
+from penstock.lab.plan_choices import OURS, Planning, PlanOptions
 
 NAME: Final = "plans"
 HOW: Final = "Simulated, a drafter like the demo pair's"

@@ -29,7 +29,7 @@ from benchmarks.shared.formats import EXACT_FORMATS
 from benchmarks.shared.measured import kept_figures, store
 from benchmarks.strategies.shared_host import questions
 from penstock import LLM, SamplingParams
-from penstock.strategies.registry import STRATEGIES
+from penstock.strategies.base import STRATEGIES
 
 NAME, HOW = "real_ids", "Measured token by token, with SmolLM2-135M-Instruct"
 COMMAND = "python -m benchmarks.strategies.real_ids MODEL PROMPTS --only {case} --per-set {per_set} --first {first}"

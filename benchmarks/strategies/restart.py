@@ -21,12 +21,12 @@ import msgspec
 
 from benchmarks.shared.measured import store
 from benchmarks.shared.profile import ACCURACY
-from penstock.bench.intervals import paired_ratio
 from penstock.cluster import load_cluster
-from penstock.estimates.experience import Experience
-from penstock.simulator.run import make_loop, simulate_one
-from penstock.simulator.script import MISSED, Script, profile_script
-from penstock.simulator.shared_host import SharedHost
+from penstock.estimates.drafts import Experience
+from penstock.lab.common import paired_ratio
+from penstock.lab.simulator.run import make_loop, simulate_one
+from penstock.lab.simulator.script import MISSED, Script, profile_script
+from penstock.lab.simulator.shared_host import SharedHost
 from penstock.speculation import SpeculativeConfig, make_strategy
 
 NAME, HOW = "restart", "Simulated, with the synthetic profile"

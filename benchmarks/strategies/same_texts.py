@@ -20,16 +20,16 @@ import numpy as np
 
 from benchmarks.shared.root import ROOT
 from benchmarks.shared.simulations import MOST_TOKENS, recording
-from penstock.acceptance import noise_ranked
-from penstock.bench.intervals import paired_ratio
-from penstock.bench.recordings.load import load_recordings
-from penstock.bench.simulate.command import straight_requests
 from penstock.cluster import load_cluster
 from penstock.config import check
 from penstock.core import ConfigError
-from penstock.recording import NO_TOKEN, Recording
-from penstock.simulator.run import simulate
-from penstock.simulator.script import Script, recording_script
+from penstock.lab.acceptance import noise_ranked
+from penstock.lab.common import paired_ratio
+from penstock.lab.record import load_recordings
+from penstock.lab.recording import NO_TOKEN, Recording
+from penstock.lab.simulate import straight_requests
+from penstock.lab.simulator.run import simulate
+from penstock.lab.simulator.script import Script, recording_script
 from penstock.speculation import SpeculativeConfig
 
 CLUSTERS = ("pipedec-14x3090", "flowspec-7b")

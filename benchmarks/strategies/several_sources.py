@@ -15,11 +15,10 @@ from functools import partial
 from typing import Any, Final
 
 from benchmarks.shared import virtual
-from penstock.bench.grid import Question, conversations_of
-from penstock.bench.measure.summary import StrategyRun
-from penstock.bench.prompts import DEFAULT_PROMPTS, read_prompts
 from penstock.cluster import load_cluster
 from penstock.core import SamplingParams
+from penstock.lab.bench.summary import StrategyRun
+from penstock.lab.grid import DEFAULT_PROMPTS, Question, conversations_of, read_prompts
 
 NAME: Final = "several_sources"
 CLUSTERS: Final = ("spd-4", "pipedec-7")

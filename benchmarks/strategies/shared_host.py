@@ -33,11 +33,9 @@ from typing import Any
 from benchmarks.shared.burner import one_core_busy
 from benchmarks.shared.measured import kept_figures, store
 from penstock import LLM, SamplingParams
-from penstock.bench.entries import parse_entries
-from penstock.bench.grid import Question, Setting
-from penstock.bench.intervals import Ratio, paired_ratio
-from penstock.bench.measure.comparison import measure_all
-from penstock.bench.prompts import read_prompt_sets
+from penstock.lab.bench.comparison import measure_all
+from penstock.lab.common import Ratio, paired_ratio
+from penstock.lab.grid import Question, Setting, parse_entries, read_prompt_sets
 
 NAME, HOW = "shared_host", "Measured: two stage processes of one thread each on two cores, nothing emulated"
 COMMAND = "python -m benchmarks.strategies.shared_host MODEL PROMPTS --per-set {} --tokens {}"

@@ -16,8 +16,8 @@ from typing import Any
 from benchmarks.shared.measured import store
 from benchmarks.strategies.shared_host import questions
 from penstock import LLM, SamplingParams
-from penstock.bench.entries import parse_entries
-from penstock.bench.measure.comparison import measure_all
+from penstock.lab.bench.comparison import measure_all
+from penstock.lab.grid import parse_entries
 
 NAME, HOW = "two_stages", "Measured on two cores, nothing emulated"
 COMMAND = "python -m benchmarks.strategies.two_stages MODEL.gguf PROMPTS --per-set {} --tokens {}"

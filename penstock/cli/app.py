@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 import penstock
-from penstock.cli.command import new_app
+from penstock.cli.options import new_app
 
 COMMANDS: Final = {
     "run": "Load MODEL and chat with it in this terminal, or answer a pipe's lines one after the other.",
@@ -38,10 +38,15 @@ COMMANDS: Final = {
         "Compare strategies: the same prompts through the same stages, interleaved. 'bench serve' measures a server."
     ),
 }
-"""The commands with their help. A command's ``app`` is in the module of its name, unless PLACES names another one."""
+"""The commands with their help.
+
+The app of a command, ``NAME_app``, is in the module of its name, or in the one that PLACES names.
+"""
 PLACES: Final = {
-    **{name: f"hosts.{name}" for name in ("worker", "keys", "hosts", "doctor", "profile", "rebalance")},
-    **{name: f"library.{name}" for name in ("pull", "list", "rm")},
+    "chat": "run",
+    **dict.fromkeys(("pull", "list", "rm"), "library"),
+    **dict.fromkeys(("worker", "keys", "hosts", "doctor", "profile", "rebalance"), "hosts"),
+    **dict.fromkeys(("bench", "simulate", "acceptance", "compare", "trace", "train", "plan", "demo"), "lab"),
 }
 
 
@@ -60,7 +65,8 @@ class Commands(TyperGroup):
 
 def loaded(listed: Any) -> Any:
     """The command with its options, from its module; the listed one is only a stub with its help."""
-    found = typer.main.get_command(import_module(f"penstock.cli.{PLACES.get(listed.name, listed.name)}").app)
+    module = import_module(f"penstock.cli.{PLACES.get(listed.name, listed.name)}")
+    found = typer.main.get_command(getattr(module, f"{listed.name}_app"))
     found.help = listed.help
     return found
 

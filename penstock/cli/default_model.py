@@ -11,11 +11,10 @@ import typer
 
 from penstock.core import PenstockError
 from penstock.engine.options import MODEL_NAME, ModelOptions
-from penstock.library.names import DEFAULT
-from penstock.library.reference import PAIR
+from penstock.library.names import DEFAULT, PAIR
 
 if TYPE_CHECKING:
-    from penstock.library.refusals import Unreachable
+    from penstock.library.download import Unreachable
 
 Options = TypeVar("Options")
 
@@ -39,8 +38,8 @@ def prepared(name: str, make: Callable[[str], Options], check: Callable[[Options
     options = make(name)
     if name != DEFAULT:
         return options
+    from penstock.library.download import Unreachable
     from penstock.library.pull import default_words
-    from penstock.library.refusals import Unreachable
 
     try:
         check(options)

@@ -11,8 +11,8 @@ from typing import IO, Annotated, Any, Final
 import typer
 
 from penstock.cli import default_model
-from penstock.cli.command import command, new_app
 from penstock.cli.default_model import NamedModel
+from penstock.cli.options import command, new_app
 from penstock.cli.speculation import SpeculationOptions
 from penstock.config import FieldError, check
 from penstock.core import OUTLINE_MODES, SamplingParams
@@ -20,11 +20,11 @@ from penstock.engine.options import EngineOptions, PipelineOptions
 from penstock.files import NAMED_PIPE, is_named_pipe
 from penstock.generate import Asked
 from penstock.options import OUTPUT, PROMPT, SAMPLING, Option
-from penstock.text.conversation_files import Conversation, read_conversation, read_template
+from penstock.text.chat import Conversation, read_conversation, read_template
 
 CHECKPOINTS: Final = "the checkpoint's"
 
-app = new_app()
+generate_app = new_app()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +125,7 @@ TraceFile = Annotated[
 ]
 
 
-@app.command()
+@generate_app.command()
 @command
 def generate(
     *,

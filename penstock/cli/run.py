@@ -1,4 +1,4 @@
-"""``penstock run``: load a model and chat with it, in one command."""
+"""``penstock run`` and ``penstock chat``."""
 
 from __future__ import annotations
 
@@ -7,15 +7,19 @@ from pathlib import Path
 from typing import Annotated
 
 from penstock.cli import default_model
-from penstock.cli.command import command, new_app
+from penstock.cli.options import command, new_app
 from penstock.cli.serve import name_of
 from penstock.cli.speculation import SpeculationOptions
+from penstock.clients.chat import ChatOptions, run_chat
 from penstock.engine.options import MODEL_NAME, EngineOptions, ModelOptions, PipelineOptions
 from penstock.library.names import DEFAULT
 from penstock.options import PROMPT, Option
-from penstock.text.conversation_files import read_template
+from penstock.text.chat import read_template
 
-app = new_app()
+# ------------------------------------------------------------------------------------------------------------------ run
+# ``penstock run``: load a model and chat with it, in one command.
+
+run_app = new_app()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +29,7 @@ class ChattedModel(ModelOptions):
     model: Annotated[str, replace(MODEL_NAME, positional=True, panel=None)] = DEFAULT
 
 
-@app.command()
+@run_app.command()
 @command
 def run(
     *,
@@ -47,3 +51,15 @@ def run(
 
     options = default_model.prepared(model.model, options_for, check_options)
     running.run(options, name_of(options.model), system_prompt, template)
+
+
+# ----------------------------------------------------------------------------------------------------------------- chat
+# ``penstock chat``: a conversation with a server.
+
+chat_app = new_app()
+
+
+@chat_app.command()
+@command
+def chat(*, options: ChatOptions) -> None:
+    run_chat(options)

@@ -7,16 +7,15 @@ from pathlib import Path
 from typing import Annotated, Final
 
 from penstock.cli import default_model
-from penstock.cli.command import command, new_app
+from penstock.cli.options import command, new_app
 from penstock.cli.speculation import SpeculationOptions
 from penstock.engine.options import MODEL_NAME, EngineOptions, ModelOptions, PipelineOptions, SharingOptions
 from penstock.library.names import DEFAULT
-from penstock.server.http.listen import Listening
-from penstock.server.settings import ServedNames, ServerSettings
+from penstock.server.settings import Listening, ServedNames, ServerSettings
 
 GGUF: Final = ".gguf"
 
-app = new_app()
+serve_app = new_app()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +25,7 @@ class ServedModel(ModelOptions):
     model: Annotated[str, replace(MODEL_NAME, positional=True, panel=None)] = DEFAULT
 
 
-@app.command()
+@serve_app.command()
 @command
 def serve(
     *,

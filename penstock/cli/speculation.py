@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 from penstock.config import FieldError
-from penstock.drafters.registry import DRAFTERS
+from penstock.drafters.base import DRAFTERS
 from penstock.options import SPECULATION, Option
 from penstock.speculation import SpeculativeConfig, parse_speculative
-from penstock.strategies.registry import STRATEGIES
+from penstock.strategies.base import STRATEGIES
 
 EXAMPLE: Final = '{"method": "ngram", "width": 8}'
 EVERYTHING: Final = (

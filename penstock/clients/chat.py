@@ -1,22 +1,312 @@
-"""``penstock chat``: a conversation with any OpenAI-compatible server, in the terminal or through a pipe."""
+"""The chat on a terminal: its state, commands, conversation and screen."""
 
 from __future__ import annotations
 
+import json
+import re
+import sys
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Final
+from enum import Enum, auto
+from typing import Annotated, Any, Final, Protocol
 
 import httpx
 from httpx_sse import EventSource
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.live import Live
+from rich.markdown import Markdown
+from rich.segment import Segment
+from rich.text import Text
 
-from penstock.clients.api import ServedModel, Server, ServerError, card_of, first_card, refused
-from penstock.clients.commands import QUOTES, Next, run_command
-from penstock.clients.conversation import Conversation
-from penstock.clients.screen import Screen, screen_for_this_terminal
-from penstock.clients.stream import AnswerStream, Chunk, Usage
+from penstock.clients.api import (
+    AnswerStream,
+    Chunk,
+    ServedModel,
+    Server,
+    ServerError,
+    Usage,
+    card_of,
+    first_card,
+    refused,
+)
+from penstock.config import nearest
 from penstock.core import RequestError
 from penstock.options import Option
+
+# --------------------------------------------------------------------------------------------------------- conversation
+# A chat's state between turns: its messages, system prompt and sampling settings.
+
+OURS: Final = ("messages", "model", "n", "stream", "stream_options")
+"""Fields of a request that the user cannot set, because this client relies on them."""
+
+
+@dataclass
+class Conversation:
+    """The state of a chat: ``turns`` are user and assistant in turn, ``settings`` other fields of a chat request.
+
+    ``defaults`` are sampling parameters that are sent unless ``settings`` has others.
+    """
+
+    system: str = ""
+    turns: list[dict[str, str]] = field(default_factory=list)
+    settings: dict[str, Any] = field(default_factory=dict)
+    defaults: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def sampling(self) -> str:
+        """The known sampling parameters in force, as text: ``temperature 0.8, top_k 40``."""
+        values = {name: self.settings.get(name, value) for name, value in self.defaults.items()}
+        short = {name: f"{value:g}" for name, value in values.items() if isinstance(value, float)}
+        return ", ".join(f"{name} {value}" for name, value in (values | short).items())
+
+    def ask(self, text: str) -> None:
+        """Add the user's message, in place of an earlier one that was never answered."""
+        self.take_back("user")
+        self.turns.append({"role": "user", "content": text})
+
+    def answer(self, text: str) -> None:
+        self.turns.append({"role": "assistant", "content": text})
+
+    def take_back(self, role: str) -> None:
+        """Remove the last turn if it is that role's."""
+        if self.turns and self.turns[-1]["role"] == role:
+            self.turns.pop()
+
+    def clear(self) -> None:
+        self.turns.clear()
+
+    def set(self, name: str, value: str) -> None:
+        """Set a field to ``value``, parsed as JSON, or as text if it is none; "" restores the server's default.
+
+        The server checks names and ranges. Raises RequestError for a field that cannot be set.
+        """
+        if name in OURS:
+            raise RequestError(f"{name} is not to be set here; leave it out")
+        self.settings.pop(name, None)
+        if value:
+            try:
+                self.settings[name] = json.loads(value)
+            except ValueError:
+                self.settings[name] = value
+
+    def body(self, model: str) -> dict[str, Any]:
+        """The body of the request for the next answer."""
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        stream = {"stream": True, "stream_options": {"include_usage": True}}
+        return {"model": model, "messages": [*system, *self.turns], **stream, **self.defaults, **self.settings}
+
+
+# ------------------------------------------------------------------------------------------------------------- commands
+# The syntax of a chat's input: messages over several lines, and commands that begin with a slash.
+
+QUOTES: Final = '"""'
+"""A line that begins a message of several lines, and ends it."""
+
+
+SAME_AGAIN: Final = "temperature is 0, so the answer stays the same; /set temperature 0.7 makes others"
+
+
+class Next(Enum):
+    """The chat's next action after a command or message."""
+
+    READ = auto()
+    ANSWER = auto()
+    LEAVE = auto()
+
+
+Handler = Callable[[Conversation, str], tuple[Next, str]]
+"""Carries out a command with its argument; returns the next action and the words for the user."""
+
+
+def run_command(line: str, conversation: Conversation) -> tuple[Next, str]:
+    """Carry out ``/name argument``. Raises RequestError for an unknown command or an unusable argument."""
+    name, _, argument = line.removeprefix("/").partition(" ")
+    if name not in COMMANDS:
+        raise RequestError(f"/{name} is no command; {nearest(name, COMMANDS)}")
+    return COMMANDS[name][1](conversation, argument.strip())
+
+
+def show_help(conversation: Conversation, argument: str) -> tuple[Next, str]:
+    lines = [words for words, _ in COMMANDS.values() if words]
+    lines.append(f"{QUOTES:27} alone on a line: begins and ends a message of several lines")
+    lines.append("Ctrl-C                      stops an answer; when there is none, leaves")
+    return Next.READ, "\n".join(lines)
+
+
+def set_system(conversation: Conversation, argument: str) -> tuple[Next, str]:
+    conversation.system = argument
+    return Next.READ, "system prompt set" if argument else "no system prompt"
+
+
+def clear(conversation: Conversation, argument: str) -> tuple[Next, str]:
+    conversation.clear()
+    return Next.READ, "conversation cleared; system prompt and settings stay"
+
+
+def set_field(conversation: Conversation, argument: str) -> tuple[Next, str]:
+    name, _, value = argument.partition(" ")
+    if name:
+        conversation.set(name, value.strip())
+    settings = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in conversation.settings.items()]
+    rest = f"all others are the server's defaults ({conversation.sampling})" if conversation.sampling else ""
+    return Next.READ, "\n".join([*settings, *[rest] * bool(rest)]) or "all settings are the server's defaults"
+
+
+def regenerate(conversation: Conversation, argument: str) -> tuple[Next, str]:
+    conversation.take_back("assistant")
+    if not conversation.turns:
+        raise RequestError("there is nothing to answer yet")
+    greedy = conversation.settings.get("temperature", conversation.defaults.get("temperature")) == 0
+    return Next.ANSWER, SAME_AGAIN * greedy
+
+
+def leave(conversation: Conversation, argument: str) -> tuple[Next, str]:
+    return Next.LEAVE, ""
+
+
+COMMANDS: Final[dict[str, tuple[str, Handler]]] = {
+    "help": ("/help                       shows this", show_help),
+    "system": ("/system TEXT                sets the system prompt; without TEXT there is none", set_system),
+    "clear": ("/clear                      forgets the conversation", clear),
+    "set": (
+        "/set temperature 0.7        sets a field of the request; without a value unsets it; alone: lists",
+        set_field,
+    ),
+    "regenerate": ("/regenerate                 answers the last message anew", regenerate),
+    "bye": ("/bye                        leaves, as Ctrl-D and /quit do", leave),
+    "quit": ("", leave),
+}
+
+
+# --------------------------------------------------------------------------------------------------------------- screen
+# A chat's output: formatted for a person at a terminal, plain text for a pipe.
+
+CONTROLS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""All control characters but tab and line feed: a model's text must not control the terminal."""
+MARKDOWN: Final = re.compile(
+    r"^ {0,3}(?:```|~~~)"  # a fence
+    r"|^#{2,6} \S"  # a heading; one # may be a comment
+    r"|^(?:[-*+]|\d+[.)]) \S"  # a list
+    r"|(?<![\w*(,])\*\*\w[^*\n]*(?<![\s,])\*\*(?![\w*])"  # bold words, and no powers or keyword arguments
+    r"|\]\(https?:",  # a link
+    re.MULTILINE,
+)
+"""Signs that a text is Markdown; other text, such as source code, would lose its line breaks as Markdown."""
+MARGIN: Final = 2
+"""Lines of the terminal that a growing answer leaves free: it would flicker if it filled the last one."""
+
+
+class Screen(Protocol):
+    interactive: bool
+
+    def read(self, prompt: str) -> str | None:
+        """The next line without its end; None when there is no more."""
+
+    def answering(self) -> AbstractContextManager[Callable[[str], None]]:
+        """A context for one answer; it yields a function that takes each new piece of the text."""
+
+    def say(self, words: str) -> None:
+        """Show information for a person; a pipe gets none."""
+
+    def warn(self, words: str) -> None:
+        """Show an error."""
+
+
+def screen_for_this_terminal() -> Screen:
+    """A RichScreen where a person reads and types, else a PlainScreen."""
+    return RichScreen() if sys.stdin.isatty() and sys.stdout.isatty() else PlainScreen()
+
+
+def clean(text: str) -> str:
+    return CONTROLS.sub("", text)
+
+
+def laid_out(text: str) -> RenderableType:
+    """Markdown if the text looks like it, else the text unchanged but for blank lines around it."""
+    return Markdown(text) if MARKDOWN.search(text) else Text(text.strip("\n"))
+
+
+class PlainScreen:
+    """A screen for pipes: lines from stdin; answers, each ended by a line feed, to stdout; errors to stderr."""
+
+    interactive = False
+
+    def read(self, prompt: str) -> str | None:
+        line = sys.stdin.readline()
+        return line.removesuffix("\n") if line else None
+
+    @contextmanager
+    def answering(self) -> Iterator[Callable[[str], None]]:
+        def show(text: str) -> None:
+            sys.stdout.write(clean(text))
+            sys.stdout.flush()
+
+        try:
+            yield show
+        finally:
+            show("\n")
+
+    def say(self, words: str) -> None:
+        pass
+
+    def warn(self, words: str) -> None:
+        print(f"penstock: {clean(words)}", file=sys.stderr)
+
+
+class RichScreen:
+    """A screen for a terminal: the last lines of an answer while it grows, all of it at the end."""
+
+    interactive = True
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console(highlight=False)
+
+    def read(self, prompt: str) -> str | None:
+        import readline  # noqa: F401  (input() then has history and arrow keys)
+
+        try:
+            return input(prompt)
+        except EOFError:
+            self._console.print()
+            return None
+
+    @contextmanager
+    def answering(self) -> Iterator[Callable[[str], None]]:
+        tail = Tail()
+        try:
+            with Live(tail, console=self._console, refresh_per_second=8, transient=True):
+                yield tail.add
+        finally:
+            self._console.print(laid_out(tail.text))
+
+    def say(self, words: str) -> None:
+        if words:
+            self._console.print(words, style="dim", markup=False)
+
+    def warn(self, words: str) -> None:
+        self._console.print(clean(words), style="red", markup=False)
+
+
+class Tail:
+    """A growing text, of which as many last lines are shown as fit."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def add(self, text: str) -> None:
+        self.text += clean(text)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        lines = console.render_lines(laid_out(self.text), options.update(height=None), pad=False)
+        for line in lines[-max(1, console.height - MARGIN) :]:
+            yield from line
+            yield Segment.line()
+
+
+# ----------------------------------------------------------------------------------------------------------------- chat
+# ``penstock chat``: a conversation with any OpenAI-compatible server, in the terminal or through a pipe.
 
 HINT: Final = "type a message · /help shows the commands · Ctrl-D leaves"
 EMPTY: Final = "the model's first token was an end token: it has nothing to add; ask in other words"

@@ -1,8 +1,9 @@
 """Clusters: their devices and links, the place of each stage, and the times of emulated ones."""
 
+from __future__ import annotations
+
 from penstock.cluster.load import load_cluster, load_devices, preset_names, random_cluster
-from penstock.cluster.prices import PRICES, ModelPrice
-from penstock.cluster.spec import Cluster, Device, Link, Links, Stage
+from penstock.cluster.spec import PRICES, Cluster, Device, Link, Links, ModelPrice, Stage
 from penstock.cluster.timing import (
     Attended,
     DeviceTiming,

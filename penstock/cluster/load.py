@@ -1,37 +1,161 @@
-"""Makes a checked Cluster from a cluster file, a preset's name, ``local-N`` or ``random-SEED``.
-
-The file, with everything optional in brackets::
-
-    name = "two-boxes"
-    [description, as_model, draft_as_model, draft_pass_ms, engine, drafter, time_scale, kv_slots]
-    devices = [{ name = "a1", host = "a", kind = "rtx3090" }, ...]     # or the kind's numbers on the device itself
-    stages = [{ devices = ["a1"], layers = 4 }, { devices = ["a2", "b1"], layers = [6, 6] }, ...]
-
-    [kinds.rtx3090]            # memory_gb, weight_bandwidth_gb_s, compute_tflops, overhead_ms; or, measured, pass_ms
-                               # of real devices: memory_gb, threads
-    [links.local]              # bandwidth_gbit_s, latency_ms: between devices of one host
-    [links.network]            # between hosts
-    [[links.between]]          # exceptions: ends = ["a", "b1"], bandwidth_gbit_s, latency_ms
-"""
+"""Loads cluster files and presets, and gives devices their layers and their times per pass."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 from penstock.cluster.drawn import drawn_table
-from penstock.cluster.layers import StageEntry, stages_with_layers
-from penstock.cluster.memory import check_memory
-from penstock.cluster.passes import with_rates
-from penstock.cluster.prices import PRICES, ModelPrice
-from penstock.cluster.spec import KV_SLOTS, Cluster, Device, DeviceKind, LinkBetween, Links, Stage
+from penstock.cluster.spec import KV_SLOTS, PRICES, Cluster, Device, DeviceKind, LinkBetween, Links, ModelPrice, Stage
+from penstock.cluster.timing import check_memory, device_timing, held_by
 from penstock.config import FieldError, check, check_positive, nearest, parse, read_toml
 from penstock.core import ConfigError
+
+# --------------------------------------------------------------------------------------------------------------- layers
+# Gives each device of a cluster file the layers that it is priced with: as stages state them, or by devices' speed.
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageEntry:
+    """A stage of a cluster file. ``layers``: of the whole stage, spread evenly over its devices, or one per device."""
+
+    devices: tuple[str, ...]
+    layers: int | tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        check(bool(self.devices), "devices", [], "a list of at least one device")
+
+
+def stages_with_layers(entries: tuple[StageEntry, ...], cluster: Cluster) -> tuple[Stage, ...]:
+    """Give every device its number of layers: as every stage states them, else by speed, or evenly over equal ones."""
+    model = cluster.as_model
+    stated = [i for i, entry in enumerate(entries) if entry.layers is not None]
+    if model is None:
+        if stated:
+            problem = "prices an emulated stage, and as_model is missing; to split a real model use layer_split"
+            raise FieldError(f"stages[{stated[0]}].layers", problem)
+        return tuple(Stage(devices=entry.devices) for entry in entries)
+    if not stated:
+        counts = iter(unstated_layers([name for entry in entries for name in entry.devices], cluster, model))
+        return tuple(Stage(devices=e.devices, layers=tuple(next(counts) for _ in e.devices)) for e in entries)
+    if len(stated) < len(entries):
+        missing = next(i for i in range(len(entries)) if i not in stated)
+        raise FieldError(f"stages[{missing}].layers", "is missing: state the layers of every stage or of none")
+    stages = tuple(Stage(devices=entry.devices, layers=device_layers(i, entry)) for i, entry in enumerate(entries))
+    total = sum(sum(stage.layers) for stage in stages)
+    if total != model.layers:
+        raise FieldError("stages", f"hold {total} layers together; as_model has {model.layers}")
+    return stages
+
+
+def unstated_layers(names: Sequence[str], cluster: Cluster, model: ModelPrice) -> Sequence[int]:
+    """Layers of each device, in order, where no stage states any.
+
+    Devices that differ get them by speed. Equal ones get equal numbers; a remainder goes to the first ones, since the
+    last one holds the head.
+    """
+    if len(names) > model.layers:
+        problem = f"name {len(names)} devices for the {model.layers} layers of as_model; use fewer"
+        raise FieldError("stages", problem)
+    devices = [cluster.device(name) for name in names]
+    # Names, hosts and kinds say nothing of a device's speed.
+    kinds = {dataclasses.replace(device, name="", host="", kind=None) for device in devices}
+    if len(kinds) > 1 and all(device.priced for device in devices):
+        return layers_by_speed(devices, cluster, model)
+    return spread(model.layers, len(names))
+
+
+def layers_by_speed(devices: Sequence[Device], cluster: Cluster, model: ModelPrice) -> list[int]:
+    """Layers of each device such that the slowest one is as fast as it can be.
+
+    Each layer goes to the device that would be done first with it. A device whose memory is full gets no more, unless
+    all are full.
+    """
+
+    def after(i: int) -> tuple[bool, float]:
+        device, head = devices[i], i == len(devices) - 1
+        held = held_by(model, counts[i] + 1, cluster.kv_slots, embedding=i == 0, head=head)
+        full = device.memory_gb is not None and held.total > device.memory_gb * 1e9
+        return full, device_timing(device, model, counts[i] + 1, 1.0, head=head).seconds(1)
+
+    counts = [1] * len(devices)
+    for _ in range(model.layers - len(devices)):
+        counts[min(range(len(devices)), key=after)] += 1  # False sorts first: devices that have room
+    return counts
+
+
+def device_layers(index: int, entry: StageEntry) -> tuple[int, ...]:
+    """The layers of each device of a stage that states them."""
+    where, devices, layers = f"stages[{index}].layers", len(entry.devices), entry.layers
+    if isinstance(layers, int):
+        check(layers >= devices, where, layers, f"at least 1 for each of its {devices} devices")
+        return spread(layers, devices)
+    assert layers is not None
+    check(len(layers) == devices, where, list(layers), f"a number, or one for each of its {devices} devices")
+    check(min(layers) >= 1, where, list(layers), "at least 1 everywhere")
+    return layers
+
+
+def spread(layers: int, devices: int) -> tuple[int, ...]:
+    each, left = divmod(layers, devices)
+    return tuple(each + (i < left) for i in range(devices))
+
+
+# --------------------------------------------------------------------------------------------------------------- passes
+# Prices other layers on devices whose pass over their own layers was measured.
+
+
+def with_rates(cluster: Cluster, stages: tuple[Stage, ...], model: ModelPrice) -> Cluster:
+    """The cluster with a rate in place of every ``pass_ms``: the one that reads the device's layers in that time.
+
+    ``stages`` say for which layers of ``model`` each pass was measured. A pass is thus assumed to grow with the weights
+    that it reads. A device without layers gets the rate of one of its kind; if there is none, it stays as it is.
+    """
+    last = stages[-1].devices[-1]
+    rates: dict[str, float] = {}
+    by_kind: dict[str, float] = {}
+    for stage in stages:
+        for name, layers in zip(stage.devices, stage.layers, strict=True):
+            device = cluster.device(name)
+            if device.pass_ms is not None:
+                # Bytes per millisecond are 1e-6 times 1e9 bytes/s.
+                rates[name] = model.weight_bytes(layers, head=name == last) / device.pass_ms / 1e6
+                by_kind.setdefault(device.kind or name, rates[name])
+    return replace(
+        cluster,
+        devices=tuple(
+            with_rate(one, rates.get(one.name, by_kind.get(one.kind or one.name))) for one in cluster.devices
+        ),
+    )
+
+
+def with_rate(device: Device, gb_s: float | None) -> Device:
+    """The device with a rate of ``gb_s`` (1e9 bytes/s) in place of its pass, if it states one."""
+    if device.pass_ms is None or gb_s is None:
+        return device
+    return replace(device, pass_ms=None, weight_bandwidth_gb_s=gb_s, overhead_ms=0.0)
+
+
+# ----------------------------------------------------------------------------------------------------------------- load
+# Makes a checked Cluster from a cluster file, a preset's name, ``local-N`` or ``random-SEED``.
+#
+# The file, with everything optional in brackets::
+#
+#     name = "two-boxes"
+#     [description, as_model, draft_as_model, draft_pass_ms, engine, drafter, time_scale, kv_slots]
+#     devices = [{ name = "a1", host = "a", kind = "rtx3090" }, ...]     # or the kind's numbers on the device itself
+#     stages = [{ devices = ["a1"], layers = 4 }, { devices = ["a2", "b1"], layers = [6, 6] }, ...]
+#
+#     [kinds.rtx3090]            # memory_gb, weight_bandwidth_gb_s, compute_tflops, overhead_ms; or, measured, pass_ms
+#                                # of real devices: memory_gb, threads
+#     [links.local]              # bandwidth_gbit_s, latency_ms: between devices of one host
+#     [links.network]            # between hosts
+#     [[links.between]]          # exceptions: ends = ["a", "b1"], bandwidth_gbit_s, latency_ms
 
 DRAFTER_ON: Final = "drafter_on"
 PRESETS: Final = Path(__file__).parent / "presets"

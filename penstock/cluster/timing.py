@@ -1,10 +1,4 @@
-"""Times of an emulated cluster: per stage and batch, per link and message. All are in seconds, time_scale applied.
-
-A device's pass over a batch lasts ``fixed + max(reading, computing)``, the roofline: its weights, and the keys and
-values that the batch attends to, are read once; every row and its attention are computed. A message on a link lasts
-``latency + bytes / rate``. Stage processes wait for these times, and the simulator adds them. Where a device's layers
-have been measured, the measurements count.
-"""
+"""The times that a cluster's stages and links take, and the memory that its devices need."""
 
 from __future__ import annotations
 
@@ -15,11 +9,18 @@ from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
-from penstock.cluster.measured import interpolated
-from penstock.cluster.prices import ModelPrice
-from penstock.cluster.spec import Cluster, Device
+from penstock.cluster.spec import Cluster, Device, ModelPrice, interpolated
+from penstock.config import FieldError
 from penstock.core import ConfigError
 from penstock.messages import Index, Seconds
+
+# --------------------------------------------------------------------------------------------------------------- timing
+# Times of an emulated cluster: per stage and batch, per link and message. All are in seconds, time_scale applied.
+#
+# A device's pass over a batch lasts ``fixed + max(reading, computing)``, the roofline: its weights, and the keys and
+# values that the batch attends to, are read once; every row and its attention are computed. A message on a link lasts
+# ``latency + bytes / rate``. Stage processes wait for these times, and the simulator adds them. Where a device's layers
+# have been measured, the measurements count.
 
 MESSAGE_ROW_BYTES: Final = 24
 """One row to or from the engine, where no hidden state travels: six integers of 1 to 5 bytes in msgpack, rounded up."""
@@ -225,3 +226,68 @@ def link_timing(cluster: Cluster, one: str, other: str, row_bytes: float) -> Lin
         bytes_per_s=link.bandwidth_gbit_s * 1e9 / 8 / cluster.time_scale,
         row_bytes=row_bytes,
     )
+
+
+# --------------------------------------------------------------------------------------------------------------- memory
+# Memory that a device needs: weights, the KV cache, the activations of a batch, and a drafter beside them.
+
+BATCH_ROWS: Final = 512
+"""Rows of the largest batch: a piece of a prompt."""
+ROW_STATES: Final = 16
+"""Memory of a row in a layer, in hidden states: residual, norm, queries to values, and 2 x 3.5 of the feed-forward."""
+
+
+class Held(NamedTuple):
+    """Bytes that one device holds."""
+
+    weights: float
+    cache: float
+    activations: float
+
+    @property
+    def total(self) -> float:
+        return sum(self)
+
+    def __add__(self, other: object) -> Held:
+        """Both on one device, where the activations of only one are there at a time."""
+        assert isinstance(other, Held)
+        return Held(self.weights + other.weights, self.cache + other.cache, max(self.activations, other.activations))
+
+
+def held_by(model: ModelPrice, layers: int, kv_slots: int, *, embedding: bool, head: bool) -> Held:
+    """Bytes of ``layers`` layers of a model with the KV of ``kv_slots`` tokens, and of embedding and head if stated."""
+    return Held(
+        weights=model.weight_bytes(layers, head=head) + (model.embedding_bytes if embedding else 0.0),
+        cache=kv_slots * model.slot_bytes(layers),
+        activations=BATCH_ROWS * ROW_STATES * model.row_bytes,
+    )
+
+
+def check_memory(cluster: Cluster, model: ModelPrice) -> None:
+    """Raise FieldError, with the numbers, naming the first device whose memory does not suffice.
+
+    A drafter, with an embedding of its own, counts on the device that holds it, beside a stage's layers.
+    """
+    draft = cluster.draft_as_model
+    drafting = None
+    if draft is not None:
+        drafting = held_by(draft, draft.layers, cluster.kv_slots, embedding=True, head=True)
+    last = cluster.stages[-1].devices[-1]
+    for i, stage in enumerate(cluster.stages):
+        for j, (name, layers) in enumerate(zip(stage.devices, stage.layers, strict=True)):
+            held = held_by(model, layers, cluster.kv_slots, embedding=i == j == 0, head=name == last)
+            where = f"stages[{i}].devices[{j}]"
+            check_fits(where, cluster.device(name), held, f"its {layers} layers", cluster.kv_slots)
+            if drafting is not None and name == cluster.drafter:
+                what = f"{layers} layers and the draft model"
+                check_fits("drafter", cluster.device(name), held + drafting, what, cluster.kv_slots)
+    if drafting is not None and cluster.drafter is not None and cluster.drafting_stage is None:
+        check_fits("drafter", cluster.device(cluster.drafter), drafting, "the draft model", cluster.kv_slots)
+
+
+def check_fits(where: str, device: Device, held: Held, what: str, kv_slots: int) -> None:
+    if device.memory_gb is not None and held.total > device.memory_gb * 1e9:
+        parts = f"weights {held.weights / 1e9:.2f}, {kv_slots} tokens of KV {held.cache / 1e9:.2f}"
+        numbers = f"{held.total / 1e9:.2f} GB for {what} ({parts}, activations {held.activations / 1e9:.2f})"
+        remedy = "give it fewer layers or lower kv_slots"
+        raise FieldError(where, f"({device.name!r}) would need {numbers}; it has {device.memory_gb:g} GB: {remedy}")

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from penstock.drafters.base import Draft, DraftRequest
-from penstock.drafters.options import DrafterOptions, DrafterParts, Weights
+from penstock.drafters.base import Draft, DrafterOptions, DrafterParts, DraftRequest, Weights
 from penstock.drafters.small_model import Entries, SmallModelDrafter
 from penstock.messages import Batch, Cancel
 from penstock.pipeline.base import Pipeline

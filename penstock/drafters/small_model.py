@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from penstock.config import FieldError
-from penstock.drafters.base import Draft, DraftRequest
-from penstock.drafters.options import DrafterOptions, DrafterParts, Weights
-from penstock.estimates.draft_timing import DraftTiming
-from penstock.estimates.drafts import DraftQuality
+from penstock.drafters.base import Draft, DrafterOptions, DrafterParts, DraftRequest, Weights
+from penstock.estimates.drafts import DraftQuality, DraftTiming
 from penstock.messages import Batch, Candidates, Span
 from penstock.pipeline.base import Pipeline
-from penstock.requests.batch_builder import BatchBuilder
+from penstock.requests.batches import BatchBuilder
 from penstock.requests.request import Request
 from penstock.tree import Node
 

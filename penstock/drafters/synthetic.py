@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from penstock.config import FieldError, check
-from penstock.drafters.base import Draft, DraftRequest
-from penstock.drafters.instant import InstantDrafter
-from penstock.drafters.options import DrafterOptions, DrafterParts, Weights
+from penstock.drafters.base import Draft, DrafterOptions, DrafterParts, DraftRequest, InstantDrafter, Weights
 from penstock.requests.request import Request
 from penstock.tree import Node
 

@@ -1,6 +1,10 @@
-"""The emulated parts of an engine by its cluster file: stages, links and the drafter. Everything else is real."""
+"""The emulated parts of an engine by its cluster file, and the host that they are on."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
 
 from penstock.cluster import (
     Cluster,
@@ -13,14 +17,16 @@ from penstock.cluster import (
 )
 from penstock.cluster.timing import StageTiming
 from penstock.core import ConfigError
-from penstock.drafters.base import Drafter
+from penstock.drafters.base import Drafter, Weights
 from penstock.drafters.merged import MergedDrafter
-from penstock.drafters.options import Weights
-from penstock.emulation.drafter import EmulatedDrafter
+from penstock.emulation.drafter import DeviceTurns, EmulatedDrafter
 from penstock.emulation.stage import StageEmulation
-from penstock.emulation.turns import DeviceTurns
-from penstock.pipeline.base import Clock, SideChannel
+from penstock.pipeline.base import Clock, SideChannel, StagePlan
+from penstock.pipeline.processes import ProcessHost, ProcessPipeline
 from penstock.speculation import SpeculativeConfig
+
+# -------------------------------------------------------------------------------------------------------------- cluster
+# The emulated parts of an engine by its cluster file: stages, links and the drafter. Everything else is real.
 
 
 def stage_emulations(
@@ -115,3 +121,21 @@ def take_turns(cluster: Cluster | None, drafter: Drafter | None, pipeline: SideC
 def shared_stage(cluster: Cluster | None, drafter: Drafter | None) -> int | None:
     """The stage whose modelled device the drafter uses, too; None if the drafter has a device of its own."""
     return cluster.drafting_stage if cluster is not None and modelled_drafter(drafter) is not None else None
+
+
+# ----------------------------------------------------------------------------------------------------------------- host
+# Stage processes that keep their modelled times at real-time priority, for benches.
+
+
+class RealTimeHost(ProcessHost):
+    """Starts emulated stages ahead of everything else on this host, where Linux permits it: see priority.py."""
+
+    def begin(self, plans: Sequence[StagePlan], name: str = "stage") -> ProcessPipeline:
+        return super().begin([in_real_time(plan) for plan in plans], name)
+
+
+def in_real_time(plan: StagePlan) -> StagePlan:
+    """The plan with real-time priority if its stage is emulated; a real stage has no modelled times to keep."""
+    if plan.emulation is None:
+        return plan
+    return replace(plan, emulation=replace(plan.emulation, real_time=True))

@@ -1,4 +1,4 @@
-"""A modelled device: a batch takes at least its modelled time, and a drafter's passes may run between batches."""
+"""An emulated device: the modelled time of a batch, by its rows and the keys and values that they read."""
 
 from __future__ import annotations
 
@@ -6,10 +6,32 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from penstock.cluster.timing import StageTiming
-from penstock.emulation.attended import attended_by
+from penstock.cluster.timing import NOTHING, Attended, StageTiming
 from penstock.messages import DeviceReserved, Message, ReserveDevice, Rows
-from penstock.stage.device import Computation, Device
+from penstock.stage.driver import Computation, Device
+
+# ------------------------------------------------------------------------------------------------------------- attended
+# How much of the KV cache a batch reads, from its rows' positions: a row at position p attends to p + 1 tokens.
+
+
+def attended_by(rows: Rows, alive: Sequence[int]) -> Attended:
+    """Attention pairs and distinct tokens read by the rows ``alive``.
+
+    Each request's tokens count as read once, up to its deepest row: the branches of a draft tree are short beside that.
+    """
+    if not alive:
+        return NOTHING
+    pairs, longest = len(alive), dict[int, int]()
+    for row in alive:
+        position, request = rows.positions[row], rows.requests[row]
+        pairs += position
+        if position >= longest.get(request, 0):
+            longest[request] = position + 1
+    return Attended(pairs, sum(longest.values()))
+
+
+# --------------------------------------------------------------------------------------------------------------- device
+# A modelled device: a batch takes at least its modelled time, and a drafter's passes may run between batches.
 
 
 class Pass(NamedTuple):

@@ -6,7 +6,7 @@ from typing import Final
 
 from penstock.cluster.timing import LinkTiming
 from penstock.messages import Message, encode
-from penstock.stage.device import REAL_LINK, Link
+from penstock.stage.driver import REAL_LINK, Link
 
 SECRET_SIZED: Final = "0" * 32
 """Stands in for the session's secret where only a message's size counts."""
@@ -33,7 +33,7 @@ class LinkModel(Link):
         return self._free_at + self._timing.latency_s
 
 
-class Node:
+class Port:
     """A device that sends or receives one thing at a time."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class ExclusiveLink(LinkModel):
     one end, those that were announced first come first, as in the paper's queue of pending transfers.
     """
 
-    def __init__(self, timing: LinkTiming, sender: Node, receiver: Node) -> None:
+    def __init__(self, timing: LinkTiming, sender: Port, receiver: Port) -> None:
         super().__init__(timing)
         self._ends = (sender, receiver)
 

@@ -15,24 +15,15 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 from weakref import WeakValueDictionary
 
-from penstock.core import (
-    ConfigError,
-    PipelineError,
-    QueueFull,
-    Recovering,
-    RequestError,
-    RequestOutput,
-    SamplingParams,
-)
+from penstock.core import ConfigError, PipelineError, QueueFull, Recovering, RequestError, RequestOutput, SamplingParams
 from penstock.engine.job import Job, Prompt
 from penstock.engine.llm import LLM
 from penstock.engine.loop import Observer
-from penstock.engine.outlined.stream import Aside, OutlineStream
 from penstock.engine.resolve import Resolved
 from penstock.engine.stats import Counters, EngineStats
-from penstock.engine.stream import RequestStream, StreamUpdate
-from penstock.outlines.asks import Ask, Step, Steps
+from penstock.engine.stream import Aside, OutlineStream, RequestStream, StreamUpdate
 from penstock.outlines.dialogue import Dialogue
+from penstock.outlines.steps import Ask, Step, Steps
 from penstock.pipeline.base import Host
 from penstock.text.chat import ChatFormat, Messages, encoded, rendered
 from penstock.text.tokenizer import Tokenizer

@@ -1,36 +1,42 @@
-"""``LLM``: offline generation, shaped like vLLM's."""
+"""``LLM``: the engine on the caller's thread."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
-from penstock.core import FinishReason, RequestError, RequestOutput, SamplingParams
+from penstock.core import CompletionOutput, FinishReason, RequestError, RequestOutput, SamplingParams
 from penstock.drafters.base import Drafter
-from penstock.dtypes import EXACT, FAST
-from penstock.engine.answers import learn_answers
-from penstock.engine.build import make_loop
-from penstock.engine.completion import Completion
-from penstock.engine.empty import warn_of_empty_answers
-from penstock.engine.job import Job, Prompt, check_known, naming, prompts_of, token_ids_of
+from penstock.engine.build import Engine as Decoder
+from penstock.engine.build import learn_answers, make_loop
+from penstock.engine.completion import Completion, CompletionDelta
+from penstock.engine.job import (
+    Job,
+    Prompt,
+    check_known,
+    check_sampling,
+    ends_of,
+    naming,
+    prompts_of,
+    sampling_of,
+    token_ids_of,
+    warn_of_empty_answers,
+)
 from penstock.engine.loop import EngineLoop, Observer, fresh_seed
+from penstock.engine.opening import open_host, resolve_on
 from penstock.engine.options import EngineOptions
-from penstock.engine.outlined.offline import Run, answer_in_points
-from penstock.engine.places.opening import open_host, resolve_on
-from penstock.engine.places.parts import EngineParts
-from penstock.engine.profile.memory import Memory
-from penstock.engine.profile.pieces import PlannedPieces
+from penstock.engine.parts import EngineParts
+from penstock.engine.profile.learned import Memory, PlannedPieces
 from penstock.engine.resolve import Resolved, check_options
-from penstock.engine.sampling import check_sampling, ends_of, sampling_of
+from penstock.engine.stream import Joined, timed
 from penstock.engine.turns import Turns
-from penstock.outlines.asks import Steps
+from penstock.files import EXACT, FAST
 from penstock.outlines.dialogue import Dialogue
-from penstock.outlines.forms import Forms
-from penstock.outlines.steps import Answering, check_outline
+from penstock.outlines.steps import Answering, Ask, Forms, Step, Steps, check_outline
 from penstock.pipeline.base import Host
 from penstock.pipeline.forkserver import shared_fork_server
 from penstock.requests.request import Request
@@ -38,6 +44,116 @@ from penstock.speculation import SpeculativeConfig, make_strategy
 from penstock.text.chat import ChatFormat, Messages, chat_prompt, conversations_of
 from penstock.text.detokenizer import IncrementalDetokenizer
 from penstock.text.tokenizer import Tokenizer, load_tokenizer
+
+# -------------------------------------------------------------------------------------------------------------- offline
+# Answers in points for ``LLM``: many questions at a time, step by step.
+
+
+class Engine(Decoder, Protocol):
+    """The part of ``LLM`` that answers in points need."""
+
+    def observing(self, observer: Observer) -> Any: ...
+
+
+class Run:
+    """One question on its way: the step that is due, and the answer once its last step is done."""
+
+    def __init__(self, steps: Steps, prompt: dict[str, Any]) -> None:
+        self._steps = steps
+        self._prompt = prompt
+        self.step: Step = next(steps)
+        self.jobs: list[Job] = []
+
+    def advance(self, outputs: list[RequestOutput]) -> RequestOutput | None:
+        """Take the outputs of the step. Returns the answer if it was the last step, else None."""
+        if not self.step.last:
+            self.step = self._steps.send(outputs)
+            return None
+        joined = Joined(self.step.headings)
+        for number, output in enumerate(outputs):
+            joined.push(number, all_of(output.outputs[0]))
+        whole, delta, report = CompletionOutput(0), joined.take(), self.step.report
+        assert delta is not None
+        delta.add_to(whole)
+        timed(whole, report, outputs)
+        report.points = outputs if report.used else []
+        name, cached = outputs[0].request_id, outputs[0].num_cached_tokens
+        text, ids = self._prompt["prompt"], self._prompt["prompt_token_ids"]
+        return RequestOutput(name, text, ids, [whole], True, cached, report)
+
+
+def all_of(one: CompletionOutput) -> CompletionDelta:
+    """A whole completion as one delta."""
+    return CompletionDelta(0, one.token_ids, one.text, one.logprobs, one.finish_reason, one.stop_reason)
+
+
+class Teller(Observer):
+    """Passes the text of an answer to ``tell`` as it comes, in order."""
+
+    def __init__(self, run: Run, tell: Callable[[str], None]) -> None:
+        self._joined = Joined(run.step.headings)
+        self._jobs = run.jobs
+        self._tell = tell
+
+    def waits(self) -> None:
+        for number, job in enumerate(self._jobs):
+            if (delta := job.completions[0].take()) is not None:
+                self._joined.push(number, delta)
+        if (new := self._joined.take()) is not None and new.text:
+            self._tell(new.text)
+
+
+def answer_in_points(
+    engine: Engine, runs: Sequence[Run], tell: Callable[[str], None] | None = None
+) -> list[RequestOutput]:
+    """The answers to all questions, in order. With a single question ``tell`` gets its text as it comes.
+
+    Raises as ``LLM.generate`` does.
+    """
+    answers: dict[int, RequestOutput] = {}
+    while pending := [number for number in range(len(runs)) if number not in answers]:
+        for number in pending:
+            run = runs[number]
+            prepare(engine, run.step.asks)
+            run.jobs = [job_of(engine, ask) for ask in run.step.asks]
+        outputs = iter(complete(engine, [runs[number] for number in pending], tell))
+        for number in pending:
+            answer = runs[number].advance([next(outputs) for _ in runs[number].jobs])
+            if answer is not None:
+                answers[number] = answer
+    return [answers[number] for number in range(len(runs))]
+
+
+def complete_step(engine: Engine, step: Step) -> list[RequestOutput]:
+    """The outputs of one step's requests, which run by themselves."""
+    prepare(engine, step.asks)
+    return engine.complete([job_of(engine, ask) for ask in step.asks])
+
+
+def prepare(engine: Engine, asks: Sequence[Ask]) -> None:
+    learn_answers(engine, [ask.prompt for ask in asks], [ask.params for ask in asks])
+
+
+def job_of(engine: Engine, ask: Ask) -> Job:
+    job = engine.job(ask.prompt, ask.params)
+    job.pinned = ask.pinned
+    return job
+
+
+def complete(engine: Engine, runs: Sequence[Run], tell: Callable[[str], None] | None) -> list[RequestOutput]:
+    jobs = [job for run in runs for job in run.jobs]
+    if tell is None or not runs[0].step.last:
+        return engine.complete(jobs)
+    teller = Teller(runs[0], tell)
+    with engine.observing(teller):
+        try:
+            return engine.complete(jobs)
+        finally:
+            teller.waits()
+
+
+# ------------------------------------------------------------------------------------------------------------------ llm
+# ``LLM``: offline generation, shaped like vLLM's.
 
 
 class LLM:

@@ -10,10 +10,10 @@ from typing import Annotated, Any, Final
 
 from penstock.cluster import Cluster, load_cluster
 from penstock.config import check
-from penstock.dtypes import DTYPES, NUMERICS, QUANTIZATIONS
+from penstock.files import DTYPES, NUMERICS, QUANTIZATIONS
 from penstock.hosts.placement import asked_hosts
+from penstock.library.names import PAIR
 from penstock.library.pull import place_of
-from penstock.library.reference import PAIR
 from penstock.options import LIMITS, MODEL, PIPELINE, SHARING, SPECULATION, Option
 from penstock.speculation import SpeculativeConfig, parse_speculative
 

@@ -9,16 +9,16 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from penstock.checkpoint.look import Glance, check_built_for, check_version, glance, parse_layer_split, resolve
 from penstock.cluster import Cluster, LinkTiming, StageTiming
 from penstock.config import FieldError, check
 from penstock.core import ConfigError
+from penstock.drafters.base import Weights
 from penstock.drafters.learned import LearnedOptions
-from penstock.drafters.options import Weights
 from penstock.drafters.small_model import SmallModelOptions
 from penstock.emulation.cluster import check_drafter
 from penstock.engine.options import AUTO, DEMO, EngineOptions, model_folder
-from penstock.hosts.cores import shared_threads, usable_cores
-from penstock.hosts.facts import HostFacts, own_facts
+from penstock.hosts.facts import HostFacts, own_facts, shared_threads, usable_cores
 from penstock.hosts.placement import (
     HERE,
     check_gpus,
@@ -27,16 +27,12 @@ from penstock.hosts.placement import (
     hosts_of_stages,
     threads_elsewhere,
 )
-from penstock.models.glance import Glance, glance
-from penstock.models.places import resolve
-from penstock.models.split import parse_layer_split
-from penstock.models.torch_build import check_built_for, check_version
 from penstock.requests.slots import speculative_slots
 from penstock.speculation import SpeculativeConfig
 
 if TYPE_CHECKING:
-    from penstock.models.checkpoint import Checkpoint
-    from penstock.models.speculators.formats import SpeculatorCheckpoint
+    from penstock.checkpoint.checkpoint import Checkpoint
+    from penstock.models.speculators.open import SpeculatorCheckpoint
 
 DEMO_DRAFTERS: Final = DEMO / "drafters"
 DEFAULT_MODEL_LEN: Final = 4096
@@ -97,9 +93,9 @@ def resolve_options(options: EngineOptions, living: Mapping[str, HostFacts] | No
     ``living``: facts of the other hosts that the options name, by host name.
     """
     check_options(options)
-    from penstock.models.checkpoint import open_checkpoint
+    from penstock.checkpoint.checkpoint import open_checkpoint
     from penstock.models.loader import check_loads
-    from penstock.models.quantization.choice import check_numerics, weights_format
+    from penstock.models.quantized.choice import check_numerics, weights_format
 
     speculation, cluster = options.speculative_config, options.cluster
     assert not isinstance(speculation, Mapping)
@@ -112,8 +108,7 @@ def resolve_options(options: EngineOptions, living: Mapping[str, HostFacts] | No
     draft = speculator = None
     weights = speculation.drafter_options.weights if speculation is not None else Weights.NONE
     if speculation is not None and weights is Weights.SPECULATOR:
-        from penstock.models.speculators.formats import open_speculator
-        from penstock.models.speculators.loader import check_draft_ids
+        from penstock.models.speculators.open import check_draft_ids, open_speculator
 
         speculator = open_speculator(speculator_folder(options.model, speculation), checkpoint)
         check_method(speculation.method, speculator)
@@ -157,7 +152,7 @@ def drafter_quantization(
     options: EngineOptions, speculation: SpeculativeConfig | None, draft: Checkpoint | None
 ) -> str:
     """Format of the drafter's weights: none, int8 or int4. ``draft``: the draft model's checkpoint, if there is one."""
-    from penstock.models.quantization.choice import drafter_format, weights_format
+    from penstock.models.quantized.choice import drafter_format, weights_format
 
     drafter = speculation.drafter_options if speculation is not None else None
     if isinstance(drafter, SmallModelOptions) and draft is not None:
@@ -174,7 +169,7 @@ def computed_in(
     options: EngineOptions, checkpoint: Checkpoint, quantization: str, living: Mapping[str, HostFacts]
 ) -> str:
     """The dtype of hidden states, and of weights that are floats."""
-    from penstock.models.quantization.choice import usable_dtype
+    from penstock.models.quantized.choice import usable_dtype
 
     able = capabilities(options, living)
     return usable_dtype(options.dtype, options.device, checkpoint, quantization, able)
@@ -201,7 +196,7 @@ def devices_of(options: EngineOptions, hosts: Sequence[str], living: Mapping[str
 
     Raises ConfigError for a device that is not there.
     """
-    from penstock.models.devices import check_device, drafting_device, placed
+    from penstock.models.quantized.choice import check_device, drafting_device, placed
 
     if not any(hosts):
         check_device(options.device)

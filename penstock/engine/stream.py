@@ -1,14 +1,20 @@
-"""One request of an ``AsyncLLM`` as the event loop's thread reads it, while the engine's thread produces it."""
+"""Streams of ``AsyncLLM``: one request, or an answer in points, as it is produced."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from typing import Any
 
-from penstock.core import FinishReason, RequestOutput
+from penstock.core import CompletionOutput, FinishReason, OutlineOutput, RequestOutput, SpeculationMetrics
 from penstock.engine.completion import CompletionDelta
 from penstock.engine.job import Job
+from penstock.outlines.steps import Ask, Step, Steps
+
+# --------------------------------------------------------------------------------------------------------------- stream
+# One request of an ``AsyncLLM`` as the event loop's thread reads it, while the engine's thread produces it.
 
 
 @dataclass
@@ -117,3 +123,215 @@ class RequestStream:
             self._updates.set()
         if self.finished:
             self._end.set()
+
+
+# --------------------------------------------------------------------------------------------------------------- joined
+# Joins points that are generated side by side into one text: each in its turn, as far as it has come.
+
+
+class Joined:
+    """The whole answer: ``push`` takes new output of any point, ``take`` gives new output of the whole.
+
+    The whole ends with its last point, or where a stop string or stop token of the request ends a point, or where a
+    point is aborted or fails: later points are left out. Its finish reason is "length" if any point's is.
+    """
+
+    def __init__(self, headings: Sequence[str]) -> None:
+        self._headings = headings
+        self._new: list[CompletionDelta | None] = [None] * len(headings)
+        self._current = 0
+        self._opened = False
+        self._cut = False
+        self.ended = False
+
+    def push(self, number: int, delta: CompletionDelta) -> None:
+        before = self._new[number]
+        self._new[number] = delta if before is None else before.followed_by(delta)
+
+    def take(self) -> CompletionDelta | None:
+        """The whole's output since the last call; None if there is none."""
+        found: CompletionDelta | None = None
+        while not self.ended and (piece := self._piece()) is not None:
+            found = piece if found is None else found.followed_by(piece)
+        return found
+
+    def _piece(self) -> CompletionDelta | None:
+        """The new output of the point whose turn it is; None if there is none."""
+        delta, self._new[self._current] = self._new[self._current], None
+        if delta is None:
+            return None
+        heading = "" if self._opened else self._headings[self._current]
+        piece = replace(delta, index=0, text=heading + delta.text, finish_reason=None)
+        self._opened = True
+        if delta.finish_reason is not None:
+            self._cut |= delta.finish_reason is FinishReason.LENGTH
+            piece.finish_reason = self._end(delta)
+            self._current, self._opened = self._current + 1, False
+            self.ended = piece.finish_reason is not None
+        return piece
+
+    def _end(self, last: CompletionDelta) -> FinishReason | None:
+        """Why the whole ends with this end of a point; None where it goes on."""
+        assert last.finish_reason is not None
+        if last.finish_reason in (FinishReason.ABORT, FinishReason.ERROR) or last.stop_reason is not None:
+            return last.finish_reason
+        if self._current + 1 < len(self._headings):
+            return None
+        return FinishReason.LENGTH if self._cut else FinishReason.STOP
+
+
+def timed(output: CompletionOutput, report: OutlineOutput, parts: Sequence[RequestOutput]) -> None:
+    """Set the times and counts of the whole, from its parts and the steps before them.
+
+    These steps ran one after the other, the parts side by side. Parts that nobody waited for have no end time and do
+    not count in the time.
+    """
+    before = sum(guide.outputs[0].seconds or 0.0 for guide in report.guides)
+    first, told = parts[0].outputs[0], [part.outputs[0] for part in parts]
+    ends = [one.seconds for one in told if one.seconds is not None]
+    output.first_token_seconds = None if first.first_token_seconds is None else before + first.first_token_seconds
+    output.seconds = None if output.finish_reason is None else before + max(ends, default=0.0)
+    everything = [one.metrics for request in (*report.guides, *parts) for one in request.outputs]
+    for field in fields(SpeculationMetrics):
+        setattr(output.metrics, field.name, sum(getattr(one, field.name) for one in everything))
+
+
+# --------------------------------------------------------------------------------------------------------------- stream
+# An answer in points as the event loop's thread reads it: shaped like a request's stream, and made of several.
+
+Begin = Callable[[Ask], RequestStream]
+"""Queues one of the answer's requests."""
+Aside = Callable[[Callable[[], Step]], Awaitable[Step]]
+"""Prepares the next step beside the event loop, since writing its prompts takes a while."""
+
+
+class OutlineStream:
+    """An answer under way: an async iterator over ``RequestDelta`` with a single completion.
+
+    A step begins once the one before has ended and somebody reads. Raises as a ``RequestStream`` does.
+    """
+
+    def __init__(
+        self, request_id: str, prompt: Mapping[str, Any], steps: Steps, first: Step, begin: Begin, aside: Aside
+    ) -> None:
+        """``first`` is the first of ``steps``; its requests are queued at once, and may be refused."""
+        self.request_id = request_id
+        self.prompt: str = prompt["prompt"]
+        self.prompt_token_ids: list[int] = prompt["prompt_token_ids"]
+        self._steps = steps
+        self._begin = begin
+        self._aside = aside
+        self._output = CompletionOutput(0)
+        self._parts: list[RequestStream] = []
+        self._past: list[RequestStream] = []
+        self._reads: dict[RequestStream, asyncio.Future[RequestDelta]] = {}
+        self._aborted = False
+        self._enter(first)
+
+    @property
+    def report(self) -> OutlineOutput:
+        """The report on how the answer comes about, as far as that is known."""
+        return self._step.report
+
+    @property
+    def started(self) -> bool:
+        """Whether the engine has admitted any of the answer's requests."""
+        return bool(self._past) or any(part.started for part in self._parts)
+
+    @property
+    def finished(self) -> bool:
+        return self._output.finish_reason is not None
+
+    @property
+    def numbers(self) -> list[int]:
+        """The numbers by which observers know the requests of the current step."""
+        return [number for part in self._parts for number in part.numbers]
+
+    def abort(self) -> None:
+        """End the answer's requests and begin no further step. Safe to call twice."""
+        self._aborted = True
+        for part in self._parts:
+            part.abort()
+
+    def output(self) -> RequestOutput:
+        """All that has come so far, read or not."""
+        parts = [part.output() for part in self._parts]
+        if self._step.last:
+            timed(self._output, self.report, parts)
+            self.report.points = parts if self.report.used else []
+        cached = parts[0].num_cached_tokens
+        ids, outputs = self.prompt_token_ids, [self._output]
+        return RequestOutput(self.request_id, self.prompt, ids, outputs, self.finished, cached, self.report)
+
+    def __aiter__(self) -> OutlineStream:
+        return self
+
+    async def __anext__(self) -> RequestDelta:
+        """Wait for new output of any point. The last delta has ``finished`` set."""
+        if self.finished:
+            raise StopAsyncIteration
+        try:
+            while not self._step.last:
+                await asyncio.gather(*(read_all(part) for part in self._parts))
+                if self._aborted:
+                    return self._ended_by_abort()
+                said = [part.output() for part in self._parts]
+                self._enter(await self._aside(partial(self._steps.send, said)))
+            return await self._news()
+        except BaseException:
+            self._leave()
+            raise
+
+    # ---------------------------------------------------------------------------------------------------- inside
+
+    def _enter(self, step: Step) -> None:
+        """Queue all requests of a step, or none if one is refused."""
+        self._step = step
+        self._past += self._parts
+        self._parts = []
+        try:
+            for ask in step.asks:
+                self._parts.append(self._begin(ask))
+        except BaseException:
+            self.abort()
+            raise
+        if self._aborted:
+            self.abort()
+        if step.last:
+            self._joined = Joined(step.headings)
+            self._reads = {part: asyncio.ensure_future(anext(part)) for part in self._parts}
+
+    async def _news(self) -> RequestDelta:
+        """Wait for new output of any point. The delta holds what it adds to the whole, and each point's own text."""
+        await asyncio.wait(self._reads.values(), return_when=asyncio.FIRST_COMPLETED)
+        points: list[tuple[int, str]] = []
+        for number, part in enumerate(self._parts):
+            if part not in self._reads or not self._reads[part].done():
+                continue
+            news = self._reads.pop(part).result()
+            if not news.finished:
+                self._reads[part] = asyncio.ensure_future(anext(part))
+            for delta in news.deltas:
+                self._joined.push(number, delta)
+                points.append((number, delta.text))
+        whole = self._joined.take() or CompletionDelta(0, [], "")
+        whole.points = tuple(points) if self.report.used else ()
+        whole.add_to(self._output)
+        if self.finished:
+            self._leave()  # points behind a stop string may still run, and nobody waits for them
+        return RequestDelta([whole], self.finished)
+
+    def _leave(self) -> None:
+        self.abort()
+        for read in self._reads.values():
+            read.cancel()
+
+    def _ended_by_abort(self) -> RequestDelta:
+        ended = CompletionDelta(0, [], "", None, FinishReason.ABORT)
+        ended.add_to(self._output)
+        return RequestDelta([ended], True)
+
+
+async def read_all(stream: RequestStream) -> None:
+    async for _ in stream:
+        pass

@@ -1,9 +1,4 @@
-"""The agent of a host: serves heads (engines on other hosts), and ends the processes of those that are gone.
-
-It decides nothing. Each head that attaches has a lease, which lasts for as long as its beats come. The agent's thread
-only keeps leases: work that may take time, or fail, is done by the threads of the leases. Messages of stages never pass
-the agent.
-"""
+"""The agent of a host: its leases, and the engine that it joins."""
 
 from __future__ import annotations
 
@@ -18,18 +13,24 @@ from collections.abc import Sequence
 from typing import Final
 
 from penstock.core import ConfigError
-from penstock.hosts import control
+from penstock.hosts import messages
 from penstock.hosts.facts import own_facts
+from penstock.hosts.fetching import WeightCache
 from penstock.hosts.lease import Lease, Own
-from penstock.hosts.refusals import Refusals
-from penstock.hosts.weights.cache import WeightCache
+from penstock.hosts.messages import HEAD_DOOR, Join, Refusals, encode
+from penstock.hosts.remote import places_of
 from penstock.messages import ForeignFrame, Frame, MalformedMessage, cut
 from penstock.pipeline.forkserver import ForkServer, shared_fork_server
-from penstock.pipeline.silence import Listening
-from penstock.transport.addresses import is_unspecified
-from penstock.transport.outbox import Outbox
-from penstock.transport.security import LinkSecurity
-from penstock.transport.sockets import Sockets
+from penstock.pipeline.loss import Listening
+from penstock.transport.addresses import LinkSecurity, is_unspecified
+from penstock.transport.outbox import Outbox, Sockets
+
+# ---------------------------------------------------------------------------------------------------------------- agent
+# The agent of a host: serves heads (engines on other hosts), and ends the processes of those that are gone.
+#
+# It decides nothing. Each head that attaches has a lease, which lasts for as long as its beats come. The agent's thread
+# only keeps leases: work that may take time, or fail, is done by the threads of the leases. Messages of stages never
+# pass the agent.
 
 log = logging.getLogger(__name__)
 
@@ -57,8 +58,8 @@ class HostAgent:
     ) -> None:
         self._incarnation = secrets.token_hex(8)
         self._sockets = Sockets(security, private_network)
-        self._inbox = self._sockets.inbox(address, control.MOST_FRAME)
-        self._inbox.admit(control.DOOR)
+        self._inbox = self._sockets.inbox(address, messages.MOST_FRAME)
+        self._inbox.admit(messages.DOOR)
         self._ends, self._end_pipe = os.pipe()
         self._inbox.watch(self._ends, self._report_ends)
         self._failed: queue.SimpleQueue[tuple[Lease, str]] = queue.SimpleQueue()
@@ -70,7 +71,7 @@ class HostAgent:
         """Leases whose threads may still be ending their processes."""
         self._farewells: list[tuple[Outbox, float]] = []
         """Connections to heads whose leases have ended, and until when their last message may leave."""
-        self._listening = Listening(time.monotonic(), control.BEAT)
+        self._listening = Listening(time.monotonic(), messages.BEAT)
         self._refusals = Refusals()
         self._stopped = False
         self._fork_lock = threading.Lock()
@@ -131,15 +132,15 @@ class HostAgent:
         seconds = self._listening.look(time.monotonic())
         for lease in list(self._leases.values()):
             lease.silent += seconds
-            if lease.silent > control.LEASE:
-                self._end(lease, f"its head has said nothing for {control.LEASE:.1f} s")
+            if lease.silent > messages.LEASE:
+                self._end(lease, f"its head has said nothing for {messages.LEASE:.1f} s")
         self._ended = [lease for lease in self._ended if lease.is_ending]
         left = [one for one in self._farewells if one[0].backlog and time.monotonic() < one[1]]
         for head, _ in [one for one in self._farewells if one not in left]:
             self._sockets.disconnect(head)
         self._farewells = left
 
-    def _attach(self, secret: str, attach: control.Attach) -> None:
+    def _attach(self, secret: str, attach: messages.Attach) -> None:
         if len(self._farewells) >= MOST_FAREWELLS:
             raise MalformedMessage(f"{MOST_FAREWELLS} heads are being told that they are not served")
         head = self._sockets.connect(attach.head, secret)
@@ -150,7 +151,7 @@ class HostAgent:
         self._leases[secret] = Lease(secret, head, attach.host, self._own, self._in_use, self._fail)
         log.info("head %s has attached", attach.head)
 
-    def _problem_of(self, attach: control.Attach) -> str:
+    def _problem_of(self, attach: messages.Attach) -> str:
         """The reason why a head is not served; empty if it is."""
         own = self.address.removeprefix("tcp://").rpartition(":")[0]
         if is_unspecified(attach.host) or (not is_unspecified(own) and attach.host != own):
@@ -185,7 +186,7 @@ class HostAgent:
 
     def _bid_farewell(self, head: Outbox, secret: str, why: str) -> None:
         """Tell a head that it has no lease; its connection closes once that has left, ``FAREWELL_S`` later at most."""
-        head.send(control.encode(control.LeaseEnded(cause=cut(why)), secret))
+        head.send(messages.encode(messages.LeaseEnded(cause=cut(why)), secret))
         self._farewells.append((head, time.monotonic() + FAREWELL_S))
 
     # ------------------------------------------------------------------------------------------------- what heads say
@@ -193,14 +194,14 @@ class HostAgent:
     def _receive(self, frames: Sequence[Frame]) -> None:
         lease = None
         try:
-            secret, raw = control.lease_of(frames)
+            secret, raw = messages.lease_of(frames)
             # Compared in constant time, so that answers do not betray how much of a guessed secret is right.
-            lease = next((one for one in self._leases.values() if control.same(one.secret, secret)), None)
-            message = control.decode(raw, frames[1:])
+            lease = next((one for one in self._leases.values() if messages.same(one.secret, secret)), None)
+            message = messages.decode(raw, frames[1:])
             if lease is not None:
                 lease.silent = 0.0
                 self._obey(lease, message, frames[1:])
-            elif isinstance(message, control.Attach):
+            elif isinstance(message, messages.Attach):
                 self._attach(secret, message)
             else:
                 raise ForeignFrame("it is of a lease that has ended, or never was")
@@ -216,11 +217,11 @@ class HostAgent:
         if lease is not None and lease.secret in self._leases:
             self._end(lease, f"refused a message: {why}")
 
-    def _obey(self, lease: Lease, message: control.Message, contents: Sequence[Frame]) -> None:
-        if isinstance(message, control.Beat):
+    def _obey(self, lease: Lease, message: messages.Message, contents: Sequence[Frame]) -> None:
+        if isinstance(message, messages.Beat):
             now = time.monotonic()  # by this thread, at once: the head estimates the clocks' offset by the answer
-            lease.tell(control.BeatAnswer(sent=message.sent, received=now, answered=time.monotonic()))
-        elif isinstance(message, control.Detach):
+            lease.tell(messages.BeatAnswer(sent=message.sent, received=now, answered=time.monotonic()))
+        elif isinstance(message, messages.Detach):
             self._end(lease, "its head has left")
         else:
             lease.put(message, contents)
@@ -234,3 +235,48 @@ class HostAgent:
                     lease.note_end(told["process"], told["cause"])
                 except MalformedMessage as error:
                     self._end(lease, str(error))
+
+
+# -------------------------------------------------------------------------------------------------------------- joining
+# Lets a worker come to a head by itself, so that only the head's address has to be known.
+
+AGAIN_S: Final = 3.0
+"""Seconds between two messages: a head that was away, or starts later, gets the next one."""
+
+
+class Joining:
+    """A thread that tells the head at ``door`` (HOST:PORT), again and again, that ``host`` (HOST:PORT) listens.
+
+    Raises FieldError for an invalid address. ``close`` ends the thread.
+    """
+
+    def __init__(self, door: str, host: str, security: LinkSecurity | None, private_network: bool) -> None:
+        self._door = door
+        self._host = host
+        _, self._address = places_of(door)
+        self._sockets = Sockets(security, private_network)
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="penstock joining", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        fault = None
+        while not self._closing.is_set():
+            outbox = self._sockets.connect(self._address, HEAD_DOOR)
+            outbox.send(encode(Join(host=self._host), HEAD_DOOR))
+            self._closing.wait(AGAIN_S)
+            if outbox.fault != fault:
+                fault = outbox.fault
+                log.info("%s", f"no head at {self._door} yet: {fault}" if fault else f"has come to {self._door}")
+            self._sockets.disconnect(outbox)
+
+    def close(self) -> None:
+        self._closing.set()
+        self._thread.join()
+        self._sockets.close()
+
+    def __enter__(self) -> Joining:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()

@@ -1,4 +1,4 @@
-"""The hosts of an engine: attaches to them, keeps their leases by beats, notices losses, and asks lost ones again."""
+"""The hosts of an engine: their leases, losses and returns."""
 
 from __future__ import annotations
 
@@ -10,11 +10,15 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Final
+from functools import partial
+from pathlib import Path
+from typing import Final, Protocol
 
 from penstock.config import FieldError
 from penstock.core import ConfigError
-from penstock.hosts.control import (
+from penstock.hosts.facts import HostFacts, Versions, own_versions
+from penstock.hosts.fetching import Offer
+from penstock.hosts.messages import (
     BEAT,
     HEAD_DOOR,
     MOST_FRAME,
@@ -22,22 +26,25 @@ from penstock.hosts.control import (
     BeatAnswer,
     Join,
     Message,
+    Refusals,
     WantPiece,
     decode,
     lease_of,
     same,
 )
-from penstock.hosts.facts import HostFacts, Versions, own_versions
-from penstock.hosts.refusals import Refusals
 from penstock.hosts.remote import ANSWER_S, RemoteHost, in_url, places_of
-from penstock.hosts.weights.manifest import Layers
-from penstock.hosts.weights.offering import Offer
-from penstock.messages import ForeignFrame, Frame, MalformedMessage, cut
-from penstock.pipeline.silence import Listening
-from penstock.transport.addresses import place_of
+from penstock.hosts.weights import Layers
+from penstock.messages import ForeignFrame, Frame, Loading, MalformedMessage, cut
+from penstock.pipeline.base import Elsewhere
+from penstock.pipeline.loading import FETCH
+from penstock.pipeline.loss import Listening
+from penstock.pipeline.processes import OnLoading, ProcessHost
+from penstock.transport.addresses import LinkSecurity, place_of
 from penstock.transport.inbox import Inbox
-from penstock.transport.security import LinkSecurity
-from penstock.transport.sockets import Sockets
+from penstock.transport.outbox import Sockets
+
+# ---------------------------------------------------------------------------------------------------------------- fleet
+# The hosts of an engine: attaches to them, keeps their leases by beats, notices losses, and asks lost ones again.
 
 log = logging.getLogger(__name__)
 
@@ -412,3 +419,52 @@ def address_toward(name: str) -> str:
         except OSError as error:
             raise ConfigError(f"host {name}: {error.strerror}") from error
         return in_url(probe.getsockname()[0])
+
+
+# ----------------------------------------------------------------------------------------------------------------- host
+# The ``Host`` that runs an engine's stages on several hosts.
+
+
+def tell_fetched(on_loading: OnLoading, host: str, held: int, needed: int) -> None:
+    on_loading(host, FETCH, Loading(stage=0, read=held, total=needed))
+
+
+class Closing(Protocol):
+    def close(self) -> None: ...
+
+
+class FleetHost(ProcessHost):
+    """Runs stages on a fleet's hosts and on this one. ``close`` also closes the fleet, then ``started_by``."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        stage_timeout: float | None = None,
+        on_loading: OnLoading | None = None,
+        started_by: Closing | None = None,
+    ) -> None:
+        self.fleet = fleet
+        self._started_by = started_by
+        elsewhere = Elsewhere(fleet.hosts, fleet.reached_at, fleet.cut_off, fleet.private_network)
+        super().__init__("tcp", stage_timeout, fleet.security, on_loading, elsewhere)
+        self._offer: Offer | None = None
+        """The checkpoint that hosts are to hold, as it was when first asked for; None before."""
+        fleet.on_news = self.wake
+        if on_loading is not None:
+            fleet.on_fetched = partial(tell_fetched, on_loading)
+
+    def offer(self, source: Path, layers: int) -> Offer:
+        """The checkpoint at ``source``, of ``layers`` layers, for other hosts; its bytes are hashed only once.
+
+        Raises OSError, ConfigError, and CheckpointChanged if its files have changed since.
+        """
+        if self._offer is None or self._offer.path != str(source):
+            self._offer = Offer(source, layers)
+        self._offer.check()
+        return self._offer
+
+    def close(self) -> None:
+        super().close()
+        self.fleet.close()
+        if self._started_by is not None:
+            self._started_by.close()

@@ -20,18 +20,17 @@ from typing import Final
 from msgspec.structs import replace
 
 from penstock.core import PenstockError
-from penstock.hosts import control
-from penstock.hosts.doctor.probe import ProbeSpec
-from penstock.hosts.doctor.probe_process import ProbeProcess
+from penstock.hosts import messages
+from penstock.hosts.doctor import ProbeProcess
 from penstock.hosts.facts import HostFacts
-from penstock.hosts.refusals import Refusals
-from penstock.hosts.weights.cache import WeightCache
-from penstock.hosts.weights.fetching import Fetch, Proved
+from penstock.hosts.fetching import Fetch, Proved, WeightCache
+from penstock.hosts.messages import Refusals
+from penstock.hosts.probe import ProbeSpec
 from penstock.messages import Frame, MalformedMessage, cut
+from penstock.pipeline.base import StagePlan, StageSpec
 from penstock.pipeline.forkserver import ForkServer
-from penstock.pipeline.plan import StagePlan, StageSpec
+from penstock.transport.addresses import LinkSecurity
 from penstock.transport.outbox import Outbox
-from penstock.transport.security import LinkSecurity
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +39,7 @@ MOST_STAGES: Final = 256
 MOST_CHECKPOINTS: Final = 4
 """Checkpoints that a head may ask for under a lease."""
 MOST_MESSAGES: Final = 1024
-MOST_HELD: Final = 2 * control.MOST_FRAME
+MOST_HELD: Final = 2 * messages.MOST_FRAME
 """Bytes of messages that may wait for a lease's thread; ``MOST_MESSAGES`` is their number."""
 MOST_BACKLOG: Final = 4 << 20
 """Bytes that may wait for a head that does not read."""
@@ -116,19 +115,19 @@ class Lease:
 
     # ------------------------------------------------------------------------------------------- by the agent's thread
 
-    def tell(self, message: control.Message) -> None:
+    def tell(self, message: messages.Message) -> None:
         """Send the head a message; from any thread. Raises MalformedMessage if it has not read for too long."""
         if self.head.backlog > MOST_BACKLOG:
             raise MalformedMessage("it takes in nothing of what it is told")
-        self.head.send(control.encode(message, self.secret))
+        self.head.send(messages.encode(message, self.secret))
 
-    def put(self, message: control.Message, contents: Sequence[Frame]) -> None:
+    def put(self, message: messages.Message, contents: Sequence[Frame]) -> None:
         """Have the lease's thread obey a message. A piece goes straight to the fetch that waits for it.
 
         Raises MalformedMessage for a message that is not for an agent, for a piece that no question lists, and if too
         much waits.
         """
-        if isinstance(message, control.Piece):
+        if isinstance(message, messages.Piece):
             with self._lock:
                 fetches = list(self._fetches.values())
             if not any(fetch.take(message, contents[0]) for fetch in fetches):
@@ -181,14 +180,14 @@ class Lease:
         except queue.Full:
             raise MalformedMessage("it says more than is taken in") from None
 
-    def _obeying(self, message: control.Message, contents: Sequence[Frame]) -> Callable[[], None]:
-        if isinstance(message, control.FindCheckpoint):
+    def _obeying(self, message: messages.Message, contents: Sequence[Frame]) -> Callable[[], None]:
+        if isinstance(message, messages.FindCheckpoint):
             return partial(self._find, message, contents[0])
-        if isinstance(message, control.StartStage):
+        if isinstance(message, messages.StartStage):
             return partial(self._start, message.spec)
-        if isinstance(message, control.KillStage):
+        if isinstance(message, messages.KillStage):
             return partial(self._kill, message.process)
-        if isinstance(message, control.StartProbe):
+        if isinstance(message, messages.StartProbe):
             return partial(self._start_probe, message)
         raise MalformedMessage(f"{type(message).__name__} is not for an agent")
 
@@ -197,7 +196,7 @@ class Lease:
     def _run(self) -> None:
         try:
             self._facts = self._own.facts()  # on this thread: a GPU driver may take seconds to answer
-            self.tell(control.Attached(facts=self._facts))
+            self.tell(messages.Attached(facts=self._facts))
             while (work := self._work.get()) is not None and not self._ending:
                 do, size = work
                 with self._lock:
@@ -221,7 +220,7 @@ class Lease:
         if self._probe is not None:
             self._probe.end()
 
-    def _start_probe(self, asked: control.StartProbe) -> None:
+    def _start_probe(self, asked: messages.StartProbe) -> None:
         if self._probe is not None:
             raise MalformedMessage("a probe has been started already")
         self._probe = ProbeProcess(
@@ -235,7 +234,7 @@ class Lease:
             )
         )
 
-    def _find(self, asked: control.FindCheckpoint, digests: Frame) -> None:
+    def _find(self, asked: messages.FindCheckpoint, digests: Frame) -> None:
         """Prove that a checkpoint is on this host, or have the head send the needed part of it."""
         before = self._fetches.get(asked.path)
         if before is None and len(self._fetches) == MOST_CHECKPOINTS:
@@ -250,7 +249,7 @@ class Lease:
             self._fetches[fetch.asked.path] = fetch
         fetch.start()  # only now: its first pieces, and its end, look for it there
 
-    def _tell_fetch(self, message: control.Progress | control.WantPiece) -> None:
+    def _tell_fetch(self, message: messages.Progress | messages.WantPiece) -> None:
         """Send a fetch's message to the head. Called by the fetch's thread."""
         self.tell(message)
 
@@ -267,7 +266,7 @@ class Lease:
             return
         self._found[path] = found
         problem = "" if isinstance(found, Proved) else found
-        self.tell(control.CheckpointFound(number=fetch.asked.number, problem=problem))
+        self.tell(messages.CheckpointFound(number=fetch.asked.number, problem=problem))
         for spec in self._waiting.pop(path, []):
             self._start(spec)
 
@@ -325,7 +324,7 @@ class Lease:
         self._waiting.setdefault(path, []).append(spec)
 
     def _refuse(self, spec: StageSpec, problem: str) -> None:
-        self.tell(control.StageEnded(process=spec.process, cause=cut(problem)))
+        self.tell(messages.StageEnded(process=spec.process, cause=cut(problem)))
 
     def _kill(self, process: str) -> None:
         if (server := self._stages.get(process)) is not None:
@@ -334,4 +333,4 @@ class Lease:
     def _tell_ended(self, process: str, cause: str) -> None:
         if (server := self._stages.pop(process, None)) is not None:
             server.forget(process)
-            self.tell(control.StageEnded(process=process, cause=cut(cause)))
+            self.tell(messages.StageEnded(process=process, cause=cut(cause)))

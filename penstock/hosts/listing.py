@@ -1,9 +1,9 @@
-"""The command ``penstock hosts``: shows which hosts answer, and their devices."""
+"""``penstock hosts`` and ``penstock doctor``: tables of hosts and links, and advice."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final
@@ -12,18 +12,24 @@ import msgspec
 from msgspec.structs import replace
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Table
 
+from penstock.cluster import load_cluster
+from penstock.config import FieldError
 from penstock.core import ConfigError
 from penstock.extras import LAN, require
-from penstock.hosts.control import BEAT
-from penstock.hosts.doctor.examine import examine_links
-from penstock.hosts.doctor.report import LinkRates
+from penstock.hosts.doctor import examine, examine_links
 from penstock.hosts.facts import DeviceFacts, HostFacts
 from penstock.hosts.fleet import Fleet
 from penstock.hosts.keys import security_for
-from penstock.hosts.offsets import ClockOffset
-from penstock.hosts.placement import HERE, named_hosts
-from penstock.tables import FiguresTable
+from penstock.hosts.messages import BEAT
+from penstock.hosts.placement import HERE, named_hosts, other_hosts
+from penstock.hosts.probe import DeviceRates, ExaminedHost, LinkRates, Report
+from penstock.hosts.remote import ClockOffset
+from penstock.terminal import FiguresTable, progress_bar
+
+# -------------------------------------------------------------------------------------------------------------- listing
+# The command ``penstock hosts``: shows which hosts answer, and their devices.
 
 LISTEN_S: Final = 3 * BEAT
 """Seconds for which beats go there and back; the quickest of them gives the round trip."""
@@ -48,7 +54,7 @@ class ListedHost(msgspec.Struct, frozen=True, kw_only=True):
 def suggest_hosts(as_json: bool) -> None:
     """Print the addresses that workers on this network announce. Raises ConfigError where zeroconf is missing."""
     require([LAN])
-    from penstock.hosts.discovery import announced
+    from penstock.hosts.worker import announced
 
     found = announced()
     if as_json:
@@ -139,3 +145,175 @@ def memory_of(device: DeviceFacts) -> str:
         return "unknown"
     free = "unknown" if device.free is None else f"{device.free / 1e9:.1f}"
     return f"{free} of {device.memory / 1e9:.1f} GB"
+
+
+# --------------------------------------------------------------------------------------------------------------- advice
+# Advice on what to change, from a doctor's measurements.
+
+SLOWER: Final = 4.0
+"""Factor by which a link may be slower than the fastest one, or than its own reverse direction, without advice."""
+SLOW_GBIT_S: Final = 0.5
+"""Rate, in 1e9 bits/s, below which a link is no modern Ethernet."""
+LATE_MS: Final = 2.0
+"""Latency, in milliseconds, above which a network is not a wired one."""
+UNEQUAL: Final = 1.3
+"""Factor by which devices may differ in speed without advice: a stage then waits little for another."""
+FREE: Final = 0.5
+"""Share of its memory that a device should have free."""
+
+
+def advice_of(report: Report) -> list[str]:
+    """One sentence for each problem, links first, then devices, then memory; empty if there is none."""
+    return [*about_links(report), *about_devices(report), *about_memory(report)]
+
+
+def about_links(report: Report) -> Iterator[str]:
+    rates = {(one.source, one.to): one.bandwidth_gbit_s for one in report.links if one.bandwidth_gbit_s}
+    fastest = max(rates.values(), default=0.0)
+    for link in report.links:
+        if link.problem:
+            yield (
+                f"{link.source} cannot send to {link.to}: {link.problem}; let the hosts reach each other's ports: "
+                "stages listen at those that the system chooses"
+            )
+            continue
+        assert link.bandwidth_gbit_s is not None
+        assert link.latency_ms is not None
+        back = rates.get((link.to, link.source), 0.0)
+        if SLOWER * link.bandwidth_gbit_s < back:
+            yield f"{slow(link)}, the way back {megabits(back)}: look for a limit in one direction, or another duplex"
+        elif SLOWER * link.bandwidth_gbit_s < fastest:
+            yield f"{slow(link)}, the fastest link {megabits(fastest)}: check its cable and port, or use another host"
+        elif link.bandwidth_gbit_s < SLOW_GBIT_S:
+            yield f"{slow(link)}: a wired network carries a thousand"
+        if link.latency_ms > LATE_MS and link.source < link.to:
+            yield (
+                f"{link.source} and {link.to} are {link.latency_ms:.1f} ms apart, which every token pays at each pass: "
+                "use a wired network without detours"
+            )
+
+
+def slow(link: LinkRates) -> str:
+    assert link.bandwidth_gbit_s is not None
+    return f"{link.source} to {link.to} carries {megabits(link.bandwidth_gbit_s)}"
+
+
+def megabits(gbit_s: float) -> str:
+    return f"{1e3 * gbit_s:.0f} Mbit/s" if gbit_s >= 0.01 else f"{1e3 * gbit_s:.2f} Mbit/s"
+
+
+def about_devices(report: Report) -> Iterator[str]:
+    measured = {(one.host, rate.device): rate.weight_bandwidth_gb_s for one in report.hosts for rate in one.rates}
+    fastest = max(measured.values(), default=0.0)
+    for (host, device), rate in measured.items():
+        if UNEQUAL * rate < fastest:
+            yield (
+                f"{host}: {device} reads weights at {rate:.1f} GB/s, the fastest device at {fastest:.1f}: a stage "
+                "there should have fewer layers, in proportion (--layer-split)"
+            )
+
+
+def about_memory(report: Report) -> Iterator[str]:
+    for one in report.hosts:
+        for device in one.facts.devices if one.facts is not None else ():
+            if device.free is not None and device.memory is not None and device.free < FREE * device.memory:
+                yield f"{one.host}: {device.device} has {memory_of(device)} free: end what else runs there"
+        if one.facts is not None and one.facts.unlisted:
+            yield f"{one.host} may have GPUs that are not listed: {one.facts.unlisted}"
+
+
+# ----------------------------------------------------------------------------------------------------------------- show
+# Prints a doctor's report for a person.
+
+ROWS_BITS: Final = 64 * 4096 * 16
+"""Bits of the hidden states of 64 rows of Llama-3.1-8B (hidden size 4096) in bfloat16."""
+
+
+def show_report(report: Report, console: Console) -> None:
+    tables = [hosts_table(report), devices_table(report), links_table(report)]
+    for table in tables:
+        if table.row_count:
+            console.print(table)
+            console.print()
+    for host in report.hosts:
+        if host.problem:
+            console.print(f"{host.problem}\n", highlight=False, markup=False)
+    console.print("To change:" if report.advice else "Nothing to change.")
+    for sentence in report.advice:
+        console.print(f"- {sentence}.", highlight=False, markup=False)
+
+
+def hosts_table(report: Report) -> Table:
+    table = Table("host", "Penstock", "torch", "clock, by this one's", box=None, header_style="bold")
+    for host in report.hosts:
+        if host.facts is not None:
+            table.add_row(host.host, host.facts.versions.penstock, host.facts.versions.torch, clock_of(host))
+    return table
+
+
+def clock_of(host: ExaminedHost) -> str:
+    return "" if host.clock is None else f"{host.clock.seconds:+.4f} s, ±{1e3 * host.clock.error:.2f} ms"
+
+
+def devices_table(report: Report) -> Table:
+    """A table with a row for each device. ``rows/s``: with one row at a time, and with 64."""
+    headings = ("host", "device", "memory free", "threads", "weights", "operations", "rows/s\nof 1, 64")
+    table = Table(*headings, box=None, header_style="bold")
+    for host in report.hosts:
+        rates = {rate.device: rate for rate in host.rates}
+        for device in host.facts.devices if host.facts is not None else ():
+            measured = rates_of(rates[device.device]) if device.device in rates else ("not measured", "", "", "")
+            table.add_row(host.host, device.device, memory_of(device), *measured)
+    return table
+
+
+def rates_of(rate: DeviceRates) -> tuple[str, str, str, str]:
+    rows = f"{rate.rows_per_second[1]:.0f}, {rate.rows_per_second[64]:.0f}"
+    return str(rate.threads), f"{rate.weight_bandwidth_gb_s:.1f} GB/s", operations_of(rate.compute_tflops), rows
+
+
+def operations_of(tflops: float) -> str:
+    return f"{tflops:.1f} TFLOPS" if tflops >= 1 else f"{1e3 * tflops:.0f} GFLOPS"
+
+
+def links_table(report: Report) -> Table:
+    table = Table("from", "to", "latency", "rate", "64 rows of 4096, bfloat16", box=None, header_style="bold")
+    for link in report.links:
+        if link.latency_ms is not None and link.bandwidth_gbit_s is not None:
+            rows_ms = link.latency_ms + ROWS_BITS / link.bandwidth_gbit_s / 1e6
+            rate = megabits(link.bandwidth_gbit_s)
+            table.add_row(link.source, link.to, f"{link.latency_ms:.2f} ms", rate, f"{rows_ms:.1f} ms")
+    return table
+
+
+# -------------------------------------------------------------------------------------------------------------- command
+# The command ``penstock doctor``.
+
+
+def run_doctor(hosts: str | None, cluster: str | None, keys: str | None, insecure: bool, as_json: bool) -> None:
+    """Examine the hosts, and print a report. Raises ConfigError for invalid names, and if no host can be used."""
+    names = hosts_to_examine(hosts, cluster)
+    with progress_bar(Console(stderr=True)) as bar:
+        task = bar.add_task("measuring hosts and links", total=None)
+        found = examine(names, keys, insecure, lambda done, total: bar.update(task, completed=done, total=total))
+    report = replace(found, advice=advice_of(found))
+    if as_json:
+        print(msgspec.json.format(msgspec.json.encode(report)).decode())
+    else:
+        show_report(report, Console(soft_wrap=True))
+    if names and not any(one.facts for one in report.hosts[1:]):
+        raise ConfigError("; ".join(one.problem for one in report.hosts[1:]))
+
+
+def hosts_to_examine(hosts: str | None, cluster: str | None) -> list[str]:
+    """The hosts beside this one. Raises ConfigError for invalid names, and for an emulated cluster."""
+    if hosts is not None and cluster is not None:
+        raise FieldError("hosts", "is left out where a cluster file names them")
+    if hosts is not None:
+        return other_hosts(named_hosts(hosts))
+    if cluster is None:
+        return []
+    loaded = load_cluster(cluster)
+    if loaded.emulated:
+        raise FieldError("cluster", f"{loaded.name} is emulated: there is nothing to measure")
+    return other_hosts(dict.fromkeys(device.host for device in loaded.devices))

@@ -10,8 +10,7 @@ from typing import Final
 from penstock.cluster import Cluster
 from penstock.config import FieldError
 from penstock.core import ConfigError
-from penstock.hosts.cores import shared_threads
-from penstock.hosts.facts import DeviceFacts, HostFacts
+from penstock.hosts.facts import DeviceFacts, HostFacts, shared_threads
 
 HERE: Final = "localhost"
 """The engine's own host among others. Plans name it by the empty string."""

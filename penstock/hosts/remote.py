@@ -1,4 +1,4 @@
-"""Another host as its head sees it: the stages that its agent starts, their ends, and whether it is still there."""
+"""Stages on another host: started through its agent, and its clock's offset."""
 
 from __future__ import annotations
 
@@ -9,20 +9,56 @@ import threading
 import time
 from collections import deque
 from collections.abc import Collection, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from penstock.config import FieldError
-from penstock.hosts import control
+from penstock.hosts import messages
 from penstock.hosts.facts import HostFacts
-from penstock.hosts.offsets import Offsets
-from penstock.hosts.weights.manifest import PIECE, Layers
-from penstock.hosts.weights.offering import Courier, Offer, Question
+from penstock.hosts.fetching import Courier, Offer, Question
+from penstock.hosts.weights import PIECE, Layers
 from penstock.messages import MalformedMessage
+from penstock.pipeline.base import StageSpec
 from penstock.pipeline.forking import exit_report
-from penstock.pipeline.plan import StageSpec
 from penstock.transport.addresses import place_of
-from penstock.transport.outbox import Outbox
-from penstock.transport.sockets import Sockets
+from penstock.transport.outbox import Outbox, Sockets
+
+# -------------------------------------------------------------------------------------------------------------- offsets
+# Estimates how far two hosts' clocks are apart, as NTP does, from messages that go there and back.
+
+KEPT: Final = 64
+"""Round trips that are kept; the quickest of them gives the offset. Clocks drift by only microseconds meanwhile."""
+
+
+class ClockOffset(NamedTuple):
+    """Seconds to add to a moment of this host's clock for the other's, and the largest error of that, in seconds."""
+
+    seconds: float
+    error: float
+
+
+class Offsets:
+    """Offsets of another host's monotonic clock, by the latest round trips."""
+
+    def __init__(self) -> None:
+        self._round_trips: deque[ClockOffset] = deque(maxlen=KEPT)
+
+    def add(self, sent: float, received: float, answered: float, back: float) -> None:
+        """Add a round trip: ``sent`` and ``back`` by this host's clock, ``received`` and ``answered`` by the other's.
+
+        All are in seconds.
+        """
+        # Either way takes between none and all of the travelling time, so half of it bounds the error.
+        travelled = max(0.0, (back - sent) - (answered - received))
+        self._round_trips.append(ClockOffset(((received - sent) + (answered - back)) / 2, travelled / 2))
+
+    @property
+    def best(self) -> ClockOffset | None:
+        """The offset with the smallest error; None before the first round trip."""
+        return min(self._round_trips, key=lambda one: one.error, default=None)
+
+
+# --------------------------------------------------------------------------------------------------------------- remote
+# Another host as its head sees it: the stages that its agent starts, their ends, and whether it is still there.
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +76,7 @@ LOSSES_WITHIN_S: Final = 600.0
 
 
 class RemoteHost:
-    """A launcher (``pipeline/launching.py``) of stages on the host named ``name``, HOST or HOST:PORT.
+    """A launcher (``pipeline/base.py``) of stages on the host named ``name``, HOST or HOST:PORT.
 
     ``attach`` begins a lease, ``lose`` ends it with all processes that were started under it. ``facts`` are there once
     the agent has answered. A host that comes back has new ones, and is asked again for the layers that it is to hold.
@@ -111,10 +147,10 @@ class RemoteHost:
             if self.searching:  # lost since, and back: what it holds is proved under each lease anew
                 self._report(spec.process, f"host {self.name} was lost, is back, and has yet to find its layers")
                 return
-            self._tell(control.StartStage(spec=spec))
+            self._tell(messages.StartStage(spec=spec))
 
     def kill(self, process: str) -> None:
-        self._tell(control.KillStage(process=process))
+        self._tell(messages.KillStage(process=process))
 
     def ended(self, process: str) -> bool:
         with self._lock:
@@ -173,9 +209,9 @@ class RemoteHost:
         search.begin(search.offer.question(search.layers, self._questions))
         assert search.question is not None
         if self._bulk is None:
-            self._bulk = self._sockets.connect(self.address, control.DOOR)
+            self._bulk = self._sockets.connect(self.address, messages.DOOR)
         search.courier = Courier(search.offer, search.question, self._bulk, self.lease, self._cut_off_by_courier)
-        self._bulk.send(control.encode(search.question.asked, self.lease), search.question.digests)
+        self._bulk.send(messages.encode(search.question.asked, self.lease), search.question.digests)
 
     def _cut_off_by_courier(self, cause: str) -> None:
         self.cut_off = f"host {self.name} was lost: its layers could not be sent: {cause}"
@@ -187,9 +223,9 @@ class RemoteHost:
         with self._lock:
             self.facts, self._silent, self.cut_off = None, 0.0, ""
             self._beats.clear()
-            self._outbox = self._sockets.connect(self.address, control.DOOR)
+            self._outbox = self._sockets.connect(self.address, messages.DOOR)
             self.lease, self.attached = secrets.token_hex(16), True
-            self._tell(control.Attach(head=head, host=self._host))
+            self._tell(messages.Attach(head=head, host=self._host))
             return self.lease
 
     @property
@@ -210,25 +246,25 @@ class RemoteHost:
     def beat(self) -> None:
         now = time.monotonic()
         self._beats.append(now)
-        self._tell(control.Beat(sent=now))
+        self._tell(messages.Beat(sent=now))
 
-    def take(self, message: control.Message) -> None:
+    def take(self, message: messages.Message) -> None:
         """Take in an agent's message under the lease. Raises MalformedMessage for one that is not for a head."""
         self._silent = 0.0
         with self._lock:
-            if isinstance(message, control.Attached):
+            if isinstance(message, messages.Attached):
                 self._take_facts(message.facts)
-            elif isinstance(message, control.BeatAnswer):
+            elif isinstance(message, messages.BeatAnswer):
                 self._take_beat(message)
-            elif isinstance(message, control.CheckpointFound | control.Progress):
+            elif isinstance(message, messages.CheckpointFound | messages.Progress):
                 if self._search is not None:
                     self._search.take(message)
-            elif isinstance(message, control.WantPiece):
+            elif isinstance(message, messages.WantPiece):
                 if self._search is not None and self._search.courier is not None:
                     self._search.courier.want(message)
-            elif isinstance(message, control.StageEnded):
+            elif isinstance(message, messages.StageEnded):
                 self._report(message.process, message.cause)
-            elif isinstance(message, control.LeaseEnded):
+            elif isinstance(message, messages.LeaseEnded):
                 self.lose(f"host {self.name} was lost: {message.cause}")
             else:
                 raise MalformedMessage(f"{type(message).__name__} is not for a head")
@@ -240,7 +276,7 @@ class RemoteHost:
         self.beat()
         self._begin_search()
 
-    def _take_beat(self, answer: control.BeatAnswer) -> None:
+    def _take_beat(self, answer: messages.BeatAnswer) -> None:
         """Learn the clock offset from an answer, unless it answers no recent beat, or one for the second time."""
         if answer.sent in self._beats:
             self._beats.remove(answer.sent)
@@ -252,8 +288,8 @@ class RemoteHost:
         if self.attached and self.cut_off:
             self.leave()
             self.lose(self.cut_off)
-        elif self.attached and self._silent > (ANSWER_S if self.facts is None else control.LEASE):
-            self.lose(f"host {self.name} was lost: it has said nothing for {control.LEASE:.1f} s")
+        elif self.attached and self._silent > (ANSWER_S if self.facts is None else messages.LEASE):
+            self.lose(f"host {self.name} was lost: it has said nothing for {messages.LEASE:.1f} s")
         elif self.alive and self._stalls(seconds):
             self.leave()
             self.lose(f"host {self.name} was lost: {STALLED}")
@@ -294,11 +330,11 @@ class RemoteHost:
 
     def start_probe(self, session: str, head: str) -> None:
         """Have a probe started on the host that answers to ``head``, an inbox, by the host's name."""
-        self._tell(control.StartProbe(name=self.name, session=session, head=head))
+        self._tell(messages.StartProbe(name=self.name, session=session, head=head))
 
     def leave(self) -> None:
         """Tell the agent that the head leaves."""
-        self._tell(control.Detach())
+        self._tell(messages.Detach())
 
     def end(self) -> None:
         """Stop sending layers."""
@@ -318,9 +354,9 @@ class RemoteHost:
         for outbox in closing:
             self._sockets.disconnect(outbox)
 
-    def _tell(self, message: control.Message) -> None:
+    def _tell(self, message: messages.Message) -> None:
         if (outbox := self._outbox) is not None:
-            outbox.send(control.encode(message, self.lease))
+            outbox.send(messages.encode(message, self.lease))
 
     def _report(self, process: str, cause: str) -> None:
         """Report that a process has ended, once."""
@@ -364,11 +400,11 @@ class Search:
         self.question = self.courier = self.problem = None
         self.fetched, self.held, self._failed, self._idle, self._seen = False, 0, 0.0, 0.0, (0, 0)
 
-    def take(self, message: control.CheckpointFound | control.Progress) -> None:
+    def take(self, message: messages.CheckpointFound | messages.Progress) -> None:
         """Take in an answer, unless it is to an earlier question. Raises MalformedMessage for impossible progress."""
         if self.question is None or message.number != self.question.asked.number or self.problem is not None:
             return
-        if isinstance(message, control.CheckpointFound):
+        if isinstance(message, messages.CheckpointFound):
             self.problem = message.problem
             return
         if message.held > self.question.needed_bytes:
@@ -399,7 +435,7 @@ def places_of(name: str) -> tuple[str, str]:
     """Addresses, in numbers, of a host and its agent. Raises FieldError for an invalid name, ConfigError if unknown."""
     host, separator, port = name.rpartition(":")
     if not separator or (name.count(":") > 1 and not host.endswith("]")):  # HOST alone, or an IPv6 address
-        host, port = name, str(control.DEFAULT_PORT)
+        host, port = name, str(messages.DEFAULT_PORT)
     if not host or not port.isdecimal():
         raise FieldError("hosts", f"names {name!r}; a host is HOST or HOST:PORT")
     bracketed = f"[{host}]" if ":" in host and not host.startswith("[") else host

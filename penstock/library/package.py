@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Final
 
 from penstock.core import PenstockError
-from penstock.files import cache_folder
-from penstock.library.download import sum_of
+from penstock.files import cache_folder, scratch_folder
+from penstock.library.download import Unreachable, sum_of
 from penstock.library.names import Package
-from penstock.library.refusals import Unreachable
-from penstock.scratch import scratch_folder
 
 NO_PIP: Final = "No module named pip"
 NO_ANSWER: Final = ("No matching distribution found", "NewConnectionError", "ConnectTimeout", "ReadTimeout", NO_PIP)

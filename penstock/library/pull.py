@@ -10,10 +10,8 @@ from rich.filesize import decimal
 
 from penstock.core import ConfigError
 from penstock.library import hub, package, web
-from penstock.library.download import Download, check_space
-from penstock.library.names import DEFAULT, short_names
-from penstock.library.reference import HubModel, WebFile, read_reference
-from penstock.library.refusals import Unreachable, one_line
+from penstock.library.download import Download, Unreachable, check_space, one_line
+from penstock.library.names import DEFAULT, HubModel, WebFile, read_reference, short_names
 
 Announce = Callable[[int, Path], None]
 

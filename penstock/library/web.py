@@ -9,9 +9,8 @@ from typing import Final
 
 from penstock.core import ConfigError
 from penstock.files import cache_folder
-from penstock.library.download import Download, check_space, fetch
-from penstock.library.reference import WebFile
-from penstock.library.refusals import one_line
+from penstock.library.download import Download, check_space, fetch, one_line
+from penstock.library.names import WebFile
 
 MODELS: Final = "models"
 """The folder in Penstock's cache folder with a folder for each address."""

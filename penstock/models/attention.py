@@ -1,9 +1,4 @@
-"""Attention over slots: every row attends to its ancestors, wherever their keys and values were stored.
-
-Shapes: N rows of a batch, n rows of one request, S slots that these see, H query heads in K groups of G = H / K, d and
-e the widths of keys and values (they differ under MLA). An arena holds one layer's keys [K, capacity, d] or values
-[K, capacity, e]; RoPE has been applied, so the order of slots means nothing.
-"""
+"""Attention over slots: full, with a sliding window, and in chunks."""
 
 from __future__ import annotations
 
@@ -20,7 +15,16 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AttentionInterface
 
+from penstock.checkpoint.gate import RECURRENT_TYPES, layer_types
+from penstock.models.recurrent.plan import FOLD
 from penstock.stage.visibility import BatchView, RequestView
+
+# ------------------------------------------------------------------------------------------------------------ attention
+# Attention over slots: every row attends to its ancestors, wherever their keys and values were stored.
+#
+# Shapes: N rows of a batch, n rows of one request, S slots that these see, H query heads in K groups of G = H / K, d
+# and e the widths of keys and values (they differ under MLA). An arena holds one layer's keys [K, capacity, d] or
+# values [K, capacity, e]; RoPE has been applied, so the order of slots means nothing.
 
 ATTENTION: Final = "penstock"
 """The name under which transformers finds ``_dispatch``."""
@@ -400,3 +404,76 @@ def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
         return scores.softmax(dim=-1, dtype=dtype).to(scores.dtype)
     with_sink = torch.cat([scores, sinks[..., None].to(scores.dtype)], dim=-1)
     return with_sink.softmax(dim=-1, dtype=dtype)[..., :-1].to(scores.dtype)
+
+
+# ------------------------------------------------------------------------------------------------------------- windowed
+# Layers that see a window or a chunk of positions store what they reach in places of their own.
+
+WINDOWED_TYPES: Final = frozenset({"sliding_attention", "chunked_attention"})
+
+
+class WindowedAttention:
+    """``near`` answers layers that look back at most ``reach`` positions, ``far`` all others."""
+
+    def __init__(self, far: Attend, near: SlotAttention, reach: int) -> None:
+        self._far = far
+        self._near = near
+        self._reach = reach
+
+    def __call__(self, module: Any, *rows: Any, sliding_window: int | None = None, **options: Any) -> Tensor:
+        spans = [span for span in (sliding_window, getattr(module, "chunk", None)) if span is not None]
+        attend = self._near if spans and min(spans) <= self._reach else self._far
+        return attend(module, *rows, sliding_window=sliding_window, **options)
+
+    def chosen(self, modules: Sequence[Any], sliding_window: int | None) -> Any:
+        """See ``attention.chosen``."""
+        near = sliding_window is not None and sliding_window <= self._reach
+        answering: Any = self._near if near else self._far
+        return answering.chosen(modules, sliding_window)
+
+
+def reach_of(config: Any) -> int | None:
+    """How many positions windows, chunks and unfolded rows reach back at most; None if all layers attend to all."""
+    spans = [getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size")]
+    spans.append(FOLD if RECURRENT_TYPES.intersection(layer_types(config)) else None)
+    return max((int(span) for span in spans if span), default=None)
+
+
+def windowed(config: Any, layers: int) -> list[bool]:
+    """Whether the attention of each layer has a window or a chunk."""
+    everywhere = [getattr(config, "sliding_window", None) is not None] * layers
+    return [kind in WINDOWED_TYPES for kind in layer_types(config)] or everywhere
+
+
+# -------------------------------------------------------------------------------------------------------------- chunked
+# Llama 4's attention over slots: most layers see one chunk of positions; in the others queries grow with position.
+
+CHUNKED: Final = "chunked_attention"
+
+
+@dataclass(frozen=True)
+class Growth:
+    """Temperature tuning (arXiv 2501.19399) in Llama 4's layers without rotary embeddings."""
+
+    every: float
+    by: float
+
+    def of(self, positions_N: Tensor) -> Tensor:
+        """The factor for the queries at each of these positions, [N]."""
+        return torch.log1p(torch.floor((positions_N.float() + 1.0) / self.every)) * self.by + 1.0
+
+
+def follow_positions(config: Any, layers: Sequence[Any], types: Sequence[str]) -> None:
+    """Give the attention modules of chunked models what ``attention.SlotAttention`` needs to know, in place.
+
+    transformers' modules would take a row's place in the batch for its position. ``types`` are the layers'.
+    """
+    if CHUNKED not in (getattr(config, "layer_types", None) or ()):
+        return
+    for layer, kind in zip(layers, types, strict=True):
+        attention = layer.self_attn
+        if kind == CHUNKED:
+            attention.chunk = int(config.attention_chunk_size)
+        if attention.attn_temperature_tuning and not attention.use_rope:
+            attention.growth = Growth(float(attention.floor_scale), float(attention.attn_scale))
+            attention.attn_temperature_tuning = False

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock.models.attention import Kernel, Scoring, Segment, SlotAttention
-from penstock.models.fused.agreement import agree, sample_of, widened
+from penstock.models.fused import agree, sample_of, widened
 
 MOST_EXPANDED: Final = 1 << 24
 """The most numbers of keys and values that are made of latents at once: 64 MiB in float32."""

@@ -1,8 +1,4 @@
-"""Tests what an architecture really does while one row runs through a freshly loaded stage.
-
-The gate judges by configuration. This test finds what a configuration does not tell, and what would give wrong tokens
-without any error: a mask of its own, a window that the attention is not told about, changed embeddings.
-"""
+"""Probes of a freshly loaded stage: whether its layers do what a pipeline needs, and its rotary embeddings."""
 
 from __future__ import annotations
 
@@ -13,8 +9,14 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from penstock.checkpoint.gate import ATTENTION_TYPES, RECURRENT_TYPES, layer_types, refusal
 from penstock.models.attention import Attend
-from penstock.models.gate import ATTENTION_TYPES, RECURRENT_TYPES, layer_types, refusal
+
+# ---------------------------------------------------------------------------------------------------------------- probe
+# Tests what an architecture really does while one row runs through a freshly loaded stage.
+#
+# The gate judges by configuration. This test finds what a configuration does not tell, and what would give wrong tokens
+# without any error: a mask of its own, a window that the attention is not told about, changed embeddings.
 
 HANDLED: Final = frozenset({"scaling", "sliding_window", "softcap", "s_aux"})
 HARMLESS: Final = frozenset({"position_ids", "cache_position", "position_embeddings", "joint"})
@@ -80,3 +82,37 @@ def check_entry(config: Any, given_ND: Tensor, entered: Tensor | None) -> None:
     """Raise ConfigError unless the first layer of a later stage got exactly what the stage before had sent."""
     if entered is None or not torch.equal(given_ND, entered.reshape(given_ND.shape)):
         raise refusal(config, "it changes the hidden states before its first layer")
+
+
+# ----------------------------------------------------------------------------------------------------------------- rope
+# Pins rotary embeddings whose frequencies depend on the length of a text to the longest text allowed.
+
+LENGTH_DEPENDENT: Final = frozenset({"longrope", "dynamic"})
+
+
+def rope_kinds(config: Any) -> set[str]:
+    """The kinds of rotary embedding in a model: one, or one for each layer type."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    entries = [rope] if "rope_type" in rope else [entry for entry in rope.values() if isinstance(entry, dict)]
+    return {str(entry.get("rope_type", "default")) for entry in entries}
+
+
+def pin_rope(base: Any, config: Any, max_model_len: int | None) -> None:
+    """Fix the frequencies of ``base`` to those of a text of ``max_model_len`` tokens, if they depend on its length.
+
+    transformers chooses them by the largest position in the batch, so that one long request would change its
+    neighbours' keys. Raises ConfigError in that case if ``max_model_len`` is not given.
+    """
+    kinds = rope_kinds(config) & LENGTH_DEPENDENT
+    if not kinds:
+        return
+    if max_model_len is None:
+        raise refusal(config, f"its {', '.join(sorted(kinds))} rope depends on the longest request: set max_model_len")
+    for module in base.modules():
+        if isinstance(getattr(module, "rope_type", None), str):
+            # A call with the last position lets transformers choose; the new type keeps it from choosing again.
+            device = module.inv_freq.device
+            module(torch.zeros(1, device=device), torch.tensor([[max_model_len - 1]], device=device))
+            module.rope_type = "pinned"
+        elif hasattr(module, "rope_type"):
+            raise refusal(config, "its rope depends on the longest request, and differs from layer to layer")

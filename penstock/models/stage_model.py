@@ -14,53 +14,52 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
+from penstock.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from penstock.checkpoint.gate import carries, layer_types, made_by, refusal, row_width, streams
+from penstock.checkpoint.tensors import Listener
 from penstock.core import ConfigError
-from penstock.dtypes import AUTO, EXACT, FAST, REFERENCE, torch_dtype
+from penstock.files import AUTO, EXACT, FAST, REFERENCE, torch_dtype
 from penstock.messages import Candidates, SampledToken, Sampling
 from penstock.models.attention import (
     Arenas,
     Attend,
     Plan,
     SlotAttention,
+    WindowedAttention,
     attending,
     fast_attention,
+    follow_positions,
     plain_kernel,
     precise_kernel,
+    reach_of,
 )
-from penstock.models.carried.base import CarryingBase
-from penstock.models.carried.layout import carries, made_by, row_width, streams
-from penstock.models.carried.own_part import quantize_own
-from penstock.models.carried.sparsity import keep_cutoffs
-from penstock.models.checkpoint import Checkpoint, open_checkpoint
-from penstock.models.chunked import follow_positions
+from penstock.models.carried import CarryingBase, keep_cutoffs
 from penstock.models.compiled.attention import CompiledAttention
 from penstock.models.compiled.blocks import GROUP
 from penstock.models.compiled.float_blocks import QUAD
 from penstock.models.compiled.layer import can_compile, compiled, inexact
 from penstock.models.compiled.norms import CompiledNorm
-from penstock.models.devices import all_cores, in_halves, move, release, room_for
-from penstock.models.fused.fuse import fuse
-from penstock.models.fused.norms import RMSNorm, rms_norm
-from penstock.models.gate import layer_types, refusal
+from penstock.models.fused import RMSNorm, rms_norm
+from penstock.models.fusing import fuse
 from penstock.models.latent import LatentAttention, keep_latents
-from penstock.models.loader import read_module, refusing
-from penstock.models.probe import ProbedAttention, check_calls, check_entry, check_mixers
-from penstock.models.quantization.choice import check_computed, check_numerics
-from penstock.models.quantization.pack import check_covered, exact_ends, pack, pack_sliced, quantize_ends, share_tied
-from penstock.models.quantization.packed import weight_bytes
-from penstock.models.quantization.whole import works
-from penstock.models.reading import Listener
-from penstock.models.recurrent.install import install
-from penstock.models.recurrent.mixer import Host
-from penstock.models.recurrent.state import FoldedState, State
-from penstock.models.recurrent.stepped import SteppedState
-from penstock.models.rope import pin_rope
-from penstock.models.windowed import WindowedAttention, reach_of
+from penstock.models.loader import quantize_own, read_module, refusing
+from penstock.models.probe import ProbedAttention, check_calls, check_entry, check_mixers, pin_rope
+from penstock.models.quantized.choice import (
+    all_cores,
+    check_computed,
+    check_numerics,
+    in_halves,
+    move,
+    release,
+    room_for,
+)
+from penstock.models.quantized.linear import weight_bytes, works
+from penstock.models.quantized.pack import check_covered, exact_ends, pack, pack_sliced, quantize_ends, share_tied
+from penstock.models.recurrent.mixers import Host, install
+from penstock.models.recurrent.state import FoldedState, State, SteppedState
 from penstock.stage.grammar import GrammarMasks, Grammars
-from penstock.stage.near import NearSlots
-from penstock.stage.processors import contexts_of
-from penstock.stage.sampler import pick_tokens, rank_candidates
-from penstock.stage.visibility import BatchView, RequestView, part_of
+from penstock.stage.sampler import contexts_of, pick_tokens, rank_candidates
+from penstock.stage.visibility import BatchView, NearSlots, RequestView, part_of
 
 
 @dataclass

@@ -1,12 +1,94 @@
-"""The interface between the engine and a pipeline, however its stages are connected."""
+"""The interface of pipelines and launchers, the plan of stages, and clocks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Final, Protocol
 
-from penstock.messages import Batch, Cancel, Message, Result
-from penstock.pipeline.plan import StagePlan, TapSpec
+import msgspec
+
+from penstock.core import PenstockError
+from penstock.emulation.stage import StageEmulation
+from penstock.files import AUTO
+from penstock.messages import MOST, MOST_LAYERS, Address, Batch, Cancel, FilePath, Index, Label, Message, Result
+from penstock.transport.addresses import LinkSecurity
+
+# ----------------------------------------------------------------------------------------------------------------- plan
+# The plan of a stage, and the specification of its process: plain data, sent to the fork server as JSON.
+
+MOST_THREADS: Final = 1024
+
+
+class TapSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """The hidden states that a stage sends a drafter: of these layers, to this inbox, under the drafter's session."""
+
+    layers: Annotated[tuple[Index, ...], msgspec.Meta(max_length=MOST_LAYERS)]
+    address: Address
+    session: Label
+
+
+class StagePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of a model that one stage holds: layers [first, last) of the checkpoint in ``model``."""
+
+    model: FilePath
+    first: Index
+    last: Index
+    capacity: Index
+    dtype: Label
+    device: Label
+    host: Label = ""
+    """The host on which the stage runs, as its launcher is named; empty for the engine's own."""
+    gpu: Label = ""
+    """The UUID of the GPU that ``device`` names; empty for a processor, and where the number has to do."""
+    quantization: Annotated[str, msgspec.Meta(max_length=4, pattern=r"\A(?:none|int8|int4)\Z")] = "none"
+    """The format in which the weights are held."""
+    numerics: Annotated[str, msgspec.Meta(max_length=5, pattern=r"\A(?:auto|exact|fast)\Z")] = AUTO
+    """Whether a row's bits may depend on the rows beside it; a stage that cannot be exact refuses "exact"."""
+    max_model_len: Index
+    vocab_size: Index
+    """The target's vocabulary, for a drafter, too."""
+    gives_back: bool = False
+    """Whether layers with a limited reach free slots that are out of reach. Only where no requests share slots."""
+    threads: Annotated[int, msgspec.Meta(ge=1, le=MOST_THREADS)] = 1
+    """How many threads compute, where the stage has a process of its own."""
+    tap: TapSpec | None = None
+    target: FilePath = ""
+    """The target whose features a learned drafter reads; ``model`` is then the drafter's checkpoint. Else empty."""
+    tokenizer: FilePath = ""
+    """The checkpoint with the tokenizer for grammars, if it is not ``model``: a draft model's target."""
+    emulation: StageEmulation | None = None
+
+    @property
+    def label(self) -> str:
+        if self.target:
+            return self.model
+        return f"layers {self.first}-{self.last - 1}" if self.last > self.first else "no layers"
+
+
+class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that a stage process needs to start: its plan, and its place in a running pipeline.
+
+    ``process`` is the name by which its launcher knows the process for as long as that lives. ``bind`` is the address
+    on which its inbox listens (a tcp port of * lets the system choose), ``engine`` the address of the engine's inbox.
+    With ``security`` tcp connections use TLS; in a ``private_network`` plain ones may leave the host. On another host
+    its agent fills in ``bind`` and ``security``, which are the host's own. A running process keeps both when it joins
+    another pipeline.
+    """
+
+    process: Label
+    session: Label
+    index: Index
+    stages: Annotated[int, msgspec.Meta(ge=1, lt=MOST)]
+    bind: Annotated[str, msgspec.Meta(max_length=256)]
+    engine: Address
+    plan: StagePlan
+    security: LinkSecurity | None = None
+    private_network: bool = False
+
+
+# ----------------------------------------------------------------------------------------------------------------- base
+# The interface between the engine and a pipeline, however its stages are connected.
 
 
 class Pipeline(Protocol):
@@ -136,3 +218,73 @@ class Host(Clock, Protocol):
     def close(self) -> None:
         """Free what the host holds. Its pipelines have to be closed before. Safe to call twice."""
         ...
+
+
+# ------------------------------------------------------------------------------------------------------------ launching
+# The interface for starting stage processes: through this host's fork server, or through another host's agent.
+
+
+class Launcher(Protocol):
+    """Starts stages on one host, and reports those that have ended. Its methods may be called from any thread."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can start stages. When it no longer can, it reports all stages that it started as ended."""
+        ...
+
+    @property
+    def clock_offset(self) -> float:
+        """Seconds to add to a moment of this process's clock for the same moment of the host's, roughly."""
+        ...
+
+    def listen(self, process: str, pipe: int) -> None:
+        """Have the end of a process written to ``pipe`` as a line of JSON. Call it before the process starts."""
+        ...
+
+    def forget(self, process: str) -> None: ...
+
+    def start(self, spec: StageSpec) -> None:
+        """Start a stage process. A failure to start is reported like any other end."""
+        ...
+
+    def kill(self, process: str) -> None: ...
+
+    def ended(self, process: str) -> bool:
+        """Whether a process is known to have ended, reported or not."""
+        ...
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """The hosts beside the engine's own."""
+
+    launchers: Mapping[str, Launcher]
+    """Host's name in plans -> its launcher."""
+    reached_at: str
+    """This host's address, as those hosts reach it."""
+    cut_off: Callable[[str, str], None]
+    """Declare the host of this name lost, with a cause: other hosts do not reach it, though this one does."""
+    private_network: bool = False
+    """Whether plain connections may leave this host."""
+
+
+# ---------------------------------------------------------------------------------------------------------------- clock
+# Virtual time, for pipelines that run in one process.
+
+
+class VirtualClock:
+    """Time that passes only in ``wait``. Waiting without a moment is an error: the engine would hang."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+
+    def now(self) -> float:
+        return self._now
+
+    def wait(self, until: float | None) -> None:
+        if until is None:
+            raise PenstockError("nothing is due: the engine waits for something that cannot happen")
+        self._now = max(self._now, until)
+
+    def wake(self) -> None:
+        """Do nothing: no wait takes any real time."""

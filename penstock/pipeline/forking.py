@@ -41,8 +41,8 @@ from typing import Any, Final
 import msgspec
 
 from penstock.files import CONFIG_FILE
+from penstock.pipeline.base import StageSpec
 from penstock.pipeline.loss import EngineUnreached
-from penstock.pipeline.plan import StageSpec
 
 PRELOADED: Final = ("torch", "transformers.modeling_utils", "transformers.models.auto.modeling_auto")
 COMMANDS: Final = 0

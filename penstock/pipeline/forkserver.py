@@ -23,9 +23,9 @@ from typing import Any, Final
 import msgspec
 
 from penstock.api_keys import without_api_keys
+from penstock.files import PREFIX, let_go, make_scratch
+from penstock.pipeline.base import StagePlan, StageSpec
 from penstock.pipeline.forking import exit_report
-from penstock.pipeline.plan import StagePlan, StageSpec
-from penstock.scratch import PREFIX, let_go, make_scratch
 
 END_TIMEOUT: Final = 5.0
 """Seconds that the server may take to exit before it is killed, and that killed stages may take to be gone."""

@@ -7,12 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from penstock.messages import MOST, Batch, Cancel, Message, Result
-from penstock.pipeline.assembly import entrance, load_layers, make_core, make_driver
-from penstock.pipeline.base import Clock
-from penstock.pipeline.engine_end import EngineEnd
-from penstock.pipeline.plan import StagePlan, TapSpec
-from penstock.stage.device import REAL_LINK, Link
-from penstock.stage.driver import Outgoing, StageDriver
+from penstock.pipeline.base import Clock, StagePlan, TapSpec
+from penstock.pipeline.engine_end import EngineEnd, entrance, load_layers, make_core, make_driver
+from penstock.stage.driver import REAL_LINK, Link, Outgoing, StageDriver
 from penstock.stage.visibility import ProtocolError
 
 

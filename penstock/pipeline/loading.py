@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from penstock.messages import Loading, Started
-from penstock.progress import progress_of
+from penstock.terminal import progress_of
 
 FETCH: Final = "fetch"
 """Stands for a pipeline's name while a host fetches missing parts of the checkpoint, counted in bytes."""

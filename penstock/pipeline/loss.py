@@ -1,12 +1,17 @@
-"""The loss of a pipeline: which of several reports is the one to raise, and when."""
+"""The loss of a pipeline: which report counts, and how long silence may last."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import Final
 
 from penstock.core import PenstockError, PipelineLost
+from penstock.messages import Span
+
+# ----------------------------------------------------------------------------------------------------------------- loss
+# The loss of a pipeline: which of several reports is the one to raise, and when.
 
 
 class Source(IntEnum):
@@ -54,3 +59,86 @@ class Loss:
     def raise_if_due(self, now: float) -> None:
         if self.error is not None and now >= self.at:
             raise self.error
+
+
+# -------------------------------------------------------------------------------------------------------------- silence
+# How long each stage has been silent while the engine listened, and how long it may be.
+
+LOOK_EVERY: Final = 1.0
+"""Seconds of listening between two checks for silent stages."""
+LEAST_PATIENCE: Final = 10.0
+"""Seconds that any stage may be silent: several heartbeats, of which a busy host may delay one or two."""
+BATCHES: Final = 5
+"""A stage may be silent for as long as this many of its slowest batches take."""
+FIRST_PATIENCE: Final = 120.0
+"""Seconds that a computing stage may be silent while it is not known how long a batch takes."""
+
+
+class Listening:
+    """Measures the time for which the engine has listened, from check to check.
+
+    An engine that was stopped, or not stepped for a day, has not heard what the stages said meanwhile. A check
+    therefore counts at most two intervals, however long ago the last one was.
+    """
+
+    def __init__(self, now: float, every: float = LOOK_EVERY) -> None:
+        self._looked_at = now
+        self._every = every
+
+    @property
+    def next_look(self) -> float:
+        return self._looked_at + self._every
+
+    def look(self, now: float) -> float:
+        """The seconds that count since the last check."""
+        counted = min(now - self._looked_at, 2 * self._every)
+        self._looked_at = now
+        return counted
+
+
+class Silence:
+    """Seconds for which each stage has been silent."""
+
+    def __init__(self, stages: int) -> None:
+        self._seconds = [0.0] * stages
+
+    def heard(self, stage: int) -> None:
+        self._seconds[stage] = 0.0
+
+    def listened(self, seconds: float) -> None:
+        self._seconds = [before + seconds for before in self._seconds]
+
+    def longer_than(self, allowed: Sequence[float]) -> int | None:
+        """The stage that has been silent longest, of those that exceed their allowed seconds; None if there is none."""
+        silent = [stage for stage, seconds in enumerate(self._seconds) if seconds > allowed[stage]]
+        return max(silent, key=self._seconds.__getitem__, default=None)
+
+
+class Patience:
+    """How long each stage may be silent: a stage says nothing while it computes a batch.
+
+    It may take five times its slowest batch, at least 10 seconds. While a batch with more rows than any before is in
+    flight, the time grows in proportion to the rows.
+    """
+
+    def __init__(self, stages: int) -> None:
+        self._slowest = [0.0] * stages
+        """The longest computation of each stage, in seconds."""
+        self._most_rows = 0
+        """The most rows that a batch has had, of those that have come out."""
+
+    def computed(self, spans: Sequence[Span], longest: float) -> None:
+        """A batch has come out, ``longest`` seconds after it was sent: no stage has computed it for longer."""
+        for span in spans:
+            self._most_rows = max(self._most_rows, span.rows)
+            if 0 <= span.stage < len(self._slowest):
+                # A span is a stage's own statement: one that lies gains no patience beyond the batch's real time.
+                seconds = min(longest, span.end - span.start)
+                self._slowest[span.stage] = max(self._slowest[span.stage], seconds)
+
+    def seconds(self, rows: int) -> list[float]:
+        """The allowed seconds for each stage while a batch of ``rows`` rows is in flight; 0 for none."""
+        if rows and not self._most_rows:
+            return [FIRST_PATIENCE] * len(self._slowest)
+        more = max(1.0, rows / self._most_rows) if rows else 0.0
+        return [max(LEAST_PATIENCE, BATCHES * slowest * more) for slowest in self._slowest]

@@ -45,21 +45,16 @@ from penstock.messages import (
     decode,
     encode,
 )
-from penstock.pipeline.assembly import entrance
-from penstock.pipeline.engine_end import EngineEnd
+from penstock.pipeline.base import Elsewhere, Launcher, StagePlan, StageSpec, TapSpec
+from penstock.pipeline.engine_end import EngineEnd, entrance
 from penstock.pipeline.faults import ANY_STAGE, RECALL_S, Blame, HostFaults
 from penstock.pipeline.forkserver import ForkServer, shared_fork_server
-from penstock.pipeline.launching import Elsewhere, Launcher
-from penstock.pipeline.loss import Loss, Source
-from penstock.pipeline.plan import StagePlan, StageSpec, TapSpec
-from penstock.pipeline.silence import LEAST_PATIENCE, Listening, Patience, Silence
+from penstock.pipeline.loss import LEAST_PATIENCE, Listening, Loss, Patience, Silence, Source
 from penstock.pipeline.stage_process import StageProcess, living, take
 from penstock.stage.visibility import ProtocolError
-from penstock.transport.addresses import IPC
+from penstock.transport.addresses import IPC, LinkSecurity
 from penstock.transport.inbox import Inbox
-from penstock.transport.outbox import Outbox
-from penstock.transport.security import LinkSecurity
-from penstock.transport.sockets import Sockets
+from penstock.transport.outbox import Outbox, Sockets
 
 log = logging.getLogger(__name__)
 

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from penstock.dtypes import AUTO, EXACT
-from penstock.pipeline.launching import Launcher
-from penstock.pipeline.plan import StagePlan
+from penstock.files import AUTO, EXACT
+from penstock.pipeline.base import Launcher, StagePlan
 
 
 @dataclass(eq=False)

@@ -1,18 +1,21 @@
-"""A stage as a process: loads its layers, then turns messages from its inbox into messages to its neighbours."""
+"""A stage's process: its loop, the messages about grammars, and its memory."""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import logging
+import socket
 import time
 import traceback
 from collections import deque
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, Final
 
 import msgspec
 from msgspec.structs import replace
 
-from penstock.emulation.background import BackgroundCore
-from penstock.emulation.stage import share_host
+from penstock.emulation.stage import BackgroundCore, share_host
 from penstock.messages import (
     MOST_DETAILS,
     UNDECODABLE,
@@ -21,7 +24,9 @@ from penstock.messages import (
     Failed,
     Features,
     ForeignFrame,
+    ForgetGrammar,
     Frame,
+    GrammarPrepared,
     Heartbeat,
     HeartbeatAck,
     LinkBroken,
@@ -29,6 +34,7 @@ from penstock.messages import (
     MalformedBatch,
     MalformedMessage,
     Message,
+    PrepareGrammar,
     Recall,
     Recalled,
     Rejoin,
@@ -39,18 +45,99 @@ from penstock.messages import (
     digest_of,
     encode,
 )
-from penstock.pipeline.assembly import compute_with, load_layers, make_core, make_driver
-from penstock.pipeline.grammars import GrammarDesk
+from penstock.pipeline.base import StageSpec
+from penstock.pipeline.engine_end import compute_with, load_layers, make_core, make_driver
 from penstock.pipeline.loss import EngineUnreached
-from penstock.pipeline.memory import returned_at_once
-from penstock.pipeline.plan import StageSpec
 from penstock.stage.driver import Core, Outgoing, UnexpectedMessage
+from penstock.stage.grammar import GrammarMasks
 from penstock.stage.grammar_process import GrammarProcess
 from penstock.stage.visibility import FeaturesError, ProtocolError
+from penstock.transport.addresses import sleep_until, slept_until
 from penstock.transport.inbox import Inbox
-from penstock.transport.outbox import Outbox
-from penstock.transport.sockets import Sockets
-from penstock.transport.waiting import sleep_until, slept_until
+from penstock.transport.outbox import Outbox, Sockets
+
+# ------------------------------------------------------------------------------------------------------------- grammars
+# The engine's messages about grammars, and a stage's reports: grammars are compiled beside the stage's loop.
+
+
+class GrammarDesk:
+    """Handles the engine's messages about grammars, and reports each grammar that has been compiled.
+
+    The compiling thread wakes the stage's inbox for that, since only the loop may send.
+    """
+
+    def __init__(self, grammars: GrammarMasks, inbox: Inbox, tell_engine: Callable[[Message], None]) -> None:
+        self._grammars = grammars
+        self._inbox = inbox
+        self._tell_engine = tell_engine
+        self._done: deque[int] = deque()
+        """Requests whose grammars are compiled: filled by the thread, emptied by the loop."""
+        self._woken, self._waker = socket.socketpair()
+        for end in (self._woken, self._waker):
+            end.setblocking(False)
+        inbox.watch(self._woken.fileno(), self._report)
+
+    def on_message(self, message: Message) -> bool:
+        """Take in a message. Returns whether it was about a grammar."""
+        if isinstance(message, PrepareGrammar):
+            number = message.request
+            self._grammars.prepare(number, message.grammar, lambda: self._wake(number))
+        elif isinstance(message, ForgetGrammar):
+            self._grammars.forget(message.request)
+        else:
+            return False
+        return True
+
+    def _wake(self, request: int) -> None:
+        self._done.append(request)
+        with contextlib.suppress(OSError):  # full: already awake; closed: nobody is to be told any more
+            self._waker.send(b"!")
+
+    def close(self) -> None:
+        """Report no further grammars."""
+        self._inbox.unwatch(self._woken.fileno())
+        self._woken.close()
+        self._waker.close()
+
+    def _report(self) -> None:
+        self._woken.recv(4096)
+        while self._done:
+            self._tell_engine(GrammarPrepared(request=self._done.popleft()))
+
+
+# --------------------------------------------------------------------------------------------------------------- memory
+# Returning memory to the system as soon as loading frees it.
+#
+# glibc keeps freed memory for later. It adapts to keep blocks of up to 32 MiB, and a model that is dequantised and
+# packed tensor by tensor frees so many of them that a stage would hold nearly twice its weights.
+
+M_TRIM_THRESHOLD: Final = -1
+M_MMAP_THRESHOLD: Final = -3
+"""Parameters of glibc's mallopt (malloc.h)."""
+LARGE: Final = 1 << 18
+"""Size in bytes from which an allocation is mapped from the system on its own while a stage loads: any large matrix."""
+USUAL: Final = 32 << 20
+"""The limit in bytes up to which glibc itself goes. Activations then stay with the process, without page faults."""
+
+
+@contextlib.contextmanager
+def returned_at_once() -> Iterator[None]:
+    """Within the block, freed large blocks of memory return to the system at once. Does nothing without glibc."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        yield
+        return
+    mallopt(M_MMAP_THRESHOLD, LARGE)
+    try:
+        yield
+    finally:
+        mallopt(M_MMAP_THRESHOLD, USUAL)
+        # mallopt has turned off glibc's own adaptation, which would set the trim threshold to twice the other.
+        mallopt(M_TRIM_THRESHOLD, 2 * USUAL)
+
+
+# --------------------------------------------------------------------------------------------------------------- worker
+# A stage as a process: loads its layers, then turns messages from its inbox into messages to its neighbours.
 
 log = logging.getLogger(__name__)
 

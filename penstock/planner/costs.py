@@ -11,10 +11,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from penstock.cluster.memory import held_by
-from penstock.cluster.prices import ModelPrice
-from penstock.cluster.spec import Cluster, Device
-from penstock.cluster.timing import MESSAGE_ROW_BYTES, Attended, LinkTiming, link_timing, stage_part
+from penstock.cluster.spec import Cluster, Device, ModelPrice
+from penstock.cluster.timing import MESSAGE_ROW_BYTES, Attended, LinkTiming, held_by, link_timing, stage_part
 from penstock.config import FieldError
 from penstock.planner.partition import Problem, Seconds
 

@@ -12,8 +12,7 @@ from functools import lru_cache
 from itertools import combinations, pairwise
 from typing import Final
 
-from penstock.cluster.memory import BATCH_ROWS
-from penstock.cluster.timing import LinkTiming, StageTiming, chunk
+from penstock.cluster.timing import BATCH_ROWS, LinkTiming, StageTiming, chunk
 
 BLOCK: Final = 16
 """Tokens of a block of the prefix cache. The length of every piece but the last one is a multiple of it."""

@@ -8,8 +8,7 @@ from typing import Protocol
 
 from penstock.core import FinishReason, SpeculationMetrics
 from penstock.messages import SampledToken, Sampling
-from penstock.requests.prefix_cache import BLOCK, Block
-from penstock.requests.slots import SlotPool
+from penstock.requests.slots import BLOCK, Block, SlotPool
 from penstock.strategies.base import Strategy
 from penstock.tree import Node, TokenTree
 

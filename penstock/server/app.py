@@ -1,36 +1,210 @@
-"""``make_app``: an engine as an ASGI application, for ``penstock serve``, for tests, and to embed in other services."""
+"""The application: its routes about the server itself, and the pages about the API."""
 
 from __future__ import annotations
 
-from fastapi import FastAPI
+import base64
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final, Literal
+
+from fastapi import APIRouter, Depends, FastAPI, Response
 from fastapi.middleware.cors import CORSMiddleware
+from fastapi.responses import JSONResponse
+from jinja2 import Environment
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from pydantic import BaseModel
 
 import penstock
+from penstock.core import PenstockError
 from penstock.engine.async_llm import AsyncLLM
-from penstock.server.about import about_router
-from penstock.server.api_page import api_page_router
-from penstock.server.http import handlers
-from penstock.server.http.attendance import Attendance
-from penstock.server.http.auth import Auth
-from penstock.server.http.bodies import BodyLimits
-from penstock.server.http.gate import Gate
-from penstock.server.http.listen import Listening
-from penstock.server.http.logs import log_request
-from penstock.server.http.records import Records
-from penstock.server.http.sites import Sites
-from penstock.server.http.targets import Targets
+from penstock.server.http import middleware
+from penstock.server.http.errors import error_responses
+from penstock.server.http.middleware import Auth, BodyLimits, Records, Sites, Targets, log_request, needs_json
+from penstock.server.http.serving import Attendance, Gate
 from penstock.server.live.routes import live_router
 from penstock.server.metrics import ServerMetrics
 from penstock.server.openai.chat import chat_router
 from penstock.server.openai.completions import completion_router
+from penstock.server.openai.generation import Service
 from penstock.server.openai.lenience import REASONS
-from penstock.server.openai.models import model_router
+from penstock.server.openai.other import model_router, token_router, unsupported_router
 from penstock.server.openai.protocol import WARNING
-from penstock.server.openai.responses.routes import responses_router
-from penstock.server.openai.service import Service
-from penstock.server.openai.tokens import token_router
-from penstock.server.openai.unsupported import unsupported_router
-from penstock.server.settings import ServerSettings
+from penstock.server.openai.responses_writer import responses_router
+from penstock.server.settings import Listening, ServerSettings
+
+# ---------------------------------------------------------------------------------------------------------------- about
+# Routes about the server itself: ``/health``, ``/metrics``, ``/version`` and ``/rebalance``.
+
+
+class StageHealth(BaseModel):
+    stage: int
+    heard_seconds_ago: float
+
+
+class Health(BaseModel):
+    """``ok``: a token was generated just now, or can be. ``recovering``: what was lost is being replaced, and requests
+    wait meanwhile. ``draining``: the server is being stopped."""
+
+    status: Literal["ok", "recovering", "draining", "unavailable"]
+    reason: str | None
+    stages: list[StageHealth]
+    last_step_seconds_ago: float | None
+
+
+class Rebalanced(BaseModel):
+    moving: bool
+
+
+class Version(BaseModel):
+    version: str
+
+
+def about_router(llm: AsyncLLM, gate: Gate, registry: CollectorRegistry) -> APIRouter:
+    routes = APIRouter(tags=["server"])
+
+    @routes.get("/health", response_model=Health, responses={503: {"model": Health}})
+    async def health() -> Response:
+        """200 if a token can be generated end to end, and while a lost stage is being replaced."""
+        found = await health_of(llm, gate)
+        return JSONResponse(found.model_dump(), 200 if found.status in ("ok", "recovering") else 503)
+
+    @routes.get("/metrics", response_class=Response, responses={200: METRICS, **error_responses(401)})
+    async def metrics() -> Response:
+        """The server's metrics in Prometheus' text format."""
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+    @routes.get("/version", responses=error_responses(401))
+    async def version() -> Version:
+        return Version(version=penstock.__version__)
+
+    @routes.post("/rebalance", responses=error_responses(401, 415, 503), dependencies=[Depends(needs_json)])
+    async def rebalance() -> Rebalanced:
+        """Have stages that were moved from a lost host move back to it now, if it is back: requests pause meanwhile."""
+        return Rebalanced(moving=await llm.rebalance())
+
+    return routes
+
+
+METRICS = {"description": "Prometheus' text format.", "content": {"text/plain": {"schema": {"type": "string"}}}}
+
+
+async def health_of(llm: AsyncLLM, gate: Gate) -> Health:
+    status: Literal["ok", "recovering", "draining", "unavailable"] = "ok"
+    reason = None
+    try:
+        await llm.check_health()
+    except PenstockError as error:
+        status, reason = "unavailable", str(error)
+    stats = llm.stats()
+    if stats.recovering is not None:
+        status, reason = "recovering", stats.recovering
+    if gate.draining:
+        status, reason = "draining", "the server is shutting down"
+    stages = [
+        StageHealth(stage=number, heard_seconds_ago=seconds)
+        for number, seconds in enumerate(stats.stage_heard_seconds_ago)
+    ]
+    return Health(status=status, reason=reason, stages=stages, last_step_seconds_ago=stats.last_step_seconds_ago)
+
+
+# ------------------------------------------------------------------------------------------------------------- api page
+# ``/docs``: the routes and their fields, from the application's own OpenAPI schema, as one page that loads nothing.
+
+STYLE: Final = """
+:root { color-scheme: light dark; }
+body { max-width: 60rem; margin: 2rem auto; padding: 0 1rem; font: 15px/1.5 system-ui, sans-serif; }
+h2 { margin-top: 2rem; border-top: 1px solid #8886; padding-top: 1rem; font-size: 1.1rem; }
+code { font-family: ui-monospace, monospace; overflow-wrap: anywhere; }
+table { border-collapse: collapse; width: 100%; }
+th, td { text-align: left; vertical-align: top; padding: .2rem .8rem .2rem 0; border-bottom: 1px solid #8884; }
+"""
+POLICY: Final = (
+    f"default-src 'none'; style-src 'sha256-{base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()}'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+PAGE: Final = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{{ title }}: the API</title><style>{{ style }}</style>
+<h1>{{ title }} {{ version }}</h1>
+<p>The same for programs: <a href="openapi.json">openapi.json</a>.</p>
+{% for route in routes %}<h2><code>{{ route.method }} {{ route.path }}</code></h2>
+<p>{{ route.words }}</p>
+{% if route.fields %}<table><tr><th>field<th>type<th></tr>
+{% for field in route.fields %}<tr><td><code>{{ field.name }}</code><td>{{ field.kind }}
+<td>{{ "required. " if field.required }}{{ field.words }}</tr>
+{% endfor %}</table>{% endif %}
+{% endfor %}</html>
+"""
+
+
+@dataclass(frozen=True)
+class Field:
+    name: str
+    kind: str
+    required: bool
+    words: str
+
+
+@dataclass(frozen=True)
+class Route:
+    method: str
+    path: str
+    words: str
+    fields: list[Field]
+
+
+def api_page_router(app: FastAPI) -> APIRouter:
+    routes = APIRouter()
+
+    @cache
+    def page() -> str:
+        environment = Environment(autoescape=True, trim_blocks=True)
+        found = list(routes_of(app.openapi()))
+        return environment.from_string(PAGE).render(title=app.title, version=app.version, style=STYLE, routes=found)
+
+    @routes.get("/docs")
+    def docs() -> Response:
+        return Response(page(), media_type="text/html", headers={"Content-Security-Policy": POLICY})
+
+    return routes
+
+
+def routes_of(openapi: Mapping[str, Any]) -> Iterator[Route]:
+    schemas = openapi.get("components", {}).get("schemas", {})
+    for path, methods in openapi["paths"].items():
+        for method, told in methods.items():
+            words = told.get("description") or told.get("summary", "")
+            yield Route(method.upper(), path, words, list(fields_of(told, schemas)))
+
+
+def fields_of(route: Mapping[str, Any], schemas: Mapping[str, Any]) -> Iterator[Field]:
+    """The fields of the route's body, if it takes one."""
+    content = route.get("requestBody", {}).get("content", {}).get("application/json", {})
+    schema = schemas.get(content.get("schema", {}).get("$ref", "").rpartition("/")[2], {})
+    required = schema.get("required", ())
+    for name, one in schema.get("properties", {}).items():
+        yield Field(name, kind_of(one), name in required, one.get("description", ""))
+
+
+def kind_of(schema: Mapping[str, Any]) -> str:
+    """A schema's type in words, without null: every field that is not required may be null."""
+    if "$ref" in schema:
+        return str(schema["$ref"]).rpartition("/")[2]
+    for alternatives in ("anyOf", "oneOf"):
+        if alternatives in schema:
+            kinds = (kind_of(one) for one in schema[alternatives] if one.get("type") != "null")
+            return " or ".join(dict.fromkeys(kinds))
+    if "enum" in schema or "const" in schema:
+        return " or ".join(f'"{value}"' for value in schema.get("enum", [schema.get("const")]))
+    if schema.get("type") == "array":
+        return f"list of {kind_of(schema.get('items', {}))}"
+    return str(schema.get("type", "anything"))
+
+
+# ------------------------------------------------------------------------------------------------------------------ app
+# ``make_app``: an engine as an ASGI application, for ``penstock serve``, for tests, and to embed in other services.
 
 
 def make_app(llm: AsyncLLM, settings: ServerSettings, listening: Listening | None = None) -> FastAPI:
@@ -43,7 +217,7 @@ def make_app(llm: AsyncLLM, settings: ServerSettings, listening: Listening | Non
     app.state.gate = gate = Gate()
     metrics = ServerMetrics(llm, settings.served_model_name[0])
     service = Service(llm, settings, gate, metrics.generated)
-    handlers.install(app, REASONS)
+    middleware.install(app, REASONS)
     for routes in (chat_router, completion_router, responses_router, token_router, model_router):
         app.include_router(routes(service))
     app.include_router(about_router(llm, gate, metrics.registry))

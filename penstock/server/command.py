@@ -1,4 +1,4 @@
-"""The work of ``penstock serve`` after its flags are parsed."""
+"""``penstock serve``: starts the server, and logs the progress of loading."""
 
 from __future__ import annotations
 
@@ -8,27 +8,53 @@ import logging
 import os
 import socket
 import sys
+import threading
 import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import typer
 
 import penstock
 from penstock.api_keys import API_KEY_VARIABLE, check_api_key_variable, read_api_keys
-from penstock.dtypes import PROMISES
 from penstock.engine.async_llm import AsyncLLM
+from penstock.engine.opening import watched
 from penstock.engine.options import EngineOptions
-from penstock.engine.places.starting import watched
+from penstock.files import PROMISES
+from penstock.pipeline.loading import LoadingCount
 from penstock.server.app import make_app
-from penstock.server.http.listen import Listening
-from penstock.server.http.logs import configure_logs
-from penstock.server.http.server import BACKLOG, Server
-from penstock.server.loading_log import LoadingLog
-from penstock.server.settings import ServerSettings
-from penstock.text.conversation_files import read_template
+from penstock.server.http.middleware import configure_logs
+from penstock.server.http.serving import BACKLOG, Server
+from penstock.server.settings import Listening, ServerSettings
+from penstock.terminal import LINE_EVERY
+from penstock.text.chat import read_template
+
+# ---------------------------------------------------------------------------------------------------------- loading log
+# Progress of loading, as lines in a server's log.
 
 log = logging.getLogger("penstock.server")
+
+
+class LoadingLog(LoadingCount):
+    """A progress that logs a line every few seconds while weights are read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._logged_at = time.monotonic()
+
+    def show(self, host: str, does: str, done: int, total: int) -> None:
+        if time.monotonic() - self._logged_at >= LINE_EVERY:
+            self._logged_at = time.monotonic()
+            where = {"host": host} if host else {}
+            log.info(does, extra={"fields": where | {"percent": round(100 * done / max(1, total))}})
+
+
+# -------------------------------------------------------------------------------------------------------------- command
+# The work of ``penstock serve`` after its flags are parsed.
 
 
 def run_serve(options: EngineOptions, settings: ServerSettings, listening: Listening) -> None:
@@ -109,3 +135,53 @@ def warn(settings: ServerSettings, listening: Listening) -> None:
         log.warning(f"{reach}: give it a key with --api-key-file or {API_KEY_VARIABLE}")
     if any(word.partition("=")[0] == "--api-key" for word in sys.argv):
         log.warning(f"other users of this machine see the key of --api-key: use --api-key-file or {API_KEY_VARIABLE}")
+
+
+# ---------------------------------------------------------------------------------------------------------------- local
+# A server for its own process alone, on a Unix socket in a folder that only this user can open.
+
+
+@contextmanager
+def served_at(path: Path, llm: AsyncLLM, settings: ServerSettings) -> Iterator[None]:
+    """Serve ``llm`` at ``path`` on another thread while the block runs. At the block's end ``llm`` is closed, too."""
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(path))
+        bound.listen(BACKLOG)
+        begun: Future[Callable[[], None]] = Future()
+        thread = threading.Thread(target=_run, args=(llm, settings, bound, begun), name="penstock-http", daemon=True)
+        thread.start()
+        try:
+            stop = begun.result()
+            try:
+                yield
+            finally:
+                stop()
+                thread.join()
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _run(llm: AsyncLLM, settings: ServerSettings, bound: socket.socket, begun: Future[Callable[[], None]]) -> None:
+    """Run the server; ``begun`` is set to a function that ends it, or to the error that kept it from starting."""
+    try:
+        asyncio.run(_serve(llm, settings, bound, begun))
+    except BaseException as error:
+        if begun.done():
+            raise
+        begun.set_exception(error)
+
+
+async def _serve(
+    llm: AsyncLLM, settings: ServerSettings, bound: socket.socket, begun: Future[Callable[[], None]]
+) -> None:
+    app = make_app(llm, settings)
+    server = Server(app, Listening(), app.state.gate, settings.drain_timeout, stop=llm.close)
+    events = asyncio.get_running_loop()
+
+    def stop() -> None:
+        """End the server without waiting for running requests."""
+        events.call_soon_threadsafe(app.state.gate.hurry)
+        server.should_exit = True
+
+    begun.set_result(stop)
+    await server.serve([bound])

@@ -12,8 +12,8 @@ from prometheus_client.registry import Collector
 
 from penstock.engine.async_llm import AsyncLLM
 from penstock.engine.stats import EngineStats
-from penstock.server.http.records import Record
-from penstock.server.openai.usage import Summary
+from penstock.server.http.middleware import Record
+from penstock.server.openai.generation import Summary
 
 SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500)
 TOKEN_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from penstock.dtypes import torch_dtype
+from penstock.files import torch_dtype
 from penstock.messages import Batch, Cancel, Features, Frame
 from penstock.stage.driver import Core, Processed
 from penstock.stage.visibility import ProtocolError

@@ -7,8 +7,7 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Final
 
-from penstock.strategies.base import NOW, now_if
-from penstock.strategies.context import Context
+from penstock.strategies.base import NOW, Context, now_if
 from penstock.strategies.continuous import PATIENCE, Continuous, ContinuousOptions
 from penstock.tree import Node, TokenTree
 
@@ -41,7 +40,7 @@ class Auto(Continuous):
     many requests decode that not even a sure row would be worth its place.
 
     So much for the expected worth of batches. Where stages may slow each other, trials measure what speculation really
-    gains (``estimates/trial.py``). While it loses, roots enter alone, and the drafter is not asked; one that costs
+    gains (``estimates/trials.py``). While it loses, roots enter alone, and the drafter is not asked; one that costs
     nothing is asked about the root that has just entered, and its answer is compared with the target's token.
 
     Where the drafter would use the device of the only stage, it is not asked: its passes would come on top of plain

@@ -1,12 +1,40 @@
-"""The interface of strategies: which nodes of a request's tree are drafted from, and which enter next."""
+"""The interface of strategies: what one is asked, what it is told, its options, and the registry of all."""
 
 from __future__ import annotations
 
 import math
-from typing import Final, Protocol
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, Final, Protocol
 
-from penstock.strategies.context import Context
+from penstock.config import Registry
+from penstock.estimates.estimates import Estimates, Load
 from penstock.tree import Node, TokenTree
+
+# -------------------------------------------------------------------------------------------------------------- context
+# The information that a strategy is given with every call.
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """A snapshot that the loop makes for each round of calls. Strategies only read it."""
+
+    now: float
+    """Present time in seconds by the engine's clock, like all times."""
+    draft_due: float
+    """Time at which the drafter is expected to answer; infinite while it has not been asked."""
+    load: Load
+    estimates: Estimates
+    oldest: int | None
+    """Stream number of the batch that comes out next; None while nothing is in flight."""
+    foretold: bool
+    """Whether the drafter costs nothing, so that it is also asked where nothing drafted is sent."""
+    redrafts: bool
+    """Whether the drafter may know more about a node when it is asked about it again."""
+
+
+# ----------------------------------------------------------------------------------------------------------------- base
+# The interface of strategies: which nodes of a request's tree are drafted from, and which enter next.
 
 NOW: Final = -math.inf
 """Returned by ``ready_at`` if rows can enter now."""
@@ -72,3 +100,67 @@ class Strategy(Protocol):
 def now_if(ready: bool) -> float:
     """The value of ``ready_at`` where only an event can change the answer."""
     return NOW if ready else ON_EVENT
+
+
+# -------------------------------------------------------------------------------------------------------------- options
+# The options of a strategy that users may set, and how a strategy is made of them.
+
+
+@dataclass(frozen=True)
+class StrategyOptions(ABC):
+    """Base of the strategies' options: frozen dataclasses with a default for every field, the paper's where there is
+    one.
+
+    They raise FieldError for a value that cannot be used.
+    """
+
+    drafts: ClassVar[bool] = True
+    """Whether the strategy drafts anything at all."""
+    drafts_whole_trees: ClassVar[bool] = False
+    """Whether several layers of a tree are drafted before the first of them is sent."""
+
+    @property
+    @abstractmethod
+    def most_rows(self) -> int:
+        """Most nodes that enter together, or as one tree; 0 where nothing is drafted."""
+
+    @property
+    def most_asked(self) -> int:
+        """Most nodes that the drafter is asked about at a time."""
+        return self.most_rows
+
+    @abstractmethod
+    def make(self, stages: int) -> Strategy:
+        """A new strategy for one request over ``stages`` stages."""
+
+
+class WholeTreeOptions(StrategyOptions):
+    """Base of options of strategies that draft several layers of a tree before they send the first."""
+
+    drafts_whole_trees = True
+    tree_size: int
+    children: int
+
+    @property
+    def most_rows(self) -> int:
+        return self.tree_size
+
+    @property
+    def most_asked(self) -> int:
+        return self.children
+
+
+# ------------------------------------------------------------------------------------------------------------- registry
+# All strategies by the name that users give. A new one is a file of the package and a line here.
+
+STRATEGIES: Final[Registry[StrategyOptions]] = Registry(
+    "penstock.strategies",
+    {
+        "auto": "auto:AutoOptions",
+        "continuous": "continuous:ContinuousOptions",
+        "flowspec": "flowspec:FlowSpecOptions",
+        "pipedec": "pipedec:PipeDecOptions",
+        "static_tree": "static_tree:StaticTreeOptions",
+        "autoregressive": "plain:AutoregressiveOptions",
+    },
+)

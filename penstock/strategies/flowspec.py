@@ -10,9 +10,7 @@ from itertools import pairwise
 from operator import itemgetter
 
 from penstock.config import check_positive
-from penstock.strategies.base import now_if
-from penstock.strategies.context import Context
-from penstock.strategies.options import WholeTreeOptions
+from penstock.strategies.base import Context, WholeTreeOptions, now_if
 from penstock.tree import Node, TokenTree
 
 _Entry = tuple[float, int, Node, int, float]

@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 
 from penstock.config import check_positive
-from penstock.strategies.base import NOW, now_if
-from penstock.strategies.context import Context
-from penstock.strategies.options import StrategyOptions
+from penstock.strategies.base import NOW, Context, StrategyOptions, now_if
 from penstock.tree import Node, TokenTree
 
 

@@ -1,5 +1,6 @@
 """Drafts a whole tree, verifies it in one pass, and waits: the papers' baseline (STPP in PipeDec, naive PP in
-FlowSpec)."""
+FlowSpec).
+"""
 
 from __future__ import annotations
 
@@ -8,9 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from penstock.config import check_positive
-from penstock.strategies.base import now_if
-from penstock.strategies.context import Context
-from penstock.strategies.options import WholeTreeOptions
+from penstock.strategies.base import Context, WholeTreeOptions, now_if
 from penstock.strategies.pipedec import best_candidates
 from penstock.tree import Node, TokenTree
 

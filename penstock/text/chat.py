@@ -1,17 +1,24 @@
-"""Conversations as prompts: messages rendered by the checkpoint's chat template, as text and as token ids."""
+"""Conversations: their prompts by the chat template, and files of messages."""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.core import RequestError
+from penstock.config import FieldError, nearest
+from penstock.core import ConfigError, RequestError
 from penstock.text.templates import BrokenTemplate
 
 if TYPE_CHECKING:
     from penstock.text.tokenizer import Tokenizer
+
+
+# ----------------------------------------------------------------------------------------------------------------- chat
+# Conversations as prompts: messages rendered by the checkpoint's chat template, as text and as token ids.
 
 Messages = Sequence[Mapping[str, Any]]
 """A conversation, oldest message first: ``{"role": ..., "content": ...}`` each, as the OpenAI API has them."""
@@ -62,8 +69,9 @@ def chat_prompt(tokenizer: Tokenizer, messages: Messages, chat: ChatFormat) -> d
 def rendered(tokenizer: Tokenizer, messages: Messages, chat: ChatFormat) -> str:
     """The text that the template makes of a conversation, which may take seconds.
 
-    Special tokens in the messages are hidden in it (``text/literal.py``): ``encoded`` reads them as plain text. Raises
-    RequestError where a message is malformed (naming its field), without a template, and where the template refuses.
+    Special tokens in the messages are hidden in it (``text/tokenizer.py``): ``encoded`` reads them as plain text.
+    Raises RequestError where a message is malformed (naming its field), without a template, and where the template
+    refuses.
     """
     if chat.chat_template is None and tokenizer.tool_template is None:
         raise RequestError(NO_TEMPLATE)
@@ -181,3 +189,60 @@ def with_readable_arguments(turn: Mapping[str, Any]) -> dict[str, Any]:
 
 def is_list(value: Any) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+
+
+# --------------------------------------------------------------------------------------------------- conversation files
+# Files about conversations: the messages as JSON, as in the body of a chat request, and the template in Jinja.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conversation:
+    """Messages, oldest first, and the other variables of a chat template."""
+
+    messages: Messages = ()
+    tools: Sequence[Mapping[str, Any]] | None = None
+    chat_template_kwargs: Mapping[str, Any] | None = None
+
+
+def read_conversation(file: Path) -> Conversation:
+    """The conversation in ``file``, or in standard input for "-". Raises ConfigError naming file and field."""
+    where = "standard input" if str(file) == "-" else str(file)
+    try:
+        content = json.loads(sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"messages: {where} cannot be read: {reason(error)}") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"messages: {where} is not JSON: {error}") from error
+    table = {"messages": content} if isinstance(content, list) else content
+    try:
+        return conversation_of(table)
+    except RequestError as error:
+        raise ConfigError(f"messages: {where}: {error}") from error
+
+
+def conversation_of(table: Any) -> Conversation:
+    known = [field.name for field in fields(Conversation)]
+    if not isinstance(table, Mapping) or "messages" not in table:
+        raise RequestError("has to be a list of messages, or an object with the field messages")
+    for name in table:
+        if name not in known:
+            raise RequestError(f"{name} is no part of a conversation, so it would be ignored; {nearest(name, known)}")
+    tools, options = table.get("tools"), table.get("chat_template_kwargs")
+    if tools is not None and not (is_list(tools) and all(isinstance(tool, Mapping) for tool in tools)):
+        raise RequestError("tools has to be a list of objects")
+    if options is not None and not isinstance(options, Mapping):
+        raise RequestError("chat_template_kwargs has to be an object")
+    return Conversation(messages=turns_of(table["messages"]), tools=tools, chat_template_kwargs=options)
+
+
+def read_template(file: Path) -> str:
+    """The text of a chat template's file. Raises FieldError where it cannot be read."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise FieldError("chat_template", f"is {str(file)!r}, which cannot be read: {reason(error)}") from error
+
+
+def reason(error: OSError | UnicodeDecodeError) -> str:
+    """The reason for which a file cannot be read, without the file's name."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -158,7 +158,7 @@ def check_grammar(tokenizer: Any, grammar: str) -> dict[str, str]:
 
 
 def text_library() -> Any:
-    from penstock.text import literal
+    from penstock.text import tokenizer as literal
 
     return literal
 
@@ -172,7 +172,7 @@ def _backend(vocabulary: str) -> Any:
     """The tokenizer, and its LiteralText for texts with hidden special tokens."""
     from tokenizers import Tokenizer
 
-    from penstock.text.literal import LiteralText
+    from penstock.text.tokenizer import LiteralText
 
     tokenizer = Tokenizer.from_str(VOCABULARIES[vocabulary])
     return tokenizer, LiteralText(tokenizer)

@@ -9,7 +9,7 @@ track of its own, with times in microseconds from the first event:
     stage 1         [ 17 ][ 18 ][ 19 ][pass][ 20 ]         a drafter that shares the device takes its turns there
     features 1           [17] [18] [19]                   states on their way from a stage to a learned drafter
 
-The format's category (``cat``) is the kind of event; ``penstock.trace.reader`` has the fields of each kind.
+The format's category (``cat``) is the kind of event; ``penstock.lab.trace`` has the fields of each kind.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from penstock.drafters.base import Draft, Drafter
 from penstock.engine.build import feature_bytes
 from penstock.engine.commit import Advance
 from penstock.engine.loop import Observer
-from penstock.estimates.draft_timing import DraftTiming
-from penstock.hosts.cores import usable_cores
+from penstock.estimates.drafts import DraftTiming
+from penstock.hosts.facts import usable_cores
 from penstock.messages import Batch, Result, Rows, Span
 from penstock.requests.request import Request
 

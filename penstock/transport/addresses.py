@@ -1,18 +1,29 @@
-"""Where an inbox listens: ``ipc://PATH`` on this host, ``tcp://HOST:PORT`` anywhere. Port * is any free one."""
+"""Addresses, certificates and readiness of the connections between an engine's processes."""
 
 from __future__ import annotations
 
 import contextlib
 import ipaddress
+import math
 import os
 import re
+import select
+import selectors
 import socket
+import ssl
 import struct
 import sys
+import time
 from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
+
 from penstock.core import ConfigError
+from penstock.messages import FilePath
+
+# ------------------------------------------------------------------------------------------------------------ addresses
+# Where an inbox listens: ``ipc://PATH`` on this host, ``tcp://HOST:PORT`` anywhere. Port * is any free one.
 
 IPC: Final = "ipc://"
 TCP: Final = "tcp://"
@@ -135,3 +146,132 @@ def prepare(connection: socket.socket) -> None:
     for name, value in TCP_OPTIONS.items():
         if hasattr(socket, name):
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+# ------------------------------------------------------------------------------------------------------------- security
+# Mutual TLS between hosts: the certificate that a process shows, and the authority it trusts.
+
+
+class LinkSecurity(msgspec.Struct, frozen=True, kw_only=True):
+    """Paths of PEM files: the cluster's authority, and this host's certificate and key, signed by that authority.
+
+    Both ends of a connection show a certificate. It proves that its owner is a member of the cluster, not which one:
+    every member may do the same. Only TLS 1.3 is spoken.
+    """
+
+    authority: FilePath
+    certificate: FilePath
+    key: FilePath
+
+    def for_listening(self) -> ssl.SSLContext:
+        """A server's context.
+
+        Raises ConfigError, like ``for_connecting``, for a file that is missing or not as it should be.
+        """
+        context = self._context(ssl.PROTOCOL_TLS_SERVER)
+        # A ticket would lie unread at the sender's end, and its closing would then break the connection off.
+        context.num_tickets = 0
+        return context
+
+    def for_connecting(self) -> ssl.SSLContext:
+        return self._context(ssl.PROTOCOL_TLS_CLIENT)
+
+    def _context(self, protocol: int) -> ssl.SSLContext:
+        context = ssl.SSLContext(protocol)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.check_hostname = False  # hosts' addresses change, and membership is all that counts
+        context.verify_mode = ssl.CERT_REQUIRED
+        try:
+            context.load_verify_locations(self.authority)
+        except OSError as error:  # SSLError is one
+            raise ConfigError(f"link security: authority {self.authority}: {reason_of(error)}") from error
+        try:
+            # The empty password keeps OpenSSL from asking for one on the terminal.
+            context.load_cert_chain(self.certificate, self.key, password="")
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"link security: certificate {self.certificate} with key {self.key}: {reason_of(error)}"
+            ) from error
+        return context
+
+
+def reason_of(error: Exception) -> str:
+    """The reason for an error in the words of OpenSSL or the system."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return error.verify_message
+    if isinstance(error, ssl.SSLError) and error.reason:
+        return error.reason.replace("_", " ").lower()
+    return getattr(error, "strerror", None) or str(error)
+
+
+# ------------------------------------------------------------------------------------------------------------- readable
+# Waiting for readable file descriptors, of any number, with a timeout that is precise to microseconds.
+
+SELECTABLE: Final = 1024
+"""``select`` accepts only descriptors below this number."""
+
+
+class Readable:
+    """A set of descriptors to wait for.
+
+    epoll takes any descriptor, but its timeouts are whole milliseconds. ``select`` keeps the moment, so it waits for a
+    single descriptor, epoll's own. Where even that number is too high, because the process had a thousand files open
+    before, the wait ends up to a millisecond early.
+    """
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+
+    def add(self, fd: int) -> None:
+        self._selector.register(fd, selectors.EVENT_READ)
+
+    def remove(self, fd: int) -> None:
+        """Raises KeyError for a descriptor that is not in the set. Call it before the descriptor is closed."""
+        self._selector.unregister(fd)
+
+    def wait(self, seconds: float | None) -> list[int]:
+        """The readable descriptors; none if ``seconds``, or slightly less, pass before. None waits without a limit."""
+        if seconds is not None and seconds > 0:
+            own = self._selector.fileno()
+            if own >= SELECTABLE:
+                # ``selectors`` rounds a timeout up to whole milliseconds: half of one less gives the last one before
+                # the moment.
+                return self._ready((math.floor(1e3 * seconds) - 0.5) / 1e3)
+            if not select.select([own], [], [], seconds)[0]:
+                return []
+            seconds = 0.0
+        return self._ready(seconds)
+
+    def _ready(self, seconds: float | None) -> list[int]:
+        return [key.fd for key, _ in self._selector.select(seconds)]
+
+    def close(self) -> None:
+        """Safe to call twice."""
+        self._selector.close()
+
+
+# -------------------------------------------------------------------------------------------------------------- waiting
+# Waiting until a moment, precisely to microseconds.
+
+OVERSLEEP: Final = 60e-6
+"""Seconds by which a sleep ends late, roughly: a processor takes time to wake."""
+
+
+def left_until(moment: float) -> float:
+    """How many seconds a thread may sleep so as to be awake at a moment of the monotonic clock."""
+    return max(0.0, moment - OVERSLEEP - time.monotonic())
+
+
+def slept_until(moment: float) -> bool:
+    """Sleep until just before a moment of the monotonic clock. Returns whether there was time for that."""
+    left = left_until(moment)
+    if left > 0:
+        time.sleep(left)
+    return left > 0
+
+
+def sleep_until(moment: float) -> None:
+    """Return at a moment of the monotonic clock: sleeps until just before it, then spins."""
+    slept_until(moment)
+    while time.monotonic() < moment:
+        pass

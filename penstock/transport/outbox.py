@@ -1,9 +1,4 @@
-"""The sending end of a connection, which never blocks its caller.
-
-A message leaves with one system call on the thread that sends it, and wakes nobody but the receiver. A writer thread
-sends the rest where the system does not take all at once. The same thread connects first: connecting may take a while,
-and two processes that wait for each other's answer would wait for ever.
-"""
+"""The sending ends of connections, and the sockets that open and close all of a process's ends."""
 
 from __future__ import annotations
 
@@ -14,11 +9,20 @@ import ssl
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
 from typing import Final
 
-from penstock.transport.addresses import SILENT_S, Place, prepare, unanswered
-from penstock.transport.framing import Bytes, on_the_wire, token_of
-from penstock.transport.security import reason_of
+from penstock.core import ConfigError
+from penstock.transport.addresses import SILENT_S, LinkSecurity, Place, place_of, prepare, reason_of, unanswered
+from penstock.transport.framing import MAX_FRAME_BYTES, Bytes, on_the_wire, token_of
+from penstock.transport.inbox import Inbox
+
+# --------------------------------------------------------------------------------------------------------------- outbox
+# The sending end of a connection, which never blocks its caller.
+#
+# A message leaves with one system call on the thread that sends it, and wakes nobody but the receiver. A writer thread
+# sends the rest where the system does not take all at once. The same thread connects first: connecting may take a
+# while, and two processes that wait for each other's answer would wait for ever.
 
 log = logging.getLogger(__name__)
 
@@ -218,3 +222,73 @@ class Sealing:
                 for start in range(0, len(whole), PIECE):
                     self._tls.write(whole[start : start + PIECE])
                     yield [self._leaving.read()]
+
+
+# -------------------------------------------------------------------------------------------------------------- sockets
+# The inboxes and outboxes of one process. Without certificates none of them reaches beyond this host.
+
+
+class Sockets:
+    """Opens inboxes and outboxes. ``close`` closes the outboxes; who opened an inbox closes it before.
+
+    With ``security`` every tcp connection uses TLS. Without it, ``private_network`` permits plain connections to other
+    hosts. Raises ConfigError if the files of ``security`` cannot be used.
+    """
+
+    def __init__(self, security: LinkSecurity | None = None, private_network: bool = False) -> None:
+        self._listening = None if security is None else security.for_listening()
+        self._connecting = None if security is None else security.for_connecting()
+        self._private_network = private_network
+        self._outboxes: list[Outbox] = []
+
+    def inbox(self, address: str, most_frame: int = MAX_FRAME_BYTES) -> Inbox:
+        """Listen at an address: a path that does not exist, or a tcp port (* lets the system choose).
+
+        Frames may have ``most_frame`` bytes. Raises ConfigError for an address that other hosts can reach if there are
+        no certificates, and OSError if it is taken.
+        """
+        place = self._allowed(address)
+        return Inbox(place, context_for(place, self._listening), most_frame)
+
+    def connect(self, address: str, session: str) -> Outbox:
+        """An outbox to the inbox at ``address``, which has to admit the session.
+
+        Raises ConfigError as ``inbox`` does.
+        """
+        place = self._allowed(address)
+        outbox = Outbox(place, session, context_for(place, self._connecting))
+        self._outboxes.append(outbox)
+        return outbox
+
+    def disconnect(self, outbox: Outbox) -> None:
+        """Close one of its outboxes before the others."""
+        if outbox in self._outboxes:
+            self._outboxes.remove(outbox)
+        outbox.close()
+
+    def _allowed(self, address: str) -> Place:
+        place = place_of(address)
+        if self._listening is None and not self._private_network and not place.on_this_host:
+            raise ConfigError(f"address {address!r} is beyond this host: that needs keys, which `penstock keys` makes")
+        return place
+
+    def close(self, linger: float = 0.0) -> None:
+        """Close all outboxes, after at most ``linger`` seconds each for bytes that have yet to leave.
+
+        Safe to call twice.
+        """
+        for outbox in self._outboxes:
+            outbox.close(linger)
+        self._outboxes.clear()
+
+    def __enter__(self) -> Sockets:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def context_for(place: Place, context: ssl.SSLContext | None) -> ssl.SSLContext | None:
+    return None if place.is_ipc else context

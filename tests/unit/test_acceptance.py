@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock import acceptance
-from penstock.acceptance import (
+from penstock.lab import acceptance
+from penstock.lab.acceptance import (
     chain_lengths,
     distributions,
     draw,
@@ -192,7 +192,7 @@ def test_cut_distributions_keep_the_overlap_exactly(
 ) -> None:
     """Five tokens of each list and the rest in two columns, against all 24 tokens."""
     whole = make_recording((9,), **sampling)
-    monkeypatch.setattr("penstock.bench.recordings.record.WIDTH", 5)
+    monkeypatch.setattr("penstock.lab.record.WIDTH", 5)
     cut = make_recording((9,), **sampling)
     rows = np.arange(9)
     full, few = distributions(whole, rows), distributions(cut, rows)

@@ -9,7 +9,7 @@ import pytest
 
 from penstock import extras
 from penstock.core import ConfigError
-from penstock.extras import CURVES, PLOTS, TRAINING, Need, require
+from penstock.extras import CURVES, PLOTS, TRAINING_NEED, Need, require
 
 
 def lacking(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
@@ -23,7 +23,7 @@ def test_what_is_there_is_not_asked_for() -> None:
 def test_all_that_is_missing_is_in_one_command(monkeypatch: pytest.MonkeyPatch) -> None:
     lacking(monkeypatch, "matplotlib", "accelerate")
     with pytest.raises(ConfigError) as raised:
-        require([TRAINING, CURVES, PLOTS, TRAINING])
+        require([TRAINING_NEED, CURVES, PLOTS, TRAINING_NEED])
     said = "training needs accelerate and training's curves need matplotlib and plots need matplotlib: "
     assert str(raised.value).startswith(f"{said}{sys.executable} -m pip install ")
     assert re.search(r"install 'accelerate>=[\d.]+' 'matplotlib>=[\d.]+'$", str(raised.value))

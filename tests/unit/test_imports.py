@@ -17,17 +17,12 @@ BENCHMARKS = ROOT.parent / "benchmarks"
 
 LAYERS = [
     "core",
-    "dtypes",
     "files",
-    "scratch",
-    "typos",
     "config",
-    "registry",
     "options",
     "api_keys",
     "extras",
-    "tables",
-    "progress",
+    "terminal",
     "noise",
     "tree",
     "messages",
@@ -40,27 +35,21 @@ LAYERS = [
     "strategies",
     "stage",
     "emulation",
+    "checkpoint",
     "models",
     "library",
     "pipeline",
     "hosts",
-    "emulation.host",
     "requests",
     "drafters",
     "speculation",
-    "emulation.turns",
     "emulation.drafter",
     "emulation.cluster",
     "engine",
-    "recording",
-    "acceptance",
     "trace",
-    "simulator",
     "clients",
-    "bench",
-    "trainer",
     "generate",
-    "demo",
+    "lab",
     "server.settings",
     "server.http",
     "server.openai",
@@ -75,39 +64,25 @@ APART = ("server.openai", "server.live")
 """Neither imports the other."""
 
 HEAVY = {"torch", "transformers", "safetensors", "huggingface_hub"}
-MAY_BE_HEAVY = ("models", "stage.tensors", "stage.sampler", "trainer")
-LIGHT = ("trainer.options", "trainer.preflight", "trainer.data.corpus")
-LIGHT += tuple(
-    f"models.{name}"
-    for name in (
-        "glance",
-        "places",
-        "split",
-        "text_part",
-        "torch_build",
-        "weight_files",
-        "gguf.header",
-        "gguf.purpose",
-    )
-)
+MAY_BE_HEAVY = ("checkpoint", "models", "stage.tensors", "stage.sampler", "lab.trainer")
+LIGHT = ("lab.trainer.options", "lab.trainer.corpus", "checkpoint.look", "checkpoint.gguf_header")
 """Modules of these parts that the command line needs for its help and to refuse what cannot work."""
 HEAVY_WHEN_CALLED = {
-    "hosts.doctor.rates",
-    "hosts.weights.hub",
-    "bench.peers.hf",
+    "checkpoint.look",
+    "files",
+    "hosts.probe",
+    "hosts.weights",
+    "lab.bench.hf",
     "library.download",
     "library.hub",
-    "library.reference",
-    "library.refusals",
+    "library.names",
     "library.shelf",
     "library.web",
-    "models.places",
-    "pipeline.assembly",
+    "lab.recording",
+    "pipeline.engine_end",
     "pipeline.forking",
     "text.tokenizer",
     "text.worker_tasks",
-    "recording",
-    "dtypes",
 }
 
 DECISIONS = (
@@ -121,20 +96,19 @@ DECISIONS = (
     "stage.visibility",
     "stage.core",
     "stage.driver",
-    "stage.device",
     "emulation.device",
     "emulation.link",
     "drafters",
     "speculation",
 )
-DECISIONS += tuple(f"engine.{name}" for name in ("inflight", "commit", "scheduler", "loop"))
+DECISIONS += tuple(f"engine.{name}" for name in ("commit", "scheduler", "loop"))
 OUTSIDE_WORLD = {"time", "datetime", "socket", "ssl", "asyncio", "threading", "subprocess", "multiprocessing", "os"}
 
 
 MAY_EMULATE = (
-    *("emulation", "simulator", "bench", "demo.show"),
-    *("pipeline.plan", "pipeline.assembly", "pipeline.worker"),
-    *("engine.resolve", "engine.build", "engine.answers"),
+    *("emulation", "lab"),
+    *("pipeline.base", "pipeline.engine_end", "pipeline.worker"),
+    *("engine.resolve", "engine.build"),
 )
 """Modules that put an engine's parts together, real or emulated, and those that measure emulated engines."""
 
@@ -226,6 +200,11 @@ def test_the_servers_wings_stand_apart() -> None:
 def test_the_package_itself_imports_the_core_only() -> None:
     own = [found for found in IMPORTS if not found.importer and under(found.imported, "penstock")]
     assert {found.imported for found in own if found.when == "at once"} == {"penstock.core"}
+
+
+def test_the_laboratory_is_the_command_lines_alone() -> None:
+    importers = {found.importer for found in IMPORTS if under(found.imported, "penstock.lab")}
+    assert {name for name in importers if not under(name, "lab") and not under(name, "cli")} == set()
 
 
 def may_be_heavy(module: str) -> bool:

@@ -9,11 +9,11 @@ import pytest
 from msgspec import inspect
 
 from penstock import messages
-from penstock.hosts import control
-from penstock.hosts.doctor import messages as probes
-from penstock.hosts.weights.manifest import FilePart
+from penstock.hosts import messages as control
+from penstock.hosts import probe as probes
+from penstock.hosts.weights import FilePart
 from penstock.messages import MalformedMessage
-from penstock.pipeline.plan import StageSpec
+from penstock.pipeline.base import StageSpec
 from tests.hostile import example, fits, is_bounded, kinds_of, leaves, odd_structs
 
 SESSION = "5" * 32

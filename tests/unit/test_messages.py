@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.dtypes import DTYPE_BYTES
+from penstock.files import DTYPE_BYTES
 from penstock.messages import (
     MAX_HEADER_BYTES,
     NO_SLOT,

@@ -8,8 +8,8 @@ import threading
 import pytest
 from rich.console import Console
 
-from penstock import progress
-from penstock.progress import LINE_EVERY, LoggedProgress, line_of, progress_bar
+from penstock import terminal
+from penstock.terminal import LINE_EVERY, LoggedProgress, line_of, progress_bar
 
 
 def test_a_log_has_a_line_every_few_seconds() -> None:
@@ -37,7 +37,7 @@ def test_a_terminal_has_a_bar() -> None:
 
 
 def test_a_log_has_lines_while_nothing_moves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "LINE_EVERY", 0.001)
+    monkeypatch.setattr(terminal, "LINE_EVERY", 0.001)
     printed = threading.Event()
 
     class Out(io.StringIO):

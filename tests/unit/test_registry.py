@@ -8,11 +8,9 @@ from dataclasses import fields, is_dataclass
 
 import pytest
 
-from penstock.drafters.options import DrafterOptions
-from penstock.drafters.registry import DRAFTERS
-from penstock.registry import Registry
-from penstock.strategies.options import StrategyOptions
-from penstock.strategies.registry import STRATEGIES
+from penstock.config import Registry
+from penstock.drafters.base import DRAFTERS, DrafterOptions
+from penstock.strategies.base import STRATEGIES, StrategyOptions
 
 
 def test_a_name_that_is_none_is_a_key_error() -> None:
@@ -27,10 +25,10 @@ def test_to_go_through_the_names_loads_none_of_them() -> None:
     """Help texts go through all names, and have to stay quick."""
     code = (
         "import sys\n"
-        "from penstock.drafters.registry import DRAFTERS\n"
-        "from penstock.strategies.registry import STRATEGIES\n"
+        "from penstock.drafters.base import DRAFTERS\n"
+        "from penstock.strategies.base import STRATEGIES\n"
         "assert len([*DRAFTERS, *STRATEGIES]) >= 14\n"
-        "sys.exit('penstock.drafters.ngram' in sys.modules or 'penstock.strategies.pipedec' in sys.modules)"
+        "sys.exit('penstock.drafters.merged' in sys.modules or 'penstock.strategies.pipedec' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

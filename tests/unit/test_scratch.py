@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from penstock.scratch import LOCK, SETTLED_S, let_go, make_scratch, scratch_folder
+from penstock.files import LOCK, SETTLED_S, let_go, make_scratch, scratch_folder
 
 OWNER = """
 import sys
-from penstock.scratch import lasting_scratch
+from penstock.files import lasting_scratch
 print(lasting_scratch("penstock-of-mine-"), flush=True)
 sys.stdin.read()
 """

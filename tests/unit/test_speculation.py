@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from penstock.config import FieldError
-from penstock.drafters.ngram import NgramOptions
-from penstock.drafters.registry import DRAFTERS
+from penstock.drafters.base import DRAFTERS
+from penstock.drafters.merged import NgramOptions
 from penstock.drafters.synthetic import SyntheticOptions
 from penstock.engine.options import EngineOptions
 from penstock.speculation import (
@@ -20,9 +20,9 @@ from penstock.speculation import (
     parse_speculative_for,
     values_of,
 )
-from penstock.strategies.autoregressive import Autoregressive
+from penstock.strategies.base import STRATEGIES
 from penstock.strategies.pipedec import PipeDecOptions
-from penstock.strategies.registry import STRATEGIES
+from penstock.strategies.plain import Autoregressive
 from penstock.strategies.static_tree import StaticTreeOptions
 
 

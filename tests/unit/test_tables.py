@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from penstock.tables import FiguresTable
+from penstock.terminal import FiguresTable
 
 
 def printed(table: FiguresTable, width: int) -> list[str]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.server.openai.chat_protocol import ChatCompletionRequest
-from penstock.typos import meant
+from penstock.config import meant
+from penstock.server.openai.protocol import ChatCompletionRequest
 
 
 @pytest.mark.parametrize(

@@ -51,8 +51,8 @@ FOREIGN: Final = (
 
 def open_all(place: Path) -> None:
     """Do everything that precedes a checkpoint's first request, for a folder or GGUF file, and encode a text."""
+    from penstock.checkpoint.checkpoint import open_checkpoint
     from penstock.core import RequestError
-    from penstock.models.checkpoint import open_checkpoint
     from penstock.models.stage_model import load_stage
     from penstock.text.grammar import load_grammar_tokenizer
     from penstock.text.tokenizer import load_tokenizer
@@ -68,7 +68,7 @@ def open_all(place: Path) -> None:
 
 def open_speculator(folder: Path, target: Path = DEMO / "target") -> None:
     """Do everything that precedes a learned drafter's first proposal."""
-    from penstock.models.speculators.stage import load_speculator_stage
+    from penstock.models.speculators.open import load_speculator_stage
 
     load_speculator_stage(str(folder), str(target), capacity=8, dtype="float32", device="cpu")
 

@@ -53,10 +53,9 @@ from penstock.messages import (
     opening,
 )
 from penstock.pipeline.processes import ProcessHost, ProcessPipeline
-from penstock.transport.addresses import place_of
+from penstock.transport.addresses import LinkSecurity, place_of
 from penstock.transport.framing import FRAME
-from penstock.transport.security import LinkSecurity
-from penstock.transport.sockets import Sockets
+from penstock.transport.outbox import Sockets
 
 CASES: Final = 40
 TOGETHER: Final = 4

@@ -18,7 +18,7 @@ from benchmarks.load.soaking.cases import Case
 from benchmarks.load.soaking.clients import KEY, Asking, Outcome, ask
 from benchmarks.load.soaking.resources import Held, Watch, held
 from benchmarks.shared.served import PATIENCE, ServedProcess
-from penstock.bench.serving.load import arrival_times, run_load
+from penstock.lab.serving_load import arrival_times, run_load
 
 DRAIN = 10
 """Seconds within which the server has to end."""

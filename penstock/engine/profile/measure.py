@@ -1,22 +1,84 @@
-"""Measures a model's layers on a device: real stages there compute batches of several sizes and lengths of text.
-
-A model is held as four stages, one after the other on the device: the first layer (with the embedding), the second, as
-many of the rest as there is room for, and the last (with the head). The time of many layers less that of one gives the
-time per layer; the rest of the one-layer stage's time is the overhead of a stage.
-"""
+"""Measures the layers of a model on a device, and the memory that they take."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
 from statistics import median
-from typing import Final
+from typing import Any, Final
 
-from penstock.cluster.measured import LayerTimes
+from penstock.cluster.spec import LayerTimes, ModelPrice
 from penstock.config import FieldError
-from penstock.engine.profile.text import MeasuredText
-from penstock.messages import Batch
-from penstock.pipeline.base import Host, HostedPipeline
-from penstock.pipeline.plan import StagePlan
+from penstock.core import ConfigError
+from penstock.engine.build import stage_plans
+from penstock.engine.options import EngineOptions
+from penstock.engine.profile.store import DeviceKey, DeviceProfile, ProfileStore, digest_of
+from penstock.engine.resolve import Resolved, resolve_options
+from penstock.files import DTYPE_BYTES
+from penstock.hosts.facts import HostFacts, own_facts
+from penstock.hosts.fleet import FleetHost
+from penstock.hosts.placement import HERE, device_on, in_gb, in_plans
+from penstock.messages import NO_SLOT, Batch, CommittedSlots, Opened, Rows, Sampling
+from penstock.pipeline.base import Host, HostedPipeline, StagePlan
+
+# ----------------------------------------------------------------------------------------------------------------- text
+# Batches of one text for stages that serve nobody else: tokens that stay, and rows that are only tried.
+
+REQUEST: Final = 1
+
+
+class MeasuredText:
+    """A text that repeats the ``given`` tokens, or has arbitrary ones below ``vocab_size``; slots are its positions.
+
+    ``advance`` and ``attempt`` give batches, which have to be submitted in the order in which they were asked for.
+    """
+
+    def __init__(self, vocab_size: int, given: Sequence[int] = ()) -> None:
+        self.tokens = 0
+        """Tokens that have entered for good."""
+        self._vocab_size = vocab_size
+        self._given = given
+        self._told = 0
+        self._stream = 0
+        self._nodes = 0
+
+    def advance(self, rows: int) -> Batch:
+        """A batch of the text's next tokens. No token is picked, as for all pieces of a prompt but the last."""
+        batch = self._batch(rows)
+        self.tokens += rows
+        return batch
+
+    def attempt(self, rows: int) -> Batch:
+        """A batch of drafted rows behind the text, each the next one's parent, with a pick for every one. The next
+        batch takes their slots."""
+        batch = self._batch(rows)
+        batch.wanted = list(range(rows))
+        return batch
+
+    def _batch(self, count: int) -> Batch:
+        batch = Batch(stream=self._stream, rows=Rows(), alive=list(range(count)))
+        if not self._stream:
+            batch.opened.append(Opened(REQUEST, Sampling()))
+        if self._told < self.tokens:
+            batch.committed.append(CommittedSlots(REQUEST, list(range(self._told, self.tokens))))
+            self._told = self.tokens
+        for position in range(self.tokens, self.tokens + count):
+            self._nodes += 1
+            token = self._given[position % len(self._given)] if self._given else 31 * self._nodes % self._vocab_size
+            batch.rows.append(REQUEST, self._nodes, position, position - 1 if position else NO_SLOT, position, token)
+        self._stream += 1
+        return batch
+
+
+# -------------------------------------------------------------------------------------------------------------- measure
+# Measures a model's layers on a device: real stages there compute batches of several sizes and lengths of text.
+#
+# A model is held as four stages, one after the other on the device: the first layer (with the embedding), the second,
+# as many of the rest as there is room for, and the last (with the head). The time of many layers less that of one gives
+# the time per layer; the rest of the one-layer stage's time is the overhead of a stage.
 
 ROWS: Final = (1, 4, 16, 64, 256)
 CONTEXTS: Final = (0, 512, 2048)
@@ -121,3 +183,318 @@ def layer_ms(one: float, many: float, layers: int) -> float:
     """Milliseconds of one layer, from those of a stage of one layer and of a stage of ``layers``."""
     # In a noisy measurement many layers may seem no slower than one: then their mean has to do.
     return (many - one) / (layers - 1) if layers > 1 and many > one else many / layers
+
+
+# ------------------------------------------------------------------------------------------------------------ footprint
+# Device memory that each stage needs at least, as far as that is known before anything is loaded.
+
+WHOLE_NUMBERS: Final = {"int8": 1.0, "int4": 0.5}
+"""Bytes per weight of a quantised matrix, without its scales."""
+
+
+def needed_bytes(setup: Resolved) -> list[int]:
+    """Bytes of each stage: weights, KV cache, and per-slot states of layers that carry a state."""
+    numbers = numbers_by_part(setup.checkpoint.weights.sizes())
+    width = WHOLE_NUMBERS.get(setup.quantization, float(DTYPE_BYTES[setup.options.dtype]))
+    kept = slot_bytes(setup)
+    return [
+        round(width * (sum(numbers.get(layer, 0) for layer in range(first, last)) + beside(numbers, i, setup.stages)))
+        + sum(kept[first:last])
+        for i, (first, last) in enumerate(setup.layers)
+    ]
+
+
+def slot_bytes(setup: Resolved) -> list[int]:
+    """Bytes that each layer keeps in its slots: keys and values, state, or both."""
+    config, dtype = setup.checkpoint.config, DTYPE_BYTES[setup.options.dtype]
+    kv = 2 * kv_width(config) * dtype
+    attends, carries = attention_slots(setup), carrying(config)
+    whole = setup.quantization if setup.options.device == "cpu" else "none"
+    carried = near_slots(setup) * state_bytes(config, dtype, whole) if any(carries) else 0
+    return [kv * slots + carried * state for slots, state in zip_longest(attends, carries, fillvalue=False)]
+
+
+def kept_for_sharing(setup: Resolved) -> int:
+    """Bytes, over all stages, that prefix caching alone takes when all slots are taken."""
+    alone = replace(setup, options=replace(setup.options, enable_prefix_caching=False))
+    return sum(slot_bytes(setup)) - sum(slot_bytes(alone))
+
+
+def attention_slots(setup: Resolved) -> list[int]:
+    """Slots for which each layer holds keys and values; 0 for a layer without attention."""
+    from penstock.models.attention import windowed
+
+    config, layers = setup.checkpoint.config, setup.checkpoint.num_layers
+    near = windowed(config, layers)
+    return [
+        attends * (near_slots(setup) if near[layer] else setup.capacity)
+        for layer, attends in enumerate(attending(config, layers))
+    ]
+
+
+def near_slots(setup: Resolved) -> int:
+    """Slots that layers with a limited reach hold at least: without prefix caching, those that one text needs."""
+    from penstock.models.attention import reach_of
+
+    reach = reach_of(setup.checkpoint.config)
+    return setup.capacity if setup.options.enable_prefix_caching or reach is None else min(setup.capacity, reach)
+
+
+def beside(numbers: Mapping[int | str, int], stage: int, stages: int) -> int:
+    """Weights (a count) that a stage holds beside its layers: the embedding, or the head, which may be the same one."""
+    embedding, rest = numbers.get("embedding", 0), numbers.get("rest", 0)
+    if stage == stages - 1:
+        return (rest or embedding) + (embedding if stages == 1 and rest else 0)
+    return embedding if stage == 0 else 0
+
+
+def numbers_by_part(sizes: Mapping[str, int]) -> dict[int | str, int]:
+    """Weights (counts) of each layer, by index, of the "embedding", and of the "rest": norm and head."""
+    from penstock.checkpoint.tensors import layer_of
+
+    numbers: dict[int | str, int] = {}
+    for name, size in sizes.items():
+        layer = layer_of(name)
+        part = layer if layer is not None else outside_part(name)
+        numbers[part] = numbers.get(part, 0) + size
+    layers = [part for part in numbers if isinstance(part, int)]
+    each = numbers.pop("for every layer", 0) // max(1, len(layers))
+    return numbers | {layer: numbers[layer] + each for layer in layers}
+
+
+def outside_part(name: str) -> str:
+    from penstock.checkpoint.gate import is_outside
+
+    if is_outside(name):
+        return "for every layer"
+    return "embedding" if "embed" in name else "rest"
+
+
+def attending(config: Any, layers: int) -> list[bool]:
+    """Whether each layer keeps keys and values."""
+    from penstock.checkpoint.gate import ATTENTION_TYPES, carries, layer_types, readers
+
+    types = layer_types(config)
+    others = readers(config) if carries(config) else range(0)
+    return [index not in others and kind in ATTENTION_TYPES for index, kind in enumerate(types)] or [True] * layers
+
+
+def kv_width(config: Any) -> int:
+    """Elements of one row's keys in one layer, and as many of its values. A latent counts half for each."""
+    if rank := getattr(config, "kv_lora_rank", None):
+        return (int(rank) + int(config.qk_rope_head_dim)) // 2
+    heads = int(config.num_attention_heads)
+    kept = int(getattr(config, "num_key_value_heads", None) or heads)
+    return kept * int(getattr(config, "head_dim", None) or config.hidden_size // heads)
+
+
+def carrying(config: Any) -> list[bool]:
+    """Whether each layer carries a state; empty where none does."""
+    from penstock.checkpoint.gate import RECURRENT_TYPES, layer_types
+
+    return [kind in RECURRENT_TYPES for kind in layer_types(config)]
+
+
+def state_bytes(config: Any, dtype: int, quantization: str) -> int:
+    """Bytes that a layer which carries a state keeps of one row; int4 weights on a CPU need the state in float64."""
+    from penstock.models.recurrent.plan import kept
+
+    return kept(config).bytes(dtype, 8 if quantization == "int4" else 4)
+
+
+# ---------------------------------------------------------------------------------------------------------------- price
+# A checkpoint's price list, from the sizes of its tensors: memory and arithmetic of its layers, bytes of a row.
+
+
+def price_of(setup: Resolved) -> ModelPrice:
+    """The price list of the target as it is held. A layer is the mean of all; its weights set its arithmetic."""
+    checkpoint, number = setup.checkpoint, DTYPE_BYTES[setup.options.dtype]
+    numbers = numbers_by_part(checkpoint.weights.sizes())
+    embedding, rest = numbers.get("embedding", 0), numbers.get("rest", 0)
+    layers, config = checkpoint.num_layers, checkpoint.config
+    keeping = sum(attending(config, layers)) / layers
+    width = kv_width(config)
+    return ModelPrice(
+        layers=layers,
+        hidden_size=checkpoint.hidden_size,
+        layer_parameters=max(1, sum(numbers.get(i, 0) for i in range(layers)) // layers),
+        head_parameters=max(rest, embedding),
+        embedding_parameters=embedding,
+        bytes_per_parameter=WHOLE_NUMBERS.get(setup.quantization, float(number)),
+        activation_bytes=float(number),
+        key_value_size=width,
+        cache_bytes=number * keeping if keeping else None,
+    )
+
+
+# -------------------------------------------------------------------------------------------------------------- devices
+# The devices that a model may be split over, and the times of its layers there.
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A host's device, with the whole model as it would be held there."""
+
+    name: str
+    """The host's name."""
+    beside: tuple[str, ...]
+    """The devices of the host that are candidates, this one among them."""
+    facts: HostFacts
+    setup: Resolved
+    key: DeviceKey
+
+    @property
+    def device(self) -> str:
+        return self.setup.devices[0]
+
+    @property
+    def label(self) -> str:
+        """The candidate's own name: the host's, with the device where the host has several candidates."""
+        return self.name if len(self.beside) == 1 else f"{self.name}/{self.device}"
+
+    @property
+    def free(self) -> int | None:
+        """Free bytes of the device's memory; None if the host does not say.
+
+        Of several GPUs that of the fullest: a plan that has stages on some of them does not say on which.
+        """
+        found = [self.facts.device(device) for device in self.beside]
+        free = [one.free for one in found if one is not None and one.free is not None]
+        return min(free) if len(free) == len(self.beside) else None
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Devices by their labels, in the order in which hosts are named, and the model's price list."""
+
+    devices: dict[str, Candidate]
+    price: ModelPrice
+
+    @property
+    def names(self) -> list[str]:
+        return list(self.devices)
+
+    @property
+    def hosts(self) -> list[str]:
+        """The host of each."""
+        return [one.name for one in self.devices.values()]
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that every stage has room for."""
+        return next(iter(self.devices.values())).setup.kv_slots
+
+
+def candidates_on(options: EngineOptions, names: list[str], living: Mapping[str, HostFacts]) -> Candidates:
+    """The devices that the options ask for: one on each host, or a GPU for each time that it is named.
+
+    Raises ConfigError for a host with none, for one with several GPUs that is named once, and for GPUs of a host that
+    differ.
+    """
+    from penstock.models.quantized.choice import check_device
+
+    # As one stage, whose formats are those that the engine would resolve for all of these hosts.
+    alone = replace(
+        options,
+        hosts=None if names == [HERE] else ",".join(names),
+        cluster=None,
+        layer_split=None,
+        pipeline_parallel_size=1,
+        speculative_config=None,
+    )
+    whole = resolve_options(alone, living)
+    digest = digest_of(whole.checkpoint.source)
+    found: dict[str, Candidate] = {}
+    named, hosts = Counter[str](), {name: own_facts("") if name == HERE else living[name] for name in names}
+    asked = {name: asked_devices(name, hosts[name], options.device, names.count(name)) for name in hosts}
+    for name in names:
+        facts, device = hosts[name], asked[name][named[name]]
+        named[name] += 1
+        if name == HERE:
+            check_device(device)
+        threads = options.threads or (facts.cores if device == "cpu" else 1)
+        setup = replace(
+            whole, hosts=(in_plans(name),), devices=(device,) * 2, threads=(threads,) * 2, speculative_slots=0
+        )
+        candidate = Candidate(name, asked[name], facts, setup, key_of(name, facts, setup, digest))
+        found[candidate.label] = candidate
+    return Candidates(found, price_of(whole))
+
+
+def asked_devices(name: str, facts: HostFacts, device: str, times: int) -> tuple[str, ...]:
+    """The devices of a host that is named so many times."""
+    if times == 1 and device == "cuda" and len(facts.gpus) > 1:
+        raise FieldError(
+            "layer_split",
+            f"plans one device for each time that a host is named, and {name} has {len(facts.gpus)} GPUs: name it as "
+            f"often (hosts {','.join([name] * len(facts.gpus))}), name a GPU with device, or state the layers",
+        )
+    found = tuple(device_on(name, facts, device, place, times) for place in range(times))
+    models = {known.model for one in found if (known := facts.device(one)) is not None}
+    if len(models) > 1:  # which of them a stage gets is not planned
+        raise FieldError(
+            "layer_split",
+            f"plans for GPUs of a host that are alike, and {name} has {' and '.join(sorted(models))}: run a worker for "
+            "each, with its own CUDA_VISIBLE_DEVICES and port, or state the layers",
+        )
+    return found
+
+
+def key_of(name: str, facts: HostFacts, setup: Resolved, digest: str, stage: int = 0) -> DeviceKey:
+    """The key of a stage's times: everything that they depend on. ``digest`` is the checkpoint's."""
+    device = setup.devices[stage]
+    found = facts.device(device)
+    return DeviceKey(
+        host=name,
+        node=facts.name,
+        device=device,
+        device_model="" if found is None else found.model,
+        threads=setup.threads[stage],
+        model=digest,
+        dtype=setup.options.dtype,
+        quantization=setup.quantization,
+        numerics=setup.options.numerics,
+        penstock=facts.versions.penstock,
+        torch=facts.versions.torch,
+    )
+
+
+def profiled(
+    candidate: Candidate, host: Host, store: ProfileStore, on_step: OnStep, tokens: Sequence[int] = ()
+) -> LayerTimes:
+    """Measure a candidate's layers and store the times. Raises ConfigError for too little memory, and PipelineError."""
+    contexts = contexts_within(candidate.setup.max_model_len)
+    setup = in_parts(candidate)
+    if isinstance(host, FleetHost) and candidate.name != HERE:
+        offer = host.offer(setup.checkpoint.source, setup.checkpoint.num_layers)
+        host.fleet.provide(offer, {candidate.name: setup.layers})
+    times = measured_times(host, stage_plans(setup), contexts, on_step, tokens)
+    store.keep(DeviceProfile(key=candidate.key, times=times))
+    return times
+
+
+def in_parts(candidate: Candidate) -> Resolved:
+    """The four stages that are measured, with as many layers as there is memory for."""
+    whole = candidate.setup
+    layers = whole.checkpoint.num_layers
+
+    def parted(most: int) -> Resolved:
+        parts = parts_of(layers, most)
+        return replace(
+            whole,
+            layers=parts,
+            hosts=whole.hosts * len(parts),
+            devices=(candidate.device,) * (len(parts) + 1),
+            threads=(whole.threads[0],) * (len(parts) + 1),
+        )
+
+    if candidate.free is None:
+        return parted(layers)
+    first, one, _, last = needed_bytes(parted(1))
+    left = candidate.free - first - one - last
+    if left < one:
+        problem = f"host {candidate.name}: {candidate.device} has {in_gb(candidate.free)} free, and four layers with"
+        raise ConfigError(f"{problem} the embedding and the head take {in_gb(first + 2 * one + last)}")
+    return parted(int(0.8 * left / one))

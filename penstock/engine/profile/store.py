@@ -1,4 +1,4 @@
-"""Keeps measurements and plans over runs: a file for each device with a model, link, engine, and table of pieces."""
+"""Profiles on disk: a file for each device with a model, link, engine, and table of pieces."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ import logging
 import os
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
-from penstock.cluster.measured import LayerTimes
-from penstock.cluster.spec import Link
+from penstock.cluster.spec import LayerTimes, Link
 from penstock.core import ConfigError
-from penstock.estimates.experience import Experience
+from penstock.estimates.drafts import Experience
 from penstock.files import cache_folder
+from penstock.hosts.weights import files_of
+
+# ---------------------------------------------------------------------------------------------------------------- store
+# Keeps measurements and plans over runs: a file for each device with a model, link, engine, and table of pieces.
 
 log = logging.getLogger(__name__)
 
@@ -176,3 +179,38 @@ class ProfileStore:
 
     def _place(self, key: Any) -> Path:
         return self._folder / f"{hashlib.sha256(msgspec.json.encode(key)).hexdigest()}.json"
+
+
+# --------------------------------------------------------------------------------------------------------------- digest
+# Identifies a checkpoint within milliseconds, whatever its size.
+
+PIECE: Final = 1 << 14
+PIECES: Final = 64
+"""Each file is sampled at ``PIECES`` evenly spread places, ``PIECE`` bytes each: other training changes all of them."""
+
+
+def digest_of(source: Path) -> str:
+    """The digest of a checkpoint, a folder or a GGUF file, made of its files' names, sizes and samples of their bytes.
+
+    It tells one training, quantisation or tokenizer from another, and proves nothing about bytes between the samples:
+    weights that a host is to compute with are hashed whole (``hosts/weights.py``). Raises OSError.
+    """
+    digest = hashlib.sha256()
+    for file in files_of(source):
+        digest.update(f"{file.name}\0{file.stat().st_size}\0".encode())
+        digest.update(sample(file))
+    return digest.hexdigest()
+
+
+def sample(file: Path) -> bytes:
+    """The digest of samples of a file, its beginning and its end among them; a small file is hashed whole."""
+    digest = hashlib.sha256()
+    size = file.stat().st_size
+    with file.open("rb") as opened:
+        if size <= PIECE * PIECES:
+            digest.update(opened.read())
+        else:
+            for piece in range(PIECES):
+                opened.seek((size - PIECE) * piece // (PIECES - 1))
+                digest.update(opened.read(PIECE))
+    return digest.digest()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock.config import FieldError
-from penstock.dtypes import EXACT
+from penstock.files import EXACT
 from penstock.models.attention import Arenas, Span, chosen
 from penstock.models.compiled.attention import CompiledAttention, fill_arenas, sinks_of
 from penstock.models.compiled.blocks import GROUP
@@ -22,10 +22,7 @@ from penstock.models.compiled.products import size_of, whole_team
 from penstock.models.compiled.records import ATTENTION, LAYER, STACK, address_of
 from penstock.models.compiled.stack import KINDS, go
 from penstock.models.compiled.threads import COUNTERS, share
-from penstock.models.fused.agreement import agree
-from penstock.models.fused.base import FusedBase
-from penstock.models.fused.layer import FusedLayer, has_form
-from penstock.models.fused.norms import RMSNorm
+from penstock.models.fused import FusedBase, FusedLayer, RMSNorm, agree, has_form
 
 SAMPLES: Final = 33
 

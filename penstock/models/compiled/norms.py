@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from penstock.models.compiled.kernels import norm_rows
 from penstock.models.compiled.records import NORM, address_of
-from penstock.models.fused.norms import RMSNorm
+from penstock.models.fused import RMSNorm
 
 
 class CompiledNorm(nn.Module):

@@ -1,7 +1,4 @@
-"""How the rows of one batch depend on each other in state-carrying layers: worked out once, used by every layer.
-
-Shapes: N rows of a batch, n rows of a part, m slots that hold their ancestors above the part.
-"""
+"""A batch's rows in layers that carry a state: how they depend on each other, and where states are kept."""
 
 from __future__ import annotations
 
@@ -15,6 +12,11 @@ import torch
 from torch import Tensor
 
 from penstock.stage.visibility import BatchView, RequestView
+
+# ----------------------------------------------------------------------------------------------------------------- plan
+# How the rows of one batch depend on each other in state-carrying layers: worked out once, used by every layer.
+#
+# Shapes: N rows of a batch, n rows of a part, m slots that hold their ancestors above the part.
 
 FOLD: Final = 64
 """How many committed tokens are folded into a request's state at a time, always from a multiple of it on."""
@@ -144,3 +146,92 @@ def _runs(own: list[int], parents: list[int]) -> tuple[np.ndarray, np.ndarray]:
             run[i], top[i] = run[above], top[above]
         run[i, i] = True
     return run, top
+
+
+# ---------------------------------------------------------------------------------------------------------------- slots
+# Arrays of everything that a state-carrying layer stores for each row, by slot.
+
+
+class SlotArrays:
+    """Arrays [capacity + 1, ..] by name, made, zeroed, when first needed.
+
+    The last entry stands for the place above the first row of a text. It stays zero.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self._arrays: dict[str, Tensor] = {}
+
+    @property
+    def bytes(self) -> int:
+        return sum(array.numel() * array.element_size() for array in self._arrays.values())
+
+    def grow(self, capacity: int) -> None:
+        """Make room for ``capacity`` slots. Slots that exist keep their contents."""
+        before, self.capacity = self.capacity, capacity
+        for name, array in self._arrays.items():
+            self._arrays[name] = array.new_zeros(capacity + 1, *array.shape[1:])
+            self._arrays[name][:before] = array[:before]
+
+    def make(self, name: str, like: Tensor) -> None:
+        """Make an array with entries like those of ``like`` [N, ..], unless it exists."""
+        if name not in self._arrays:
+            self._arrays[name] = like.new_zeros(self.capacity + 1, *like.shape[1:])
+
+    def put(self, name: str, slots_N: Tensor, values: Tensor) -> None:
+        """Store ``values`` [N, ..]. NaN becomes 0: it would reach other rows through masked sums."""
+        self.make(name, values)
+        self._arrays[name].index_copy_(0, slots_N, values.nan_to_num())
+
+    def get(self, name: str, slots: Tensor) -> Tensor:
+        """The entries of ``slots``, which may have any shape: [*slots.shape, ..]."""
+        array = self._arrays[name]
+        return array.index_select(0, slots.reshape(-1)).view(*slots.shape, *array.shape[1:])
+
+    def zero(self) -> None:
+        for array in self._arrays.values():
+            array.zero_()
+
+
+# --------------------------------------------------------------------------------------------------------------- widths
+# How much a state-carrying layer stores for each row, from the configuration alone.
+
+DECAY_BYTES: Final = 8
+"""Bytes of a sum of log decays, which is float64 in every format."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """How many numbers a slot holds: the convolution's input, the row's key and addition, its sums of log decays."""
+
+    convolution: int
+    state: int = 0
+    decays: int = 0
+
+    def bytes(self, of_weights: int, of_state: int) -> int:
+        """Bytes for a row.
+
+        ``of_weights`` and ``of_state`` are the bytes of a hidden state's and of a state's number.
+        """
+        return of_weights * self.convolution + of_state * self.state + DECAY_BYTES * self.decays
+
+
+def kept(config: Any) -> Kept:
+    """The numbers of one row in one layer: Kimi Linear, other gated delta nets, Mamba-2, or a short convolution."""
+    if width := _stated(config, "linear_head_dim"):
+        inner = width * config.linear_num_heads
+        return Kept(3 * inner, 2 * inner, inner)
+    if width := _stated(config, "linear_key_head_dim"):
+        keys, heads = width * config.linear_num_key_heads, int(config.linear_num_value_heads)
+        values = heads * config.linear_value_head_dim
+        return Kept(2 * keys + values, keys + values, heads)
+    if heads := _stated(config, "mamba_num_heads", "mamba_n_heads"):
+        keys = _stated(config, "n_groups", "mamba_n_groups") * _stated(config, "ssm_state_size", "mamba_d_state")
+        inner = heads * _stated(config, "mamba_head_dim", "mamba_d_head")
+        return Kept(inner + 2 * keys, keys + inner, heads)
+    return Kept(int(config.hidden_size))
+
+
+def _stated(config: Any, *names: str) -> int:
+    """The configuration's value under the first of these names that it has; 0 if it has none."""
+    return next((int(getattr(config, name)) for name in names if getattr(config, name, None)), 0)

@@ -1,24 +1,4 @@
-"""A decaying state that every row adds to, in a tree of rows: what rows add is stored by slot, instead of states.
-
-Per head, row i with parent p(i) makes of its parent's state S, a matrix [d, e],
-
-    S_i = a_i S_p(i) + k_i u_i^T      output_i = S_i^T q_i
-
-where u_i is the row's value or, under the delta rule (Gated Delta Networks, arXiv 2412.06464), the part of it that the
-state lacks: u_i = b_i (v_i - a_i S_p(i)^T k_i). What row i adds, k_i and u_i, does not depend on how often the state
-has been folded since. So a slot stores k_i, u_i and g_i, the sum of log a from the text's first row to i, and no state.
-With S the state after the committed rows up to some position, g_0 their sum, and D_ij = exp(g_i - g_j) where j is an
-ancestor of i or i itself,
-
-    (I + A) U = b (V - exp(g - g_0) K S)      A_ij = b_i D_ij (k_i . k_j) for j other than i
-    O = exp(g - g_0) Q S + (D * Q K^T) U
-
-A is lower triangular, since a parent never comes after its child. Commit and prune move nothing. No exponent is above
-0. g is kept in float64: its differences stay exact however long the text is.
-
-Shapes: N rows of a batch, n of a part, m above them, H heads of the state, K of keys and queries, d and e the state's
-widths, c the channels that decay apart: 1, or d as in Kimi Linear (arXiv 2510.26692).
-"""
+"""States over slots: decaying sums in a tree of rows, at once or step by step."""
 
 from __future__ import annotations
 
@@ -29,9 +9,30 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from penstock.models.recurrent.plan import FOLD, Part, TreePlan
-from penstock.models.recurrent.slots import SlotArrays
+from penstock.models.recurrent.plan import FOLD, Part, SlotArrays, TreePlan
 from penstock.stage.visibility import ProtocolError
+
+# ---------------------------------------------------------------------------------------------------------------- state
+# A decaying state that every row adds to, in a tree of rows: what rows add is stored by slot, instead of states.
+#
+# Per head, row i with parent p(i) makes of its parent's state S, a matrix [d, e],
+#
+#     S_i = a_i S_p(i) + k_i u_i^T      output_i = S_i^T q_i
+#
+# where u_i is the row's value or, under the delta rule (Gated Delta Networks, arXiv 2412.06464), the part of it that
+# the state lacks: u_i = b_i (v_i - a_i S_p(i)^T k_i). What row i adds, k_i and u_i, does not depend on how often the
+# state has been folded since. So a slot stores k_i, u_i and g_i, the sum of log a from the text's first row to i, and
+# no state. With S the state after the committed rows up to some position, g_0 their sum, and D_ij = exp(g_i - g_j)
+# where j is an ancestor of i or i itself,
+#
+#     (I + A) U = b (V - exp(g - g_0) K S)      A_ij = b_i D_ij (k_i . k_j) for j other than i
+#     O = exp(g - g_0) Q S + (D * Q K^T) U
+#
+# A is lower triangular, since a parent never comes after its child. Commit and prune move nothing. No exponent is above
+# 0. g is kept in float64: its differences stay exact however long the text is.
+#
+# Shapes: N rows of a batch, n of a part, m above them, H heads of the state, K of keys and queries, d and e the state's
+# widths, c the channels that decay apart: 1, or d as in Kimi Linear (arXiv 2510.26692).
 
 
 class Rows(NamedTuple):
@@ -202,3 +203,40 @@ def _solve(products_Hnm: Tensor, lacks_Hne: Tensor, above_Hme: Tensor, beta_Hn1:
 def _by_head(one_NKd: Tensor, heads: int) -> Tensor:
     """[N, K, d] -> [H, N, d]: each of the K heads serves H / K consecutive ones."""
     return one_NKd.repeat_interleave(heads // one_NKd.shape[1], dim=1).transpose(0, 1)
+
+
+# -------------------------------------------------------------------------------------------------------------- stepped
+# The slow reference: a state in every slot, computed row by row along the path.
+
+
+class SteppedState:
+    """Computes the same as ``FoldedState``, straight from the definition."""
+
+    def __init__(self, capacity: int) -> None:
+        self.slots = SlotArrays(capacity)
+
+    @property
+    def bytes(self) -> int:
+        return self.slots.bytes
+
+    def forget(self, requests: Sequence[int]) -> None:
+        """Do nothing: slots are overwritten when they are used again."""
+
+    def read(self, rows: Rows, plan: TreePlan) -> Tensor:
+        count, heads, width = rows.value_NHe.shape
+        query_NHd, key_NHd = (
+            one.repeat_interleave(heads // one.shape[1], dim=1) for one in (rows.query_NKd, rows.key_NKd)
+        )
+        self.slots.make("state", rows.value_NHe.new_zeros(0, heads, key_NHd.shape[2], width))
+        output_NHe = torch.empty_like(rows.value_NHe)
+        parents = plan.ancestors(1)
+        for i in range(count):
+            state_Hde = self.slots.get("state", parents[i])[0] * rows.decay_NHc[i].exp()[..., None]
+            added_He = rows.value_NHe[i]
+            if rows.beta_NH is not None:
+                held_He = torch.einsum("hde,hd->he", state_Hde, key_NHd[i])
+                added_He = rows.beta_NH[i][:, None] * (added_He - held_He)
+            state_Hde = state_Hde + key_NHd[i][..., None] * added_He[:, None]
+            self.slots.put("state", plan.slots_N[i : i + 1], state_Hde[None])
+            output_NHe[i] = torch.einsum("hde,hd->he", state_Hde, query_NHd[i])
+        return output_NHe

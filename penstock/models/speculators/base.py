@@ -1,16 +1,86 @@
-"""The description of a learned drafter's checkpoint before its tensors are read, and the errors that refuse one."""
+"""The base of learned drafters: their checkpoints, tensors, features of the target, and layers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding, apply_rotary_pos_emb
+
+from penstock.checkpoint.checkpoint import Checkpoint
+from penstock.checkpoint.look import INDEX_FILE, MEDUSA_FILE, SINGLE_FILE, is_read, shards_of, uses_index
+from penstock.checkpoint.tensors import WEIGHT_TYPES, open_shard
 from penstock.config import FieldError
-from penstock.models.checkpoint import Checkpoint
-from penstock.models.shards import WEIGHT_TYPES
-from penstock.models.speculators.weights import Stored
+from penstock.core import ConfigError
+from penstock.files import CONFIG_FILE, read_json
+from penstock.messages import Features
+from penstock.models.attention import Attend
+from penstock.stage.visibility import FeaturesError
+
+# -------------------------------------------------------------------------------------------------------------- weights
+# Tensors in files: names, types and shapes first, contents when needed. Opens only safetensors.
+
+SUFFIX: Final = ".safetensors"
+REMEDY: Final = (
+    "a pickle (.bin, .pt) is never opened: its tensors have to be saved as safetensors once, as "
+    "docs/reference/drafters.md shows"
+)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One tensor: its file, its name there, its type under safetensors' name, its shape."""
+
+    file: Path
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def find_tensors(path: Path) -> dict[str, Stored]:
+    """Name -> tensor, for every tensor of the speculator in a file or folder. Raises ConfigError if there are none."""
+    return {stored.name: stored for file in _files(path) for stored in _stored(file)}
+
+
+def read_tensors(wanted: Mapping[str, Stored]) -> dict[str, Tensor]:
+    """The contents of tensors, under the same names. Each file is opened once."""
+    contents: dict[str, Tensor] = {}
+    for file in {stored.file for stored in wanted.values()}:
+        here = {name: stored.name for name, stored in wanted.items() if stored.file == file}
+        with open_shard(file) as opened:
+            contents |= {name: opened.get_tensor(inner) for name, inner in here.items()}
+    return contents
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_file():
+        if path.suffix != SUFFIX:
+            raise ConfigError(f"{path.name} is no safetensors file; {REMEDY}")
+        return [path]
+    if (path / MEDUSA_FILE).is_file():
+        return [path / MEDUSA_FILE]
+    if uses_index(path):
+        stated = read_json(path / CONFIG_FILE)
+        return shards_of(path, lambda name: is_read(stated, name))
+    if (path / SINGLE_FILE).is_file():
+        return [path / SINGLE_FILE]
+    raise ConfigError(f"it holds none of {SINGLE_FILE}, {INDEX_FILE}, {MEDUSA_FILE}; {REMEDY}")
+
+
+def _stored(file: Path) -> Iterator[Stored]:
+    with open_shard(file) as opened:
+        for name in opened.keys():  # noqa: SIM118
+            found = opened.get_slice(name)
+            yield Stored(file, name, found.get_dtype(), tuple(found.get_shape()))
+
+
+# ----------------------------------------------------------------------------------------------------------------- base
+# The description of a learned drafter's checkpoint before its tensors are read, and the errors that refuse one.
 
 FIELD: Final = "speculative_config.model"
 
@@ -111,3 +181,158 @@ def draft_vocabulary(path: Path, tensors: Mapping[str, Stored], name: str, size:
     if size > target.vocab_size:
         raise refusal(path, f"it drafts {size} tokens, the target knows {target.vocab_size}: it is another model's")
     return {name: (size,)} if size < target.vocab_size or name in tensors else {}
+
+
+# ------------------------------------------------------------------------------------------------------------- features
+# The target's hidden states in a learned drafter: stored by slot, each with the node that it belongs to.
+
+
+class FeatureStore:
+    """States of the layers in ``reads``, each ``width`` wide, for ``capacity`` slots.
+
+    Slots are the target's, and reused: a state counts only for the node that it came with. A drafter for a target with
+    few layers may read one of them twice; it is sent and stored once.
+    """
+
+    def __init__(self, reads: Sequence[int], capacity: int, width: int, dtype: torch.dtype, device: str) -> None:
+        self.layers = list(dict.fromkeys(reads))
+        self._width = width
+        self._places = torch.tensor([self.layers.index(layer) for layer in reads], device=device)
+        self._states_SLD = torch.zeros(capacity, len(self.layers), width, dtype=dtype, device=device)
+        self._owner_LS = np.zeros((len(self.layers), capacity), dtype=np.int64)
+        self._nodes: list[set[int]] = [set() for _ in self.layers]
+
+    def forget(self) -> None:
+        """Forget all states."""
+        self._states_SLD.zero_()
+        self._owner_LS[:] = 0
+        for known in self._nodes:
+            known.clear()
+
+    def add_features(self, features: Features, states: Tensor | None) -> None:
+        """Store what a stage of the target has sent; ``states`` is [rows, layers x width], None without rows.
+
+        Raises FeaturesError for layers, widths or slots that are not this drafter's.
+        """
+        if states is None:
+            return
+        width = states.shape[1]
+        if not set(features.layers) <= set(self.layers) or width != len(features.layers) * self._width:
+            raise FeaturesError(
+                f"features of layers {features.layers}, {width} wide, came where {self.layers} of {self._width} each "
+                "are read"
+            )
+        slots = np.asarray(features.slots, dtype=np.int64)
+        if len(slots) and not 0 <= slots.min() <= slots.max() < len(self._states_SLD):
+            raise FeaturesError(f"features name a slot outside the {len(self._states_SLD)} of this drafter")
+        for i, layer in enumerate(features.layers):
+            place = self.layers.index(layer)
+            self._states_SLD[torch.from_numpy(slots), place] = states[:, i * self._width : (i + 1) * self._width]
+            # The nodes that held these slots before have lost their states.
+            self._nodes[place].difference_update(self._owner_LS[place, slots].tolist())
+            self._nodes[place].update(features.nodes)
+            self._owner_LS[place, slots] = features.nodes
+
+    def missing_features(self, nodes: set[int]) -> set[tuple[int, int]]:
+        """The states of these nodes that have not arrived, as (node, layer)."""
+        here = zip(self.layers, self._nodes, strict=True)
+        return {(node, layer) for layer, known in here for node in nodes - known}
+
+    def has(self, slots_N: np.ndarray, nodes_N: np.ndarray) -> np.ndarray:
+        """Whether all states of each node are here, bool [N]; False for a slot below 0."""
+        held: np.ndarray = (self._owner_LS[:, slots_N] == nodes_N).all(axis=0) & (slots_N >= 0)
+        return held
+
+    def states(self, slots_N: np.ndarray) -> Tensor:
+        """The states in these slots, side by side in the order in which they are read, [N, F]."""
+        return self._states_SLD[torch.from_numpy(slots_N)][:, self._places].flatten(1)
+
+
+# ---------------------------------------------------------------------------------------------------------------- layer
+# The parts of EAGLE's modules: one Llama layer over slots, and a vocabulary smaller than the target's.
+#
+# Shapes: N rows of a batch, n rows that ask for logits, D hidden size, I width of the attention's input, H query heads,
+# K key heads, d width of a head, V the target's vocabulary, v the tokens that can be drafted.
+
+
+class Rotation(nn.Module):
+    """Cosines and sines of the rows' positions."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        # The frequencies come from the configuration, not from a file, so they cannot stay on the meta device until
+        # loaded.
+        with torch.device("cpu"):
+            self.embedding = LlamaRotaryEmbedding(config)
+
+    def forward(self, like_ND: Tensor, positions_N: Tensor) -> tuple[Tensor, Tensor]:
+        """Two tensors [N, d], in the type of ``like_ND``."""
+        cos, sin = self.embedding(like_ND, positions_N[None])
+        return cos[0], sin[0]
+
+
+class Attention(nn.Module):
+    """Llama's attention, whose input may be wider than the hidden size. ``biased`` names projections with a bias.
+
+    If ``normed``, queries and keys are normed head by head, as in Qwen3.
+    """
+
+    def __init__(self, config: Any, width: int, biased: Collection[str], *, index: int, normed: bool) -> None:
+        super().__init__()
+        self.layer_idx = index
+        self.head_dim: int = config.head_dim
+        heads, key_heads = (n * config.head_dim for n in (config.num_attention_heads, config.num_key_value_heads))
+        self.q_proj = nn.Linear(width, heads, bias="q_proj" in biased)
+        self.k_proj = nn.Linear(width, key_heads, bias="k_proj" in biased)
+        self.v_proj = nn.Linear(width, key_heads, bias="v_proj" in biased)
+        self.o_proj = nn.Linear(heads, config.hidden_size, bias="o_proj" in biased)
+        self.q_norm = LlamaRMSNorm(config.head_dim, config.rms_norm_eps) if normed else nn.Identity()
+        self.k_norm = LlamaRMSNorm(config.head_dim, config.rms_norm_eps) if normed else nn.Identity()
+
+    def forward(self, entering_NI: Tensor, rotation: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
+        projections = (self.q_proj, self.k_proj, self.v_proj)
+        query_HNd, key_KNd, value_KNd = (
+            projection(entering_NI).unflatten(-1, (-1, self.head_dim)).transpose(0, 1) for projection in projections
+        )
+        query_HNd, key_KNd = self.q_norm(query_HNd), self.k_norm(key_KNd)
+        query_HNd, key_KNd = apply_rotary_pos_emb(query_HNd, key_KNd, *rotation, unsqueeze_dim=0)
+        output_NHd = attend(self, query_HNd, key_KNd, value_KNd, None, scaling=self.head_dim**-0.5)
+        return self.o_proj(output_NHd.flatten(1))
+
+
+class DecoderLayer(nn.Module):
+    """A Llama layer without a norm before attention: the attention's input and the residual are given apart."""
+
+    def __init__(
+        self, config: Any, width: int, biased: Collection[str], *, index: int = 0, normed: bool = False
+    ) -> None:
+        super().__init__()
+        self.self_attn = Attention(config, width, biased, index=index, normed=normed)
+        self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = LlamaMLP(config)
+
+    def forward(
+        self, entering_NI: Tensor, residual_ND: Tensor, rotation: tuple[Tensor, Tensor], attend: Attend
+    ) -> Tensor:
+        hidden_ND = residual_ND + self.self_attn(entering_NI, rotation, attend)
+        return hidden_ND + self.mlp(self.post_attention_layernorm(hidden_ND))
+
+
+class DraftVocabulary(nn.Module):
+    """Maps logits over the tokens that can be drafted to the target's vocabulary.
+
+    ``target_ids_v`` [v] int64 holds the target's id of each; None where the vocabularies are the same.
+    """
+
+    def __init__(self, target_ids_v: Tensor | None, vocab_size: int) -> None:
+        super().__init__()
+        self.vocab_size = vocab_size
+        self.target_ids_v = nn.Buffer(target_ids_v, persistent=False) if target_ids_v is not None else None
+
+    def forward(self, logits_nv: Tensor) -> Tensor:
+        """The logits over the target's vocabulary, float32 [n, V]; -inf for tokens that cannot be drafted."""
+        logits_nv = logits_nv.float()
+        if self.target_ids_v is None:
+            return logits_nv
+        logits_nV = logits_nv.new_full((len(logits_nv), self.vocab_size), -torch.inf)
+        return logits_nV.index_copy_(1, self.target_ids_v, logits_nv)

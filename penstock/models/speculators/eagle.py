@@ -1,21 +1,44 @@
-"""EAGLE's modules: the next token's embedding beside hidden states of the target, through one layer.
-
-Source: Li et al., EAGLE (arXiv 2401.15077), section 3.1, and EAGLE-3 (arXiv 2503.01840), section 3; SafeAILab/EAGLE,
-cnets1.py and cnets.py; vllm-project/speculators for ``norm_before_residual`` and ``norm_before_fc``. Shapes as in
-layer.py.
-"""
+"""EAGLE and EAGLE-3: modules, checkpoint formats, and the part on the target's stages."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from transformers import LlamaConfig
+from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
+from penstock.checkpoint.checkpoint import Checkpoint
+from penstock.core import ConfigError
 from penstock.models.attention import Attend
-from penstock.models.speculators.layer import DecoderLayer, Rotation
+from penstock.models.probe import LENGTH_DEPENDENT, rope_kinds
+from penstock.models.speculators.base import (
+    DecoderLayer,
+    Rotation,
+    Shapes,
+    SpeculatorCheckpoint,
+    Stored,
+    check_equal,
+    check_shapes,
+    draft_vocabulary,
+    refusal,
+)
+from penstock.models.speculators.reader import AttendingReader
+from penstock.stage.visibility import BatchView, RequestView
+
+# ---------------------------------------------------------------------------------------------------------------- eagle
+# EAGLE's modules: the next token's embedding beside hidden states of the target, through one layer.
+#
+# Source: Li et al., EAGLE (arXiv 2401.15077), section 3.1, and EAGLE-3 (arXiv 2503.01840), section 3; SafeAILab/EAGLE,
+# cnets1.py and cnets.py; vllm-project/speculators for ``norm_before_residual`` and ``norm_before_fc``. Shapes as in
+# layer.py.
 
 
 class Eagle(nn.Module):
@@ -111,3 +134,325 @@ class Eagle3(nn.Module):
     def logits(self, hidden_nD: Tensor) -> Tensor:
         """The logits after each row, float32 [n, V], from ``forward``'s output; -inf for tokens it cannot draft."""
         return self.head(self.norm(hidden_nD))
+
+
+# --------------------------------------------------------------------------------------------------------- eagle format
+# EAGLE-1 and EAGLE-3 checkpoints: their configuration, and the tensors that they need, with shapes.
+
+log = logging.getLogger(__name__)
+
+NEEDED: Final = ("hidden_size", "intermediate_size", "num_attention_heads")
+TAKEN: Final = (
+    *NEEDED,
+    "num_key_value_heads",
+    "head_dim",
+    "hidden_act",
+    "rms_norm_eps",
+    "max_position_embeddings",
+    "rope_theta",
+    "rope_scaling",
+    "rope_parameters",
+)
+"""Fields of a configuration that shape the layer; LlamaConfig has the defaults."""
+
+DEFAULT_THETA: Final = 10000.0
+AUX_LAYERS: Final = "eagle_aux_hidden_state_layer_ids"
+INNER: Final = "eagle_config"
+"""A table in SafeAILab's and vLLM's configurations of EAGLE-3 that holds some of its fields."""
+INNER_FIELDS: Final = frozenset({AUX_LAYERS, "use_aux_hidden_state", "norm_before_fc", "norm_before_residual"})
+NOT_SUPPORTED: Final = ("fc_norm", "norm_output")
+"""Fields of vllm-project/speculators' eagle3 that change the computation and are not supported."""
+
+Tensors = Mapping[str, Stored]
+
+
+def parse_eagle(path: Path, config: Mapping[str, Any], tensors: Tensors, target: Checkpoint) -> SpeculatorCheckpoint:
+    """Parse EAGLE-1's layout, which EAGLE-2 shares. Raises FieldError if it does not fit ``target``."""
+    layer = _layer_config(path, config, config, target)
+    check_equal(path, "hidden_size", layer.hidden_size, target.hidden_size, "the target's")
+    _agrees(path, config, "bias", True, tensors, "fc.bias")
+    width, vocab = layer.hidden_size, target.vocab_size
+    needed = {"fc.weight": (width, 2 * width), **layer_shapes("layers.0", layer, width)}
+    optional = {
+        "fc.bias": (width,),
+        "embed_tokens.weight": (vocab, width),
+        "lm_head.weight": (vocab, width),
+        **bias_shapes("layers.0", layer),
+    }
+    used = check_shapes(path, tensors, needed, optional)
+    return SpeculatorCheckpoint("eagle", path, (target.num_layers,), width, vocab, used, layer)
+
+
+def parse_eagle3(path: Path, config: Mapping[str, Any], tensors: Tensors, target: Checkpoint) -> SpeculatorCheckpoint:
+    """Parse EAGLE-3's layout, SafeAILab's or vllm-project's. Raises FieldError if it does not fit ``target``."""
+    config = flattened(path, config)
+    for name in NOT_SUPPORTED:
+        if config.get(name):
+            raise refusal(path, f"config.json: {name} is {config[name]!r}, which is not supported yet")
+    layer = _layer_config(path, config, config.get("transformer_layer_config", config), target)
+    check_equal(path, "target_hidden_size", config.get("target_hidden_size"), target.hidden_size, "the target's width")
+    tensors = {name.replace("layers.0.", "midlayer."): stored for name, stored in tensors.items()}
+    reads = _reads(path, config, target)
+    draft_vocab = _draft_vocab_size(path, config, tensors, target)
+    needed, optional = _eagle3_shapes(layer, len(reads) * target.hidden_size, target)
+    mapped = draft_vocabulary(path, tensors, "d2t", draft_vocab, target)
+    head = {"lm_head.weight": (draft_vocab, layer.hidden_size)}
+    (needed if mapped or layer.hidden_size != target.hidden_size else optional).update(head)
+    return SpeculatorCheckpoint(
+        "eagle3",
+        path,
+        reads,
+        layer.hidden_size,
+        draft_vocab,
+        check_shapes(path, tensors, {**needed, **mapped}, optional),
+        layer,
+        norm_before_residual=_norm_before_residual(path, config),
+        norm_before_fc=_agrees(path, config, "norm_before_fc", False, tensors, "input_norm.weight"),
+    )
+
+
+def flattened(path: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The configuration joined with its ``eagle_config``. Raises FieldError for an unknown field in that."""
+    inner = config.get(INNER)
+    if inner is None:
+        return config
+    if not isinstance(inner, Mapping):
+        raise refusal(path, f"config.json: {INNER} is {inner!r}; it has to be a table")
+    if unknown := sorted(inner.keys() - INNER_FIELDS):
+        raise refusal(path, f"config.json: {INNER}.{unknown[0]} is {inner[unknown[0]]!r}, which is not known here")
+    if inner.get("use_aux_hidden_state") is False:
+        raise refusal(path, f"config.json: {INNER}.use_aux_hidden_state is false, which is not supported")
+    for name in inner.keys() & config.keys():
+        if inner[name] != config[name]:
+            raise refusal(path, f"config.json: {name} is {config[name]!r}, and in {INNER} {inner[name]!r}")
+    return {**config, **inner}
+
+
+def _eagle3_shapes(layer: Any, features: int, target: Checkpoint) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The needed and the optional tensors, without head and draft vocabulary. ``features`` is its input's width."""
+    width = layer.hidden_size
+    needed: dict[str, Any] = {
+        "fc.weight": (width, features),
+        "norm.weight": (width,),
+        "midlayer.hidden_norm.weight": (width,),
+        "midlayer.input_layernorm.weight": (width,),
+        **layer_shapes("midlayer", layer, 2 * width),
+    }
+    optional = {
+        "t2d": (target.vocab_size,),
+        "input_norm.weight": (features,),
+        **bias_shapes("midlayer", layer),
+    }
+    embedding = {"embed_tokens.weight": (target.vocab_size, width)}
+    (optional if width == target.hidden_size else needed).update(embedding)
+    return needed, optional
+
+
+def layer_shapes(prefix: str, layer: Any, width: int) -> Shapes:
+    """The matrices of a Llama layer whose attention has inputs of ``width``, and its second norm."""
+    hidden, inner = layer.hidden_size, layer.intermediate_size
+    heads, key_heads = (n * layer.head_dim for n in (layer.num_attention_heads, layer.num_key_value_heads))
+    shapes = {
+        "self_attn.q_proj": (heads, width),
+        "self_attn.k_proj": (key_heads, width),
+        "self_attn.v_proj": (key_heads, width),
+        "self_attn.o_proj": (hidden, heads),
+        "mlp.gate_proj": (inner, hidden),
+        "mlp.up_proj": (inner, hidden),
+        "mlp.down_proj": (hidden, inner),
+        "post_attention_layernorm": (hidden,),
+    }
+    return {f"{prefix}.{name}.weight": shape for name, shape in shapes.items()}
+
+
+def bias_shapes(prefix: str, layer: Any) -> Shapes:
+    attention = layer_shapes(prefix, layer, 0).items()
+    return {name.replace("weight", "bias"): shape[:1] for name, shape in attention if "self_attn" in name}
+
+
+def _layer_config(path: Path, config: Mapping[str, Any], layer: Any, target: Checkpoint) -> Any:
+    """The LlamaConfig of the drafter's layer, from ``layer``, config.json's table of it."""
+    if not config:
+        raise refusal(path, "there is no config.json beside its tensors: download it again")
+    if not isinstance(layer, Mapping):
+        raise refusal(path, f"config.json: transformer_layer_config is {layer!r}; it has to be a table")
+    for name in NEEDED:
+        if type(layer.get(name)) is not int or layer[name] < 1:
+            raise refusal(path, f"config.json: {name} is {layer.get(name)!r}; it has to be an integer above 0")
+    check_equal(path, "num_hidden_layers", layer.get("num_hidden_layers"), 1, "EAGLE's is")
+    check_equal(path, "vocab_size", layer.get("vocab_size"), target.vocab_size, "the target's")
+    try:
+        made = LlamaConfig(**{name: layer[name] for name in TAKEN if layer.get(name) is not None})
+    except Exception as error:
+        raise refusal(path, f"config.json cannot be used: {error}") from error
+    _warn_of_theta(path, layer, target)
+    if made.num_key_value_heads < 1 or made.num_attention_heads % made.num_key_value_heads:
+        raise refusal(
+            path,
+            f"config.json: num_key_value_heads is {made.num_key_value_heads}; it has to divide the "
+            f"{made.num_attention_heads} attention heads",
+        )
+    if made.hidden_act not in ACT2FN:
+        raise refusal(path, f"config.json: hidden_act is {made.hidden_act!r}, which transformers does not know")
+    if kinds := rope_kinds(made) & LENGTH_DEPENDENT:
+        raise refusal(path, f"its {', '.join(kinds)} rope depends on the longest request, which is not supported")
+    return made
+
+
+def _warn_of_theta(path: Path, layer: Mapping[str, Any], target: Checkpoint) -> None:
+    if layer.get("rope_theta") is not None or "rope_theta" in (layer.get("rope_parameters") or {}):
+        return
+    theta = (getattr(target.config, "rope_parameters", None) or {}).get("rope_theta")
+    if theta != DEFAULT_THETA:
+        log.warning(
+            "%s: config.json has no rope_theta: %s is taken, as EAGLE's own code does, not the target's %s",
+            path,
+            DEFAULT_THETA,
+            theta,
+        )
+
+
+def _agrees(path: Path, config: Mapping[str, Any], field: str, default: bool, tensors: Tensors, name: str) -> bool:
+    """Whether the file holds the tensor that a field announces. Raises FieldError if the field says otherwise."""
+    held = name in tensors
+    stated = config.get(field)
+    if stated is None and held != default:
+        has = "has" if held else "lacks"
+        log.warning(
+            "%s: config.json has no %s, which usually means %s, but the file %s %s: the file is followed",
+            path,
+            field,
+            default,
+            has,
+            name,
+        )
+    if stated is not None and bool(stated) != held:
+        raise refusal(path, f"config.json: {field} is {stated}, but the file {'holds' if held else 'lacks'} {name}")
+    return held
+
+
+def _norm_before_residual(path: Path, config: Mapping[str, Any]) -> bool:
+    stated = config.get("norm_before_residual")
+    if stated is None and "transformer_layer_config" in config:
+        log.warning(
+            "%s: config.json has no norm_before_residual: false is taken, as vllm-project/speculators does; vLLM takes "
+            "true. If drafts are seldom accepted, set it",
+            path,
+        )
+    return bool(stated)
+
+
+def _reads(path: Path, config: Mapping[str, Any], target: Checkpoint) -> tuple[int, ...]:
+    last = target.num_layers
+    reads = config.get(AUX_LAYERS) or [2, last // 2, last - 3]
+    if not isinstance(reads, list) or not all(isinstance(index, int) and 0 <= index <= last for index in reads):
+        raise refusal(path, f"{AUX_LAYERS} is {reads}; it has to be a list of the target's hidden states, 0 to {last}")
+    return tuple(reads)
+
+
+def _draft_vocab_size(path: Path, config: Mapping[str, Any], tensors: Tensors, target: Checkpoint) -> int:
+    stated = config.get("draft_vocab_size")
+    if stated is None:
+        return tensors["lm_head.weight"].shape[0] if "lm_head.weight" in tensors else target.vocab_size
+    if not isinstance(stated, int):
+        raise refusal(path, f"config.json: draft_vocab_size is {stated!r}; it has to be an integer")
+    return stated
+
+
+# ---------------------------------------------------------------------------------------------------------- eagle stage
+# EAGLE's modules and MTP heads behind the stage core's interface: rows and the target's features to candidates.
+
+
+class EagleStage(AttendingReader):
+    """A module over slots whose rows are a token and a feature each; implements ``stage.core.Layers`` and ``Reader``.
+
+    A row is a token and the feature of its parent: the target's if it has arrived, else the module's own output for the
+    parent's row. Rows whose parents are in the same batch therefore wait for them, level by level; where the target's
+    features are there, as for a prompt, all rows go together. As in EAGLE's own code a token at position p is rotated
+    by p - 1, and the very first token, which has no predecessor, is seen by no other.
+    """
+
+    def __init__(self, module: Any, reads: Sequence[int], width: int, capacity: int, dtype: str, device: str) -> None:
+        super().__init__(module, reads, width, capacity, dtype, device)
+        self._own_SD = torch.zeros(capacity, module.hidden_size, dtype=self.dtype, device=device)
+        self._own_node = np.zeros(capacity, dtype=np.int64)
+
+    def forget(self) -> None:
+        super().forget()
+        self._own_SD.zero_()
+        self._own_node[:] = 0
+
+    @torch.inference_mode()
+    def forward(self, view: BatchView, hidden: None) -> Tensor:
+        """Compute the rows; store their keys, values and the module's output [N, D]."""
+        self.register(view)
+        output_ND = self._own_SD.new_zeros(len(view), self.hidden_size)
+        left = np.arange(len(view))
+        while len(left):
+            ready = left[self._has_feature(view, left)]
+            if not len(ready):
+                raise ConfigError("a drafter's row came before its parent's")
+            output_ND[torch.from_numpy(ready)] = self._level(subset(view, ready))
+            left = np.setdiff1d(left, ready, assume_unique=True)
+        return output_ND
+
+    def _has_feature(self, view: BatchView, rows: np.ndarray) -> np.ndarray:
+        parents = view.parents[rows]
+        nodes = self.nodes_in(parents)
+        there: np.ndarray = (parents < 0) | self.store.has(parents, nodes) | (self._own_node[parents] == nodes)
+        return there
+
+    def _level(self, view: BatchView) -> Tensor:
+        nodes = self.nodes_in(view.parents)
+        true = self.store.has(view.parents, nodes)
+        feature_ND = self._own_SD[torch.from_numpy(view.parents)]
+        # A row without a parent has read the last slot (index -1); its feature is zero.
+        feature_ND[torch.from_numpy(view.parents < 0)] = 0
+        if true.any():
+            rows = torch.from_numpy(np.flatnonzero(true))
+            feature_ND[rows] = self.module.fuse(self.store.states(view.parents[true])).to(feature_ND.dtype)
+        seen = replace(view, views=[blind(request) for request in view.views])
+        attend = self.attention(seen)
+        tokens_N = torch.from_numpy(view.tokens).to(self.device)
+        positions_N = torch.from_numpy(np.maximum(view.positions - 1, 0)).to(self.device)
+        output_ND: Tensor = self.module(tokens_N, feature_ND, positions_N, attend)
+        slots = torch.from_numpy(view.slots)
+        self._own_SD[slots] = output_ND
+        self._own_node[view.slots] = view.nodes
+        return output_ND
+
+
+def subset(view: BatchView, rows: np.ndarray) -> BatchView:
+    """Some of a batch's rows, in order, with the slots that they see."""
+    if len(rows) == len(view):
+        return view
+    place = np.full(len(view), -1, dtype=np.int64)
+    place[rows] = np.arange(len(rows))
+    views = []
+    for request in view.views:
+        kept = place[request.rows] >= 0
+        if kept.any():
+            seen = request.mask[kept].any(axis=0)
+            part = place[request.rows[kept]]
+            views.append(
+                RequestView(
+                    request.request, part, request.slots[seen], request.positions[seen], request.mask[kept][:, seen]
+                )
+            )
+    return BatchView(
+        view.requests[rows],
+        view.nodes[rows],
+        view.slots[rows],
+        view.positions[rows],
+        view.tokens[rows],
+        views,
+        view.parents[rows],
+    )
+
+
+def blind(view: RequestView) -> RequestView:
+    """The view with the row at position 0 hidden from all others, since it has no feature."""
+    mask = view.mask.copy()
+    others = mask.sum(axis=1) > 1
+    mask[np.ix_(others, view.positions == 0)] = False
+    return RequestView(view.request, view.rows, view.slots, view.positions, mask)

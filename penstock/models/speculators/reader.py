@@ -10,14 +10,13 @@ import torch
 from torch import Tensor
 
 from penstock.core import ConfigError
-from penstock.dtypes import torch_dtype
+from penstock.files import torch_dtype
 from penstock.messages import Candidates, Features, SampledToken, Sampling
 from penstock.models.attention import Arenas, SlotAttention, fast_attention
-from penstock.models.quantization.packed import weight_bytes
-from penstock.models.speculators.features import FeatureStore
+from penstock.models.quantized.linear import weight_bytes
+from penstock.models.speculators.base import FeatureStore
 from penstock.stage.grammar import GrammarMasks
-from penstock.stage.processors import contexts_of
-from penstock.stage.sampler import rank_candidates
+from penstock.stage.sampler import contexts_of, rank_candidates
 from penstock.stage.visibility import BatchView
 
 

@@ -1,24 +1,182 @@
-"""Limits that uvicorn lacks: on connections, on heads, and on clients that do not read their reply.
-
-uvicorn itself closes connections that idle for 5 s between two requests.
-"""
+"""Connections of the server: their admission, and bounds on the heads of requests."""
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import ssl
 from asyncio.sslproto import SSLProtocol
+from collections import Counter
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import h11
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from penstock.server.http.admission import Admission
 from penstock.server.http.errors import ApiError, busy
-from penstock.server.http.heads import MOST_HEAD, BoundedHeads
+
+# ------------------------------------------------------------------------------------------------------------ admission
+# Admission of connections when there are too many.
+#
+# A connection without a request (half a head received, or idle between two requests) makes room for a new one: the
+# oldest such connection of the address that has most of them is closed. Where every connection has a request under way,
+# a few more are admitted, on which only a health check is answered: a busy server must not look dead.
+
+HEALTH_CHECKS: Final = 16
+"""Connections beyond the limits that are admitted for health checks."""
+SUBNET: Final = 64
+"""Prefix length in bits that counts as one IPv6 address: a customer usually has a whole /64."""
+
+
+class Connection(Protocol):
+    """A connection as admission sees it. ``address`` never changes."""
+
+    @property
+    def address(self) -> str: ...
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request is under way."""
+        ...
+
+    def turn_away(self) -> None:
+        """Close the connection, because there are too many."""
+        ...
+
+
+class Admission:
+    """The count of open connections, in all and by address, with its limits."""
+
+    def __init__(self, most: int, most_per_address: int) -> None:
+        self._most = most
+        self._most_per_address = most_per_address
+        self._taken: dict[Connection, str] = {}
+        """Open connections, oldest first, each with its address's key."""
+        self._health_checks: set[Connection] = set()
+
+    def admit(self, new: Connection) -> None:
+        """Admit a connection, closing another one if need be; ``is_for_health`` then says what it may ask for."""
+        key = key_of(new.address)
+        # Counted first, so that the limits are checked with it included.
+        self._taken[new] = key
+        while self._has_too_many(key) and (old := self._replaceable(key, new)) is not None:
+            self.leave(old)
+            old.turn_away()
+        if not self._has_too_many(key):
+            return
+        if len(self._health_checks) < HEALTH_CHECKS:
+            self._health_checks.add(new)
+        else:
+            self.leave(new)
+            new.turn_away()
+
+    def is_for_health(self, connection: Connection) -> bool:
+        """Whether the connection was admitted beyond the limits, for health checks alone."""
+        return connection in self._health_checks
+
+    def leave(self, connection: Connection) -> None:
+        """Remove a closed connection. A second call does nothing."""
+        self._taken.pop(connection, None)
+        self._health_checks.discard(connection)
+
+    def _has_too_many(self, key: str) -> bool:
+        return len(self._taken) > self._most or self._of(key) > self._most_per_address
+
+    def _of(self, key: str) -> int:
+        return sum(one == key for one in self._taken.values())
+
+    def _replaceable(self, key: str, new: Connection) -> Connection | None:
+        """The oldest connection without a request: of ``key`` if that has too many, else of the busiest key."""
+        own = self._of(key) > self._most_per_address
+        waiting = [
+            (one, its)
+            for one, its in self._taken.items()
+            if one is not new and not one.busy and (its == key or not own)
+        ]
+        if not waiting:
+            return None
+        ((most, _),) = Counter(its for _, its in waiting).most_common(1)
+        return next(one for one, its in waiting if its == most)
+
+
+def key_of(address: str) -> str:
+    """The key under which an address is counted: IPv6 addresses by subnet, "" for an unknown one."""
+    try:
+        parsed = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return ""
+    if isinstance(parsed, ipaddress.IPv6Address):
+        if parsed.ipv4_mapped is not None:
+            return str(parsed.ipv4_mapped)
+        return str(ipaddress.ip_network((parsed, SUBNET), strict=False))
+    return str(parsed)
+
+
+# ---------------------------------------------------------------------------------------------------------------- heads
+# Limits on a request's head: its size, whether it comes in one piece or several, and how it may frame the body.
+
+MOST_HEAD: Final = 16 << 10
+"""Most bytes from the request line to the empty line."""
+
+
+class BoundedHeads(h11.Connection):
+    """h11's server connection with a limit on complete heads, too; h11 itself limits only incomplete ones."""
+
+    def __init__(self) -> None:
+        super().__init__(h11.SERVER, MOST_HEAD)
+        self.head_too_large = False
+        self.problem = ""
+        """The problem with data that is not HTTP."""
+
+    def next_event(self) -> Any:
+        """The next event, as from h11. Raises RemoteProtocolError for invalid HTTP, of status 431 for a large head."""
+        try:
+            return self._next_event()
+        except h11.RemoteProtocolError as error:
+            self.problem = str(error)
+            raise
+
+    def _next_event(self) -> Any:
+        if self.their_state is not h11.IDLE:
+            return super().next_event()
+        # Bytes that wait to be parsed: how many fewer there are afterwards is the head's size.
+        before = len(self.trailing_data[0])
+        try:
+            event = super().next_event()
+        except h11.RemoteProtocolError as error:
+            # A large head that came whole may be refused for its content; its size is the reason all the same.
+            self.head_too_large = error.error_status_hint == 431 or self._taken(before) > MOST_HEAD
+            raise
+        if isinstance(event, h11.Request) and self._taken(before) > MOST_HEAD:
+            self.head_too_large = True
+            raise h11.RemoteProtocolError("head too large", error_status_hint=431)
+        if isinstance(event, h11.Request):
+            check_framing(event)
+        return event
+
+    def _taken(self, before: int) -> int:
+        """Bytes that the last event took, of the ``before`` bytes that had been received."""
+        return before - len(self.trailing_data[0])
+
+
+def check_framing(request: h11.Request) -> None:
+    """Raise RemoteProtocolError where a proxy may see another end of the body than this server (request smuggling).
+
+    RFC 9112, section 6.1: a length beside chunks, and chunks in HTTP/1.0, ought to be handled as an error.
+    """
+    names = {name for name, _ in request.headers}
+    if b"transfer-encoding" in names and b"content-length" in names:
+        raise h11.RemoteProtocolError("Content-Length beside Transfer-Encoding: send one of them")
+    if b"transfer-encoding" in names and request.http_version != b"1.1":
+        raise h11.RemoteProtocolError("Transfer-Encoding in HTTP/1.0: send Content-Length, or HTTP/1.1")
+
+
+# ---------------------------------------------------------------------------------------------------------- connections
+# Limits that uvicorn lacks: on connections, on heads, and on clients that do not read their reply.
+#
+# uvicorn itself closes connections that idle for 5 s between two requests.
 
 STALLED: Final = 60.0
 """Seconds within which a client has to read some of the reply that waits for it."""

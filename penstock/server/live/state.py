@@ -1,26 +1,315 @@
-"""The live view's state, which the engine's thread writes as an observer, and the event loop's thread reads.
-
-Without viewers it keeps only the requests' timelines.
-"""
+"""The state of the live view: batches on their way, each stage's timeline, and requests' trees."""
 
 from __future__ import annotations
 
+import bisect
+import heapq
 import threading
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
+
 from penstock.core import FinishReason
 from penstock.engine.async_llm import PROBE_PRIORITY
 from penstock.engine.commit import Advance
 from penstock.engine.loop import Observer
-from penstock.messages import Batch, Result
+from penstock.messages import Batch, Result, Span
 from penstock.requests.request import Request
-from penstock.server.live.batches import BatchDone, BatchInFlight, BatchTracker
-from penstock.server.live.timelines import Timeline, Timelines
-from penstock.server.live.tree_view import Hits, TreeView, tree_view
+from penstock.tree import Node, TokenTree
+
+# -------------------------------------------------------------------------------------------------------------- batches
+# Batches on their way through the stages, and the timings of earlier ones.
+
+MOST_DONE: Final = 64
+"""Batches that are kept after they came out: enough for 10 frames a second at up to 640 batches a second."""
+CELLS: Final = 64
+"""Rows of a batch that a frame shows one by one."""
+SMOOTHING: Final = 0.2
+"""Weight of the newest batch in the moving average of the time from entering until each stage begins."""
+COMMITTED, SPECULATED, DEAD = "c", "s", "d"
+
+
+class BatchInFlight(msgspec.Struct, frozen=True):
+    """A batch on its way. ``stage`` is estimated from the times of earlier batches; -1 is in front of the first one.
+
+    ``cells`` has a letter per row, the first 64 of ``rows``: c committed (the prompt, a root, or accepted since), s
+    speculated, d dead (pruned since it entered).
+    """
+
+    stream: int
+    stage: int
+    rows: int
+    cells: str
+
+
+class StageSpan(msgspec.Struct, frozen=True):
+    """A stage's work on a batch: when (seconds of the engine's clock) and on how many rows."""
+
+    stage: int
+    start: float
+    end: float
+    rows: int
+
+
+class BatchDone(msgspec.Struct, frozen=True):
+    """A batch that has come out: its rows counted by what had become of them, and when each stage worked on it."""
+
+    stream: int
+    certain: int
+    speculated: int
+    dead: int
+    spans: list[StageSpan]
+
+
+@dataclass
+class TrackedBatch:
+    """A batch's nodes and their requests, in the order of its rows, and a letter for each node."""
+
+    at: float
+    nodes: list[int]
+    requests: list[int]
+    letters: dict[int, str]
+    spans: list[Span] = field(default_factory=list)
+
+    def count(self, letter: str) -> int:
+        return sum(one == letter for one in self.letters.values())
+
+
+class BatchTracker:
+    """A tracker of batches from submission to result. A batch never overtakes the one before it."""
+
+    def __init__(self, stages: int) -> None:
+        self.done: deque[BatchDone] = deque(maxlen=MOST_DONE)
+        self._delays = [0.0] * stages
+        self._in_flight: dict[int, TrackedBatch] = {}
+        self._out: dict[int, TrackedBatch] = {}
+        """Batches out of the last stage whose results the engine has yet to apply to its requests."""
+        self._batch_of: dict[int, TrackedBatch] = {}
+        """The batch in which each node is, by the node's number."""
+
+    def clear(self) -> None:
+        """Forget all batches, for example when the last viewer leaves."""
+        self.done.clear()
+        for kept in (self._in_flight, self._out, self._batch_of):
+            kept.clear()
+
+    def submitted(self, batch: Batch, roots: dict[int, int], at: float) -> None:
+        """Take in a batch. ``roots`` has each request's root position; rows up to it are committed."""
+        rows = batch.rows
+        letters = {
+            node: COMMITTED if position <= roots.get(request, -1) else SPECULATED
+            for request, node, position in zip(rows.requests, rows.nodes, rows.positions, strict=True)
+        }
+        entered = self._in_flight[batch.stream] = TrackedBatch(at, list(rows.nodes), list(rows.requests), letters)
+        self._batch_of.update((node, entered) for node in rows.nodes)
+
+    def arrived(self, result: Result) -> None:
+        if (batch := self._in_flight.pop(result.stream, None)) is None:
+            return
+        batch.spans = result.spans
+        self._out[result.stream] = batch
+        for span in result.spans:
+            delay = span.start - batch.at
+            self._delays[span.stage] += SMOOTHING * (delay - self._delays[span.stage])
+
+    def advanced(self, advance: Advance) -> None:
+        for nodes, letter in ((advance.committed, COMMITTED), (advance.dead, DEAD)):
+            for node in nodes:
+                if (batch := self._batch_of.get(node.id)) is not None:
+                    batch.letters[node.id] = letter
+
+    def dropped(self, request: int) -> None:
+        """Mark a request's rows in flight as dead: it has ended or was preempted."""
+        for batch in self._in_flight.values():
+            for node, owner in zip(batch.nodes, batch.requests, strict=True):
+                if owner == request:
+                    batch.letters[node] = DEAD
+
+    def settle(self) -> bool:
+        """Finish the batches that came out in the last step, their results applied. Returns whether any did."""
+        news = bool(self._out)
+        for stream, batch in self._out.items():
+            for node in batch.nodes:
+                self._batch_of.pop(node, None)
+            spans = [StageSpan(span.stage, span.start, span.end, span.rows) for span in batch.spans]
+            certain, speculated, dead = (batch.count(letter) for letter in (COMMITTED, SPECULATED, DEAD))
+            self.done.append(BatchDone(stream, certain, speculated, dead, spans))
+        self._out.clear()
+        return news
+
+    def in_flight(self, now: float) -> list[BatchInFlight]:
+        """The batches in flight with their estimated stages, the first one first."""
+        found, ahead = [], len(self._delays)
+        for stream, batch in self._in_flight.items():
+            # A batch is where the mean delays put it, but always behind the batch ahead of it.
+            ahead = max(-1, min(ahead - 1, bisect.bisect_right(self._delays, now - batch.at) - 1))
+            cells = "".join(batch.letters[node] for node in batch.nodes[:CELLS])
+            found.append(BatchInFlight(stream, ahead, len(batch.nodes), cells))
+        return found
+
+
+# ------------------------------------------------------------------------------------------------------------ timelines
+# Timelines of recent requests: when each was queued, started, had its first token and ended.
+
+RECENT: Final = 12
+"""Ended requests that are still shown."""
+SHOWN: Final = 24
+"""Most requests in one frame."""
+
+
+class Timeline(msgspec.Struct):
+    """A request's times (seconds of the engine's clock; None: not yet) and counts, without any of its text.
+
+    ``accepted`` and ``drafts`` are those of SpeculationMetrics; ``cached`` are prompt tokens from the prefix cache.
+    """
+
+    number: int
+    prompt_tokens: int
+    queued_at: float
+    started_at: float | None = None
+    first_token_at: float | None = None
+    ended_at: float | None = None
+    tokens: int = 0
+    cached: int = 0
+    accepted: int = 0
+    drafts: int = 0
+    finish_reason: str | None = None
+
+
+class Timelines:
+    """The timelines of the requests under way and of the last few that have ended."""
+
+    def __init__(self) -> None:
+        self._under_way: dict[int, Timeline] = {}
+        self._ended: deque[Timeline] = deque(maxlen=RECENT)
+
+    def queued(self, number: int, prompt_tokens: int, at: float) -> None:
+        self._under_way[number] = Timeline(number, prompt_tokens, at)
+
+    def started(self, number: int, at: float) -> None:
+        """Note that a request was admitted. Only the first time counts, not one after a preemption."""
+        line = self._under_way.get(number)
+        if line is not None and line.started_at is None:
+            line.started_at = at
+
+    def get(self, number: int) -> Timeline | None:
+        """The timeline of a request under way."""
+        return self._under_way.get(number)
+
+    def ended(self, number: int, reason: str, at: float) -> None:
+        if (line := self._under_way.pop(number, None)) is not None:
+            line.ended_at, line.finish_reason = at, reason
+            self._ended.append(line)
+
+    def newest(self) -> list[Timeline]:
+        """Copies of the newest timelines, newest first; another thread may read them while the engine goes on."""
+        lines = [*self._under_way.values(), *self._ended]
+        # Numbers rise in the order of arrival.
+        lines.sort(key=lambda line: -line.number)
+        return [msgspec.structs.replace(line) for line in lines[:SHOWN]]
+
+
+# ------------------------------------------------------------------------------------------------------------ tree view
+# A request's draft tree for the live view: the committed tokens that it grew from, and its most probable nodes.
+
+DRAWN: Final = 60
+"""Most nodes of a tree that are drawn."""
+PATH: Final = 8
+"""Committed tokens that are shown, the root included."""
+DRAFTED, IN_FLIGHT, ANSWERED = "drafted", "in flight", "answered"
+
+
+@dataclass(frozen=True)
+class CommittedToken:
+    """A committed token. ``hit`` is whether it had been drafted."""
+
+    node: int
+    token: int
+    hit: bool
+
+
+@dataclass(frozen=True)
+class NodeView:
+    """A live node: its parent, its depth below the root, and the state of its verification."""
+
+    node: int
+    parent: int
+    depth: int
+    token: int
+    state: str
+
+
+@dataclass(frozen=True)
+class TreeView:
+    """A tree at one moment. ``size`` counts all its nodes below the root, drawn or not; the path ends in the root.
+
+    ``position`` is the root's position in the text.
+    """
+
+    number: int
+    root: int
+    position: int
+    size: int
+    path: list[CommittedToken]
+    nodes: list[NodeView]
+
+
+@dataclass
+class Hits:
+    """Whether each of a request's last committed tokens had been drafted."""
+
+    last: deque[bool] = field(default_factory=lambda: deque(maxlen=PATH))
+
+    def advanced(self, done: Advance) -> None:
+        self.last.extend(i < done.hits for i in range(len(done.committed)))
+
+
+def tree_view(request: Request, hits: Hits) -> TreeView:
+    """A drawing of a request's tree. Call it on the engine's thread, to which the tree belongs."""
+    tree = request.tree
+    nodes = [NodeView(n.id, n.parent.id if n.parent else 0, depth(n, tree), n.token, state(n)) for n in likeliest(tree)]
+    return TreeView(request.number, tree.root.id, tree.root.position, tree.size - 1, path(request, hits), nodes)
+
+
+def path(request: Request, hits: Hits) -> list[CommittedToken]:
+    """The last committed tokens with their hits, as far as they were watched; at least the root."""
+    # Where no commit has been seen yet the root is shown alone, as a hit.
+    known = list(hits.last) or [True]
+    nodes = request.committed[-len(known) :]
+    return [CommittedToken(node.id, node.token, hit) for node, hit in zip(nodes, known, strict=True)]
+
+
+def likeliest(tree: TokenTree) -> list[Node]:
+    """The nodes below the root with the highest scores. No score is above the parent's, so parents come first."""
+    heap = [(-child.score, child.id, child) for child in tree.root.children.values()]
+    heapq.heapify(heap)
+    found: list[Node] = []
+    while heap and len(found) < DRAWN:
+        node = heapq.heappop(heap)[2]
+        found.append(node)
+        for child in node.children.values():
+            heapq.heappush(heap, (-child.score, child.id, child))
+    return found
+
+
+def depth(node: Node, tree: TokenTree) -> int:
+    return node.position - tree.root.position
+
+
+def state(node: Node) -> str:
+    if node.picked is not None:
+        return ANSWERED
+    return IN_FLIGHT if node.entered else DRAFTED
+
+
+# ---------------------------------------------------------------------------------------------------------------- state
+# The live view's state, which the engine's thread writes as an observer, and the event loop's thread reads.
+#
+# Without viewers it keeps only the requests' timelines.
 
 REDRAW: Final = 0.05
 """Seconds between two drawings of the trees, the only costly part."""

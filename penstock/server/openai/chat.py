@@ -1,30 +1,198 @@
-"""``/v1/chat/completions``."""
+"""``/v1/chat/completions``: the route, and its replies at once or in chunks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from penstock.server.http.errors import invalid_field
-from penstock.server.http.records import record_of
-from penstock.server.openai.chat_protocol import ChatCompletion, ChatCompletionRequest
-from penstock.server.openai.chat_writer import ChatWriter
-from penstock.server.openai.choices import Choice
-from penstock.server.openai.field_errors import api_errors
-from penstock.server.openai.generation import Generation
+from penstock.core import OutlineOutput
+from penstock.server.http.errors import ApiError, ErrorResponse, invalid_field
+from penstock.server.http.middleware import record_of
+from penstock.server.openai.generation import Generation, Service, Summary, metrics_of, usage_of
 from penstock.server.openai.params import chat_params
 from penstock.server.openai.prompts import Prompt
-from penstock.server.openai.protocol import generation_responses
+from penstock.server.openai.protocol import (
+    ChatChoice,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatCompletionChunk,
+    ChatCompletionRequest,
+    ChatLogprobs,
+    FunctionPart,
+    FunctionReply,
+    MessagePart,
+    MessageReply,
+    OutlineReply,
+    PointPart,
+    ToolCallPart,
+    ToolCallReply,
+    api_errors,
+    generation_responses,
+)
 from penstock.server.openai.reasoning import template_variables
-from penstock.server.openai.reply import reply_of
-from penstock.server.openai.service import Service
-from penstock.server.openai.structures import GUIDED
-from penstock.server.openai.tools.choice import ReplyPlan, plan_reply, plan_tools
+from penstock.server.openai.reply import Choice, ChoiceDelta, TokenBytes, chat_logprobs, reply_of
+from penstock.server.openai.tools import GUIDED, ReplyPlan, ToolCallDelta, plan_reply, plan_tools
 from penstock.text.tokenizer import Tokenizer
+
+# ---------------------------------------------------------------------------------------------------------- chat writer
+# The writer of /v1/chat/completions: choices as one reply or in chunks.
+
+
+class ChatWriter:
+    """The writer of one request's reply. Its only state is which choices have begun."""
+
+    named_events = False
+    continues_text = False
+
+    def __init__(
+        self,
+        body: ChatCompletionRequest,
+        prompt: Prompt,
+        request_id: str,
+        model: str,
+        token_bytes: TokenBytes,
+        outline: OutlineOutput | None = None,
+    ) -> None:
+        """``outline`` is reported for an answer in points; the engine fills it in until the first token has come."""
+        self._body = body
+        self._prompt = prompt
+        self._id, self._model, self._created = f"chatcmpl-{request_id}", model, int(time.time())
+        self._token_bytes = token_bytes
+        self._outline = outline
+        self._begun: set[int] = set()
+        """Choices of which a chunk has been written."""
+
+    def whole(self, choices: Sequence[ChoiceDelta], summary: Summary) -> ChatCompletion:
+        reply = ChatCompletion(
+            id=self._id,
+            object="chat.completion",
+            created=self._created,
+            model=self._model,
+            choices=[self._choice(choice) for choice in choices],
+            usage=usage_of(summary),
+            metrics=metrics_of(summary),
+        )
+        if self._body.return_token_ids:
+            reply.prompt_token_ids = self._prompt.token_ids
+        if self._outline is not None:
+            reply.outline = outline_reply(self._outline)
+        return reply
+
+    def chunks(self, delta: ChoiceDelta) -> Iterator[ChatCompletionChunk]:
+        part = MessagePart()
+        if delta.reasoning:
+            part.reasoning_content = delta.reasoning
+        if delta.content:
+            part.content = delta.content
+        if delta.tool_calls:
+            part.tool_calls = [call_part(call) for call in delta.tool_calls]
+        told = part.model_fields_set or delta.finish_reason or delta.logprobs or delta.points
+        if not (told or self._body.return_token_ids):
+            return  # only part of a character, or the possible beginning of a call
+        if delta.index not in self._begun:
+            self._begun.add(delta.index)
+            yield self._first_chunk(delta)
+        choice = ChatChunkChoice(
+            index=delta.index,
+            delta=part,
+            logprobs=self._logprobs(delta),
+            finish_reason=delta.finish_reason,
+        )
+        if delta.finish_reason is not None:
+            choice.stop_reason = delta.stop_reason
+        if self._body.return_token_ids:
+            choice.token_ids = delta.token_ids
+        chunk = self._chunk([choice])
+        if delta.warning is not None:
+            chunk.warning = delta.warning
+        if delta.points:
+            chunk.outline_points = [PointPart(point=number, text=text) for number, text in delta.points]
+        yield chunk
+
+    def last_chunks(self, summary: Summary) -> Iterator[ChatCompletionChunk]:
+        if self._body.stream_options is not None and self._body.stream_options.include_usage:
+            chunk = self._chunk([])
+            chunk.usage, chunk.metrics = usage_of(summary), metrics_of(summary)
+            yield chunk
+
+    def failure(self, problem: ApiError) -> ErrorResponse:
+        return problem.body
+
+    # ---------------------------------------------------------------------------------------------------- inside
+
+    def _first_chunk(self, delta: ChoiceDelta) -> ChatCompletionChunk:
+        """A chunk with the role alone. Content is null if reasoning or a call comes first: text may never follow."""
+        index, silent = delta.index, (delta.tool_calls or delta.reasoning) and not delta.content
+        part = MessagePart(role="assistant", content=None if silent else "")
+        chunk = self._chunk([ChatChunkChoice(index=index, delta=part, logprobs=None, finish_reason=None)])
+        if self._body.return_token_ids and index == 0:
+            chunk.prompt_token_ids = self._prompt.token_ids
+        if self._outline is not None:
+            chunk.outline = outline_reply(self._outline)
+        return chunk
+
+    def _chunk(self, choices: list[ChatChunkChoice]) -> ChatCompletionChunk:
+        chunk = ChatCompletionChunk(
+            id=self._id,
+            object="chat.completion.chunk",
+            created=self._created,
+            model=self._model,
+            choices=choices,
+        )
+        if self._body.stream_options is not None and self._body.stream_options.include_usage:
+            chunk.usage = None  # OpenAI sends null in all chunks but the last
+        return chunk
+
+    def _choice(self, whole: ChoiceDelta) -> ChatChoice:
+        assert whole.finish_reason is not None
+        content = whole.content or (None if whole.tool_calls else "")
+        message = MessageReply(role="assistant", content=content, refusal=None)
+        if whole.reasoning:
+            message.reasoning_content = whole.reasoning
+        if whole.tool_calls:
+            message.tool_calls = [call_reply(call) for call in whole.tool_calls]
+        choice = ChatChoice(
+            index=whole.index,
+            message=message,
+            logprobs=self._logprobs(whole),
+            finish_reason=whole.finish_reason,
+            stop_reason=whole.stop_reason,
+        )
+        if self._body.return_token_ids:
+            choice.token_ids = whole.token_ids
+        return choice
+
+    def _logprobs(self, delta: ChoiceDelta) -> ChatLogprobs | None:
+        if delta.logprobs is None:
+            return None
+        return chat_logprobs(delta.token_ids, delta.logprobs, self._body.top_logprobs or 0, self._token_bytes)
+
+
+def outline_reply(outline: OutlineOutput) -> OutlineReply:
+    return OutlineReply(used=outline.used, reason=outline.reason, kind=outline.kind, titles=outline.titles)
+
+
+def call_part(call: ToolCallDelta) -> ToolCallPart:
+    """A call in a chunk: its beginning with id and name, or more of its arguments."""
+    if not call.name:
+        return ToolCallPart(index=call.index, function=FunctionPart(arguments=call.arguments))
+    function = FunctionPart(name=call.name, arguments=call.arguments)
+    return ToolCallPart(index=call.index, id=call.id, type="function", function=function)
+
+
+def call_reply(call: ToolCallDelta) -> ToolCallReply:
+    """A whole call in one piece."""
+    function = FunctionReply(name=call.name, arguments=call.arguments)
+    return ToolCallReply(id=call.id, type="function", function=function)
+
+
+# ----------------------------------------------------------------------------------------------------------------- chat
+# ``/v1/chat/completions``.
 
 NOT_IN_POINTS: Final = ("tools", "response_format", "structured_outputs", *(f"guided_{kind}" for kind in GUIDED))
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final, get_args
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from penstock.server.http.validation import check_unicode
+from penstock.server.http.errors import check_unicode
 
 
 class Anything:

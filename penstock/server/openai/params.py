@@ -9,12 +9,9 @@ from typing import Any, Final
 
 from penstock.core import SamplingParams, StructuredOutputsParams
 from penstock.server.http.errors import invalid_field, too_long
-from penstock.server.openai.chat_protocol import ChatCompletionRequest
-from penstock.server.openai.completion_protocol import CompletionRequest
 from penstock.server.openai.prompts import Room
-from penstock.server.openai.protocol import GenerationFields
-from penstock.server.openai.structures import add_structure, structures
-from penstock.server.openai.tools.choice import ReplyPlan
+from penstock.server.openai.protocol import ChatCompletionRequest, CompletionRequest, GenerationFields
+from penstock.server.openai.tools import ReplyPlan, add_structure, structures
 
 SAME_NAME: Final = (
     "n",

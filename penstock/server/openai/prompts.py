@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from penstock.outlines.dialogue import Dialogue
 from penstock.server.http.errors import invalid_field, too_long
-from penstock.server.openai.chat_protocol import Message, Tool
+from penstock.server.openai.protocol import Message, Tool
 from penstock.text.chat import ChatFormat, render_turns, turns_of
 from penstock.text.tokenizer import Tokenizer
 from penstock.text.workers import aside

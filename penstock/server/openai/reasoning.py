@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from penstock.server.openai.chat_protocol import ChatCompletionRequest
-from penstock.server.openai.tools.readers import ParsedDelta, Reader, split_at
+from penstock.server.openai.protocol import ChatCompletionRequest
+from penstock.server.openai.tool_readers import ParsedDelta, Reader, split_at
 
 
 @dataclass(frozen=True)

@@ -1,27 +1,220 @@
-"""From a generation to its response: streamed or whole, or an error if it fails."""
+"""Choices and log-probabilities in the forms of the OpenAI API."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Protocol
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Protocol
 
 from fastapi import Request
 from fastapi.responses import Response
 from pydantic import BaseModel
 
+from penstock.core import FinishReason, Logprob
 from penstock.engine.completion import CompletionDelta
-from penstock.engine.empty import words_of_empty
+from penstock.engine.job import words_of_empty
 from penstock.server.http.errors import TIMEOUT, ApiError, api_error
-from penstock.server.http.records import record_of
+from penstock.server.http.middleware import record_of
 from penstock.server.http.sse import DONE, EventStream, event
-from penstock.server.openai.choices import Choice, ChoiceDelta
-from penstock.server.openai.field_errors import api_errors
-from penstock.server.openai.generation import Generation
-from penstock.server.openai.protocol import GenerationFields, WithWarning
-from penstock.server.openai.usage import Summary
+from penstock.server.openai.generation import Generation, Summary
+from penstock.server.openai.protocol import (
+    ChatLogprobs,
+    CompletionLogprobs,
+    FinishWord,
+    GenerationFields,
+    TokenLogprob,
+    TopLogprob,
+    WithWarning,
+    api_errors,
+)
+from penstock.server.openai.tools import ReplyPlan, ReplyStream, ToolCallDelta
+from penstock.text.detokenizer import StreamDecoder
 from penstock.text.tokenizer import Tokenizer
+
+# ------------------------------------------------------------------------------------------------------------- logprobs
+# Log-probabilities in the forms of the chat and completions APIs.
+
+TokenBytes = Callable[[int], bytes]
+"""Gives a token's own bytes, which may be part of a character."""
+LEAST: Final = -9999.0
+"""Value sent for minus infinity, which JSON lacks; the same as OpenAI's and vLLM's."""
+
+
+def text_of(token: bytes) -> str:
+    """A token's text. Incomplete characters show as U+FFFD, so that several tokens may have the same text."""
+    return token.decode(errors="replace")
+
+
+def chat_logprobs(
+    ids: Sequence[int], found: Sequence[dict[int, Logprob]], top: int, token_bytes: TokenBytes
+) -> ChatLogprobs:
+    content = []
+    for token, entry in zip(ids, found, strict=True):
+        chosen, best = of_token(token, entry[token], token_bytes), ranked(entry, top)
+        content.append(
+            TokenLogprob(
+                token=chosen.token,
+                logprob=chosen.logprob,
+                bytes=chosen.bytes,
+                top_logprobs=[of_token(other, logprob, token_bytes) for other, logprob in best],
+            )
+        )
+    return ChatLogprobs(content=content, refusal=None)
+
+
+def completion_logprobs(
+    ids: Sequence[int], found: Sequence[dict[int, Logprob]], token_bytes: TokenBytes, offsets: list[int]
+) -> CompletionLogprobs:
+    """Log-probabilities of a completion; ``offsets`` are the tokens' places in the text."""
+    return CompletionLogprobs(
+        tokens=[text_of(token_bytes(token)) for token in ids],
+        token_logprobs=[finite(entry[token].logprob) for token, entry in zip(ids, found, strict=True)],
+        top_logprobs=[best_by_text(entry, token_bytes) for entry in found],
+        text_offset=offsets,
+    )
+
+
+def best_by_text(entry: dict[int, Logprob], token_bytes: TokenBytes) -> dict[str, float]:
+    """The log-probability of each text; of several tokens with the same text the highest."""
+    best: dict[str, float] = {}
+    for token, one in entry.items():
+        text = text_of(token_bytes(token))
+        best[text] = max(finite(one.logprob), best.get(text, LEAST))
+    return best
+
+
+class TextPlaces:
+    """The positions of tokens in a choice's text, in characters from its beginning.
+
+    A token within a character has that character's position, and a token that the text leaves out has the next one's.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], skip_special_tokens: bool) -> None:
+        self._decoder = StreamDecoder(tokenizer, prompt_ids, skip_special_tokens)
+        self._byte_ids = tokenizer.byte_ids
+        self._token_bytes = tokenizer.token_bytes
+        self._characters = 0
+        """Number of final characters so far."""
+        self._run = b""
+        """Bytes of the byte-fallback tokens since then: the decoder waits for the end of such a run."""
+
+    def of(self, ids: Sequence[int]) -> list[int]:
+        """The positions of the next tokens."""
+        return [self._place_of(token) for token in ids]
+
+    def _place_of(self, token: int) -> int:
+        # Taken before the token is decoded: it stands behind all that came before it.
+        place = self._characters + len(self._run.decode(errors="ignore"))
+        self._characters += len(self._decoder.append(token))
+        self._run = self._run + self._token_bytes(token) if token in self._byte_ids else b""
+        return place
+
+
+def of_token(token: int, logprob: Logprob, token_bytes: TokenBytes) -> TopLogprob:
+    own = token_bytes(token)
+    return TopLogprob(token=text_of(own), logprob=finite(logprob.logprob), bytes=list(own))
+
+
+def ranked(entry: dict[int, Logprob], top: int) -> list[tuple[int, Logprob]]:
+    """The ``top`` most probable tokens, best first. ``entry`` may hold the chosen token besides, with a lower rank."""
+    return sorted((pair for pair in entry.items() if pair[1].rank <= top), key=lambda pair: pair[1].rank)
+
+
+def finite(logprob: float) -> float:
+    return max(logprob, LEAST)
+
+
+# -------------------------------------------------------------------------------------------------------------- choices
+# A generation's choices as they grow, between the engine's deltas and the API's writers.
+
+REST: Final[dict[FinishReason, FinishWord]] = {
+    FinishReason.LENGTH: "length",
+    FinishReason.ABORT: "abort",
+    FinishReason.ERROR: "error",
+}
+
+
+@dataclass(frozen=True)
+class ChoiceDelta:
+    """The new part of one choice, in the form that writers need.
+
+    ``index`` counts over all prompts of a request; ``first`` is true for a choice's first delta. ``places`` are the
+    tokens' positions in the text, where log-probabilities are asked for. ``reasoning`` is the text before the answer
+    proper. ``warning`` comes with the end of a streamed choice without text. ``points`` are new texts of points
+    (number, text), where the answer is made of points.
+    """
+
+    index: int
+    first: bool
+    content: str
+    tool_calls: list[ToolCallDelta]
+    token_ids: list[int]
+    logprobs: list[dict[int, Logprob]] | None
+    places: list[int]
+    finish_reason: FinishWord | None
+    stop_reason: int | str | None
+    warning: str | None = None
+    points: tuple[tuple[int, str], ...] = ()
+    reasoning: str = ""
+
+
+class Choice:
+    """One choice. It holds all that a reply needs of earlier deltas; tokens and text are kept by the engine's stream.
+
+    Push every delta of the choice in turn, or the whole of it as one. ``token_bytes`` gives a token's own bytes. If one
+    of ``hidden_ends``, end tokens, ends the choice, its text is cut off. ``places`` finds tokens in the text.
+    """
+
+    def __init__(
+        self,
+        token_bytes: TokenBytes,
+        plan: ReplyPlan | None = None,
+        hidden_ends: Collection[int] = (),
+        places: TextPlaces | None = None,
+    ) -> None:
+        self._token_bytes = token_bytes
+        self._reply = ReplyStream(plan or ReplyPlan())
+        self._hidden_ends = hidden_ends
+        self._places = places
+        self._begun = False
+
+    def push(self, delta: CompletionDelta) -> ChoiceDelta:
+        news = self._reply.push(self._visible_text(delta), delta.finish_reason is not None)
+        placed = self._places is not None and delta.logprobs is not None
+        new = ChoiceDelta(
+            index=delta.index,
+            first=not self._begun,
+            content=news.content,
+            tool_calls=news.calls,
+            token_ids=delta.token_ids,
+            logprobs=delta.logprobs,
+            places=self._places.of(delta.token_ids) if placed and self._places is not None else [],
+            finish_reason=self._finish_word(delta.finish_reason),
+            stop_reason=delta.stop_reason,
+            points=delta.points,
+            reasoning=news.reasoning,
+        )
+        self._begun = True
+        return new
+
+    def _visible_text(self, delta: CompletionDelta) -> str:
+        ids = delta.token_ids
+        if delta.finish_reason is FinishReason.STOP and ids and ids[-1] in self._hidden_ends:
+            return delta.text.removesuffix(text_of(self._token_bytes(ids[-1])))
+        return delta.text
+
+    def _finish_word(self, reason: FinishReason | None) -> FinishWord | None:
+        """OpenAI's word for the end: a reply that ended by itself and holds calls has ended with "tool_calls"."""
+        if reason is None:
+            return None
+        if reason is FinishReason.STOP:
+            return "tool_calls" if self._reply.calls else "stop"
+        return REST[reason]
+
+
+# ---------------------------------------------------------------------------------------------------------------- reply
+# From a generation to its response: streamed or whole, or an error if it fails.
 
 log = logging.getLogger(__name__)
 

@@ -13,9 +13,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from penstock.cli.app import app
-from penstock.cli.errors import INTERRUPTED
+from penstock.cli.options import INTERRUPTED
 from tests.openai_server import ADDED, PER_WORD, OpenAIServer, Reply, prompt_of, running
-from tests.unit.bench.png import png_size
+from tests.unit.lab.png import png_size
 
 pytestmark = pytest.mark.processes
 

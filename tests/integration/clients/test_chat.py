@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.cli.errors import INTERRUPTED
+from penstock.cli.options import INTERRUPTED
 from tests.openai_server import OpenAIServer, Reply, prompt_of, running
 from tests.terminals import PATIENCE, PENSTOCK, Terminal, terminal
 

@@ -17,8 +17,8 @@ import pytest
 from penstock.engine import options
 from tests.checkpoints import make_checkpoint
 from tests.terminals import PATIENCE, PENSTOCK, terminal
-from tests.unit.bench.png import png_size
 from tests.unit.cli.invoke import invoke
+from tests.unit.lab.png import png_size
 
 pytestmark = pytest.mark.processes
 
@@ -144,7 +144,8 @@ def test_an_error_before_the_start_comes_at_once(tmp_path: Path) -> None:
 def test_demo_prints_one_json_object(
     pair: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from penstock.demo import scene, show
+    from penstock.lab.demo import show
+    from penstock.lab.demo import show as scene
 
     monkeypatch.setattr(options, "DEMO", pair)
     monkeypatch.setattr(scene, "TOKENS", 6)

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.real_pipeline.engines import engines_of
 from benchmarks.shared.root import ROOT
-from penstock.hosts.cores import usable_cores
+from penstock.hosts.facts import usable_cores
 
 SECONDS = 500
 """Time of a benchmark, of which it takes a fraction unless the host is busy."""

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from penstock.models.checkpoint import open_checkpoint
+from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.text.tokenizer import load_tokenizer
 from tests.checkpoints import make_checkpoint
 from tests.judges import judge_server

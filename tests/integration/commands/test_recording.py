@@ -14,24 +14,24 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from penstock.bench.recordings import record as recorder
-from penstock.bench.recordings.record import check_alike, check_record, record
+from penstock.checkpoint.checkpoint import Checkpoint
 from penstock.config import FieldError
 from penstock.core import CompletionOutput, RequestOutput, SamplingParams
 from penstock.drafters.base import Draft
+from penstock.engine.job import sampling_of
 from penstock.engine.loop import Observer
 from penstock.engine.options import EngineOptions
 from penstock.engine.resolve import Resolved, resolve_options
-from penstock.engine.sampling import sampling_of
+from penstock.lab import record as recorder
+from penstock.lab.record import check_alike, check_record, record
+from penstock.lab.recording import Recording
 from penstock.messages import Sampling
 from penstock.models import stage_model
-from penstock.models.checkpoint import Checkpoint
 from penstock.noise import gumbel
-from penstock.recording import Recording
 from penstock.requests.request import Request
 from penstock.speculation import SpeculativeConfig
-from penstock.strategies.autoregressive import Autoregressive
 from penstock.strategies.pipedec import PipeDec
+from penstock.strategies.plain import Autoregressive
 from tests.engines import InProcessEngine, Picks
 from tests.unit.cli.invoke import invoke
 

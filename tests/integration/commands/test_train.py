@@ -17,13 +17,12 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from penstock import LLM, ConfigError, SamplingParams
+from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.cli.app import app
 from penstock.config import FieldError
-from penstock.models.checkpoint import open_checkpoint
-from penstock.models.speculators.formats import open_speculator
-from penstock.trainer.command import run_train
-from penstock.trainer.kinds.registry import KINDS
-from penstock.trainer.state import load_state
+from penstock.lab.trainer.loop import load_state
+from penstock.lab.trainer.run import KINDS, run_train
+from penstock.models.speculators.open import open_speculator
 from tests.checkpoints import make_checkpoint
 from tests.training import LAYERS, TEMPLATE, options, write_lines, write_texts
 
@@ -34,8 +33,8 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 import torch
-from penstock.trainer import loop
-from penstock.trainer.command import run_train
+from penstock.lab.trainer import loop
+from penstock.lab.trainer.run import run_train
 from tests.training import options
 
 kind, model, data, output, where, at = sys.argv[1:]
@@ -144,7 +143,7 @@ def test_a_killed_run_goes_on_to_the_same_weights(model: Path, texts: Path, tmp_
 SHARED = """
 import sys
 from pathlib import Path
-from penstock.trainer.command import run_train
+from penstock.lab.trainer.run import run_train
 from tests.training import options
 
 kind, model, data, output = sys.argv[1:]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from penstock.dtypes import AUTO, REFERENCE
+from penstock.files import AUTO, REFERENCE
 from penstock.messages import CommittedSlots, Rows
 from tests.checkpoints import ARCHITECTURES, VOCAB, make_checkpoint
 from tests.generated import generate

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from penstock import LLM, SamplingParams
-from penstock.bench.measure.decode import decode
 from penstock.config import FieldError
 from penstock.engine.options import EngineOptions
 from penstock.engine.resolve import DEMO_DRAFTERS, resolve_options
+from penstock.lab.bench.comparison import decode
 
 pytestmark = pytest.mark.processes
 

@@ -11,20 +11,20 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from penstock import LLM, SamplingParams
-from penstock.bench.measure.decode import decode
+from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.config import FieldError
 from penstock.drafters.base import DraftRequest
 from penstock.drafters.learned import FollowingDrafter
 from penstock.drafters.spd import SpdDrafter
 from penstock.engine.job import Prompt
+from penstock.lab.bench.comparison import decode
 from penstock.messages import Features, Sampling
-from penstock.models.checkpoint import open_checkpoint
-from penstock.models.speculators.eagle_stage import EagleStage
-from penstock.models.speculators.spd_stage import SpdStage
+from penstock.models.speculators.eagle import EagleStage
+from penstock.models.speculators.spd import SpdStage
 from penstock.stage.visibility import BatchView
 from penstock.strategies.auto import Auto
 from penstock.strategies.pipedec import PipeDec
-from penstock.transport.security import LinkSecurity
+from penstock.transport.addresses import LinkSecurity
 from penstock.tree import Node
 from tests import speculators
 from tests.checkpoints import make_checkpoint, make_wrapper

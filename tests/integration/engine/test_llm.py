@@ -18,12 +18,12 @@ from tokenizers import AddedToken
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from penstock import LLM, CompletionOutput, ConfigError, FinishReason, PipelineError, RequestError, SamplingParams
-from penstock.bench.measure.decode import decode
 from penstock.core import SpeculationMetrics
 from penstock.engine.loop import Observer
+from penstock.lab.bench.comparison import decode
 from penstock.noise import gumbel
 from penstock.speculation import SpeculativeConfig, parse_speculative
-from penstock.transport.security import LinkSecurity
+from penstock.transport.addresses import LinkSecurity
 from tests.checkpoints import EOS, make_checkpoint
 from tests.links import host_of
 

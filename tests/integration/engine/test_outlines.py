@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from penstock import LLM, RequestError, RequestOutput, SamplingParams
-from penstock.requests.prefix_cache import BLOCK
+from penstock.requests.slots import BLOCK
 from tests.checkpoints import EOS, make_checkpoint
 
 pytestmark = pytest.mark.processes

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from penstock import LLM, SamplingParams
-from penstock.bench.measure.decode import decode
+from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.cluster import Cluster, load_cluster
 from penstock.cluster.load import with_drafter_on
 from penstock.config import FieldError
 from penstock.engine.build import feature_bytes
-from penstock.models.checkpoint import open_checkpoint
+from penstock.lab.bench.comparison import decode
+from penstock.lab.trace import read_trace
+from penstock.lab.trace_summary import summarise
 from penstock.trace import trace_writer
-from penstock.trace.reader import read_trace
-from penstock.trace.summary import summarise
 from penstock.trace.writer import FIRST_STAGE
 from tests import speculators
 from tests.checkpoints import make_checkpoint

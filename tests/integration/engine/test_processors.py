@@ -14,19 +14,19 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from penstock import LLM, RequestError, SamplingParams, StructuredOutputsParams
-from penstock.bench.measure.decode import decode
 from penstock.drafters.base import Drafter
-from penstock.drafters.ngram import NgramDrafter
+from penstock.drafters.merged import NgramDrafter
 from penstock.drafters.synthetic import SyntheticDrafter
-from penstock.engine.answers import PLAIN
+from penstock.engine.build import PLAIN
+from penstock.engine.job import sampling_of
 from penstock.engine.options import DEMO
 from penstock.engine.resolve import DEMO_DRAFTERS
-from penstock.engine.sampling import sampling_of
+from penstock.lab.bench.comparison import decode
 from penstock.messages import Sampling
 from penstock.requests.request import Request
-from penstock.strategies.autoregressive import Autoregressive
 from penstock.strategies.continuous import Continuous
 from penstock.strategies.pipedec import PipeDec
+from penstock.strategies.plain import Autoregressive
 from penstock.text.tokenizer import load_tokenizer
 from tests.checkpoints import make_checkpoint
 from tests.engines import InProcessEngine

@@ -12,8 +12,8 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from penstock import LLM, SamplingParams
+from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.messages import Sampling
-from penstock.models.checkpoint import open_checkpoint
 from penstock.models.stage_model import StageModel
 from penstock.pipeline.inprocess import InProcessPipeline
 from penstock.strategies.continuous import Continuous
@@ -74,7 +74,7 @@ def test_requests_that_keep_nothing_out_of_reach(
     architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their stages begin with fewer places than slots, and make more places as they go."""
-    monkeypatch.setattr("penstock.stage.near.FIRST", 8)
+    monkeypatch.setattr("penstock.stage.visibility.FIRST", 8)
     path = make_checkpoint(tmp_path, architecture, initializer_range=0.2)
     compared, engine = compare_crowded(path, gives_back=True)
     assert not compared.undecided

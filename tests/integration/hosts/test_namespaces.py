@@ -13,10 +13,10 @@ import pytest
 from gguf import GGMLQuantizationType as Kind
 
 from penstock import LLM, PipelineError, SamplingParams
-from penstock.hosts.doctor import examine as examining
-from penstock.hosts.doctor.advice import advice_of
-from penstock.hosts.weights.cache import held_bytes
-from penstock.hosts.weights.manifest import files_of
+from penstock.hosts import doctor as examining
+from penstock.hosts.fetching import held_bytes
+from penstock.hosts.listing import advice_of
+from penstock.hosts.weights import files_of
 from tests.agents import soon
 from tests.checkpoints import make_checkpoint
 from tests.gguf_files import make_gguf, split_gguf

@@ -19,9 +19,9 @@ import psutil
 import pytest
 
 from penstock import LLM, AsyncLLM, ConfigError, PipelineError, SamplingParams
+from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.engine.recovery import Recovery, Requests
 from penstock.hosts.placement import HERE
-from penstock.models.checkpoint import open_checkpoint
 from penstock.pipeline.processes import ProcessHost, ProcessPipeline
 from tests import speculators
 from tests.happening import AfterResults

@@ -19,9 +19,9 @@ import psutil
 import pytest
 
 from penstock.pipeline import forkserver, processes
+from penstock.pipeline.base import StagePlan, StageSpec
 from penstock.pipeline.forking import UNREACHED, cause_of
 from penstock.pipeline.forkserver import ForkServer, shared_fork_server
-from penstock.pipeline.plan import StagePlan, StageSpec
 from penstock.pipeline.processes import ProcessHost
 from tests.integration.pipeline.test_processes import alive, gone, pipeline_of, stage_processes, start
 from tests.serving import until

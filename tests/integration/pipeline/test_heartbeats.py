@@ -14,7 +14,7 @@ import pytest
 
 from penstock import LLM, PipelineError, SamplingParams
 from penstock.cluster import load_cluster, stage_timings
-from penstock.cluster.uniform import uniform_cluster
+from penstock.cluster.drawn import uniform_cluster
 from penstock.messages import Delivery, Heartbeat, HeartbeatAck, encode
 from penstock.pipeline.base import Pipeline
 from penstock.pipeline.worker import HEARTBEAT

@@ -11,7 +11,7 @@ import pytest
 
 from penstock import LLM
 from penstock.messages import Loading, Started
-from penstock.pipeline.launching import Elsewhere
+from penstock.pipeline.base import Elsewhere
 from penstock.pipeline.processes import ProcessHost
 
 pytestmark = pytest.mark.processes

@@ -22,6 +22,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from penstock import LLM, ConfigError, PipelineError, SamplingParams
+from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.messages import (
     MAX_HEADER_BYTES,
     NO_SLOT,
@@ -41,11 +42,10 @@ from penstock.messages import (
     encode,
     opening,
 )
-from penstock.models.checkpoint import open_checkpoint
 from penstock.pipeline.forkserver import shared_fork_server
 from penstock.pipeline.processes import ProcessHost, ProcessPipeline
-from penstock.transport.security import LinkSecurity
-from penstock.transport.sockets import Sockets
+from penstock.transport.addresses import LinkSecurity
+from penstock.transport.outbox import Sockets
 from tests import speculators
 from tests.happening import AfterResults
 from tests.hostile import example, fits, kinds_of, odd_structs

@@ -21,9 +21,9 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import Browser, Locator, Page, Route, expect, sync_playwright
 
-from penstock.bench.plan.write import cluster_toml
 from penstock.cluster import load_cluster
 from penstock.engine.stats import EngineStats
+from penstock.lab.plan_choices import cluster_toml
 from tests.checkpoints import make_checkpoint
 
 CHROMIUM = shutil.which("chromium")

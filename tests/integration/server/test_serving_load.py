@@ -14,12 +14,11 @@ from benchmarks.load.soaking.clients import KEY, Asking, Outcome, stream, twice,
 from benchmarks.load.soaking.run import FLAGS, Soak
 from benchmarks.shared.served import served
 from penstock import AsyncLLM, SamplingParams
-from penstock.bench.serving.load import run_load
+from penstock.lab.serving_load import run_load
 from penstock.messages import Batch, Result
-from penstock.pipeline.base import Pipeline
-from penstock.pipeline.plan import StagePlan
+from penstock.pipeline.base import Pipeline, StagePlan
 from penstock.pipeline.processes import ProcessHost
-from penstock.requests.prefix_cache import BLOCK
+from penstock.requests.slots import BLOCK
 
 pytestmark = pytest.mark.processes
 

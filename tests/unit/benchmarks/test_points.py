@@ -6,8 +6,8 @@ import pytest
 
 from benchmarks.shared.points import TITLE, Answer, answered
 from penstock.cluster import load_cluster
-from penstock.simulator.run import simulate
-from penstock.simulator.script import profile_script
+from penstock.lab.simulator.run import simulate
+from penstock.lab.simulator.script import profile_script
 
 ACCURACY = (0.6, 0.72)
 PROMPT = 64

@@ -8,7 +8,7 @@ from benchmarks.papers.relay import priced, receiver
 from penstock.cluster.timing import LinkTiming
 from penstock.emulation.stage import StageEmulation
 from penstock.messages import Batch, Cancel, Message, Ready, Rows, Span
-from penstock.pipeline.plan import StagePlan
+from penstock.pipeline.base import StagePlan
 
 
 def passed(stages: int) -> Batch:

@@ -20,12 +20,11 @@ from benchmarks.sections import spd, vllm
 from benchmarks.sections.flowspec import render_eagle
 from benchmarks.sections.spd_chats import render_chats
 from benchmarks.shared import measured, virtual
-from penstock.bench.entries import PLAIN
-from penstock.bench.grid import Question, Setting
-from penstock.bench.measure.summary import StrategyRun
+from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.cluster import draft_link, draft_timing, link_timings, load_cluster, stage_timings
 from penstock.core import ConfigError, SamplingParams
-from penstock.models.checkpoint import open_checkpoint
+from penstock.lab.bench.summary import StrategyRun
+from penstock.lab.grid import PLAIN, Question, Setting
 from tests import speculators
 from tests.checkpoints import make_checkpoint
 

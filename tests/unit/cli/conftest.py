@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.cli import default_model
-from penstock.library.names import DEFAULT
-from penstock.library.reference import PAIR
+from penstock.library.names import DEFAULT, PAIR
 
 
 @pytest.fixture(autouse=True)

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from penstock.bench.recordings import rules
+from penstock.lab import acceptance
 from tests.unit.cli.invoke import invoke
 
 
 def test_flags(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
-    monkeypatch.setattr(rules, "run_acceptance", lambda *given, **named: seen.append((given, named)))
+    monkeypatch.setattr(acceptance, "run_acceptance", lambda *given, **named: seen.append((given, named)))
     assert invoke("acceptance", "a", "b", "--json", "--draft-model", "d").exit_code == 0
     assert invoke("acceptance", "a", "--model", "m").exit_code == 0
     assert seen == [

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from penstock.bench.measure import command
-from penstock.bench.measure.options import BenchOptions
-from penstock.bench.prompts import DEFAULT_PROMPTS
-from penstock.bench.serving import command as serving_command
-from penstock.bench.serving.options import ServingOptions
 from penstock.clients.api import Server
+from penstock.lab import serving as serving_command
+from penstock.lab.bench import command
+from penstock.lab.bench.options import BenchOptions
+from penstock.lab.grid import DEFAULT_PROMPTS
+from penstock.lab.serving_load import ServingOptions
 from tests.unit.cli.invoke import invoke
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.cli import chat
+from penstock.cli import run
 from penstock.clients.api import Server
 from penstock.clients.chat import ChatOptions
 from tests.unit.cli.invoke import invoke
@@ -12,7 +12,7 @@ from tests.unit.cli.invoke import invoke
 
 def test_chat_hands_its_flags_on(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[ChatOptions] = []
-    monkeypatch.setattr(chat, "run_chat", seen.append)
+    monkeypatch.setattr(run, "run_chat", seen.append)
     monkeypatch.setenv("PENSTOCK_API_KEY", "k")
     assert invoke("chat", "--url", "http://a:1", "--model", "m", "--system-prompt", "s").exit_code == 0
     assert seen == [ChatOptions(server=Server(url="http://a:1/v1", api_key="k"), model="m", system="s")]

@@ -11,7 +11,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from penstock import ConfigError, PenstockError, PipelineError, RequestError
-from penstock.cli.command import command, new_app
+from penstock.cli.options import command, new_app
 from penstock.options import Option
 
 

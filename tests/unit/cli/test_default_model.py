@@ -7,17 +7,16 @@ from typing import Any
 import pytest
 import typer
 
-from penstock.bench.measure.options import BenchOptions
 from penstock.cli import default_model
-from penstock.cli.bench import Benching, Judging
 from penstock.cli.default_model import NamedModel, stand_in
+from penstock.cli.lab import Benching, Judging, Training
 from penstock.cli.run import ChattedModel
 from penstock.cli.serve import ServedModel
-from penstock.cli.train import Training
 from penstock.core import PenstockError
-from penstock.demo import scene
+from penstock.lab.bench.options import BenchOptions
+from penstock.lab.demo import show
+from penstock.library.download import Unreachable
 from penstock.library.names import DEFAULT
-from penstock.library.refusals import Unreachable
 
 prepared = default_model.prepared  # before a fixture has another in its place
 GONE = Unreachable("model: 'smollm2' is nowhere", DEFAULT)
@@ -42,7 +41,7 @@ def found(name: str, fails: Exception | None = None) -> list[str]:
 
 def test_every_command_has_the_same_one() -> None:
     options: tuple[Any, ...] = (NamedModel, ChattedModel, ServedModel, Benching, Judging, Training)
-    assert {one.model for one in options} == {scene.DEFAULT} == {DEFAULT}
+    assert {one.model for one in options} == {show.DEFAULT} == {DEFAULT}
     assert BenchOptions().model == "demo", "from Python nothing is fetched that was not named"
 
 

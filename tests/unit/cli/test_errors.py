@@ -9,7 +9,7 @@ import time
 import pytest
 import typer
 
-from penstock.cli.errors import INTERRUPTED, reported
+from penstock.cli.options import INTERRUPTED, reported
 
 
 class InterruptedWhileDeleted:

@@ -12,7 +12,7 @@ from penstock import PipelineError, generate
 from penstock.engine.options import EngineOptions
 from penstock.generate import Asked
 from penstock.speculation import SpeculativeConfig
-from penstock.strategies.registry import STRATEGIES
+from penstock.strategies.base import STRATEGIES
 from tests.unit.cli.invoke import invoke
 
 USER = {"role": "user", "content": "hi"}

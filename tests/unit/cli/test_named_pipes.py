@@ -15,9 +15,9 @@ from typing import Any, Final
 import pytest
 
 from penstock import LLM, AsyncLLM, ConfigError
+from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.engine.options import DEMO
 from penstock.files import is_named_pipe
-from penstock.models.checkpoint import open_checkpoint
 from penstock.text.tokenizer import load_tokenizer
 from scripts.cli_docs import commands, is_argument
 from tests.checkpoints import make_checkpoint

@@ -8,7 +8,7 @@ from typing import Annotated, Any, get_args
 import pytest
 from typer.models import ArgumentInfo, OptionInfo
 
-from penstock.cli.parameter import REQUIRED, Field, parameter_of, value_of
+from penstock.cli.options import REQUIRED, Field, parameter_of, value_of
 from penstock.options import Option
 
 NUMBERS = Option("Numbers.", parse=lambda text: tuple(float(part) for part in text.split(",")))

@@ -12,8 +12,7 @@ from penstock.cli.app import app
 from penstock.engine import resolve
 from penstock.engine.options import EngineOptions
 from penstock.server import command
-from penstock.server.http.listen import Listening
-from penstock.server.settings import ServerSettings
+from penstock.server.settings import Listening, ServerSettings
 from penstock.speculation import SpeculativeConfig
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.bench.simulate import command
-from penstock.bench.simulate.options import SimulateOptions
+from penstock.lab import simulate
+from penstock.lab.simulate_runs import SimulateOptions
 from tests.unit.cli.invoke import invoke
 
 
 def test_simulate_hands_its_flags_on(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[SimulateOptions] = []
-    monkeypatch.setattr(command, "run_simulate", seen.append)
+    monkeypatch.setattr(simulate, "run_simulate", seen.append)
     assert invoke("simulate", "--cluster", "demo").exit_code == 0
     assert seen.pop() == SimulateOptions(clusters=("demo",))
     flags = ["--cluster", "demo", "--cluster", "random-3", "--strategies", "auto, pipedec[width=4,children=2]"]

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.trainer import command, preflight
-from penstock.trainer.options import TrainOptions
+from penstock.lab.trainer import options as preflight
+from penstock.lab.trainer import run
+from penstock.lab.trainer.options import TrainOptions
 from tests.unit.cli.invoke import invoke
 
 LEAST = ("--data", "a", "--output", "o")
@@ -17,7 +18,7 @@ LEAST = ("--data", "a", "--output", "o")
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[TrainOptions]:
     """The options of every ``run_train`` instead of a training."""
     options: list[TrainOptions] = []
-    monkeypatch.setattr(command, "run_train", options.append)
+    monkeypatch.setattr(run, "run_train", options.append)
     monkeypatch.setattr(preflight, "check_run", lambda options: None)
     return options
 

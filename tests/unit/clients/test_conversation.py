@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.clients.commands import COMMANDS, Next, run_command
-from penstock.clients.conversation import Conversation
+from penstock.clients.chat import COMMANDS, Conversation, Next, run_command
 from penstock.core import RequestError
 
 

@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from penstock.clients.screen import MARKDOWN, PlainScreen, RichScreen, Tail, clean, laid_out
+from penstock.clients.chat import MARKDOWN, PlainScreen, RichScreen, Tail, clean, laid_out
 
 
 def console(height: int = 10) -> Console:

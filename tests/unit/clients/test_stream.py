@@ -9,8 +9,7 @@ import httpx
 import pytest
 from httpx_sse import EventSource
 
-from penstock.clients.api import ServerError
-from penstock.clients.stream import AnswerStream, Chunk, Usage, read_chunk
+from penstock.clients.api import AnswerStream, Chunk, ServerError, Usage, read_chunk
 
 EVENTS: list[dict[str, Any]] = [
     {"choices": [{"delta": {"role": "assistant", "content": ""}, "finish_reason": None}]},

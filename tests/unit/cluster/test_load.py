@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cluster import PRICES, load_cluster, preset_names
-from penstock.cluster.layers import spread
-from penstock.cluster.load import ClusterFile, resolve, with_drafter_on, with_network_bandwidth
+from penstock.cluster.load import ClusterFile, resolve, spread, with_drafter_on, with_network_bandwidth
 from penstock.cluster.spec import Cluster
 from penstock.config import FieldError, parse
 from penstock.core import ConfigError

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from penstock.bench.plan.write import cluster_toml
 from penstock.cluster import load_cluster, stage_timings
-from penstock.cluster.measured import LayerTimes, interpolated
+from penstock.cluster.spec import LayerTimes, interpolated
 from penstock.cluster.timing import Attended, MeasuredTiming, chunk, draft_timing
 from penstock.config import FieldError
+from penstock.lab.plan_choices import cluster_toml
 
 TIMES = LayerTimes(
     rows=(1, 4),

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.cluster import PRICES, load_cluster, preset_names
 from penstock.cluster.load import ClusterFile, resolve
-from penstock.cluster.memory import held_by
+from penstock.cluster.timing import held_by
 from penstock.config import FieldError, parse
 from tests.unit.cluster.sample import EMULATED
 

@@ -26,7 +26,7 @@ from penstock.cluster import (
     stage_timings,
 )
 from penstock.cluster.load import ClusterFile, resolve
-from penstock.cluster.prices import llama
+from penstock.cluster.spec import llama
 from penstock.cluster.timing import chunk
 from penstock.config import FieldError, parse
 from penstock.core import ConfigError

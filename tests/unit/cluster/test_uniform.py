@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from penstock.cluster import load_cluster, plain_step_seconds, preset_names, stage_timings
-from penstock.cluster.uniform import uniform_cluster
+from penstock.cluster.drawn import uniform_cluster
 from penstock.config import FieldError
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import pairwise
 from pathlib import Path
 
-from penstock.drafters.depths import layers_done, levels_after
-from penstock.models.checkpoint import open_checkpoint
+from penstock.checkpoint.checkpoint import open_checkpoint
+from penstock.drafters.spd import layers_done, levels_after
 from tests.checkpoints import make_checkpoint
 
 

@@ -7,14 +7,14 @@ import math
 import pytest
 
 from penstock.drafters.base import DraftRequest
-from penstock.drafters.ngram import NgramDrafter
+from penstock.drafters.merged import NgramDrafter
 from penstock.drafters.small_model import timing_of
 from penstock.drafters.synthetic import SyntheticDrafter
-from penstock.estimates.draft_timing import DraftTiming
+from penstock.estimates.drafts import DraftTiming
 from penstock.messages import Sampling, Span
 from penstock.requests.request import Nodes, Request
 from penstock.requests.slots import SlotPool
-from penstock.strategies.autoregressive import Autoregressive
+from penstock.strategies.plain import Autoregressive
 from penstock.tree import Node
 from tests.histories import Collected
 

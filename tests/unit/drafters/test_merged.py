@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.drafters.base import Draft, DraftRequest
-from penstock.drafters.instant import InstantDrafter
+from penstock.drafters.base import Draft, DraftRequest, InstantDrafter
+from penstock.drafters.lookup import RatedLookup
 from penstock.drafters.merged import UNLIKELY, MergedDrafter, mixed
-from penstock.drafters.rated_lookup import RatedLookup
 from penstock.estimates.drafts import DraftQuality
 from penstock.requests.request import Request
 from penstock.tree import Node

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.emulation.background import BackgroundCore
+from penstock.emulation.stage import BackgroundCore
 from penstock.messages import Batch, Cancel, Features, Rows
 
 

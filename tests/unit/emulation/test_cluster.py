@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from penstock.cluster import draft_link, draft_timing, feature_links, link_timings, load_cluster, stage_timings
-from penstock.drafters.merged import MergedDrafter
-from penstock.drafters.ngram import NgramDrafter
-from penstock.drafters.rated_lookup import RatedLookup
+from penstock.drafters.lookup import RatedLookup
+from penstock.drafters.merged import MergedDrafter, NgramDrafter
 from penstock.emulation.cluster import (
     drafter_emulation,
     modelled_drafter,
@@ -14,7 +13,7 @@ from penstock.emulation.cluster import (
     stage_emulations,
 )
 from penstock.emulation.drafter import EmulatedDrafter
-from penstock.pipeline.clock import VirtualClock
+from penstock.pipeline.base import VirtualClock
 
 
 def test_nothing_of_a_real_cluster_is_emulated() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.messages import DeviceReserved, ReserveDevice, Result
-from penstock.pipeline.clock import VirtualClock
+from penstock.pipeline.base import VirtualClock
 from penstock.stage.driver import StageDriver
 from tests.unit.stage.test_driver import batch, driver, stage_timing
 

@@ -8,16 +8,15 @@ import pytest
 
 from penstock.cluster.timing import DeviceTiming, LinkTiming, StageTiming
 from penstock.drafters.base import DraftRequest
-from penstock.drafters.ngram import NgramDrafter
-from penstock.emulation.drafter import EmulatedDrafter
+from penstock.drafters.merged import NgramDrafter
+from penstock.emulation.drafter import DeviceTurns, EmulatedDrafter
 from penstock.emulation.stage import StageEmulation, emulated_driver
-from penstock.emulation.turns import DeviceTurns
-from penstock.estimates.draft_timing import DraftTiming
+from penstock.estimates.drafts import DraftTiming
+from penstock.lab.simulator.run import SimulatedCore
+from penstock.lab.simulator.script import profile_script
 from penstock.messages import Batch, DeviceReserved, Rows
-from penstock.pipeline.clock import VirtualClock
+from penstock.pipeline.base import VirtualClock
 from penstock.pipeline.inprocess import InProcessPipeline
-from penstock.simulator.script import profile_script
-from penstock.simulator.stage import SimulatedCore
 from tests.unit.drafters.test_drafters import make_request
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from penstock.cluster.timing import LinkTiming
-from penstock.emulation.host import in_real_time
+from penstock.emulation.cluster import in_real_time
 from penstock.emulation.stage import StageEmulation
-from penstock.pipeline.plan import StagePlan
+from penstock.pipeline.base import StagePlan
 
 
 def plan(emulation: StageEmulation | None) -> StagePlan:

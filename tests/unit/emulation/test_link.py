@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cluster.timing import LinkTiming
-from penstock.emulation.link import ExclusiveLink, LinkModel, Node, link_of
+from penstock.emulation.link import ExclusiveLink, LinkModel, Port, link_of
 from penstock.messages import Ready
 
 
@@ -23,7 +23,7 @@ def test_messages_on_a_link_go_one_after_the_other() -> None:
 
 def test_a_device_sends_or_receives_one_thing_at_a_time() -> None:
     timing = LinkTiming(latency_s=1.0, bytes_per_s=100.0, row_bytes=50.0)
-    one, two, three, four = (Node() for _ in range(4))
+    one, two, three, four = (Port() for _ in range(4))
     first, second, third = (ExclusiveLink(timing, *ends) for ends in ((one, two), (two, three), (three, four)))
     assert first.arrival(0.0, 2.0) == 3.0
     assert second.arrival(0.0, 2.0) == 6.0, "its sender receives until 3"
@@ -37,7 +37,7 @@ def test_a_device_sends_or_receives_one_thing_at_a_time() -> None:
 @given(transfers=st.lists(st.tuples(st.integers(0, 3), st.floats(0, 3), st.floats(0.1, 2)), max_size=40))
 def test_no_device_has_two_transfers_at_once(transfers: list[tuple[int, float, float]]) -> None:
     """Transfers are announced at most a few seconds ahead; none begins before it may."""
-    nodes = [Node() for _ in range(5)]
+    nodes = [Port() for _ in range(5)]
     links = [ExclusiveLink(LinkTiming(0.5, 1.0, 1.0), nodes[i], nodes[i + 1]) for i in range(4)]
     spans: list[tuple[int, float, float]] = []
     for i, (index, ahead, seconds) in enumerate(transfers):

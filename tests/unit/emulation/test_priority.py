@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from penstock.emulation.priority import ENGINE, STAGE, keep_time, keeping_time, yield_to_others
+from penstock.emulation.stage import ENGINE, STAGE, keep_time, keeping_time, yield_to_others
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux's scheduling policies")
 

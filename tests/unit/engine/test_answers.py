@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from penstock.core import CompletionOutput, RequestError, RequestOutput, SamplingParams
-from penstock.drafters.ngram import NgramDrafter
+from penstock.drafters.merged import NgramDrafter
 from penstock.drafters.synthetic import SyntheticDrafter
-from penstock.engine.answers import PLAIN, PlainAnswers, answers_of, learn_answers
+from penstock.engine.build import PLAIN, PlainAnswers, answers_of, learn_answers
 from penstock.engine.job import Job
 from penstock.speculation import SpeculativeConfig
 

@@ -10,7 +10,7 @@ import pytest
 from penstock.engine.build import apart, slowed
 from penstock.engine.options import EngineOptions
 from penstock.engine.resolve import resolve_options
-from penstock.estimates.overlap import TAKEN
+from penstock.estimates.pipeline import TAKEN
 
 
 @pytest.mark.parametrize(

@@ -9,24 +9,22 @@ import pytest
 
 from penstock.cluster.timing import DeviceTiming, LinkTiming, StageTiming
 from penstock.core import FinishReason, PenstockError
-from penstock.drafters.base import Draft, DraftRequest
-from penstock.drafters.instant import InstantDrafter
+from penstock.drafters.base import Draft, DraftRequest, InstantDrafter
 from penstock.emulation.stage import StageEmulation, emulated_driver
 from penstock.engine.loop import EngineLoop, Observer
 from penstock.engine.scheduler import Schedule, Scheduler
 from penstock.estimates.estimates import Estimates
 from penstock.messages import Batch, SampledToken, Sampling
-from penstock.pipeline.clock import VirtualClock
+from penstock.pipeline.base import VirtualClock
 from penstock.pipeline.inprocess import InProcessPipeline
 from penstock.requests.request import Request
 from penstock.requests.slots import SlotPool
 from penstock.stage.core import StageCore
 from penstock.stage.driver import StageDriver
-from penstock.strategies.autoregressive import Autoregressive
-from penstock.strategies.base import Strategy
-from penstock.strategies.context import Context
+from penstock.strategies.base import Context, Strategy
 from penstock.strategies.continuous import Continuous
 from penstock.strategies.pipedec import PipeDec
+from penstock.strategies.plain import Autoregressive
 from penstock.tree import Node
 from tests.hash_model import HashLayers
 from tests.histories import Collected

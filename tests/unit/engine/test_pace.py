@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engine.pace import SPARE, WAKING, Pace
+from penstock.engine.scheduler import SPARE, WAKING, Pace
 from penstock.estimates.estimates import Estimates
 from penstock.messages import Span
 from tests.unit.estimates.ways import record_all_sizes

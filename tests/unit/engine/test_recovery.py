@@ -13,18 +13,18 @@ from hypothesis import strategies as st
 
 from penstock.core import CheckpointChanged, FinishReason, PipelineError, PipelineLost
 from penstock.drafters.base import Drafter
-from penstock.drafters.ngram import NgramDrafter
+from penstock.drafters.merged import NgramDrafter
 from penstock.engine.loop import EngineLoop, Observer
 from penstock.engine.recovery import FIRST_DELAY, IN_A_ROW_S, LONGEST_DELAY, MOST_LOSSES, Recovery, delay
 from penstock.engine.scheduler import Scheduler
 from penstock.engine.stats import Counters
 from penstock.messages import Sampling
-from penstock.pipeline.clock import VirtualClock
+from penstock.pipeline.base import VirtualClock
 from penstock.requests.request import Request
 from penstock.requests.slots import SlotPool
 from penstock.stage.core import StageCore
 from penstock.stage.driver import StageDriver
-from penstock.strategies.autoregressive import Autoregressive
+from penstock.strategies.plain import Autoregressive
 from tests.hash_model import HashLayers, plain_decode
 from tests.histories import Collected
 from tests.losses import Breakable, LossyHistory

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.estimates.batch_times import FADES, SIZES, BatchTimes
+from penstock.estimates.times import FADES, SIZES, BatchTimes
 
 
 def roofline(rows: int) -> float:

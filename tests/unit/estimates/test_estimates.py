@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.estimates.draft_timing import DraftTiming
+from penstock.estimates.drafts import DraftTiming
 from penstock.estimates.estimates import Estimates
 from penstock.messages import DeviceReserved, Result, Span
 

@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.estimates.batch_times import FADES, SIZES, BatchTimes
-from penstock.estimates.draft_timing import DraftTiming
+from penstock.estimates.drafts import DraftTiming, Experience, Verdicts
 from penstock.estimates.estimates import Estimates
-from penstock.estimates.experience import Experience, Verdicts
-from penstock.estimates.trial import SHARE, STAKE
+from penstock.estimates.times import FADES, SIZES, BatchTimes
+from penstock.estimates.trials import SHARE, STAKE
 from penstock.messages import Result, SampledToken, Span
 
 CANDIDATES = ((7, math.log(0.8)), (8, math.log(0.1)))

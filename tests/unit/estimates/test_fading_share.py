@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.estimates.fading_share import TRUST, FadingShare
+from penstock.estimates.drafts import SHARE_TRUST, FadingShare
 
 
 def test_it_begins_with_what_is_expected_and_ends_with_what_is_seen() -> None:
@@ -31,4 +31,6 @@ def test_without_fading_it_is_the_mean_with_the_expectation_among_the_values(
     share = FadingShare(memory=1e12)
     for value in values:
         share.record(value)
-    assert share.of(expected) == pytest.approx((TRUST * expected + sum(values)) / (TRUST + len(values)), abs=1e-6)
+    assert share.of(expected) == pytest.approx(
+        (SHARE_TRUST * expected + sum(values)) / (SHARE_TRUST + len(values)), abs=1e-6
+    )

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.estimates.link_times import LinkTimes
+from penstock.estimates.times import LinkTimes
 
 
 def test_latency_and_bandwidth_are_told_apart() -> None:

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from penstock.estimates.load import Load
+from penstock.estimates.estimates import Load
 from tests.unit.test_tree import make_tree
 
 

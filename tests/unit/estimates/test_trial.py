@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from penstock.estimates.trial import (
+from penstock.estimates.trials import (
     BOLD,
     CAUTIOUS_STAKE,
     CHOSEN,

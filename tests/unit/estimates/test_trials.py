@@ -7,8 +7,7 @@ import math
 import pytest
 
 from penstock.estimates.estimates import Estimates
-from penstock.estimates.trial import PLAIN_TOKENS, STAKE
-from penstock.estimates.trials import Trials, load_of
+from penstock.estimates.trials import PLAIN_TOKENS, STAKE, Trials, load_of
 from tests.unit.estimates.ways import spans
 
 TRIP = 0.05

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from penstock.estimates.batch_times import SIZES
-from penstock.estimates.pipeline_times import PipelineTimes
+from penstock.estimates.pipeline import PipelineTimes
+from penstock.estimates.times import SIZES
 from penstock.messages import Span
 
 

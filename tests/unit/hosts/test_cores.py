@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from penstock.hosts import cores
-from penstock.hosts.cores import shared_threads, usable_cores
+from penstock.hosts import facts
+from penstock.hosts.facts import shared_threads, usable_cores
 
 
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Four hardware threads of two cores, as the system's files say, and no container."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3}, raising=False)
-    monkeypatch.setattr(cores, "CPUS", tmp_path)
-    monkeypatch.setattr(cores, "QUOTA", tmp_path / "cpu.max")
+    monkeypatch.setattr(facts, "CPUS", tmp_path)
+    monkeypatch.setattr(facts, "QUOTA", tmp_path / "cpu.max")
     for cpu in range(4):
         (tmp_path / f"cpu{cpu}/topology").mkdir(parents=True)
         (tmp_path / f"cpu{cpu}/topology/thread_siblings_list").write_text("0,2\n" if cpu % 2 == 0 else "1,3\n")
@@ -28,7 +28,7 @@ def test_two_hardware_threads_are_one_core(host: Path) -> None:
 
 
 def test_a_system_that_tells_nothing_of_cores(host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cores, "CPUS", host / "nowhere")
+    monkeypatch.setattr(facts, "CPUS", host / "nowhere")
     assert usable_cores() == 4
 
 

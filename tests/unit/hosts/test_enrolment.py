@@ -20,12 +20,23 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 
 from penstock.core import ConfigError
-from penstock.hosts import enrolment
-from penstock.hosts.enrolment import Enrolment, Token, is_called, join, token_of
-from penstock.hosts.keys import AUTHORITY, AUTHORITY_KEY, HOST, HOST_KEY, link_security, make_cluster
-from penstock.hosts.workers import run_worker
-from penstock.transport.security import LinkSecurity
-from penstock.transport.sockets import Sockets
+from penstock.hosts import keys
+from penstock.hosts.keys import (
+    AUTHORITY,
+    AUTHORITY_KEY,
+    HOST,
+    HOST_KEY,
+    Enrolment,
+    Token,
+    is_called,
+    join,
+    link_security,
+    make_cluster,
+    token_of,
+)
+from penstock.hosts.worker import run_worker
+from penstock.transport.addresses import LinkSecurity
+from penstock.transport.outbox import Sockets
 from tests.links import SESSION, received
 from tests.terminals import PENSTOCK
 
@@ -144,7 +155,7 @@ TLS_HEAD = b"\x16\x03\x01\x40\x00\x01\x00\x3f\xfc"
 
 def test_strangers_who_dribble_hold_nobody_up(first: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """More of them than are heard at a time, before and in a handshake: the honest host enrols, and each is ended."""
-    monkeypatch.setattr(enrolment, "MOST_CONNECTIONS", 4)
+    monkeypatch.setattr(keys, "MOST_CONNECTIONS", 4)
     ended = [threading.Event() for _ in range(6)]
     with ThreadPoolExecutor(7) as apart:
         made, served = serving(apart, first)
@@ -161,7 +172,7 @@ def test_strangers_who_dribble_hold_nobody_up(first: Path, tmp_path: Path, monke
 def test_an_exchange_has_a_deadline_however_it_is_spread(
     first: Path, monkeypatch: pytest.MonkeyPatch, first_bytes: bytes
 ) -> None:
-    monkeypatch.setattr(enrolment, "EXCHANGE_S", 0.5)
+    monkeypatch.setattr(keys, "EXCHANGE_S", 0.5)
     ended = threading.Event()
     with ThreadPoolExecutor(2) as apart:
         made, served = serving(apart, first, seconds=600.0)
@@ -216,7 +227,7 @@ def test_the_command_has_its_minutes_in_all_beside_a_stranger_who_dribbles(
 
 
 def test_a_host_that_joins_waits_for_no_endless_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(enrolment, "EXCHANGE_S", 0.5)
+    monkeypatch.setattr(keys, "EXCHANGE_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as apart:
         token = Token(f"127.0.0.1:{listener.getsockname()[1]}", b"0" * 16, b"0" * 16)
 
@@ -237,7 +248,7 @@ def test_nothing_is_said_to_who_has_not_made_the_token(
     first: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[object] = []
-    monkeypatch.setattr(enrolment, "write", lambda sealed, message: said.append(message))
+    monkeypatch.setattr(keys, "write", lambda sealed, message: said.append(message))
     with ThreadPoolExecutor(1) as apart:
         made, served = serving(apart, first, seconds=1.0)
         with made:

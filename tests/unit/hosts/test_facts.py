@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.hosts import cores, facts
+from penstock.hosts import facts
+from penstock.hosts import facts as cores
 from penstock.hosts.facts import CAPABILITY, FIELDS, VISIBLE, HostFacts, gpu_of, own_facts
-from penstock.transport.security import LinkSecurity
+from penstock.transport.addresses import LinkSecurity
 from tests import drivers
 from tests.agents import NotingServer, agent, fleet, name_of
 from tests.drivers import install_driver, run_as_driver

@@ -14,15 +14,14 @@ from msgspec.structs import replace
 from penstock.core import ConfigError
 from penstock.hosts import agent as agents
 from penstock.hosts.agent import HostAgent
-from penstock.hosts.control import DOOR, Beat, StartStage, encode
 from penstock.hosts.facts import HostFacts, own_facts
+from penstock.hosts.fetching import Fetch, Offer
 from penstock.hosts.fleet import Fleet
+from penstock.hosts.messages import DOOR, Beat, StartStage, encode
 from penstock.hosts.remote import LOSSES_WITHIN_S, TRY_AGAIN_S, RemoteHost, pause_after
-from penstock.hosts.weights.fetching import Fetch
-from penstock.hosts.weights.offering import Offer
 from penstock.pipeline.forking import exit_report
-from penstock.transport.security import LinkSecurity
-from penstock.transport.sockets import Sockets
+from penstock.transport.addresses import LinkSecurity
+from penstock.transport.outbox import Sockets
 from tests import drivers
 from tests.agents import LAYER, OFFER, PLAN, NotingServer, agent, fleet, name_of, reports, soon, spec
 from tests.drivers import install_driver

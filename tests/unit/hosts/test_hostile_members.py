@@ -15,22 +15,19 @@ import pytest
 from msgspec import inspect
 
 from penstock.hosts import agent as agents
-from penstock.hosts import control, lease
-from penstock.hosts.control import DOOR, Attach, Attached, Beat, BeatAnswer, FindCheckpoint, LeaseEnded, Message
+from penstock.hosts import lease, messages
 from penstock.hosts.facts import HostFacts, own_facts
+from penstock.hosts.fetching import Fetch, Offer, WeightCache
 from penstock.hosts.fleet import Fleet
-from penstock.hosts.weights.cache import WeightCache
-from penstock.hosts.weights.fetching import Fetch
-from penstock.hosts.weights.manifest import digest_of
-from penstock.hosts.weights.offering import Offer
-from penstock.transport.outbox import Outbox
-from penstock.transport.security import LinkSecurity
-from penstock.transport.sockets import Sockets
+from penstock.hosts.messages import DOOR, Attach, Attached, Beat, BeatAnswer, FindCheckpoint, LeaseEnded, Message
+from penstock.hosts.weights import digest_of
+from penstock.transport.addresses import LinkSecurity
+from penstock.transport.outbox import Outbox, Sockets
 from tests.agents import LAYER, NotingServer, agent, fleet, name_of, reports, soon, spec
 from tests.hostile import example, fits, kinds_of, odd_structs
-from tests.unit.hosts.weights.parts import part_of, parts_of
+from tests.unit.hosts.parts import part_of, parts_of
 
-KINDS = kinds_of(control.Message)
+KINDS = kinds_of(messages.Message)
 LARGE_FRAME = bytes(1 << 16)
 
 
@@ -52,8 +49,8 @@ class Member:
         """Wait up to ``seconds`` for messages and return all that have come so far."""
         self.inbox.wait(time.monotonic() + seconds)
         for frames in self.inbox.take():
-            self.lease, raw = control.lease_of(frames)
-            self.heard.append(control.decode(raw, frames[1:]))
+            self.lease, raw = messages.lease_of(frames)
+            self.heard.append(messages.decode(raw, frames[1:]))
         return self.heard
 
     def hears(self, kind: type) -> Any:
@@ -123,7 +120,7 @@ def test_a_head_that_sends_nonsense_ends_its_own_lease_alone(
 ) -> None:
     """Each message with each field beyond its bounds, one lease after the other."""
     wrong = [value for value in odd_structs(kind) if not fits(kind, value)]
-    contents = [b""] if kind.cls in control.WITH_CONTENT else []
+    contents = [b""] if kind.cls in messages.WITH_CONTENT else []
     with agent(security, cache=WeightCache(tmp_path, 1 << 30)) as one, victim(one, security, server, pipe):
         for number, value in enumerate(wrong[:: max(1, len(wrong) // 6)]):
             with hostile_head(security, one.address, f"{number:032}") as head:
@@ -137,7 +134,7 @@ def test_a_head_that_sends_nonsense_ends_its_own_lease_alone(
 def test_messages_of_the_other_side_twice_and_out_of_order_end_that_lease_at_most(
     server: NotingServer, security: LinkSecurity, pipe: tuple[int, int], kind: inspect.StructType
 ) -> None:
-    contents = [b""] if kind.cls in control.WITH_CONTENT else []
+    contents = [b""] if kind.cls in messages.WITH_CONTENT else []
     with agent(security) as one, victim(one, security, server, pipe), hostile_head(security, one.address) as head:
         for _ in range(3):
             head.say(example(kind), *contents)
@@ -185,8 +182,8 @@ def test_a_piece_that_is_not_listed_ends_the_lease_and_is_written_nowhere(
         hostile_head(security, one.address) as head,
     ):
         head.say(asked, digests)
-        assert head.hears(control.WantPiece).file == "config.json"
-        head.say(control.Piece(number=1, file=file, piece=piece), b"[]")
+        assert head.hears(messages.WantPiece).file == "config.json"
+        head.say(messages.Piece(number=1, file=file, piece=piece), b"[]")
         assert cause in head.hears(LeaseEnded).cause
         copy = tmp_path / "cache" / asked.digest
         assert [path for path in tmp_path.rglob("*") if path.is_file()] == [copy / "config.json"]
@@ -219,7 +216,7 @@ def test_what_is_slow_to_tell_of_itself_holds_up_nobody(
         monkeypatch.setattr(agents, "own_facts", lambda incarnation: [may_go_on.wait(60), own][1])
         with Sockets(security) as sockets:
             door = sockets.connect(one.address, DOOR)
-            door.send(control.encode(Attach(head="tcp://127.0.0.9:9", host="127.0.0.2"), "slow" * 8))
+            door.send(messages.encode(Attach(head="tcp://127.0.0.9:9", host="127.0.0.2"), "slow" * 8))
             soon(lambda: len(one._leases) == 2)
             host = made.hosts[name_of(one)]
             before = len(host.offsets._round_trips)
@@ -234,7 +231,7 @@ def test_a_pipe_in_a_checkpoint_is_no_file_of_it(
     with agent(security) as one, victim(one, security, server, pipe), hostile_head(security, one.address) as head:
         asked, digests = question(tmp_path)
         head.say(asked, digests)
-        assert "not a regular file" in head.hears(control.CheckpointFound).problem
+        assert "not a regular file" in head.hears(messages.CheckpointFound).problem
 
 
 @pytest.mark.parametrize(
@@ -272,9 +269,9 @@ def test_too_much_at_once_ends_the_lease(
     with agent(security) as one, victim(one, security, server, pipe), hostile_head(security, one.address) as head:
         asked, digests = question(Path(spec("s").plan.model))
         head.say(asked, digests)
-        assert head.hears(control.CheckpointFound).problem == ""
+        assert head.hears(messages.CheckpointFound).problem == ""
         for number in range(4):
-            head.say(control.StartStage(spec=msgspec.structs.replace(spec(f"mine {number}"))))
+            head.say(messages.StartStage(spec=msgspec.structs.replace(spec(f"mine {number}"))))
         assert "starts a stage twice, or more than 3" in head.hears(LeaseEnded).cause
         soon(lambda: sorted(server.killed) == ["mine 0", "mine 1", "mine 2"])
         server.killed.clear()
@@ -310,7 +307,7 @@ def test_a_fault_of_our_own_ends_one_lease_with_a_reason(
 
     monkeypatch.setattr(lease.Lease, "_start_probe", broken)
     with agent(security) as one, victim(one, security, server, pipe), hostile_head(security, one.address) as head:
-        head.say(control.StartProbe(name="p", session="s", head="tcp://127.0.0.1:9"))
+        head.say(messages.StartProbe(name="p", session="s", head="tcp://127.0.0.1:9"))
         assert head.hears(LeaseEnded).cause == "KeyError: 'a fault of ours'"
 
 
@@ -343,7 +340,7 @@ def test_a_worker_that_sends_nonsense_is_lost_alone(
     monkeypatch.setattr("penstock.hosts.remote.TRY_AGAIN_S", 0.0)
     monkeypatch.setattr("penstock.hosts.remote.MOST_LOSSES", 1 << 20)
     wrong = [value for value in odd_structs(kind) if not fits(kind, value)]
-    contents = [b""] if kind.cls in control.WITH_CONTENT else []
+    contents = [b""] if kind.cls in messages.WITH_CONTENT else []
     with beside(security, server) as (made, honest, worker):
         host = made.hosts[worker.inbox.address.removeprefix("tcp://")]
         for value in wrong[:: max(1, len(wrong) // 3)]:
@@ -395,7 +392,7 @@ def test_a_host_that_only_says_that_it_is_busy_is_lost(
                         number = one.number
                 worker.heard.clear()
                 if number is not None:
-                    worker.say(control.Progress(number=number, held=0, fetched=True))
+                    worker.say(messages.Progress(number=number, held=0, fetched=True))
 
         lying = threading.Thread(target=lie)
         lying.start()
@@ -417,11 +414,11 @@ def test_an_answer_to_another_question_is_none(server: NotingServer, security: L
         made.ask(offer, {name: [LAYER]})
         asked: FindCheckpoint = worker.hears(FindCheckpoint)
         for number in (asked.number - 1, asked.number + 1):
-            worker.say(control.CheckpointFound(number=number))
-        worker.say(control.Progress(number=asked.number, held=1))
+            worker.say(messages.CheckpointFound(number=number))
+        worker.say(messages.Progress(number=asked.number, held=1))
         soon(lambda: host.progress is None and host.searching and host._search is not None and host._search.held == 1)
         made.ask(offer, {name: [LAYER]})  # the same question is not asked twice
-        worker.say(control.CheckpointFound(number=asked.number))
+        worker.say(messages.CheckpointFound(number=asked.number))
         soon(lambda: made.hold(offer, {name: [LAYER]}))
         assert not any(isinstance(one, FindCheckpoint) for one in worker.listen(0.1))
 
@@ -431,9 +428,9 @@ def test_hosts_that_never_answer_take_nobodys_place(server: NotingServer, securi
     with agent(security) as one, Sockets(security) as sockets:
         made = Fleet([name_of(one)], security, door="127.0.0.77:0")
         try:
-            door = sockets.connect(f"tcp://{made.door}", control.HEAD_DOOR)
+            door = sockets.connect(f"tcp://{made.door}", messages.HEAD_DOOR)
             for port in range(1, 9):
-                door.send(control.encode(control.Join(host=f"127.0.0.9:{port}"), control.HEAD_DOOR))
+                door.send(messages.encode(messages.Join(host=f"127.0.0.9:{port}"), messages.HEAD_DOOR))
             soon(lambda: len(made.hosts) > 1)
             soon(lambda: len(made.hosts) == 1)
             assert list(made.living) == [name_of(one)]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from penstock.hosts.doctor.report import LinkRates
 from penstock.hosts.facts import DeviceFacts, HostFacts, Versions
 from penstock.hosts.listing import ListedHost, show
-from penstock.hosts.offsets import ClockOffset
+from penstock.hosts.probe import LinkRates
+from penstock.hosts.remote import ClockOffset
 
 FACTS = HostFacts(
     name="b",

@@ -11,7 +11,7 @@ from penstock import LLM
 from penstock.core import PenstockError
 from penstock.hosts.keys import link_security, make_cluster
 from penstock.messages import Loading, encode
-from penstock.transport.sockets import Sockets
+from penstock.transport.outbox import Sockets
 from tests.agents import NotingServer, agent, name_of, soon
 
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from penstock.hosts.offsets import Offsets
+from penstock.hosts.remote import Offsets
 
 DAYS = 864_000.0
 

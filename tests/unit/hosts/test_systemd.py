@@ -7,8 +7,7 @@ import sys
 import pytest
 
 from penstock.config import FieldError
-from penstock.hosts.systemd import quoted
-from penstock.hosts.workers import print_unit
+from penstock.hosts.worker import print_unit, quoted
 
 
 @pytest.mark.parametrize(

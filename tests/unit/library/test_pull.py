@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from penstock.checkpoint.look import resolve
 from penstock.core import ConfigError, PenstockError
 from penstock.library import download, package
+from penstock.library.download import Unreachable
 from penstock.library.names import Package, ShortName, short_names
 from penstock.library.pull import place_of
-from penstock.library.refusals import Unreachable
-from penstock.models.places import resolve
 from tests.model_hub import COMMIT, Hub, blob_of, files_in
 
 REPO = "some-one/tiny-GGUF"
@@ -265,7 +265,7 @@ def packed(monkeypatch: pytest.MonkeyPatch) -> ShortName:
     sha256 = hashlib.sha256(Q4).hexdigest()
     kept = Package(requirement="little==1", member="little/tiny-Q4_K_M.gguf", size=len(Q4), sha256=sha256)
     known = ShortName(model="some-one/tiny", pull=f"{REPO}:Q4_K_M", family="llama", package=kept)
-    monkeypatch.setattr("penstock.library.reference.short_names", lambda: {"little": known})
+    monkeypatch.setattr("penstock.library.names.short_names", lambda: {"little": known})
     monkeypatch.setattr("penstock.library.pull.short_names", lambda: {"little": known})
     return known
 

@@ -23,7 +23,7 @@ FAULTS = """
 import json
 from unittest.mock import patch
 import torch
-from penstock.models.fused.base import FusedBase
+from penstock.models.fused import FusedBase
 from tests.fake_gpu import begin, outcome
 
 begin()

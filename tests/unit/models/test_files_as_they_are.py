@@ -15,14 +15,14 @@ from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from penstock.checkpoint.checkpoint import open_checkpoint
+from penstock.checkpoint.look import method_of
 from penstock.core import ConfigError, RequestError
 from penstock.engine.job import check_known
 from penstock.engine.options import EngineOptions
 from penstock.engine.resolve import resolve_options
-from penstock.models.checkpoint import open_checkpoint
-from penstock.models.glance import method_of
 from penstock.models.loader import HEADS, load_whole, quiet
-from penstock.models.speculators.formats import open_speculator
+from penstock.models.speculators.open import open_speculator
 from penstock.models.stage_model import fitted
 from penstock.speculation import SpeculativeConfig
 from penstock.text.tokenizer import load_tokenizer

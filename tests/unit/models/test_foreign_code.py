@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.core import ConfigError
-from penstock.models.checkpoint import open_checkpoint
-from penstock.models.speculators.formats import open_speculator
+from penstock.models.speculators.open import open_speculator
 from penstock.models.stage_model import load_stage
 from penstock.text.tokenizer import load_tokenizer
 from tests import speculators

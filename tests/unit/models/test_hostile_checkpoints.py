@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.core import ConfigError, RequestError
-from penstock.models.checkpoint import open_checkpoint
 from penstock.models.loader import load_module
 from penstock.models.stage_model import load_stage
 from penstock.text.tokenizer import load_tokenizer

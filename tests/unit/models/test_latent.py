@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from penstock.dtypes import AUTO, REFERENCE
+from penstock.files import AUTO, REFERENCE
 from penstock.messages import CommittedSlots
 from penstock.models import latent as latents
 from penstock.models.latent import Latent, keep_latents
-from penstock.models.quantization.pack import usable
+from penstock.models.quantized.pack import usable
 from penstock.models.stage_model import load_stage
 from tests.checkpoints import LAYERS, make_checkpoint
 from tests.staged import Staged, chain_rows

@@ -9,11 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from penstock.checkpoint.checkpoint import open_checkpoint
+from penstock.checkpoint.look import INDEX_FILE, SINGLE_FILE
 from penstock.core import ConfigError
-from penstock.dtypes import torch_dtype
-from penstock.models.checkpoint import open_checkpoint
+from penstock.files import torch_dtype
 from penstock.models.loader import ForeignLayer, load_module
-from penstock.models.weight_files import INDEX_FILE, SINGLE_FILE
 from tests.checkpoints import LAYERS, make_checkpoint
 
 

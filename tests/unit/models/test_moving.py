@@ -10,12 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.models import stage_model
-from penstock.models.checkpoint import open_checkpoint
-from penstock.models.devices import move
-from penstock.models.fused.layer import FusedLayer
-from penstock.models.fused.norms import RMSNorm
+from penstock.models.fused import FusedLayer, RMSNorm
 from penstock.models.loader import load_module, read_module
+from penstock.models.quantized.choice import move
 from penstock.models.stage_model import load_stage
 from tests.checkpoints import LAYERS, make_checkpoint
 

@@ -15,12 +15,11 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers.modeling_layers import MtpModel
 
+from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.config import FieldError
-from penstock.hosts.weights.manifest import safetensors_ranges
-from penstock.models.checkpoint import open_checkpoint
+from penstock.hosts.weights import safetensors_ranges
 from penstock.models.loader import load_module
-from penstock.models.speculators.formats import open_speculator
-from penstock.models.speculators.loader import load_speculator
+from penstock.models.speculators.open import load_speculator, open_speculator
 from tests import speculators
 from tests.checkpoints import VOCAB, make_checkpoint, make_wrapper
 from tests.unit.models.test_speculators import CHAIN, TREE, Rows, at_once_and_apart, run

@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.load.attacking.checkpoints import WEIGHTS, change, open_speculator
+from penstock.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from penstock.core import ConfigError
-from penstock.models.checkpoint import Checkpoint, open_checkpoint
 from tests import speculators
 from tests.checkpoints import make_checkpoint
 from tests.speculators import Draft

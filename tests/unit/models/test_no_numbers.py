@@ -17,14 +17,13 @@ from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
+from penstock.checkpoint.checkpoint import open_checkpoint
+from penstock.checkpoint.config_fields import check_stated
+from penstock.checkpoint.gguf_blocks import READABLE
+from penstock.checkpoint.gguf_header import read_header
 from penstock.core import ConfigError
-from penstock.models.checkpoint import open_checkpoint
-from penstock.models.config_fields import check_stated
-from penstock.models.gguf.blocks import READABLE
-from penstock.models.gguf.header import read_header
 from penstock.models.loader import check_loads, load_module
-from penstock.models.speculators.formats import open_speculator
-from penstock.models.speculators.loader import load_speculator
+from penstock.models.speculators.open import load_speculator, open_speculator
 from tests import gguf_files
 from tests.checkpoints import ARCHITECTURES, FURTHER, LAYERS, RECURRENT, UNUSUAL, make_checkpoint, settings_of
 from tests.gguf_files import make_gguf

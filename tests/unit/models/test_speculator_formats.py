@@ -12,9 +12,9 @@ import torch
 from huggingface_hub import constants
 from safetensors.torch import load_file
 
+from penstock.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from penstock.config import FieldError
-from penstock.models.checkpoint import Checkpoint, open_checkpoint
-from penstock.models.speculators.formats import open_speculator
+from penstock.models.speculators.open import open_speculator
 from tests import speculators
 from tests.checkpoints import make_checkpoint
 from tests.speculators import Draft

@@ -11,13 +11,12 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from penstock.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from penstock.config import FieldError
 from penstock.core import ConfigError
 from penstock.models.attention import Arenas, Plan, SlotAttention, folded_kernel
-from penstock.models.checkpoint import Checkpoint, open_checkpoint
-from penstock.models.quantization.pack import pack
-from penstock.models.speculators.formats import SpeculatorCheckpoint, open_speculator
-from penstock.models.speculators.loader import load_speculator
+from penstock.models.quantized.pack import pack
+from penstock.models.speculators.open import SpeculatorCheckpoint, load_speculator, open_speculator
 from penstock.stage.visibility import BatchView, RequestView
 from tests import speculators
 from tests.checkpoints import VOCAB, make_checkpoint

@@ -11,7 +11,7 @@ import torch
 from transformers import AttentionInterface, AutoModelForCausalLM
 
 from penstock.core import ConfigError
-from penstock.dtypes import AUTO, REFERENCE
+from penstock.files import AUTO, REFERENCE
 from penstock.messages import Sampling
 from penstock.models.stage_model import load_stage
 from penstock.stage.sampler import pick_tokens

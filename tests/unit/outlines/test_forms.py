@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.outlines.forms import OWN_TEXT, form_seen
-from penstock.outlines.guide import guide_for
+from penstock.outlines.dialogue import guide_for
+from penstock.outlines.steps import OWN_TEXT, form_seen
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,8 @@ from penstock.core import (
     SamplingParams,
     StructuredOutputsParams,
 )
-from penstock.outlines.asks import Ask, Step
-from penstock.outlines.dialogue import Dialogue
-from penstock.outlines.forms import Forms
-from penstock.outlines.guide import KINDS
-from penstock.outlines.steps import LEAST, SHORT, Answering, check_outline
+from penstock.outlines.dialogue import KINDS, Dialogue
+from penstock.outlines.steps import LEAST, SHORT, Answering, Ask, Forms, Step, check_outline
 from penstock.text.chat import ChatFormat
 from penstock.text.tokenizer import Tokenizer
 from tests.unit.text.conftest import byte_level

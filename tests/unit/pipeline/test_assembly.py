@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from penstock.messages import Rows
-from penstock.pipeline.assembly import real_device
-from penstock.pipeline.clock import VirtualClock
-from penstock.stage.device import Computation
+from penstock.pipeline.base import VirtualClock
+from penstock.pipeline.engine_end import real_device
+from penstock.stage.driver import Computation
 
 DONE_AT = 3.0
 

@@ -6,9 +6,9 @@ import pytest
 
 from penstock.emulation.link import LinkModel
 from penstock.messages import Cancel, Candidates, DeviceReserved, Message, Ready, Result, SampledToken
-from penstock.pipeline.clock import VirtualClock
+from penstock.pipeline.base import VirtualClock
 from penstock.pipeline.engine_end import EngineEnd
-from penstock.stage.device import REAL_LINK
+from penstock.stage.driver import REAL_LINK
 from penstock.stage.visibility import ProtocolError
 from tests.unit.pipeline.test_inprocess import PROMPT, prompt
 from tests.unit.stage.test_driver import link

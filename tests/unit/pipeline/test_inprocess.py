@@ -9,7 +9,7 @@ import pytest
 from penstock.core import PenstockError
 from penstock.emulation.stage import StageEmulation, emulated_driver
 from penstock.messages import NO_SLOT, Batch, Cancel, Opened, Result, Rows, Sampling
-from penstock.pipeline.clock import VirtualClock
+from penstock.pipeline.base import VirtualClock
 from penstock.pipeline.inprocess import InProcessPipeline
 from penstock.stage.core import StageCore
 from tests.hash_model import HashLayers, plain_next

@@ -8,7 +8,7 @@ import numpy as np
 import psutil
 import pytest
 
-from penstock.pipeline.memory import returned_at_once
+from penstock.pipeline.worker import returned_at_once
 
 MEGABYTE = 1 << 20
 PIECES = 64

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.messages import Span
-from penstock.pipeline.silence import FIRST_PATIENCE, LEAST_PATIENCE, LOOK_EVERY, Listening, Patience, Silence
+from penstock.pipeline.loss import FIRST_PATIENCE, LEAST_PATIENCE, LOOK_EVERY, Listening, Patience, Silence
 
 
 def test_an_engine_that_was_away_has_listened_for_two_looks_at_most() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from penstock.pipeline.plan import TapSpec
+from penstock.pipeline.base import TapSpec
 from penstock.pipeline.stage_process import StageProcess, take
 from tests.agents import PLAN
 

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.cluster import load_cluster
 from penstock.planner.costs import Batch, candidates, problem_of
-from penstock.planner.jupiter import layer_split, least_piece, sequence_split
+from penstock.planner.partition import layer_split, least_piece, sequence_split
 from tests.unit.planner.cases import compositions
 
 

@@ -9,10 +9,10 @@ import pytest
 
 from penstock.cluster import link_timings, load_cluster, stage_timings
 from penstock.cluster.timing import DeviceTiming, LinkTiming, StageTiming
+from penstock.lab.simulator.run import simulate
+from penstock.lab.simulator.script import profile_script
 from penstock.planner import pieces
 from penstock.planner.pieces import BLOCK, Flow, PieceTable
-from penstock.simulator.run import simulate
-from penstock.simulator.script import profile_script
 from tests.unit.planner.cases import compositions
 
 FIXED = (16, 32, 64, 128, 256, 512)

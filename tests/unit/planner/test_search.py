@@ -8,8 +8,7 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from penstock.planner.orders import alike, all_orders, count_orders
-from penstock.planner.search import fastest_of, front, orders_of, shortest_of
+from penstock.planner.partition import alike, all_orders, count_orders, fastest_of, front, orders_of, shortest_of
 from tests.unit.planner.cases import every_plan, random_problem
 
 

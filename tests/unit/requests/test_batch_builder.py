@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from penstock.messages import Batch, Sampling
-from penstock.requests.batch_builder import BatchBuilder
-from penstock.requests.prefix_cache import BLOCK, PrefixCache
+from penstock.requests.batches import BatchBuilder
 from penstock.requests.request import Request
+from penstock.requests.slots import BLOCK, PrefixCache
 from penstock.stage.visibility import Visibility
-from penstock.strategies.autoregressive import Autoregressive
+from penstock.strategies.plain import Autoregressive
 from penstock.tree import Node
 from tests.histories import Collected
 

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core import PenstockError
-from penstock.requests.prefix_cache import BLOCK, MOST_PINS, Block, PrefixCache
-from penstock.requests.slots import SlotPool
+from penstock.requests.slots import BLOCK, MOST_PINS, Block, PrefixCache, SlotPool
 from penstock.tree import Node
 
 

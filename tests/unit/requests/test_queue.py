@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.messages import Sampling
-from penstock.requests.queue import CLIENTS, PRIORITY_TOKENS, FairQueue
+from penstock.requests.batches import CLIENTS, PRIORITY_TOKENS, FairQueue
 from penstock.requests.request import Request
-from penstock.strategies.autoregressive import Autoregressive
+from penstock.strategies.plain import Autoregressive
 from tests.histories import Collected
 
 

@@ -11,8 +11,8 @@ from fastapi.testclient import TestClient
 
 from penstock.core import PipelineError
 from penstock.engine.stats import EngineStats
-from penstock.server.about import about_router
-from penstock.server.http.gate import Gate
+from penstock.server.app import about_router
+from penstock.server.http.serving import Gate
 from penstock.server.metrics import ServerMetrics
 from tests.unit.server.live.test_routes import stats
 

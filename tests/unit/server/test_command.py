@@ -12,11 +12,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from penstock.dtypes import PROMISES
 from penstock.engine.options import EngineOptions
+from penstock.files import PROMISES
 from penstock.server import command
-from penstock.server.http.listen import Listening
-from penstock.server.settings import ServerSettings
+from penstock.server.settings import Listening, ServerSettings
 
 
 def test_whoever_reads_the_announcement_can_connect(monkeypatch: pytest.MonkeyPatch) -> None:

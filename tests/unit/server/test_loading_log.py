@@ -9,14 +9,14 @@ import pytest
 
 from penstock.messages import Loading
 from penstock.pipeline.loading import FETCH
-from penstock.server import loading_log
-from penstock.server.http.logs import JsonFormatter
-from penstock.server.loading_log import LoadingLog
+from penstock.server import command
+from penstock.server.command import LoadingLog
+from penstock.server.http.middleware import JsonFormatter
 
 
 def test_a_line_every_few_seconds(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     now = [0.0]
-    monkeypatch.setattr(loading_log.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(command.time, "monotonic", lambda: now[0])
     with caplog.at_level(logging.INFO, logger="penstock.server"), LoadingLog() as loading:
         for second in range(25):
             now[0] = float(second)
@@ -28,7 +28,7 @@ def test_a_line_every_few_seconds(monkeypatch: pytest.MonkeyPatch, caplog: pytes
 def test_a_line_names_the_host_and_what_it_does(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(loading_log, "LINE_EVERY", 0.0)
+    monkeypatch.setattr(command, "LINE_EVERY", 0.0)
     with caplog.at_level(logging.INFO, logger="penstock.server"), LoadingLog() as loading:
         loading("b:7700", FETCH, Loading(stage=0, read=1, total=4))
     (line,) = [json.loads(JsonFormatter().format(record)) for record in caplog.records]

@@ -11,9 +11,9 @@ import pytest
 from fastapi import FastAPI
 
 from penstock.core import ConfigError
-from penstock.server import local
-from penstock.server.http.gate import Gate
-from penstock.server.local import served_at
+from penstock.server import command
+from penstock.server.command import served_at
+from penstock.server.http.serving import Gate
 from penstock.server.settings import ServerSettings
 
 
@@ -25,7 +25,7 @@ def application(*_: Any) -> FastAPI:
 
 
 def test_it_is_there_while_the_block_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(local, "make_app", application)
+    monkeypatch.setattr(command, "make_app", application)
     closed: list[bool] = []
     llm: Any = SimpleNamespace(close=lambda: closed.append(True))
     path = tmp_path / "http"
@@ -41,7 +41,7 @@ def test_what_keeps_it_from_starting_is_the_blocks_error(monkeypatch: pytest.Mon
     def broken(*_: Any) -> FastAPI:
         raise ConfigError("chat_template is broken")
 
-    monkeypatch.setattr(local, "make_app", broken)
+    monkeypatch.setattr(command, "make_app", broken)
     llm: Any = None
     with pytest.raises(ConfigError, match="chat_template is broken"), served_at(tmp_path / "s", llm, ServerSettings()):
         pass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.server.http.records import Record
+from penstock.server.http.middleware import Record
 from penstock.server.metrics import ServerMetrics
 from tests.unit.server.live.test_routes import Engine
 

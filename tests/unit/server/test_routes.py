@@ -8,17 +8,17 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from penstock.server.api_page import api_page_router, kind_of
-from penstock.server.http import handlers
-from penstock.server.http.records import Records
-from penstock.server.openai.chat_protocol import ChatCompletionRequest
-from penstock.server.openai.unsupported import REASONS, unsupported_router
+from penstock.server.app import api_page_router, kind_of
+from penstock.server.http import middleware
+from penstock.server.http.middleware import Records
+from penstock.server.openai.other import REASONS, unsupported_router
+from penstock.server.openai.protocol import ChatCompletionRequest
 
 
 @pytest.fixture(scope="module")
 def client() -> TestClient:
     app = FastAPI(title="Penstock & co", version="1", docs_url=None)
-    handlers.install(app)
+    middleware.install(app)
 
     @app.post("/v1/chat/completions")
     def chat(body: ChatCompletionRequest) -> None:

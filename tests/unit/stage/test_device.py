@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from penstock.messages import Ready, Rows, Stop
-from penstock.pipeline.clock import VirtualClock
-from penstock.stage.device import Accelerator, Computation, Device, Links
+from penstock.pipeline.base import VirtualClock
+from penstock.stage.driver import Accelerator, Computation, Device, Links
 
 
 def test_a_real_device_takes_the_time_that_has_passed() -> None:

@@ -24,7 +24,7 @@ from penstock.messages import (
     Sampling,
     Stop,
 )
-from penstock.pipeline.clock import VirtualClock
+from penstock.pipeline.base import VirtualClock
 from penstock.stage.core import StageCore
 from penstock.stage.driver import StageDriver
 from tests.hash_model import HashLayers, HashReader, HiddenRows

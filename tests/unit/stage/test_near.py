@@ -8,8 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from penstock.stage.near import NearSlots
-from penstock.stage.visibility import BatchView, ProtocolError, RequestView
+from penstock.stage.visibility import BatchView, NearSlots, ProtocolError, RequestView
 from tests.hash_model import HashLayers, HiddenRows
 from tests.histories import History
 from tests.unit.models.recurrent.trees import CAPACITY, histories
@@ -18,7 +17,7 @@ from tests.unit.models.recurrent.trees import CAPACITY, histories
 @pytest.mark.parametrize("reach", [1, 5, 40, 1000])
 @pytest.mark.parametrize("seed", range(6))
 def test_what_a_row_reaches_is_as_it_was_put_there(seed: int, reach: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.stage.near.FIRST", 4)
+    monkeypatch.setattr("penstock.stage.visibility.FIRST", 4)
     near, content, written = NearSlots(CAPACITY, reach), {}, {}
     most = 0
     for number, view in enumerate(histories(seed, 80, shares=False)):
@@ -61,7 +60,7 @@ class NearLayers(HashLayers):
 @pytest.mark.parametrize("block", range(4))
 def test_any_history_without_prefix_caching(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafts, misses, requests that give way, cancels that come late or never; target and draft model."""
-    monkeypatch.setattr("penstock.stage.near.FIRST", 4)
+    monkeypatch.setattr("penstock.stage.visibility.FIRST", 4)
     monkeypatch.setattr("tests.histories.HashLayers", NearLayers)
     for seed in range(block * 10, block * 10 + 10):
         history = History(random.Random(seed))

@@ -13,8 +13,7 @@ from transformers import RepetitionPenaltyLogitsProcessor
 
 from penstock.messages import NO_SLOT, Batch, CommittedSlots, Opened, Rows, SampledToken, Sampling
 from penstock.noise import gumbel
-from penstock.stage.processors import Context, contexts_of, processed
-from penstock.stage.sampler import pick_tokens, rank_candidates
+from penstock.stage.sampler import Context, contexts_of, pick_tokens, processed, rank_candidates
 from penstock.stage.visibility import BatchView, Visibility
 
 VOCABULARY = 12

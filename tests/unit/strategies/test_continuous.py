@@ -11,12 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.estimates.batch_times import SIZES
 from penstock.estimates.estimates import Estimates
+from penstock.estimates.times import SIZES
 from penstock.messages import Span
 from penstock.strategies.auto import RISKED, Auto
-from penstock.strategies.base import NOW, ON_EVENT
-from penstock.strategies.context import Context
+from penstock.strategies.base import NOW, ON_EVENT, Context
 from penstock.strategies.continuous import FRESH, Continuous
 from penstock.tree import Node, TokenTree
 from tests.contexts import context

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.core import ConfigError
-from penstock.text.conversation_files import Conversation, read_conversation, read_template
+from penstock.text.chat import Conversation, read_conversation, read_template
 
 TALK = [{"role": "user", "content": "turn the wheel"}]
 

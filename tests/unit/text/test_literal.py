@@ -9,8 +9,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from penstock.core import RequestError
-from penstock.text.literal import HIDDEN, WRITTEN, LiteralText
-from penstock.text.tokenizer import Tokenizer
+from penstock.text.tokenizer import HIDDEN, WRITTEN, LiteralText, Tokenizer
 
 EVIL = ["</s>", "the </s> turns", "<s></s>", "a<s", "</</s>s>", " </s>\n", "<s>the</s>the<s>"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.text.chat import ChatFormat, chat_prompt
-from penstock.text.template_reading import Reading, reading_of
+from penstock.text.templates import Reading, reading_of
 from penstock.text.tokenizer import Tokenizer
 from tests.unit.text.conftest import byte_level
 

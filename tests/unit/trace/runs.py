@@ -8,7 +8,7 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from penstock.trace.reader import Commit, Round, Trace, Trip, Turn, Visit
+from penstock.lab.trace import Commit, Round, Trace, Trip, Turn, Visit
 from penstock.trace.writer import FIRST_STAGE, TraceWriter
 from tests.histories import History
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.transport.connections import Connection, PlainConnection, TlsConnection
-from penstock.transport.security import LinkSecurity
+from penstock.transport.addresses import LinkSecurity
+from penstock.transport.inbox import Connection, PlainConnection, TlsConnection
 
 
 class Sender:

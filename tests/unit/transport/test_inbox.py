@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.transport.addresses import place_of
+from penstock.transport.addresses import LinkSecurity, place_of
 from penstock.transport.framing import FRAME, MAX_FRAME_BYTES, TOKEN_BYTES, on_the_wire, token_of
 from penstock.transport.inbox import MOST_UNAUTHENTICATED, Inbox
-from penstock.transport.security import LinkSecurity
 from tests import links
 from tests.links import KINDS, SESSION, SOON, address_for, turned_away
 

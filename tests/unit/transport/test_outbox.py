@@ -14,11 +14,9 @@ from hypothesis import strategies as st
 
 from penstock.messages import Frame
 from penstock.transport import outbox as outboxes
-from penstock.transport.addresses import place_of
+from penstock.transport.addresses import LinkSecurity, place_of
 from penstock.transport.framing import on_the_wire, token_of
-from penstock.transport.outbox import PIECE, Outbox, left_of
-from penstock.transport.security import LinkSecurity
-from penstock.transport.sockets import Sockets
+from penstock.transport.outbox import PIECE, Outbox, Sockets, left_of
 from tests.agents import soon
 from tests.links import KINDS, SESSION, SOON, address_for, received
 

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.transport.readable import SELECTABLE, Readable
-from penstock.transport.security import LinkSecurity
-from penstock.transport.sockets import Sockets
+from penstock.transport.addresses import SELECTABLE, LinkSecurity, Readable
+from penstock.transport.outbox import Sockets
 from tests.links import KINDS, SESSION, SOON, address_for
 from tests.processes import many_open_files
 

@@ -14,11 +14,10 @@ import pytest
 import trustme
 
 from penstock.core import ConfigError
-from penstock.transport.addresses import place_of
+from penstock.transport.addresses import LinkSecurity, place_of
 from penstock.transport.framing import on_the_wire, token_of
 from penstock.transport.inbox import Inbox
 from penstock.transport.outbox import Outbox
-from penstock.transport.security import LinkSecurity
 from tests.links import SESSION, SOON, connected, member
 
 YESTERDAY = datetime.now(UTC) - timedelta(days=1)

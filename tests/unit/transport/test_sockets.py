@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from penstock.core import ConfigError
+from penstock.transport.addresses import LinkSecurity
 from penstock.transport.inbox import Inbox
-from penstock.transport.security import LinkSecurity
-from penstock.transport.sockets import Sockets
+from penstock.transport.outbox import Sockets
 from tests.links import KINDS, SESSION, SOON, address_for, received
 
 

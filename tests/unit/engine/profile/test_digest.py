@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.engine.profile.digest import PIECE, PIECES, digest_of
+from penstock.engine.profile.store import PIECE, PIECES, digest_of
 
 
 @pytest.fixture

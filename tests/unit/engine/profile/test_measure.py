@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.cluster.measured import LayerTimes
+from penstock.cluster.spec import LayerTimes
 from penstock.cluster.timing import DeviceTiming, StageTiming, chunk
 from penstock.config import FieldError
 from penstock.emulation.stage import StageEmulation, emulated_driver
-from penstock.engine.profile.measure import ROWS, Bench, contexts_within, layer_ms, parts_of, times_of
-from penstock.engine.profile.text import MeasuredText
-from penstock.pipeline.clock import VirtualClock
+from penstock.engine.profile.measure import ROWS, Bench, MeasuredText, contexts_within, layer_ms, parts_of, times_of
+from penstock.pipeline.base import StagePlan, VirtualClock
 from penstock.pipeline.inprocess import InProcessHost, InProcessPipeline
-from penstock.pipeline.plan import StagePlan
 from penstock.stage.core import StageCore
 from tests.hash_model import HashLayers
 

@@ -9,9 +9,9 @@ import pytest
 
 from penstock.cluster.spec import Link
 from penstock.core import ConfigError
-from penstock.engine.profile.links import link_key, slower_ways, stored_links
+from penstock.engine.profile.hosts import link_key, slower_ways, stored_links
 from penstock.engine.profile.store import DeviceKey, DeviceProfile, LinkProfile, ProfileStore
-from penstock.hosts.doctor.report import LinkRates
+from penstock.hosts.probe import LinkRates
 from tests.unit.cluster.test_measured import TIMES
 
 KEY = DeviceKey(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from penstock.dtypes import DTYPE_BYTES, QUANTIZATIONS
+from penstock.files import DTYPE_BYTES, QUANTIZATIONS
 
 WHOLE: Final = {name: {"quantization": name} for name in QUANTIZATIONS if name not in ("auto", "none")}
 FLOATS: Final = {name: {"dtype": name} for name in DTYPE_BYTES}

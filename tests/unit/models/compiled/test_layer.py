@@ -13,16 +13,16 @@ import pytest
 import torch
 
 import penstock
+from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.config import FieldError
-from penstock.dtypes import EXACT, FAST, REFERENCE
+from penstock.files import EXACT, FAST, REFERENCE
 from penstock.messages import CommittedSlots, Rows
 from penstock.models import stage_model
-from penstock.models.checkpoint import open_checkpoint
 from penstock.models.compiled.dot import VNNI_512, instruction
 from penstock.models.compiled.layer import CompiledBase, is_silu
 from penstock.models.loader import check_loads
-from penstock.models.quantization.choice import INSTRUCTIONS
-from penstock.models.quantization.whole import works
+from penstock.models.quantized.choice import INSTRUCTIONS
+from penstock.models.quantized.linear import works
 from penstock.models.stage_model import load_stage
 from penstock.stage.visibility import BatchView
 from tests.checkpoints import ARCHITECTURES, LAYERS, RELATIVES, make_checkpoint, settings_of

@@ -10,9 +10,9 @@ from transformers import AutoModelForCausalLM
 
 from penstock.core import ConfigError
 from penstock.messages import CommittedSlots
-from penstock.models.quantization.pack import usable
-from penstock.models.recurrent import install
-from penstock.models.recurrent.short_convolution import ShortConvolution
+from penstock.models.quantized.pack import usable
+from penstock.models.recurrent import mixers
+from penstock.models.recurrent.mixers import ShortConvolution
 from penstock.models.stage_model import load_stage
 from tests.checkpoints import LAYERS, VOCAB, make_checkpoint
 from tests.staged import Staged, chain_rows
@@ -68,7 +68,7 @@ def test_a_mixer_that_computes_something_else_is_refused(tmp_path: Path, monkeyp
             return super().mix(hidden_ND, plan) * 1.01  # type: ignore[arg-type]
 
     path = make_checkpoint(tmp_path, "lfm2")
-    monkeypatch.setattr(install, "MIXERS", {"Lfm2ShortConv": Other})
+    monkeypatch.setattr(mixers, "MIXERS", {"Lfm2ShortConv": Other})
     with pytest.raises(ConfigError, match="'lfm2' is not supported: transformers' Lfm2ShortConv computes something"):
         load_stage(str(path), 0, LAYERS, capacity=24)
 
@@ -76,7 +76,7 @@ def test_a_mixer_that_computes_something_else_is_refused(tmp_path: Path, monkeyp
 def test_an_unknown_mixer_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Left as it is, it would silently take a tree for a text."""
     path = make_checkpoint(tmp_path, "lfm2")
-    monkeypatch.setattr(install, "MIXERS", {})
+    monkeypatch.setattr(mixers, "MIXERS", {})
     with pytest.raises(ConfigError, match="carries a state"):
         load_stage(str(path), 0, LAYERS, capacity=24)
 

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from penstock.models.recurrent.plan import FOLD, TreePlan
-from penstock.models.recurrent.state import FoldedState, Rows
-from penstock.models.recurrent.stepped import SteppedState
+from penstock.models.recurrent.state import FoldedState, Rows, SteppedState
 from penstock.stage.visibility import BatchView
 from tests.unit.models.recurrent.test_plan import chain
 from tests.unit.models.recurrent.trees import CAPACITY, histories

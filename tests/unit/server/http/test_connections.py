@@ -15,10 +15,9 @@ import pytest
 import trustme
 from starlette.types import Receive, Scope, Send
 
-from penstock.server.http.gate import Gate
-from penstock.server.http.heads import MOST_HEAD
-from penstock.server.http.listen import Listening
-from penstock.server.http.server import Server
+from penstock.server.http.connections import MOST_HEAD
+from penstock.server.http.serving import Gate, Server
+from penstock.server.settings import Listening
 from tests.serving import read_all
 
 PATIENCE = 20.0

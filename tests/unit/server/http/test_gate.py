@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from penstock.server.http.gate import Gate
+from penstock.server.http.serving import Gate
 
 
 def test_a_drain_without_requests_does_not_wait() -> None:

@@ -10,14 +10,14 @@ import pytest
 from fastapi import FastAPI
 
 from penstock.core import PipelineError
-from penstock.server.http import handlers
-from penstock.server.http.records import Record, Records
+from penstock.server.http import middleware
+from penstock.server.http.middleware import Record, Records
 
 
 def reply_to(error: Exception) -> tuple[httpx.Response, Record]:
     """The reply of a route that raises. What leaves the application, uvicorn would log as its failure: it is raised."""
     app = FastAPI()
-    handlers.install(app)
+    middleware.install(app)
     ended: list[Record] = []
     app.add_middleware(Records, on_end=[ended.append])
 
@@ -60,7 +60,7 @@ AFTER_DIGITS = "is a number of 5,001 digits; it may have 4,300"
 )
 def test_a_number_of_thousands_of_digits_is_named_by_its_field(body: str, param: str) -> None:
     app = FastAPI()
-    handlers.install(app)
+    middleware.install(app)
     app.add_middleware(Records, on_end=[])
 
     @app.post("/")

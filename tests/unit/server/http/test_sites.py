@@ -10,9 +10,8 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from penstock.config import FieldError
-from penstock.server.http.listen import Listening
-from penstock.server.http.records import Records
-from penstock.server.http.sites import Hosts, Sites, name_of
+from penstock.server.http.middleware import Hosts, Records, Sites, name_of
+from penstock.server.settings import Listening
 
 OWN = socket.gethostname().lower()
 LOOPBACK = ["localhost", "127.0.0.1", "127.9.9.9", "::1", "app.localhost"]

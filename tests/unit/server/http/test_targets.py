@@ -11,15 +11,15 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from penstock.server.app import add_middleware
-from penstock.server.http import handlers
-from penstock.server.http.gate import Gate
-from penstock.server.http.targets import ENDLESS, Targets
+from penstock.server.http import middleware
+from penstock.server.http.middleware import ENDLESS, Targets
+from penstock.server.http.serving import Gate
 from penstock.server.settings import ServerSettings
 
 
 def application() -> FastAPI:
     app = FastAPI()
-    handlers.install(app)
+    middleware.install(app)
 
     @app.get("/health")
     def health() -> dict[str, str]:

@@ -7,9 +7,8 @@ import re
 
 import msgspec
 
-from penstock.server.live.frames import tree_of
-from penstock.server.live.state import View, Watcher
-from penstock.server.live.tree_view import CommittedToken, NodeView, TreeView
+from penstock.server.live.routes import tree_of
+from penstock.server.live.state import CommittedToken, NodeView, TreeView, View, Watcher
 
 SECRET = "sesame"
 

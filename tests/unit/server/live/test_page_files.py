@@ -8,7 +8,7 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from penstock.server.live.page_files import FOLDER, page_router
+from penstock.server.live.routes import FOLDER, page_router
 
 
 def client() -> TestClient:

@@ -12,11 +12,8 @@ from penstock.engine.commit import Advance
 from penstock.engine.loop import EngineLoop, Observer
 from penstock.messages import Sampling
 from penstock.requests.request import Request
-from penstock.server.live.batches import CELLS, MOST_DONE
-from penstock.server.live.state import LiveState
-from penstock.server.live.timelines import RECENT, SHOWN
-from penstock.server.live.tree_view import DRAWN, TreeView
-from penstock.strategies.autoregressive import Autoregressive
+from penstock.server.live.state import CELLS, DRAWN, MOST_DONE, RECENT, SHOWN, LiveState, TreeView
+from penstock.strategies.plain import Autoregressive
 from penstock.tree import descendants
 from tests.histories import Collected, History
 

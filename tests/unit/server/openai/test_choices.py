@@ -8,9 +8,9 @@ import pytest
 
 from penstock.core import FinishReason, Logprob
 from penstock.engine.completion import CompletionDelta
-from penstock.server.openai.choices import Choice
-from penstock.server.openai.tools.choice import ReplyPlan
-from penstock.server.openai.tools.readers import ArgumentsReader, ListReader
+from penstock.server.openai.reply import Choice
+from penstock.server.openai.tool_readers import ArgumentsReader, ListReader
+from penstock.server.openai.tools import ReplyPlan
 
 TEXTS = {1: b"a", 2: b"bcd", 3: b"<eos>"}
 

@@ -17,17 +17,14 @@ from penstock.core import CompletionOutput, FinishReason, PipelineError, QueueFu
 from penstock.engine.completion import CompletionDelta
 from penstock.engine.stream import RequestDelta
 from penstock.server.http.errors import ApiError, api_error
-from penstock.server.http.gate import Gate
-from penstock.server.http.records import Record
-from penstock.server.openai.choices import Choice
-from penstock.server.openai.completion_protocol import CompletionRequest
-from penstock.server.openai.completion_writer import CompletionWriter
-from penstock.server.openai.generation import Generation
+from penstock.server.http.middleware import Record
+from penstock.server.http.serving import Gate
+from penstock.server.openai.completions import CompletionWriter
+from penstock.server.openai.generation import Generation, Service, Summary
 from penstock.server.openai.params import RequestParams
 from penstock.server.openai.prompts import Prompt
-from penstock.server.openai.reply import reply_of
-from penstock.server.openai.service import Service
-from penstock.server.openai.usage import Summary
+from penstock.server.openai.protocol import CompletionRequest
+from penstock.server.openai.reply import Choice, reply_of
 from penstock.server.settings import ServerSettings
 from tests.unit.text.conftest import byte_level
 

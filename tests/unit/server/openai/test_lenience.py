@@ -9,27 +9,27 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from pydantic import BaseModel
 
-from penstock.server.http import handlers
-from penstock.server.http.records import Records
-from penstock.server.openai.chat_protocol import (
+from penstock.server.http import middleware
+from penstock.server.http.middleware import Records
+from penstock.server.openai.lenience import ANYTHING, EVERYWHERE, OF_GENERATION, REASONS
+from penstock.server.openai.protocol import (
     ChatChoice,
     ChatCompletionRequest,
+    CompletionRequest,
     FunctionReply,
     Message,
     MessageReply,
     ToolCallReply,
 )
-from penstock.server.openai.completion_protocol import CompletionRequest
-from penstock.server.openai.lenience import ANYTHING, EVERYWHERE, OF_GENERATION, REASONS
-from penstock.server.openai.responses.objects import (
+from penstock.server.openai.responses import (
     OutputCall,
     OutputItem,
     OutputMessage,
     OutputReasoning,
     OutputText,
     ReasoningText,
+    ResponsesRequest,
 )
-from penstock.server.openai.responses.protocol import ResponsesRequest
 
 TALK: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}]}
 BODIES: list[tuple[type[BaseModel], dict[str, Any]]] = [
@@ -189,7 +189,7 @@ def test_every_item_of_a_response_can_be_sent_back(arguments: str) -> None:
 @pytest.fixture(scope="module")
 def client() -> TestClient:
     app = FastAPI(docs_url=None)
-    handlers.install(app, REASONS)
+    middleware.install(app, REASONS)
 
     @app.post("/chat")
     def chat(body: ChatCompletionRequest) -> None: ...

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.server.openai.logprobs import TextPlaces
+from penstock.server.openai.reply import TextPlaces
 from penstock.text.tokenizer import Tokenizer
 from tests.unit.text.conftest import BUILDERS, byte_fallback, byte_level
 

@@ -9,11 +9,10 @@ import pytest
 
 from penstock.core import RequestError, SamplingParams
 from penstock.server.http.errors import ApiError
-from penstock.server.openai.chat_protocol import ChatCompletionRequest
-from penstock.server.openai.completion_protocol import CompletionRequest
 from penstock.server.openai.params import RequestParams, chat_params, completion_params
 from penstock.server.openai.prompts import Room
-from penstock.server.openai.tools.choice import ToolPlan, plan_reply
+from penstock.server.openai.protocol import ChatCompletionRequest, CompletionRequest
+from penstock.server.openai.tools import ToolPlan, plan_reply
 
 DEFAULTS = SamplingParams(temperature=0.7, top_p=0.9)
 ROOM = Room(50, 60)

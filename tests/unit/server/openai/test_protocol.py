@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from penstock.server.http.validation import validation_error
-from penstock.server.openai.chat_protocol import ChatCompletionRequest
-from penstock.server.openai.completion_protocol import CompletionRequest
+from penstock.server.http.errors import validation_error
 from penstock.server.openai.lenience import ApiModel, integers_of
-from penstock.server.openai.responses.protocol import ResponsesRequest
-from penstock.server.openai.tokens import DetokenizeRequest, TokenizeRequest
+from penstock.server.openai.other import DetokenizeRequest, TokenizeRequest
+from penstock.server.openai.protocol import ChatCompletionRequest, CompletionRequest
+from penstock.server.openai.responses import ResponsesRequest
 
 TALK: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}]}
 

@@ -10,12 +10,12 @@ import pytest
 from fastapi import Request
 
 from penstock.core import RequestError, SamplingParams, StructuredOutputsParams
-from penstock.server.http.gate import Gate
-from penstock.server.http.records import Record
-from penstock.server.openai.completion_protocol import CompletionRequest
+from penstock.server.http.middleware import Record
+from penstock.server.http.serving import Gate
+from penstock.server.openai.generation import Service
 from penstock.server.openai.params import RequestParams
 from penstock.server.openai.prompts import Prompt
-from penstock.server.openai.service import Service
+from penstock.server.openai.protocol import CompletionRequest
 from penstock.server.settings import ServerSettings
 
 

@@ -10,17 +10,13 @@ import pytest
 
 from penstock.core import CompletionOutput, FinishReason, Logprob, RequestOutput
 from penstock.engine.completion import CompletionDelta
-from penstock.server.openai.chat import hidden_ends
-from penstock.server.openai.chat_protocol import ChatChoice, ChatCompletionChunk, ChatCompletionRequest, MessagePart
-from penstock.server.openai.chat_writer import ChatWriter
-from penstock.server.openai.choices import Choice
-from penstock.server.openai.logprobs import LEAST, chat_logprobs, completion_logprobs
+from penstock.server.openai.chat import ChatWriter, hidden_ends
+from penstock.server.openai.generation import summarize
 from penstock.server.openai.prompts import Prompt
-from penstock.server.openai.tools.choice import ReplyPlan
-from penstock.server.openai.tools.formats import HERMES, LLAMA, MISTRAL
-from penstock.server.openai.tools.readers import FormatReader, ListReader
-from penstock.server.openai.tools.stream import ReplyStream
-from penstock.server.openai.usage import summarize
+from penstock.server.openai.protocol import ChatChoice, ChatCompletionChunk, ChatCompletionRequest, MessagePart
+from penstock.server.openai.reply import LEAST, Choice, chat_logprobs, completion_logprobs
+from penstock.server.openai.tool_readers import HERMES, LLAMA, MISTRAL, FormatReader, ListReader
+from penstock.server.openai.tools import ReplyPlan, ReplyStream
 
 NAMES = {1: b"a", 2: b"<|eos|>", 3: "é".encode()[:1], 4: "é".encode(), 5: "é".encode()[1:]}
 TOOLS: dict[str, dict[str, Any]] = {"f": {}, "g": {}}

@@ -1,0 +1,202 @@
+"""A checkpoint on disk or on the hub: its configuration, its defaults, and how to split its layers."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from transformers import AutoConfig
+
+from penstock.checkpoint.config_fields import check_sizes, check_stated, without_value
+from penstock.checkpoint.gate import Parts, check_supported, text_config
+from penstock.checkpoint.gguf import GgufWeights, folder_for
+from penstock.checkpoint.gguf_header import read_header
+from penstock.checkpoint.look import HEAD, TextPart, Weights, even_split, is_wrapper, resolve, stated_config
+from penstock.checkpoint.packed import FIELD, PackedShards, method_of
+from penstock.checkpoint.packed_formats import Method
+from penstock.checkpoint.tensors import Shards, layer_of
+from penstock.core import ConfigError, RequestError, SamplingParams
+from penstock.files import (
+    CONFIG_FILE,
+    DTYPE_BYTES,
+    GENERATION_FILE,
+    eos_token_ids,
+    generation_eos,
+    problem_in,
+    read_json,
+    said,
+    scratch_folder,
+    shown,
+)
+
+DTYPE_FIELDS: Final = frozenset({"dtype", "torch_dtype"})
+FORMAT_NAMES: Final = {
+    **dict.fromkeys(("fp16", "half"), "float16"),
+    "bf16": "bfloat16",
+    **dict.fromkeys(("fp32", "float"), "float32"),
+    **dict.fromkeys(("fp64", "double"), "float64"),
+}
+"""Other names of the formats, and the names that torch has for them."""
+OTHER_FLOATS: Final = ("float64", "float8_e4m3fn", "float8_e5m2")
+"""Formats that a configuration may name though no model computes in them."""
+SAMPLING_DEFAULTS: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A supported checkpoint. ``source`` names it: its folder, or its GGUF file.
+
+    ``weights`` and ``config`` of a multimodal checkpoint are those of the text part. ``path`` is the folder of its
+    configuration and tokenizer. ``sampling_defaults`` are the sampling parameters of its generation_config;
+    ``eos_token_ids`` end a text.
+    """
+
+    source: Path
+    path: Path
+    weights: Weights
+    config: Any
+    parts: Parts
+    eos_token_ids: tuple[int, ...]
+    sampling_defaults: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def num_layers(self) -> int:
+        return int(self.config.num_hidden_layers)
+
+    @property
+    def dtype(self) -> str:
+        """The format that the configuration names, if a model can compute in it; float32 if not, or without one."""
+        named = str(getattr(self.config, "dtype", None)).removeprefix("torch.")
+        return named if named in DTYPE_BYTES else "float32"
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self.config.vocab_size)
+
+    @property
+    def hidden_size(self) -> int:
+        return int(self.config.hidden_size)
+
+    def even_split(self, stages: int) -> list[tuple[int, int]]:
+        """Split the layers evenly by parameters, the head counting for the last stage; see ``even_split``."""
+        sizes = self.weights.sizes()
+        layers = sum(size for name, size in sizes.items() if layer_of(name) is not None)
+        head = self.vocab_size * self.hidden_size
+        return even_split(self.num_layers, stages, head_layers=head * self.num_layers / max(layers, 1))
+
+
+def open_checkpoint(model: str, revision: str | None = None) -> Checkpoint:
+    """Read everything but the weights.
+
+    Raises ConfigError for files that are missing, unreadable or not supported, for a configuration that its own shards
+    contradict, and for a checkpoint that needs code of its own.
+    """
+    source = resolve(model, revision)
+    if source.is_file():
+        header = read_header(source)
+        with folder_for(header) as path:
+            config, parts, _ = _configuration(path)
+            weights: Weights = GgufWeights(header, config)
+    else:
+        path = source
+        config, parts, method = _configuration(path)
+        weights = Shards(path) if method is None else PackedShards(path, method)
+        if is_wrapper(stated_config(path)):
+            weights = TextPart(weights)
+            # A head that the text part stores is used, whatever the wrapper says of tying.
+            config.tie_word_embeddings &= f"{HEAD}.weight" not in weights.names()
+    check_layers(config.num_hidden_layers, weights.names(), path / CONFIG_FILE)
+    generation = read_json(path / GENERATION_FILE)
+    eos, sampling = _eos_ids(config, path), _sampling_defaults(generation, path)
+    return Checkpoint(source, path, weights, config, parts, eos, sampling)
+
+
+def _configuration(path: Path) -> tuple[Any, Parts, Method | None]:
+    """The configuration in the folder, where the architecture's parts are, and the method that packed the weights."""
+    file, stated = path / CONFIG_FILE, stated_config(path)
+    check_stated(stated, file)
+    method = method_of(stated, file)
+    try:
+        config = with_torch_formats(path, stated)
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"model: {file} cannot be used: {said(error)}{empty_fields(stated)}") from error
+    if hasattr(config, FIELD):
+        del config.quantization_config  # what it says is followed here: transformers is given floats
+    config = text_config(config)
+    parts = check_supported(config)
+    check_sizes(config, stated, file)
+    return config, parts, method
+
+
+def empty_fields(stated: Mapping[str, Any]) -> str:
+    """Words for the end of an error about a configuration: the fields that may be meant, which are null."""
+    names = without_value(stated)
+    return f"; it has no value for {', '.join(names)}" if names else ""
+
+
+def with_torch_formats(path: Path, stated: dict[str, Any]) -> Any:
+    """The configuration in the folder, with formats renamed: transformers' class accepts only torch's names.
+
+    "auto" counts as naming none. Raises ConfigError, which names the field, for anything but a float format.
+    """
+    table = copy.deepcopy(stated)
+    changed = False
+    for where in (table, *(one for one in table.values() if isinstance(one, dict))):
+        for name in DTYPE_FIELDS & where.keys():
+            if isinstance(where[name], str) and where[name] not in DTYPE_BYTES:
+                changed = True
+                where[name] = torch_format(where[name], name, path / CONFIG_FILE)
+    if not changed:
+        return AutoConfig.from_pretrained(path, trust_remote_code=False)
+    with scratch_folder() as folder:
+        (folder / CONFIG_FILE).write_text(json.dumps(table))
+        return AutoConfig.from_pretrained(folder, trust_remote_code=False)
+
+
+def torch_format(named: str, field: str, file: Path) -> str | None:
+    name = named.removeprefix("torch.")
+    if name == "auto":
+        return None
+    found = FORMAT_NAMES.get(name, name)
+    if found not in (*DTYPE_BYTES, *OTHER_FLOATS):
+        raise problem_in(file, field, f"is {shown(named)}; it has to be auto or one of {', '.join(DTYPE_BYTES)}")
+    return found
+
+
+def check_layers(stated: int, names: Iterable[str], file: Path) -> None:
+    """Raise ConfigError if the tensors belong to fewer layers than ``file`` states; more are allowed."""
+    held = {layer_of(name) for name in names} - {None}
+    if stated > len(held):
+        raise problem_in(file, "num_hidden_layers", f"is {stated}, but the shards hold {len(held)} layers")
+
+
+def _eos_ids(config: Any, path: Path) -> tuple[int, ...]:
+    """The tokens that end a text. Raises ConfigError for ids that are not valid, or not in the vocabulary."""
+    file, ids = path / GENERATION_FILE, generation_eos(path)
+    if not ids:
+        file = path / CONFIG_FILE
+        ids = eos_token_ids(getattr(config, "eos_token_id", None), file)
+    if beyond := [token for token in ids if token >= config.vocab_size]:
+        raise problem_in(file, "eos_token_id", f"is {beyond[0]}; the vocabulary has {config.vocab_size} tokens")
+    return ids
+
+
+def _sampling_defaults(generation: Mapping[str, Any], path: Path) -> dict[str, float]:
+    """The checkpoint's recommended sampling, under SamplingParams' names; ``do_sample`` false means greedy.
+
+    Raises ConfigError for values that SamplingParams refuses.
+    """
+    named = {name: generation[name] for name in SAMPLING_DEFAULTS if generation.get(name) is not None}
+    if generation.get("do_sample") is False:  # greedy decoding uses the repetition penalty, too
+        named = {"temperature": 0.0} | {name: named[name] for name in named.keys() & {"repetition_penalty"}}
+    try:
+        SamplingParams(**named)
+    except RequestError as error:
+        raise ConfigError(f"model: {path / GENERATION_FILE}: {error}") from error
+    return named

@@ -1,0 +1,185 @@
+"""Checkpoints with packed weights: the method, and the weights unpacked as they are read."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Mapping
+from math import prod
+from pathlib import Path
+from typing import Any, Final
+
+from torch import Tensor
+
+from penstock.checkpoint.packed_formats import AWQ, BITSANDBYTES, COMPRESSED, Method, Part, Parts, gptq
+from penstock.checkpoint.tensors import GroupedWeight, Shards, open_shard, shards_of_stages
+from penstock.core import ConfigError
+from penstock.files import problem_in, shown
+
+# -------------------------------------------------------------------------------------------------------------- methods
+# The tool that packed a checkpoint's weights, by its configuration. Unsupported ones are refused by name.
+
+FIELD: Final = "quantization_config"
+METHODS: Final = ("compressed-tensors", "gptq", "awq", "bitsandbytes")
+GPTQ_FORMATS: Final = ("gptq", "gptq_v2")
+COMPRESSED_FORMATS: Final = ("pack-quantized", "int-quantized", "naive-quantized", "float-quantized")
+UNFOLLOWED: Final = ("kv_cache_scheme", "transform_config")
+"""Fields of compressed-tensors that change the numbers and are not supported."""
+REMEDY: Final = "use a GGUF file, or the float checkpoint with --quantization int8 or int4"
+
+
+def method_of(table: Mapping[str, Any], file: Path) -> Method | None:
+    """The method that packed the weights of the checkpoint with the configuration ``table``; None for plain floats.
+
+    Raises ConfigError, with the name and what to do, for an unsupported method or layout.
+    """
+    stated = table.get(FIELD)
+    if stated is None:
+        return None
+    if not isinstance(stated, dict):
+        raise problem_in(file, FIELD, f"is {shown(stated)}; it has to be a table")
+    name = stated.get("quant_method")
+    if name not in METHODS:
+        raise refusal(file, "quant_method", name, METHODS)
+    if name == "gptq":
+        layout = stated.get("checkpoint_format", "gptq")
+        if layout not in GPTQ_FORMATS:
+            raise refusal(file, "checkpoint_format", layout, GPTQ_FORMATS)
+        return gptq(first_version=layout == "gptq")
+    if name == "awq":
+        layout = stated.get("version", "gemm")
+        if not isinstance(layout, str) or layout.lower() != "gemm":
+            raise refusal(file, "version", layout, ("gemm",))
+        return AWQ
+    if name == "bitsandbytes":
+        return BITSANDBYTES
+    check_compressed(stated, file)
+    return COMPRESSED
+
+
+def check_compressed(stated: Mapping[str, Any], file: Path) -> None:
+    """Raise ConfigError for a format of compressed-tensors that cannot be read."""
+    groups = stated.get("config_groups")
+    if not isinstance(groups, dict) or not all(isinstance(group, dict) for group in groups.values()):
+        raise problem_in(file, f"{FIELD}.config_groups", f"is {shown(groups)}; it has to be a table of tables")
+    for group in groups.values():
+        layout = group.get("format") or stated.get("format")
+        if layout not in COMPRESSED_FORMATS:
+            raise refusal(file, "format", layout, COMPRESSED_FORMATS)
+    for name in UNFOLLOWED:
+        if stated.get(name):
+            raise problem_in(file, f"{FIELD}.{name}", f"is {shown(stated[name])}, which nothing here does; {REMEDY}")
+    sparsity = stated.get("sparsity_config") or {}
+    if not isinstance(sparsity, dict) or sparsity.get("format", "dense") != "dense":
+        raise refusal(file, "sparsity_config", sparsity, ("dense",))
+
+
+def refusal(file: Path, field: str, found: object, readable: tuple[str, ...]) -> ConfigError:
+    known = ", ".join(readable)
+    return problem_in(file, f"{FIELD}.{field}", f"is {shown(found)}; {known} can be read: else {REMEDY}")
+
+
+# -------------------------------------------------------------------------------------------------------------- weights
+# The weights of a folder with packed ones, under the names that they have as floats.
+
+
+class PackedTensor:
+    """A weight that has not been read; ``tensor[...]`` reads it as floats, as for safetensors' slices."""
+
+    def __init__(self, method: Method, parts: Parts) -> None:
+        """Raises ConfigError where the parts contradict each other."""
+        self._method = method
+        self._parts = parts
+        self.outline = method.outline(parts)
+
+    def get_shape(self) -> list[int]:
+        return list(self.outline.shape)
+
+    def get_dtype(self) -> str:
+        """The format that reading gives."""
+        return "F32"
+
+    def __getitem__(self, _: Any) -> Tensor:
+        found = self._method.unpack(self._parts)
+        return found.dequantize() if isinstance(found, GroupedWeight) else found
+
+    @property
+    def is_grouped(self) -> bool:
+        """Whether it is stored as whole numbers with scales for groups of neighbours."""
+        return self.outline.is_grouped
+
+    def grouped(self) -> GroupedWeight:
+        """A matrix [out, in] that ``is_grouped``, as it is stored."""
+        found = self._method.unpack(self._parts)
+        assert isinstance(found, GroupedWeight)
+        return found
+
+
+class PackedShards:
+    """The weights of a checkpoint of which ``method`` has packed some."""
+
+    def __init__(self, folder: Path, method: Method) -> None:
+        """Raises ConfigError if the folder has no weights, or parts of one are missing or contradict each other."""
+        self._plain = Shards(folder)
+        found = parts_of(shards_of_stages(folder))
+        self._packed = {}
+        taken: set[str] = set()
+        for layer, parts in packed_layers(found, method).items():
+            check_whole(layer, parts, method)
+            self._packed[f"{layer}.weight"] = PackedTensor(method, parts)
+            taken.update(part.name for part in parts.values())
+        self._others = [name for name in found if name not in taken]
+
+    @property
+    def bits(self) -> int | None:
+        """The bits of most weights that are whole numbers, 4 or 8; None where all weights are floats."""
+        outlines = [tensor.outline for tensor in self._packed.values()]
+        four = sum(prod(found.shape) for found in outlines if found.bits == 4)
+        return None if not outlines else 4 if 2 * four > sum(prod(found.shape) for found in outlines) else 8
+
+    @property
+    def files(self) -> list[Path]:
+        return self._plain.files
+
+    def names(self) -> list[str]:
+        return [*self._others, *self._packed]
+
+    def sizes(self) -> dict[str, int]:
+        """Name -> number of elements, for every tensor."""
+        with contextlib.ExitStack() as files:
+            return {name: prod(found.get_shape()) for name, found in self.slices(self.names(), files).items()}
+
+    def slices(self, names: Iterable[str], files: contextlib.ExitStack) -> dict[str, Any]:
+        """Name -> tensor, not read yet. Opens the shards of those that are not packed until ``files`` closes them."""
+        asked = list(names)
+        plain = self._plain.slices([name for name in asked if name not in self._packed], files)
+        return {name: self._packed.get(name) or plain[name] for name in asked}
+
+
+def parts_of(places: Mapping[str, Path]) -> dict[str, Part]:
+    """Name -> tensor, from the shards' headers. Raises ConfigError for one that is not in its shard."""
+    found = {}
+    for file in sorted(set(places.values())):
+        with open_shard(file) as opened:
+            held = set(opened.keys())
+            for name in (name for name, place in places.items() if place == file):
+                if name not in held:
+                    raise ConfigError(f"model: the index says that {file.name} holds {name!r}, but it does not")
+                part = opened.get_slice(name)
+                found[name] = Part(file, name, tuple(part.get_shape()), part.get_dtype())
+    return found
+
+
+def packed_layers(found: Mapping[str, Part], method: Method) -> dict[str, dict[str, Part]]:
+    """Layer -> name of a part -> part, for every layer whose weight is packed."""
+    layers: dict[str, dict[str, Part]] = {}
+    for name, part in found.items():
+        if (kind := next((kind for kind in method.parts if name.endswith(f".{kind}")), None)) is not None:
+            layers.setdefault(name.removesuffix(f".{kind}"), {})[kind] = part
+    return {layer: parts for layer, parts in layers.items() if parts.keys() & method.marks}
+
+
+def check_whole(layer: str, parts: Parts, method: Method) -> None:
+    """Raise ConfigError, with the name, if a part of the weight is missing."""
+    if missing := sorted(method.needed - parts.keys()):
+        some = next(iter(parts.values()))
+        raise some.wrong(f"has no {layer}.{missing[0]} beside it: download or save the checkpoint again")

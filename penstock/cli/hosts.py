@@ -1,0 +1,236 @@
+"""The commands about other hosts: worker, keys, hosts, doctor, rebalance and profile."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from penstock.cli.options import AsJson, command, new_app
+from penstock.clients.api import Server
+from penstock.engine.options import KEYS
+from penstock.lab.profile import ProfileOptions
+from penstock.options import OUTPUT, SERVER, Option
+
+# --------------------------------------------------------------------------------------------------------------- worker
+# ``penstock worker``: lend this host to engines on others.
+
+worker_app = new_app()
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerOptions:
+    """The worker's address, and how it knows who may use it."""
+
+    listen: Annotated[
+        str | None,
+        Option(
+            "Address of this host, at which engines on others reach it.",
+            SERVER,
+            metavar="HOST:PORT",
+            default="127.0.0.1:7700, or port 7700 where --join's reaches it",
+        ),
+    ] = None
+    join: Annotated[
+        str | None,
+        Option(
+            "Come to the engine at that address, which has --hosts join://HOST:PORT, now and whenever it is back.",
+            SERVER,
+            metavar="HOST:PORT",
+            default="none: engines name this host",
+        ),
+    ] = None
+    keys: Annotated[
+        str | None,
+        Option("This host's keys, which `penstock keys` makes.", SERVER, metavar="FOLDER", default=KEYS),
+    ] = None
+    token: Annotated[
+        str | None,
+        Option("Get the keys first, with what `penstock keys add` has printed.", SERVER, default="none"),
+    ] = None
+    announce: Annotated[
+        bool, Option("Tell whoever asks on this network where the worker listens: `penstock hosts` asks.", SERVER)
+    ] = False
+    cache: Annotated[
+        str | None,
+        Option(
+            "Where layers are kept that engines send, because this host has no such checkpoint.",
+            SERVER,
+            metavar="FOLDER",
+            default="~/.cache/penstock/weights",
+        ),
+    ] = None
+    cache_gb: Annotated[float, Option("Most that is kept of checkpoints that are not in use.", SERVER)] = 50.0
+    insecure: Annotated[
+        bool,
+        Option("Serve anybody who reaches the address, without encryption: for a network that is private.", SERVER),
+    ] = False
+
+
+Unit = Annotated[
+    bool,
+    Option("Print a unit for systemd that runs this worker, and end.", OUTPUT),
+]
+
+
+@worker_app.command()
+@command
+def worker(*, options: WorkerOptions, unit: Unit = False) -> None:
+    from penstock.hosts.worker import print_unit, run_worker
+
+    if unit:
+        print_unit(vars(options))
+        return
+    run_worker(
+        options.listen,
+        options.join,
+        options.keys,
+        options.token,
+        options.insecure,
+        options.cache,
+        options.cache_gb,
+        options.announce,
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------------- keys
+# ``penstock keys``: the members of a cluster.
+
+keys_app = new_app()
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeysFolder:
+    keys: Annotated[str | None, Option("Where the keys are kept.", OUTPUT, metavar="FOLDER", default=KEYS)] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AddOptions:
+    """The new member, and where it fetches its keys."""
+
+    host: Annotated[str, Option("What the new host calls itself, as `hostname` prints there.", positional=True)]
+    listen: Annotated[
+        str,
+        Option("Address of this host, to which the new one comes for its keys.", SERVER, metavar="HOST[:PORT]"),
+    ]
+    minutes: Annotated[float, Option("How long to wait for the new host.", SERVER)] = 15.0
+
+
+@keys_app.command()
+@command
+def new(*, folder: KeysFolder) -> None:
+    """Make a cluster: its authority, and this host's keys."""
+    from penstock.hosts.keys import new_cluster
+
+    new_cluster(folder.keys)
+
+
+@keys_app.command()
+@command
+def add(*, options: AddOptions, folder: KeysFolder) -> None:
+    """Print a token with which one HOST can become a member, and wait until it has."""
+    from penstock.hosts.keys import add_host
+
+    add_host(options.host, options.listen, options.minutes, folder.keys)
+
+
+# ---------------------------------------------------------------------------------------------------------------- hosts
+# ``penstock hosts``: the hosts that answer, and their devices, memory and cores.
+
+hosts_app = new_app()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListingOptions:
+    """The hosts, and how they are reached."""
+
+    hosts: Annotated[
+        str | None,
+        Option(
+            "Hosts on which `penstock worker` runs, with commas between. Without any, addresses that workers on this "
+            "network announce.",
+            positional=True,
+        ),
+    ] = None
+    keys: Annotated[
+        str | None,
+        Option("This host's keys, which `penstock keys` makes.", SERVER, metavar="FOLDER", default=KEYS),
+    ] = None
+    insecure: Annotated[bool, Option("Ask without keys or encryption: for a network that is private.", SERVER)] = False
+    links: Annotated[
+        bool, Option("Also measure the rate of each host's link with this one, both ways. Takes seconds.", OUTPUT)
+    ] = False
+    as_json: Annotated[bool, Option("Print JSON instead.", OUTPUT, names=("--json",))] = False
+
+
+@hosts_app.command()
+@command
+def hosts(*, options: ListingOptions) -> None:
+    from penstock.hosts.listing import list_hosts, suggest_hosts
+
+    if options.hosts is None:
+        suggest_hosts(options.as_json)
+        return
+    list_hosts(options.hosts, options.keys, options.insecure, options.links, options.as_json)
+
+
+# --------------------------------------------------------------------------------------------------------------- doctor
+# ``penstock doctor``: the capabilities of hosts and links, and what to change.
+
+doctor_app = new_app()
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoctorOptions:
+    """The hosts, and how they are reached."""
+
+    hosts: Annotated[
+        str | None,
+        Option(
+            "Hosts on which `penstock worker` runs, beside this one.",
+            metavar="HOST[:PORT],...",
+            default="this one alone",
+        ),
+    ] = None
+    cluster: Annotated[str | None, Option("A file ending in .toml whose devices name the hosts.", default="")] = None
+    keys: Annotated[
+        str | None,
+        Option("This host's keys, which `penstock keys` makes.", SERVER, metavar="FOLDER", default=KEYS),
+    ] = None
+    insecure: Annotated[bool, Option("Talk without keys or encryption: for a network that is private.", SERVER)] = False
+    as_json: Annotated[bool, Option("Print JSON instead.", OUTPUT, names=("--json",))] = False
+
+
+@doctor_app.command()
+@command
+def doctor(*, options: DoctorOptions) -> None:
+    from penstock.hosts.listing import run_doctor
+
+    run_doctor(options.hosts, options.cluster, options.keys, options.insecure, options.as_json)
+
+
+# ------------------------------------------------------------------------------------------------------------ rebalance
+# ``penstock rebalance``: move a server's stages back to hosts that are available again.
+
+rebalance_app = new_app()
+
+
+@rebalance_app.command()
+@command
+def rebalance(*, options: Server) -> None:
+    from penstock.clients.rebalance import rebalance
+
+    rebalance(options)
+
+
+# -------------------------------------------------------------------------------------------------------------- profile
+# ``penstock profile``: the time that a model's layers take on the devices at hand.
+
+profile_app = new_app()
+
+
+@profile_app.command()
+@command
+def profile(*, options: ProfileOptions, as_json: AsJson = False) -> None:
+    from penstock.lab.profile import run_profile
+
+    run_profile(options, as_json=as_json)

@@ -1,0 +1,250 @@
+"""Options of commands: fields of dataclasses as Typer's parameters, errors and outputs."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import os
+import signal
+import sys
+import threading
+import types
+import typing
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import MISSING, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from penstock.config import FieldError
+from penstock.core import ConfigError, PenstockError, RequestError
+from penstock.files import NAMED_PIPE, is_named_pipe
+from penstock.options import Option
+
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
+
+
+# ------------------------------------------------------------------------------------------------------------ parameter
+# One option: from a field's annotation to Typer's parameter, and from Typer's value to the field's.
+
+REQUIRED: Final = inspect.Parameter.empty
+FOLDER: Final = "FOLDER"
+"""Metavar of options whose value is a folder's path, as text."""
+WRITTEN: Final = (str, int, float, bool, Path)
+"""Types that a command-line argument can have."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """A field of a group, or a parameter of a command. ``default`` is ``REQUIRED`` where there is none."""
+
+    name: str
+    hint: Any
+    default: Any
+
+    @property
+    def option(self) -> Option | None:
+        return next((one for one in typing.get_args(self.hint)[1:] if isinstance(one, Option)), None)
+
+
+def parameter_of(field: Field) -> inspect.Parameter:
+    """Typer's parameter for a field; one without an ``Option`` is Typer's own already."""
+    option = field.option
+    if option is None:
+        return parameter(field.name, field.default, field.hint)
+    settings: dict[str, Any] = {
+        "help": option.help,
+        "rich_help_panel": option.panel,
+        "metavar": option.metavar,
+        "envvar": option.envvar,
+        "show_default": True if option.default is None else option.default or False,
+    }
+    info = typer.Argument(**settings) if option.positional else typer.Option(*names_of(field, option), **settings)
+    default = written_default(field, option)
+    hint = written_type(field, option)
+    return parameter(field.name, default, Annotated[hint if default is not None else hint | None, info])
+
+
+def names_of(field: Field, option: Option) -> tuple[str, ...]:
+    """The option's names, () for Typer's default. A bool that is off by default has no name to switch it off."""
+    own = f"--{field.name.replace('_', '-')}"
+    return option.names or ((own,) if field.default is False else ())
+
+
+def parameter(name: str, default: Any, hint: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
+
+
+def value_of(field: Field, given: Any) -> Any:
+    """The field's value, from the value that Typer has read. Raises FieldError for a path that is a named pipe."""
+    option = field.option
+    for one in given if isinstance(given, list | tuple) else (given,):
+        is_path = isinstance(one, Path) or (option is not None and option.metavar == FOLDER)
+        if is_path and is_named_pipe(Path(one)):
+            raise FieldError(field.name, f"is {str(one)!r}, which {NAMED_PIPE}")
+    if option is None:
+        return given
+    if option.parse is not None:
+        return option.parse(given)
+    if is_tuple(field):
+        return tuple(given)
+    return not given if switches_off(field, option) else given
+
+
+def written_type(field: Field, option: Option) -> Any:
+    """The type that Typer reads: text if the option parses it, a list for a tuple, else the field's own."""
+    if option.parse is not None:
+        return str
+    return list[typing.get_args(plain(field))[0]] if is_tuple(field) else plain(field)  # type: ignore[misc]
+
+
+def written_default(field: Field, option: Option) -> Any:
+    """The default that Typer shows; None where it shows none and the field's own default holds."""
+    if field.default is REQUIRED:
+        return REQUIRED
+    if switches_off(field, option):
+        return False
+    if option.parse is not None:
+        return text_of(field.default) if field.default and option.default is None else None
+    return None if is_tuple(field) else field.default
+
+
+def text_of(value: Any) -> str:
+    """A value as typed on the command line: a tuple with commas, floats as short as possible."""
+    if isinstance(value, tuple):
+        return ",".join(map(text_of, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def switches_off(field: Field, option: Option) -> bool:
+    return field.default is True and bool(option.names)
+
+
+def is_tuple(field: Field) -> bool:
+    return typing.get_origin(plain(field)) is tuple
+
+
+def plain(field: Field) -> Any:
+    """The field's type without ``Annotated``; of a union the part that can be written on a command line."""
+    hint = typing.get_args(field.hint)[0]
+    parts = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    return next(part for part in parts if part in WRITTEN or typing.get_origin(part) is tuple)
+
+
+# --------------------------------------------------------------------------------------------------------------- errors
+# Errors on the command line: one line on stderr, and an exit code.
+
+INTERRUPTED: Final = 130
+"""Exit code after Ctrl-C: 128 + SIGINT."""
+AGAIN_S: Final = 0.05
+"""Seconds after which a Ctrl-C that Python dropped is sent again."""
+
+
+@contextmanager
+def reported() -> Iterator[None]:
+    """A context that reports Penstock's errors in one line on stderr, and turns them and Ctrl-C into exit codes."""
+    hook, sys.unraisablehook = sys.unraisablehook, interrupt_again
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+    except PenstockError as error:
+        typer.echo(f"penstock: error: {error}", err=True)
+        raise typer.Exit(2 if isinstance(error, ConfigError | RequestError) else 1) from None
+    finally:
+        sys.unraisablehook = hook
+
+
+def interrupt_again(dropped: UnraisableHookArgs) -> None:
+    """Send Ctrl-C again if Python dropped it: errors raised while an object is deleted go to this hook and are lost."""
+    if issubclass(dropped.exc_type, KeyboardInterrupt):
+        threading.Timer(AGAIN_S, os.kill, (os.getpid(), signal.SIGINT)).start()
+    else:
+        sys.__unraisablehook__(dropped)
+
+
+# -------------------------------------------------------------------------------------------------------------- command
+# Typer commands made from groups of options, so that each option is defined once, in its group.
+#
+# ::
+#
+#     @command
+#     def generate(prompt: Prompt, model: ModelOptions, pipeline: PipelineOptions) -> None: ...
+#
+# A group is a dataclass. Each of its fields with an ``Option`` becomes an option of the command; a field that is itself
+# a group contributes its own. A command's other parameters have an ``Option`` too, or are Typer's own.
+
+
+def new_app(*, completion: bool = False) -> typer.Typer:
+    """An app of one command, or of several under one name. ``completion`` adds the options for shell completion."""
+    return typer.Typer(
+        add_completion=completion,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+
+
+def command(function: Callable[..., None]) -> Callable[..., None]:
+    """``function`` as a Typer command: options in place of groups, and Penstock's errors reported in one line."""
+
+    def run(**given: Any) -> None:
+        with reported():
+            call(function, given)
+
+    parameters = [parameter_of(field) for field in options_of(function)]
+    run.__name__, run.__doc__ = function.__name__, function.__doc__
+    # Typer reads the signature to find the options; ``run`` itself takes whatever Typer has parsed.
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {one.name: one.annotation for one in parameters}
+    return run
+
+
+def options_of(owner: Any) -> Iterator[Field]:
+    """The options of a command or a group; a group within it is replaced by its options."""
+    for field in fields_of(owner):
+        if is_group(field.hint):
+            yield from options_of(field.hint)
+        else:
+            yield field
+
+
+def call(owner: Any, given: dict[str, Any]) -> Any:
+    """Call a command, or make a group, with the options that are given; the others keep their defaults."""
+    arguments = {}
+    for field in fields_of(owner):
+        if is_group(field.hint):
+            arguments[field.name] = call(field.hint, given)
+        elif given[field.name] is not None:
+            arguments[field.name] = value_of(field, given[field.name])
+    return owner(**arguments)
+
+
+def fields_of(owner: Any) -> Iterator[Field]:
+    """A command's parameters, or those fields of a group that are groups or have an ``Option``."""
+    hints = typing.get_type_hints(owner, include_extras=True)
+    if is_group(owner):
+        found = (Field(one.name, hints[one.name], default_of(one)) for one in dataclasses.fields(owner))
+        yield from (field for field in found if field.option is not None or is_group(field.hint))
+    else:
+        for parameter in inspect.signature(owner).parameters.values():
+            yield Field(parameter.name, hints[parameter.name], parameter.default)
+
+
+def is_group(hint: Any) -> bool:
+    return isinstance(hint, type) and dataclasses.is_dataclass(hint)
+
+
+def default_of(field: dataclasses.Field[Any]) -> Any:
+    """The field's default; None where a factory makes it, REQUIRED where there is none."""
+    if field.default is not MISSING:
+        return field.default
+    return REQUIRED if field.default_factory is MISSING else None
+
+
+# -------------------------------------------------------------------------------------------------------------- outputs
+# Options about output that several commands have.
+
+AsJson = Annotated[bool, Option("Print one JSON object and nothing else.", names=("--json",))]

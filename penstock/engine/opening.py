@@ -1,0 +1,379 @@
+"""Opens an engine: its hosts, its plan, and the start of its processes."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, TypeVar
+
+from rich.console import Console
+
+from penstock.cluster.spec import LayerTimes
+from penstock.config import FieldError, check
+from penstock.core import CheckpointChanged, ConfigError
+from penstock.drafters.base import Weights
+from penstock.engine.options import AUTO, EngineOptions
+from penstock.engine.profile.hosts import HostsProfile, cluster_of_hosts, completed, known_profile, with_prefill_times
+from penstock.engine.profile.measure import OnStep, kept_for_sharing, needed_bytes
+from penstock.engine.resolve import Resolved, resolve_options
+from penstock.extras import RAY, require
+from penstock.files import CHANGED, DTYPE_BYTES, FileStamps
+from penstock.hosts.facts import HostFacts, own_facts
+from penstock.hosts.fleet import LOOK_S, Fleet, FleetHost
+from penstock.hosts.keys import security_for
+from penstock.hosts.placement import HERE, AskedHosts, asked_hosts, check_memory, hosts_asked_for, in_gb, other_hosts
+from penstock.hosts.weights import files_of
+from penstock.pipeline.base import Host
+from penstock.pipeline.loading import LoadingBar, LoadingCount
+from penstock.pipeline.processes import OnLoading, ProcessHost
+from penstock.planner.costs import Batch, candidates, problem_of, shortage
+from penstock.planner.partition import front
+from penstock.speculation import SpeculativeConfig
+
+# --------------------------------------------------------------------------------------------------------------- on ray
+# Opens an engine's hosts on a Ray cluster.
+
+
+def open_on_ray(options: EngineOptions, address: str, on_loading: OnLoading | None) -> FleetHost:
+    """The host that runs the stages, once an agent on each node that is needed has come.
+
+    Raises ConfigError if Ray is not installed, does not answer, has no room, or takes commands from anybody.
+    """
+    require([RAY])
+    check(options.keys is None, "keys", options.keys, "left out with Ray: each engine makes keys of its own")
+    from penstock.hosts.ray import STARTED_S, RayCluster
+
+    assert options.pipeline_parallel_size is not None
+    with ExitStack() as in_vain:
+        cluster = RayCluster(address, options.insecure)
+        in_vain.callback(cluster.close)
+        fleet = Fleet([], cluster.security, private_network=options.insecure, door=f"{cluster.here}:0")
+        in_vain.callback(fleet.close)
+        # An agent that is lost before it has come is started again only where Ray has another node for it.
+        fleet.wait_for(cluster.start_agents(options.pipeline_parallel_size, options.device, fleet.door), STARTED_S)
+        host = FleetHost(fleet, options.stage_timeout, on_loading, started_by=cluster)
+        in_vain.pop_all()
+    return host
+
+
+# -------------------------------------------------------------------------------------------------------------- planned
+# ``layer_split="auto"``: plans the stages that suit the hosts at hand, from measured times.
+
+log = logging.getLogger(__name__)
+
+ALIKE: Final = 1.1
+"""Devices whose speeds are within this factor count as alike: an even split is as good."""
+PLAIN: Final = Batch(rows=1, context=512)
+SPECULATIVE: Final = Batch(rows=8, context=512)
+LOOKED_UP, DRAFTED = 0.25, 0.6
+"""Share of a text's tokens that are assumed to come one batch after another, with prompt lookup and with a drafter that
+has weights. Each other token costs a trip of one row, since ``auto`` decodes plainly where drafts do not pay."""
+
+
+def planned(options: EngineOptions, host: FleetHost) -> EngineOptions:
+    """The options with the planned layers, and hosts in the planned order. The log says what was decided.
+
+    "auto" measures what has not been measured. Without ``layer_split`` there is a plan only if the hosts have been
+    measured and differ; else they share the layers evenly. Hosts that play an emulated cluster are not planned for.
+    Raises ConfigError if the model fits in no way.
+    """
+    asked = options.layer_split == AUTO
+    if options.hosts is None or options.cluster is not None or not (asked or may_be_planned(options)):
+        return options
+    try:
+        profile = known_profile(options, host)
+    except FieldError:  # there is no plan for such hosts
+        if asked:
+            raise
+        return options
+    if asked:
+        profile = completed(profile, host, reporting)
+    elif profile.missing:
+        log.warning("layers are split evenly: `penstock profile` has not measured %s", profile.missing)
+        return options
+    elif alike(profile.times.values()):
+        return options
+    return decided(options, profile)
+
+
+def reporting(what: str) -> OnStep:
+    """A callback for progress that logs, once, that ``what`` is being measured."""
+
+    def on_step(done: int, total: int) -> None:
+        if done == 1:
+            log.warning("measuring %s, to split the layers", what)
+
+    return on_step
+
+
+def may_be_planned(options: EngineOptions) -> bool:
+    """Whether the options leave the layers of stages open, and give each host one stage."""
+    assert options.hosts is not None
+    names = asked_hosts(options.hosts).names
+    return options.layer_split is None and len(names) > 1 and options.pipeline_parallel_size in (None, len(names))
+
+
+def alike(times: Iterable[LayerTimes]) -> bool:
+    """Whether the devices take about the same time for a layer, with one row and with many."""
+    found = list(times)
+    for row in (0, -1):
+        each = [one.layer_ms[row][0] for one in found]
+        if max(each) > ALIKE * min(each):
+            return False
+    return True
+
+
+def decided(options: EngineOptions, profile: HostsProfile) -> EngineOptions:
+    found, hits = profile.candidates, hits_of(options)
+    cluster = cluster_of_hosts(profile, drafts=hits == DRAFTED)  # a drafter with weights is held here, and needs room
+    devices = candidates(cluster)
+    plain, drafted = (problem_of(cluster, devices, batch) for batch in (PLAIN, SPECULATIVE))
+    plans = [plan.parts for problem in (plain, drafted) for plan in front(problem)]
+    if not plans:
+        problem = f"layer_split: no plan fits: {shortage(cluster, devices)}"
+        raise ConfigError(f"{problem}. Add hosts, lower kv_slots, or quantize the model")
+    # The least expected time per token: a hit comes with the next batch, any other token after a trip.
+    best = min(plans, key=lambda parts: hits * drafted.slowest_s(parts) + (1 - hits) * plain.trip_s(parts))
+    used = [devices[part.device] for part in best]
+    order, held = [device.host for device in used], {device.name for device in used}
+    spares = [one.name for label, one in found.devices.items() if label not in held]
+    split = ",".join(str(part.layers) for part in best)
+    log.warning(
+        "layers are split %s over %s%s: a row takes %.1f ms through all, and %.1f ms in the slowest stage",
+        split,
+        ", ".join(order),
+        f", and {', '.join(spares)} kept as spares" if spares else "",
+        1e3 * plain.trip_s(best),
+        1e3 * plain.slowest_s(best),
+    )
+    return replace(options, hosts=",".join([*order, *spares]), pipeline_parallel_size=len(order), layer_split=split)
+
+
+def hits_of(options: EngineOptions) -> float:
+    """The share of tokens that need not wait for a trip."""
+    config = options.speculative_config
+    if not isinstance(config, SpeculativeConfig) or not config.drafts:
+        return 0.0
+    return LOOKED_UP if config.drafter_options.weights is Weights.NONE else DRAFTED
+
+
+# -------------------------------------------------------------------------------------------------------------- opening
+# Opens the hosts of an engine's stages: this host, or those that its options name.
+
+WORTH_TELLING: Final = 1 << 30
+"""Bytes that prefix caching may cost before the log says so."""
+
+
+def open_host(options: EngineOptions, on_loading: OnLoading | None = None) -> ProcessHost:
+    """The host that runs the stages, attached to all that are named. Raises ConfigError for one that cannot be used."""
+    assert not isinstance(options.cluster, str)
+    names = other_hosts(hosts_asked_for(options.hosts, options.cluster))
+    asked = AskedHosts(()) if options.hosts is None else asked_hosts(options.hosts)
+    if not names and not asked.come:
+        return ProcessHost(options.transport, options.stage_timeout, on_loading=on_loading)
+    if options.insecure:
+        log.warning(
+            "insecure: what is asked and answered crosses the network as plain text, and whoever is there can join"
+        )
+    if asked.ray:
+        return open_on_ray(options, asked.ray, on_loading)
+    fleet = Fleet(names, security_for(options.keys, options.insecure), options.insecure, asked.door)
+    try:
+        if asked.door:
+            fleet.wait_for(missing_hosts(options))
+        return FleetHost(fleet, options.stage_timeout, on_loading)
+    except BaseException:
+        fleet.close()
+        raise
+
+
+def missing_hosts(options: EngineOptions) -> int:
+    """How many hosts have to come: one for each stage, except for a stage on this host."""
+    assert options.hosts is not None
+    assert options.pipeline_parallel_size is not None
+    return options.pipeline_parallel_size - (HERE in asked_hosts(options.hosts).names)
+
+
+def resolve_on(options: EngineOptions, host: Host) -> Resolved:
+    """Resolve options on the hosts that ``host`` reaches. Raises ConfigError for what one of them cannot do."""
+    if not isinstance(host, FleetHost):
+        setup = told(resolve_options(options))
+        check_here(setup)
+        return with_prefill_times(setup, {}, encrypted=False)
+    fleet = host.fleet
+    if options.hosts is not None and asked_hosts(options.hosts).come:
+        options = replace(options, hosts=",".join(present(options.hosts, fleet)))
+    options = planned(options, host)
+    assert not isinstance(options.cluster, str)
+    living = fleet.joined_by(other_hosts(hosts_asked_for(options.hosts, options.cluster)))
+    setup = told(resolve_options(options, living))
+    check_here(setup)
+    for due in providing(setup, host, living):
+        host.wait(due)
+    return with_prefill_times(setup, living, encrypted=fleet.security is not None)
+
+
+def told(setup: Resolved) -> Resolved:
+    """Return ``setup``, and log a warning of memory or time that it takes and a user may not expect.
+
+    Prefix caching may cost much that one long text would not need; weights that a file holds in whole numbers may be
+    held as floats, where a processor does not compute in whole numbers; and a GPU makes floats of them at every step.
+    """
+    bits, options = setup.checkpoint.weights.bits, setup.options
+    if (
+        bits is not None
+        and setup.quantization == "none"
+        and (options.quantization == "auto" or options.device != "cpu")
+    ):
+        log.warning(
+            "the file's weights of %d bits are held as %s on %s, which takes %s in all%s",
+            bits,
+            options.dtype,
+            options.device,
+            *size_in_floats(setup),
+        )
+    if setup.quantization != "none" and options.device != "cpu":
+        log.warning(
+            "weights held as %s become floats again at every step on %s: quantization none is many times as fast where "
+            "its %s fit%s",
+            setup.quantization,
+            options.device,
+            *size_in_floats(setup),
+        )
+    if setup.options.enable_prefix_caching and (kept := kept_for_sharing(setup)) > WORTH_TELLING:
+        log.warning(
+            "prefix caching has layers with a window or a state keep up to %.1f GiB that no later token reaches; "
+            "enable_prefix_caching=False (--no-enable-prefix-caching) spares them",
+            kept / 2**30,
+        )
+    return setup
+
+
+def size_in_floats(setup: Resolved) -> tuple[str, str]:
+    """The memory that all weights take as floats, and words for what takes less on a GPU, if anything does."""
+    options = setup.options
+    size = in_gb(DTYPE_BYTES[options.dtype] * sum(setup.checkpoint.weights.sizes().values()))
+    halves = options.dtype == "float32" and options.device != "cpu"
+    return size, "; dtype auto takes half of that" if halves else ""
+
+
+def check_here(setup: Resolved) -> None:
+    """Raise ConfigError if the stages on this host do not fit. Only before they start: free memory is what is left."""
+    if "" in setup.hosts:
+        here = own_facts("", gpus=any(device != "cpu" for device in setup.devices))
+        check_memory(setup.hosts, setup.devices, needed_bytes(setup), {"": here})
+
+
+def providing(setup: Resolved, host: FleetHost, living: Mapping[str, HostFacts]) -> Generator[float]:
+    """Have every host of a setup hold the layers of its stages. Yields times at which to go on, until all do.
+
+    ``living``: facts of the hosts for which the setup was made. Raises ConfigError for a host that cannot hold them and
+    for files that cannot be read, and CheckpointChanged.
+    """
+    check_memory(setup.hosts, setup.devices, needed_bytes(setup), living)
+    layers = layers_by_host(setup)
+    try:
+        host.fleet.ask(host.offer(setup.checkpoint.source, setup.checkpoint.num_layers), layers)
+    except OSError as error:
+        raise ConfigError(f"model: {setup.checkpoint.source} cannot be read: {error}") from error
+    while not host.fleet.settled(layers):
+        host.fleet.tell_progress()
+        yield host.now() + LOOK_S
+    host.fleet.tell_progress()
+    host.fleet.check(layers)
+
+
+def present(hosts: str, fleet: Fleet) -> list[str]:
+    """The hosts that are named, then those that have come."""
+    named = asked_hosts(hosts).names
+    return [*named, *(name for name in fleet.hosts if name not in named)]
+
+
+def layers_by_host(setup: Resolved) -> dict[str, list[tuple[int, int]]]:
+    """The layers [first, last) of the stages on each of the other hosts, by host name."""
+    found: dict[str, list[tuple[int, int]]] = {}
+    for name, layers in zip(setup.hosts, setup.layers, strict=True):
+        if name:
+            found.setdefault(name, []).append(layers)
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------------- starting
+# Starts an engine that a person waits for: shows how far its processes are, and the memory that they then hold.
+
+Engine = TypeVar("Engine")
+
+
+@dataclass(frozen=True)
+class Start:
+    """Seconds that the start took, and bytes that stages and drafter hold since."""
+
+    seconds: float
+    weight_bytes: int
+    kv_bytes: int
+
+
+def watched(
+    make: Callable[..., Engine], options: EngineOptions, loading: LoadingCount | None = None
+) -> tuple[Engine, Start]:
+    """The engine that ``make`` (``LLM`` or ``AsyncLLM``) returns, once its stages have loaded their layers.
+
+    ``loading`` is told how far they are; None shows a bar on stderr. Raises what ``make`` raises. Objects that are
+    alive by then are never garbage-collected, so this is for programs that run the engine and end.
+    """
+    begin = time.monotonic()
+    with loading or LoadingBar(Console(stderr=True)) as bar:
+        host = open_host(options, on_loading=bar)
+        try:
+            engine = make(host=host, **vars(options))
+        except BaseException:
+            host.close()
+            raise
+    gc.collect()
+    gc.freeze()  # a collection would hold up a token for as long as it takes to look through all that was imported
+    return engine, Start(time.monotonic() - begin, *bar.held)
+
+
+def loaded(setup: Resolved, start: Start, numerics: str) -> str:
+    """A loaded model in a line, as ``30 layers in int4, exact numerics, 2 stages · 97 MB of weights, ...``.
+
+    ``numerics`` is ``LLM.numerics``.
+    """
+    form = setup.options.dtype if setup.quantization == "none" else setup.quantization
+    weights, room = (f"{held / 1e6:,.0f} MB" for held in (start.weight_bytes, start.kv_bytes))
+    parts = [
+        f"{setup.checkpoint.num_layers} layers in {form}, {numerics} numerics, "
+        f"{setup.stages} stage{'s' * (setup.stages != 1)}",
+        f"{weights} of weights, {room} for {setup.capacity:,} tokens",
+        f"loaded in {start.seconds:.1f} s",
+    ]
+    return " · ".join(parts)
+
+
+# --------------------------------------------------------------------------------------------------------------- loaded
+# The files that an engine's processes load, which must not change while it runs.
+
+
+class LoadedFiles:
+    """The files of the target and the drafter, as they were when this was made. Raises OSError, and ConfigError."""
+
+    def __init__(self, setup: Resolved) -> None:
+        self._stamps = FileStamps.of(file for source in sources_of(setup) for file in files_of(source))
+
+    def check(self) -> None:
+        """Raise CheckpointChanged if a file has changed: a stage that is started again would load other weights."""
+        if (file := self._stamps.changed) is not None:
+            raise CheckpointChanged(f"model: {file} {CHANGED}")
+
+
+def sources_of(setup: Resolved) -> Iterator[Path]:
+    yield setup.checkpoint.source
+    if setup.draft is not None:
+        yield setup.draft.source
+    if setup.speculator is not None:
+        yield setup.speculator.path

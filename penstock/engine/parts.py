@@ -1,0 +1,332 @@
+"""The parts of an engine's pipeline: where stages are, and how they move when hosts are lost or come back."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+import msgspec
+
+from penstock.core import ConfigError, PipelineError, PipelineLost
+from penstock.drafters.base import Drafter, Weights
+from penstock.drafters.merged import NgramOptions
+from penstock.engine.build import (
+    PlainAnswers,
+    apart,
+    drafter_parts,
+    make_drafter,
+    share_device,
+    stage_plans,
+    weights_plan,
+)
+from penstock.engine.opening import LoadedFiles, layers_by_host, present, providing
+from penstock.engine.profile.measure import needed_bytes
+from penstock.engine.resolve import Resolved, devices_of, resolve_options, threads_of
+from penstock.files import EXACT
+from penstock.hosts.facts import HostFacts
+from penstock.hosts.fleet import Fleet, FleetHost
+from penstock.hosts.placement import HERE, has_room, in_plans, moved
+from penstock.pipeline.base import Host, HostedPipeline, StagePlan
+
+# --------------------------------------------------------------------------------------------------------------- moving
+# Decides where stages go when their hosts are lost, and when hosts are back.
+
+log = logging.getLogger(__name__)
+
+
+Living = Mapping[str, HostFacts]
+"""Facts of the hosts by name, at one moment. A whole move is decided on one such snapshot."""
+
+
+def resolving(asked: Resolved, host: Host) -> Generator[float, None, Resolved]:
+    """Place the stages on the hosts that are there now. Yields times at which to go on, until these hold their layers.
+
+    Each stage stays on its host as long as that is there, since it keeps its weights. The others go to spares, or to
+    hosts that have stages already. Where they have no room, all layers are split anew, into no more stages than before.
+    A host that is still being sent its layers gets no stage, unless there is no other way. Raises PipelineError while
+    there is no way at all.
+    """
+    if not isinstance(host, FleetHost):
+        return asked
+    living = host.fleet.living
+    names = names_there(asked, host.fleet, living)
+    if asked.options.hosts is None:  # a cluster file's stages have their places
+        if missing := [name for name in asked.hosts if name not in names]:
+            raise PipelineError(f"host {missing[0]} is not there")
+        makers: list[Callable[[], Resolved]] = [partial(replace, asked)]
+    else:
+        makers = placements(asked, names, host.fleet.searching, living)
+    problem = "none of the hosts is there"
+    for make in makers:
+        try:
+            setup = make()
+            yield from providing(setup, host, living)
+        except ConfigError as error:
+            log.warning("stages have no place: %s", error)
+            problem = str(error)
+        else:
+            return setup
+    raise PipelineError(problem)
+
+
+def placements(
+    asked: Resolved, names: Sequence[str], searching: Collection[str], living: Living
+) -> list[Callable[[], Resolved]]:
+    """Ways to place the stages, the best one first; each raises ConfigError if it does not work."""
+    ready = [name for name in names if name not in searching]
+    return [
+        partial(make, asked, some, living)
+        for some in (ready, names if ready != names else [])
+        if some
+        for make in (same_split, split_anew)
+    ]
+
+
+def names_there(asked: Resolved, fleet: Fleet, living: Living) -> list[str]:
+    """The hosts that stages may be on now, as plans name them."""
+    if asked.options.hosts is None:
+        return ["", *living]
+    there = dict.fromkeys(map(in_plans, present(asked.options.hosts, fleet)))
+    return [name for name in there if not name or name in living]
+
+
+def lost_a_host(running: Resolved, host: Host) -> bool:
+    """Whether a host that stages are on is not there any more."""
+    return isinstance(host, FleetHost) and any(name and name not in host.fleet.living for name in running.hosts)
+
+
+def better_place(asked: Resolved, running: Resolved, host: Host) -> bool:
+    """Whether stages share a host, and another host, which holds the layers, could take some of them.
+
+    A host that lacks the layers is asked to fetch them while the engine runs.
+    """
+    if not isinstance(host, FleetHost) or running is asked:
+        return False
+    living = host.fleet.living
+    names = names_there(asked, host.fleet, living)
+    if len(set(running.hosts)) >= min(len(set(asked.hosts)), len(names)):
+        return False
+    try:
+        layers = layers_by_host(same_split(asked, names, living))
+        offer = host.offer(asked.checkpoint.source, asked.checkpoint.num_layers)
+        host.fleet.ask(offer, layers)
+    except (ConfigError, PipelineError, OSError) as error:
+        log.info("stages stay where they are: %s", error)
+        return False
+    return host.fleet.hold(offer, layers)
+
+
+def same_split(asked: Resolved, names: Sequence[str], living: Living) -> Resolved:
+    """The same stages on the hosts ``names``. Raises ConfigError if a stage fits nowhere."""
+    needed, options = needed_bytes(asked), asked.options
+
+    def takes(name: str, stages: Sequence[int]) -> bool:
+        wanted = [needed[stage] for stage in sorted(stages)]
+        return not name or (name in living and has_room(name, living[name], options.device, wanted))
+
+    hosts = moved(asked.hosts, names, takes)
+    drafts = asked.draft is not None or asked.speculator is not None
+    return replace(
+        asked,
+        hosts=hosts,
+        devices=devices_of(options, hosts, living),
+        threads=threads_of(options, asked.cluster, hosts, living, drafts=drafts),
+    )
+
+
+def split_anew(asked: Resolved, names: Sequence[str], living: Living) -> Resolved:
+    """The layers split evenly over ``names``, no more stages on a host than were asked for. Raises ConfigError."""
+    each = -(-asked.stages // len(set(asked.hosts)))
+    options = replace(
+        asked.options,
+        hosts=",".join(name or HERE for name in names),
+        pipeline_parallel_size=min(asked.stages, each * len(names)),
+        layer_split=None,
+        max_model_len=asked.max_model_len,
+        kv_slots=asked.kv_slots,
+        speculative_slots=asked.speculative_slots,
+    )
+    return resolve_options(options, living)
+
+
+# ---------------------------------------------------------------------------------------------------------------- parts
+# The processes of one engine, stages and a drafter's weights: started with it, and again when one is lost.
+
+START_ATTEMPTS: Final = 3
+"""Attempts to start an engine while hosts are lost during the start."""
+MOST_DRAFTER_LOSSES: Final = 3
+WITHIN_S: Final = 60.0
+"""Seconds; a drafter that is lost ``MOST_DRAFTER_LOSSES`` times within them is not started again."""
+
+
+class EngineParts:
+    """Starts an engine's pipeline and drafter (``engine.recovery.Parts``); both are there once ``start`` has ended."""
+
+    def __init__(self, setup: Resolved, host: Host) -> None:
+        self.drafter: Drafter | None = None
+        self._asked = setup
+        self._setup = setup
+        """``_asked``: the setup that was asked for. ``_setup``: the one that runs, perhaps on fewer hosts."""
+        self._host = host
+        self._pipeline: HostedPipeline | None = None
+        self._weights: HostedPipeline | None = None
+        """The stage that holds the drafter's weights; None where there is none."""
+        self._lacks_drafter = setup.speculation is not None and setup.speculation.drafts
+        """Whether the drafter that was asked for has yet to be started."""
+        self._drafter_losses: deque[float] = deque(maxlen=MOST_DRAFTER_LOSSES)
+        self._exact: bool | None = None
+        """Whether the numerics of the first pipeline were exact; None before it has started."""
+        self._answers = PlainAnswers()
+        self._files = LoadedFiles(setup)
+
+    @property
+    def pipeline(self) -> HostedPipeline:
+        assert self._pipeline is not None, "it has not been started"
+        return self._pipeline
+
+    @property
+    def apart(self) -> frozenset[int]:
+        return apart(self._setup.hosts)
+
+    def start_all(self) -> None:
+        """Start everything and wait for it. Raises PipelineError if a stage or the drafter cannot start.
+
+        If a host is lost meanwhile, another attempt follows on the hosts that are left.
+        """
+        for left in reversed(range(START_ATTEMPTS)):
+            try:
+                self._start_and_wait()
+                return
+            except PipelineLost as lost:
+                if not left or not lost_a_host(self._setup, self._host):
+                    raise
+                log.warning("%s; starting once more", lost)
+                self._wait_for(self._find_places())
+
+    def _start_and_wait(self) -> None:
+        # The drafter first: plans of stages say where to send the states that it reads.
+        for start in (self._start_drafter, self._start_stages):
+            self._wait_for(start())
+
+    def _wait_for(self, steps: Generator[float | None]) -> None:
+        with closing(steps):  # Ctrl-C ends the wait: what was begun has to end while the host is still open
+            for due in steps:
+                self._host.wait(due)
+
+    def _find_places(self) -> Generator[float | None]:
+        self._setup = yield from resolving(self._asked, self._host)
+
+    def start(self) -> Generator[float | None]:
+        """Start what is missing: see ``engine.recovery.Parts``."""
+        self._files.check()  # before anything is loaded: other weights would go on with other tokens
+        if self._pipeline is None:
+            yield from self._find_places()
+        try:
+            yield from self._start_drafter()
+        except PipelineError as error:
+            self._do_without_drafter(str(error))
+        yield from self._start_stages()
+        self._host.end_unused()
+
+    def drop_lost(self) -> bool:
+        """End what is lost and what cannot go on without it. Returns whether that includes stages of the target.
+
+        A learned drafter reads the stages' hidden states, so neither it nor they can go on without the other. Processes
+        that still live keep their weights, and are used again.
+        """
+        lost_weights = self._weights is not None and self._weights.lost
+        lost_stages = self._pipeline is None or self._pipeline.lost or (lost_weights and self._drafter_reads)
+        if lost_stages:
+            self.drop_stages()
+        if lost_weights:
+            self._release_weights()
+            self._count_drafter_loss()
+        return lost_stages
+
+    def drop_stages(self) -> None:
+        """End the stages that are lost, and have the others wait to be used again."""
+        if self._drafter_reads:
+            self._release_weights()
+        if self._pipeline is not None:
+            self._pipeline.release()
+            self._pipeline = None
+
+    @property
+    def out_of_place(self) -> bool:
+        """Whether stages that had hosts of their own share one, though another one is there by now."""
+        return self._pipeline is not None and better_place(self._asked, self._setup, self._host)
+
+    @property
+    def may_return(self) -> bool:
+        """Whether hosts that are lost may come back, so that it is worth waiting for them."""
+        return any(self._asked.hosts)
+
+    @property
+    def _drafter_reads(self) -> bool:
+        """Whether the drafter reads the stages' hidden states."""
+        return self._setup.speculator is not None and self._weights is not None
+
+    def _release_weights(self) -> None:
+        if self._weights is not None:
+            self._weights.release()
+            self._weights = None
+            self.drafter, self._lacks_drafter = self._stand_in(), True
+
+    def close(self) -> None:
+        """Stop every process and wait for it. Safe to call twice."""
+        for part in (self._pipeline, self._weights):
+            if part is not None:
+                part.close()
+
+    def _start_drafter(self) -> Generator[float | None]:
+        config = self._setup.speculation
+        if config is None or not self._lacks_drafter:
+            return
+        if config.drafter_options.weights is not Weights.NONE:
+            self._weights = yield from self._begun(*weights_plan(self._setup))
+        self.drafter = make_drafter(self._setup, config, self._host, self._weights, self._answers)
+        self._lacks_drafter = False
+        if self._pipeline is not None:
+            share_device(self._setup, self.drafter, self._pipeline)
+
+    def _start_stages(self) -> Generator[float | None]:
+        if self._pipeline is not None:
+            return
+        plans = stage_plans(self._setup, self.drafter)
+        if self._exact:
+            # A host whose processor cannot add up the same sums would go on with other tokens, and unsaid.
+            plans = [msgspec.structs.replace(plan, numerics=EXACT) for plan in plans]
+        self._pipeline = yield from self._begun(plans, "stage")
+        if self._exact is None:
+            self._exact = self._pipeline.exact
+        share_device(self._setup, self.drafter, self._pipeline)
+
+    def _begun(self, plans: Sequence[StagePlan], name: str) -> Generator[float | None, None, HostedPipeline]:
+        """A pipeline of these stages, once all are connected. Yields times at which to go on until then."""
+        pipeline = self._host.begin(plans, name)
+        try:
+            while not pipeline.joined():
+                yield pipeline.due
+        except BaseException:
+            pipeline.release()
+            raise
+        return pipeline
+
+    def _count_drafter_loss(self) -> None:
+        now, losses = self._host.now(), self._drafter_losses
+        losses.append(now)
+        if len(losses) == MOST_DRAFTER_LOSSES and losses[0] >= now - WITHIN_S:
+            self._do_without_drafter(f"it was lost {MOST_DRAFTER_LOSSES} times within {WITHIN_S:.0f} s")
+
+    def _do_without_drafter(self, problem: str) -> None:
+        log.warning("prompt lookup drafts from now on in the drafter's place: %s", problem)
+        self.drafter, self._lacks_drafter = self._stand_in(), False
+
+    def _stand_in(self) -> Drafter:
+        assert self._setup.speculation is not None
+        return NgramOptions().start(drafter_parts(self._setup, self._setup.speculation, self._answers))

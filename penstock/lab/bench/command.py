@@ -1,0 +1,327 @@
+"""``penstock bench``: compares strategies on one cluster, with tables, JSON and a report."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import Progress
+
+from penstock.cluster import Cluster, load_cluster
+from penstock.config import FieldError
+from penstock.core import SamplingParams
+from penstock.engine.options import EngineOptions
+from penstock.engine.resolve import check_options
+from penstock.extras import PLOTS, require
+from penstock.lab.bench.comparison import (
+    SmallModel,
+    asked_once,
+    measure_all,
+    measured_small_model,
+    modelled_small_model,
+    on_time,
+    questions_of,
+)
+from penstock.lab.bench.options import BenchOptions
+from penstock.lab.bench.peer_worker import check_peers, needs_of
+from penstock.lab.bench.peers import PeerRun, peers_beside
+from penstock.lab.bench.report import SMALL_MODEL, as_json, remarks, tables_of, write_report
+from penstock.lab.bench.summary import NothingToTime, StrategyRun, silent_settings
+from penstock.lab.common import prepare
+from penstock.lab.grid import (
+    DEFAULT_PROMPTS,
+    PLACED,
+    PLAIN,
+    Conversation,
+    Named,
+    Question,
+    Setting,
+    conversations_of,
+    is_plain,
+    parse_entries,
+    read_prompt_sets,
+    strategy_of,
+    with_plain,
+)
+from penstock.lab.record import check_record, record
+from penstock.speculation import SpeculativeConfig, with_drafter
+from penstock.terminal import progress_bar
+
+if TYPE_CHECKING:
+    from penstock.engine.resolve import Resolved
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The bench that the options describe.
+
+    ``drafting`` is the configuration of the engine: the drafter of all entries and the slots that the widest entry
+    needs; None where nothing speculates.
+    """
+
+    strategies: list[Named]
+    conversations: list[Conversation]
+    clusters: dict[str, Cluster | None]
+    """Clusters by the place of the drafter; a single one under "" where no place was given."""
+    drafting: SpeculativeConfig | None
+    peers: tuple[str, ...] = ()
+
+    @property
+    def cluster(self) -> Cluster | None:
+        """Any of the clusters: they differ only in the drafter's place."""
+        return next(iter(self.clusters.values()))
+
+    @property
+    def measures_small_model(self) -> bool:
+        """Whether a draft model is to be measured alone; where devices are emulated its speed is modelled instead."""
+        emulated = self.cluster is not None and self.cluster.emulated
+        return not emulated and self.drafting is not None and self.drafting.method == "draft_model"
+
+    def total(self, questions: Sequence[Question]) -> int:
+        """Number of requests that will be decoded."""
+        small = len(asked_once(questions)) if self.measures_small_model else 0
+        return len(questions) * (len(self.strategies) * len(self.clusters) + len(self.peers)) + small
+
+
+@dataclass
+class Measured:
+    """The results of a bench. ``silent`` gives the reason why a setting without runs had nothing to time."""
+
+    setup: Resolved
+    questions: list[Question]
+    runs: list[StrategyRun]
+    silent: dict[Setting, str]
+    peers: list[PeerRun] = field(default_factory=list)
+    small: list[SmallModel] = field(default_factory=list)
+
+
+def run_bench(options: BenchOptions, console: Console | None = None) -> list[StrategyRun]:
+    """Run the bench, print its tables, write JSON file and report. Raises ConfigError before anything starts."""
+    plan = checked(options)
+    if options.report is not None:
+        prepare(options.report)
+    console = console or Console(stderr=True)
+    with progress_bar(console) as progress:
+        found = measured(options, plan, Ticker(progress, plan))
+    if found.runs:
+        show(options, plan, found, console)
+    if found.silent:
+        raise NothingToTime("; ".join(found.silent.values()))
+    return found.runs
+
+
+def checked(options: BenchOptions) -> Plan:
+    """The plan of a bench that can begin: its model is fetched if it is not here. Raises ConfigError."""
+    plan = plan_of(options)
+    if options.record is not None:
+        check_record(options.record, plan.drafting)
+    require([*needs_of(plan.peers), *([PLOTS] if options.report is not None else [])])
+    for cluster in plan.clusters.values():
+        check_options(engine_options(options, plan, cluster))
+    return plan
+
+
+def show(options: BenchOptions, plan: Plan, found: Measured, console: Console) -> None:
+    """Print tables and remarks, and write the files that were asked for."""
+    runs, small = found.runs, found.small
+    said = [*remarks(runs, small, found.peers), *turns_remark(options, plan, found), *seeds_remark(options, plan)]
+    for table in tables_of(runs, small, found.peers):
+        console.print(table)
+    for line in said:
+        console.print(line, highlight=False, markup=False)
+    settings = settings_of(options, found.setup.stages)
+    if options.json is not None:
+        options.json.write_text(as_json(settings, runs, small, found.peers), encoding="utf-8")
+    if options.report is not None:
+        write_report(options.report, settings, runs, small, found.peers, said)
+    if options.record is not None:
+        for file in record_runs(options.record, found.setup, runs, found.questions):
+            console.print(f"recorded: {file}", highlight=False, markup=False)
+
+
+def plan_of(options: BenchOptions) -> Plan:
+    """Check everything that can be refused without looking at a checkpoint. Raises ConfigError."""
+    strategies = with_plain(parse_entries(options.strategies, options.speculative_config or {}, options.model))
+    configs = [config for _, config in strategies if config is not None and not is_plain(config)]
+    drafting = max(configs, key=lambda config: config.strategy_options.most_rows, default=None)
+    sets = read_prompt_sets(options.prompts, options.num_prompts)
+    params = SamplingParams(top_p=options.top_p, top_k=options.top_k, seed=options.seed, max_tokens=options.max_tokens)
+    seeds_at_zero = options.seeds if is_synthetic(drafting) else 1
+    conversations = conversations_of(sets, options.temperature, options.seeds, params, seeds_at_zero)
+    if options.drafter_on and (drafting is None or drafting.method == "ngram"):
+        raise FieldError("drafter_on", "means nothing where no device drafts; remove it")
+    clusters = {place: cluster_of(options, place) for place in options.drafter_on or ("",)}
+    plan = Plan(strategies, conversations, clusters, drafting, options.peer)
+    check_peers(options.peer, options.model, plan.cluster)
+    return plan
+
+
+def cluster_of(options: BenchOptions, place: str) -> Cluster | None:
+    """The named cluster with the options' changes and the drafter in its place. Raises ConfigError."""
+    given = {name: getattr(options, name) for name in ("time_scale", "bandwidth_gbit_s")}
+    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if place:
+        changes["drafter_on"] = place
+    if options.cluster is None:
+        if changes:
+            raise FieldError(next(iter(changes)), "changes modelled times: it needs an emulated cluster")
+        return None
+    return load_cluster(options.cluster, **changes)
+
+
+def is_synthetic(drafting: SpeculativeConfig | None) -> bool:
+    """Whether a seed changes the drafts even where it does not change the text."""
+    return drafting is not None and drafting.method == "synthetic"
+
+
+def engine_options(options: BenchOptions, plan: Plan, cluster: Cluster | None) -> EngineOptions:
+    return EngineOptions(
+        model=options.model,
+        cluster=cluster,
+        hosts=options.hosts,
+        keys=options.keys,
+        insecure=options.insecure,
+        pipeline_parallel_size=options.pipeline_parallel_size,
+        speculative_config=plan.drafting,
+        dtype=options.dtype,
+        threads=options.threads,
+        quantization=options.quantization,
+        speculative_slots=options.speculative_slots,
+        enable_prefix_caching=False,  # so that every strategy computes every prompt
+    )
+
+
+def measured(options: BenchOptions, plan: Plan, ticker: Ticker) -> Measured:
+    """Start an engine for each place of the drafter, put every question to every strategy, and measure
+    the small model."""
+    from penstock.emulation.cluster import RealTimeHost
+    from penstock.engine.llm import LLM
+    from penstock.engine.opening import open_host
+
+    found: Measured | None = None
+    for place, cluster in plan.clusters.items():
+        engine = engine_options(options, plan, cluster)
+        emulated = cluster is not None and cluster.emulated
+        with LLM(**vars(engine), host=RealTimeHost() if emulated else open_host(engine)) as llm:
+            questions = questions_of(llm, plan.conversations, options.raw) if found is None else found.questions
+            ticker.begin(questions)
+            with on_time(llm), peers_beside(plan.peers, llm, ticker.peer_begins) as peers:
+                peers.warm_up(questions[0])
+                runs = measure_all(
+                    llm, questions, plan.strategies, on_progress=ticker.strategy_begins, on_answered=peers.answer
+                )
+            if found is None:
+                found = Measured(llm.setup, questions, [], silent_settings(llm, runs, questions))
+                found.peers = peers.runs([run for run in runs if run.setting not in found.silent])
+        found.runs += placed(runs, place, first=not found.runs) if place else runs
+    assert found is not None
+    found.runs = [run for run in found.runs if run.setting not in found.silent]
+    if not plan.measures_small_model:
+        found.small = modelled_small_model(found.setup, found.questions)
+        return found
+    assert found.setup.draft is not None
+    with LLM(
+        found.setup.draft.source,
+        pipeline_parallel_size=1,
+        dtype=options.dtype,
+        quantization=options.quantization,
+        speculative_config=None,
+        enable_prefix_caching=False,
+    ) as small:
+        found.small = measured_small_model(small, asked_once(found.questions), ticker.small_model_begins)
+    return found
+
+
+def placed(runs: Sequence[StrategyRun], place: str, *, first: bool) -> list[StrategyRun]:
+    """The runs, renamed to say where their drafter ran; plain decoding has none and is kept once."""
+    for run in runs:
+        if strategy_of(run.strategy) != PLAIN:
+            run.strategy += f"{PLACED}{place}"
+    return [run for run in runs if first or strategy_of(run.strategy) != PLAIN]
+
+
+# ----------------------------------------------------------------------------------------------------------- progress
+
+
+class Ticker:
+    """Advances the progress bar by one whenever a request begins."""
+
+    def __init__(self, progress: Progress, plan: Plan) -> None:
+        self._progress = progress
+        self._plan = plan
+        self._questions: Sequence[Question] = ()
+        self._task = progress.add_task("starting, and answering first turns", total=None)
+        self._done = itertools.count()
+
+    def begin(self, questions: Sequence[Question]) -> None:
+        """Show the number of requests once it is known, while each strategy warms up."""
+        self._questions = questions
+        self._progress.update(self._task, description="warming up", total=self._plan.total(questions))
+
+    def strategy_begins(self, name: str, index: int, total: int) -> None:
+        self._move_on(f"{self._questions[index].setting}: {name}")
+
+    def peer_begins(self, name: str, question: Question) -> None:
+        self._move_on(f"{question.setting}: {name}")
+
+    def small_model_begins(self) -> None:
+        self._move_on(SMALL_MODEL)
+
+    def _move_on(self, what: str) -> None:
+        # Entries have brackets, which rich would read as markup.
+        self._progress.update(self._task, description=escape(what), completed=next(self._done))
+
+
+# ----------------------------------------------------------------------------------------------------------- settings
+
+
+def turns_remark(options: BenchOptions, plan: Plan, found: Measured) -> list[str]:
+    """A remark on how prompts were given to the model, where there was a choice."""
+    if not isinstance(found.questions[0].prompt, str):
+        followed = any(question.turn for question in found.questions)
+        later = "; later turns follow plain decoding's answers to those before" if followed else ""
+        return [f"The chat template was applied{later}. --raw continues the prompts as they stand."]
+    if all(len(conversation.turns) == 1 for conversation in plan.conversations):
+        return []
+    why = "--raw" if options.raw else "the model is no chat model"
+    return [f"Of each conversation the first turn alone was asked, as it stands: {why}."]
+
+
+def seeds_remark(options: BenchOptions, plan: Plan) -> list[str]:
+    """A remark if fewer seeds ran than were asked for."""
+    if options.seeds == 1 or 0.0 not in options.temperature or is_synthetic(plan.drafting):
+        return []
+    return [f"T = 0 is greedy, every seed gives the same text: one seed was run, not {options.seeds}."]
+
+
+def settings_of(options: BenchOptions, stages: int) -> dict[str, Any]:
+    """Everything needed to repeat the run, and the versions and host that it ran on."""
+    shown = {one.name: getattr(options, one.name) for one in fields(options)}
+    shown["prompts"] = ["package" if path == DEFAULT_PROMPTS else path.name for path in options.prompts]
+    if any(strategy_of(entry) != PLAIN for entry in options.strategies):
+        shown["speculative_config"] = with_drafter(options.speculative_config or {}, options.model)
+    del shown["json"], shown["report"], shown["record"]
+    packages = {name: version(name) for name in ("penstock", "torch", "transformers")}
+    host = {"python": platform.python_version(), "cpus": os.cpu_count(), "machine": platform.machine()}
+    return {**shown, "stages": stages, "versions": packages, "host": host}
+
+
+def record_runs(path: Path, setup: Resolved, runs: Sequence[StrategyRun], questions: Sequence[Question]) -> list[Path]:
+    """Record a bench's plain runs in a file per temperature; with several, their names end in ``-T0.6`` and so on."""
+    temperatures = sorted({run.temperature for run in runs})
+    files = []
+    for temperature in temperatures:
+        plain = [run for run in runs if run.strategy == PLAIN and run.temperature == temperature]
+        params = [question.params for run in plain for question in questions if question.setting == run.setting]
+        file = path if len(temperatures) == 1 else path.with_stem(f"{path.stem}-T{temperature:g}")
+        record(file, setup, [output for run in plain for output in run.outputs], params)
+        files.append(file)
+    return files

@@ -1,0 +1,324 @@
+"""The meter of a bench: hits by depth, turns in lockstep, and each stage's timeline."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+
+from penstock.cluster.timing import LinkTiming
+from penstock.drafters.base import Draft, Drafter
+from penstock.emulation.cluster import modelled_drafter
+from penstock.engine.commit import Advance
+from penstock.engine.loop import Observer
+from penstock.messages import Batch, Result, Span
+from penstock.requests.request import Request
+from penstock.tree import Node
+
+# ----------------------------------------------------------------------------------------------------------------- hits
+# Counts how often the target's token had been drafted, by how far below the root it was.
+
+
+def drafted_rows(batch: Batch) -> list[int]:
+    """Indices of the rows that were drafted and not committed when they entered.
+
+    A batch announces the slots of its own committed rows (see ``BatchBuilder``); any other row is a draft.
+    """
+    committed = {(one.request, slot) for one in batch.committed for slot in one.slots}
+    keys = zip(batch.rows.requests, batch.rows.slots, strict=True)
+    return [row for row, key in enumerate(keys) if key not in committed]
+
+
+class HitCounts:
+    """Counts hits of one request's tree from its batches and commits.
+
+    ``decided[d]`` counts the tokens of the output at whose position the tree held drafted rows while the root was d
+    positions above. ``hit[d]`` counts those among them whose token was one of these rows, on the target's path.
+    ``hit[1] / decided[1]`` is PipeDec's prediction accuracy (sections 3.3.4 and 4.3): the target's token is in the
+    tree's second layer. At greater depths it is vLLM's acceptance per position, for a tree that moves.
+
+        root at 5:    5 - 6a - 7b        6a and 7b enter; the target says 6a, then 7c:
+                        \\ 6x            position 6: depth 1 hit
+        root at 6:        6a - 7b        position 7: depth 2 decided, no hit; depth 1 decided, no hit
+    """
+
+    def __init__(self) -> None:
+        self.entered = 0
+        """Drafted rows that entered the stages."""
+        self.accepted = 0
+        """Drafted rows that were committed."""
+        self.decided: Counter[int] = Counter()
+        self.hit: Counter[int] = Counter()
+        self._root = 0
+        self._root_at_entry: dict[int, int] = {}
+        self._held: dict[int, set[int]] = {}
+        """Positions of the root while the tree held drafted rows at a position, by that position."""
+
+    def submitted(self, batch: Batch) -> None:
+        rows, drafted = batch.rows, drafted_rows(batch)
+        committed = set(range(len(rows))).difference(drafted)
+        self._root = max([self._root, *(rows.positions[row] for row in committed)])
+        self._root_at_entry.update((rows.nodes[row], self._root) for row in drafted)
+        self.entered += len(drafted)
+
+    def advanced(self, done: Advance) -> None:
+        for node in done.dead:
+            entry = self._root_at_entry.pop(node.id, None)
+            if entry is not None:
+                self._hold(node.position, range(entry, last_root(node) + 1))
+        for node in done.committed:
+            self._decide(node)
+
+    def _decide(self, node: Node) -> None:
+        entry = self._root_at_entry.pop(node.id, None)
+        if entry is not None:
+            self.accepted += 1
+            own = range(entry, node.position)
+            self._hold(node.position, own)
+            self.hit.update(node.position - root for root in own)
+        self.decided.update(node.position - root for root in self._held.pop(node.position, ()))
+        self._root = node.position
+
+    def _hold(self, position: int, roots: Sequence[int]) -> None:
+        self._held.setdefault(position, set()).update(roots)
+
+
+def last_root(dead: Node) -> int:
+    """The position of the root below which a node died: the end of its chain of parents."""
+    node = dead
+    while node.parent is not None:
+        node = node.parent
+    return node.position
+
+
+# ------------------------------------------------------------------------------------------------------------- lockstep
+# The timesteps of a run in ideal lockstep: stages of equal speed, no links, no drafting time, no overhead.
+
+
+class Lockstep:
+    """Counts the timesteps of one request from the order of its events alone.
+
+    A timestep is one stage's time for any batch. Batch s enters at t(s), and its result is there ``stages`` later:
+
+        t(s) = max(t(s-1) + 1, t(r) + stages for every result r with picks that had arrived when s was submitted)
+
+    so a batch waits only for the one before it and for what the engine knew when it composed it. A result without
+    picks told it nothing: its rows were dropped, and it came out earlier than any lockstep has it.
+
+        stages = 3     plain: t = 0, 3, 6, ...     every batch waits for the result before it
+                       full:  t = 0, 1, 2, 3, ...  result 0 is there at 3, before batch 3 enters
+
+    ``timesteps`` runs from the result that gave the first token to the one that gave the last, as a bench's seconds
+    do, steps in which nothing enters included. It is the K of SPD's equivalent acceptance length n N / K (section 4.2,
+    equation 4), of which plain decoding has exactly 1.
+    """
+
+    def __init__(self, stages: int) -> None:
+        self._stages = stages
+        self._earliest = 0
+        self._out: dict[int, int] = {}
+        self._now = 0
+        self._first: int | None = None
+        self._last = 0
+
+    def submitted(self, stream: int) -> None:
+        self._out[stream] = self._earliest + self._stages
+        self._earliest += 1
+
+    def arrived(self, stream: int, picks: bool) -> None:
+        out = self._out.pop(stream)
+        if picks:
+            self._now = out
+            self._earliest = max(self._earliest, out)
+
+    def committed(self) -> None:
+        """Note that the result that has just arrived committed tokens."""
+        self._first = self._now if self._first is None else self._first
+        self._last = self._now
+
+    @property
+    def timesteps(self) -> int:
+        """Timesteps from the first token to the last; 0 while there is no second token."""
+        return 0 if self._first is None else self._last - self._first
+
+
+# ---------------------------------------------------------------------------------------------------------------- meter
+# The costs of a run in stages, drafter and engine, from the spans that every batch brings back.
+
+
+class Meter(Observer):
+    """Watches one run of one request, from the meter's creation until ``stop``."""
+
+    def __init__(self, stages: int, drafter: Drafter | None, row_bytes: Sequence[float] | None = None) -> None:
+        """``row_bytes``: bytes of the features that each stage sends the drafter per row."""
+        self.stages = stages
+        self._row_bytes = row_bytes or [0.0] * stages
+        self._drafter = modelled_drafter(drafter)
+        self.draft_asks, self.draft_overruns = self._draft_counts()
+        self.submitted_at: dict[int, float] = {}
+        self.results: list[tuple[Result, float]] = []
+        self.rows_entered = 0
+        self.draft_seconds: list[float] = []
+        self.first_submit: float | None = None
+        self.last_advance = 0.0
+        self.commits: list[tuple[float, int]] = []
+        self.lockstep = Lockstep(stages)
+        self.hits = HitCounts()
+        self._turnarounds: list[float] = []
+        self._arrived_at = 0.0
+        self._moved_at: float | None = None
+
+    def waits(self) -> None:
+        self._moved_at = None  # a later batch was held back, or waited for a draft or the first stage
+
+    def submitted(self, batch: Batch, at: float) -> None:
+        if self._moved_at is not None:
+            self._turnarounds.append(at - self._moved_at)
+            self._moved_at = None
+        self.submitted_at[batch.stream] = at
+        self.rows_entered += len(batch.rows)
+        self.first_submit = at if self.first_submit is None else self.first_submit
+        self.lockstep.submitted(batch.stream)
+        self.hits.submitted(batch)
+
+    def arrived(self, result: Result, at: float) -> None:
+        self.results.append((result, at))
+        self._arrived_at, self._moved_at = at, None
+        self.lockstep.arrived(result.stream, bool(result.picks))
+
+    def drafted(self, drafts: Sequence[Draft], asked_at: float, at: float) -> None:
+        self.draft_seconds.append(at - asked_at)
+
+    def advanced(self, request: Request, done: Advance, at: float) -> None:
+        self.last_advance = at
+        self._moved_at = self._arrived_at
+        self.commits.append((at, len(done.committed)))
+        self.hits.advanced(done)
+        if done.committed:
+            self.lockstep.committed()
+
+    def stop(self) -> None:
+        """End the run, and set the drafter's counts to those of the run."""
+        asks, overruns = self._draft_counts()
+        self.draft_asks, self.draft_overruns = asks - self.draft_asks, overruns - self.draft_overruns
+
+    def _draft_counts(self) -> tuple[int, int]:
+        return (self._drafter.asks, self._drafter.overruns) if self._drafter else (0, 0)
+
+    @property
+    def spans(self) -> list[Span]:
+        return [span for result, _ in self.results for span in result.spans]
+
+    @property
+    def stage_busy(self) -> list[float]:
+        """Fraction of the run during which each stage computed a batch."""
+        length = max(self.last_advance - (self.first_submit or 0.0), 1e-9)
+        busy = [0.0] * self.stages
+        for span in self.spans:
+            busy[span.stage] += span.end - span.start
+        return [seconds / length for seconds in busy]
+
+    @property
+    def rows_computed(self) -> int:
+        """Rows that came through every stage."""
+        return sum(span.rows for span in self.spans if span.stage == self.stages - 1)
+
+    @property
+    def rows_cancelled(self) -> int:
+        """Rows that a stage dropped before computing them."""
+        return self.rows_entered - self.rows_computed
+
+    @property
+    def feature_bytes(self) -> float:
+        """Bytes of features sent to a learned drafter for batches that entered after the first token."""
+        begun = self.commits[0][0] if self.commits else 0.0
+        decoding = [result for result, _ in self.results if self.submitted_at[result.stream] >= begun]
+        spans = [span for result in decoding for span in result.spans if span.features is not None]
+        return sum(span.rows * self._row_bytes[span.stage] for span in spans)
+
+    @property
+    def overruns(self) -> tuple[int, int]:
+        """Number of batches and drafts that took longer than on the modelled device, and of all that were modelled."""
+        modelled = [span.overrun for span in self.spans if span.overrun is not None]
+        return sum(modelled) + self.draft_overruns, len(modelled) + self.draft_asks
+
+    @property
+    def stage_seconds(self) -> float:
+        """Median seconds of the slowest stage for a batch with rows: the pipeline's step."""
+        times: list[list[float]] = [[] for _ in range(self.stages)]
+        for span in self.spans:
+            if span.rows:
+                times[span.stage].append(span.end - span.start)
+        return max((median(one) for one in times if one), default=0.0)
+
+    def overhead_per_hop(self, links: Sequence[LinkTiming] | None) -> float:
+        """Median seconds lost between a stage's end and the next one's start, beyond the link and queueing.
+
+        ``links`` are the modelled hops (engine to first stage, stage to stage, last stage to engine); None where
+        nothing is emulated. A hop counts only where the next stage was idle when the batch came, so that nothing but
+        our own overhead lies between them.
+        """
+        ends: dict[int, float] = {}
+        lost = []
+        for result, _ in self.results:
+            for before, span in pairwise(result.spans):
+                link = links[span.stage].seconds(before.rows) if links else 0.0
+                due = before.end + link
+                if before.rows and span.rows and ends.get(span.stage, 0.0) <= due:
+                    lost.append(span.start - due)
+            ends.update((span.stage, span.end) for span in result.spans)
+        return median(lost) if lost else 0.0
+
+    def overhead_per_loop(self) -> float:
+        """Median seconds from the arrival of a result that moved a root until the batch that it let in is sent.
+
+        A batch that enters later than in the same step of the loop does not count: it waited for something else.
+        """
+        return median(self._turnarounds) if self._turnarounds else 0.0
+
+
+# ------------------------------------------------------------------------------------------------------------- timeline
+# The times at which each stage computed in one run, for the occupancy plots.
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A batch on a stage, in seconds after the first token. ``useful``: the target answered for some of its rows."""
+
+    stage: int
+    start: float
+    end: float
+    rows: int
+    useful: bool
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """``commits`` are (seconds after the first token, tokens), without the first token."""
+
+    stages: int
+    bars: tuple[Bar, ...]
+    commits: tuple[tuple[float, int], ...]
+
+    @property
+    def seconds(self) -> float:
+        """Seconds from the first token to the last."""
+        return self.commits[-1][0] if self.commits else 0.0
+
+    def tokens_until(self, moment: float) -> int:
+        return sum(tokens for at, tokens in self.commits if at <= moment)
+
+
+def timeline_of(meter: Meter) -> Timeline:
+    """The timeline of a run, with batches that were in flight when the first token came, or later."""
+    commits = [(at, tokens) for at, tokens in meter.commits if tokens]
+    start = commits[0][0]
+    bars = tuple(
+        Bar(span.stage, span.start - start, span.end - start, span.rows, bool(result.picks))
+        for result, _ in meter.results
+        for span in result.spans
+        if span.rows and span.end > start
+    )
+    return Timeline(meter.stages, bars, tuple((at - start, tokens) for at, tokens in commits[1:]))

@@ -1,0 +1,346 @@
+"""The settings that a bench compares, and its prompts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+from penstock.config import FieldError, nearest
+from penstock.core import ConfigError, SamplingParams
+from penstock.engine.options import DEMO
+from penstock.options import MODEL, OUTPUT, PIPELINE, Option
+from penstock.speculation import SpeculativeConfig, names_of, parse_speculative_for
+from penstock.strategies.base import STRATEGIES
+
+if TYPE_CHECKING:
+    from penstock.engine.job import Prompt
+    from penstock.engine.llm import LLM
+
+
+# -------------------------------------------------------------------------------------------------------------- entries
+# The strategies that a bench compares, as written: ``pipedec[width=16,children=8],pipedec[width=64],static_tree``.
+
+Named = tuple[str, SpeculativeConfig | None]
+"""An entry as written, and the configuration that it stands for; None decodes plainly."""
+
+PLAIN = "autoregressive"
+PLACED = " @ "
+"""Separates an entry from the place where its drafter ran."""
+
+
+def with_plain(strategies: Sequence[Named]) -> list[Named]:
+    """``strategies``, led by plain decoding, whose output is the reference for the others and for the synthetic
+    drafter."""
+    plain = [one for one in strategies if is_plain(one[1])] or [(PLAIN, None)]
+    return [*plain, *(one for one in strategies if not is_plain(one[1]))]
+
+
+def is_plain(config: SpeculativeConfig | None) -> bool:
+    return config is None or config.strategy == PLAIN
+
+
+def split_entries(text: str) -> tuple[str, ...]:
+    """The parts between commas outside brackets, stripped of blanks and without empty ones."""
+    parts, depth = [""], 0
+    for character in text:
+        depth += (character == "[") - (character == "]")
+        if character == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return tuple(part.strip() for part in parts if part.strip())
+
+
+def strategy_of(label: str) -> str:
+    """The name of the entry's strategy."""
+    return re.split(rf"[][]|{PLACED}", label, maxsplit=1)[0].strip()
+
+
+def parse_entries(entries: Sequence[str], common: Mapping[str, Any], target: str = "") -> list[Named]:
+    """Each entry with the drafter and options of ``common`` for the model ``target``, overridden by its own.
+
+    Raises FieldError naming the entry and its option, or the error in ``common``: an option there has to belong to at
+    least one of the strategies.
+    """
+    own = {entry: own_options(entry) for entry in entries}
+    speculating = list(dict.fromkeys(name for name in map(strategy_of, entries) if name != PLAIN))
+    if common and not speculating:
+        raise FieldError("speculative_config", f"means nothing to strategy {PLAIN!r}; remove it")
+    configs = parse_speculative_for(common, speculating, target) if speculating else ()
+    shared = dict(zip(speculating, configs, strict=True))
+    return [(entry, with_own(entry, shared.get(strategy_of(entry)), own[entry])) for entry in entries]
+
+
+def with_own(entry: str, shared: SpeculativeConfig | None, own: Mapping[str, Any]) -> SpeculativeConfig | None:
+    if shared is None or not own:
+        return shared
+    try:
+        return shared.with_options(own)
+    except FieldError as error:
+        raise FieldError("strategies", f"entry {entry!r}: {error}") from None
+
+
+def own_options(entry: str) -> dict[str, Any]:
+    """The options in an entry's brackets, by name. Raises FieldError for a name that is unknown or given twice."""
+    strategy = strategy_of(entry)
+    if PLACED in entry:
+        raise FieldError("strategies", f"entry {entry!r}: say with drafter_on where the drafter runs, for all entries")
+    if strategy not in STRATEGIES:
+        raise FieldError("strategies", f"entry {entry!r}: strategy is {strategy!r}; {nearest(strategy, STRATEGIES)}")
+    options: dict[str, Any] = {}
+    for pair in split_entries(inside(entry)):
+        name, equals, value = (part.strip() for part in pair.partition("="))
+        known = names_of(STRATEGIES[strategy])
+        if name not in known:
+            raise FieldError(
+                "strategies", f"entry {entry!r}: option {name!r} is unknown to {strategy!r}; {nearest(name, known)}"
+            )
+        if not equals or not value:
+            raise FieldError("strategies", f"entry {entry!r}: option {name!r} has no value; write {name}=...")
+        if name in options:
+            raise FieldError("strategies", f"entry {entry!r}: option {name!r} is set twice; remove one")
+        options[name] = value_of(value)
+    return options
+
+
+def inside(entry: str) -> str:
+    """The text between an entry's brackets; empty where it has none."""
+    _, bracket, rest = entry.partition("[")
+    if not bracket and "]" not in entry:
+        return ""
+    if not rest.endswith("]") or rest.count("[") != rest.count("]") - 1 or not rest[:-1].strip():
+        raise FieldError("strategies", f"entry {entry!r}: write the options as {strategy_of(entry)}[option=value,...]")
+    return rest[:-1]
+
+
+def value_of(text: str) -> Any:
+    """The value of a JSON literal (numbers, true, lists), or the text itself where it is none."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+# -------------------------------------------------------------------------------------------------------------- options
+# Options that several benches share.
+
+Bandwidth = Annotated[
+    float | None,
+    Option(
+        "Rate of every link between the emulated cluster's hosts, in 1e9 bits/s of payload.",
+        PIPELINE,
+        default="the cluster's",
+    ),
+]
+DrafterOn = Annotated[
+    tuple[str, ...],
+    Option(
+        "Where the emulated drafter runs: engine, last-stage, or a device's name; several are compared.",
+        PIPELINE,
+        metavar="PLACE,...",
+        default="the cluster's",
+        parse=split_entries,
+    ),
+]
+FiguresFile = Annotated[
+    Path | None, Option("Write settings and figures.", OUTPUT, names=("--json",), metavar="FILE", default="")
+]
+ReportFolder = Annotated[
+    Path | None,
+    Option("Write report.md with tables and plots, and all figures as JSON.", OUTPUT, metavar="DIR", default=""),
+]
+RecordedModel = Annotated[
+    str | None,
+    Option("Refuse recordings of another target model or tokenizer than this checkpoint's.", MODEL, default="any"),
+]
+RecordedDraft = Annotated[
+    str | None,
+    Option("Refuse recordings of another draft model or tokenizer than this checkpoint's.", MODEL, default="any"),
+]
+
+
+# -------------------------------------------------------------------------------------------------------------- prompts
+# Prompt files: one JSON object a line, with ``prompt``, or ``turns`` as in the field's question.jsonl.
+
+DEFAULT_PROMPTS = DEMO / "prompts.jsonl"
+
+Turns = tuple[str, ...]
+"""The user's messages, one after the other; an entry with ``prompt`` has one."""
+
+
+def read_prompt_sets(paths: Sequence[Path], count: int) -> dict[str, list[Turns]]:
+    """The first ``count`` entries of each file, by its stem. Raises ConfigError like ``read_turns``."""
+    files: dict[str, Path] = {}
+    for path in paths:
+        if path.stem in files:
+            raise ConfigError(f"prompts: {files[path.stem]} and {path} would both be called {path.stem!r}; rename one")
+        files[path.stem] = path
+    return {name: read_turns(path, count) for name, path in files.items()}
+
+
+def read_prompts(path: Path, count: int) -> list[str]:
+    """The first turn of each of the first ``count`` entries. Raises ConfigError like ``read_turns``."""
+    return [turns[0] for turns in read_turns(path, count)]
+
+
+def read_turns(path: Path, count: int) -> list[Turns]:
+    """The first ``count`` entries. Raises ConfigError naming file, line and field."""
+    return [turns_of(line, where) for where, line in prompt_lines(path)[:count]]
+
+
+def prompt_lines(path: Path) -> list[tuple[str, str]]:
+    """Every entry as written, after its place in words. Raises ConfigError for a file without any."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise ConfigError(f"prompts: {path} cannot be read: {error.strerror}") from error
+    numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    if not numbered:
+        raise ConfigError(f"prompts: {path} holds no prompt")
+    return [(f"{path}, line {number}", line) for number, line in numbered]
+
+
+def turns_of(line: str, where: str) -> Turns:
+    try:
+        entry: Any = json.loads(line)
+    except ValueError as error:
+        raise ConfigError(f"{where}: is not JSON: {error}") from error
+    if not isinstance(entry, dict):
+        raise ConfigError(f"{where}: is not an object with a field 'prompt' or 'turns'")
+    if isinstance(entry.get("prompt"), str):
+        return (entry["prompt"],)
+    turns = entry.get("turns")
+    if isinstance(turns, list) and turns and all(isinstance(turn, str) for turn in turns):
+        return tuple(turns)
+    raise ConfigError(f"{where}: needs a field 'prompt' (text) or 'turns' (a list of texts)")
+
+
+# ----------------------------------------------------------------------------------------------------------------- grid
+# All questions of a bench: prompt sets x temperatures x seeds, in an order that spreads disturbances.
+
+WARM_UP: Final = 4
+"""Tokens of the request that each strategy begins with and that does not count."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A setting that results are reported for: one prompt set at one temperature."""
+
+    prompt_set: str
+    temperature: float
+
+    def __str__(self) -> str:
+        return f"{self.prompt_set}, T = {self.temperature:g}"
+
+
+@dataclass(frozen=True)
+class Question:
+    """One request of a bench, put to every strategy. ``number`` is the prompt's index in its set,
+    ``turn`` its turn's."""
+
+    setting: Setting
+    number: int
+    prompt: Prompt
+    params: SamplingParams
+    turn: int = 0
+
+    @property
+    def prompt_sha256(self) -> str:
+        """A key by which two bench files find the same prompt: 16 hexadecimal digits of its SHA-256."""
+        return hashlib.sha256(json.dumps(self.prompt).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """An entry of a prompt set: the user's messages, turn by turn, and how the answers are sampled."""
+
+    setting: Setting
+    number: int
+    turns: Turns
+    params: SamplingParams
+
+    def question(self, turn: int, prompt: Prompt) -> Question:
+        return Question(self.setting, self.number, prompt, self.params, turn)
+
+    @property
+    def opening(self) -> Question:
+        """The first turn as a text to be continued."""
+        return self.question(0, self.turns[0])
+
+
+def parse_temperatures(text: str) -> tuple[float, ...]:
+    """The numbers in ``0,0.6,1``. Raises FieldError for anything else."""
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise FieldError("temperature", f"is {text!r}; it has to be a number, or several with commas") from None
+
+
+def conversations_of(
+    sets: Mapping[str, Sequence[Turns]],
+    temperatures: Sequence[float],
+    seeds: int,
+    params: SamplingParams,
+    seeds_at_zero: int,
+) -> list[Conversation]:
+    """One conversation per prompt, temperature and seed; at temperature 0 with ``seeds_at_zero`` seeds.
+
+    The prompt ``number`` of a set begins with seed ``params.seed + number`` and goes on with seeds that no other prompt
+    of the set has had. The outermost loop is over seeds and the innermost over temperatures, so that every setting is
+    measured throughout the bench.
+    """
+    assert params.seed is not None
+    longest = max(map(len, sets.values()))
+    found = []
+    for repetition, number, (name, prompts), temperature in product(
+        range(seeds), range(longest), sets.items(), temperatures
+    ):
+        if number < len(prompts) and (temperature > 0 or repetition < seeds_at_zero):
+            seed = params.seed + repetition * len(prompts) + number
+            one = replace(params, temperature=temperature, seed=seed)
+            found.append(Conversation(Setting(name, temperature), number, prompts[number], one))
+    return found
+
+
+def short(params: SamplingParams) -> SamplingParams:
+    """The same request, ended after ``WARM_UP`` tokens."""
+    return SamplingParams(temperature=params.temperature, seed=params.seed, max_tokens=WARM_UP, ignore_eos=True)
+
+
+def settings_of(questions: Sequence[Question]) -> list[Setting]:
+    return list(dict.fromkeys(question.setting for question in questions))
+
+
+def check_lengths(llm: LLM, questions: Sequence[Question]) -> None:
+    """Raise FieldError naming set and prompt where one would not fit, before anything is decoded."""
+    for question in questions:
+        if not fits(llm, question):
+            raise FieldError(
+                "prompts",
+                f"{place_of(question)} and max_tokens "
+                f"{question.params.max_tokens} exceed max_model_len {llm.setup.max_model_len}; shorten one",
+            )
+
+
+def fits(llm: LLM, question: Question) -> bool:
+    """Whether the model can hold prompt and output."""
+    return len(token_ids_of(llm, question)) + question.params.max_tokens <= llm.setup.max_model_len
+
+
+def token_ids_of(llm: LLM, question: Question) -> list[int]:
+    """The prompt's token ids."""
+    if isinstance(question.prompt, str):
+        return llm.get_tokenizer().encode(question.prompt)
+    return list(question.prompt["prompt_token_ids"])
+
+
+def place_of(question: Question) -> str:
+    """The question's place for errors and remarks: ``prompt 3 of mt_bench, turn 2``."""
+    later = f", turn {question.turn + 1}" if question.turn else ""
+    return f"prompt {question.number + 1} of {question.setting.prompt_set}{later}"

@@ -1,0 +1,269 @@
+"""``penstock plan``: the command, and its report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any, Final, NamedTuple
+
+from rich.console import Console
+
+from penstock.cluster import PRICES, Cluster, load_devices
+from penstock.cluster.timing import held_by
+from penstock.core import ConfigError
+from penstock.engine.options import model_folder
+from penstock.engine.profile.hosts import cluster_of_hosts
+from penstock.hosts.probe import read_report
+from penstock.lab.plan_choices import (
+    JUPITER,
+    OURS,
+    Choice,
+    Planning,
+    PlanOptions,
+    cluster_toml,
+    measured_cluster,
+    price_of,
+    refusal,
+)
+from penstock.lab.profile import hosts_profile
+from penstock.terminal import FiguresTable, progress_bar
+
+# --------------------------------------------------------------------------------------------------------------- report
+# Tables and JSON of a plan, its bottleneck, and the plans that it was compared with.
+
+NAMED: Final = 8
+"""Most devices that a line names."""
+WORTH: Final = 1.005
+"""Smallest ratio of improvement that is worth mentioning."""
+GOAL_FIGURES: Final = {
+    "latency": ("answer_s", "an answer in {} s"),
+    "throughput": ("served_tokens_per_second", "{} tokens/s"),
+    "ttft": ("first_token_ms", "the first token after {} ms"),
+}
+HEADINGS: Final = {
+    "slowest_stage_ms": "slowest, ms",
+    "answer_s": "answer, s",
+    "tokens_per_second": "tokens/s",
+    "served_tokens_per_second": "served/s",
+    "first_token_ms": "first token, ms",
+    "trip_ms": "trip, ms",
+}
+
+
+def table_of(planning: Planning, chosen: Choice, compared: Sequence[Choice], more: Choice | None) -> dict[str, Any]:
+    """The figures of a plan; None where something was not simulated or holds for no device. ``more``: a plan with one
+    device more."""
+    stages = chosen.cluster.stages
+    return {
+        "stages": [{"device": stage.devices[0], "layers": sum(stage.layers)} for stage in stages],
+        "drafter": chosen.cluster.drafter,
+        "engine": chosen.cluster.engine,
+        "left_out": left_out(planning, chosen),
+        **(run_with(chosen) if planning.options.real else {}),
+        **figures(chosen),
+        "least_slowest_stage_ms": 1e3 * planning.least_slowest_s,
+        "limited_by": limit(planning, chosen),
+        "one_more": more and {"device": more.name, **figures(more)},
+        "compared": {choice.name: {"layers": layers_by_device(choice), **figures(choice)} for choice in compared[1:]},
+    }
+
+
+def run_with(chosen: Choice) -> dict[str, str]:
+    """The options with which real hosts run the plan."""
+    stages = chosen.cluster.stages
+    return {
+        "hosts": ",".join(chosen.cluster.device(stage.devices[0]).host for stage in stages),
+        "layer_split": ",".join(str(sum(stage.layers)) for stage in stages),
+    }
+
+
+def figures(choice: Choice) -> dict[str, float | None]:
+    speed = choice.speed
+    return {
+        "slowest_stage_ms": 1e3 * choice.plan.slowest_s,
+        "trip_ms": 1e3 * choice.plan.trip_s,
+        "tokens_per_second": None if speed is None else speed.tokens_per_second,
+        "served_tokens_per_second": None if speed is None else speed.served_per_second,
+        "first_token_ms": None if speed is None else 1e3 * speed.first_token_s,
+        "answer_s": None if speed is None else speed.answer_s,
+    }
+
+
+def layers_by_device(choice: Choice) -> dict[str, int]:
+    return {stage.devices[0]: sum(stage.layers) for stage in choice.cluster.stages}
+
+
+def left_out(planning: Planning, chosen: Choice) -> list[str]:
+    used = {stage.devices[0] for stage in chosen.cluster.stages}
+    return [name for name in planning.names if name not in used]
+
+
+def some_of(names: Sequence[str]) -> str:
+    """All names if they are few, else the first ones and the number of the others."""
+    if len(names) <= NAMED:
+        return ", ".join(names)
+    return f"{', '.join(names[: NAMED - 1])} and {len(names) - NAMED + 1} others"
+
+
+def stage_seconds(planning: Planning, chosen: Choice) -> Iterator[tuple[str, int, float]]:
+    """(device, layers, seconds of a batch) of each stage."""
+    done = 0
+    for part in chosen.plan.parts:
+        seconds = float(planning.problem.stage_s[part.device, done, done + part.layers])
+        done += part.layers
+        yield planning.names[part.device], part.layers, seconds
+
+
+def link_seconds(planning: Planning, chosen: Choice) -> Iterator[tuple[str, float]]:
+    """(its ends, seconds that a batch keeps it busy) of each link on the way."""
+    problem, names, parts = planning.problem, planning.names, chosen.plan.parts
+    first, last = parts[0].device, parts[-1].device
+    yield f"engine to {names[first]}", float(problem.enter_busy_s[first])
+    for one, two in pairwise(parts):
+        yield f"{names[one.device]} to {names[two.device]}", float(problem.hop_busy_s[one.device, two.device])
+    yield f"{names[last]} to engine", float(problem.leave_busy_s[last])
+
+
+def limit(planning: Planning, chosen: Choice) -> str:
+    """The slowest stage or link, which keeps batches from following each other faster."""
+    stages = ((f"stage {i}, {name}", s) for i, (name, _, s) in enumerate(stage_seconds(planning, chosen), 1))
+    links = ((f"the link {ends}", s) for ends, s in link_seconds(planning, chosen))
+    return max([*stages, *links], key=lambda one: one[1])[0]
+
+
+def stages_table(planning: Planning, chosen: Choice) -> FiguresTable:
+    """Each device's layers, seconds per batch, and memory held of the memory there is."""
+    cluster, model = chosen.cluster, chosen.cluster.as_model
+    assert model is not None
+    title = f"{cluster.name}: {planning.batch.rows} rows a batch"
+    table = FiguresTable("stage", "layers", "ms", "holds, GB", "of GB", title=title)
+    rows = list(stage_seconds(planning, chosen))
+    for i, (name, layers, seconds) in enumerate(rows):
+        held = held_by(model, layers, cluster.kv_slots, embedding=i == 0, head=i == len(rows) - 1)
+        if name == cluster.drafter and (draft := cluster.draft_as_model) is not None:
+            held += held_by(draft, draft.layers, cluster.kv_slots, embedding=True, head=True)
+        memory = cluster.device(name).memory_gb
+        has = "?" if memory is None else f"{round(memory, 2):g}"
+        table.add_row(name, str(layers), f"{1e3 * seconds:.1f}", f"{held.total / 1e9:.2f}", has)
+    return table
+
+
+def as_table(compared: Sequence[Choice]) -> FiguresTable:
+    """Compared plans side by side."""
+    rows = [figures(choice) for choice in compared]
+    there = [name for name in HEADINGS if any(row[name] is not None for row in rows)]
+    table = FiguresTable("plan", "stages", *(HEADINGS[name] for name in there))
+    for choice, row in zip(compared, rows, strict=True):
+        table.add_row(choice.name, str(len(choice.plan.parts)), *(f"{row[name]:.4g}" for name in there))
+    return table
+
+
+def brought(goal: str, chosen: Choice, more: Choice) -> str:
+    """A sentence on how one more device would change the figure that the goal counts."""
+    name, unit = GOAL_FIGURES[goal] if chosen.speed is not None else ("slowest_stage_ms", "a slowest stage of {} ms")
+    now, then = figures(chosen)[name], figures(more)[name]
+    assert now is not None
+    assert then is not None
+    if max(now / then, then / now) < WORTH or more.value(goal) <= chosen.value(goal):
+        return f"One more like {more.name} would bring nothing."
+    return f"One more like {more.name}: {unit.format(f'{then:.4g}')} in place of {now:.4g}."
+
+
+def remarks(planning: Planning, chosen: Choice, more: Choice | None) -> Iterator[str]:
+    """Remarks on the plan's bottleneck, the lower bound of all plans, and what would help."""
+    slowest = 1e3 * chosen.plan.slowest_s
+    yield f"Limited by {limit(planning, chosen)}: {slowest:.1f} ms a batch."
+    yield (
+        f"No plan's slowest stage is faster than {1e3 * planning.least_slowest_s:.1f} ms: layers cut anywhere, links "
+        "free."
+    )
+    if (out := left_out(planning, chosen)) or chosen.cluster.drafter is not None:
+        drafter = f"The drafter runs on {chosen.cluster.drafter}" if chosen.cluster.drafter else "Nothing drafts"
+        yield f"{drafter}, the engine on {chosen.cluster.engine}" + (f"; left out: {some_of(out)}." if out else ".")
+    if more is not None:
+        yield brought(planning.options.goal, chosen, more)
+    if planning.options.real:
+        given = run_with(chosen)
+        yield f"Run it with --hosts {given['hosts']} --layer-split {given['layer_split']}"
+    if planning.options.tokens:
+        yield (
+            "Judged by simulating the engine with a drafter like the demo pair's."
+            if chosen.cluster.drafter is not None
+            else "Judged by simulating the engine; without a drafter it decodes plainly."
+        )
+
+
+# -------------------------------------------------------------------------------------------------------------- command
+# ``penstock plan``: which devices hold which layers, in which order, and where the drafter runs.
+
+
+class Outcome(NamedTuple):
+    """The chosen plan, and the compared ones, the chosen among them under its own name."""
+
+    chosen: Choice
+    compared: list[Choice]
+
+
+def run_plan(options: PlanOptions, *, as_json: bool = False, console: Console | None = None) -> Outcome:
+    """Plan, print, and write the file. Raises ConfigError, with the numbers, where nothing fits."""
+    console = console or Console(stderr=True)
+    planning = Planning(cluster_to_plan(options, console), options)
+    outcome = planned(planning, console)
+    if options.output is not None:
+        options.output.write_text(cluster_toml(outcome.chosen.cluster), encoding="utf-8")
+    more = planning.with_one_more(outcome.chosen)
+    if as_json:
+        print(json.dumps(table_of(planning, *outcome, more)))
+        return outcome
+    console.print(stages_table(planning, outcome.chosen))
+    console.print(as_table(outcome.compared))
+    for line in remarks(planning, outcome.chosen, more):
+        console.print(line, highlight=False, markup=False)
+    return outcome
+
+
+def cluster_to_plan(options: PlanOptions, console: Console) -> Cluster:
+    """The cluster to plan for, from a file or from measurements of hosts. Raises ConfigError."""
+    if options.hosts is not None:
+        return cluster_of_hosts(hosts_profile(options, console), drafts=True)
+    if options.doctor is None:
+        assert options.cluster is not None
+        return load_devices(options.cluster, as_model=options.model, bandwidth_gbit_s=options.bandwidth_gbit_s)
+    assert options.model is not None
+    model = PRICES.get(options.model) or price_of(model_folder(options.model, "target"))
+    return measured_cluster(read_report(options.doctor), model)
+
+
+def planned(planning: Planning, console: Console) -> Outcome:
+    """Judge all candidates and choose the best. Plans made by hand are candidates, so ours is never worse."""
+    by_hand = list(planning.by_hand())
+    if planning.options.method == "jupiter":
+        paper = next((choice for choice in by_hand if choice.name == JUPITER), None)
+        if paper is None:
+            raise ConfigError(f"{refusal(planning)}; or let --method penstock leave devices out and reorder them")
+        return Outcome(planning.judged(paper), [planning.judged(choice) for choice in by_hand])
+    ours = planning.ours()
+    if not ours:
+        raise refusal(planning)
+    judged = judged_all(planning, [*by_hand, *ours], console)
+    goal = planning.options.goal
+    best = max(judged, key=lambda choice: choice.value(goal))
+    if planning.options.tokens:
+        best = planning.elsewhere(best)
+    best = replace(best, name=OURS)
+    return Outcome(best, [best, *judged[: len(by_hand)]])
+
+
+def judged_all(planning: Planning, choices: list[Choice], console: Console) -> list[Choice]:
+    """Simulate each choice under a progress bar; choices with the same stages are simulated once."""
+    known: dict[object, Choice] = {}
+    with progress_bar(console) as progress:
+        task = progress.add_task("", total=len(choices))
+        for choice in choices:
+            progress.update(task, description=f"{choice.name}, {len(choice.plan.parts)} stages")
+            if choice.plan.parts not in known:
+                known[choice.plan.parts] = planning.judged(choice)
+            progress.advance(task)
+    return [replace(known[choice.plan.parts], name=choice.name) for choice in choices]

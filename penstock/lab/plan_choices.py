@@ -1,0 +1,449 @@
+"""The plans that ``penstock plan`` compares: options, choices, prices, and their judge."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import tomli_w
+
+from penstock.checkpoint.gguf_header import Header, read_header
+from penstock.checkpoint.look import resolve, stated_config
+from penstock.cluster.drawn import split_by_speed
+from penstock.cluster.load import ClusterFile, cluster_of, spread, with_drafter_on
+from penstock.cluster.spec import Cluster, ModelPrice, Stage, eagle, llama
+from penstock.config import FieldError, check, known_name, parse
+from penstock.core import ConfigError
+from penstock.hosts.probe import DeviceRates, ExaminedHost, LinkRates, Report
+from penstock.lab.grid import WARM_UP, Bandwidth
+from penstock.lab.profile import HostsOptions
+from penstock.lab.simulator.run import simulate, simulate_serving
+from penstock.lab.simulator.script import DEMO_ACCURACY, Script, profile_script
+from penstock.options import MODEL, OUTPUT, PIPELINE, Option
+from penstock.planner.costs import Batch, candidates, problem_of, shortage
+from penstock.planner.partition import Part, Plan, Problem, front, layer_split, plan_of
+from penstock.speculation import SpeculativeConfig
+
+# -------------------------------------------------------------------------------------------------------------- options
+# The options of ``penstock plan``.
+
+GOALS: Final = ("latency", "throughput", "ttft")
+METHODS: Final = ("penstock", "jupiter")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions(HostsOptions):
+    """The devices, the model, the goal, and how plans are judged. Raises FieldError."""
+
+    cluster: Annotated[
+        str | None, Option("Preset, random-SEED[:STAGES], or a file ending in .toml.", PIPELINE, default="")
+    ] = None
+    doctor: Annotated[
+        Path | None,
+        Option(
+            "Plan for real hosts: what 'penstock doctor --json' has printed of them.",
+            PIPELINE,
+            metavar="FILE.json",
+            default="",
+        ),
+    ] = None
+    model: Annotated[
+        str | None,
+        Option(
+            "A priced model's name, in place of the cluster's as_model; of real hosts the checkpoint.",
+            MODEL,
+            default="the cluster's",
+        ),
+    ] = None
+    goal: Annotated[
+        str,
+        Option(
+            "latency: the whole answer of one request soonest; throughput: most tokens per second of many at a time; "
+            "ttft: the first token soonest.",
+            PIPELINE,
+        ),
+    ] = "latency"
+    method: Annotated[
+        str,
+        Option("penstock: chooses devices and their order; jupiter: the paper's, all in the file's order.", PIPELINE),
+    ] = "penstock"
+    prompt_tokens: Annotated[int, Option("Tokens of the prompt that is simulated.", PIPELINE)] = 128
+    tokens: Annotated[
+        int, Option("Tokens that each plan is simulated for; 0 judges by the slowest stage alone.", PIPELINE)
+    ] = 64
+    bandwidth_gbit_s: Bandwidth = None
+    output: Annotated[
+        Path | None,
+        Option("Write the cluster file with the plan's stages.", OUTPUT, names=("--output", "-o"), metavar="FILE.toml"),
+    ] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if [self.cluster, self.doctor, self.hosts].count(None) != 2:
+            raise FieldError("cluster", "or hosts or doctor has to be given, and only one of them: what is planned for")
+        if self.real:
+            check(self.model is not None, "model", None, "the checkpoint that the hosts are to run")
+            check(self.bandwidth_gbit_s is None, "bandwidth_gbit_s", self.bandwidth_gbit_s, "left out: links are real")
+            check(self.output is None, "output", str(self.output), "left out: the plan of real hosts is two options")
+        known_name(self.goal, GOALS, "goal")
+        known_name(self.method, METHODS, "method")
+        check(self.prompt_tokens >= 1, "prompt_tokens", self.prompt_tokens, "at least 1")
+        check(self.tokens == 0 or self.tokens >= 2, "tokens", self.tokens, "0, or at least 2")
+        if self.output is not None:
+            check(self.output.suffix == ".toml", "output", str(self.output), "a file that ends in .toml")
+            check(self.output.parent.is_dir(), "output", str(self.output), "in a folder that exists")
+
+    @property
+    def real(self) -> bool:
+        """Whether the plan is for real hosts."""
+        return self.cluster is None
+
+
+# ---------------------------------------------------------------------------------------------------------------- judge
+# Judges a plan by simulation: the engine's own decisions on its stages, in virtual time.
+
+REQUESTS: Final = 2
+SEED: Final = 1
+AT_A_TIME: Final = 2
+"""Requests per stage that are simulated for throughput."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speed:
+    """The result of a simulation. ``tokens_per_second``: after the first token. ``answer_s``: seconds of a request, its
+    prompt included. ``served_per_second``: tokens per second of all requests, where several ran together, else None."""
+
+    tokens_per_second: float
+    first_token_s: float
+    answer_s: float
+    served_per_second: float | None = None
+
+
+def staged(cluster: Cluster, names: tuple[str, ...], parts: tuple[Part, ...]) -> Cluster:
+    """The cluster with these stages; ``names`` are the devices' names by number."""
+    stages = tuple(Stage(devices=(names[part.device],), layers=(part.layers,)) for part in parts)
+    return replace(cluster, stages=stages)
+
+
+def simulated(cluster: Cluster, tokens: int, prompt: int, *, serving: bool) -> Speed:
+    """Simulate ``auto`` with a drafter like the demo pair's, or plain decoding where the cluster names no drafter."""
+    config = SpeculativeConfig(strategy="auto") if cluster.drafter is not None else None
+    script = script_of(REQUESTS, tokens, prompt)
+    runs = simulate(cluster, script, config, min(WARM_UP, tokens))
+    return Speed(
+        tokens_per_second=sum(run.tokens - 1 for run in runs) / sum(run.seconds for run in runs),
+        first_token_s=sum(run.first_token_seconds for run in runs) / len(runs),
+        answer_s=sum(run.first_token_seconds + run.seconds for run in runs) / len(runs),
+        served_per_second=served_per_second(cluster, config, tokens, prompt) if serving else None,
+    )
+
+
+def served_per_second(cluster: Cluster, config: SpeculativeConfig | None, tokens: int, prompt: int) -> float:
+    """Tokens per second of ``AT_A_TIME`` requests for each stage, from the first request's start."""
+    together = AT_A_TIME * len(cluster.stages)
+    runs = simulate_serving(cluster, script_of(together, tokens, prompt), config, together)
+    return sum(len(run.moments) for run in runs) / max(run.moments[-1] for run in runs)
+
+
+def script_of(requests: int, tokens: int, prompt: int) -> Script:
+    return profile_script(DEMO_ACCURACY, requests, tokens, SEED, prompt=prompt)
+
+
+# -------------------------------------------------------------------------------------------------------------- choices
+# The plans that are compared: ours, and those that people make by hand or by Jupiter's method.
+
+PLAIN: Final = Batch(rows=1, context=512)
+SPECULATIVE: Final = Batch(rows=8, context=512)
+"""The batch for which stages are balanced: rows filled by drafted tokens, and the text's length in tokens."""
+OURS, EVEN, PROPORTIONAL, JUPITER = "penstock", "even split", "in proportion to speed", "jupiter"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A plan under a name. ``speed`` is None where it was not simulated."""
+
+    name: str
+    plan: Plan
+    cluster: Cluster
+    speed: Speed | None = None
+
+    def value(self, goal: str) -> tuple[float, ...]:
+        """The plan's value, the larger the better. First tokens equal to three digits are decided by
+        the answer's end."""
+        if self.speed is None:
+            return (-self.plan.trip_s,) if goal == "ttft" else (-self.plan.slowest_s, -self.plan.trip_s)
+        if goal == "ttft":
+            return -float(f"{self.speed.first_token_s:.3g}"), -self.speed.answer_s
+        served = self.speed.served_per_second
+        return (-self.speed.answer_s if served is None else served,)
+
+
+class Planning:
+    """One cluster, its devices that may hold layers, and the times of devices and links."""
+
+    def __init__(self, cluster: Cluster, options: PlanOptions) -> None:
+        self.options = options
+        self.cluster = cluster
+        self.devices = candidates(cluster)
+        self.batch = PLAIN if cluster.drafter is None else SPECULATIVE
+
+    @cached_property
+    def problem(self) -> Problem:
+        return problem_of(self.cluster, self.devices, self.batch)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(device.name for device in self.devices)
+
+    def choice(self, name: str, plan: Plan) -> Choice:
+        return Choice(name, plan, staged(self.cluster, self.names, plan.parts))
+
+    def by_hand(self) -> Iterator[Choice]:
+        """Plans with all devices in the file's order, where they fit: evenly, by memory bandwidth, and by the paper."""
+        layers, count = self.problem.layers, self.problem.devices
+        splits: dict[str, Sequence[int]] = {}
+        if count <= layers:
+            splits[EVEN] = spread(layers, count)
+            splits[PROPORTIONAL] = split_by_speed(layers, [float(d.weight_bandwidth_gb_s or 0) for d in self.devices])
+        paper = layer_split(list(self.problem.stage_s))
+        if paper is not None:
+            splits[JUPITER] = paper.counts
+        for name, counts in splits.items():
+            plan = plan_of(self.problem, [Part(*one) for one in enumerate(counts)])
+            if math.isfinite(plan.trip_s):
+                yield self.choice(name, plan)
+
+    def ours(self) -> list[Choice]:
+        return [self.choice(OURS, plan) for plan in front(self.problem)]
+
+    def judged(self, choice: Choice) -> Choice:
+        tokens, prompt = self.options.tokens, self.options.prompt_tokens
+        if not tokens:
+            return choice
+        return replace(
+            choice, speed=simulated(choice.cluster, tokens, prompt, serving=self.options.goal == "throughput")
+        )
+
+    def moved(self, choice: Choice) -> Choice | None:
+        """The same stages with the drafter on the last one's device; None where it is there already or does not fit.
+
+        On real hosts the drafter always runs on the engine's.
+        """
+        last = choice.cluster.stages[-1].devices[-1]
+        if self.options.real or choice.cluster.drafter in (None, last):
+            return None
+        try:
+            return replace(choice, cluster=with_drafter_on(choice.cluster, last))
+        except FieldError:
+            return None
+
+    def elsewhere(self, choice: Choice) -> Choice:
+        """The better of a judged plan and the same plan with the drafter moved."""
+        moved = self.moved(choice)
+        if moved is None:
+            return choice
+        return max(choice, self.judged(moved), key=lambda one: one.value(self.options.goal))
+
+    @property
+    def least_slowest_s(self) -> float:
+        """Lower bound of a plan's slowest stage in seconds, as if layers could be cut and overheads and links took no
+        time."""
+        layers = self.problem.layers
+        rates = 0.0
+        for table in self.problem.stage_s:
+            each = min((table[0, n] / n for n in range(1, layers + 1)), default=math.inf)
+            # Layers per second add up over devices if layers can be cut anywhere.
+            rates += 1 / each if math.isfinite(each) else 0.0
+        return layers / rates if rates else math.inf
+
+    def with_one_more(self, chosen: Choice) -> Choice | None:
+        """The best plan with one more device like the fastest, named after it; None where no link to it is known.
+
+        Simulated plans have at most one stage more: further ones seldom pay, and take long to simulate.
+        """
+        fastest = max(self.devices, key=lambda device: device.weight_bandwidth_gb_s or 0.0)
+        more = replace(fastest, name=f"{fastest.name}'", host=f"{fastest.host}'")
+        further = Planning(replace(self.cluster, devices=(*self.cluster.devices, more)), self.options)
+        try:
+            plans = further.ours()
+        except FieldError:
+            return None  # the cluster file has no link to a further host
+        if self.options.tokens:
+            most = len(chosen.plan.parts) + 1
+            plans = [one for one in plans if len(one.plan.parts) <= most] or plans[-1:]
+        judged = [further.judged(one) for one in plans]
+        best = max(judged, key=lambda one: one.value(self.options.goal), default=None)
+        if best is not None and chosen.cluster.drafter != self.cluster.drafter:
+            best = further.elsewhere(best)
+        return best if best is None else replace(best, name=fastest.name)
+
+
+def refusal(planning: Planning) -> ConfigError:
+    """The error where no plan fits, with the memory needed and the memory there is."""
+    cluster = planning.cluster
+    return ConfigError(
+        f"cluster {cluster.name}: no plan fits: {shortage(cluster, planning.devices)}. Add devices, lower kv_slots, or "
+        "take a model of fewer bits"
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------- measured
+# A cluster to plan for, from measurements of ``penstock doctor``: one device of each host, and the links.
+
+OVERHEAD_MS: Final = 0.5
+"""Assumed milliseconds per batch on any device: Python and messages take about as long."""
+ENGINE: Final = "localhost"
+
+
+def measured_cluster(report: Report, model: ModelPrice) -> Cluster:
+    """A cluster of every host that was measured, with its fastest device. Raises ConfigError where there is none.
+
+    The engine is on this host and drafts with a head like EAGLE's. A link has the worse figures of its two directions.
+    """
+    fastest = {host.host: fastest_of(host) for host in report.hosts if host.rates}
+    if not fastest:
+        problems = "; ".join(f"{host.host}: {host.problem or 'nothing measured'}" for host in report.hosts)
+        raise ConfigError(f"doctor: no host was measured: {problems}")
+    devices = [device_table(host, fastest[host.host]) for host in report.hosts if host.host in fastest]
+    here = ENGINE if ENGINE in fastest else devices[0]["name"]
+    table = {
+        "name": "measured",
+        "description": "hosts that penstock doctor has measured",
+        "devices": devices,
+        "stages": [{"devices": [device["name"]]} for device in devices],
+        "engine": here,
+        "links": {"between": links_between(report.links, list(fastest))},
+    }
+    try:
+        file = parse(ClusterFile, {**table, "drafter": here})
+        cluster = cluster_of(file, model, tuple(Stage(devices=stage.devices) for stage in file.stages))
+    except FieldError as error:
+        raise ConfigError(f"doctor: {error}") from None
+    return replace(cluster, draft_as_model=eagle(model))
+
+
+def fastest_of(host: ExaminedHost) -> DeviceRates:
+    return max(host.rates, key=lambda rate: rate.weight_bandwidth_gb_s)
+
+
+def device_table(host: ExaminedHost, rates: DeviceRates) -> dict[str, Any]:
+    found = host.facts.device(rates.device) if host.facts is not None else None
+    memory = {"memory_gb": found.free / 1e9} if found is not None and found.free is not None else {}
+    return {
+        "name": host.host,
+        "host": host.host,
+        "weight_bandwidth_gb_s": rates.weight_bandwidth_gb_s,
+        "compute_tflops": rates.compute_tflops,
+        "overhead_ms": OVERHEAD_MS,
+        **memory,
+    }
+
+
+def links_between(links: list[LinkRates], hosts: list[str]) -> list[dict[str, Any]]:
+    """A table for every two hosts that reach each other."""
+    ways: dict[tuple[str, ...], list[tuple[float, float]]] = {}
+    for link in links:
+        if link.latency_ms is not None and link.bandwidth_gbit_s and {link.source, link.to} <= set(hosts):
+            ends = tuple(sorted((link.source, link.to)))
+            ways.setdefault(ends, []).append((link.bandwidth_gbit_s, link.latency_ms))
+    return [
+        {"ends": ends, "bandwidth_gbit_s": min(rate for rate, _ in both), "latency_ms": max(ms for _, ms in both)}
+        for ends, both in ways.items()
+    ]
+
+
+# --------------------------------------------------------------------------------------------------------------- priced
+# A checkpoint's price list, computed from the shape in its configuration: dense models of llama's form.
+
+BITS: Final = 32
+"""Bits per weight. The doctor measures rates in float32, and they decide on the split whatever the format."""
+EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts")
+
+
+def price_of(model: str) -> ModelPrice:
+    """The price list of a folder, a GGUF file or a hub id. Raises ConfigError where the configuration lacks a size."""
+    place = resolve(model)
+    if place.is_file():
+        return price_of_header(model, read_header(place))
+    table = stated_config(place)
+    if any(table.get(name) for name in EXPERTS):
+        raise unpriced(model, "it is a mixture of experts")
+    read = reader(model, table.get)
+    heads = read("num_attention_heads")
+    key_value = table.get("num_key_value_heads") or heads
+    width = table.get("head_dim") or read("hidden_size") // heads
+    return llama(
+        layers=read("num_hidden_layers"),
+        hidden=read("hidden_size"),
+        intermediate=read("intermediate_size"),
+        key_value=int(key_value) * int(width),
+        vocabulary=read("vocab_size"),
+        bits=BITS,
+        tied=bool(table.get("tie_word_embeddings")),
+    )
+
+
+def price_of_header(model: str, header: Header) -> ModelPrice:
+    values: Mapping[str, Any] = {
+        name: header.value(f"{header.architecture}.{name}")
+        for name in ("block_count", "embedding_length", "feed_forward_length", "attention.head_count")
+    }
+    read = reader(model, values.get)
+    heads, hidden = read("attention.head_count"), read("embedding_length")
+    key_value = header.value(f"{header.architecture}.attention.head_count_kv") or heads
+    embedding = header.tensors.get("token_embd.weight")
+    if embedding is None or type(key_value) is not int or header.value(f"{header.architecture}.expert_count"):
+        raise unpriced(model, "it is a mixture of experts, or its layers differ")
+    return llama(
+        layers=read("block_count"),
+        hidden=hidden,
+        intermediate=read("feed_forward_length"),
+        key_value=key_value * int(header.value(f"{header.architecture}.attention.key_length") or hidden // heads),
+        vocabulary=embedding.shape[0],
+        bits=BITS,
+        tied="output.weight" not in header.tensors,
+    )
+
+
+def reader(model: str, get: Callable[[str], Any]) -> Callable[[str], int]:
+    def read(name: str) -> int:
+        if type(value := get(name)) is not int or value < 1:
+            raise unpriced(model, f"its configuration says no {name}")
+        return value
+
+    return read
+
+
+def unpriced(model: str, why: str) -> ConfigError:
+    return ConfigError(
+        f"model {model}: cannot be priced: {why}; plan a cluster file with an as_model table of its sizes instead"
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------------- write
+# A cluster as a file that ``load_cluster`` reads.
+
+WRITTEN_ONLY_WITH_KINDS = "kind"
+"""The field of a device that is not written, because its kind's numbers are written on the device itself."""
+
+
+def cluster_toml(cluster: Cluster) -> str:
+    """The file's text: every number on its device, prices as tables."""
+    table = without_none(dataclasses.asdict(cluster))
+    for device in table["devices"]:
+        device.pop(WRITTEN_ONLY_WITH_KINDS, None)
+    return tomli_w.dumps(table)
+
+
+def without_none(value: Any) -> Any:
+    """A value without its None entries, since TOML has no null. Tuples become lists."""
+    if isinstance(value, Mapping):
+        return {key: without_none(one) for key, one in value.items() if one is not None}
+    if isinstance(value, tuple | list):
+        return [without_none(one) for one in value]
+    return value

@@ -1,0 +1,276 @@
+"""``penstock profile``: layers measured on hosts, or priced by a cluster file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Annotated
+
+from rich.console import Console
+from rich.progress import Progress
+
+from penstock.cluster import load_devices
+from penstock.cluster.spec import Cluster, Device, LayerTimes, LinkBetween, ModelPrice, interpolated
+from penstock.cluster.timing import chunk, held_by, stage_part
+from penstock.config import FieldError, check
+from penstock.engine.opening import open_host
+from penstock.engine.options import Dtype, EngineOptions, Insecure, KeysFolder, Quantization, model_folder
+from penstock.engine.profile.hosts import HostsProfile, completed, forgotten, known_profile
+from penstock.engine.profile.measure import CONTEXTS, ROWS
+from penstock.engine.profile.store import profiles_folder
+from penstock.engine.resolve import check_options
+from penstock.hosts.placement import check_named
+from penstock.lab.grid import read_prompts
+from penstock.options import MODEL, PIPELINE, Option
+from penstock.planner.costs import candidates
+from penstock.planner.partition import least_piece
+from penstock.terminal import FiguresTable, progress_bar
+
+# -------------------------------------------------------------------------------------------------------------- options
+# The options of ``penstock profile``, and those of ``penstock plan`` for real hosts.
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostsOptions:
+    """A model, its dtype and quantization, and the hosts that it is measured on. Raises FieldError."""
+
+    model: str | None = None
+    hosts: Annotated[
+        str | None,
+        Option(
+            "Hosts on which `penstock worker` runs; localhost is this one.",
+            PIPELINE,
+            metavar="HOST[:PORT],...",
+            default="",
+        ),
+    ] = None
+    keys: KeysFolder = None
+    insecure: Insecure = False
+    dtype: Dtype = "float32"
+    quantization: Quantization = "auto"
+    device: Annotated[str, Option("cpu, cuda or cuda:N, on every host.", MODEL)] = "cpu"
+    threads: Annotated[
+        int | None, Option("Threads that a stage computes with.", PIPELINE, default="all cores of its host")
+    ] = None
+    max_model_len: Annotated[
+        int | None,
+        Option("Most tokens of a text, behind which layers are measured.", MODEL, default="the checkpoint's, to 4096"),
+    ] = None
+
+    def __post_init__(self) -> None:
+        check_named(self.hosts)
+
+    def engine_options(self) -> EngineOptions:
+        """The options of an engine that would run the model on these hosts. Raises FieldError."""
+        assert self.model is not None
+        return EngineOptions(
+            model=self.model,
+            dtype=self.dtype,
+            quantization=self.quantization,
+            device=self.device,
+            max_model_len=self.max_model_len,
+            hosts=self.hosts,
+            keys=self.keys,
+            insecure=self.insecure,
+            threads=self.threads,
+            speculative_config=None,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileOptions(HostsOptions):
+    """A model and the hosts that it is measured on, by default this one; or a cluster file with prices. Raises
+    FieldError."""
+
+    model: Annotated[
+        str | None,
+        Option(
+            "Checkpoint folder, GGUF file or hub id; with a cluster file a priced model's name.",
+            MODEL,
+            positional=True,
+            default="",
+        ),
+    ] = None
+    prompts: Annotated[
+        Path | None,
+        Option(
+            "Measure with these texts, one JSON object a line with 'prompt' or 'turns'. Only mixtures of experts take "
+            "other times for other texts.",
+            MODEL,
+            metavar="FILE.jsonl",
+            default="any tokens",
+        ),
+    ] = None
+    cluster: Annotated[
+        str | None, Option("Measure nothing: what the prices of this cluster file come to.", PIPELINE, default="")
+    ] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.cluster is not None:
+            for name in ("hosts", "prompts"):
+                value = getattr(self, name)
+                check(value is None, name, value, "left out with a cluster file: nothing is measured")
+        elif self.model is None:
+            raise FieldError("model", "is missing: name the checkpoint to measure, or a cluster file")
+
+
+# ---------------------------------------------------------------------------------------------------------------- hosts
+# Measures hosts under a progress bar.
+
+
+def hosts_profile(
+    options: HostsOptions, console: Console, *, anew: bool = False, texts: Path | None = None
+) -> HostsProfile:
+    """The profile of the named hosts; only missing parts are measured, or everything if ``anew``.
+    Raises ConfigError."""
+    engine = options.engine_options()
+    check_options(engine)
+    tokens = [] if texts is None else tokens_of(engine.model, texts)
+    with closing(open_host(engine)) as host, progress_bar(console) as bar:
+        known = known_profile(engine, host)
+        return completed(forgotten(known) if anew else known, host, partial(Counted, bar), tokens)
+
+
+def tokens_of(model: str, texts: Path) -> list[int]:
+    """Token ids of a file's prompts, joined and cut to the longest text that is measured. Raises ConfigError."""
+    from penstock.checkpoint.checkpoint import open_checkpoint
+    from penstock.text.tokenizer import load_tokenizer
+
+    tokenizer = load_tokenizer(open_checkpoint(model_folder(model, "target")).path)
+    longest = CONTEXTS[-1] + ROWS[-1]
+    return list(chain.from_iterable(map(tokenizer.encode, read_prompts(texts, longest))))[:longest]
+
+
+class Counted:
+    """A task of the progress bar that is told how many steps are done."""
+
+    def __init__(self, bar: Progress, what: str) -> None:
+        self._bar = bar
+        self._task = bar.add_task(what, total=None)
+
+    def __call__(self, done: int, total: int) -> None:
+        self._bar.update(self._task, completed=done, total=total)
+
+
+# --------------------------------------------------------------------------------------------------------------- priced
+# A profile of devices that are not there, from their prices in a cluster file.
+
+
+def times_by_price(cluster: Cluster) -> dict[str, LayerTimes]:
+    """Layer times by device. Raises FieldError for a device with times for its own layers only."""
+    model = cluster.as_model
+    assert model is not None
+    return {device.name: times_on(device, model, cluster.time_scale) for device in candidates(cluster)}
+
+
+def times_on(device: Device, model: ModelPrice, time_scale: float) -> LayerTimes:
+    """The device's times of a layer within a stage of many, of a stage beside its layers, and of the head."""
+    many = max(2, model.layers)
+
+    def stage_ms(layers: int, rows: int, context: int, *, head: bool = False) -> float:
+        return 1e3 * stage_part(device, model, layers, time_scale, head=head).seconds(rows, chunk(rows, context))
+
+    def layer_ms(rows: int, context: int) -> float:
+        # The difference of a long and a short stage leaves out the fixed time of a batch.
+        return (stage_ms(many, rows, context) - stage_ms(1, rows, context)) / (many - 1)
+
+    return LayerTimes(
+        rows=ROWS,
+        contexts=CONTEXTS,
+        layer_ms=tuple(tuple(layer_ms(rows, context) for context in CONTEXTS) for rows in ROWS),
+        stage_ms=tuple(max(0.0, stage_ms(1, rows, 0) - layer_ms(rows, 0)) for rows in ROWS),
+        head_ms=tuple(max(0.0, stage_ms(1, rows, 0, head=True) - stage_ms(1, rows, 0)) for rows in ROWS),
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------------- show
+# A profile as tables for the terminal.
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A model's sizes, its layers' times by device, the links between hosts, and the slots of stages."""
+
+    model: ModelPrice
+    times: dict[str, LayerTimes]
+    links: list[LinkBetween]
+    kv_slots: int
+
+
+def device_table(profile: Profile, name: str) -> FiguresTable:
+    """Milliseconds by rows of a batch: of a layer after several contexts, of a stage beside its layers, of the head."""
+    times = profile.times[name]
+    table = FiguresTable(
+        "rows",
+        *(f"layer behind\n{context}, ms" for context in times.contexts),
+        "stage beside,\nms",
+        "head, ms",
+        title=f"{name}: from {least_rows(times, profile.model.layers)} rows on 90% of the best rows per second",
+    )
+    for rows, layer, stage, head in zip(times.rows, times.layer_ms, times.stage_ms, times.head_ms, strict=True):
+        table.add_row(str(rows), *(f"{ms:.3f}" for ms in layer), f"{stage:.3f}", f"{head:.3f}")
+    return table
+
+
+def least_rows(times: LayerTimes, layers: int) -> int:
+    """The paper's b: the smallest number of rows that still uses the device well."""
+    grid = times.of_stage(layers, head=False)
+    return least_piece(lambda rows: rows / interpolated(times.rows, times.contexts, grid, rows, 0), times.rows[-1])
+
+
+def held_table(profile: Profile) -> FiguresTable:
+    """Megabytes that a device holds for one layer and for the whole model."""
+    model, slots = profile.model, profile.kv_slots
+    table = FiguresTable("held, MB", "weights", f"KV of {slots} tokens")
+    parts = {"a layer": (1, False, False), "the whole model": (model.layers, True, True)}
+    for what, (layers, embedding, head) in parts.items():
+        held = held_by(model, layers, slots, embedding=embedding, head=head)
+        table.add_row(what, f"{held.weights / 1e6:.1f}", f"{held.cache / 1e6:.1f}")
+    return table
+
+
+def link_table(links: Sequence[LinkBetween]) -> FiguresTable:
+    table = FiguresTable("link", "latency, ms", "Mbit/s")
+    for link in links:
+        table.add_row(" - ".join(link.ends), f"{link.latency_ms:.2f}", f"{1e3 * link.bandwidth_gbit_s:.0f}")
+    return table
+
+
+# -------------------------------------------------------------------------------------------------------------- command
+# ``penstock profile``: times of a model's layers on real devices, or on those that a cluster file prices.
+
+
+def run_profile(options: ProfileOptions, *, as_json: bool = False, console: Console | None = None) -> Profile:
+    """Measure, store and print. Raises ConfigError for what cannot work, and PipelineError for a lost stage."""
+    console = console or Console(stderr=True)
+    profile = profile_by_price(options) if options.cluster is not None else measured_profile(options, console)
+    if as_json:
+        print(json.dumps(asdict(profile)))
+        return profile
+    for name in profile.times:
+        console.print(device_table(profile, name))
+    console.print(held_table(profile))
+    if profile.links:
+        console.print(link_table(profile.links))
+    if options.cluster is None:
+        console.print(f"Kept in {profiles_folder()}, for `penstock plan --hosts` and layer_split auto.", soft_wrap=True)
+    return profile
+
+
+def profile_by_price(options: ProfileOptions) -> Profile:
+    assert options.cluster is not None
+    cluster = load_devices(options.cluster, as_model=options.model)
+    assert cluster.as_model is not None
+    return Profile(cluster.as_model, times_by_price(cluster), [], cluster.kv_slots)
+
+
+def measured_profile(options: ProfileOptions, console: Console) -> Profile:
+    found = hosts_profile(options, console, anew=True, texts=options.prompts)
+    assert found.links is not None
+    return Profile(found.candidates.price, found.times, found.links, found.candidates.capacity)

@@ -1,0 +1,370 @@
+"""``penstock bench serve``: the command, and its report."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import httpx
+from rich.console import Console
+from rich.table import Table
+
+from penstock.clients.api import ServerError
+from penstock.extras import PLOTS, require
+from penstock.lab.plots import DPI, HUES, SMALL, bare, save
+from penstock.lab.serving_load import (
+    LATENCIES,
+    Client,
+    Level,
+    Outcome,
+    ServingOptions,
+    Speculation,
+    Summary,
+    Workload,
+    arrival_times,
+    between,
+    body_of,
+    make_workload,
+    read_counters,
+    run_load,
+    same_texts,
+    summarize,
+)
+from penstock.terminal import FiguresTable, progress_bar
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+# --------------------------------------------------------------------------------------------------------------- report
+# Figures of a serving bench as tables for the terminal, remarks, and one JSON file.
+
+TITLES: Final = {
+    "ttft": "to the first token (TTFT)",
+    "tpot": "per later token (TPOT)",
+    "itl": "between chunks (ITL)",
+    "e2el": "whole request (E2EL)",
+}
+"""Titles of the latencies, in the order of ``LATENCIES``."""
+
+T = TypeVar("T")
+Column = tuple[str, Callable[[Summary], str]]
+"""A heading, broken into lines, and a function that formats a level's figure."""
+
+
+def number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0%}"
+
+
+def cached_share(summary: Summary) -> str:
+    if summary.cached_tokens is None or not summary.total_input_tokens:
+        return "-"
+    return share(summary.cached_tokens / summary.total_input_tokens)
+
+
+LOAD: Final[tuple[Column, ...]] = (
+    ("ended", lambda one: str(one.completed)),
+    ("failed", lambda one: str(one.failed)),
+    ("seconds", lambda one: number(one.duration)),
+    ("requests\nper s", lambda one: number(one.request_throughput)),
+    ("output\ntokens\nper s", lambda one: number(one.output_throughput)),
+    ("all\ntokens\nper s", lambda one: number(one.total_token_throughput)),
+)
+GOODPUT: Final[Column] = ("within\nlimits\nper s", lambda one: number(one.request_goodput))
+TOKENS: Final[tuple[Column, ...]] = (
+    ("input", lambda one: str(one.total_input_tokens)),
+    ("of it\ncached", cached_share),
+    ("output", lambda one: str(one.total_output_tokens)),
+    ("output\nper chunk", lambda one: number(one.tokens_per_chunk)),
+)
+DRAFTS: Final[tuple[tuple[str, Callable[[Speculation], str]], ...]] = (
+    ("drafts", lambda one: "-" if one.drafts is None else str(one.drafts)),
+    ("drafted\ntokens", lambda one: str(one.draft_tokens)),
+    ("accepted\ntokens", lambda one: str(one.accepted_tokens)),
+    ("acceptance\nrate", lambda one: share(one.acceptance_rate)),
+    ("acceptance\nlength", lambda one: number(one.acceptance_length)),
+)
+
+
+def tables_of(levels: Sequence[Level], summaries: Sequence[Summary]) -> list[Table]:
+    """One row per concurrency: load, latencies, tokens, and speculation where the server reports it."""
+    rows = [(level.name, summary) for level, summary in zip(levels, summaries, strict=True)]
+    drafts = [(name, summary.speculation) for name, summary in rows if summary.speculation is not None]
+    load = [*LOAD, GOODPUT] if summaries[0].request_goodput is not None else LOAD
+    tables = [by_level("Load", load, rows), latency_table(rows), by_level("Tokens", TOKENS, rows)]
+    return [*tables, by_level("Speculation, as the server counts", DRAFTS, drafts)] if drafts else tables
+
+
+def by_level(title: str, columns: Sequence[tuple[str, Callable[[T], str]]], rows: Sequence[tuple[str, T]]) -> Table:
+    table = FiguresTable("concurrency", *(heading for heading, _ in columns), title=title)
+    for name, figures in rows:
+        table.add_row(name, *(cell(figures) for _, cell in columns))
+    return table
+
+
+def latency_table(rows: Sequence[tuple[str, Summary]]) -> Table:
+    table = FiguresTable("", "concurrency", "mean", "median", "p90", "p99", title="Latency, ms")
+    for latency in LATENCIES:
+        for i, (name, summary) in enumerate(rows):
+            found = summary.latencies[latency]
+            cells = [number(value) for value in vars(found).values()] if found else ["-"] * 4
+            table.add_row("" if i else TITLES[latency], name, *cells, end_section=i == len(rows) - 1)
+    return table
+
+
+# ------------------------------------------------------------------------------------------------------------ remarks
+
+
+def remarks(levels: Sequence[Level], summaries: Sequence[Summary], repeated: int | None) -> list[str]:
+    """Remarks that a reader needs before quoting the tables."""
+    lines = ["Times are the client's; what each figure is: docs/reference/bench.md."]
+    if repeated is not None:
+        lines.append(f"There are {repeated} different prompts only: later requests repeat them, with other seeds.")
+    if any(one.cached_tokens for one in summaries):
+        lines.append("Some input came from the server's prefix cache: such requests start sooner than new ones would.")
+    for level, summary in zip(levels, summaries, strict=True):
+        lines += [f"Concurrency {level.name}: {words}" for words in doubts(level, summary)]
+    lines += [comparison(level, levels[0]) for level in levels[1:]]
+    return lines
+
+
+def doubts(level: Level, summary: Summary) -> list[str]:
+    """Remarks on what failed at one level."""
+    lines = []
+    for kind, count in summary.errors.items():
+        example = next(outcome.message for outcome in level.outcomes if outcome.error == kind)
+        lines.append(f"{count} failed with {kind}, for example: {example}")
+    if summary.unfinished:
+        lines.append(f"broken off, {summary.unfinished} of {level.asked} requests had not ended.")
+    if summary.without_usage:
+        lines.append(f"replies without usage, whose tokens are not counted: {summary.without_usage}.")
+    if empty := sum(outcome.is_empty for outcome in level.completed):
+        of = f"{empty} of {summary.completed} answers"
+        lines.append(f"{of} are empty: the model's first token was an end token; --ignore-eos has it go on.")
+    return lines
+
+
+def comparison(level: Level, first: Level) -> str:
+    """A sentence that says whether a request's text depends on the number of concurrent requests."""
+    same, both = same_texts(level, first)
+    return f"Concurrency {level.name}: {same} of {both} texts are the same as at concurrency {first.name}."
+
+
+# -------------------------------------------------------------------------------------------------------------- files
+
+
+def as_json(settings: Mapping[str, Any], levels: Sequence[Level], summaries: Sequence[Summary]) -> str:
+    """Settings, and for each concurrency its figures and its requests."""
+    runs = [
+        {**summary.as_dict(), "requests": [request_dict(outcome, level.started) for outcome in by_index(level)]}
+        for level, summary in zip(levels, summaries, strict=True)
+    ]
+    return json.dumps({"settings": settings, "runs": runs}, indent=2) + "\n"
+
+
+def by_index(level: Level) -> list[Outcome]:
+    return sorted(level.outcomes, key=lambda outcome: outcome.index)
+
+
+def request_dict(outcome: Outcome, start: float) -> dict[str, Any]:
+    """One request's figures in seconds; ``started`` counts from its level's start."""
+    return {
+        "index": outcome.index,
+        "started": outcome.started - start,
+        "ttft": outcome.ttft,
+        "tpot": outcome.tpot,
+        "e2el": outcome.e2el,
+        "itl": outcome.gaps,
+        "usage": None if outcome.usage is None else vars(outcome.usage),
+        "finish_reason": outcome.finish_reason,
+        "text_sha256": outcome.text_sha256,
+        "error": outcome.error,
+        "message": outcome.message,
+    }
+
+
+# ----------------------------------------------------------------------------------------------------------------- plot
+# Plots a serving bench: throughput and latencies over concurrency. It needs matplotlib, which is optional.
+
+SHOWN: Final = (("e2el", "whole request"), ("ttft", "first token"), ("tpot", "per token"))
+
+
+def write_plot(path: Path, title: str, summaries: Sequence[Summary]) -> None:
+    """Plot throughput on the left (PipeDec, figure 8), and latencies on the right, on a logarithmic axis."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4), dpi=DPI, layout="constrained")
+    left, right = figure.subplots(1, 2)
+    x = [one.concurrency or 0 for one in summaries]
+    left.plot(x, [one.output_throughput for one in summaries], color=HUES[0], marker="o")
+    left.set_ylim(bottom=0)
+    finish(left, x, "output tokens per second")
+    draw_latencies(right, x, summaries)
+    right.set_yscale("log")
+    finish(right, x, "milliseconds")
+    figure.legend(fontsize=SMALL, frameon=False, loc="outside right upper")
+    figure.suptitle(title, fontsize=10)
+    save(figure, path)
+
+
+def draw_latencies(axes: Axes, x: Sequence[int], summaries: Sequence[Summary]) -> None:
+    """Draw each median as a line, and its 99th percentile dotted in the same colour."""
+    for (name, words), colour in zip(SHOWN, HUES, strict=False):
+        found = [one.latencies[name] for one in summaries]
+        for figure, style in (("median", "-"), ("p99", ":")):
+            y = [getattr(latency, figure) if latency else float("nan") for latency in found]
+            axes.plot(x, y, style, color=colour, marker="o", markersize=3, label=f"{words}, {figure}")
+
+
+def finish(axes: Axes, x: Sequence[int], label: str) -> None:
+    if min(x) > 0 and max(x) / min(x) >= 8:
+        axes.set_xscale("log", base=2)
+    axes.set_xticks(x, [str(value) for value in x])
+    axes.minorticks_off()
+    axes.set_xlabel("requests at a time (concurrency)", fontsize=9)
+    axes.set_ylabel(label, fontsize=9)
+    axes.tick_params(labelsize=SMALL)
+    axes.grid(axis="y", alpha=0.3)
+    bare(axes)
+
+
+# -------------------------------------------------------------------------------------------------------------- command
+# ``penstock bench serve``: load on a server, one concurrency after another, and the latencies of its users.
+
+Progressed = Callable[[str], None]
+"""Called with a description whenever a request has ended."""
+
+
+@dataclass
+class Found:
+    """The results so far. They grow, so that an interrupted bench has figures, too."""
+
+    model: str = ""
+    repeated: int | None = None
+    levels: list[Level] = field(default_factory=list)
+
+
+def run_bench_serve(options: ServingOptions, console: Console | None = None) -> list[Level]:
+    """Run the bench, print its tables and write its files, after Ctrl-C with the results so far.
+
+    Raises ConfigError before anything is sent, and ServerError where the server is missing or fails the warm-up.
+    """
+    if options.plot is not None:
+        require([PLOTS])
+    console = console or Console(stderr=True)
+    found = Found()
+    try:
+        with progress_bar(console) as progress:
+            task = progress.add_task("starting", total=total_of(options))
+            asyncio.run(measure(options, found, lambda words: progress.update(task, description=words, advance=1)))
+    finally:
+        if found.levels:
+            show(options, found, console)
+    return found.levels
+
+
+def total_of(options: ServingOptions) -> int:
+    """Number of requests that will end."""
+    return options.num_warmups + options.num_prompts * max(1, len(options.concurrency))
+
+
+async def measure(options: ServingOptions, found: Found, progressed: Progressed) -> None:
+    """Run the bench and add its results to ``found``."""
+    async with httpx.AsyncClient(**options.server.client_options) as http:
+        client = Client(http, options.server, options.endpoint)
+        found.model = options.model or await client.first_model()
+        await Bench(options, client, found, progressed).run()
+
+
+class Bench:
+    """One run over all concurrencies. ``found`` has every outcome as soon as it is there."""
+
+    def __init__(self, options: ServingOptions, client: Client, found: Found, progressed: Progressed) -> None:
+        self._options = options
+        self._client = client
+        self._found = found
+        self._progressed = progressed
+
+    async def run(self) -> None:
+        workload = await make_workload(self._options, self._found.model, self._count_tokens)
+        self._found.repeated = workload.repeated
+        for body in workload.warmups:
+            must_succeed(await self._client.ask(0, body))
+            self._progressed("warm-up")
+        for concurrency in self._options.concurrency or (None,):
+            await self._run_level(workload, concurrency)
+
+    async def _count_tokens(self, prompt: str) -> int:
+        """Tokens that the server counts in a request with this prompt, found by asking for one token after it."""
+        body = body_of(self._options, self._found.model, prompt, self._options.seed)
+        outcome = must_succeed(await self._client.ask(0, {**body, "max_tokens": 1}))
+        if outcome.usage is None:
+            raise ServerError("no usage", "the server sends no usage, so random prompts cannot be sized: use a file")
+        return outcome.usage.prompt_tokens
+
+    async def _run_level(self, workload: Workload, concurrency: int | None) -> None:
+        """Send all requests of a level; its end is recorded even if it is interrupted."""
+        options = self._options
+        arrivals = arrival_times(len(workload.asked), options.request_rate, options.burstiness, options.seed)
+        before = read_counters(await self._client.metrics())
+        level = Level(concurrency, len(workload.asked), time.perf_counter())
+        self._found.levels.append(level)
+
+        async def ask(index: int) -> None:
+            level.outcomes.append(await self._client.ask(index, workload.asked[index]))
+            self._progressed(f"concurrency {level.name}")
+
+        try:
+            await run_load(ask, arrivals, concurrency)
+        finally:
+            level.ended = time.perf_counter()
+        level.counted = between(before, read_counters(await self._client.metrics()))
+
+
+def must_succeed(outcome: Outcome) -> Outcome:
+    """The outcome itself. Raises ServerError with its message where it failed."""
+    if outcome.error is not None:
+        raise ServerError(outcome.error, outcome.message)
+    return outcome
+
+
+# ------------------------------------------------------------------------------------------------------------ results
+
+
+def show(options: ServingOptions, found: Found, console: Console) -> None:
+    """Print tables and remarks, and write the files that were asked for."""
+    summaries = [summarize(level, options.goodput) for level in found.levels]
+    for table in tables_of(found.levels, summaries):
+        console.print(table)
+    for line in remarks(found.levels, summaries, found.repeated):
+        console.print(line, highlight=False, markup=False)
+    if options.json is not None:
+        text = as_json(settings_of(options, found.model), found.levels, summaries)
+        options.json.write_text(text, encoding="utf-8")
+    if options.plot is not None:
+        write_plot(options.plot, f"{found.model}: {options.num_prompts} requests", summaries)
+
+
+def settings_of(options: ServingOptions, model: str) -> dict[str, Any]:
+    """Everything needed to repeat the run except the key, and the client's versions and host."""
+    shown = {one.name: getattr(options, one.name) for one in fields(options)}
+    del shown["server"], shown["json"], shown["plot"]
+    shown |= {"url": options.server.shown, "model": model, "goodput": dict(options.goodput)}
+    shown["request_rate"] = options.request_rate if math.isfinite(options.request_rate) else "inf"
+    shown["dataset"] = options.dataset.name
+    packages = {name: version(name) for name in ("penstock", "httpx")}
+    host = {"python": platform.python_version(), "cpus": os.cpu_count(), "machine": platform.machine()}
+    return {**shown, "versions": packages, "host": host}

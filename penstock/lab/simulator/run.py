@@ -1,0 +1,388 @@
+"""The engine in virtual time on modelled devices, with scripts in place of models."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from penstock.cluster import Cluster, LinkTiming, draft_link, draft_timing, link_timings, load_cluster, stage_timings
+from penstock.cluster.timing import BATCH_ROWS
+from penstock.config import FieldError
+from penstock.core import FinishReason, SpeculationMetrics
+from penstock.drafters.base import Draft, DraftRequest, InstantDrafter
+from penstock.emulation.drafter import DeviceTurns, EmulatedDrafter
+from penstock.emulation.link import ExclusiveLink, LinkModel, Port, link_of
+from penstock.emulation.stage import StageEmulation, emulated_driver
+from penstock.engine.loop import EngineLoop, Observer
+from penstock.engine.scheduler import Scheduler
+from penstock.lab.simulator.script import Script
+from penstock.lab.simulator.shared_host import SharedDriver, SharedHost, shared_drivers
+from penstock.messages import Batch, Cancel, Candidates, Features, Message, Result, SampledToken, Sampling
+from penstock.pipeline.base import VirtualClock
+from penstock.pipeline.inprocess import InProcessPipeline
+from penstock.planner.pieces import PieceTable
+from penstock.requests.request import Request
+from penstock.requests.slots import SlotPool, speculative_slots
+from penstock.speculation import SpeculativeConfig, make_strategy
+from penstock.stage.core import Cancels
+from penstock.stage.driver import Link, Links, StageDriver
+from penstock.stage.visibility import ProtocolError
+from penstock.strategies.base import Strategy
+from penstock.tree import Node
+
+# ------------------------------------------------------------------------------------------------------------- clusters
+# The clusters that can be simulated: those with modelled times.
+
+
+def modelled_cluster(name: str, **changes: Any) -> Cluster:
+    """``load_cluster``, which also raises FieldError where the cluster models no times."""
+    cluster = load_cluster(name, **changes)
+    if not cluster.emulated:
+        raise FieldError("cluster", f"{name} has no as_model, so there are no modelled times to simulate; name another")
+    return cluster
+
+
+def check_drafter(cluster: Cluster) -> None:
+    """Raise FieldError where the cluster names no drafter."""
+    if cluster.drafter is None:
+        raise FieldError("cluster", f"{cluster.name} names no drafter; add drafter and draft_as_model to its file")
+
+
+# ------------------------------------------------------------------------------------------------------------- pipeline
+# The simulated pipeline, whose stages work while the engine waits, and wake it only for what reaches it.
+
+
+class SimulatedPipeline(InProcessPipeline):
+    """A pipeline under a virtual clock, and the clock of the engine at its end.
+
+    An engine's actions depend only on what it is told and on the times at which it wants to be asked. Woken for every
+    message between two stages, it would mostly find nothing to do.
+    """
+
+    def __init__(self, drivers: Sequence[StageDriver], clock: VirtualClock, entrance: Link) -> None:
+        super().__init__(drivers, clock, entrance)
+        self._time = clock
+        self._told = False
+        self._sharing = [driver.index for driver in drivers if isinstance(driver, SharedDriver)]
+        """Stages of one host; the time at which one is done depends on the others."""
+
+    @property
+    def due(self) -> float | None:
+        """When something will reach the engine, as far as it is under way; until then ``wait`` returns anyway."""
+        return self._end.due
+
+    def now(self) -> float:
+        return self._time.now()
+
+    def wait(self, until: float | None) -> None:
+        """Let the stages work until this time, or until the first at which they have told the engine something."""
+        self._told = False
+        last = math.inf if until is None else until
+        while not self._told and (due := min(self._dues)) <= last and due < math.inf:
+            self._time.wait(due)
+            self._work()
+        if not self._told:
+            self._time.wait(until)
+
+    def wake(self) -> None:
+        self._time.wake()
+
+    def _receive(self, message: Message, arrives: float) -> None:
+        super()._receive(message, arrives)
+        self._told = True
+
+    def _ask_due(self, index: int) -> None:
+        # A step of one stage changes the times at which the others of its host are done.
+        for stage in self._sharing or (index,):
+            super()._ask_due(stage)
+
+
+# ---------------------------------------------------------------------------------------------------------------- stage
+# The computation of a simulated stage: nothing but the target's picks, which the script knows.
+
+
+class SimulatedCore:
+    """Takes the place of a ``StageCore`` in a ``StageDriver``: drops dead rows, and the last stage picks from the
+    script.
+
+    Off the target's path the script's pick means nothing, and nothing asks for it: only the root's pick is followed.
+    """
+
+    def __init__(self, script: Script, is_last: bool) -> None:
+        self.is_last = is_last
+        self._script = script
+        self._cancels = Cancels()
+
+    def cancel(self, message: Cancel) -> None:
+        self._cancels.add(message)
+
+    def missing_features(self, batch: Batch) -> set[tuple[int, int]]:
+        return set()
+
+    def add_features(self, features: Features, states: Any) -> None:
+        pass
+
+    def tapped(self) -> None:
+        return None
+
+    def process(self, batch: Batch, hidden: Any) -> tuple[list[int], Any, list[SampledToken], list[Candidates]]:
+        if batch.stream != self._cancels.next_stream:
+            raise ProtocolError(f"batch {batch.stream} arrived where {self._cancels.next_stream} was due")
+        rows = self._cancels.surviving(batch)
+        self._cancels.passed(batch.stream)
+        picks = []
+        if self.is_last:
+            columns, alive = batch.rows, set(rows)
+            picks = [
+                SampledToken(columns.nodes[row], self._script.after(columns.requests[row], columns.positions[row]))
+                for row in batch.wanted
+                if row in alive
+            ]
+        return rows, hidden, picks, []
+
+
+# -------------------------------------------------------------------------------------------------------------- drafter
+# A drafter that follows a script on the target's path, and drafts alike off it.
+
+
+class ScriptedDrafter(InstantDrafter):
+    """Answers from a ``Script``; a wrapping ``EmulatedDrafter`` adds its modelled time."""
+
+    def __init__(self, script: Script) -> None:
+        super().__init__()
+        self._script = script
+        self._candidates = [tuple(enumerate(chances)) for chances in script.pool]
+        self._off_path: defaultdict[int, dict[int, int]] = defaultdict(dict)
+        """A hash of the way from the target's path to each node off it that has been asked about, by request and node
+        id."""
+
+    def ask(self, asks: Sequence[DraftRequest]) -> int:
+        for ask in asks:
+            self._answers += [self._draft(ask.request, node, ask.count) for node in ask.nodes]
+        return len(self._answers) + sum(len(ask.request.prompt) for ask in asks if ask.request.produced == 0)
+
+    def forget(self, request: Request) -> None:
+        self._off_path.pop(request.number, None)
+
+    def _draft(self, request: Request, node: Node, count: int) -> Draft:
+        """The draft of a node from the script's pool: by position on the target's path, else by a hash of the way to
+        it.
+
+        The hash is over the tokens since the path was left, so that it does not depend on who asks, and when.
+        """
+        number, script = request.number, self._script
+        if node.parent is not None:
+            off_path = self._off_path[number]
+            above = off_path.get(node.parent.id)
+            if above is not None or node.token != script.after(number, node.parent.position):
+                off_path[node.id] = key = hash((number if above is None else above, node.position, node.token))
+                return Draft(node, self._candidates[key % len(script.pool)][:count])
+        drafts, i = script.drafts[number], node.position + 1 - script.prompts[number]
+        return Draft(node, self._candidates[drafts[i] if i < len(drafts) else 0][:count])
+
+
+# ------------------------------------------------------------------------------------------------------------------ run
+# Runs strategies over a script on a modelled cluster, in virtual time.
+
+
+@dataclass
+class Simulated:
+    """One request under one strategy.
+
+    ``seconds`` of virtual time are from the first of its ``tokens`` to the last. Busy fractions are over the same time:
+    the mean of the stages, and the drafter's. ``rows`` entered in addition to those of the prompt.
+    """
+
+    tokens: int
+    seconds: float
+    first_token_seconds: float
+    stages_busy: float
+    drafter_busy: float
+    rows: int
+    metrics: SpeculationMetrics
+
+
+@dataclass
+class Timed:
+    """Collects the times at which tokens came, and at which the request did."""
+
+    queued: float = 0.0
+    moments: list[float] = field(default_factory=list)
+
+    def append(self, pick: SampledToken, at: float) -> FinishReason | None:
+        self.moments.append(at)
+        return None
+
+    def detokenize_pending(self) -> None:
+        pass
+
+    def finish(self, reason: FinishReason, at: float) -> None:
+        pass
+
+
+class Watch(Observer):
+    """Collects when the stages and the drafter worked, as (start, end)."""
+
+    def __init__(self) -> None:
+        self.stages: list[tuple[float, float]] = []
+        self.drafter: list[tuple[float, float]] = []
+
+    def arrived(self, result: Result, at: float) -> None:
+        self.stages += [(span.start, span.end) for span in result.spans]
+
+    def drafted(self, drafts: Sequence[Draft], asked_at: float, at: float) -> None:
+        self.drafter.append((asked_at, at))
+
+
+def simulate(
+    cluster: Cluster,
+    script: Script,
+    speculation: SpeculativeConfig | None,
+    warm_up: int = 0,
+    overhead_per_hop: float = 0.0,
+    host: SharedHost | None = None,
+    prefill_chunk: int | None = None,
+) -> list[Simulated]:
+    """Run every request of the script alone, one after the other, with one strategy; None decodes plainly.
+
+    The engine is a fresh one, and keeps what it learns from request to request. The first ``warm_up`` tokens of the
+    first request are decoded before, and do not count. Every message takes ``overhead_per_hop`` seconds longer than its
+    link does, for example as measured by ``penstock bench``. With ``host`` all stages compute on it, whatever hosts the
+    cluster names; drafter and engine have their own. Prompts enter in planned pieces, or in chunks of ``prefill_chunk``
+    tokens. The cluster has to be emulated and, unless decoding is plain, to name a drafter.
+    """
+    numbers = [*range(len(script.picks))]
+    if warm_up:
+        # The warm-up is a shortened copy of request 0, under a number of its own.
+        script, numbers = script.with_again(0, warm_up), [len(numbers), *numbers]
+    loop = make_loop(
+        cluster, script, speculation, overhead_per_hop=overhead_per_hop, host=host, prefill_chunk=prefill_chunk
+    )
+    done = []
+    for number in numbers:
+        strategy = make_strategy(speculation, len(cluster.stages))
+        done.append(simulate_one(loop, script, number, strategy))
+    return done[1:] if warm_up else done
+
+
+def simulate_serving(
+    cluster: Cluster,
+    script: Script,
+    speculation: SpeculativeConfig | None,
+    concurrency: int,
+    results: Link | None = None,
+) -> list[Timed]:
+    """Run every request of the script, always ``concurrency`` of them together: when one ends the next one comes.
+
+    Returns the times at which each came and its tokens did, in virtual seconds. Results take ``results`` to the engine,
+    or the cluster's link without it. Raises like ``simulate``.
+    """
+    loop = make_loop(cluster, script, speculation, concurrency, results=results)
+    runs: list[Timed] = []
+    while loop.busy or len(runs) < len(script.picks):
+        while len(loop.requests) < concurrency and len(runs) < len(script.picks):
+            runs.append(Timed(queued=loop.clock.now()))
+            strategy = make_strategy(speculation, len(cluster.stages))
+            loop.add(scripted(script, len(runs) - 1, strategy, runs[-1]))
+        loop.step()
+    return runs
+
+
+def scripted(script: Script, number: int, strategy: Strategy, timed: Timed) -> Request:
+    prompt, tokens = script.prompts[number], len(script.picks[number])
+    return Request(number, [0] * prompt, Sampling(), tokens, frozenset(), strategy, timed)
+
+
+def simulate_one(loop: EngineLoop, script: Script, number: int, strategy: Strategy) -> Simulated:
+    """Run one request of the script, until nothing of it is in flight."""
+    timed, watch, started = Timed(), Watch(), loop.clock.now()
+    loop.observers = [watch]
+    request = scripted(script, number, strategy, timed)
+    loop.add(request)
+    while loop.busy:
+        loop.step()
+    loop.drain()
+    first, last = timed.moments[0], timed.moments[-1]
+    return Simulated(
+        tokens=len(timed.moments),
+        seconds=last - first,
+        first_token_seconds=first - started,
+        stages_busy=busy_share(watch.stages, first, last) / loop.pipeline.stages,
+        drafter_busy=busy_share(watch.drafter, first, last),
+        rows=request.metrics.rows_entered - len(request.prompt),
+        metrics=request.metrics,
+    )
+
+
+def busy_share(spans: Sequence[tuple[float, float]], first: float, last: float) -> float:
+    """Fraction of the time from ``first`` to ``last`` that spans cover, overlaps counted twice; 0 for no time."""
+    covered = sum([min(end, last) - max(start, first) for start, end in spans if start < last and end > first])
+    return covered / (last - first) if last > first else 0.0
+
+
+def make_loop(
+    cluster: Cluster,
+    script: Script,
+    speculation: SpeculativeConfig | None,
+    concurrency: int = 1,
+    overhead_per_hop: float = 0.0,
+    host: SharedHost | None = None,
+    prefill_chunk: int | None = None,
+    results: Link | None = None,
+) -> EngineLoop:
+    """An engine on modelled devices for a number of concurrent requests; see ``simulate`` and ``simulate_serving``."""
+    clock = VirtualClock()
+    timings = stage_timings(cluster)
+    links = [longer(link, overhead_per_hop) for link in link_timings(cluster)]
+    last = len(timings) - 1
+    stages = [StageEmulation(timing=timing, up=links[i], down=links[i + 1]) for i, timing in enumerate(timings)]
+    cores = [SimulatedCore(script, i == last) for i in range(len(timings))]
+    drivers: Sequence[StageDriver]
+    down = links_down(cluster, links)
+    down[-1] = results or down[-1]
+    if host is None:
+        drivers = [emulated_driver(i, cores[i], clock.now, stage, down[i]) for i, stage in enumerate(stages)]
+    else:
+        between = [Links(down[i], link_of(stage.up)) for i, stage in enumerate(stages)]
+        drivers = shared_drivers(host, cores, clock.now, timings, between)
+    pipeline = SimulatedPipeline(drivers, clock, LinkModel(links[0]))
+    drafter = None
+    if speculation is not None:
+        timing, link = draft_timing(cluster), draft_link(cluster)
+        assert timing is not None
+        assert link is not None
+        drafter = EmulatedDrafter(ScriptedDrafter(script), timing, longer(link, overhead_per_hop), clock)
+        if cluster.drafting_stage is not None:
+            drafter.share(DeviceTurns(pipeline, cluster.drafting_stage))
+    most_rows = speculation.strategy_options.most_rows if speculation is not None else 0
+    longest = max(prompt + len(picks) for prompt, picks in zip(script.prompts, script.picks, strict=True))
+    pool = SlotPool(longest * concurrency, speculative_slots(len(timings), most_rows), sharing=False)
+    pieces = PieceTable(timings, links) if prefill_chunk is None else None
+    scheduler = Scheduler(pool, prefill_chunk or BATCH_ROWS, concurrency, longest, pieces=pieces)
+    # The pipeline is the loop's clock as well.
+    return EngineLoop(pipeline, drafter, scheduler, pipeline, contended=host is not None)
+
+
+def links_down(cluster: Cluster, timings: Sequence[LinkTiming]) -> list[Link]:
+    """The links from each stage to the next, and from the last one to the engine.
+
+    Where links are exclusive, hidden states occupy the devices at both ends. Rows and results of the engine do not:
+    they are a few hundred bytes, which PipeDec sends beside its tensors, over Redis.
+    """
+    if not cluster.links.exclusive:
+        return [LinkModel(timing) for timing in timings[1:]]
+    nodes = {device.name: Port() for device in cluster.devices}
+    hops, between = cluster.route()[1:-1], timings[1:-1]
+    found: list[Link] = [
+        ExclusiveLink(timing, nodes[one], nodes[other]) for (one, other), timing in zip(hops, between, strict=True)
+    ]
+    return [*found, LinkModel(timings[-1])]
+
+
+def longer(link: LinkTiming, seconds: float) -> LinkTiming:
+    return msgspec.structs.replace(link, latency_s=link.latency_s + seconds)

@@ -1,0 +1,156 @@
+"""Rows that carry more than hidden states from layer to layer: Gemma 3n's parallel states."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.distributions import Normal
+
+from penstock.checkpoint.gate import EMBEDDED, HIDDEN, per_layer_width, pieces_before, streams
+from penstock.models.fused import sample_of
+
+# ---------------------------------------------------------------------------------------------------------------- altup
+# Gemma 3n's parallel hidden states of a row: made from its embedding, and merged behind the last layer.
+#
+# Source: transformers' Gemma3nTextModel; alternating updates, arXiv 2301.13310.
+
+LEAST_SQUARE: Final = 1e-5
+
+
+def spread(base: Any, embedded_1ND: Tensor) -> Tensor:
+    """[1, N, D] -> [streams, 1, N, D]: the embedding, and its projections scaled to the same length."""
+    length = root_mean_square(embedded_1ND)
+    return torch.stack([embedded_1ND, *(as_long(one(embedded_1ND), length) for one in base.altup_projections)])
+
+
+def gather(base: Any, hidden_S1ND: Tensor) -> Tensor:
+    """[streams, 1, N, D] -> [1, N, D]: the mean of the first stream and of the others' projections, as long as it."""
+    length = root_mean_square(hidden_S1ND[0])
+    others = zip(base.altup_unembed_projections, hidden_S1ND[1:], strict=True)
+    return torch.stack([hidden_S1ND[0], *(as_long(one(hidden), length) for one, hidden in others)]).mean(dim=0)
+
+
+def root_mean_square(hidden: Tensor) -> Tensor:
+    """[.., D] -> [.., 1]"""
+    return (hidden**2).mean(dim=-1, keepdim=True) ** 0.5
+
+
+def as_long(hidden: Tensor, length: Tensor) -> Tensor:
+    own = (hidden**2).mean(dim=-1, keepdim=True).clamp(min=LEAST_SQUARE).sqrt()
+    return hidden * length / own
+
+
+# ----------------------------------------------------------------------------------------------------------------- base
+# A stage's layers for models whose rows carry more than hidden states; the layers are transformers' own.
+
+SharedStates = dict[str, tuple[Tensor, Tensor]]
+"""Kind of layer -> keys and values [1, K, N, d] of the batch's rows."""
+
+
+class CarryingBase(nn.Module):
+    """Layers [first, last) of the ``base`` model of ``config``; the norm behind the layers has been taken out.
+
+    A layer that reads another's keys and values gets those of the batch, as in transformers: the layer that makes them
+    is on this stage, or the rows have carried them here.
+    """
+
+    def __init__(self, base: Any, config: Any, first: int, last: int) -> None:
+        super().__init__()
+        self.base = base
+        self.layers = base.layers
+        self._own = list(range(first, last))
+        self._types = config.layer_types
+        self._entering = pieces_before(config, first)
+        self._leaving = None if last == config.num_hidden_layers else pieces_before(config, last)
+        self._streams = streams(config)
+        self._per_layer = per_layer_width(config) > 0 and first < last
+
+    def forward(self, tokens_1N: Tensor, positions_1N: Tensor, carried_NX: Tensor | None) -> Tensor:
+        """The rows' hidden states and all that they carry behind these layers, [N, Y]; after the last layer [N, D].
+
+        ``carried_NX`` is what they carried before these layers; None on the first stage, which embeds the tokens.
+        """
+        hidden, embedded, shared = self._begin(tokens_1N) if carried_NX is None else self._unpack(carried_NX)
+        per_layer = self._per_layer_inputs(tokens_1N, embedded) if self._per_layer else None
+        turned: dict[str, Any] = {}
+        for place, index in enumerate(self._own):
+            kind = self._types[index]
+            if kind not in turned:
+                turned[kind] = self.base.rotary_emb(hidden, positions_1N, kind)
+            hidden = self.layers[index](
+                hidden,
+                position_embeddings=turned[kind],
+                per_layer_input=None if per_layer is None else per_layer[:, :, place],
+                shared_kv_states=shared,
+                attention_mask=None,
+                position_ids=positions_1N,
+            )
+        return self._pack(hidden, embedded, shared)
+
+    def _begin(self, tokens_1N: Tensor) -> tuple[Tensor, Tensor, SharedStates]:
+        embedded = self.base.embed_tokens(tokens_1N)
+        return spread(self.base, embedded) if self._streams > 1 else embedded, embedded, {}
+
+    def _per_layer_inputs(self, tokens_1N: Tensor, embedded: Tensor) -> Tensor:
+        """The per-layer embeddings of the stage's own layers, [1, N, own layers, width]."""
+        found: Tensor = self.base.project_per_layer_inputs(embedded, self.base.get_per_layer_inputs(tokens_1N))
+        return found
+
+    def _unpack(self, carried_NX: Tensor) -> tuple[Tensor, Tensor, SharedStates]:
+        sizes = [torch.Size(shape).numel() for shape in self._entering.values()]
+        parts = zip(self._entering.items(), carried_NX.split(sizes, dim=-1), strict=True)
+        found = {name: part.unflatten(-1, shape) for (name, shape), part in parts}
+        hidden = found.pop(HIDDEN).transpose(0, 1)
+        embedded = found.pop(EMBEDDED, carried_NX)[None]
+        # [N, 2, K, d] -> keys and values [1, K, N, d] each.
+        shared = {kind: (both.permute(1, 2, 0, 3)[:1], both.permute(1, 2, 0, 3)[1:]) for kind, both in found.items()}
+        return hidden[:, None] if self._streams > 1 else hidden, embedded, shared
+
+    def _pack(self, hidden: Tensor, embedded: Tensor, shared: SharedStates) -> Tensor:
+        if self._leaving is None:
+            return gather(self.base, hidden)[0] if self._streams > 1 else hidden[0]
+        rows = embedded.shape[1]
+        pieces = {HIDDEN: hidden.reshape(self._streams, rows, -1).transpose(0, 1), EMBEDDED: embedded[0]}
+        for kind, (keys, values) in shared.items():
+            pieces[kind] = torch.stack([keys[0], values[0]]).permute(2, 0, 1, 3)
+        return torch.cat([pieces[name].reshape(rows, -1) for name in self._leaving], dim=-1)
+
+
+# ------------------------------------------------------------------------------------------------------------- sparsity
+# Gemma 3n's sparse feed-forwards without what transformers works out anew, and has a GPU wait for, in every layer.
+
+
+class Cutoff(nn.Module):
+    """Takes off each row what all but a share of numbers that are normally distributed stay below; the rest is 0.
+
+    It gives the same bits as ``_gaussian_topk``. That makes the multiplier on the device of the rows, and torch's
+    distributions then read it to see whether it is valid.
+    """
+
+    def __init__(self, sparsity: float) -> None:
+        super().__init__()
+        multiplier = Normal(0.0, 1.0).icdf(torch.tensor(sparsity, dtype=torch.float32))
+        self.register_buffer("multiplier", multiplier, persistent=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """[.., I] -> [.., I]"""
+        multiplier: Any = self.multiplier
+        mean, spread = inputs.mean(dim=-1, keepdim=True), inputs.std(dim=-1, keepdim=True, unbiased=False)
+        return nn.functional.relu(inputs - (mean + spread * multiplier.type(inputs.dtype)))
+
+
+@torch.no_grad()
+def keep_cutoffs(layers: Sequence[Any]) -> None:
+    """Give sparse feed-forwards their ``Cutoff``, in place, where a sample shows no difference."""
+    for layer in layers:
+        feed: Any = getattr(layer, "mlp", None)
+        sparsity = getattr(feed, "activation_sparsity", 0.0)
+        if not sparsity or not hasattr(feed, "_gaussian_topk"):
+            continue
+        cutoff, sample = Cutoff(sparsity), sample_of(feed.down_proj.weight)
+        if torch.equal(cutoff(sample), feed._gaussian_topk(sample)):
+            feed.cutoff = cutoff  # a part of the layer, so that it moves with it
+            vars(feed)["_gaussian_topk"] = cutoff  # found before the method of its class

@@ -1,1 +1,0 @@
-"""Checkpoints in one GGUF file, as llama.cpp reads them."""

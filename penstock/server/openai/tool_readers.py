@@ -1,0 +1,430 @@
+"""Readers of replies that may hold tool calls, by the format that the chat template shows."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import string
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from penstock.server.openai.tool_parsers import (
+    GAPS,
+    Arguments,
+    Call,
+    CallParser,
+    DeepSeekParser,
+    JsonParser,
+    MistralParser,
+    ValueEnd,
+    XmlParser,
+    call_of,
+    skipped,
+)
+
+# -------------------------------------------------------------------------------------------------------------- formats
+# The formats in which models write tool calls. The chat template shows which one a model uses.
+
+ALPHABET: Final = string.ascii_letters + string.digits
+
+
+@dataclass(frozen=True)
+class ToolFormat:
+    """A format of tool calls. ``opens`` are marks before a call, ``closes`` those behind; a reply may lack either.
+
+    A template that holds all of ``states`` uses the format. With ``bare`` a call at the reply's beginning may lack the
+    mark. ``id_length`` is the length of the ids that the template accepts. ``parser`` reads the text behind a mark.
+    """
+
+    name: str
+    states: tuple[str, ...]
+    opens: tuple[str, ...]
+    closes: tuple[str, ...] = ()
+    bare: bool = False
+    id_length: int = 24
+    parser: Callable[[tuple[str, ...], Arguments], CallParser] = JsonParser
+
+    def new_id(self) -> str:
+        fresh = "".join(secrets.choice(ALPHABET) for _ in range(self.id_length))
+        return fresh if self.id_length < len("call_") + 8 else f"call_{fresh}"
+
+
+HARMONY: Final = ToolFormat("harmony", ("<|channel|>", "<|message|>", "to=functions."), ())
+"""gpt-oss: messages with channels, which ``harmony`` reads; a call is a message to a function."""
+QWEN_CODER: Final = ToolFormat(
+    "qwen3-coder",
+    ("<tool_call>", "<function=", "<parameter="),
+    ("<tool_call>", "<function="),
+    ("</tool_call>",),
+    parser=XmlParser,
+)
+"""Qwen3-Coder: ``<tool_call><function=NAME><parameter=KEY>value</parameter></function></tool_call>``."""
+DEEPSEEK: Final = ToolFormat(
+    "deepseek",
+    ("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"),
+    ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"),
+    ("```", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"),
+    parser=DeepSeekParser,
+)
+"""DeepSeek V3, R1 and V3.1: ``<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{...}<｜tool▁call▁end｜>``, in V3 with a fence."""
+MISTRAL: Final = ToolFormat(
+    "mistral", ("[TOOL_CALLS]", "[AVAILABLE_TOOLS]"), ("[TOOL_CALLS]",), id_length=9, parser=MistralParser
+)
+"""Mistral 7B v0.3, Nemo and their kin: ``[TOOL_CALLS] [{"name": ..., "arguments": {...}}]``."""
+NEWER_MISTRAL: Final = ToolFormat(
+    "mistral-named", ("[TOOL_CALLS]", "[ARGS]"), ("[TOOL_CALLS]",), id_length=9, parser=MistralParser
+)
+"""Mistral since Small 3.1: ``[TOOL_CALLS]NAME[ARGS]{...}``, a mark for every call. Each reads the other's too."""
+HERMES: Final = ToolFormat(
+    "hermes", ("<tool_call>", "</tool_call>", "arguments"), ("<tool_call>",), ("</tool_call>",), bare=True
+)
+"""Hermes 2 and 3, Qwen 2.5 and 3: ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``."""
+LLAMA: Final = ToolFormat("llama", ('{"name": function name, "parameters":',), ("<|python_tag|>",), bare=True)
+"""Llama 3.1 and later with JSON: the whole reply is ``{"name": ..., "parameters": {...}}``."""
+FORMATS: Final = (HARMONY, QWEN_CODER, DEEPSEEK, NEWER_MISTRAL, MISTRAL, HERMES, LLAMA)
+OTHERS: Final = ("<arg_key>", "<function=example_function_name>{")
+"""Words of templates that match a format above but use another one."""
+
+
+def format_of(template: str | None) -> ToolFormat | None:
+    """The format that a chat template uses; None where it takes no tools, or its format is unknown."""
+    if template is None or "tools" not in template or any(word in template for word in OTHERS):
+        return None
+    return next((known for known in FORMATS if all(word in template for word in known.states)), None)
+
+
+# -------------------------------------------------------------------------------------------------------------- readers
+# Readers that find tool calls in a reply while it is written; all else is text, but for blanks after calls.
+
+BARE: Final = re.compile(r'\s*\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"(?P<name>[^"\\]*)"')
+"""Pattern of the beginning of a call without a mark."""
+LONGEST_BARE: Final = 256
+"""Characters within which such a beginning has to be recognised."""
+
+
+@dataclass
+class ParsedDelta:
+    """The new part of a reply: its text, its calls, and the model's reasoning."""
+
+    content: str = ""
+    calls: list[Call] = field(default_factory=list)
+    reasoning: str = ""
+
+    def __add__(self, later: ParsedDelta) -> ParsedDelta:
+        return ParsedDelta(self.content + later.content, self.calls + later.calls, self.reasoning + later.reasoning)
+
+
+class Reader(Protocol):
+    """The interface of readers, which take one choice's text as it comes."""
+
+    def push(self, text: str) -> ParsedDelta: ...
+
+    def finish(self) -> ParsedDelta:
+        """The text that was held back, at the end of the reply."""
+        ...
+
+
+class PlainReader:
+    """A reader for replies without tools: all is text."""
+
+    def push(self, text: str) -> ParsedDelta:
+        return ParsedDelta(text)
+
+    def finish(self) -> ParsedDelta:
+        return ParsedDelta()
+
+
+class FormatReader:
+    """A reader for tool_choice auto: text, and calls in the model's own format.
+
+    ``arguments`` are the tools' schemas by name. A mark without a call behind it is text.
+    """
+
+    def __init__(self, format: ToolFormat, arguments: Arguments) -> None:
+        self._format = format
+        self._arguments = arguments
+        self._held = self._mark = ""
+        self._parser: CallParser | None = None
+        """The parser of a possible call; None while plain text is read."""
+        self._begun = not format.bare
+        """Whether a call without a mark is no longer possible."""
+        self._after_call = False
+
+    def push(self, text: str) -> ParsedDelta:
+        self._held += text
+        return self._advance(ended=False)
+
+    def finish(self) -> ParsedDelta:
+        parsed = self._advance(ended=True)
+        held, self._held = self._held, ""
+        return parsed + ParsedDelta("" if self._after_call else held)
+
+    def _advance(self, ended: bool) -> ParsedDelta:
+        parsed = ParsedDelta()
+        while self._call(parsed, ended) if self._parser else self._text(parsed, ended):
+            pass
+        return parsed
+
+    def _text(self, parsed: ParsedDelta, ended: bool) -> bool:
+        """Take text up to a possible call. False if it takes more text to know."""
+        if self._after_call and not self._behind_call(ended):
+            return False
+        if not self._begun:
+            begins = begins_call(self._held, self._arguments)
+            if begins is None and not ended:
+                return False
+            self._begun = True
+            if begins:
+                self._parser, self._mark = JsonParser(), ""
+                return True
+        before, mark, rest = split_at(self._held, self._format.opens)
+        parsed.content += before
+        self._held = mark + rest
+        if mark:
+            self._parser, self._mark = self._format.parser(self._format.opens, self._arguments), mark
+        return bool(mark)
+
+    def _behind_call(self, ended: bool) -> bool:
+        """Drop whitespace and closing marks behind a call. False if more of them may come."""
+        self._held = self._held.lstrip()
+        while (mark := next((mark for mark in self._format.closes if self._held.startswith(mark)), None)) is not None:
+            self._held = self._held.removeprefix(mark).lstrip()
+        if self._held[:1] in (",", ";") and self._format.bare:
+            rest = self._held[1:].lstrip()
+            if not rest and not ended:
+                return False
+            self._held = rest if rest.startswith("{") else self._held
+        if not ended and any(mark.startswith(self._held) for mark in self._format.closes):
+            return False
+        if self._held:
+            self._after_call = False
+        return True
+
+    def _call(self, parsed: ParsedDelta, ended: bool) -> bool:
+        assert self._parser is not None
+        found = self._parser.read(self._held, ended)
+        if found is None:
+            return False
+        unknown = any(call.name not in self._arguments for call in found.calls)
+        if found.calls and (self._mark or not unknown):
+            parsed.calls += found.calls
+            self._held = self._held[found.end :]
+            self._after_call, self._begun = True, not self._format.bare
+        else:  # no call: the mark, or a bare value's first character, is text
+            length = max(len(self._mark), 1)
+            parsed.content += self._held[:length]
+            self._held = self._held[length:]
+        self._parser = None
+        return True
+
+
+class ListReader:
+    """A reader for tool_choice required: the reply is a JSON list of calls, each passed on when it is complete."""
+
+    def __init__(self) -> None:
+        self._held = ""
+        self._open = False
+        self._value = ValueEnd()
+
+    def push(self, text: str) -> ParsedDelta:
+        self._held += text
+        parsed = ParsedDelta()
+        if not self._open:
+            start = self._held.lstrip()
+            if not start.startswith("["):
+                return parsed
+            self._open, self._held = True, start[1:]
+        while (call := self._next()) is not None:
+            parsed.calls.append(call)
+        return parsed
+
+    def finish(self) -> ParsedDelta:
+        """The end of the reply; a call that was cut off is text."""
+        return ParsedDelta(self._held.strip(GAPS).removesuffix("]").strip(GAPS))
+
+    def _next(self) -> Call | None:
+        self._held = self._held.lstrip(GAPS)
+        if not self._held.startswith("{") or (end := self._value.find(self._held)) is None:
+            return None
+        try:
+            call = call_of(self._held[:end], 0)
+        except (ValueError, RecursionError):
+            return None
+        self._held, self._value = self._held[end:], ValueEnd()
+        return call
+
+
+class ArgumentsReader:
+    """A reader for a named function in tool_choice: the whole reply is the arguments of one call."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def push(self, text: str) -> ParsedDelta:
+        name, self._name = self._name, ""
+        return ParsedDelta(calls=[Call(name, text)])
+
+    def finish(self) -> ParsedDelta:
+        return ParsedDelta(calls=[Call(self._name, "")] if self._name else [])
+
+
+def begins_call(held: str, names: Collection[str]) -> bool | None:
+    """Whether a reply begins with a call of one of these tools; None while that is undecided."""
+    if (found := BARE.match(held)) is not None:
+        return found["name"] in names
+    begin = held.lstrip()
+    if not begin.startswith("{"):
+        return False if begin else None
+    return None if len(begin) < LONGEST_BARE and could_begin(begin, names) else False
+
+
+def could_begin(begin: str, names: Collection[str]) -> bool:
+    """Whether the beginning of an object may still become a call of one of these tools."""
+    compact = re.sub(r"\s", "", begin)
+    heads = ("{", '{"type":"function",')
+    wanted = [f'{head}"name":"{name}"' for name in names for head in heads]
+    return any(one.startswith(compact) for one in wanted)
+
+
+def split_at(text: str, marks: tuple[str, ...]) -> tuple[str, str, str]:
+    """The text before the first mark, the mark, and the rest; without a mark "" and an end that may become one."""
+    found = min(((at, mark) for mark in marks if (at := text.find(mark)) >= 0), default=None)
+    if found is not None:
+        at, mark = found
+        return text[:at], mark, text[at + len(mark) :]
+    longest = max((len(mark) for mark in marks), default=1) - 1
+    for length in range(min(longest, len(text)), 0, -1):
+        if any(mark.startswith(text[-length:]) for mark in marks):
+            return text[:-length], "", text[-length:]
+    return text, "", ""
+
+
+# -------------------------------------------------------------------------------------------------------------- harmony
+# Replies of gpt-oss: a sequence of messages with channels, in its "harmony" format.
+#
+#       <|channel|>analysis<|message|>thought<|end|>
+#       <|start|>assistant<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}<|call|>
+#       <|start|>assistant<|channel|>final<|message|>text<|return|>
+#
+# The prompt ends behind ``<|start|>assistant``.
+
+START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
+ENDS: Final = ("<|end|>", "<|call|>", "<|return|>", START)
+"""Marks that end a message; the start of the next one where the end's own mark is missing."""
+BEGINS: Final = (CHANNEL, START, "to=", MESSAGE)
+RECIPIENT: Final = re.compile(r"to=functions\.([\w.-]{1,256})")
+CHANNEL_NAME: Final = re.compile(r"<\|channel\|>\s*(\w+)")
+LONGEST_HEADER: Final = 512
+CALLED: Final = "<called>"
+"""Value of the header after the message's call has been read: only the message's end follows."""
+
+
+class HarmonyReader:
+    """A reader of reasoning, text and calls. A reply without messages is text; ``inner`` reads all text."""
+
+    def __init__(self, inner: Reader) -> None:
+        self._inner = inner
+        self._held = ""
+        self._header = ""
+        """Header of the message that is being read; "" between messages."""
+        self._plain = False
+        """Whether the reply has no messages."""
+        self._value = ValueEnd()
+
+    def push(self, text: str) -> ParsedDelta:
+        self._held += text
+        return self._within(self._advance(ended=False))
+
+    def finish(self) -> ParsedDelta:
+        parsed = self._advance(ended=True)
+        if self._held and self._function is not None:
+            parsed.content += self._header + self._held  # a call that was cut off is text
+        elif self._held and self._header:
+            self._add(parsed, self._held)
+        elif self._plain:
+            parsed.content += self._held
+        self._held = ""
+        return self._within(parsed) + self._inner.finish()
+
+    def _within(self, parsed: ParsedDelta) -> ParsedDelta:
+        """The delta with its text passed through the inner reader."""
+        found = self._inner.push(parsed.content) if parsed.content else ParsedDelta()
+        return ParsedDelta(found.content, found.calls + parsed.calls, parsed.reasoning)
+
+    @property
+    def _function(self) -> str | None:
+        found = RECIPIENT.search(self._header)
+        return None if found is None else found[1]
+
+    def _advance(self, ended: bool) -> ParsedDelta:
+        parsed = ParsedDelta()
+        while self._step(parsed, ended):
+            pass
+        return parsed
+
+    def _step(self, parsed: ParsedDelta, ended: bool) -> bool:
+        """Handle one piece of the held text. False if it takes more text to know what it is."""
+        if self._plain:
+            parsed.content, self._held = parsed.content + self._held, ""
+            return False
+        if not self._header:
+            return self._take_header(ended)
+        return self._take_text(parsed) if self._function is None else self._take_call(parsed, ended)
+
+    def _take_header(self, ended: bool) -> bool:
+        start = self._held.removeprefix(START).removeprefix("assistant").lstrip()
+        if start and not any(one.startswith(start[: len(one)]) for one in (*BEGINS, "assistant")):
+            self._plain = True
+            return True
+        before, mark, rest = self._held.partition(MESSAGE)
+        if not mark:
+            self._plain = bool(start) and (len(self._held) > LONGEST_HEADER or ended)
+            return self._plain
+        self._header, self._held, self._value = before + mark, rest, ValueEnd()
+        return True
+
+    def _take_text(self, parsed: ParsedDelta) -> bool:
+        text, mark, self._held = split_at(self._held, ENDS)
+        self._add(parsed, text)
+        if mark:
+            self._end(mark)
+        return bool(mark)
+
+    def _take_call(self, parsed: ParsedDelta, ended: bool) -> bool:
+        """Read a call's arguments up to the object's end, so that a mark within a string ends nothing."""
+        assert self._function is not None
+        first = skipped(self._held, 0)
+        if not self._held[first:] and not ended:
+            return False
+        if self._held[first : first + 1] != "{":
+            text, mark, rest = split_at(self._held, ENDS)
+            if not mark and not ended:
+                return False
+            if text.strip():
+                parsed.content += self._header + text
+            else:
+                parsed.calls.append(Call(self._function, "{}"))
+            self._held = rest
+            self._end(mark)
+            return bool(mark)
+        end = self._value.find(self._held[first:])
+        if end is None:
+            return False
+        parsed.calls.append(Call(self._function, self._held[first : first + end]))
+        self._header, self._held = CALLED, self._held[first + end :]
+        return True
+
+    def _add(self, parsed: ParsedDelta, text: str) -> None:
+        channel = CHANNEL_NAME.search(self._header)
+        if self._header == CALLED:
+            return
+        if channel is not None and channel[1] == "analysis":
+            parsed.reasoning += text
+        else:
+            parsed.content += text
+
+    def _end(self, mark: str) -> None:
+        self._header = ""
+        if mark == START:
+            self._held = mark + self._held

@@ -1,1 +1,0 @@
-"""Tool calls: how tools are described to models, and how calls are read from their replies."""

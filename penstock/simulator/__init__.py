@@ -1,1 +1,0 @@
-"""The real engine on modelled devices under a virtual clock: same loop, scheduler, strategies, trees and stages."""

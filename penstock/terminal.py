@@ -1,0 +1,155 @@
+"""Terminal output: tables of figures, and progress bars."""
+
+from __future__ import annotations
+
+import threading
+from copy import copy
+from datetime import timedelta
+from typing import Any, Final
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Column, Table
+from rich.text import Text
+
+# --------------------------------------------------------------------------------------------------------------- tables
+# Tables of figures on a terminal: as many whole columns as its width has room for.
+
+LONGEST_NAME: Final = 24
+"""Width in characters that is kept for a row's name; a longer name wraps."""
+WIDE: Final = 10_000
+
+
+class FiguresTable(Table):
+    """A table with a column of names, then one for each kind of figure. Columns without room are left out, last first.
+
+    A line below the table names the missing columns.
+    """
+
+    def __init__(self, names: str, *headings: str, title: str | None = None) -> None:
+        super().__init__(title=title and escape(title), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        self.add_column(names, overflow="fold")
+        for heading in headings:
+            self.add_column(heading, justify="right", no_wrap=True)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        count = self._fitting(console, options)
+        yield from Table.__rich_console__(self._with(self.columns[:count]), console, options)
+        if missing := self.columns[count:]:
+            names = ", ".join(in_one_line(column) for column in missing)
+            yield Text(f"Not shown in {options.max_width} columns: {names}.", style="dim")
+
+    def _fitting(self, console: Console, options: ConsoleOptions) -> int:
+        """How many columns fit, the column of names among them."""
+        names = copy(self.columns[0])
+        names.max_width = LONGEST_NAME
+        wide = options.update(width=WIDE)
+        for count in range(len(self.columns), 1, -1):
+            table = self._with([names, *self.columns[1:count]])
+            if Table.__rich_measure__(table, console, wide).maximum <= options.max_width:
+                return count
+        return 1
+
+    def _with(self, columns: list[Column]) -> FiguresTable:
+        table = copy(self)
+        table.columns = columns
+        return table
+
+
+def in_one_line(column: Column) -> str:
+    return " ".join(str(column.header).split())
+
+
+# ------------------------------------------------------------------------------------------------------------- progress
+# Progress bars on a terminal; elsewhere, as in a log, a line every few seconds.
+
+HOUR: Final = 3600.0
+LINE_EVERY: Final = 10.0
+"""Seconds between two lines in a log."""
+
+
+def progress_bar(console: Console, averaged_over: float = HOUR) -> Progress:
+    """A progress bar with counts and times; lines in a log where ``console`` is no terminal.
+
+    The remaining time follows from the speed over the last ``averaged_over`` seconds. An hour suits a bench, whose
+    strategies take turns and differ in speed.
+    """
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    return progress_of(console, *columns, speed_estimate_period=averaged_over)
+
+
+def progress_of(console: Console, *columns: ProgressColumn, **options: Any) -> Progress:
+    """A bar of these columns on a terminal, lines in a log elsewhere."""
+    kind = Progress if console.is_terminal else LoggedProgress
+    return kind(*columns, console=console, transient=True, disable=not console.is_terminal, **options)
+
+
+class LoggedProgress(Progress):
+    """A progress that prints a task's state every ``LINE_EVERY`` seconds, also while nothing advances."""
+
+    def __init__(self, *columns: Any, **options: Any) -> None:
+        super().__init__(*columns, **options)
+        self._printed_at = self.get_time()
+        self._stopped = threading.Event()
+
+    def start(self) -> None:
+        super().start()
+        threading.Thread(target=self._keep_printing, name="penstock-progress", daemon=True).start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        super().stop()
+
+    def _keep_printing(self) -> None:
+        while not self._stopped.wait(LINE_EVERY):
+            for task in self.tasks:
+                if not task.finished:
+                    self._print(task.id)
+
+    def update(self, task_id: TaskID, **changes: Any) -> None:  # type: ignore[override]
+        super().update(task_id, **changes)
+        self._print(task_id)
+
+    def advance(self, task_id: TaskID, advance: float = 1) -> None:
+        super().advance(task_id, advance)
+        self._print(task_id)
+
+    def _print(self, task_id: TaskID) -> None:
+        with self._lock:  # the thread of ``start`` and callers of ``advance`` print, too; one line per interval
+            if self.get_time() - self._printed_at < LINE_EVERY:
+                return
+            self._printed_at = self.get_time()
+            line = line_of(self._tasks[task_id])
+        self.console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def line_of(task: Task) -> str:
+    """A task's line in a log, as ``the target's own answers: 256 of 1500, 0:05:12 so far, about 0:25:10 to go``."""
+    if task.fields.get("in_percent"):
+        done = f"{task.percentage:.0f}%"
+    else:
+        done = f"{task.completed:.0f}" + ("" if task.total is None else f" of {task.total:.0f}")
+    parts = [f"{task.description}: {done}"]
+    if task.elapsed is not None:
+        parts.append(f"{timedelta(seconds=int(task.elapsed))} so far")
+    if task.time_remaining is not None and not task.finished:
+        parts.append(f"about {timedelta(seconds=int(task.time_remaining))} to go")
+    return ", ".join(parts)

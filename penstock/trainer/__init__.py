@@ -1,1 +1,0 @@
-"""Trains learned drafters for a target from its own hidden states: ``penstock train``."""

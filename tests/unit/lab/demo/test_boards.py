@@ -1,0 +1,78 @@
+"""Where the demo's batches are at moments chosen by the test, and how that is drawn."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.cluster import load_cluster, plain_step_seconds
+from penstock.lab.demo.race import Boards, Load, boards_table, level_of, modelled_delays
+from penstock.messages import Result
+from tests.unit.lab.demo.drawing import batch, plain
+
+
+def rows(boards: Boards, now: float) -> list[tuple[int, int]]:
+    return [(load.live, load.dead) for load in boards.loads(now)]
+
+
+def test_a_batch_moves_from_board_to_board_and_never_overtakes() -> None:
+    boards = Boards([0.0, 1.0, 2.0])
+    boards.submitted(batch(0, {5: [1]}), 0.0)
+    assert rows(boards, 0.5) == [(1, 0), (0, 0), (0, 0)]
+    assert rows(boards, 1.5) == [(0, 0), (1, 0), (0, 0)]
+    boards.submitted(batch(1, {6: [2, 3]}), 1.0)
+    assert rows(boards, 9.0) == [(0, 0), (2, 0), (1, 0)]
+    boards.arrived(Result(stream=0))
+    assert rows(boards, 9.0) == [(0, 0), (0, 0), (2, 0)]
+
+
+def test_dead_rows_are_told_from_live_ones() -> None:
+    boards = Boards([0.0, 1.0])
+    boards.submitted(batch(0, {5: [1], 6: [2], 7: [3]}), 0.0)
+    boards.died([2, 3, 99])
+    assert boards.loads(0.1) == [Load(live=1, dead=2, first=5, last=5), Load()]
+    boards.died([1])
+    assert boards.loads(0.1) == [Load(dead=3), Load()]
+    boards.clear()
+    assert rows(boards, 0.1) == [(0, 0), (0, 0)]
+
+
+def test_more_batches_than_boards_wait_unseen() -> None:
+    boards = Boards([0.0])
+    boards.submitted(batch(0, {5: [1]}), 0.0)
+    boards.submitted(batch(1, {6: [2, 3]}), 0.0)
+    assert rows(boards, 1.0) == [(1, 0)]
+
+
+def test_delays_are_the_modelled_ones() -> None:
+    cluster = load_cluster("demo")
+    delays = modelled_delays(cluster)
+    assert len(delays) == len(cluster.stages)
+    assert 0 < delays[0] < delays[1] < delays[-1] < plain_step_seconds(cluster)
+
+
+@pytest.mark.parametrize(
+    ("load", "root", "words"),
+    [
+        (Load(), 7, ""),
+        (Load(dead=3), 7, ""),
+        (Load(live=4, first=0, last=3), None, "prompt"),
+        (Load(live=4, first=4, last=7), 7, "prompt"),
+        (Load(live=1, first=7, last=7), 7, "root"),
+        (Load(live=9, first=9, last=9), 7, "+2"),
+        (Load(live=9, first=7, last=12), 7, "+0-5"),
+    ],
+)
+def test_rows_are_so_many_levels_below_the_root(load: Load, root: int | None, words: str) -> None:
+    assert level_of(load, root) == words
+
+
+def test_a_line_says_how_full_a_board_is_without_colours() -> None:
+    loads = [Load(live=32, first=9, last=9), Load(live=8, dead=8, first=8, last=8), Load(dead=1), Load()]
+    names = ["board-1", "board-2", "board-3", "board-4"]
+    assert plain(boards_table(names, loads, root=7, width=40, style="green")) == [
+        "board                        rows  level",
+        "board-1 ████████████████       32     +2",
+        "board-2 ████▒▒▒▒········  8 of 16     +1",
+        "board-3 ················   0 of 1",
+        "board-4 ················     idle",
+    ]

@@ -1,0 +1,40 @@
+"""A sparse feed-forward's cutoff gives the bits of transformers' own, and reads nothing while it computes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoConfig
+from transformers.models.gemma3n.modeling_gemma3n import Gemma3nTextMLP
+
+from penstock.files import AUTO, REFERENCE
+from penstock.models.carried import Cutoff, keep_cutoffs
+from penstock.models.stage_model import load_stage
+from tests.checkpoints import make_checkpoint, settings_of
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("rows", [1, 7])
+def test_the_same_bits(dtype: torch.dtype, rows: int) -> None:
+    config = AutoConfig.for_model(**settings_of("gemma3n"))
+    feed = Gemma3nTextMLP(config, layer_idx=0).to(dtype)
+    gate = torch.randn(1, rows, config.intermediate_size[0], dtype=dtype)
+    assert torch.equal(Cutoff(feed.activation_sparsity)(gate), feed._gaussian_topk(gate))
+
+
+def test_only_sparse_layers_have_one(tmp_path: Path) -> None:
+    target = str(make_checkpoint(tmp_path, "gemma3n"))
+    for numerics, expected in ((AUTO, [True, True, False]), (REFERENCE, [False] * 3)):
+        stage = load_stage(target, 0, 3, capacity=8, numerics=numerics, max_model_len=8)
+        assert [hasattr(layer.mlp, "cutoff") for layer in stage._base.layers[:3]] == expected
+
+
+def test_another_cutoff_is_left_as_it_is() -> None:
+    class Layer:
+        mlp = Gemma3nTextMLP(AutoConfig.for_model(**settings_of("gemma3n")), layer_idx=0)
+
+    Layer.mlp._gaussian_topk = lambda inputs: inputs
+    keep_cutoffs([Layer])
+    assert not hasattr(Layer.mlp, "cutoff")
