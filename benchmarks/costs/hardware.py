@@ -171,6 +171,57 @@ HEAD: Final = """# Hardware
 models' shapes, speeds are simulated. `penstock simulate --cluster FILE` does the same for a [cluster file](clusters.md)
 of your own, and [several hosts](../how-to/hosts.md) says how to run it."""
 
+DEVICES: Final = [
+    [
+        "x86 with AVX-512 or AVX2",
+        "every test and every measured figure; each forced where the other is there, with the same bits",
+        "",
+    ],
+    [
+        "x86 without AVX2, FMA or F16C",
+        "the compiler's processor forced to one of 2008: it computes with PyTorch, and refuses `int8`, `int4` and `exact`",
+        "an old processor itself",
+    ],
+    [
+        "64-bit ARM",
+        "parts of it under qemu: [ARM](arm.md)",
+        "a board: any speed, stages in processes",
+    ],
+    [
+        "NVIDIA GPU",
+        "recorded answers of its driver; stages' processes and their environment; every family on a device without "
+        "numbers: [GPUs](gpus.md)",
+        "**no GPU has run it**",
+    ],
+    [
+        "Jetson, DGX Spark",
+        "recorded answers of their drivers, which state no memory of the GPU, as it is the processor's",
+        "all that the two rows above leave open",
+    ],
+    ["AMD GPU", "`HIP_VISIBLE_DEVICES` is narrowed with CUDA's, no more", "everything"],
+    ["Intel GPU, Apple GPU", "`--device` refuses them", ""],
+]
+"""Kinds of devices: how they were tried, and what nobody has tried."""
+BOARD: Final = """## On a Jetson or a DGX Spark
+
+Nobody has typed these lines on one. PyTorch comes first, since pip's own wheel may know nothing of the board's GPU: from
+NVIDIA's index for the board's JetPack, 2.7 or newer. In the folder of a checkout:
+
+    python3 -m venv .venv && . .venv/bin/activate
+    pip install --editable .                          # without constraints.txt, which would replace that PyTorch
+    python -c "import torch; print(torch.__version__, torch.cuda.is_available())"
+    penstock doctor
+    penstock generate "def fibonacci(n):" --model demo --device cpu --max-tokens 24
+    penstock generate "def fibonacci(n):" --model demo --device cuda --dtype float32 --max-tokens 24
+    python -m benchmarks.gpu --seconds 530 --out measured
+
+- `penstock doctor` should show one GPU, the system's memory for it, and no error. A driver that cannot say something is
+  shown as unknown; nothing ends for it.
+- Both `generate` lines should print the same text: in float32 near ties alone may differ between a processor and a GPU.
+- `benchmarks.gpu` writes what it could measure, and names what did not fit. The folder is what to attach to a report.
+- Boards on a LAN come after that: [several hosts](../how-to/hosts.md). With `--device cuda` each stage is on its board's GPU.
+"""
+
 
 def take() -> Taken:
     """Tokens per second of every setup: plain, and with a good and a weak drafter."""
@@ -217,7 +268,19 @@ def page() -> str:
         "- The columns of the drafters are what the simulator's engine reaches. What Python and messages take beside "
         "it, `penstock simulate --overhead-per-hop-ms` adds.",
     )
-    parts = [HEAD, "## What fits", prose(fits), fit_table(), "## How fast", prose(fast), speed_table(measured.figures)]
+    proved = markdown(["device", "tried with", "not tried"], DEVICES)
+    parts = [
+        HEAD,
+        "## What was proved, and how",
+        proved,
+        BOARD.rstrip("\n"),
+        "## What fits",
+        prose(fits),
+        fit_table(),
+        "## How fast",
+        prose(fast),
+        speed_table(measured.figures),
+    ]
     return "\n\n".join([*parts, "\n".join(prose(note) for note in notes), f"    {COMMAND}"]) + "\n"
 
 

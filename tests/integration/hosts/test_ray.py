@@ -134,7 +134,7 @@ def ray_on(hosts: list[Namespace], environment: dict[str, str]) -> Iterator[None
 def driven(host: Namespace, target: Path, environment: dict[str, str], driver: str = DRIVER) -> dict[str, Any]:
     """Run an engine on that host and return what it reports."""
     command = [*host.enter, sys.executable, "-c", driver, str(target), json.dumps(PROMPTS)]
-    told = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, timeout=200, check=True).stdout
+    told = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, timeout=280, check=True).stdout
     return json.loads(told.splitlines()[-1])  # type: ignore[no-any-return]
 
 
