@@ -179,7 +179,7 @@ DEVICES: Final = [
     ],
     [
         "x86 without AVX2, FMA or F16C",
-        "the compiler's processor forced to one of 2008: it computes with PyTorch, and refuses `int8`, `int4` and `exact`",
+        "the compiler's processor forced to one of 2008: it computes with PyTorch, refuses `int8`, `int4` and `exact`",
         "an old processor itself",
     ],
     [
@@ -204,8 +204,8 @@ DEVICES: Final = [
 """Kinds of devices: how they were tried, and what nobody has tried."""
 BOARD: Final = """## On a Jetson or a DGX Spark
 
-Nobody has typed these lines on one. PyTorch comes first, since pip's own wheel may know nothing of the board's GPU: from
-NVIDIA's index for the board's JetPack, 2.7 or newer. In the folder of a checkout:
+Nobody has typed these lines on one. PyTorch comes first, 2.7 or newer, from NVIDIA's index for the board's JetPack: pip's
+own wheel may know nothing of its GPU. In the folder of a checkout:
 
     python3 -m venv .venv && . .venv/bin/activate
     pip install --editable .                          # without constraints.txt, which would replace that PyTorch
@@ -219,7 +219,7 @@ NVIDIA's index for the board's JetPack, 2.7 or newer. In the folder of a checkou
   shown as unknown; nothing ends for it.
 - Both `generate` lines should print the same text: in float32 near ties alone may differ between a processor and a GPU.
 - `benchmarks.gpu` writes what it could measure, and names what did not fit. The folder is what to attach to a report.
-- Boards on a LAN come after that: [several hosts](../how-to/hosts.md). With `--device cuda` each stage is on its board's GPU.
+- Boards on a LAN come after that: [several hosts](../how-to/hosts.md). `--device cuda` has every stage on its board's GPU.
 """
 
 
@@ -268,7 +268,7 @@ def page() -> str:
         "- The columns of the drafters are what the simulator's engine reaches. What Python and messages take beside "
         "it, `penstock simulate --overhead-per-hop-ms` adds.",
     )
-    proved = markdown(["device", "tried with", "not tried"], DEVICES)
+    proved = markdown(["device", "tried with", "not tried"], DEVICES).replace("---:", "---")
     parts = [
         HEAD,
         "## What was proved, and how",
