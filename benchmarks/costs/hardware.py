@@ -204,8 +204,8 @@ DEVICES: Final = [
 """Kinds of devices: how they were tried, and what nobody has tried."""
 BOARD: Final = """## On a Jetson or a DGX Spark
 
-Nobody has typed these lines on one. PyTorch comes first, 2.7 or newer, from NVIDIA's index for the board's JetPack: pip's
-own wheel may know nothing of its GPU. In the folder of a checkout:
+Nobody has typed these lines on one. PyTorch comes first, 2.7 or newer, from NVIDIA's index for the board's JetPack: the
+one that pip finds may know nothing of its GPU. In the folder of a checkout:
 
     python3 -m venv .venv && . .venv/bin/activate
     pip install --editable .                          # without constraints.txt, which would replace that PyTorch
@@ -219,7 +219,7 @@ own wheel may know nothing of its GPU. In the folder of a checkout:
   shown as unknown; nothing ends for it.
 - Both `generate` lines should print the same text: in float32 near ties alone may differ between a processor and a GPU.
 - `benchmarks.gpu` writes what it could measure, and names what did not fit. The folder is what to attach to a report.
-- Boards on a LAN come after that: [several hosts](../how-to/hosts.md). `--device cuda` has every stage on its board's GPU.
+- Boards on a LAN come next: [several hosts](../how-to/hosts.md). `--device cuda` has each stage on its board's GPU.
 """
 
 
