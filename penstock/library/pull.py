@@ -17,7 +17,7 @@ Announce = Callable[[int, Path], None]
 
 
 def place_of(typed: str, console: Console | None = None) -> str:
-    """Where ``models.places.resolve`` finds the model: a path, or the hub id of a folder in the hub's cache.
+    """Where ``checkpoint.look.resolve`` finds the model: a path, or the hub id of a folder in the hub's cache.
 
     A place on this host stays as it is. What is not here is fetched, with a line and a bar on standard error or
     ``console``. Raises PenstockError, in one line that names what was typed and the remedy.
