@@ -135,7 +135,7 @@ REFUSED_FIELDS: Final = {
     "num_kv_shared_layers": "its layers share keys and values with each other",
     "hidden_size_per_layer_input": "its layers take per-layer embeddings",
 }
-"""Fields that only the architectures of ``models/carried/`` may set."""
+"""Fields that only the architectures of ``models/carried.py`` may set."""
 
 WHOLE: Final = "it is a multimodal wrapper; save its language model as a checkpoint of its own"
 REFUSING: Final = " is not supported: "
