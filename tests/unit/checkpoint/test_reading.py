@@ -10,7 +10,7 @@ import torch
 from penstock.checkpoint import tensors as reading
 from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.checkpoint.tensors import CountedTensor, counted
-from penstock.models.loader import load_module
+from penstock.models.loader import read_module
 from tests.checkpoints import LAYERS, make_checkpoint
 from tests.gguf_files import make_gguf
 
@@ -32,7 +32,7 @@ def test_a_stage_says_what_it_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(reading, "SECONDS", 0.0)
     checkpoint = open_checkpoint(str(make(tmp_path)))
     told: list[tuple[int, int]] = []
-    load_module(checkpoint, 0, 2, "float32", "cpu", lambda *words: told.append(words))
+    read_module(checkpoint, 0, 2, "float32", "cpu", lambda *words: told.append(words))
     own = [name for name in checkpoint.weights.names() if "layers." not in name or ".0." in name or ".1." in name]
     sizes = checkpoint.weights.sizes()
     assert told[-1] == (sum(sizes[name] for name in own),) * 2
