@@ -273,7 +273,7 @@ def whole_numbers(architecture: str, source: Path) -> Iterator[tuple[str, Whole]
     header = read_header(source)
     for key in {**dict.fromkeys(header.entries), **dict.fromkeys(known_entries(architecture))}:
         value = header.value(key)
-        if key in header.entries and type(value) is not int or key == ".".join(WINDOWED_HERE):
+        if (key in header.entries and type(value) is not int) or key == ".".join(WINDOWED_HERE):
             continue
         near = () if value is None else (value + 1, value - 1, 2 * value)
         yield from ((key, Whole(gguf.GGUFValueType.UINT32, one)) for one in {*UNSIGNED, *near} if 0 <= one < 2**32)
