@@ -176,17 +176,15 @@ class Grammars:
         if problem := follower.known_failure(output):
             return Allowed(np.zeros(self._vocab_size, dtype=bool), problem)
         allowed = follower.after(output, self._vocab_size)
-        if not follower.failed or follower.has_read_only(output):
-            follower.remember(output, allowed)
-            return allowed
-        if follower.lexer_broken:
-            if follower.retries == RETRIES:
-                return allowed
-            follower.recompiled(self._compile(grammar))
-        else:
-            follower.rewind()
-        # Its failure may stem from another path. Only this path counts, so it is read again from the beginning.
-        allowed = follower.after(output, self._vocab_size)
+        if follower.failed and not follower.has_read_only(output):
+            if follower.lexer_broken:
+                if follower.retries == RETRIES:
+                    return allowed
+                follower.recompiled(self._compile(grammar))
+            else:
+                follower.rewind()
+            # Its failure may stem from another path. Only this path counts, so it is read again from the beginning.
+            allowed = follower.after(output, self._vocab_size)
         follower.remember(output, allowed)
         return allowed
 
@@ -271,12 +269,14 @@ class _Follower:
         return not self._strayed and np.array_equal(self._tried, path[: len(self._tried)])
 
     def remember(self, path: np.ndarray, allowed: Allowed) -> None:
-        """Keep the problem of a path that has just been read, if the lexer failed at it."""
-        if self.lexer_broken and allowed.problem:
+        """Keep the problem of a path that has just been read, if the lexer failed at it and has read nothing else."""
+        if self.failed and self.lexer_broken and self.has_read_only(path) and allowed.problem:
             self._failures[tuple(path.tolist())] = allowed.problem
 
     def known_failure(self, path: np.ndarray) -> str:
         """The problem of ``path``, or of a path that it goes on from; "" if none is known."""
+        if not self._failures:
+            return ""
         tokens = tuple(path.tolist())
         return next((problem for failed, problem in self._failures.items() if tokens[: len(failed)] == failed), "")
 
