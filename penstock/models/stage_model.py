@@ -188,11 +188,12 @@ class StageModel:
     def _leave_cpu(self) -> None:
         """Move what is not yet on the stage's device: layer by layer, then the ends."""
         layers = getattr(self._base, self.checkpoint.parts.layers)[self.first : self.last]
+        for layer in layers:
+            self._settle(layer)
         if self._sliced != "none":
-            pack_sliced(layers, self._sliced)
             check_covered(layers, self._sliced)
-        for module in (*layers, self._base, self._causal):
-            self._settle(module)
+        for ends in (self._base, self._causal):
+            self._settle(ends)
         self._host.device = self.device
         release(self.device)
 
