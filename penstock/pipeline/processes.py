@@ -120,6 +120,8 @@ class ProcessHost:
         self._woken, self._waker = socket.socketpair()
         for end in (self._woken, self._waker):
             end.setblocking(False)
+        self._told = False
+        """Whether a wake or a report has been read since a wait last ended for one."""
         self.inbox = self._open_inbox()
         self._owners: dict[str, Owner] = {}
         self._processes: dict[str, StageProcess] = {}
@@ -188,7 +190,7 @@ class ProcessHost:
 
     def _wait_once(self, until: float) -> bool:
         """Wait once, and hand over the messages. Returns whether the engine may have something to do now."""
-        told = self.inbox.wait(until)
+        self.inbox.wait(until)
         try:
             news = [self._deliver(frames) for frames in self.inbox.take()]
         except BaseException:  # an interrupt, which may have cost messages
@@ -196,9 +198,11 @@ class ProcessHost:
                 interrupted = Failed(stage=-1, cause="the engine was interrupted while it took messages in")
                 owner(Delivery(message=interrupted), [])
             raise
-        for session in self.inbox.broken():
+        broken = self.inbox.broken()
+        for session in broken:
             self._on_broken[session]()
-        return told or any(news)  # else: a heartbeat, a new connection, a part of a message, or the moment
+        told, self._told = self._told, False
+        return told or bool(broken) or any(news)  # else: a heartbeat, a new connection, a part of a message, the moment
 
     def wake(self) -> None:
         """Make the current ``wait``, or else the next one, return at once. May be called from any thread."""
@@ -206,6 +210,7 @@ class ProcessHost:
             self._waker.send(b"!")
 
     def _read_wakes(self) -> None:
+        self._told = True
         self._woken.recv(4096)
 
     def _deliver(self, frames: Sequence[Frame]) -> bool:
@@ -226,6 +231,7 @@ class ProcessHost:
 
     def _read_reports(self) -> None:
         """Read the fork server's reports. Each line is written at once, so the pipe never holds a part of one."""
+        self._told = True
         for line in os.read(self._reports, 65536).splitlines():
             told = json.loads(line)
             if (process := self._processes.get(told["process"])) is not None:

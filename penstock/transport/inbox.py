@@ -208,16 +208,15 @@ class Inbox:
         broken, self._broken = list(self._broken), set()
         return broken
 
-    def wait(self, until: float | None) -> bool:
+    def wait(self, until: float | None) -> None:
         """Return when a message may have come, a watched descriptor is readable, or at ``until`` (monotonic seconds).
 
-        Reads nothing, so an interrupt during the wait loses nothing. Returns whether a watched descriptor is readable.
+        Reads nothing, so an interrupt during the wait loses nothing. ``take`` may find more than what ended the wait.
         """
         self._woken = self._wait_once(until)
         # A wait ends a little early, by OVERSLEEP: the rest is spent polling, since a sleep would end too late.
         while not self._woken and (until is None or time.monotonic() < until):
             self._woken = self._wait_once(until)
-        return not self._watched.keys().isdisjoint(self._woken)
 
     def _wait_once(self, until: float | None) -> list[int]:
         """Wait for a readable descriptor until that moment, or until a connection without a token is to be closed."""

@@ -36,6 +36,8 @@ def test_bench_counts_what_the_server_counts(server: ServedProcess, tmp_path: Pa
     result = CliRunner().invoke(app, ["bench", "serve", "--url", server.url, *flags])
     assert result.exit_code == 0, result.output
     alone, together = json.loads((tmp_path / "out.json").read_text())["runs"]
+    failures = [request["message"] for run in (alone, together) for request in run["requests"] if request["error"]]
+    assert failures == []
     assert [run["completed"] for run in (alone, together)] == [6, 6]
     assert [run["total_output_tokens"] for run in (alone, together)] == [6 * 16] * 2
     assert alone["total_input_tokens"] / 6 == pytest.approx(64, rel=0.2)

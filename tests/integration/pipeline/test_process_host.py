@@ -13,6 +13,10 @@ from penstock import LLM
 from penstock.messages import Loading, Started
 from penstock.pipeline.base import Elsewhere
 from penstock.pipeline.processes import ProcessHost
+from penstock.transport.framing import token_of
+from tests import links
+from tests.links import SESSION
+from tests.serving import PATIENCE
 
 pytestmark = pytest.mark.processes
 
@@ -35,6 +39,35 @@ def test_a_wake_ends_the_wait_under_way_or_the_next_one_and_no_other(host: Proce
     other.start()
     host.wait(None)
     other.join()
+
+
+@pytest.mark.parametrize("until", [None, 3600.0])
+def test_a_wake_between_a_wait_that_found_nothing_and_its_messages_is_not_lost(
+    host: ProcessHost, monkeypatch: pytest.MonkeyPatch, until: float | None
+) -> None:
+    inbox_wait = host.inbox.wait
+
+    def woken_just_after(moment: float | None) -> None:
+        inbox_wait(host.now())  # the moment of a check for silent stages, for one
+        host.wake()
+
+    monkeypatch.setattr(host.inbox, "wait", woken_just_after)
+    ended = threading.Event()
+
+    def wait() -> None:
+        host.wait(None if until is None else host.now() + until)
+        ended.set()
+
+    threading.Thread(target=wait, daemon=True).start()
+    assert ended.wait(PATIENCE)
+
+
+def test_a_broken_connection_ends_the_wait(host: ProcessHost) -> None:
+    broken: list[str] = []
+    host.register(SESSION, lambda *_: False, lambda: broken.append(SESSION), lambda _: False)
+    links.connected(host.inbox, token_of(SESSION)).close()
+    host.wait(None)
+    assert broken == [SESSION]
 
 
 def test_a_wake_never_blocks_and_never_fails(host: ProcessHost) -> None:
