@@ -1,10 +1,11 @@
-"""Linear layers for tests: ``linear_of(reads, gives)``."""
+"""Linear layers for tests, and weights in a file that has whole numbers."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
+from penstock.checkpoint.tensors import GroupedWeight
 from penstock.models.compiled.blocks import GROUP
 
 
@@ -12,6 +13,18 @@ def linear_of(reads: int, gives: int, bias: bool = False) -> nn.Linear:
     """A linear layer whose weights depend on its sizes alone."""
     torch.manual_seed(reads)
     return nn.Linear(reads, gives, bias=bias).requires_grad_(False)
+
+
+class Stored:
+    """A tensor that has not been read yet, of whole numbers."""
+
+    is_grouped = True
+
+    def __init__(self, weight: GroupedWeight) -> None:
+        self._weight = weight
+
+    def grouped(self) -> GroupedWeight:
+        return self._weight
 
 
 def as_multiplied(rows: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """The memory that a stage holds beside its weights, and the most it held while it loaded them.
 
-    python -m benchmarks.costs.stage_memory MODEL [--stages 1,2,4] [--dtype float32]
+    python -m benchmarks.costs.stage_memory MODEL [--stages 1,2,4] [--dtype float32] [--quantization none]
 
 MODEL is a folder or a GGUF file. Each stage loads in a fresh process that has imported everything before. Memory is the
 process's resident set, less its size before loading and less the KV cache.
@@ -23,7 +23,7 @@ def memory() -> dict[str, int]:
     return {words[0]: int(words[1]) * 1024 for words in lines if words[0] in ("VmRSS:", "VmHWM:")}
 
 
-def load(model: str, first: int, last: int, dtype: str) -> dict[str, int]:
+def load(model: str, first: int, last: int, dtype: str, quantization: str) -> dict[str, int]:
     """Bytes of weights, and of memory after loading and at most, measured in a process of its own."""
     import torch
 
@@ -36,7 +36,8 @@ def load(model: str, first: int, last: int, dtype: str) -> dict[str, int]:
     model_class(open_checkpoint(model).config)  # imports the architecture's module
     before = memory()["VmRSS:"]
     with returned_at_once():
-        stage = load_stage(model, first, last, capacity=CAPACITY, dtype=dtype, max_model_len=CAPACITY)
+        sizes = {"capacity": CAPACITY, "max_model_len": CAPACITY}
+        stage = load_stage(model, first, last, dtype=dtype, quantization=quantization, **sizes)
     after = {name: size - before - stage.kv_bytes for name, size in memory().items()}
     return {"weights": stage.weight_bytes, "resident": after["VmRSS:"], "peak": after["VmHWM:"]}
 
@@ -52,14 +53,15 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--stages", default="1,2,4")
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--quantization", default="none", choices=["none", "int8", "int4"])
     given = parser.parse_args()
     context = multiprocessing.get_context("spawn")
-    print(f"{given.model}: {sum(sizes(given.model)) / MIB:.0f} MiB; {given.dtype}, in MiB")
+    print(f"{given.model}: {sum(sizes(given.model)) / MIB:.0f} MiB; {given.dtype}, {given.quantization}, in MiB")
     print(f"{'stages':>6} {'layers':>8} {'weights':>8} {'resident':>8} {'peak':>8}")
     for stages in map(int, given.stages.split(",")):
         for first, last in splits(given.model, stages):
             with context.Pool(1) as pool:
-                found: dict[str, Any] = pool.apply(load, (given.model, first, last, given.dtype))
+                found: dict[str, Any] = pool.apply(load, (given.model, first, last, given.dtype, given.quantization))
             figures = " ".join(f"{found[name] / MIB:8.0f}" for name in ("weights", "resident", "peak"))
             print(f"{stages:6} {f'{first}-{last}':>8} {figures}", flush=True)
 

@@ -162,6 +162,12 @@ class CountedTensor:
         self._reading.add(found.numel())
         return found
 
+    def grouped(self) -> GroupedWeight:
+        """A matrix of whole numbers as it is stored."""
+        found: GroupedWeight = self._tensor.grouped()
+        self._reading.add(found.values.numel())
+        return found
+
 
 @contextmanager
 def counted(tensors: dict[str, Any], listener: Listener | None) -> Iterator[dict[str, Any]]:
@@ -174,9 +180,33 @@ def counted(tensors: dict[str, Any], listener: Listener | None) -> Iterator[dict
     reading.end()
 
 
+# --------------------------------------------------------------------------------------------------------------- finite
+# NaN and infinity among weights.
+
+
+def check_finite(where: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """Raise ConfigError naming the first tensor of floats that holds NaN or infinity."""
+    for name, values in tensors:
+        if values.is_floating_point() and not values.is_meta and not is_finite(values):
+            raise ConfigError(
+                f"model: {where}: {name} holds NaN or infinity in {str(values.dtype).removeprefix('torch.')}: "
+                "download or convert it again, or ask for a dtype of a wider range"
+            )
+
+
+def is_finite(values: Tensor) -> bool:
+    """Whether no value is NaN or infinite. Least and greatest value are NaN where one is.
+
+    ``isfinite`` takes ten times as long and a byte of memory per value.
+    """
+    return not values.numel() or all(math.isfinite(bound) for bound in torch.aminmax(values))
+
+
 # -------------------------------------------------------------------------------------------------------------- grouped
 # Weights as whole numbers, with a scale for every group of neighbours in a row.
 
+MOST_FLOATS: Final = 1 << 22
+"""The most numbers that are rounded at once: 16 MiB in float32."""
 LEAST_HALF: Final = 2.0**-24
 """The smallest positive number of float16."""
 
@@ -213,6 +243,11 @@ class GroupedWeight:
             grouped += self.minimums.unsqueeze(-1)
         return grouped.flatten(-2)
 
+    @property
+    def floats(self) -> list[Tensor]:
+        """The tensors of floats among its parts."""
+        return [self.scales] if self.minimums is None else [self.scales, self.minimums]
+
     def divided(self, group: int) -> GroupedWeight:
         """The same weight with smaller groups, whose size divides the present one."""
         times = self.group // group
@@ -238,19 +273,46 @@ def in_groups(weight: Tensor, bits: int, group: int) -> GroupedWeight:
 
     Weights that were rounded in this way before (Q4_1) stay the same.
     """
-    groups = weight.float().unflatten(-1, (-1, group))
-    minimums, most = groups.amin(-1), 2**bits - 1
-    scales = ((groups.amax(-1) - minimums) / most).clamp_min(torch.finfo(torch.float32).tiny)
-    values = ((groups - minimums.unsqueeze(-1)) / scales.unsqueeze(-1)).round_().to(torch.uint8)
-    return GroupedWeight(values.flatten(-2), scales, minimums, bits, group)
+    most = 2**bits - 1
+
+    def rounded(groups: Tensor) -> tuple[Tensor, ...]:
+        minimums = groups.amin(-1)
+        scales = ((groups.amax(-1) - minimums) / most).clamp_min(torch.finfo(torch.float32).tiny)
+        values = ((groups - minimums.unsqueeze(-1)) / scales.unsqueeze(-1)).round_().to(torch.uint8)
+        return values.flatten(-2), scales, minimums
+
+    values, scales, minimums = by_rows(weight, group, rounded)
+    return GroupedWeight(values, scales, minimums, bits, group)
 
 
 def in_signed_groups(weight: Tensor, bits: int, group: int) -> GroupedWeight:
-    """A float weight [out, in] rounded symmetrically around 0, with scales that float16 can hold."""
-    groups, most = weight.float().unflatten(-1, (-1, group)), 2 ** (bits - 1) - 1
-    scales = (groups.abs().amax(-1) / most).half().float().clamp_min(LEAST_HALF)
-    values = (groups / scales.unsqueeze(-1)).round_().clamp_(-most, most).to(torch.int8)
-    return GroupedWeight(values.flatten(-2), scales, None, bits, group)
+    """A float weight [out, in] rounded symmetrically around 0, with scales that float16 can hold.
+
+    Inputs are filled up with zeros to whole groups.
+    """
+    most = 2 ** (bits - 1) - 1
+
+    def rounded(groups: Tensor) -> tuple[Tensor, ...]:
+        scales = (groups.abs().amax(-1) / most).half().float().clamp_min(LEAST_HALF)
+        values = (groups / scales.unsqueeze(-1)).round_().clamp_(-most, most).to(torch.int8)
+        return values.flatten(-2), scales
+
+    values, scales = by_rows(weight, group, rounded)
+    return GroupedWeight(values, scales, None, bits, group)
+
+
+def by_rows(weight: Tensor, group: int, rounded: Callable[[Tensor], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+    """Round a weight [out, in] some rows at a time, each as groups [rows, in / group, group] of float32.
+
+    Rounding takes several floats for a weight, and embeddings have a row for every token.
+    """
+    missing = raised(weight.shape[1], group) - weight.shape[1]
+    parts = []
+    for rows in weight.split(max(1, MOST_FLOATS // weight.shape[1])):
+        floats = rows.float()
+        filled = torch.nn.functional.pad(floats, (0, missing)) if missing else floats
+        parts.append(rounded(filled.unflatten(-1, (-1, group))))
+    return tuple(map(torch.cat, zip(*parts, strict=True)))
 
 
 def raised(count: int, unit: int) -> int:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutput
 
 from penstock.models.attention import attend
-from penstock.models.quantized.linear import join
+from penstock.models.quantized.linear import is_read_later, join
 
 # -------------------------------------------------------------------------------------------------------------- linears
 # Linear layers that read the same input, as one layer whose weight has the rows of them all.
@@ -37,7 +37,11 @@ def joined(beside: SideBySide) -> nn.Module:
         return beside
     with torch.device("meta"):
         whole = nn.Linear(linears[0].in_features, sum(linear.out_features for linear in linears), bias=False)
-    whole.weight = nn.Parameter(torch.cat([linear.weight for linear in linears]), requires_grad=False)
+    weights = [linear.weight for linear in linears]
+    # Samples of weights that are read later are not worth copying.
+    later = all(map(is_read_later, linears))
+    weight = weights[0].new_zeros(()).expand(whole.weight.shape) if later else torch.cat(weights)
+    whole.weight = nn.Parameter(weight, requires_grad=False)
     if any(linear.bias is not None for linear in linears):
         whole.bias = nn.Parameter(torch.cat([bias_of(linear) for linear in linears]), requires_grad=False)
     join(whole, linears)

@@ -9,6 +9,7 @@ import logging
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -17,12 +18,12 @@ from transformers import logging as transformers_logging
 
 from penstock.checkpoint.checkpoint import Checkpoint, empty_fields
 from penstock.checkpoint.gate import OUTSIDE, carries, is_outside, layer_types, model_class, per_layer_width
-from penstock.checkpoint.tensors import WEIGHT_TYPES, Listener, counted, layer_of
+from penstock.checkpoint.tensors import WEIGHT_TYPES, Listener, check_finite, counted, layer_of
 from penstock.core import ConfigError, PenstockError
 from penstock.files import AUTO, CONFIG_FILE, EXACT, problem_in, read_json, said, torch_dtype
 from penstock.models.attention import ATTENTION
 from penstock.models.compiled.layer import check_form
-from penstock.models.quantized.linear import remember
+from penstock.models.quantized.linear import read_later
 from penstock.models.quantized.pack import Table, TableEmbedding
 
 # ------------------------------------------------------------------------------------------------------------- own part
@@ -135,6 +136,12 @@ OPTIONAL: Final = ("tie_word_embeddings", "attention_bias", "mlp_bias", "q_lora_
 """Fields of a configuration by which a model has tensors or not."""
 HEADS: Final = ("lm_head.weight", "embed_out.weight", "head.weight")
 """Names that architectures store their head under."""
+LAYER: Final = re.compile(r"\.\d+\.")
+"""The part of a weight's name that says which layer it belongs to."""
+NEVER_PACKED: Final = "kv_b_proj"
+"""The linear layer whose weight ``models.latent`` takes apart."""
+SAMPLE_SPREAD: Final = 0.02
+"""The standard deviation of a sample's numbers: about that of trained weights."""
 LONGEST_VECTOR: Final = 1 << 20
 """The longest vector that is read before any stage is started."""
 MOST_COPIES: Final = 2
@@ -175,21 +182,29 @@ def load_module(checkpoint: Checkpoint, first: int, last: int, dtype: str, devic
 
 
 def read_module(
-    checkpoint: Checkpoint, first: int, last: int, dtype: str, device: str, on_read: Listener | None = None
+    checkpoint: Checkpoint,
+    first: int,
+    last: int,
+    dtype: str,
+    device: str,
+    on_read: Listener | None = None,
+    files: contextlib.ExitStack | None = None,
 ) -> Any:
     """The causal language model with layers [first, last) only; embedding, norm and head where they belong.
 
     It is on the CPU. If another ``device`` shall get it, weights that need no conversion stay mapped to their files.
 
     The first stage (``first`` 0) has the embedding, the last one (``last`` all layers) norm and head. Other stages'
-    parts are ``PassThrough``s. ``on_read`` is told how much has been read. Raises ConfigError naming tensors that are
-    missing, of the wrong shape, or not finite.
+    parts are ``PassThrough``s. ``on_read`` is told how much has been read. With ``files`` linear weights of layers are
+    samples: packing reads each from its file, and ``files`` is to be open until then. Raises ConfigError naming tensors
+    that are missing, of the wrong shape, or not finite.
     """
     if not 0 <= first <= last <= checkpoint.num_layers:
         raise ConfigError(f"layers {first} to {last} of a model with {checkpoint.num_layers} layers")
     torch_format = torch_dtype(dtype)
     target = _checked_device(device)
-    model = _load(checkpoint, first, last, on_read, dtype=torch_format, attn_implementation=ATTENTION)
+    later = None if files is None else Later(torch_format, files)
+    model = _load(checkpoint, first, last, on_read, later=later, dtype=torch_format, attn_implementation=ATTENTION)
     _drop_foreign(model, checkpoint, first, last)
     check_finite(str(checkpoint.source), ((name, one.detach()) for name, one in model.named_parameters()))
     if checkpoint.source.is_dir() and target.type == "cpu":
@@ -219,15 +234,19 @@ def _load(
     last: int,
     on_read: Listener | None,
     changed: Callable[[Any], Any] | None = None,
+    later: Later | None = None,
     **options: Any,
 ) -> Any:
     """Load with tensors, not from the folder: transformers would choose among its files by itself."""
-    with contextlib.ExitStack() as files, quiet(), refusing(checkpoint):
+    with contextlib.ExitStack() as own, quiet(), refusing(checkpoint):
+        files = own if later is None else later.files
         slices = _own_slices(checkpoint, first, last, files)
         if changed is not None:
             slices = {name: changed(one) for name, one in slices.items()}
-        state = files.enter_context(counted(slices, on_read))
-        model, info = _staged_class(checkpoint, first, last, state).from_pretrained(
+        state: Mapping[str, Any] = files.enter_context(counted(slices, on_read))
+        if later is not None:
+            state = later.standing_in(state)
+        model, info = _staged_class(checkpoint, first, last, state, later).from_pretrained(
             None,
             config=checkpoint.config,
             state_dict=state,
@@ -236,10 +255,75 @@ def _load(
             trust_remote_code=False,
             **options,
         )
-        if changed is None:
-            remember(model, state)
+    if later is not None:
+        later.note_in(model, str(checkpoint.source))
     _check_complete(checkpoint, first, last, info, model)
     return model
+
+
+class Later:
+    """Linear weights that are read one by one when their layers are packed, so that their floats never lie together.
+
+    Until then each layer has samples in their place, the same for all layers and different within a layer, by which its
+    form can be told (``models.fusing``). ``files`` are to be open until all have been read.
+    """
+
+    def __init__(self, dtype: torch.dtype, files: contextlib.ExitStack) -> None:
+        self.files = files
+        self._dtype = dtype
+        self._chosen: dict[str, str] = {}
+        """Tensor -> the place within its layer."""
+        self._samples: dict[tuple[str, torch.Size], Tensor] = {}
+        self._stored: dict[str, LaterTensor] = {}
+
+    def standing_in(self, stored: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The ``stored`` tensors, each of which reads as a sample if it is chosen."""
+        self._stored = {name: LaterTensor(tensor, partial(self._sample_of, name)) for name, tensor in stored.items()}
+        return self._stored
+
+    def choose(self, model: Any, tied: bool) -> None:
+        """Choose the weights of all plain linear layers that packing replaces, but not a head's that is ``tied``."""
+        head = model.get_output_embeddings() if tied else None
+        for place, module in model.named_modules():
+            # Subclasses may compute something else, and are not packed.
+            if type(module) is nn.Linear and module is not head and not place.endswith(NEVER_PACKED):
+                self._chosen[f"{place}.weight"] = LAYER.sub(".", place, count=1)
+
+    def note_in(self, model: nn.Module, file: str) -> None:
+        """Have the layers read their weights as they are packed."""
+        for name in self._chosen.keys() & self._stored.keys():
+            linear: Any = model.get_submodule(name.removesuffix(".weight"))
+            read_later(linear, name, self._stored[name].tensor, file)
+
+    def _sample_of(self, name: str, tensor: Any) -> Tensor | None:
+        """The sample for a tensor; None if it is not chosen."""
+        if name not in self._chosen:
+            return None
+        key = self._chosen[name], torch.Size(tensor.get_shape())
+        if key not in self._samples:
+            generator = torch.Generator().manual_seed(len(self._samples))
+            sample = torch.randn(key[1], generator=generator) * SAMPLE_SPREAD
+            self._samples[key] = sample.to(self._dtype)
+        return self._samples[key]
+
+
+class LaterTensor:
+    """``tensor``, which has not been read, or where there is one a sample of its shape."""
+
+    def __init__(self, tensor: Any, sample: Callable[[Any], Tensor | None]) -> None:
+        self.tensor = tensor
+        self._sample = sample
+
+    def get_shape(self) -> list[int]:
+        return list(self.tensor.get_shape())
+
+    def get_dtype(self) -> str:
+        return str(self.tensor.get_dtype())
+
+    def __getitem__(self, index: Any) -> Tensor:
+        sample = self._sample(self.tensor)
+        found: Tensor = (self.tensor if sample is None else sample)[index]
+        return found
 
 
 @contextlib.contextmanager
@@ -279,7 +363,7 @@ def _own_slices(checkpoint: Checkpoint, first: int, last: int, files: contextlib
     return own_tensors(found, checkpoint.config, first, last)
 
 
-def _staged_class(checkpoint: Checkpoint, first: int, last: int, stored: Mapping[str, Any]) -> Any:
+def _staged_class(checkpoint: Checkpoint, first: int, last: int, stored: Mapping[str, Any], later: Later | None) -> Any:
     """The model's class with a constructor (on the meta device) that leaves out other stages' parts.
 
     ``stored`` are the stage's tensors: a model that they cannot fill is refused before it takes memory.
@@ -308,6 +392,8 @@ def _staged_class(checkpoint: Checkpoint, first: int, last: int, stored: Mapping
         if not tied:
             self.all_tied_weights_keys = {}
         check_fits(self, stored, f"layers {first} to {last} of {checkpoint.source.name!r}")
+        if later is not None:
+            later.choose(self, tied)
 
     # The original's name and module, by which transformers finds the weight conversions of an architecture.
     body = {"__init__": build, "__module__": cls.__module__, "_keys_to_ignore_on_load_missing": None}
@@ -492,21 +578,3 @@ def vectors(tensors: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
         sizes = list(tensor.get_shape())
         if len(sizes) == 1 and sizes[0] <= LONGEST_VECTOR:
             yield name, tensor[...]
-
-
-def check_finite(where: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Raise ConfigError naming the first tensor of floats that holds NaN or infinity."""
-    for name, values in tensors:
-        if values.is_floating_point() and not values.is_meta and not is_finite(values):
-            raise ConfigError(
-                f"model: {where}: {name} holds NaN or infinity in {str(values.dtype).removeprefix('torch.')}: "
-                "download or convert it again, or ask for a dtype of a wider range"
-            )
-
-
-def is_finite(values: Tensor) -> bool:
-    """Whether no value is NaN or infinite. Least and greatest value are NaN where one is.
-
-    ``isfinite`` takes ten times as long and a byte of memory per value.
-    """
-    return not values.numel() or all(math.isfinite(bound) for bound in torch.aminmax(values))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -474,8 +475,12 @@ def load_stage(
     checkpoint = open_checkpoint(path)
     target = open_checkpoint(tokenizer) if tokenizer else checkpoint
     grammars = grammars_of(target)
-    module = read_module(checkpoint, first, last, dtype, device, on_read)
-    with refusing(checkpoint), room_for(f"layers {first} to {last}", device), all_cores(device):
+    with contextlib.ExitStack() as files:
+        packs = quantization != "none"
+        module = read_module(checkpoint, first, last, dtype, device, on_read, files if packs else None)
+        files.enter_context(refusing(checkpoint))
+        files.enter_context(room_for(f"layers {first} to {last}", device))
+        files.enter_context(all_cores(device))
         pin_rope(getattr(module, checkpoint.parts.base), checkpoint.config, max_model_len)
         stage = StageModel(
             checkpoint,

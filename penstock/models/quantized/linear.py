@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from penstock.checkpoint.tensors import GroupedWeight, in_groups, in_signed_groups, raised, stacked
+from penstock.checkpoint.tensors import GroupedWeight, check_finite, in_groups, in_signed_groups, raised, stacked
 from penstock.models.compiled.blocks import GROUP
 from penstock.models.compiled.dot import LANES, instruction
 from penstock.models.compiled.float_blocks import FORMS, QUAD, in_float_blocks, rows_of_blocks
@@ -189,7 +189,7 @@ def gains(linear: nn.Linear) -> bool:
 
 
 # --------------------------------------------------------------------------------------------------------------- stored
-# The file's own whole numbers for linear layers, packed without a second rounding.
+# The file's own numbers for linear layers, read as each layer is packed; whole ones are not rounded a second time.
 #
 # A layer's rows may come from several tensors, because layers that read the same input are joined before they are
 # packed:
@@ -200,24 +200,50 @@ def gains(linear: nn.Linear) -> bool:
 
 
 class StoredRows(NamedTuple):
-    """Consecutive outputs of a linear layer that come from one tensor."""
+    """Consecutive outputs of a linear layer that come from one tensor, which is read when they are packed."""
 
     outputs: int
-    read: Callable[[], GroupedWeight] | None
-    """Reads them from the file; None if the file has floats."""
+    name: str
+    tensor: Any
+    """The tensor in its file; None if the layer's own weight holds the numbers."""
+    file: str
+
+    def packed(
+        self,
+        weight: Tensor,
+        kept: Callable[[GroupedWeight], GroupedWeight | None],
+        rounded: Callable[[Tensor], GroupedWeight],
+    ) -> GroupedWeight:
+        """The rows as whole numbers. ``weight`` [outputs, in] is the layer's, in the model's format.
+
+        Raises ConfigError if they hold NaN or infinity.
+        """
+        if self.tensor is None:
+            return rounded(weight)
+        if not getattr(self.tensor, "is_grouped", False):
+            return rounded(self._checked(self.tensor[...].to(weight.dtype)))
+        whole = self.tensor.grouped()
+        check_finite(self.file, ((self.name, floats) for floats in whole.floats))
+        own = kept(whole)
+        return rounded(self._checked(whole.dequantize().to(weight.dtype))) if own is None else own
+
+    def _checked(self, floats: Tensor) -> Tensor:
+        check_finite(self.file, [(self.name, floats)])
+        return floats
 
 
-def remember(model: nn.Module, tensors: Mapping[str, Any]) -> None:
-    """Note in the linear layers of ``model`` which of ``tensors`` (by name) they were read from."""
-    for name, module in model.named_modules():
-        tensor = tensors.get(f"{name}.weight")
-        if type(module) is nn.Linear and getattr(tensor, "is_grouped", False):
-            module.stored = [StoredRows(module.out_features, tensor.grouped)]  # type: ignore[union-attr,assignment]
+def read_later(linear: nn.Linear, name: str, tensor: Any, file: str) -> None:
+    """Have a layer's weight read from ``tensor`` when the layer is packed, whatever its own weight holds until then."""
+    linear.stored = [StoredRows(linear.out_features, name, tensor, file)]  # type: ignore[assignment]
+
+
+def is_read_later(linear: nn.Linear) -> bool:
+    return any(rows.tensor is not None for rows in stored_rows(linear))
 
 
 def stored_rows(linear: nn.Linear) -> list[StoredRows]:
     """The tensors of a layer's outputs, in order."""
-    found: list[StoredRows] = getattr(linear, "stored", [StoredRows(linear.weight.shape[0], None)])
+    found: list[StoredRows] = getattr(linear, "stored", [StoredRows(linear.weight.shape[0], "", None, "")])
     return found
 
 
@@ -227,13 +253,9 @@ def in_whole_numbers(
     rounded: Callable[[Tensor], GroupedWeight],
 ) -> GroupedWeight:
     """A layer's weight: each part as in its file, if ``kept`` finds a form for that, else its floats ``rounded``."""
-    parts = []
     stored = stored_rows(linear)
-    floats = linear.weight.detach().split([rows.outputs for rows in stored])
-    for rows, weight in zip(stored, floats, strict=True):
-        own = None if rows.read is None else kept(rows.read())
-        parts.append(rounded(weight) if own is None else own)
-    return stacked(parts)
+    weights = linear.weight.detach().split([rows.outputs for rows in stored])
+    return stacked([rows.packed(weight, kept, rounded) for rows, weight in zip(stored, weights, strict=True)])
 
 
 def join(whole: nn.Linear, linears: Iterable[nn.Linear]) -> None:
@@ -327,8 +349,7 @@ def signed(weight: GroupedWeight) -> GroupedWeight | None:
 
 def rounded(weight: Tensor) -> GroupedWeight:
     """A float weight [out, in] rounded, with the inputs padded by zeros to whole groups."""
-    inputs = weight.shape[1]
-    return in_signed_groups(nn.functional.pad(weight, (0, raised(inputs, GROUP) - inputs)), INT8_BITS, GROUP)
+    return in_signed_groups(weight, INT8_BITS, GROUP)
 
 
 def int8_blocks(values: Tensor) -> Tensor:

@@ -14,10 +14,11 @@ from transformers import LlamaConfig
 
 from penstock.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from penstock.checkpoint.look import GGUF, resolve
+from penstock.checkpoint.tensors import check_finite
 from penstock.config import FieldError
 from penstock.core import ConfigError
 from penstock.files import check_folder, read_json, torch_dtype
-from penstock.models.loader import check_finite, load_module
+from penstock.models.loader import load_module
 from penstock.models.quantized.pack import pack
 from penstock.models.speculators.base import (
     MAPS,

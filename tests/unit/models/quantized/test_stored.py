@@ -15,11 +15,11 @@ from penstock.checkpoint.tensors import GroupedWeight
 from penstock.files import AUTO, REFERENCE
 from penstock.models.fused import SideBySide, joined
 from penstock.models.loader import load_whole
-from penstock.models.quantized.linear import Int4Linear, StoredRows, from_zero, in_four_bits, stored_rows, works
+from penstock.models.quantized.linear import Int4Linear, from_zero, in_four_bits, read_later, stored_rows, works
 from penstock.models.stage_model import load_stage
 from tests.checkpoints import LAYERS
 from tests.gguf_files import make_gguf
-from tests.linears import linear_of
+from tests.linears import Stored, linear_of
 from tests.packed_checkpoints import by_awq, by_gptq, compressed
 
 pytestmark = pytest.mark.skipif(not works(), reason="this processor lacks what compiled products need")
@@ -91,7 +91,7 @@ def a_weight(group: int, bits: int = 4, rows: int = 16) -> GroupedWeight:
 def holding(weight: GroupedWeight) -> nn.Linear:
     linear = linear_of(256, len(weight.values))
     linear.weight.copy_(weight.dequantize())
-    linear.stored = [StoredRows(len(weight.values), lambda: weight)]  # type: ignore[assignment]
+    read_later(linear, "a weight", Stored(weight), "a file")
     return linear
 
 
