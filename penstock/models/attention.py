@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from torch import Tensor
 from transformers import AttentionInterface
 
 from penstock.checkpoint.gate import RECURRENT_TYPES, layer_types
+from penstock.models.pages import ZeroPages
 from penstock.models.recurrent.plan import FOLD
 from penstock.stage.visibility import BatchView, RequestView
 
@@ -88,6 +90,7 @@ class Arenas:
         self.capacity = capacity
         self.made_by = made_by or {}
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+        self._pages: dict[int, list[ZeroPages]] = {}
         self._joint: dict[int, Tensor] = {}
         """The two arenas of a layer as one tensor [2 K, capacity, d], where keys and values have the same shape."""
 
@@ -129,22 +132,20 @@ class Arenas:
 
     @torch.inference_mode()  # as above
     def zero(self) -> None:
-        for pair in self._layers.values():
-            for arena in pair:
-                arena.zero_()
+        for pages in itertools.chain.from_iterable(self._pages.values()):
+            pages.clear()
 
     def _make(self, layer: int, key_KNd: Tensor, value_KNe: Tensor) -> None:
         groups, _, width = key_KNd.shape
         # Keys and values of one shape share a tensor, so that ``store`` can write both with one copy.
         if key_KNd.shape == value_KNe.shape:
-            joint = self._joint[layer] = key_KNd.new_zeros(2 * groups, self.capacity, width)
+            pages = [ZeroPages(key_KNd, 2 * groups, self.capacity, width)]
+            joint = self._joint[layer] = pages[0].array
             self._layers[layer] = joint[:groups], joint[groups:]
         else:
-            shape = (groups, self.capacity)
-            self._layers[layer] = (
-                key_KNd.new_zeros(*shape, width),
-                value_KNe.new_zeros(*shape, value_KNe.shape[2]),
-            )
+            pages = [ZeroPages(like, groups, self.capacity, like.shape[2]) for like in (key_KNd, value_KNe)]
+            self._layers[layer] = pages[0].array, pages[1].array
+        self._pages[layer] = pages
 
 
 @dataclass
