@@ -8,6 +8,7 @@ import inspect
 import logging
 import math
 import re
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
@@ -275,6 +276,7 @@ class Later:
         """Tensor -> the place within its layer."""
         self._samples: dict[tuple[str, torch.Size], Tensor] = {}
         self._stored: dict[str, LaterTensor] = {}
+        self._lock = threading.Lock()  # transformers reads with several threads
 
     def standing_in(self, stored: Mapping[str, Any]) -> Mapping[str, Any]:
         """The ``stored`` tensors, each of which reads as a sample if it is chosen."""
@@ -300,11 +302,12 @@ class Later:
         if name not in self._chosen:
             return None
         key = self._chosen[name], torch.Size(tensor.get_shape())
-        if key not in self._samples:
-            generator = torch.Generator().manual_seed(len(self._samples))
-            sample = torch.randn(key[1], generator=generator) * SAMPLE_SPREAD
-            self._samples[key] = sample.to(self._dtype)
-        return self._samples[key]
+        with self._lock:
+            if key not in self._samples:
+                generator = torch.Generator().manual_seed(len(self._samples))
+                sample = torch.randn(key[1], generator=generator) * SAMPLE_SPREAD
+                self._samples[key] = sample.to(self._dtype)
+            return self._samples[key]
 
 
 class LaterTensor:
