@@ -111,7 +111,7 @@ def complete(
 
     ``sampling`` replaces fields of the checkpoint's own sampling parameters, or of a chat's where it names none.
     """
-    check_options(options)
+    check_options(options, sampling.get("max_tokens"))
     from penstock.engine.llm import LLM
 
     llm, start = watched(LLM, options)

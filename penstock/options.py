@@ -43,3 +43,5 @@ class Option:
     parse: Callable[[str], Any] | None = None
     """Turns the given text into the field's value. Raises FieldError."""
     positional: bool = False
+    values: tuple[str, ...] = ()
+    """Values that shells complete; of a list with commas, its last entry's."""

@@ -18,7 +18,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,17 @@ class WrongInput:
 
     words: tuple[str, ...]
     said: str
+
+
+PORTS: Final = (
+    ("generate", "x", "--model", "demo", "--insecure", "--hosts"),
+    ("serve", "demo", "--insecure", "--hosts"),
+    ("bench", "--model", "demo", "--insecure", "--hosts"),
+    ("profile", "demo", "--insecure", "--hosts"),
+    ("worker", "--insecure", "--listen"),
+    ("worker", "--insecure", "--join"),
+)
+"""Commands, ended by an option that takes HOST:PORT."""
 
 
 def wrong_inputs(folder: Path) -> list[WrongInput]:
@@ -98,6 +109,9 @@ def of_options(folder: Path) -> list[WrongInput]:
         WrongInput(("serve", str(folder / "model"), "-pp", "40"), layers),
         WrongInput(("bench", *model, "-pp", "40"), layers),
         WrongInput(("generate", "x", *model, "--layer-split", "9,9"), "adds up to 18 layers; the model has 30"),
+        WrongInput(("generate", "x", *model, "--max-tokens", "64"), "max_tokens is 64; it has to be below 64"),
+        WrongInput(("generate", "x", *model, "--max-model-len", "9", "--max-tokens", "9"), "max_tokens is 9; it has"),
+        WrongInput(("bench", *model, "--max-tokens", "64"), "max_tokens is 64; it has to be below 64"),
         WrongInput(("generate", "x", *model, "--max-model-len", "65"), "max_model_len is 65; it has to be at most 64"),
         WrongInput(
             ("generate", "x", *model, "--draft-model", str(folder / "other")),
@@ -134,6 +148,11 @@ def of_other_files(folder: Path) -> list[WrongInput]:
         WrongInput(("compare", missing, missing), "cannot be read"),
         WrongInput(("compare", notes, notes), "is not JSON"),
         WrongInput(("chat", "--url", "http://127.0.0.1:9/v1"), "127.0.0.1:9"),
+        *(WrongInput((*words, "a:65536"), f"{words[-1].strip('-')} names 'a:65536'; a port") for words in PORTS),
+        WrongInput(("hosts", "a:65536"), "names 'a:65536'; a port is a number up to 65535"),
+        WrongInput(("serve", "demo", "--hosts", "join://a:65536", "-pp", "2"), "names 'a:65536'; a port"),
+        WrongInput(("serve", "demo", "--port", "65536"), "port is 65536; it has to be between 0 and 65535"),
+        WrongInput(("help", "nothing"), "command is 'nothing'; 'penstock help' lists them"),
     ]
 
 

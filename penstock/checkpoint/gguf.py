@@ -47,24 +47,31 @@ MOST_FACTORS: Final = 1 << 20
 def folder_of(header: Header) -> Path:
     """The folder of an accepted file, made if it does not exist. Raises ConfigError for a file that cannot be read."""
     check_accepted(header)
-    try:
-        cache = cached_assets_path("penstock", "gguf")
-        folder: Path = cache / name_of(header)
+    with keeping(header):
+        folder: Path = cached_assets_path("penstock", "gguf") / name_of(header)
         if not folder.is_dir():
             make(header, folder)
+    return folder
+
+
+@contextlib.contextmanager
+def keeping(header: Header) -> Iterator[None]:
+    """Raise ConfigError where a file's folder cannot be made within the block."""
+    try:
+        yield
     except OSError as error:
         raise ConfigError(
             f"model: {header.path}: its tokenizer cannot be kept: {error}; set HF_ASSETS_CACHE to a folder that can be "
             "written to"
         ) from error
-    return folder
 
 
 @contextlib.contextmanager
 def folder_for(header: Header) -> Iterator[Path]:
     """``folder_of`` a file. If the block refuses the file, a folder that was new is removed."""
-    place: Path = cached_assets_path("penstock", "gguf") / name_of(header)
-    known = place.is_dir()
+    with keeping(header):
+        place: Path = cached_assets_path("penstock", "gguf") / name_of(header)
+        known = place.is_dir()
     folder = folder_of(header)
     try:
         yield folder

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from importlib import import_module
 from typing import Annotated, Any, Final
 
@@ -9,7 +11,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 import penstock
-from penstock.cli.options import new_app
+from penstock.cli.options import new_app, words_of
 
 COMMANDS: Final = {
     "run": "Load MODEL and chat with it in this terminal, or answer a pipe's lines one after the other.",
@@ -34,6 +36,7 @@ COMMANDS: Final = {
     "acceptance": "How often Penstock's rule and the papers' accept one of k candidates, from recorded distributions.",
     "trace": "Say why a run was slow: how busy each stage was, and what it waited for.",
     "train": "Train a drafter on a target's own hidden states, in the format that other engines load.",
+    "help": "The help of COMMAND; --man shows the manual of all commands.",
     "bench": (
         "Compare strategies: the same prompts through the same stages, interleaved. 'bench serve' measures a server."
     ),
@@ -95,4 +98,10 @@ def top(
 
 def main() -> None:
     """The entry point ``penstock``."""
-    app()
+    try:
+        app()
+    except OSError as error:  # of help, which no command reports
+        if os.environ.get("PENSTOCK_DEBUG"):
+            raise
+        typer.echo(f"penstock: error: {words_of(error)}", err=True)
+        sys.exit(1)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import inspect
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -61,11 +63,22 @@ def parameter_of(field: Field) -> inspect.Parameter:
         "metavar": option.metavar,
         "envvar": option.envvar,
         "show_default": True if option.default is None else option.default or False,
+        "autocompletion": completion_of(option.values) if option.values else None,
     }
     info = typer.Argument(**settings) if option.positional else typer.Option(*names_of(field, option), **settings)
     default = written_default(field, option)
     hint = written_type(field, option)
     return parameter(field.name, default, Annotated[hint if default is not None else hint | None, info])
+
+
+def completion_of(values: tuple[str, ...]) -> Callable[[str], list[str]]:
+    """A function from what has been typed to the values that begin so, behind the last comma of a list."""
+
+    def completed(incomplete: str) -> list[str]:
+        before, comma, last = incomplete.rpartition(",")
+        return [f"{before}{comma}{value}" for value in values if value.startswith(last)]
+
+    return completed
 
 
 def names_of(field: Field, option: Option) -> tuple[str, ...]:
@@ -139,23 +152,58 @@ def plain(field: Field) -> Any:
 
 INTERRUPTED: Final = 130
 """Exit code after Ctrl-C: 128 + SIGINT."""
+UNREAD: Final = 141
+"""Exit code where nobody reads the output any more: 128 + SIGPIPE."""
+REMEDIES: Final = {
+    errno.ENOSPC: "free some space there",
+    errno.EDQUOT: "free some space there",
+    errno.EROFS: "choose a folder that can be written to",
+    errno.EACCES: "change its rights, or choose another place",
+    errno.EPERM: "change its rights, or choose another place",
+    errno.ENOENT: "make it, or choose another place",
+    errno.ENOTDIR: "choose another place: a part of the path is a file",
+    errno.EISDIR: "choose another place: it is a folder",
+    errno.EMFILE: "raise the limit on open files (ulimit -n)",
+}
+"""Kind of a failure of the operating system -> what helps."""
 AGAIN_S: Final = 0.05
 """Seconds after which a Ctrl-C that Python dropped is sent again."""
 
 
 @contextmanager
 def reported() -> Iterator[None]:
-    """A context that reports Penstock's errors in one line on stderr, and turns them and Ctrl-C into exit codes."""
+    """A context that reports errors of Penstock and of files in one line on stderr, and turns them into exit codes.
+
+    So it does with Ctrl-C. With PENSTOCK_DEBUG errors of files have their traceback.
+    """
     hook, sys.unraisablehook = sys.unraisablehook, interrupt_again
     try:
         yield
+        sys.stdout.flush()  # here, where an error of it is reported
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
     except PenstockError as error:
         typer.echo(f"penstock: error: {error}", err=True)
         raise typer.Exit(2 if isinstance(error, ConfigError | RequestError) else 1) from None
+    except BrokenPipeError:
+        # Python would try once more to write what is left, and complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(UNREAD) from None
+    except OSError as error:
+        if os.environ.get("PENSTOCK_DEBUG"):
+            raise
+        typer.echo(f"penstock: error: {words_of(error)}", err=True)
+        raise typer.Exit(1) from None
     finally:
         sys.unraisablehook = hook
+
+
+def words_of(error: OSError) -> str:
+    """The file, what is wrong with it, and what helps; of an error without a file, the error's own words."""
+    remedy = REMEDIES.get(error.errno or 0, "PENSTOCK_DEBUG=1 shows where it came from")
+    if error.filename is None:
+        return f"{error.strerror or error}; {remedy}"
+    return f"{error.filename}: {error.strerror}; {remedy}"
 
 
 def interrupt_again(dropped: UnraisableHookArgs) -> None:
@@ -178,10 +226,16 @@ def interrupt_again(dropped: UnraisableHookArgs) -> None:
 # a group contributes its own. A command's other parameters have an ``Option`` too, or are Typer's own.
 
 
+NARROW: Final = 60
+"""Columns below which help is a plain list."""
+
+
 def new_app(*, completion: bool = False) -> typer.Typer:
     """An app of one command, or of several under one name. ``completion`` adds the options for shell completion."""
     return typer.Typer(
         add_completion=completion,
+        # Typer's tables cut the names of options off where they are narrow.
+        rich_markup_mode="rich" if shutil.get_terminal_size().columns >= NARROW else None,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )

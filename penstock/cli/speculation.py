@@ -61,6 +61,7 @@ class SpeculationOptions:
         Option(
             f"Which drafted tokens enter the pipeline: {', '.join(STRATEGIES)} (none).",
             SPECULATION,
+            values=tuple(STRATEGIES),
             default="auto",
         ),
     ] = None

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from penstock.cluster import Cluster, load_cluster
+from penstock.cluster import Cluster, load_cluster, preset_names
 from penstock.config import check
 from penstock.files import DTYPES, NUMERICS, QUANTIZATIONS
 from penstock.hosts.placement import asked_hosts
-from penstock.library.names import PAIR
+from penstock.library.names import PAIR, short_names
 from penstock.library.pull import place_of
 from penstock.options import LIMITS, MODEL, PIPELINE, SHARING, SPECULATION, Option
 from penstock.speculation import SpeculativeConfig, parse_speculative
@@ -24,12 +24,15 @@ AUTO: Final = "auto"
 DEMO: Final = Path(__file__).parent.parent / "demo"
 
 MODEL_NAME: Final = Option(
-    "Short name, hub id, address, GGUF file or checkpoint folder; 'demo' is the pair that is shipped.", MODEL
+    "Short name, hub id, address, GGUF file or checkpoint folder; 'demo' is the pair that is shipped.",
+    MODEL,
+    values=(PAIR, *short_names()),
 )
 CLUSTER: Final = Option(
     "Preset, random-SEED, local-N, or a file ending in .toml: which devices there are, real or emulated.",
     PIPELINE,
     default="",
+    values=tuple(preset_names()),
 )
 
 KEYS: Final = "~/.config/penstock/keys, if there are any"
@@ -41,6 +44,7 @@ Dtype = Annotated[
         "float32, bfloat16, float16, or auto: the checkpoint's, where the device is good at it, else float32; 16 bits "
         "on GPUs.",
         MODEL,
+        values=DTYPES,
     ),
 ]
 Quantization = Annotated[
@@ -49,6 +53,7 @@ Quantization = Annotated[
         "none, int8 or int4: whole numbers that weights are held as, a draft model's too; auto keeps floats, "
         "and takes int4 or int8 where the file holds whole numbers (GGUF, GPTQ, AWQ and others).",
         MODEL,
+        values=QUANTIZATIONS,
     ),
 ]
 Numerics = Annotated[
@@ -58,6 +63,7 @@ Numerics = Annotated[
         "refused where a model's layers cannot have that. fast: rounding may decide between tokens that are nearly "
         "tied. auto: exact where the layers can have it.",
         MODEL,
+        values=NUMERICS,
     ),
 ]
 Stages = Annotated[
@@ -113,7 +119,9 @@ class ModelOptions:
     dtype: Dtype = "float32"
     quantization: Quantization = "auto"
     numerics: Numerics = "auto"
-    device: Annotated[str, Option("cpu, cuda:N, or cuda: stages and drafter spread over all GPUs.", MODEL)] = "cpu"
+    device: Annotated[
+        str, Option("cpu, cuda:N, or cuda: stages and drafter spread over all GPUs.", MODEL, values=("cpu", "cuda"))
+    ] = "cpu"
     max_model_len: Annotated[
         int | None,
         Option("Most tokens of prompt and output together.", MODEL, default="the checkpoint's, at most 4096"),

@@ -275,10 +275,11 @@ def draft_at_hand(options: EngineOptions) -> Glance | None:
     return glance_at_draft(name) if name is not None and Path(name).expanduser().exists() else None
 
 
-def check_options(options: EngineOptions) -> None:
+def check_options(options: EngineOptions, max_tokens: int | None = None) -> None:
     """Raise ConfigError for errors that names, JSON and file headers reveal. Imports no torch and takes little time.
 
-    A draft model on this machine is looked at before a target that may have to be downloaded.
+    A draft model on this machine is looked at before a target that may have to be downloaded. ``max_tokens`` are the
+    most that will be asked for, where that is known.
     """
     check_version()
     if options.hosts is None and options.cluster is None:
@@ -298,6 +299,9 @@ def check_options(options: EngineOptions) -> None:
     longest, positions = options.max_model_len, target.max_position_embeddings
     if longest is not None and positions is not None:
         check(longest <= positions, "max_model_len", longest, f"at most {positions}")
+    room = longest or min(positions or DEFAULT_MODEL_LEN, DEFAULT_MODEL_LEN)
+    wanted = f"below {room}, the most tokens of prompt and output together (max_model_len)"
+    check(max_tokens is None or max_tokens < room, "max_tokens", max_tokens, wanted)
 
 
 def drafting_checkpoint(options: EngineOptions) -> str | None:

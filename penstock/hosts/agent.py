@@ -253,7 +253,7 @@ class Joining:
     def __init__(self, door: str, host: str, security: LinkSecurity | None, private_network: bool) -> None:
         self._door = door
         self._host = host
-        _, self._address = places_of(door)
+        _, self._address = places_of(door, "join")
         self._sockets = Sockets(security, private_network)
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="penstock joining", daemon=True)

@@ -409,9 +409,9 @@ def opened(sockets: Sockets, address: str) -> Inbox:
         raise ConfigError(f"hosts: {address.removeprefix('tcp://')}: {error.strerror}") from error
 
 
-def address_toward(name: str) -> str:
+def address_toward(name: str, field: str = "hosts") -> str:
     """This host's address, as the host ``name`` reaches it. Raises ConfigError if there is no route to that host."""
-    _, address = places_of(name)
+    _, address = places_of(name, field)
     place = place_of(address)
     with socket.socket(place.family, socket.SOCK_DGRAM) as probe:
         try:

@@ -11,6 +11,7 @@ from penstock.cluster import Cluster
 from penstock.config import FieldError
 from penstock.core import ConfigError
 from penstock.hosts.facts import DeviceFacts, HostFacts, shared_threads
+from penstock.transport.addresses import MOST_PORT
 
 HERE: Final = "localhost"
 """The engine's own host among others. Plans name it by the empty string."""
@@ -45,8 +46,7 @@ def asked_hosts(text: str) -> AskedHosts:
     door = last.strip().removeprefix(JOIN) if last.strip().startswith(JOIN) else ""
     if not door:
         return AskedHosts(listed_hosts(text))
-    host, _, port = door.rpartition(":")
-    if not host or not port.isdecimal():
+    if not host_and_port(door)[1]:
         raise FieldError("hosts", f"is {text!r}; behind {JOIN} belongs HOST:PORT of this host, as others reach it")
     return AskedHosts(named_hosts(",".join(before)) if before else (), door)
 
@@ -64,7 +64,21 @@ def listed_hosts(text: str) -> tuple[str, ...]:
     names = tuple(part.strip() for part in text.split(","))
     if any(not name or "/" in name for name in names):
         raise FieldError("hosts", f"is {text!r}; it has to be HOST or HOST:PORT, with commas between")
+    for name in names:
+        host_and_port(name)
     return names
+
+
+def host_and_port(name: str, field: str = "hosts") -> tuple[str, str]:
+    """HOST and PORT of a name in the user's ``field``; "" for a port that it leaves out. Raises FieldError."""
+    host, separator, port = name.rpartition(":")
+    if not separator or (name.count(":") > 1 and not host.endswith("]")):  # HOST alone, or an IPv6 address
+        return name, ""
+    if not host or not port.isdecimal():
+        raise FieldError(field, f"names {name!r}; a host is HOST or HOST:PORT")
+    if len(port) > len(str(MOST_PORT)) or int(port) > MOST_PORT:
+        raise FieldError(field, f"names {name!r}; a port is a number up to {MOST_PORT}")
+    return host, port
 
 
 def check_gpus(names: Iterable[str], facts: Mapping[str, HostFacts]) -> None:

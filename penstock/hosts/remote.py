@@ -11,10 +11,11 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from typing import Final, NamedTuple
 
-from penstock.config import FieldError
+from penstock.core import ConfigError
 from penstock.hosts import messages
 from penstock.hosts.facts import HostFacts
 from penstock.hosts.fetching import Courier, Offer, Question
+from penstock.hosts.placement import host_and_port
 from penstock.hosts.weights import PIECE, Layers
 from penstock.messages import MalformedMessage
 from penstock.pipeline.base import StageSpec
@@ -431,15 +432,19 @@ def pause_after(losses: Sequence[float], now: float) -> float:
     return LOSSES_WITHIN_S if recent >= MOST_LOSSES else TRY_AGAIN_S * 2 ** max(0, recent - 1)
 
 
-def places_of(name: str) -> tuple[str, str]:
-    """Addresses, in numbers, of a host and its agent. Raises FieldError for an invalid name, ConfigError if unknown."""
-    host, separator, port = name.rpartition(":")
-    if not separator or (name.count(":") > 1 and not host.endswith("]")):  # HOST alone, or an IPv6 address
-        host, port = name, str(messages.DEFAULT_PORT)
-    if not host or not port.isdecimal():
-        raise FieldError("hosts", f"names {name!r}; a host is HOST or HOST:PORT")
+def places_of(name: str, field: str = "hosts") -> tuple[str, str]:
+    """Addresses, in numbers, of a host and its agent, whose ``name`` is in the user's ``field``.
+
+    Raises FieldError for an invalid name, and ConfigError if nobody knows it.
+    """
+    host, port = host_and_port(name, field)
+    port = port or str(messages.DEFAULT_PORT)
     bracketed = f"[{host}]" if ":" in host and not host.startswith("[") else host
-    numbers = in_url(place_of(f"tcp://{bracketed}:{port}", look_up=True).where[0])
+    try:
+        numbers = in_url(place_of(f"tcp://{bracketed}:{port}", look_up=True).where[0])
+    except ConfigError as error:
+        reason = getattr(error.__cause__, "strerror", None) or "this is no name of a host"
+        raise ConfigError(f"host {name} ({field}): {reason}") from error
     return numbers, f"tcp://{numbers}:{port}"
 
 

@@ -122,7 +122,9 @@ def run_worker(
 def own_place(listen: str) -> tuple[str, Place]:
     """The address in numbers, and as a socket needs it. Raises FieldError for an unknown one."""
     try:
-        _, address = places_of(listen)
+        _, address = places_of(listen, "listen")
+    except FieldError:
+        raise
     except ConfigError as error:
         raise not_own(listen, OSError("there is no such address")) from error
     return address, place_of(address)
@@ -143,7 +145,8 @@ def not_own(listen: str, error: OSError) -> FieldError:
 
 def default_address(head: str | None) -> str:
     """The default address of a worker: on loopback or, if it joins a head, where that head reaches it."""
-    return f"{'127.0.0.1' if head is None else address_toward(head)}:{DEFAULT_PORT}"
+    own = "127.0.0.1" if head is None else address_toward(head, "join")
+    return f"{own}:{DEFAULT_PORT}"
 
 
 def print_unit(options: Mapping[str, object]) -> None:

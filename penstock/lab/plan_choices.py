@@ -15,7 +15,7 @@ import tomli_w
 from penstock.checkpoint.gguf_header import Header, read_header
 from penstock.checkpoint.look import resolve, stated_config
 from penstock.cluster.drawn import split_by_speed
-from penstock.cluster.load import ClusterFile, cluster_of, spread, with_drafter_on
+from penstock.cluster.load import ClusterFile, cluster_of, preset_names, spread, with_drafter_on
 from penstock.cluster.spec import Cluster, ModelPrice, Stage, eagle, llama
 from penstock.config import FieldError, check, known_name, parse
 from penstock.core import ConfigError
@@ -41,7 +41,13 @@ class PlanOptions(HostsOptions):
     """The devices, the model, the goal, and how plans are judged. Raises FieldError."""
 
     cluster: Annotated[
-        str | None, Option("Preset, random-SEED[:STAGES], or a file ending in .toml.", PIPELINE, default="")
+        str | None,
+        Option(
+            "Preset, random-SEED[:STAGES], or a file ending in .toml.",
+            PIPELINE,
+            default="",
+            values=tuple(preset_names()),
+        ),
     ] = None
     doctor: Annotated[
         Path | None,

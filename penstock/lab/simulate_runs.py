@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final
 from rich.markup import escape
 from rich.table import Table
 
-from penstock.cluster import Cluster, stage_timings
+from penstock.cluster import Cluster, preset_names, stage_timings
 from penstock.config import FieldError, check, nearest
 from penstock.drafters.synthetic import check_accuracy
 from penstock.lab.common import CONFIDENCE, bounds, markdown, paired_ratio, share, times
@@ -131,6 +131,7 @@ class SimulateOptions:
             PIPELINE,
             names=("--cluster",),
             default="",
+            values=tuple(preset_names()),
         ),
     ]
     strategies: Annotated[
@@ -140,6 +141,7 @@ class SimulateOptions:
             SPECULATION,
             metavar="A,B[option=value,...],...",
             parse=split_entries,
+            values=tuple(STRATEGIES),
         ),
     ] = ("static_tree", "pipedec", "auto")
     accuracy: Annotated[

@@ -125,7 +125,7 @@ def checked(options: BenchOptions) -> Plan:
         check_record(options.record, plan.drafting)
     require([*needs_of(plan.peers), *([PLOTS] if options.report is not None else [])])
     for cluster in plan.clusters.values():
-        check_options(engine_options(options, plan, cluster))
+        check_options(engine_options(options, plan, cluster), options.max_tokens)
     return plan
 
 

@@ -46,6 +46,7 @@ class BenchOptions:
             SPECULATION,
             metavar="A,B[option=value,...],...",
             parse=split_entries,
+            values=tuple(STRATEGIES),
         ),
     ] = ("autoregressive", "pipedec")
     speculative_config: Mapping[str, Any] | None = None

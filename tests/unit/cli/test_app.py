@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 import penstock
 from penstock.cli import app as module
 from penstock.cli.app import COMMANDS
+from tests.serving import PENSTOCK
 from tests.unit.cli.invoke import invoke
 
 HEAVY = ("torch", "transformers", "safetensors", "huggingface_hub", "fastapi", "matplotlib")
@@ -91,3 +93,48 @@ assert "penstock.cli.generate" not in sys.modules
 def test_a_launcher_can_start_the_module() -> None:
     result = subprocess.run([sys.executable, "-m", "penstock.cli", "--version"], capture_output=True, text=True)
     assert result.stdout == f"penstock {penstock.__version__}\n"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_names_of_options_are_whole_in_forty_columns(name: str) -> None:
+    program = "import sys; from penstock.cli.app import app; app([sys.argv[1], '--help'])"
+    shown = {**os.environ, "COLUMNS": "40"}
+    found = subprocess.run([sys.executable, "-c", program, name], env=shown, capture_output=True, text=True, check=True)
+    assert "\N{HORIZONTAL ELLIPSIS}" not in found.stdout
+
+
+@pytest.mark.parametrize(
+    ("typed", "found"),
+    [
+        ("generate --strategy f", ["flowspec"]),
+        ("generate --model smollm2:3", ["smollm2:360m"]),
+        ("serve dem", ["demo"]),
+        ("run qwen3:1.7", ["qwen3:1.7b"]),
+        ("serve --dtype b", ["bfloat16"]),
+        ("serve --quantization int", ["int8", "int4"]),
+        ("serve --numerics e", ["exact"]),
+        ("bench --strategies auto,pi", ["auto,pipedec"]),
+        ("simulate --cluster two", ["two-servers"]),
+    ],
+)
+def test_values_are_completed(typed: str, found: list[str]) -> None:
+    words = f"penstock {typed}"
+    asked = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1), "_PENSTOCK_COMPLETE": "complete_bash"}
+    done = subprocess.run([PENSTOCK], env={**os.environ, **asked}, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == found
+
+
+def test_the_manual_is_at_hand() -> None:
+    result = invoke("help", "--man")
+    assert result.exit_code == 0
+    assert result.stdout.startswith(".TH PENSTOCK 1")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_of_a_command_is_its_help(name: str) -> None:
+    shown = [" ".join(invoke(*words).stdout.split()) for words in (("help", name), (name, "--help"))]
+    assert shown[0] == shown[1].replace("Usage: root", "Usage: penstock")
+
+
+def test_help_of_no_command_is_refused() -> None:
+    assert "command is 'serv'" in invoke("help", "serv").stderr
