@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 from weakref import WeakValueDictionary
 
+from penstock.config import check
 from penstock.core import ConfigError, PipelineError, QueueFull, Recovering, RequestError, RequestOutput, SamplingParams
 from penstock.engine.job import Job, Prompt
 from penstock.engine.llm import LLM
@@ -64,19 +65,28 @@ class AsyncLLM:
     asyncio.run(main())
     ```
 
-    The keyword arguments are ``LLM``'s, and ``max_queue``: how many requests may wait, None for any number. A thread of
-    its own steps the engine. Everything but ``stats`` is called on the thread of one event loop; another may follow
-    once that one has ended, and raises PipelineError while it runs. In a child that the process forks each call raises
-    PipelineError; the parent's engine is unharmed. The constructor blocks until every stage has loaded its layers. It
-    raises ConfigError before anything starts, and PipelineError if a stage cannot be started.
+    The keyword arguments are ``LLM``'s, and ``max_queue``: how many requests may wait, None for any number. After
+    ``idle_timeout`` seconds without a request, None for never, stages and drafter are ended, which frees their memory;
+    the next request has them loaded again, and gets the same tokens. A thread of its own steps the engine. Everything
+    but ``stats`` is called on the thread of one event loop; another may follow once that one has ended, and raises
+    PipelineError while it runs. In a child that the process forks each call raises PipelineError; the parent's engine
+    is unharmed. The constructor blocks until every stage has loaded its layers. It raises ConfigError before anything
+    starts, and PipelineError if a stage cannot be started.
 
     Ctrl-C does not reach the engine: ``asyncio.run`` cancels its main task, and leaving the ``async with`` block aborts
     all requests and stops every process.
     """
 
     def __init__(
-        self, model: str | Path = "demo", *, host: Host | None = None, max_queue: int | None = None, **options: Any
+        self,
+        model: str | Path = "demo",
+        *,
+        host: Host | None = None,
+        max_queue: int | None = None,
+        idle_timeout: float | None = None,
+        **options: Any,
     ) -> None:
+        check(idle_timeout is None or idle_timeout > 0, "idle_timeout", idle_timeout, "above 0 seconds, or None")
         config = options.get("speculative_config")
         method = config.get("method") if isinstance(config, Mapping) else getattr(config, "method", None)
         if method == "synthetic":
@@ -86,6 +96,8 @@ class AsyncLLM:
         if self._llm.loop.recovery is not None:
             # The engine's thread steps the loop without requests, too, so stages can be started after all have ended.
             self._llm.loop.recovery.keeps_trying = True
+        if idle_timeout is not None:
+            self._llm.loop.idle_timeout = idle_timeout
         self._counters = Counters(self._llm.loop)
         self._llm.loop.observers.append(self._counters)
         self._ids = itertools.count()
@@ -292,13 +304,14 @@ class AsyncLLM:
     async def check_health(self, timeout: float = HEALTH_TIMEOUT) -> None:
         """Return if a token can be generated: one has come within ``timeout`` seconds, or comes now.
 
-        It also returns while the engine replaces a lost stage (``stats().recovering``): requests are taken, and wait.
+        It also returns while the engine replaces a lost stage (``stats().recovering``), and while an idle one holds no
+        weights (``stats().resting``): requests are taken, and wait.
         Raises PipelineError naming the stage that is silent, or saying why the engine has ended.
         """
         self._llm.loop.check_taking()
         self._enter()
         stats = self.stats()
-        if stats.recovering is not None:
+        if stats.recovering is not None or stats.resting:
             return
         silent = [i for i, heard in enumerate(stats.stage_heard_seconds_ago) if heard > timeout]
         if silent:

@@ -99,6 +99,10 @@ class EngineLoop:
         self.requests: dict[int, Request] = {}
         self.ended: str | None = None
         self.recovery = recovery
+        self.idle_timeout = math.inf
+        """Seconds without a request after which stages and drafter rest, where the loop is stepped meanwhile."""
+        self._busy_at = clock.now()
+        """Time of the last step at whose end there were requests."""
         self.tokens = 0
         """Tokens committed so far, over all requests."""
         self._awaiting_grammars: dict[int, Request] = {}
@@ -179,11 +183,18 @@ class EngineLoop:
         try:
             if self.recovery is None or self.recovery.advance(self):
                 self._work()
+                self._rest_if_idle(self.recovery)
         except PipelineLost as lost:
             self._recover(lost)
         except BaseException as error:
             self.fail_all(error)
             raise
+
+    def _rest_if_idle(self, recovery: Recovery | None) -> None:
+        if self.busy or self._under_way:
+            self._busy_at = self._now
+        elif recovery is not None and recovery.may_rest and self._now >= self._busy_at + self.idle_timeout:
+            recovery.rest(self)
 
     def _work(self) -> None:
         """Do the step's work, first of all what stages wait for."""
@@ -311,11 +322,15 @@ class EngineLoop:
 
     def _due(self) -> float | None:
         """Time at which the next wait ends even without a message; None for no limit."""
+        if self.recovery is not None and self.recovery.resting:
+            return self.clock.now() if self.busy else None
         if self.recovery is not None and self.recovery.reason is not None:
             return self.recovery.due
         moments = [self._wake_at]
         if self.recovery is not None:
             moments.append(self.recovery.due)
+            if not self.busy and self.recovery.may_rest:
+                moments.append(self._busy_at + self.idle_timeout)
         if (due := self.pipeline.due) is not None:
             moments.append(due)
         if self.drafter is not None and (due := self.drafter.due) is not None:
@@ -631,6 +646,7 @@ class EngineLoop:
         self.builder = BatchBuilder(self.builder.next_stream)  # stream numbers go on where they were
         self.pace = Pace(self.estimates, pipeline.stages)
         self._changed = True
+        self._busy_at = self.clock.now()  # they do not rest before anybody could use them
 
     def draft_with(self, drafter: Drafter | None) -> None:
         """Go on with another drafter, which has seen nothing yet. Nodes that await the old one's answer get none."""

@@ -256,6 +256,12 @@ class EngineParts:
             self._pipeline.release()
             self._pipeline = None
 
+    def drop_all(self) -> None:
+        """End stages and drafter, so that they hold no memory until they are started again."""
+        self._release_weights()
+        self.drop_stages()
+        self._host.end_unused()
+
     @property
     def out_of_place(self) -> bool:
         """Whether stages that had hosts of their own share one, though another one is there by now."""

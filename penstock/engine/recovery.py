@@ -10,7 +10,7 @@
            the drafter alone is lost
 
 When hosts are back from which stages were moved, and nothing runs or somebody asks for it, these stages restart there
-as if they were lost.
+as if they were lost. So do all of them when a request ends the rest of an idle engine, which holds no weights.
 
 A request begins anew as after a preemption: its text so far becomes its prompt, and the tokens that follow are the
 same, since each is a function of the text before it. Nothing here knows how stages are started: ``Parts`` does.
@@ -64,6 +64,10 @@ class Parts(Protocol):
         """Have the target's stages leave their pipeline, to be started again, perhaps elsewhere."""
         ...
 
+    def drop_all(self) -> None:
+        """End stages and drafter, so that they hold no memory."""
+        ...
+
     @property
     def out_of_place(self) -> bool:
         """Whether stages would be started elsewhere now, since hosts are back from which they were moved."""
@@ -87,6 +91,11 @@ class Requests(Protocol):
 
     tokens: int
     """Tokens committed so far, over all requests."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether any request runs or waits."""
+        ...
 
     @property
     def running(self) -> list[Request]: ...
@@ -128,6 +137,8 @@ class Recovery:
         """Whether attempts go on after the timeout."""
         self.due = math.inf
         """Time at which ``advance`` has something to do without a message; infinite for none."""
+        self.resting = False
+        """Whether stages and drafter have been ended until a request comes. May be read from any thread."""
         self.recoveries = 0
         """How often requests have waited for stages and then gone on."""
         self.recovery_seconds = 0.0
@@ -173,6 +184,10 @@ class Recovery:
 
     def advance(self, loop: Requests) -> bool:
         """Go on with the recovery or move under way, if any. Returns whether there are stages to run requests on."""
+        if self.resting and loop.busy:
+            log.info("a request has come: the weights are loaded again")
+            self.resting = False
+            self._begin_move(PipelineLost("the weights are loaded again after a rest"))
         if self.due < math.inf:
             self._advance(loop)
         elif self.is_due_to_move(loop):
@@ -203,10 +218,27 @@ class Recovery:
         log.warning("hosts are back: stages move to them")
         self.parts.drop_stages()
         loop.vacate()
-        self._lost = PipelineLost("stages move to hosts that are back")
+        self._begin_move(PipelineLost("stages move to hosts that are back"))
+
+    def _begin_move(self, cause: PipelineLost) -> None:
+        """Begin to start stages that have not been lost; ``cause`` is what requests wait for."""
+        self._lost = cause
         self.reason, self._moving, self._asked_to_move = str(self._lost), True, False
         self._attempts, self._began_at = 0, self._clock.now()
         self.due = self._began_at
+
+    def rest(self, loop: Requests) -> None:
+        """End stages and drafter until a request comes. Nothing runs, waits or is lost now."""
+        log.info("no request has come for a while: the weights are freed until one comes")
+        self.parts.drop_all()
+        loop.vacate()
+        loop.draft_with(self.parts.drafter)
+        self._lost, self.resting = PipelineLost("the weights have been freed"), True
+
+    @property
+    def may_rest(self) -> bool:
+        """Whether stages are there, and nothing is lost or being started."""
+        return bool(self._timeout) and self._lost is None and self.due == math.inf
 
     def stop(self) -> None:
         """End the attempt under way and begin no other."""

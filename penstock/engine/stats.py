@@ -73,6 +73,8 @@ class EngineStats:
     """Seconds since the last result came; None before the first."""
     recovering: str | None
     """The loss in words, while requests wait for a replacement; None while they need not."""
+    resting: bool
+    """Whether the weights are freed until a request comes (``idle_timeout``)."""
     recoveries: int
     """Times that requests have waited for the replacement of a lost stage, and gone on."""
     recovery_seconds: float
@@ -171,6 +173,7 @@ class Counters(Observer):
             stage_heard_seconds_ago=[now - heard for heard in loop.pipeline.last_heartbeat],
             last_step_seconds_ago=None if self._last_result is None else now - self._last_result,
             recovering=None if recovery is None or loop.ended is not None else recovery.reason,
+            resting=recovery is not None and recovery.resting,
             recoveries=0 if recovery is None else recovery.recoveries,
             recovery_seconds=0.0 if recovery is None else recovery.recovery_seconds,
             drafter_losses=0 if recovery is None else recovery.drafter_losses,

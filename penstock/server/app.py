@@ -45,9 +45,9 @@ class StageHealth(BaseModel):
 
 class Health(BaseModel):
     """``ok``: a token was generated just now, or can be. ``recovering``: what was lost is being replaced, and requests
-    wait meanwhile. ``draining``: the server is being stopped."""
+    wait meanwhile. ``idle``: the weights are freed until a request comes. ``draining``: the server is being stopped."""
 
-    status: Literal["ok", "recovering", "draining", "unavailable"]
+    status: Literal["ok", "recovering", "idle", "draining", "unavailable"]
     reason: str | None
     stages: list[StageHealth]
     last_step_seconds_ago: float | None
@@ -66,9 +66,9 @@ def about_router(llm: AsyncLLM, gate: Gate, registry: CollectorRegistry) -> APIR
 
     @routes.get("/health", response_model=Health, responses={503: {"model": Health}})
     async def health() -> Response:
-        """200 if a token can be generated end to end, and while a lost stage is being replaced."""
+        """200 if a token can be generated end to end, while a lost stage is being replaced, and while idle."""
         found = await health_of(llm, gate)
-        return JSONResponse(found.model_dump(), 200 if found.status in ("ok", "recovering") else 503)
+        return JSONResponse(found.model_dump(), 200 if found.status in ("ok", "recovering", "idle") else 503)
 
     @routes.get("/metrics", response_class=Response, responses={200: METRICS, **error_responses(401)})
     async def metrics() -> Response:
@@ -91,7 +91,7 @@ METRICS = {"description": "Prometheus' text format.", "content": {"text/plain": 
 
 
 async def health_of(llm: AsyncLLM, gate: Gate) -> Health:
-    status: Literal["ok", "recovering", "draining", "unavailable"] = "ok"
+    status: Literal["ok", "recovering", "idle", "draining", "unavailable"] = "ok"
     reason = None
     try:
         await llm.check_health()
@@ -100,11 +100,13 @@ async def health_of(llm: AsyncLLM, gate: Gate) -> Health:
     stats = llm.stats()
     if stats.recovering is not None:
         status, reason = "recovering", stats.recovering
+    elif stats.resting:
+        status, reason = "idle", "the weights are freed until a request comes"
     if gate.draining:
         status, reason = "draining", "the server is shutting down"
     stages = [
         StageHealth(stage=number, heard_seconds_ago=seconds)
-        for number, seconds in enumerate(stats.stage_heard_seconds_ago)
+        for number, seconds in enumerate([] if stats.resting else stats.stage_heard_seconds_ago)
     ]
     return Health(status=status, reason=reason, stages=stages, last_step_seconds_ago=stats.last_step_seconds_ago)
 

@@ -83,7 +83,8 @@ async def serve(
     template: str | None,
 ) -> None:
     began = time.monotonic()
-    llm, _ = watched(partial(AsyncLLM, max_queue=settings.max_queue), options, LoadingLog())
+    make = partial(AsyncLLM, max_queue=settings.max_queue, idle_timeout=settings.idle_timeout)
+    llm, _ = watched(make, options, LoadingLog())
     try:
         if template is not None:
             llm.get_tokenizer().use_chat_template(template)

@@ -117,6 +117,8 @@ class EngineCollector(Collector):
         yield self._gauge("engine_up", "0 once the engine has ended.", float(stats.ended is None))
         recovering = float(stats.recovering is not None)
         yield self._gauge("engine_recovering", "1 while a lost stage is being replaced.", recovering)
+        resting = "1 while the weights are freed until a request comes (--idle-timeout)."
+        yield self._gauge("engine_resting", resting, float(stats.resting))
         if stats.last_step_seconds_ago is not None:
             yield self._gauge("last_step_age_seconds", "Since the engine's last step.", stats.last_step_seconds_ago)
         for name, (field, text) in COUNTERS.items():

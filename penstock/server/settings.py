@@ -82,6 +82,11 @@ class ServerSettings:
     max_queue: Annotated[int, Option("Most requests that wait; further ones are refused.", LIMITS)] = 256
     queue_timeout: Annotated[float, Option("Most seconds to wait.", LIMITS)] = 60.0
     request_timeout: Annotated[float, Option("Most seconds until a request's last token.", LIMITS)] = 600.0
+    idle_timeout: Annotated[
+        float | None,
+        Option("Seconds without a request after which weights are freed until the next one.", LIMITS, default="never"),
+    ] = None
+    """The next request waits for them to be loaded, as long as ``queue_timeout`` lets it."""
     drain_timeout: Annotated[float, Option("Seconds that requests may still take after SIGTERM.", LIMITS)] = 30.0
 
     def __post_init__(self) -> None:
@@ -90,6 +95,7 @@ class ServerSettings:
         check(all(self.api_keys), "api_key", "", "not empty")
         check_positive(self, "request_timeout", "queue_timeout", "body_timeout", "max_body_size")
         check_positive(self, "drain_timeout", or_zero=True)
+        check(self.idle_timeout is None or self.idle_timeout > 0, "idle_timeout", self.idle_timeout, "above 0")
         check(self.max_queue >= 1, "max_queue", self.max_queue, "at least 1")
         check(self.log_level in LEVELS, "log_level", self.log_level, f"one of {', '.join(LEVELS)}")
         check(self.seed is None or 0 <= self.seed < 2**63, "seed", self.seed, "between 0 and 2**63 - 1")

@@ -6,6 +6,7 @@ import asyncio
 import random
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +15,7 @@ import pytest
 
 from penstock import LLM, AsyncLLM, PipelineError, SamplingParams
 from penstock.checkpoint.checkpoint import open_checkpoint
+from penstock.core import ConfigError
 from penstock.engine.loop import Observer
 from penstock.pipeline.base import StagePlan
 from penstock.pipeline.forkserver import shared_fork_server
@@ -23,6 +25,7 @@ from tests.checkpoints import make_checkpoint
 from tests.conftest import noisy_copy
 from tests.processes import descendants
 from tests.proxies import Proxy
+from tests.serving import until
 from tests.unit.models.compiled.formats import FORMATS, MIXED
 
 pytestmark = pytest.mark.processes
@@ -265,3 +268,40 @@ def test_streams_pause_while_a_stage_is_replaced(target: Path, expected: dict[fl
             assert stats.recovery_seconds > 0
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("method", ["none", "ngram", "draft_model", "eagle3", "spd", "mtp"])
+def test_an_idle_engine_holds_no_process_and_goes_on_with_the_same_tokens(
+    target: Path, draft: Path, tmp_path: Path, expected: dict[float, list[list[int]]], method: str
+) -> None:
+    config = speculation(
+        target, draft, tmp_path, method, "continuous" if method in ("eagle3", "spd", "mtp") else "auto"
+    )
+
+    async def asked(engine: AsyncLLM) -> list[list[int]]:
+        streams = [engine.submit(prompt, one) for prompt, one in zip(PROMPTS, SAMPLED, strict=True)]
+        for stream in streams:
+            await stream.ended()
+        return [stream.output().outputs[0].token_ids for stream in streams]
+
+    async def through(engine: AsyncLLM) -> None:
+        for _ in range(2):
+            assert await asked(engine) == expected[0.8]
+            while not engine.stats().resting:
+                await asyncio.sleep(0.05)
+            assert len(processes()) == 1  # the fork server
+            await engine.check_health()
+            assert engine.stats().resting
+
+    options = {"pipeline_parallel_size": STAGES, "skip_tokenizer_init": True, "speculative_config": config}
+    with closing(AsyncLLM(str(target), idle_timeout=0.2, **options)) as engine:
+        asyncio.run(through(engine))
+        assert engine.stats().recoveries == 0
+
+
+def test_an_engine_that_rests_can_be_closed(target: Path) -> None:
+    options = {"skip_tokenizer_init": True, "speculative_config": None}
+    with closing(AsyncLLM(str(target), idle_timeout=0.05, **options)) as engine:
+        until(lambda: engine.stats().resting)
+    with pytest.raises(ConfigError, match="idle_timeout is 0; it has to be above 0"):
+        AsyncLLM(str(target), idle_timeout=0, **options)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.core import CheckpointChanged, FinishReason, PipelineError, PipelineLost
+from penstock.core import CheckpointChanged, FinishReason, PenstockError, PipelineError, PipelineLost
 from penstock.drafters.base import Drafter
 from penstock.drafters.merged import NgramDrafter
 from penstock.engine.loop import EngineLoop, Observer
@@ -70,6 +70,7 @@ class Stages:
         self.takes = takes
         self.failures = failures
         self.started: list[float] = []
+        self.dropped: list[float] = []
         self.starting = False
         self.pipeline = self._new()
         self.loop = EngineLoop(self.pipeline, None, Scheduler(self.pool, 8, 2, 60), self.clock)
@@ -88,6 +89,9 @@ class Stages:
 
     def drop_stages(self) -> None:
         self.out_of_place = False
+
+    def drop_all(self) -> None:
+        self.dropped.append(self.clock.now())
 
     def start(self) -> Generator[float | None]:
         self.started.append(self.clock.now())
@@ -410,3 +414,103 @@ def test_a_lost_drafter_is_replaced_while_requests_go_on() -> None:
     stages.run()
     assert tokens_of(request) == expected()
     assert (stages.recovery.drafter_losses, stages.recovery.recoveries) == (1, 0)
+
+
+IDLE: Final = 30.0
+
+
+def rested(takes: float = 2.0, failures: int = 0) -> Stages:
+    """Stages that rest after a request."""
+    stages = Stages(takes, failures)
+    stages.loop.idle_timeout = IDLE
+    stages.add(0)
+    stages.run()
+    at = stages.clock.now()
+    stages.loop.step()
+    assert stages.recovery.resting
+    assert stages.dropped == [at + IDLE]
+    return stages
+
+
+def test_an_idle_engine_rests_and_the_next_request_has_the_same_tokens() -> None:
+    stages = rested()
+    with pytest.raises(PenstockError, match="nothing is due"):  # it waits for nothing but a request
+        stages.loop.step()
+    at = stages.clock.now()
+    requests = [stages.add(1), stages.add(2)]
+    stages.loop.step()
+    assert not stages.recovery.resting
+    assert stages.recovery.reason == "the weights are loaded again after a rest"
+    stages.run()
+    assert [tokens_of(request) for request in requests] == [expected()] * 2
+    assert stages.started == [at]
+    assert (stages.recovery.reason, stages.recovery.recoveries) == (None, 0)
+    stages.loop.step()
+    assert len(stages.dropped) == 2
+
+
+def test_a_request_that_leaves_while_it_waits_for_the_weights_leaves() -> None:
+    stages = rested()
+    leaves = stages.add(1)
+    stages.loop.step()
+    stages.loop.abort(leaves)
+    stages.run()
+    assert leaves.finished is FinishReason.ABORT
+    while stages.recovery.reason is not None:
+        stages.loop.step()
+    stages.loop.step()
+    assert stages.recovery.resting
+
+
+def test_weights_that_cannot_be_loaded_again_count_as_lost() -> None:
+    stages = rested(failures=2)
+    request = stages.add(1)
+    stages.run()
+    assert tokens_of(request) == expected()
+    assert len(stages.started) == 3
+    stages = rested(failures=1000)
+    stages.add(1)
+    with pytest.raises(PipelineError, match="loaded again after a rest; no recovery within 100 s: no memory"):
+        stages.run()
+
+
+def test_nothing_rests_without_recovery_or_while_something_is_lost() -> None:
+    stages = Stages(takes=1000.0)
+    stages.recovery._timeout = 2000.0
+    stages.loop.idle_timeout = IDLE
+    leaves = stages.add(0)
+    stages.break_after(3)
+    stages.loop.step()
+    stages.loop.abort(leaves)
+    while stages.recovery.reason is not None:
+        stages.loop.step()
+    assert stages.clock.now() >= 1000
+    assert stages.dropped == []
+    never = Stages()
+    never.loop.recovery = Recovery(never, never.clock, 0.0)
+    never.loop.idle_timeout = IDLE
+    with pytest.raises(PenstockError, match="nothing is due"):
+        while not never.dropped:
+            never.loop.step()
+
+
+@settings(max_examples=60)
+@given(st.lists(st.floats(0, 3 * IDLE), max_size=8), st.floats(0, 2 * IDLE), st.randoms(use_true_random=False))
+def test_requests_at_any_moment_have_their_tokens(gaps: list[float], takes: float, rng: random.Random) -> None:
+    stages = Stages(takes)
+    stages.loop.idle_timeout = IDLE
+    requests = []
+    for number, gap in enumerate(gaps):
+        until = stages.clock.now() + gap
+        while stages.clock.now() < until and not stages.recovery.resting:
+            stages.loop.step()
+        requests.append(stages.add(number, rng.randrange(1, 12)))
+        if rng.random() < 0.5:
+            stages.run()
+        if rng.random() < 0.2 and requests[-1].finished is None:
+            stages.loop.abort(requests[-1])
+    stages.run()
+    for request in requests:
+        assert tokens_of(request) == expected()[: len(tokens_of(request))]
+        assert request.finished in (FinishReason.LENGTH, FinishReason.ABORT)
+        assert request.finished is FinishReason.ABORT or len(tokens_of(request)) == request.max_tokens

@@ -50,9 +50,10 @@ def replies(engine: Any, gate: Gate | None = None) -> tuple[Any, str]:
     [
         (Engine(FINE), 200, "ok", None),
         (Engine(replace(FINE, recovering=LOST)), 200, "recovering", LOST),
+        (Engine(replace(FINE, resting=True)), 200, "idle", "the weights are freed until a request comes"),
         (Engine(replace(FINE, ended="it was lost"), "it was lost"), 503, "unavailable", "it was lost"),
     ],
-    ids=["fine", "recovering", "ended"],
+    ids=["fine", "recovering", "idle", "ended"],
 )
 def test_health_says_what_is_lost_and_whether_that_will_pass(
     engine: Engine, status: int, word: str, reason: str | None
@@ -84,6 +85,7 @@ def test_recoveries_are_counted_with_their_seconds() -> None:
         'penstock:recovery_seconds_total{model_name="m"} 4.5',
         'penstock:drafter_losses_total{model_name="m"} 2.0',
         'penstock:engine_recovering{model_name="m"} 1.0',
+        'penstock:engine_resting{model_name="m"} 0.0',
         'penstock:engine_up{model_name="m"} 1.0',
     ):
         assert line in text
