@@ -98,7 +98,7 @@ def test_bits_and_token_ids_are_equal(processors: Processors, kind: str, part: s
 
 @pytest.mark.parametrize("kind", FORCED)
 def test_logits_of_every_format_are_near_and_in_16_bits_equal(processors: Processors, kind: str) -> None:
-    """Of float32 torch's cosines, exponentials and norms may be off by a last place, which 16 bits round away."""
+    """In float32 torch's cosines, exponentials and norms may be off by a last place, which 16 bits round away."""
     here, there = processors.here("layers"), processors.there(kind, "layers")
     assert here.keys() == there.keys()
     for name, numbers in here.items():
