@@ -1,6 +1,5 @@
-# Penstock's server. Never built or run by its authors, who had no Docker: see docs/how-to/clients.md.
-# Checked without it: both pip commands in a clean virtual environment (torch from the default index), that the entry
-# point serves the demo model from there, and the health check's command against it.
+# Penstock's server. No Docker has built or run it: its authors had none, see docs/how-to/clients.md.
+# `make test-image` does without Docker what stands here, stage by stage, and starts the server from that.
 #
 #     docker build -t penstock .
 #     docker run --init -p 127.0.0.1:8000:8000 penstock
@@ -14,6 +13,8 @@ COPY constraints.txt ./
 RUN python -m venv /opt/penstock \
     && /opt/penstock/bin/pip install --no-cache-dir ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} --constraint constraints.txt torch
 COPY pyproject.toml README.md LICENSE ./
+# The manual page is a part of the wheel.
+COPY docs/reference/penstock.1 docs/reference/
 COPY penstock penstock
 RUN /opt/penstock/bin/pip install --no-cache-dir --constraint constraints.txt .
 

@@ -11,18 +11,20 @@ PAGE := --page
 CLIENTS := $(VENV)/clients
 ARM := $(VENV)/arm
 STACKS := tests/stacks/requirements.txt tests/stacks/requirements-instructor.txt tests/stacks/package-lock.json
-# By a path, not by a finder, which a folder named penstock beside a script of one's own would hide.
-EDITABLE := --config-settings editable_mode=compat --editable
+# README.md and docs/start/install.md have the same line (tests/unit/test_install.py).
+INSTALL := pip install --constraint constraints.txt --editable
 
-.PHONY: demo test test-all test-page test-clients test-arm check figures clean
+.PHONY: install demo test test-all test-page test-clients test-arm test-image check figures wheel release clean
+
+install: $(VENV)/.installed
 
 demo: $(VENV)/.installed
 	$(BIN)/penstock demo
 
 test: $(VENV)/.installed-dev check
 	@: > $(SKIPS)
-	$(BIN)/python -m pytest -m "not processes and not stacks and not whole and not arm" --numprocesses auto --dist worksteal --skips=$(SKIPS)
-	$(BIN)/python -m pytest -m "processes and not page and not stacks and not whole and not arm" --numprocesses auto --maxprocesses 4 --dist worksteal --skips=$(SKIPS)
+	$(BIN)/python -m pytest -m "not processes and not stacks and not whole and not arm and not image" --numprocesses auto --dist worksteal --skips=$(SKIPS)
+	$(BIN)/python -m pytest -m "processes and not page and not stacks and not whole and not arm and not image" --numprocesses auto --maxprocesses 4 --dist worksteal --skips=$(SKIPS)
 	@echo 'NOT RUN: the web page in Chromium. To run it: apt-get install chromium, then make test-page'
 	@echo 'NOT RUN: the clients of other projects. To run them: apt-get install nodejs npm, then make test-clients'
 	@cat $(SKIPS)
@@ -44,6 +46,10 @@ test-arm: $(VENV)/.installed-dev
 	$(BIN)/python scripts/arm_root.py $(ARM)
 	$(BIN)/python -m pytest -m arm --arm=$(ARM) --skips=$(SKIPS) tests/arm
 
+# What the Dockerfile and compose.yaml say, done without Docker: as root on Linux, with a network.
+test-image: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -m image --image --skips=$(SKIPS) tests/integration/test_image.py
+
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -52,16 +58,23 @@ check: $(VENV)/.installed-dev
 figures: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks.figures
 
+wheel: $(VENV)/.installed-dev
+	$(BIN)/python -m scripts.release --wheel
+
+# make release VERSION=0.1.0; nothing leaves this machine.
+release: $(VENV)/.installed-dev
+	$(BIN)/python -m scripts.release $(VERSION)
+
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit("Penstock needs Python 3.11 or newer; set PYTHON=" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: $(BIN)/python $(SOURCES)
-	$(BIN)/pip install --quiet --constraint constraints.txt $(EDITABLE) .
+	$(BIN)/$(INSTALL) . --quiet
 	touch $@
 
 $(VENV)/.installed-dev: $(BIN)/python $(SOURCES)
-	$(BIN)/pip install --quiet --constraint constraints.txt $(EDITABLE) '.[dev]'
+	$(BIN)/$(INSTALL) '.[dev]' --quiet
 	touch $(VENV)/.installed $@
 
 $(CLIENTS)/.installed: $(STACKS)

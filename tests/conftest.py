@@ -47,6 +47,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--stacks", metavar="DIR", help="run the tests of other projects' clients, installed in this folder"
     )
     parser.addoption("--arm", metavar="DIR", help="run the tests under qemu too, in what scripts/arm_root.py has made")
+    parser.addoption("--image", action="store_true", help="run the tests of the container image too: they need root")
     parser.addoption("--skips", metavar="FILE", help="append the table of what was skipped to this file")
 
 
@@ -56,10 +57,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip the page's, the clients' and ARM's tests unless asked for, even where their programs are installed."""
+    """Skip the tests of page, clients, image and ARM unless asked for, even where their programs are installed."""
     reasons = {
         "page": "the page is tested by `make test-page`; needs `apt-get install chromium`",
         "stacks": "the clients are tested by `make test-clients`; needs `apt-get install nodejs npm`",
+        "image": "the image is tested by `make test-image`; needs root and a network",
         "arm": "ARM is tested by `make test-arm`; needs `apt-get install debootstrap qemu-user-static`",
     }
     for item in items:

@@ -22,7 +22,10 @@ COMMANDS: Final = {
     "rm": "Remove MODELs from this host; those of the hub's cache are removed for other programs, too.",
     "worker": "Lend this host to engines on others, for as long as it runs.",
     "keys": "Make the keys with which the hosts of a cluster know each other: new begins one, add HOST lets one in.",
-    "hosts": "List HOSTS on which workers run: devices, memory, cores, versions, and how far away they are.",
+    "hosts": (
+        "List HOSTS on which workers run: devices, memory, cores, versions, and how far away they are. 'hosts setup' "
+        "installs Penstock on some over ssh."
+    ),
     "doctor": "Measure this host, others and the links between them, and say what to change.",
     "rebalance": "Have a server's stages move back to hosts that are back now, not once no request runs.",
     "demo": "Watch the plain pipeline and Penstock write the same text on four emulated edge boards.",

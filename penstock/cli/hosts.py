@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
 
 from penstock.cli.options import AsJson, command, new_app
 from penstock.clients.api import Server
@@ -133,10 +137,55 @@ def add(*, options: AddOptions, folder: KeysFolder) -> None:
     add_host(options.host, options.listen, options.minutes, folder.keys)
 
 
+@keys_app.command()
+@command
+def request(*, folder: KeysFolder) -> None:
+    """On a new host: make its key, and print a request for `penstock keys sign`. The key stays where it is."""
+    from penstock.hosts.keys import request_membership
+
+    request_membership(folder.keys)
+
+
+@keys_app.command()
+@command
+def sign(*, folder: KeysFolder) -> None:
+    """Where the cluster was made: read a new host's request, and print the answer for `penstock keys accept`.
+
+    The host is a member then, so the request has to come from one that is to be.
+    """
+    from penstock.hosts.keys import membership_for
+
+    print(membership_for(sys.stdin.buffer.read(), folder.keys).decode(), end="")
+
+
+@keys_app.command()
+@command
+def accept(*, folder: KeysFolder) -> None:
+    """On a new host: read the answer to its request, and keep it, which makes the host a member."""
+    from penstock.hosts.keys import accept_membership
+
+    accept_membership(sys.stdin.buffer.read(), folder.keys)
+
+
 # ---------------------------------------------------------------------------------------------------------------- hosts
-# ``penstock hosts``: the hosts that answer, and their devices, memory and cores.
+# ``penstock hosts``: the hosts that answer, and their devices, memory and cores; ``setup`` installs Penstock on some.
 
 hosts_app = new_app()
+
+
+class HostsOrCommand(TyperGroup):
+    """A group whose own argument, HOSTS, may stand where a command's name does."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        names_command = bool(args) and args[0] in self.commands
+        # Options of the group may follow HOSTS; those behind a command's name are the command's.
+        ctx.allow_interspersed_args = not names_command
+        return super().parse_args(ctx, ["", *args] if names_command else args)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] not in self.commands:
+            ctx.fail(f"Got unexpected extra argument ({args[0]}); HOSTS have commas between")
+        return super().resolve_command(ctx, args)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,15 +211,61 @@ class ListingOptions:
     as_json: Annotated[bool, Option("Print JSON instead.", OUTPUT, names=("--json",))] = False
 
 
-@hosts_app.command()
+@hosts_app.callback(cls=HostsOrCommand, invoke_without_command=True)
 @command
-def hosts(*, options: ListingOptions) -> None:
+def hosts(*, context: typer.Context, options: ListingOptions) -> None:
+    if context.invoked_subcommand is not None:
+        return
     from penstock.hosts.listing import list_hosts, suggest_hosts
 
     if options.hosts is None:
         suggest_hosts(options.as_json)
         return
     list_hosts(options.hosts, options.keys, options.insecure, options.links, options.as_json)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SetupOptions:
+    """The hosts as ssh knows them, and what they get."""
+
+    hosts: Annotated[
+        tuple[str, ...],
+        Option("Hosts as ssh takes them, NAME or USER@NAME.", metavar="HOST...", positional=True),
+    ]
+    keys: Annotated[
+        str | None,
+        Option("The keys of this host, where the cluster was made.", SERVER, metavar="FOLDER", default=KEYS),
+    ] = None
+    insecure: Annotated[bool, Option("Give the hosts no keys: for a network that is private.", SERVER)] = False
+    ssh_config: Annotated[
+        str | None,
+        Option("Configuration for ssh and scp: ports, users, keys.", SERVER, metavar="FILE", default="ssh's own"),
+    ] = None
+    wheel: Annotated[
+        str | None,
+        Option("The wheel to install.", metavar="FILE", default="one of the Penstock that runs here"),
+    ] = None
+    python: Annotated[str, Option("Python of the hosts, 3.11 or newer, which makes the environment.")] = "python3"
+    pip_args: Annotated[
+        str,
+        Option("Options for pip there, such as the index that has torch for the hosts' devices.", default=""),
+    ] = ""
+    only_print: Annotated[bool, Option("Print the commands, and run none of them.", OUTPUT, names=("--print",))] = False
+
+
+@hosts_app.command("setup")
+@command
+def setup(*, options: SetupOptions) -> None:
+    """Install this Penstock on HOSTS over ssh, give them keys of this cluster, and print what starts their workers.
+
+    Each gets an environment of its own, ~/.local/share/penstock/venv, from a wheel that is copied there. It needs
+    Python 3.11 with venv, and a package index.
+    """
+    from penstock.hosts.installing import Setup, set_up
+
+    given = dict(vars(options))
+    hosts, only_print = given.pop("hosts"), given.pop("only_print")
+    set_up(hosts, Setup(**given), only_print)
 
 
 # --------------------------------------------------------------------------------------------------------------- doctor

@@ -12,6 +12,7 @@ import secrets
 import select
 import socket
 import ssl
+import sys
 import threading
 import time
 from collections import deque
@@ -482,7 +483,9 @@ def exactly(sealed: ssl.SSLSocket, count: int) -> bytes:
 
 
 # ----------------------------------------------------------------------------------------------------------- membership
-# The commands ``penstock keys new`` and ``penstock keys add``.
+# The commands ``penstock keys``: new and add; request, sign and accept, for hosts between which text is carried.
+#
+#     ssh HOST penstock keys request | penstock keys sign | ssh HOST penstock keys accept
 
 
 def folder_of(keys: str | None) -> Path:
@@ -511,3 +514,59 @@ def add_host(name: str, listen: str, minutes: float, keys: str | None) -> None:
         if not enrolment.serve(60 * minutes):
             raise ConfigError(f"keys: {name} has not come within {minutes:g} minutes; its token is void now")
     print(f"{name} has its keys.")
+
+
+def request_membership(keys: str | None) -> None:
+    """Make this host's key, and print a request for a certificate of it; print none where it is a member already.
+
+    Asked again before an answer has come, it prints a request for the same key.
+    """
+    folder = folder_of(keys)
+    if (folder / HOST).exists():
+        print(f"This host is a member already, with the keys in {folder}.", file=sys.stderr)
+        return
+    if (folder / HOST_KEY).exists():
+        key = own_key(folder)
+    else:
+        check_empty(folder)
+        key = new_key()
+        folder.mkdir(parents=True, exist_ok=True)
+        write_secret(folder / HOST_KEY, in_pem(key))
+    print(pem(request_of(key, platform.node())).decode(), end="")
+
+
+def membership_for(request: bytes, keys: str | None) -> bytes:
+    """The answer to a host's request: the authority's certificate and the host's own, in PEM. Raises ConfigError."""
+    if not request.strip():
+        raise ConfigError("keys: no request came; a host that is a member already makes none")
+    return b"".join(sign(folder_of(keys), request))
+
+
+def accept_membership(answer: bytes, keys: str | None) -> None:
+    """Keep what ``membership_for`` has answered. Raises ConfigError if it is none, or no answer to this host."""
+    folder = folder_of(keys)
+    if (folder / HOST).exists():
+        raise ConfigError(f"keys: {folder} holds keys already; remove the folder to join another cluster")
+    if not (folder / HOST_KEY).exists():
+        raise ConfigError("keys: this host has asked for nothing; `penstock keys request` does")
+    try:
+        authority, own = x509.load_pem_x509_certificates(answer)
+        own.verify_directly_issued_by(authority)
+        answers = own.public_key() == own_key(folder).public_key()
+    except (ValueError, TypeError, InvalidSignature) as error:
+        raise ConfigError("keys: this is no answer of `penstock keys sign`") from error
+    if not answers:
+        raise ConfigError("keys: this answers another host's request, or an earlier one")
+    encoding = serialization.Encoding.PEM
+    (folder / AUTHORITY).write_bytes(authority.public_bytes(encoding))
+    (folder / HOST).write_bytes(own.public_bytes(encoding))  # last: it marks a folder whose keys are complete
+
+
+def own_key(folder: Path) -> PrivateKey:
+    """The key that this host has made. Raises ConfigError if the file holds none."""
+    try:
+        key = serialization.load_pem_private_key((folder / HOST_KEY).read_bytes(), None)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"keys: {folder / HOST_KEY} cannot be read as a key; {ANEW}") from error
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    return key

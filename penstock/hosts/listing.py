@@ -54,7 +54,7 @@ class ListedHost(msgspec.Struct, frozen=True, kw_only=True):
 def suggest_hosts(as_json: bool) -> None:
     """Print the addresses that workers on this network announce. Raises ConfigError where zeroconf is missing."""
     require([LAN])
-    from penstock.hosts.worker import announced
+    from penstock.hosts.discovery import announced
 
     found = announced()
     if as_json:

@@ -1,4 +1,4 @@
-"""``penstock worker``: the process, its systemd unit, and its announcement on the LAN."""
+"""``penstock worker``: the process and its systemd unit."""
 
 from __future__ import annotations
 
@@ -8,13 +8,10 @@ import logging
 import platform
 import signal
 import sys
-import time
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Final
-
-from zeroconf import ServiceBrowser, ServiceInfo, ServiceStateChange, Zeroconf
+from typing import Final
 
 from penstock.config import FieldError, check
 from penstock.core import ConfigError
@@ -115,6 +112,8 @@ def run_worker(
         if head is not None:
             coming.enter_context(Joining(head, name, security, insecure))
         if announce:
+            from penstock.hosts.discovery import Announcement
+
             coming.enter_context(Announcement(name))
         agent.serve()
 
@@ -158,58 +157,3 @@ def print_unit(options: Mapping[str, object]) -> None:
         if value is not None and value is not False:
             words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
     print(unit_of(words), end="")
-
-
-# ------------------------------------------------------------------------------------------------------------ discovery
-# Finds workers on a LAN by multicast DNS: addresses to try, on which nothing relies.
-#
-# Anybody on the network can announce anything. The addresses are shown to a person, who names the hosts.
-
-SERVICE: Final = "_penstock._tcp.local."
-LOOK_S: Final = 3.0
-"""Seconds to wait for announcements, long enough for workers on a LAN to answer."""
-
-
-class Announcement:
-    """Announces on the network that a worker listens at ``address``, HOST:PORT in numbers, until ``close``."""
-
-    def __init__(self, address: str) -> None:
-        host, _, port = address.rpartition(":")
-        host = host.strip("[]")
-        self._zeroconf = Zeroconf(interfaces=[host])
-        name = f"penstock-{host}-{port}".replace(".", "-").replace(":", "-")
-        info = ServiceInfo(SERVICE, f"{name}.{SERVICE}", parsed_addresses=[host], port=int(port))
-        self._zeroconf.register_service(info, cooperating_responders=True)
-
-    def close(self) -> None:
-        self._zeroconf.close()
-
-    def __enter__(self) -> Announcement:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self.close()
-
-
-def announced(seconds: float = LOOK_S, **interfaces: Any) -> list[str]:
-    """The addresses (HOST:PORT) that are announced within ``seconds``, sorted."""
-    found: set[str] = set()
-
-    def heard(zeroconf: Zeroconf, service_type: str, name: str, state_change: ServiceStateChange) -> None:
-        if state_change is not ServiceStateChange.Removed:
-            info = zeroconf.get_service_info(service_type, name, timeout=round(1e3 * seconds))
-            found.update(addresses_of(info) if info is not None else ())
-
-    zeroconf = Zeroconf(**interfaces)
-    try:
-        ServiceBrowser(zeroconf, SERVICE, handlers=[heard])
-        time.sleep(seconds)
-    finally:
-        zeroconf.close()
-    return sorted(found)
-
-
-def addresses_of(info: ServiceInfo) -> list[str]:
-    """The addresses HOST:PORT of a service, rebuilt from its numbers: a stranger's text is never shown."""
-    addresses = (ipaddress.ip_address(one) for one in info.parsed_addresses())
-    return [f"[{one}]:{info.port}" if one.version == 6 else f"{one}:{info.port}" for one in addresses]
