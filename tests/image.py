@@ -34,6 +34,8 @@ cd "$1/merged"
 shift 2
 exec chroot "$@"
 """
+PYTHON: Final = "" if sys.base_prefix in ("/usr", "/usr/local") else sys.base_prefix
+"""This Python's folder, which a stage has as /usr/local; "" where it is there, or the system's own."""
 
 Instruction = tuple[str, str]
 
@@ -106,6 +108,14 @@ def patterns_in(text: str) -> list[str]:
     return [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
 
 
+def tracked() -> set[str]:
+    """The files of the checkout under version control; in a copy without it, those that are there."""
+    if not (ROOT / ".git").exists():
+        return {file.relative_to(ROOT).as_posix() for file in ROOT.rglob("*") if file.is_file()}
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
+    return set(listed.stdout.split("\0"))
+
+
 class Layer:
     """A stage's files, and the settings that its instructions have made."""
 
@@ -114,7 +124,8 @@ class Layer:
         for name in ("upper", "work", "merged"):
             (folder / name).mkdir(parents=True)
             (folder / name).chmod(0o755)  # whoever the stage's user is has to get in
-        self.environment = {"PATH": SYSTEM_PATH}
+        # The base image's linker knows its Python's library; here a system's own could come first.
+        self.environment = {"PATH": SYSTEM_PATH, **({"LD_LIBRARY_PATH": "/usr/local/lib"} if PYTHON else {})}
         self.user, self.where = "root", "/"
 
     @property
@@ -141,10 +152,9 @@ class Layer:
         """The command line that runs a command in the stage, as its user and in its folder."""
         home = "/root" if self.user == "root" else f"/home/{self.user}"
         variables = {"HOME": home, **self.environment, **(extra or {})}
-        prefix = "" if sys.base_prefix in ("/usr", "/usr/local") else sys.base_prefix
         apart = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", ENTER, "enter"]
         inside = ["env", "-i", "-C", self.where, *(f"{name}={value}" for name, value in variables.items())]
-        return [*apart, str(self.folder), prefix, f"--userspec={self.user}", ".", *inside, *command]
+        return [*apart, str(self.folder), PYTHON, f"--userspec={self.user}", ".", *inside, *command]
 
     def run(self, command: Sequence[str], extra: Mapping[str, str] | None = None) -> str:
         done = subprocess.run(self.words(command, extra), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

@@ -549,13 +549,13 @@ def accept_membership(answer: bytes, keys: str | None) -> None:
         raise ConfigError(f"keys: {folder} holds keys already; remove the folder to join another cluster")
     if not (folder / HOST_KEY).exists():
         raise ConfigError("keys: this host has asked for nothing; `penstock keys request` does")
+    key = own_key(folder)
     try:
         authority, own = x509.load_pem_x509_certificates(answer)
         own.verify_directly_issued_by(authority)
-        answers = own.public_key() == own_key(folder).public_key()
     except (ValueError, TypeError, InvalidSignature) as error:
         raise ConfigError("keys: this is no answer of `penstock keys sign`") from error
-    if not answers:
+    if own.public_key() != key.public_key():
         raise ConfigError("keys: this answers another host's request, or an earlier one")
     encoding = serialization.Encoding.PEM
     (folder / AUTHORITY).write_bytes(authority.public_bytes(encoding))

@@ -12,7 +12,7 @@ import yaml
 
 from penstock.cli.app import COMMANDS
 from scripts.cli_docs import commands
-from tests.image import ROOT, copy_of, fits, ignored, patterns_in, read
+from tests.image import ROOT, copy_of, fits, ignored, patterns_in, read, tracked
 
 LINE: Final = "pip install --constraint constraints.txt --editable ."
 PAGES: Final = ("README.md", "docs/start/install.md")
@@ -46,14 +46,6 @@ def test_there_is_no_other_editable_install_of_penstock() -> None:
 def test_an_editable_install_is_a_path_and_no_finder() -> None:
     """tests/integration/commands/test_wheel.py makes one."""
     assert PROJECT["tool"]["distutils"]["editable_wheel"] == {"mode": "compat"}
-
-
-def tracked() -> set[str]:
-    """The files of the checkout under version control; in a copy without it, those that are there."""
-    if not (ROOT / ".git").exists():
-        return {file.relative_to(ROOT).as_posix() for file in ROOT.rglob("*") if file.is_file()}
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
-    return set(listed.stdout.split("\0"))
 
 
 def copied() -> list[str]:

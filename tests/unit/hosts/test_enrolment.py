@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import socket
 import stat
 import subprocess
@@ -342,3 +343,44 @@ def test_a_folder_without_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert link_security(None) is None
     with pytest.raises(ConfigError, match="holds no keys of a host"):
         link_security(tmp_path)
+
+
+def test_text_that_is_carried_makes_a_member_too(
+    first: Path, tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    second = tmp_path / "second"
+    keys.request_membership(str(second))
+    request = capsysbinary.readouterr().out
+    keys.request_membership(str(second))
+    assert keys.name_in(capsysbinary.readouterr().out) == platform.node()
+    own = (second / "host.key").read_bytes()
+    keys.accept_membership(keys.membership_for(request, str(first)), str(second))
+    assert (second / "host.key").read_bytes() == own, "asked twice, it is the same key"
+    assert reached(security_of(first), security_of(second))
+    keys.request_membership(str(second))
+    assert capsysbinary.readouterr().out == b""
+
+
+def test_an_answer_is_for_one_request(first: Path, tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    second, third = tmp_path / "second", tmp_path / "third"
+    for folder in (second, third):
+        keys.request_membership(str(folder))
+    whole = capsysbinary.readouterr().out
+    request = whole[: whole.index(b"-----BEGIN", 1)]
+    answer = keys.membership_for(request, str(first))
+    with pytest.raises(ConfigError, match="answers another host's request"):
+        keys.accept_membership(answer, str(third))
+    for wrong in (b"", request, answer[: len(answer) // 2], answer[answer.index(b"-----BEGIN", 1) :]):
+        with pytest.raises(ConfigError, match="no answer of `penstock keys sign`"):
+            keys.accept_membership(wrong, str(second))
+    with pytest.raises(ConfigError, match="holds keys already"):
+        keys.accept_membership(answer, str(first))
+    with pytest.raises(ConfigError, match="asked for nothing"):
+        keys.accept_membership(answer, str(tmp_path / "fourth"))
+    with pytest.raises(ConfigError, match="no request came"):
+        keys.membership_for(b"\n", str(first))
+    with pytest.raises(ConfigError, match="no request for one"):
+        keys.membership_for(answer, str(first))
+    (second / "host.key").write_text("x")
+    with pytest.raises(ConfigError, match="cannot be read as a key"):
+        keys.accept_membership(answer, str(second))
