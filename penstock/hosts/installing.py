@@ -156,7 +156,7 @@ def steps_for(host: str, wheel: Path, python: str, pip: Sequence[str], ssh: Ssh)
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """What to do to every host. ``keys`` is the folder of this host's keys; hosts get none if ``insecure``."""
+    """The options, the same for every host. ``keys`` is the folder of this host's keys; hosts get none if ``insecure``."""
 
     wheel: str | None
     keys: str | None
@@ -215,7 +215,7 @@ def said(host: str, step: Step) -> None:
 
 
 def done(host: str, step: Step, given: bytes = b"") -> bytes:
-    """What a step's command prints. Raises PenstockError, in a line, if it fails."""
+    """The output of a step's command. Raises PenstockError, in a line, if it fails."""
     ended = subprocess.run(step.command, input=given, capture_output=True)
     if ended.returncode:
         lines = [line.strip() for line in ended.stderr.decode(errors="replace").splitlines() if line.strip()]

@@ -25,7 +25,7 @@ SERVICES: Final[dict[str, Any]] = COMPOSE["services"]
 
 
 def make(*arguments: str) -> str:
-    """What make would run."""
+    """The lines that make would run."""
     return subprocess.run(["make", "-n", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 
