@@ -1,7 +1,7 @@
 """Make a release, in one command that sends nothing anywhere: ``make release VERSION=0.1.0``.
 
-The version is in ``penstock/__init__.py`` alone. The first heading of the changelog, "## 0.1.0 (unreleased)", gets it and
-the day. Wheel and sdist are built from the files under version control, checked, and the wheel is tried in a clean
+The version is in ``penstock/__init__.py`` alone. The first heading of the changelog, "## 0.1.0 (unreleased)", gets it
+and the day. Wheel and sdist are built from the files under version control, checked, and the wheel is tried in a clean
 environment with the shipped models. Then comes a commit with a tag. Whatever fails leaves the checkout as it was.
 """
 

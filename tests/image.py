@@ -32,7 +32,8 @@ mount -t proc proc "$1/merged/proc"
 [ -z "$2" ] || mount --bind "$2" "$1/merged/usr/local"
 cd "$1/merged"
 shift 2
-exec chroot "$@"
+# The shell stays, as the first process of its namespace: a user that is changed to would not end with unshare.
+chroot "$@"; exit "$?"
 """
 PYTHON: Final = "" if sys.base_prefix in ("/usr", "/usr/local") else sys.base_prefix
 """This Python's folder, which a stage has as /usr/local; "" where it is there, or the system's own."""

@@ -156,7 +156,7 @@ def steps_for(host: str, wheel: Path, python: str, pip: Sequence[str], ssh: Ssh)
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """The options, the same for every host. ``keys`` is the folder of this host's keys; hosts get none if ``insecure``."""
+    """The options. ``keys`` is the folder of this host's keys; the others get none if ``insecure``."""
 
     wheel: str | None
     keys: str | None
