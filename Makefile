@@ -27,6 +27,7 @@ test: $(VENV)/.installed-dev check
 	$(BIN)/python -m pytest -m "processes and not page and not stacks and not whole and not arm and not image" --numprocesses auto --maxprocesses 4 --dist worksteal --skips=$(SKIPS)
 	@echo 'NOT RUN: the web page in Chromium. To run it: apt-get install chromium, then make test-page'
 	@echo 'NOT RUN: the clients of other projects. To run them: apt-get install nodejs npm, then make test-clients'
+	@echo 'NOT RUN: the container image, made without Docker. To run it, as root on Linux: make test-image'
 	@cat $(SKIPS)
 
 # The matrices from which the tests above sample.
