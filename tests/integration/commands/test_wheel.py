@@ -94,7 +94,19 @@ def test_it_runs_by_itself(place: Path) -> None:
     where = run(place, "python", "-c", "import penstock; print(penstock.__file__)").strip()
     assert Path(where).is_relative_to(place)
     assert run(place, "penstock", "--version") == f"penstock {penstock.__version__}\n"
-    options = ("--model", "demo", "--max-tokens", "8", "-pp", "2", "--draft-model", "demo", "--json")
+    options = (
+        "--model",
+        "demo",
+        "--max-tokens",
+        "8",
+        "--temperature",
+        "0",
+        "-pp",
+        "2",
+        "--draft-model",
+        "demo",
+        "--json",
+    )
     assert json.loads(run(place, "penstock", "generate", "import os", *options))["metrics"]["tokens"] == 8
 
 

@@ -139,8 +139,10 @@ def test_a_host_is_set_up_and_its_worker_used(sshd: Sshd, tmp_path: Path, capsys
         (("second", "--python", "python2.7"), "host second: finding Python failed ("),
     ],
 )
-def test_a_step_that_fails_is_named(sshd: Sshd, words: tuple[str, ...], error: str) -> None:
-    told = penstock("hosts", "setup", "--insecure", "--ssh-config", str(sshd.config), *words)
+def test_a_step_that_fails_is_named(sshd: Sshd, words: tuple[str, ...], error: str, tmp_path: Path) -> None:
+    (never_copied := tmp_path / "never-copied.whl").touch()
+    given = ("--insecure", "--ssh-config", str(sshd.config), "--wheel", str(never_copied))
+    told = penstock("hosts", "setup", *given, *words)
     assert told.returncode == 1
     last = told.stderr.splitlines()[-1]
     assert last.startswith(f"penstock: error: {error}"), told.stderr
