@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -238,11 +239,11 @@ class SetupOptions:
     ] = None
     insecure: Annotated[bool, Option("Give the hosts no keys: for a network that is private.", SERVER)] = False
     ssh_config: Annotated[
-        str | None,
+        Path | None,
         Option("Configuration for ssh and scp: ports, users, keys.", SERVER, metavar="FILE", default="ssh's own"),
     ] = None
     wheel: Annotated[
-        str | None,
+        Path | None,
         Option("The wheel to install.", metavar="FILE", default="one of the Penstock that runs here"),
     ] = None
     python: Annotated[str, Option("Python of the hosts, 3.11 or newer, which makes the environment.")] = "python3"

@@ -97,7 +97,7 @@ SAME: Final = ("torch", "transformers")
 class Ssh:
     """The programs ssh and scp, with the configuration file that both are to read, if any."""
 
-    config: str | None = None
+    config: Path | None = None
 
     def run(self, host: str, *words: str) -> list[str]:
         return ["ssh", *self._options, "--", host, shlex.join(words)]
@@ -116,7 +116,7 @@ class Ssh:
 
     @property
     def _options(self) -> list[str]:
-        return [] if self.config is None else ["-F", self.config]
+        return [] if self.config is None else ["-F", str(self.config)]
 
 
 @dataclass(frozen=True)
@@ -158,12 +158,12 @@ def steps_for(host: str, wheel: Path, python: str, pip: Sequence[str], ssh: Ssh)
 class Setup:
     """The options. ``keys`` is the folder of this host's keys; the others get none if ``insecure``."""
 
-    wheel: str | None
+    wheel: Path | None
     keys: str | None
     insecure: bool
     python: str
     pip_args: str
-    ssh_config: str | None
+    ssh_config: Path | None
 
 
 def set_up(hosts: Sequence[str], setup: Setup, only_print: bool) -> None:
@@ -201,11 +201,10 @@ def words_of(pip_args: str) -> list[str]:
         raise FieldError("pip_args", f"is {pip_args!r}: {error}") from error
 
 
-def existing(wheel: str) -> Path:
-    file = Path(wheel).expanduser()
-    if not file.is_file() or file.suffix != ".whl":
-        raise FieldError("wheel", f"is {wheel!r}, which is no wheel's file")
-    return file
+def existing(wheel: Path) -> Path:
+    if not wheel.is_file() or wheel.suffix != ".whl":
+        raise FieldError("wheel", f"is {str(wheel)!r}, which is no wheel's file")
+    return wheel
 
 
 def said(host: str, step: Step) -> None:

@@ -117,7 +117,7 @@ def test_a_host_is_set_up_and_its_worker_used(sshd: Sshd, tmp_path: Path, capsys
     first = penstock("hosts", "setup", "--ssh-config", str(sshd.config), *keys, "second")
     assert first.returncode == 0, first.stderr
     assert first.stderr.splitlines()[-1] == "second: making its key"
-    give_keys("second", keys[1], Ssh(str(sshd.config)))
+    give_keys("second", keys[1], Ssh(sshd.config))
     assert capsys.readouterr().err.splitlines()[-1] == "second: it has keys already, which stay"
     assert not (sshd.home / ".config/penstock/keys/authority.key").exists()
     line = shlex.split(first.stdout, comments=True)

@@ -30,6 +30,7 @@ BESIDE: Final[dict[str, tuple[str, ...]]] = {
     "bench quality": ("--prompts", str(DEMO / "prompts.jsonl")),
     "bench serve": ("--url", "http://127.0.0.1:1"),
     "generate": ("x",),
+    "hosts setup": ("b",),
     "keys add": ("second", "--listen", "127.0.0.1"),
     "plan": ("--cluster", "demo"),
     "simulate": ("--cluster", "demo"),

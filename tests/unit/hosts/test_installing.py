@@ -71,7 +71,7 @@ def test_the_commands_are_printed_and_none_is_run(
 
 
 def test_hosts_get_the_versions_of_this_one(wheel: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = Setup(**{**vars(HERE), "wheel": str(wheel), "pip_args": "--index-url 'http://a b'", "python": "py 3"})
+    options = Setup(**{**vars(HERE), "wheel": wheel, "pip_args": "--index-url 'http://a b'", "python": "py 3"})
     set_up(["b"], options, only_print=True)
     lines = [shlex.split(line, comments=True) for line in capsys.readouterr().out.splitlines()]
     there = [shlex.split(line[-1]) for line in lines if line[0] == "ssh"]
@@ -96,7 +96,7 @@ def test_what_is_missing_here_is_said_before_anything_runs(
     with pytest.raises(ConfigError, match="`penstock keys new` makes one"):
         set_up(["b"], without, only_print=True)
     with pytest.raises(FieldError, match="no wheel's file"):
-        set_up(["b"], Setup(**{**vars(HERE), "wheel": "nowhere.whl"}), only_print=True)
+        set_up(["b"], Setup(**{**vars(HERE), "wheel": Path("nowhere.whl")}), only_print=True)
     with pytest.raises(FieldError, match="pip_args is "):
         set_up(["b"], Setup(**{**vars(HERE), "pip_args": "'"}), only_print=True)
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -122,10 +122,10 @@ def test_a_hosts_name_may_be_one_of_sshs_configuration(monkeypatch: pytest.Monke
     program.write_text('#!/bin/sh\n[ "$*" = "-F file -G -- me@b" ] && echo "user me\nhostname 10.0.0.2\nport 22"\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
-    assert Ssh("file").address("me@b") == "10.0.0.2"
+    assert Ssh(Path("file")).address("me@b") == "10.0.0.2"
     assert Ssh().address("me@b") == "b"
     monkeypatch.setattr(installing.shutil, "which", lambda name: None)
-    assert Ssh("file").address("me@b") == "b"
+    assert Ssh(Path("file")).address("me@b") == "b"
 
 
 def test_hosts_may_still_be_listed_by_their_names() -> None:
