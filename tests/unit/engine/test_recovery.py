@@ -489,7 +489,7 @@ def test_nothing_rests_without_recovery_or_while_something_is_lost() -> None:
     never = Stages()
     never.loop.recovery = Recovery(never, never.clock, 0.0)
     never.loop.idle_timeout = IDLE
-    with pytest.raises(PenstockError, match="nothing is due"):
+    with pytest.raises(PenstockError, match="nothing is due"):  # noqa: PT012
         while not never.dropped:
             never.loop.step()
 
