@@ -1,11 +1,12 @@
-"""Terminal output: tables of figures, and progress bars."""
+"""A terminal: tables of figures, progress bars, and the editor of a line that a person types."""
 
 from __future__ import annotations
 
+import os
 import threading
 from copy import copy
 from datetime import timedelta
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -23,6 +24,9 @@ from rich.progress import (
 )
 from rich.table import Column, Table
 from rich.text import Text
+
+if TYPE_CHECKING:
+    from prompt_toolkit import PromptSession
 
 # --------------------------------------------------------------------------------------------------------------- tables
 # Tables of figures on a terminal: as many whole columns as its width has room for.
@@ -153,3 +157,27 @@ def line_of(task: Task) -> str:
     if task.time_remaining is not None and not task.finished:
         parts.append(f"about {timedelta(seconds=int(task.time_remaining))} to go")
     return ", ".join(parts)
+
+
+# --------------------------------------------------------------------------------------------------------- line editor
+# Reads what a person types. A paste of several lines is one input: the terminal marks it (bracketed paste).
+
+
+def line_editor(to: TextIO) -> PromptSession[str]:
+    """A line editor on the terminal ``to``, with arrow keys and a history. Alt-Enter starts another line.
+
+    Python's ``readline`` would not do: many builds link it against libedit, which takes every pasted line for an input.
+    """
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+    from prompt_toolkit.output.vt100 import Vt100_Output
+
+    keys = KeyBindings()
+
+    @keys.add("escape", "enter")
+    def start_line(event: KeyPressEvent) -> None:
+        event.current_buffer.insert_text("\n")
+
+    output = Vt100_Output.from_pty(to, term=os.environ.get("TERM"))
+    output.enable_cpr = False  # no question about the cursor's place: some terminals never answer it
+    return PromptSession(key_bindings=keys, output=output, prompt_continuation="  ")
