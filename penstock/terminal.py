@@ -39,32 +39,38 @@ WIDE: Final = 10_000
 class FiguresTable(Table):
     """A table with a column of names, then one for each kind of figure. Columns without room are left out, last first.
 
-    A line below the table names the missing columns.
+    Columns whose headings are in ``always`` are left out after all others. A line below the table names the missing
+    columns.
     """
 
-    def __init__(self, names: str, *headings: str, title: str | None = None) -> None:
+    def __init__(
+        self, names: str, *headings: str, title: str | None = None, always: frozenset[str] = frozenset()
+    ) -> None:
         super().__init__(title=title and escape(title), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
         self.add_column(names, overflow="fold")
         for heading in headings:
             self.add_column(heading, justify="right", no_wrap=True)
+        self._always = always
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        count = self._fitting(console, options)
-        yield from Table.__rich_console__(self._with(self.columns[:count]), console, options)
-        if missing := self.columns[count:]:
+        shown = self._fitting(console, options)
+        yield from Table.__rich_console__(self._with(shown), console, options)
+        if missing := [column for column in self.columns if all(column is not one for one in shown)]:
             names = ", ".join(in_one_line(column) for column in missing)
             yield Text(f"Not shown in {options.max_width} columns: {names}.", style="dim")
 
-    def _fitting(self, console: Console, options: ConsoleOptions) -> int:
-        """How many columns fit, the column of names among them."""
+    def _fitting(self, console: Console, options: ConsoleOptions) -> list[Column]:
+        """The columns that fit, in their order, the column of names first."""
         names = copy(self.columns[0])
         names.max_width = LONGEST_NAME
         wide = options.update(width=WIDE)
-        for count in range(len(self.columns), 1, -1):
-            table = self._with([names, *self.columns[1:count]])
-            if Table.__rich_measure__(table, console, wide).maximum <= options.max_width:
-                return count
-        return 1
+        shown = list(self.columns)
+        leaving = self.columns[:0:-1]
+        for column in sorted(leaving, key=lambda one: one.header in self._always):
+            if Table.__rich_measure__(self._with([names, *shown[1:]]), console, wide).maximum <= options.max_width:
+                break
+            shown.remove(column)
+        return shown
 
     def _with(self, columns: list[Column]) -> FiguresTable:
         table = copy(self)

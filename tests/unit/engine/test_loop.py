@@ -207,7 +207,7 @@ class Broken(Collected):
     def append(self, pick: SampledToken, at: float) -> FinishReason | None:
         raise ValueError("no such character")
 
-    def finish(self, reason: FinishReason, at: float) -> None:
+    def finish(self, reason: FinishReason, at: float, plain_s: float = 0.0) -> None:
         raise ValueError("no such character")
 
 
