@@ -6,9 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from penstock.cluster.timing import MAX_OVERRUNS
 from penstock.estimates.drafts import DraftQuality, DraftTiming, Experience
 from penstock.estimates.pipeline import PipelineTimes, RoundTrips
-from penstock.estimates.times import BatchTimes
+from penstock.estimates.times import BatchTimes, running_mean
 from penstock.estimates.trials import PLAIN_TOKENS, Trials
 from penstock.messages import Result
 from penstock.tree import Node, TokenTree
@@ -18,6 +19,9 @@ from penstock.tree import Node, TokenTree
 
 OTHER: Final = 1.25
 """Ratio of round-trip times above which the host or its load must have changed; below it may be chance."""
+
+FEW_PASSES: Final = 1 / 64
+"""Weight of a stage's newest pass in the fraction of passes that took longer than modelled."""
 
 
 class Estimates:
@@ -39,6 +43,8 @@ class Estimates:
     ) -> None:
         self._stages = stages
         self._modelled_plain_s = modelled_plain_s
+        self._overruns = 0.0
+        """Fraction of the last passes of emulated devices that really took longer than modelled."""
         self._slowed = slowed
         self.drafts = DraftQuality()
         self.drafter = BatchTimes(contended)
@@ -102,7 +108,8 @@ class Estimates:
         """Seconds per token of one request without drafts: of the modelled devices, or as measured in this run; 0 while
         that is not known."""
         if self._modelled_plain_s:
-            return self._modelled_plain_s
+            # Where this host does not keep up with the devices, plain decoding would not reach their times either.
+            return self._modelled_plain_s if self._overruns <= MAX_OVERRUNS else 0.0
         trips = self.round_trips
         # A single round trip may be the first after a pause, and slow by chance.
         return self.trials.plain_s or (trips.alone_s if trips.times_alone >= PLAIN_TOKENS else 0.0)
@@ -126,6 +133,9 @@ class Estimates:
             self.pipeline.record_spans(result.spans)
         if self.trials.contended and self._stages != 1:
             self.pipeline.record_overlap(result.spans)
+        for span in result.spans:
+            if span.overrun is not None:
+                self._overruns = running_mean(self._overruns, span.overrun, FEW_PASSES)
         self.pipeline.rests(self.trials.plainly)
         self.round_trips.record_result(result, now)
         if self._kept_alone_s and self.round_trips.alone_s:

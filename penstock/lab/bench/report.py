@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, Final
 from rich.markup import escape
 from rich.table import Table
 
+from penstock.cluster.timing import MAX_OVERRUNS
 from penstock.lab.bench.comparison import SmallModel
 from penstock.lab.bench.meter import Bar, Timeline
 from penstock.lab.bench.peers import PeerRun
-from penstock.lab.bench.summary import MAX_OVERRUNS, StrategyRun, first_token_remark
+from penstock.lab.bench.summary import StrategyRun, first_token_remark
 from penstock.lab.common import (
     CONFIDENCE,
     Image,

@@ -57,6 +57,7 @@ export class Meter {
     const { prompt_tokens: prompt, completion_tokens: tokens } = this._usage ?? {};
     if (this._reason !== "length") return { kind: "early", words: `Ended early: ${this._reason}.` };
     if (prompt + tokens >= longest) return { kind: "full", words: `The context is full: ${longest} tokens.` };
-    return { kind: "cut", words: tokens ? `Cut at ${tokens} tokens.` : "Cut at the limit on tokens.", tokens };
+    const at = tokens ? `${tokens} tokens` : "the limit on tokens";
+    return { kind: "cut", words: `Cut at ${at}; Max tokens, in Settings, allows more.`, tokens };
   }
 }
