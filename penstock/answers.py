@@ -11,7 +11,7 @@ USUAL: Final = (None, "stop", "tool_calls", "function_call")
 EXACT: Final = "Drafts change the speed alone: the text is the one that plain decoding gives, token for token."
 NEARLY: Final = f"{EXACT[:-1]}, unless rounding decides between two that are nearly tied."
 MEANINGS: Final = {"exact": EXACT, "fast": NEARLY}
-"""What the same text means, by the engine's numerics (``LLM.numerics``)."""
+"""The meaning of exactness, by the engine's numerics (``LLM.numerics``)."""
 
 
 def end_of(finish_reason: str | None, prompt_tokens: int, tokens: int, longest: int | None) -> str | None:

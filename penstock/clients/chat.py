@@ -461,7 +461,7 @@ class Chat:
         self._longest = longest if isinstance(longest, int) else None
         """Most tokens of a conversation with its answer; None if the server does not say."""
         self._meaning = MEANINGS.get(str(card.get("numerics")), "")
-        """What exactness means, until it has been said; "" afterwards, and where the server states no numerics."""
+        """The meaning of exactness, until it has been said; "" afterwards, and where the server states no numerics."""
 
     def run(self) -> None:
         sampling = [self._conversation.sampling] if self._conversation.sampling else []
