@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from copy import copy
 from datetime import timedelta
@@ -64,12 +65,12 @@ class FiguresTable(Table):
         names = copy(self.columns[0])
         names.max_width = LONGEST_NAME
         wide = options.update(width=WIDE)
-        shown = list(self.columns)
+        shown = self.columns
         leaving = self.columns[:0:-1]
         for column in sorted(leaving, key=lambda one: one.header in self._always):
             if Table.__rich_measure__(self._with([names, *shown[1:]]), console, wide).maximum <= options.max_width:
                 break
-            shown.remove(column)
+            shown = [one for one in shown if one is not column]
         return shown
 
     def _with(self, columns: list[Column]) -> FiguresTable:
@@ -169,15 +170,38 @@ def line_of(task: Task) -> str:
 # Reads what a person types. A paste of several lines is one input: the terminal marks it (bracketed paste).
 
 
-def line_editor(to: TextIO) -> PromptSession[str]:
+class LineEditor:
     """A line editor on the terminal ``to``, with arrow keys and a history. Alt-Enter starts another line.
 
     Python's ``readline`` would not do: many builds link it against libedit, which takes every pasted line for an input.
     """
+
+    def __init__(self, to: TextIO) -> None:
+        self._to = to
+        self._session = editing(to)
+
+    def read(self, prompt: str) -> str | None:
+        """The input, without the line feeds that end a paste; None where the person leaves with Ctrl-D."""
+        try:
+            if self._session is not None:
+                return self._session.prompt([("bold", prompt)]).rstrip("\n")
+        except EOFError:
+            return None
+        self._to.write(prompt)
+        self._to.flush()
+        line = sys.stdin.readline()
+        return line.rstrip("\n") if line else None
+
+
+def editing(to: TextIO) -> PromptSession[str] | None:
+    """The session of prompts on the terminal ``to``; None on one that cannot move its cursor."""
     from prompt_toolkit import PromptSession
     from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
     from prompt_toolkit.output.vt100 import Vt100_Output
+    from prompt_toolkit.utils import is_dumb_terminal
 
+    if is_dumb_terminal():
+        return None
     keys = KeyBindings()
 
     @keys.add("escape", "enter")

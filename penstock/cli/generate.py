@@ -20,7 +20,7 @@ from penstock.engine.options import EngineOptions, PipelineOptions
 from penstock.files import NAMED_PIPE, is_named_pipe
 from penstock.generate import Asked
 from penstock.options import OUTPUT, PROMPT, SAMPLING, Option
-from penstock.terminal import line_editor
+from penstock.terminal import LineEditor
 from penstock.text.chat import Conversation, read_conversation, read_template
 
 CHECKPOINTS: Final = "the checkpoint's"
@@ -191,10 +191,8 @@ def read_prompt(argument: str | None) -> str:
 def asked_for() -> str:
     """The prompt that a person types on the terminal; "" where the person leaves with Ctrl-D."""
     # Standard output may be a file that is to have the answer alone.
-    editor, text = line_editor(sys.stderr), ""
-    try:
-        while not text.strip():
-            text = editor.prompt([("bold", "Prompt: ")])
-    except EOFError:
-        return ""
-    return text
+    editor = LineEditor(sys.stderr)
+    while (text := editor.read("Prompt: ")) is not None:
+        if text.strip():
+            return text
+    return ""

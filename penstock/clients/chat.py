@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, Final, Protocol
+from typing import Annotated, Any, Final, Protocol
 
 import httpx
 from httpx_sse import EventSource
@@ -36,10 +36,7 @@ from penstock.clients.api import (
 from penstock.config import nearest
 from penstock.core import RequestError
 from penstock.options import Option
-from penstock.terminal import line_editor
-
-if TYPE_CHECKING:
-    from prompt_toolkit import PromptSession
+from penstock.terminal import LineEditor
 
 # --------------------------------------------------------------------------------------------------------- conversation
 # A chat's state between turns: its messages, system prompt and sampling settings.
@@ -273,15 +270,11 @@ class RichScreen:
         self._console = console or Console(highlight=False)
 
     def read(self, prompt: str) -> str | None:
-        try:
-            # The line feed that ends a paste is no part of the message: it would make "/help" a text.
-            return self._editor.prompt([("bold", prompt)]).rstrip("\n")
-        except EOFError:
-            return None
+        return self._editor.read(prompt)
 
     @cached_property
-    def _editor(self) -> PromptSession[str]:
-        return line_editor(sys.stdout)
+    def _editor(self) -> LineEditor:
+        return LineEditor(sys.stdout)
 
     @contextmanager
     def answering(self) -> Iterator[Callable[[str], None]]:

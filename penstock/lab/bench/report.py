@@ -264,22 +264,22 @@ def markdown_of(runs: Sequence[StrategyRun], small: Sequence[SmallModel]) -> str
 def headlines(runs: Sequence[StrategyRun]) -> list[str]:
     """A sentence on every strategy, as ``auto: 3.97 times as fast as plain, all texts identical``.
 
-    Where there are several settings each sentence begins with its own.
+    Where there are several settings each sentence names its own.
     """
     settings = by_setting(runs)
     found = []
     for setting, some in settings.items():
-        where = f"{setting}: " if len(settings) > 1 else ""
-        found += [f"{where}{headline(run)}" for run in some if strategy_of(run.strategy) != PLAIN]
+        where = f" ({setting})" if len(settings) > 1 else ""
+        found += [headline(run, where) for run in some if strategy_of(run.strategy) != PLAIN]
     return found
 
 
-def headline(run: StrategyRun) -> str:
-    gain = (
-        "nothing to time" if run.wall_clock_speedup is None else f"{run.wall_clock_speedup:.2f} times as fast as plain"
-    )
-    texts = "all texts identical" if run.identical_to_autoregressive else "but texts DIFFER, which they never should"
-    return f"{run.strategy}: {gain}, {texts}" + ("" if run.valid or not run.emulated else "; NOT VALID, see below")
+def headline(run: StrategyRun, where: str) -> str:
+    speedup = run.wall_clock_speedup
+    gain = "nothing to time" if speedup is None else f"{speedup:.2f} times as fast as plain"
+    texts = "all texts identical" if run.identical_to_autoregressive else "but NOT all texts identical"
+    doubt = "; NOT VALID, see below" if run.emulated and not run.valid else ""
+    return f"{run.strategy}{where}: {gain}, {texts}{doubt}"
 
 
 def remarks(runs: Sequence[StrategyRun], small: Sequence[SmallModel] = (), peers: Sequence[PeerRun] = ()) -> list[str]:

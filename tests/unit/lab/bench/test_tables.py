@@ -46,11 +46,11 @@ def test_a_sentence_comes_first() -> None:
     differing = a_run("pipedec", 9.0, wall_clock_speedup=3.97, identical_to_autoregressive=False)
     assert headlines([PLAIN, SWEPT, differing]) == [
         "pipedec[width=4]: 4.50 times as fast as plain, all texts identical",
-        "pipedec: 3.97 times as fast as plain, but texts DIFFER, which they never should",
+        "pipedec: 3.97 times as fast as plain, but NOT all texts identical",
     ]
     slow = a_run("auto", 9.0, temperature=1.0, wall_clock_speedup=0.5, overrun_fraction=0.06)
     assert headlines([PLAIN, slow]) == [
-        "chat, T = 1: auto: 0.50 times as fast as plain, all texts identical; NOT VALID, see below"
+        "auto (chat, T = 1): 0.50 times as fast as plain, all texts identical; NOT VALID, see below"
     ]
 
 
