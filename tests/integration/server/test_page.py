@@ -105,7 +105,7 @@ class Visitor:
     def set(self, **values: float | str) -> None:
         settings = self.page.locator("#settings")
         if settings.get_attribute("open") is None:
-            self.page.get_by_text("Settings").click()
+            self.page.locator("#settings summary").click()
         for name, value in values.items():
             self.page.locator(f"[name={name}]").fill(str(value))
 
@@ -573,7 +573,7 @@ def test_an_answer_says_its_gain_and_why_it_was_cut_with_the_way_on(visit: Visit
     full = {"prompt_tokens": 2024, "completion_tokens": 24}
     asked(page, "two", "Second.", finish_reason="length", usage=full, metrics=metrics)
     expect(page.locator(".meaning")).to_have_count(0)
-    expect(page.locator(".end").last).to_contain_text("The context is full: 2048 tokens.")
+    expect(page.locator(".end").last).to_contain_text("The context is full: 2048 tokens;")
     page.locator(".end").last.get_by_role("button", name="New chat").click()
     expect(page.locator(".message")).to_have_count(0)
     asked(page, "three", "Third.", usage=usage)
@@ -602,7 +602,7 @@ def test_chats_outlive_a_reload_until_they_are_forgotten(visit: Visit) -> None:
     expect(page.locator(".who h3").first).to_have_text("You")
     page.get_by_role("button", name="New chat").click()
     page.on("dialog", lambda dialog: dialog.accept())
-    page.get_by_text("Settings").click()
+    page.locator("#settings summary").click()
     page.get_by_role("button", name="Forget all chats").click()
     expect(page.locator("#earlier")).to_be_hidden()
     page.reload()

@@ -17,7 +17,7 @@ const earlier = document.getElementById("earlier");
 const modes = document.querySelectorAll("input[name=mode]");
 const PLACEHOLDERS = { chat: "Message the model", complete: "The beginning of a text" };
 const TITLES = { chat: "New chat", complete: "New text" };
-const EARLIER = { chat: "Earlier chats", complete: "Earlier texts" };
+const EARLIER = "Earlier";
 const FORGET = "Forget all chats and texts that this browser has kept from this server?";
 const LEFT = "cut off: the page was left";
 
@@ -124,8 +124,7 @@ function openEarlier() {
 function listEarlier() {
   const others = keptTalks().filter((kept) => kept.mode === mode() && kept.id !== talk().id);
   earlier.hidden = !others.length;
-  earlier.replaceChildren(new Option(EARLIER[mode()], ""), ...others.map((kept) => new Option(titleOf(kept), kept.id)));
-  earlier.setAttribute("aria-label", EARLIER[mode()]);
+  earlier.replaceChildren(new Option(EARLIER, ""), ...others.map((kept) => new Option(titleOf(kept), kept.id)));
 }
 
 function keep(talk) {

@@ -56,7 +56,7 @@ export class Meter {
     if (BY_ITSELF.includes(this._reason)) return null;
     const { prompt_tokens: prompt, completion_tokens: tokens } = this._usage ?? {};
     if (this._reason !== "length") return { kind: "early", words: `Ended early: ${this._reason}.` };
-    if (prompt + tokens >= longest) return { kind: "full", words: `The context is full: ${longest} tokens.` };
+    if (prompt + tokens >= longest) return { kind: "full", words: `The context is full: ${longest} tokens; begin anew.` };
     const at = tokens ? `${tokens} tokens` : "the limit on tokens";
     return { kind: "cut", words: `Cut at ${at}; Max tokens, in Settings, allows more.`, tokens };
   }
