@@ -425,6 +425,16 @@ class CompletionOutput:
     """Seconds from the request's submission to the first token; None before."""
     seconds: float | None = None
     """Seconds from the request's submission to the end; None before."""
+    speed_up: float | None = None
+    """Its speed after the first token over that of plain decoding, which the engine has measured in this run or which
+    its emulated devices are modelled to have. None where that is not known, where nothing drafts, where another request
+    ran at the same time, and for a few tokens, whose time is chance."""
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Tokens per second from the first one on, without the prompt's time; None before a second has been timed."""
+        decoding = (self.seconds or 0.0) - (self.first_token_seconds or 0.0)
+        return (len(self.token_ids) - 1) / decoding if len(self.token_ids) > 1 and decoding > 0 else None
 
 
 @dataclass

@@ -7,11 +7,12 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import IO, TYPE_CHECKING, Any, Final, cast
 
 import typer
 
-from penstock.core import CompletionOutput, OutlineOutput, SamplingParams
+from penstock.answers import CUT, EARLY, FULL, end_of, end_words, gain_words
+from penstock.core import CompletionOutput, FinishReason, OutlineOutput, SamplingParams
 from penstock.engine.job import Prompt
 from penstock.engine.loop import Observer
 from penstock.engine.opening import loaded, watched
@@ -29,6 +30,13 @@ if TYPE_CHECKING:
     from penstock.engine.llm import LLM
     from penstock.engine.resolve import Resolved
     from penstock.requests.request import Request
+
+WAYS_ON: Final = {
+    CUT: "--max-tokens allows more",
+    FULL: "--max-model-len makes it longer where the model has room for that, or shorten the prompt",
+    EARLY: "ask again",
+}
+"""The user's next step after an answer that did not end by itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,7 +195,7 @@ def report(
     outline: OutlineOutput | None = None,
 ) -> None:
     """Print one JSON object on stdout, or else one line of statistics on stderr if that is a terminal."""
-    metrics = metrics_of(llm.setup, completion, load_seconds, llm.numerics, llm.loop.estimates.plain_s)
+    metrics = metrics_of(llm.setup, completion, load_seconds, llm.numerics)
     if as_json:
         result = {
             "prompt": prompt,
@@ -203,6 +211,9 @@ def report(
         typer.echo(json.dumps(result, ensure_ascii=False))
     elif sys.stderr.isatty():
         typer.secho(statistics_line(metrics), dim=True, err=True)
+        longest = min(llm.setup.max_model_len, llm.setup.kv_slots)
+        if (end := end_line(completion, len(prompt_ids), longest)) is not None:
+            typer.secho(end, dim=True, err=True)
         if outline is not None:
             typer.secho(outline_line(outline), dim=True, err=True)
 
@@ -213,25 +224,32 @@ def outline_line(outline: OutlineOutput) -> str:
     return f"{len(outline.titles)} points side by side, which is not the plain answer: {outline.reason}"
 
 
-def metrics_of(
-    setup: Resolved, completion: CompletionOutput, load_seconds: float, numerics: str, plain_s: float = 0.0
-) -> dict[str, Any]:
+def end_line(completion: CompletionOutput, prompt_tokens: int, longest: int) -> str | None:
+    """Why the completion did not end by itself, and the way on; None where it did. A person who pressed Ctrl-C knows.
+
+    ``longest`` is the most tokens that prompt and completion may have together.
+    """
+    reason, tokens = completion.finish_reason, len(completion.token_ids)
+    end = end_of(reason, prompt_tokens, tokens, longest)
+    if end is None or reason is FinishReason.ABORT:
+        return None
+    return f"{end_words(end, tokens, longest, reason)}; {WAYS_ON[end]}"
+
+
+def metrics_of(setup: Resolved, completion: CompletionOutput, load_seconds: float, numerics: str) -> dict[str, Any]:
     """Figures of one completion. Its speed (tokens per second) counts from the first token on, without the prefill.
 
-    ``load_seconds`` passed until all stages had started. ``numerics`` is ``LLM.numerics``. ``plain_s`` is the seconds
-    that a token takes in plain decoding, 0 if that was not measured.
+    ``load_seconds`` passed until all stages had started. ``numerics`` is ``LLM.numerics``.
     """
     speculation = setup.speculation
     drafts = speculation is not None and speculation.drafts
-    tokens, seconds, first = len(completion.token_ids), completion.seconds or 0.0, completion.first_token_seconds or 0.0
-    speed = (tokens - 1) / (seconds - first) if tokens > 1 and seconds > first else None
     return {
-        "tokens": tokens,
+        "tokens": len(completion.token_ids),
         "load_seconds": load_seconds,
-        "seconds": seconds,
-        "first_token_seconds": first,
-        "tokens_per_second": speed,
-        "speed_up": speed * plain_s if speed is not None and plain_s and drafts else None,
+        "seconds": completion.seconds or 0.0,
+        "first_token_seconds": completion.first_token_seconds or 0.0,
+        "tokens_per_second": completion.tokens_per_second,
+        "speed_up": completion.speed_up,
         "mean_acceptance_length": completion.metrics.mean_acceptance_length,
         **asdict(completion.metrics),
         "strategy": speculation.strategy if speculation else "autoregressive",
@@ -244,13 +262,13 @@ def metrics_of(
 
 
 def statistics_line(metrics: Mapping[str, Any]) -> str:
-    """The line for people, as ``48 tokens, 9.9 tokens/s, about 1.6x plain decoding · 31 of 47 had been drafted``."""
+    """The line for people, as ``48 tokens, 9.9 tokens/s, 1.6 times plain · 31 of 47 had been drafted``."""
     decided = metrics["accepted"] + metrics["misses"]
     parts = [f"{metrics['tokens']} tokens"]
     if metrics["tokens_per_second"] is not None:
         parts[0] += f", {metrics['tokens_per_second']:.1f} tokens/s"
     if metrics["speed_up"] is not None:
-        parts[0] += f", about {metrics['speed_up']:.2f}x plain decoding"
+        parts[0] += f", {gain_words(metrics['speed_up'])}"
     if decided:
         parts.append(f"{metrics['accepted']} of {decided} had been drafted")
     parts.append(f"first token after {metrics['first_token_seconds']:.2f} s")

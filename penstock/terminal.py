@@ -1,11 +1,13 @@
-"""Terminal output: tables of figures, and progress bars."""
+"""A terminal: tables of figures, progress bars, and the editor of a line that a person types."""
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 from copy import copy
 from datetime import timedelta
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -24,6 +26,9 @@ from rich.progress import (
 from rich.table import Column, Table
 from rich.text import Text
 
+if TYPE_CHECKING:
+    from prompt_toolkit import PromptSession
+
 # --------------------------------------------------------------------------------------------------------------- tables
 # Tables of figures on a terminal: as many whole columns as its width has room for.
 
@@ -35,32 +40,38 @@ WIDE: Final = 10_000
 class FiguresTable(Table):
     """A table with a column of names, then one for each kind of figure. Columns without room are left out, last first.
 
-    A line below the table names the missing columns.
+    Columns whose headings are in ``always`` are left out after all others. A line below the table names the missing
+    columns.
     """
 
-    def __init__(self, names: str, *headings: str, title: str | None = None) -> None:
+    def __init__(
+        self, names: str, *headings: str, title: str | None = None, always: frozenset[str] = frozenset()
+    ) -> None:
         super().__init__(title=title and escape(title), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
         self.add_column(names, overflow="fold")
         for heading in headings:
             self.add_column(heading, justify="right", no_wrap=True)
+        self._always = always
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        count = self._fitting(console, options)
-        yield from Table.__rich_console__(self._with(self.columns[:count]), console, options)
-        if missing := self.columns[count:]:
+        shown = self._fitting(console, options)
+        yield from Table.__rich_console__(self._with(shown), console, options)
+        if missing := [column for column in self.columns if all(column is not one for one in shown)]:
             names = ", ".join(in_one_line(column) for column in missing)
             yield Text(f"Not shown in {options.max_width} columns: {names}.", style="dim")
 
-    def _fitting(self, console: Console, options: ConsoleOptions) -> int:
-        """How many columns fit, the column of names among them."""
+    def _fitting(self, console: Console, options: ConsoleOptions) -> list[Column]:
+        """The columns that fit, in their order, the column of names first."""
         names = copy(self.columns[0])
         names.max_width = LONGEST_NAME
         wide = options.update(width=WIDE)
-        for count in range(len(self.columns), 1, -1):
-            table = self._with([names, *self.columns[1:count]])
-            if Table.__rich_measure__(table, console, wide).maximum <= options.max_width:
-                return count
-        return 1
+        shown = self.columns
+        leaving = self.columns[:0:-1]
+        for column in sorted(leaving, key=lambda one: one.header in self._always):
+            if Table.__rich_measure__(self._with([names, *shown[1:]]), console, wide).maximum <= options.max_width:
+                break
+            shown = [one for one in shown if one is not column]
+        return shown
 
     def _with(self, columns: list[Column]) -> FiguresTable:
         table = copy(self)
@@ -153,3 +164,50 @@ def line_of(task: Task) -> str:
     if task.time_remaining is not None and not task.finished:
         parts.append(f"about {timedelta(seconds=int(task.time_remaining))} to go")
     return ", ".join(parts)
+
+
+# --------------------------------------------------------------------------------------------------------- line editor
+# Reads what a person types. A paste of several lines is one input: the terminal marks it (bracketed paste).
+
+
+class LineEditor:
+    """A line editor on the terminal ``to``, with arrow keys and a history. Alt-Enter starts another line.
+
+    Python's ``readline`` would not do: many builds link it against libedit, which takes every pasted line for an input.
+    """
+
+    def __init__(self, to: TextIO) -> None:
+        self._to = to
+        self._session = editing(to)
+
+    def read(self, prompt: str) -> str | None:
+        """The input, without the line feeds that end a paste; None where the person leaves with Ctrl-D."""
+        try:
+            if self._session is not None:
+                return self._session.prompt([("bold", prompt)]).rstrip("\n")
+        except EOFError:
+            return None
+        self._to.write(prompt)
+        self._to.flush()
+        line = sys.stdin.readline()
+        return line.rstrip("\n") if line else None
+
+
+def editing(to: TextIO) -> PromptSession[str] | None:
+    """The session of prompts on the terminal ``to``; None on one that cannot move its cursor."""
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+    from prompt_toolkit.output.vt100 import Vt100_Output
+    from prompt_toolkit.utils import is_dumb_terminal
+
+    if is_dumb_terminal():
+        return None
+    keys = KeyBindings()
+
+    @keys.add("escape", "enter")
+    def start_line(event: KeyPressEvent) -> None:
+        event.current_buffer.insert_text("\n")
+
+    output = Vt100_Output.from_pty(to, term=os.environ.get("TERM"))
+    output.enable_cpr = False  # no question about the cursor's place: some terminals never answer it
+    return PromptSession(key_bindings=keys, output=output, prompt_continuation="  ")

@@ -54,10 +54,10 @@ def opened(browser: Browser, url: str, size: tuple[int, int], theme: str) -> Pag
 def ask(page: Page) -> None:
     """Have a text continued, and wait until the tree has grown."""
     page.get_by_role("radio", name="Complete").check()
-    page.get_by_text("Settings").click()
+    page.locator("#settings summary").click()
     for name, value in {"max_tokens": 200, "seed": 4, "temperature": 0.7}.items():
         page.locator(f"[name={name}]").fill(str(value))
-    page.get_by_text("Settings").click()
+    page.locator("#settings summary").click()
     page.locator("#prompt").fill(PROMPT)
     page.locator("#prompt").press("Enter")
     expect(page.locator("#tree .node.in-flight").nth(4)).to_be_attached(timeout=PATIENCE_MS)

@@ -52,7 +52,7 @@ class Picks:
     def detokenize_pending(self) -> None:
         pass
 
-    def finish(self, reason: FinishReason, at: float) -> None:
+    def finish(self, reason: FinishReason, at: float, plain_s: float = 0.0) -> None:
         pass
 
 

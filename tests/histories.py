@@ -114,7 +114,7 @@ class Collected:
     def detokenize_pending(self) -> None:
         pass
 
-    def finish(self, reason: FinishReason, at: float) -> None:
+    def finish(self, reason: FinishReason, at: float, plain_s: float = 0.0) -> None:
         self.reasons.append(reason)
 
 

@@ -33,6 +33,8 @@ class Reply:
     cached: int | None = None
     accepted: int | None = None
     rejected: int | None = None
+    finish_reason: str = "length"
+    speed_up: float | None = None
 
 
 class OpenAIServer:
@@ -49,6 +51,7 @@ class OpenAIServer:
         self.held = threading.Event()
         """An answer has begun that is held back."""
         self.metrics = ""
+        self.card: dict[str, Any] = {"id": "scripted", "object": "model"}
         self.url = ""
         self.app = FastAPI()
         self.app.get("/v1/models")(self._models)
@@ -58,7 +61,7 @@ class OpenAIServer:
         self._met = asyncio.Event()
 
     async def _models(self) -> dict[str, Any]:
-        return {"object": "list", "data": [{"id": "scripted", "object": "model"}]}
+        return {"object": "list", "data": [self.card]}
 
     async def _metrics(self) -> Response:
         return PlainTextResponse(self.metrics, status_code=200 if self.metrics else 404)
@@ -115,9 +118,10 @@ class OpenAIServer:
         if reply.end == "hold":
             self.held.set()
             await asyncio.sleep(PATIENCE)
-        yield event({"choices": [{"index": 0, **choice(""), "finish_reason": "length"}]})
+        yield event({"choices": [{"index": 0, **choice(""), "finish_reason": reply.finish_reason}]})
         if reply.usage and body["stream_options"]["include_usage"]:
-            yield event({"choices": [], "usage": usage_of(reply, body)})
+            metrics = {} if reply.speed_up is None else {"metrics": {"speed_up": reply.speed_up}}
+            yield event({"choices": [], "usage": usage_of(reply, body), **metrics})
         yield b"data: [DONE]\n\n"
 
 

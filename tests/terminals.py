@@ -16,6 +16,10 @@ from pathlib import Path
 
 PENSTOCK = str(Path(sys.executable).parent / "penstock")
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+PASTE_ON = "\x1b[?2004h"
+"""A line editor's request that the terminal mark pastes, with which it begins to take keys."""
+READY = "\ue000"
+"""The sign for it in the text that ``Terminal.until`` looks at. The prompt would not do: it is drawn again on Enter."""
 PATIENCE = 120.0
 
 
@@ -31,7 +35,7 @@ class Terminal:
         os.write(self._master, keys.encode())
 
     def press_until_it_ends(self, key: str) -> int:
-        """Return the exit code. Python misses a signal that comes between readline's prompt and its wait for a key."""
+        """Return the exit code. A signal may come between the prompt and the wait for a key, and be missed."""
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
             self.type(key)
@@ -40,9 +44,12 @@ class Terminal:
         raise AssertionError(f"{key!r} did not end it")
 
     def until(self, words: str) -> str:
-        """Wait for ``words`` and return the text since the last call up to and with them, without escape codes."""
+        """Wait for ``words`` and return the text since the last call up to and with them, without escape codes.
+
+        ``READY`` is among the text for every prompt.
+        """
         deadline = time.monotonic() + PATIENCE
-        while words not in (text := ESCAPES.sub("", self._seen)):
+        while words not in (text := ESCAPES.sub("", self._seen.replace(PASTE_ON, READY))):
             ready, _, _ = select.select([self._master], [], [], max(0.0, deadline - time.monotonic()))
             assert ready, f"{words!r} did not appear in {text!r}"
             try:

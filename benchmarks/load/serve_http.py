@@ -32,9 +32,9 @@ from benchmarks.shared.measured import kept_figures, store
 from benchmarks.shared.served import PENSTOCK, ServedProcess, served
 from penstock.cluster import Cluster, load_cluster
 from penstock.cluster.drawn import uniform_cluster
+from penstock.cluster.timing import MAX_OVERRUNS
 from penstock.config import check
 from penstock.core import ConfigError
-from penstock.lab.bench.summary import MAX_OVERRUNS
 from penstock.lab.common import paired_ratio
 from penstock.lab.grid import DEFAULT_PROMPTS
 

@@ -20,6 +20,7 @@ from penstock.engine.options import EngineOptions, PipelineOptions
 from penstock.files import NAMED_PIPE, is_named_pipe
 from penstock.generate import Asked
 from penstock.options import OUTPUT, PROMPT, SAMPLING, Option
+from penstock.terminal import LineEditor
 from penstock.text.chat import Conversation, read_conversation, read_template
 
 CHECKPOINTS: Final = "the checkpoint's"
@@ -62,7 +63,8 @@ class PromptOptions:
     prompt: Annotated[
         str | None,
         Option(
-            "What a chat model answers and any other model continues; '-' reads it from standard input.",
+            "What a chat model answers and any other model continues; '-' reads it from standard input. Without it a "
+            "person is asked for it.",
             positional=True,
             default="",
         ),
@@ -171,9 +173,26 @@ def asked_of(options: PromptOptions) -> Asked:
 
 
 def read_prompt(argument: str | None) -> str:
-    """The prompt, unchanged: the argument, or all of standard input. Raises UsageError if there is neither."""
+    """The prompt, unchanged: the argument, all of standard input, or what a person is asked for.
+
+    Raises UsageError if there is none.
+    """
     if argument is not None and argument != "-":
         return argument
     if argument is None and sys.stdin.isatty():
-        raise typer.BadParameter("give a text, or '-' to type it (end with Ctrl-D)", param_hint="PROMPT")
-    return sys.stdin.read()
+        text = asked_for() if sys.stderr.isatty() else ""
+    else:
+        text = sys.stdin.read()
+    if not text:
+        raise typer.BadParameter("give a text, or write one to standard input", param_hint="PROMPT")
+    return text
+
+
+def asked_for() -> str:
+    """The prompt that a person types on the terminal; "" where the person leaves with Ctrl-D."""
+    # Standard output may be a file that is to have the answer alone.
+    editor = LineEditor(sys.stderr)
+    while (text := editor.read("Prompt: ")) is not None:
+        if text.strip():
+            return text
+    return ""

@@ -170,6 +170,8 @@ class Chunk:
     text: str = ""
     finish_reason: str | None = None
     usage: Usage | None = None
+    speed_up: float | None = None
+    """Speed over that of plain decoding, where the server has measured both: Penstock's does."""
 
 
 class AnswerStream:
@@ -207,7 +209,8 @@ def read_chunk(payload: str) -> Chunk:
         choice = (event.get("choices") or [{}])[0]
         delta = choice.get("delta") or {}
         text = "".join([choice.get("text") or "", *(delta.get(name) or "" for name in TEXTS)])
-        return Chunk(text, choice.get("finish_reason"), read_usage(event.get("usage")))
+        speed_up = (event.get("metrics") or {}).get("speed_up")
+        return Chunk(text, choice.get("finish_reason"), read_usage(event.get("usage")), speed_up)
     except (AttributeError, LookupError, TypeError) as error:
         raise ServerError("bad stream", f"the server sent an event that is no chunk: {payload[:80]!r}") from error
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from functools import cached_property
 from typing import Annotated, Any, Final, Protocol
 
 import httpx
@@ -20,6 +21,7 @@ from rich.markdown import Markdown
 from rich.segment import Segment
 from rich.text import Text
 
+from penstock.answers import CUT, EARLY, FULL, MEANINGS, end_of, end_words, gain_words
 from penstock.clients.api import (
     AnswerStream,
     Chunk,
@@ -34,6 +36,7 @@ from penstock.clients.api import (
 from penstock.config import nearest
 from penstock.core import RequestError
 from penstock.options import Option
+from penstock.terminal import LineEditor
 
 # --------------------------------------------------------------------------------------------------------- conversation
 # A chat's state between turns: its messages, system prompt and sampling settings.
@@ -130,7 +133,10 @@ def run_command(line: str, conversation: Conversation) -> tuple[Next, str]:
 
 def show_help(conversation: Conversation, argument: str) -> tuple[Next, str]:
     lines = [words for words, _ in COMMANDS.values() if words]
-    lines.append(f"{QUOTES:27} alone on a line: begins and ends a message of several lines")
+    lines.append(
+        "Alt-Enter                   starts another line of the message; a paste of several lines is one message"
+    )
+    lines.append(f"{QUOTES:27} alone on a line: begins and ends a message of several lines, in a pipe too")
     lines.append("Ctrl-C                      stops an answer; when there is none, leaves")
     return Next.READ, "\n".join(lines)
 
@@ -202,7 +208,7 @@ class Screen(Protocol):
     interactive: bool
 
     def read(self, prompt: str) -> str | None:
-        """The next line without its end; None when there is no more."""
+        """The next line without its end, or several that were pasted; None when there is no more."""
 
     def answering(self) -> AbstractContextManager[Callable[[str], None]]:
         """A context for one answer; it yields a function that takes each new piece of the text."""
@@ -264,13 +270,11 @@ class RichScreen:
         self._console = console or Console(highlight=False)
 
     def read(self, prompt: str) -> str | None:
-        import readline  # noqa: F401  (input() then has history and arrow keys)
+        return self._editor.read(prompt)
 
-        try:
-            return input(prompt)
-        except EOFError:
-            self._console.print()
-            return None
+    @cached_property
+    def _editor(self) -> LineEditor:
+        return LineEditor(sys.stdout)
 
     @contextmanager
     def answering(self) -> Iterator[Callable[[str], None]]:
@@ -310,6 +314,12 @@ class Tail:
 
 HINT: Final = "type a message · /help shows the commands · Ctrl-D leaves"
 EMPTY: Final = "the model's first token was an end token: it has nothing to add; ask in other words"
+WAYS_ON: Final = {
+    CUT: "ask it to go on, or /set max_tokens to a higher number and /regenerate",
+    FULL: "/clear begins anew",
+    EARLY: "/regenerate answers anew",
+}
+"""The user's next step after an answer that did not end by itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -333,7 +343,7 @@ def chat_over(client: httpx.Client, options: ChatOptions, introduction: str = ""
     api = Api(client, options.server)
     card = api.first_card() if options.model is None else api.card_of(options.model)
     conversation = Conversation(options.system, defaults=sampling_of(card), settings=dict(options.settings))
-    Chat(api, card["id"], conversation, screen).run()
+    Chat(api, card, conversation, screen).run()
 
 
 def sampling_of(card: Mapping[str, Any]) -> dict[str, float]:
@@ -387,11 +397,13 @@ class Answer:
     last: float | None = None
     usage: Usage | None = None
     finish_reason: str | None = None
+    speed_up: float | None = None
 
     def add(self, chunk: Chunk, now: float) -> None:
         self.text += chunk.text
         self.usage = chunk.usage or self.usage
         self.finish_reason = chunk.finish_reason or self.finish_reason
+        self.speed_up = chunk.speed_up or self.speed_up
         # A chunk with the role or the usage alone counts neither as the first nor as the last one.
         if chunk.text or chunk.finish_reason:
             self.first, self.last = self.first or now, now
@@ -402,27 +414,47 @@ class Answer:
         return self.finish_reason == "stop" and not self.text
 
     def statistics(self) -> str:
-        """A line of figures, as ``48 tokens, 9.9 tokens/s · first after 0.40 s · 31 tokens had been drafted``."""
+        """A line, as ``48 tokens, 9.9 tokens/s, 1.8 times plain · first after 0.40 s · 31 tokens had been drafted``."""
         parts = []
         if self.usage:
             parts.append(f"{self.usage.completion_tokens} tokens")
         if self.first is not None and self.last is not None:
             if self.usage and self.usage.completion_tokens > 1 and self.last > self.first:
                 parts[0] += f", {(self.usage.completion_tokens - 1) / (self.last - self.first):.1f} tokens/s"
+                if self.speed_up is not None:
+                    parts[0] += f", {gain_words(self.speed_up)}"
             parts.append(f"first after {self.first - self.asked:.2f} s")
         if self.usage and self.usage.accepted is not None:
             parts.append(f"{self.usage.accepted} tokens had been drafted")
         return " · ".join(parts)
 
+    def ending(self, longest: int | None) -> str:
+        """Why it did not end by itself, and the way on; "" where it did. ``longest`` is the server's limit in tokens,
+        None if it states none."""
+        prompt, tokens = (self.usage.prompt_tokens, self.usage.completion_tokens) if self.usage else (0, 0)
+        end = end_of(self.finish_reason, prompt, tokens, longest)
+        if end is None:
+            return ""
+        words = end_words(end, tokens, longest, self.finish_reason) if tokens or end != CUT else "cut at max_tokens"
+        return f"{words}; {WAYS_ON[end]}"
+
 
 class Chat:
-    """The loop of a chat: reads a line, carries out a command or asks the server, shows the answer."""
+    """The loop of a chat: reads a line, carries out a command or asks the server, shows the answer.
 
-    def __init__(self, api: Api, model: str, conversation: Conversation, screen: Screen) -> None:
+    ``card`` is the served model's entry in the server's list.
+    """
+
+    def __init__(self, api: Api, card: Mapping[str, Any], conversation: Conversation, screen: Screen) -> None:
         self._api = api
-        self._model = model
+        self._model = str(card["id"])
         self._conversation = conversation
         self._screen = screen
+        longest = card.get("max_model_len")
+        self._longest = longest if isinstance(longest, int) else None
+        """Most tokens of a conversation with its answer; None if the server does not say."""
+        self._meaning = MEANINGS.get(str(card.get("numerics")), "")
+        """The meaning of exactness, until it has been said; "" afterwards, and where the server states no numerics."""
 
     def run(self) -> None:
         sampling = [self._conversation.sampling] if self._conversation.sampling else []
@@ -485,3 +517,8 @@ class Chat:
         if answer.is_empty:
             self._screen.warn(EMPTY)
         self._screen.say(words or answer.statistics())
+        if not words:
+            self._screen.say(answer.ending(self._longest))
+        if answer.speed_up is not None:
+            self._screen.say(self._meaning)
+            self._meaning = ""

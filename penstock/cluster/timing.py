@@ -24,7 +24,8 @@ from penstock.messages import Index, Seconds
 
 MESSAGE_ROW_BYTES: Final = 24
 """One row to or from the engine, where no hidden state travels: six integers of 1 to 5 bytes in msgpack, rounded up."""
-
+MAX_OVERRUNS: Final = 0.05
+"""Largest fraction of passes that may really take longer than modelled; above it no emulated figure is valid."""
 
 AXIS: Final = msgspec.Meta(max_length=4096)
 GridAxis = Annotated[tuple[Index, ...], AXIS]

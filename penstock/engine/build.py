@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Final, Protocol
 
-from penstock.cluster.timing import BATCH_ROWS
+from penstock.cluster.timing import BATCH_ROWS, plain_step_seconds
 from penstock.core import RequestError, RequestOutput, SamplingParams
 from penstock.drafters.base import Drafter, DrafterParts, Weights
 from penstock.drafters.learned import LearnedDrafter
@@ -260,6 +260,7 @@ def make_loop(setup: Resolved, parts: Parts, clock: Clock, pieces: Pieces | None
         contended=not setup.emulated,
         apart=parts.apart,
         slowed=slowed(setup),
+        modelled_plain_s=plain_step_seconds(setup.cluster) if setup.emulated and setup.cluster is not None else 0.0,
         recovery=recovery,
     )
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from penstock.core import CompletionOutput, FinishReason, Logprob, SamplingParams
 from penstock.messages import SampledToken
 from penstock.text.detokenizer import IncrementalDetokenizer
+
+FEW_TOKENS: Final = 8
+"""Tokens up to which a completion's speed says too little to be compared with plain decoding's."""
 
 
 @dataclass
@@ -84,10 +88,13 @@ class Completion:
         if self._text is not None:
             self.output.text += "".join([self._text.append(token) for token in tokens])
 
-    def finish(self, reason: FinishReason, at: float) -> None:
+    def finish(self, reason: FinishReason, at: float, plain_s: float = 0.0) -> None:
         self.detokenize_pending()
         self.output.finish_reason = reason
         self.output.seconds = at - self._started
+        speed = self.output.tokens_per_second
+        if plain_s and speed is not None and len(self.output.token_ids) > FEW_TOKENS:
+            self.output.speed_up = speed * plain_s
         ids = self.output.token_ids
         if reason is FinishReason.STOP and ids and ids[-1] in self._params.stop_token_ids:
             self.output.stop_reason = ids[-1]

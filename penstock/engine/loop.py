@@ -66,8 +66,9 @@ class EngineLoop:
 
     ``contended``: stages that compute at the same time may slow each other, as real ones of one host do. ``slowed``:
     the factor that is assumed for this at first; None has batches overlap all the same, which a drafter needs that
-    answers only for nodes that have entered. ``apart``: stages after which batches leave for another host. Without a
-    ``recovery`` a lost stage or drafter ends all requests.
+    answers only for nodes that have entered. ``apart``: stages after which batches leave for another host.
+    ``modelled_plain_s``: seconds per token of plain decoding on emulated devices. Without a ``recovery`` a lost stage
+    or drafter ends all requests.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class EngineLoop:
         contended: bool = False,
         apart: frozenset[int] = frozenset(),
         slowed: float | None = 0.0,
+        modelled_plain_s: float = 0.0,
         recovery: Recovery | None = None,
     ) -> None:
         self.pipeline = pipeline
@@ -92,7 +94,7 @@ class EngineLoop:
         self.nodes: Nodes = scheduler.nodes
         self.builder = BatchBuilder()
         self.inflight = InFlight()
-        self.estimates = Estimates(contended, apart, pipeline.stages, slowed)
+        self.estimates = Estimates(contended, apart, pipeline.stages, slowed, modelled_plain_s)
         self._share_quality()
         self.draft_due = math.inf
         """Time at which the drafter is expected to answer; infinite while it has not been asked."""
@@ -491,6 +493,9 @@ class EngineLoop:
                 self.estimates.trials.begin_text()
             for observer in self.observers:
                 observer.admitted(request, self.clock.now())
+        if len(self.scheduler.running) > 1:
+            for request in self.scheduler.running:
+                request.undisturbed = False
         self._take_grammars()
 
     def _prepare_grammar(self, request: Request) -> None:
@@ -574,7 +579,9 @@ class EngineLoop:
             self._release(request)
         self.scheduler.remove(request)
         del self.requests[request.number]
-        request.output.finish(reason, self.clock.now())  # before the observers, one of which may raise
+        comparable = request.undisturbed and request.strategy.candidates
+        plain_s = self.estimates.plain_s if comparable else 0.0
+        request.output.finish(reason, self.clock.now(), plain_s)  # before the observers, one of which may raise
         for observer in self.observers:
             observer.finished(request, reason, self.clock.now())
 

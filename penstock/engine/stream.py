@@ -119,6 +119,7 @@ class RequestStream:
             output, known = self._outputs[delta.index], self.job.completions[delta.index].output
             delta.add_to(output)
             output.first_token_seconds, output.seconds = known.first_token_seconds, known.seconds
+            output.speed_up = known.speed_up
         if update.deltas:
             self._updates.set()
         if self.finished:

@@ -6,10 +6,11 @@ import math
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from penstock.cluster.timing import MAX_OVERRUNS
 from penstock.estimates.drafts import DraftQuality, DraftTiming, Experience
 from penstock.estimates.pipeline import PipelineTimes, RoundTrips
-from penstock.estimates.times import BatchTimes
-from penstock.estimates.trials import Trials
+from penstock.estimates.times import BatchTimes, running_mean
+from penstock.estimates.trials import PLAIN_TOKENS, Trials
 from penstock.messages import Result
 from penstock.tree import Node, TokenTree
 
@@ -19,13 +20,17 @@ from penstock.tree import Node, TokenTree
 OTHER: Final = 1.25
 """Ratio of round-trip times above which the host or its load must have changed; below it may be chance."""
 
+FEW_PASSES: Final = 1 / 64
+"""Weight of a stage's newest pass in the fraction of passes that took longer than modelled."""
+
 
 class Estimates:
     """All estimates of one engine. Only the engine's loop records; strategies, scheduler and pace read.
 
     ``contended``: the stages are real and may slow each other, so that only trials tell what speculation is worth, and
     the cost of rows has to be measured again and again. ``apart``: the stages whose batches leave for another host
-    (``PipelineTimes``). ``stages``: their number (``Trials``). ``slowed``: see ``PipelineTimes``.
+    (``PipelineTimes``). ``stages``: their number (``Trials``). ``slowed``: see ``PipelineTimes``. ``modelled_plain_s``:
+    seconds per token of plain decoding on emulated devices, 0 where the devices are real.
     """
 
     def __init__(
@@ -34,8 +39,12 @@ class Estimates:
         apart: frozenset[int] = frozenset(),
         stages: int | None = None,
         slowed: float | None = 0.0,
+        modelled_plain_s: float = 0.0,
     ) -> None:
         self._stages = stages
+        self._modelled_plain_s = modelled_plain_s
+        self._overruns = 0.0
+        """Fraction of the last passes of emulated devices that really took longer than modelled."""
         self._slowed = slowed
         self.drafts = DraftQuality()
         self.drafter = BatchTimes(contended)
@@ -48,7 +57,8 @@ class Estimates:
 
     def anew(self) -> Estimates:
         """Fresh estimates for the same engine, with nothing learned."""
-        return Estimates(self.trials.contended, self.pipeline.apart, self._stages, self._slowed)
+        contended, apart = self.trials.contended, self.pipeline.apart
+        return Estimates(contended, apart, self._stages, self._slowed, self._modelled_plain_s)
 
     @property
     def experience(self) -> Experience:
@@ -95,8 +105,14 @@ class Estimates:
 
     @property
     def plain_s(self) -> float:
-        """Seconds per token of one request without drafts, as measured; 0 while that is not known."""
-        return self.trials.of(1).plain.seconds_per_token or self.round_trips.alone_s
+        """Seconds per token of one request without drafts: of the modelled devices, or as measured in this run; 0 while
+        that is not known."""
+        if self._modelled_plain_s:
+            # Where this host does not keep up with the devices, plain decoding would not reach their times either.
+            return self._modelled_plain_s if self._overruns <= MAX_OVERRUNS else 0.0
+        trips = self.round_trips
+        # A single round trip may be the first after a pause, and slow by chance.
+        return self.trials.plain_s or (trips.alone_s if trips.times_alone >= PLAIN_TOKENS else 0.0)
 
     def record_draft(self, rows: int, seconds: float, timing: DraftTiming) -> None:
         """Record that the drafter answered ``seconds`` after it was asked. With 0 rows it has computed nothing."""
@@ -117,6 +133,9 @@ class Estimates:
             self.pipeline.record_spans(result.spans)
         if self.trials.contended and self._stages != 1:
             self.pipeline.record_overlap(result.spans)
+        for span in result.spans:
+            if span.overrun is not None:
+                self._overruns = running_mean(self._overruns, span.overrun, FEW_PASSES)
         self.pipeline.rests(self.trials.plainly)
         self.round_trips.record_result(result, now)
         if self._kept_alone_s and self.round_trips.alone_s:

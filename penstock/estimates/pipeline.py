@@ -322,6 +322,8 @@ class RoundTrips:
         self.alone_s = 0.0
         """Mean seconds of a round trip of one row while nothing else is in flight, as in plain decoding; a running
         mean, 0 while none was seen."""
+        self.times_alone = 0
+        """Round trips that ``alone_s`` is the mean of."""
 
     def record_entered(self, stream: int, rows: int, now: float, in_flight: int) -> float:
         """Record that a batch of ``rows`` enters while ``in_flight`` others are under way. Returns when its result is
@@ -347,6 +349,7 @@ class RoundTrips:
             return
         if entered is not None:
             self.alone_s = running_mean(self.alone_s or now - entered, now - entered)
+            self.times_alone += 1
         waits = [span.start - span.received for span in result.spans]
         self._lag = max(0.0, running_mean(self._lag, now - expected))
         self._waiting = max(0.0, running_mean(self._waiting, sum(waits)))

@@ -390,6 +390,13 @@ class Trials:
         return not self.needed(requests) or self.of(requests).speculates
 
     @property
+    def plain_s(self) -> float:
+        """Seconds per token of one request that decodes plainly; 0 until enough of them have been measured."""
+        plain = self._by_load[0].plain if 0 in self._by_load else None
+        # The weight of tokens fades from the first one on, so that three of them weigh a little less.
+        return plain.seconds_per_token if plain is not None and round(plain.weight) >= PLAIN_TOKENS else 0.0
+
+    @property
     def plainly(self) -> bool:
         """Whether requests decode plainly now, as decided last."""
         return self._mode is not None and not self._mode[1]

@@ -24,8 +24,11 @@ class Output(Protocol):
         """Do the postponed work for the tokens so far."""
         ...
 
-    def finish(self, reason: FinishReason, at: float) -> None:
-        """End the output, after any postponed work. No token follows."""
+    def finish(self, reason: FinishReason, at: float, plain_s: float = 0.0) -> None:
+        """End the output, after any postponed work. No token follows.
+
+        ``plain_s`` is the seconds that each of its tokens would have taken in plain decoding, 0 if that is not known.
+        """
         ...
 
 
@@ -96,6 +99,8 @@ class Request:
         self.produced = 0
         self.picks: dict[int, SampledToken] = {}
         self.finished: FinishReason | None = None
+        self.undisturbed = True
+        """Whether it has run alone and without a break so far, so that its speed is what speculation makes of it."""
         self.losses = 0
         """How many times a stage was lost since its latest token."""
         self.error = ""
@@ -163,7 +168,7 @@ class Request:
         # Set first: ``tokens`` reads the nodes that are dropped next.
         self.token_ids = self.tokens
         self.committed, self.blocks, self.picks, self.reserved = [], [], {}, 0
-        self.drafted_tree, self._postponed = False, []
+        self.drafted_tree, self._postponed, self.undisturbed = False, [], False
 
     @property
     def tokens(self) -> list[int]:

@@ -17,6 +17,7 @@ BENCHMARKS = ROOT.parent / "benchmarks"
 
 LAYERS = [
     "core",
+    "answers",
     "files",
     "config",
     "options",

@@ -33,7 +33,7 @@ from penstock.lab.bench.comparison import (
 from penstock.lab.bench.options import BenchOptions
 from penstock.lab.bench.peer_worker import check_peers, needs_of
 from penstock.lab.bench.peers import PeerRun, peers_beside
-from penstock.lab.bench.report import SMALL_MODEL, as_json, remarks, tables_of, write_report
+from penstock.lab.bench.report import SMALL_MODEL, as_json, headlines, remarks, tables_of, write_report
 from penstock.lab.bench.summary import NothingToTime, StrategyRun, silent_settings
 from penstock.lab.common import prepare
 from penstock.lab.grid import (
@@ -133,6 +133,8 @@ def show(options: BenchOptions, plan: Plan, found: Measured, console: Console) -
     """Print tables and remarks, and write the files that were asked for."""
     runs, small = found.runs, found.small
     said = [*remarks(runs, small, found.peers), *turns_remark(options, plan, found), *seeds_remark(options, plan)]
+    for sentence in headlines(runs):
+        console.print(sentence, style="bold", highlight=False, markup=False)
     for table in tables_of(runs, small, found.peers):
         console.print(table)
     for line in said:

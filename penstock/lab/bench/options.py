@@ -23,6 +23,7 @@ from penstock.engine.options import (
 )
 from penstock.lab.grid import (
     DEFAULT_PROMPTS,
+    PLAIN,
     Bandwidth,
     DrafterOn,
     FiguresFile,
@@ -48,7 +49,7 @@ class BenchOptions:
             parse=split_entries,
             values=tuple(STRATEGIES),
         ),
-    ] = ("autoregressive", "pipedec")
+    ] = (PLAIN, "auto")
     speculative_config: Mapping[str, Any] | None = None
     """The drafter, and options of all strategies that have them."""
     speculative_slots: SpeculativeSlots = EngineOptions.speculative_slots

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, Final
 from rich.markup import escape
 from rich.table import Table
 
+from penstock.cluster.timing import MAX_OVERRUNS
 from penstock.lab.bench.comparison import SmallModel
 from penstock.lab.bench.meter import Bar, Timeline
 from penstock.lab.bench.peers import PeerRun
-from penstock.lab.bench.summary import MAX_OVERRUNS, StrategyRun, first_token_remark
+from penstock.lab.bench.summary import StrategyRun, first_token_remark
 from penstock.lab.common import (
     CONFIDENCE,
     Image,
@@ -174,13 +175,15 @@ def hit_rate(run: StrategyRun) -> float | None:
     return run.hit_by_depth[0] / run.decided_by_depth[0] if run.decided_by_depth and run.decided_by_depth[0] else None
 
 
+IDENTICAL: Final = "identical"
+"""Heading of the column without which no speed means anything: the narrowest terminal shows it."""
 SPEED: Final = (
     Column("tokens/s\n(TP)", lambda run: f"{run.tokens_per_second:.2f}"),
     Column("speed-up", lambda run: times(run.wall_clock_speedup)),
     Column(f"{CONFIDENCE:.0%}\nbounds", lambda run: bounds(run.wall_clock_speedup_interval)),
     Column("in\ntheory", lambda run: times(run.theoretical_speedup)),
     Column("efficiency", lambda run: share(run.efficiency)),
-    Column("identical", lambda run: "yes" if run.identical_to_autoregressive else "NO"),
+    Column(IDENTICAL, lambda run: "yes" if run.identical_to_autoregressive else "NO"),
     Column("ms per\ntoken, by\nPipeDec's\nformula", lambda run: length(run.formula_ms_per_token)),
 )
 DRAFTS: Final = (
@@ -232,7 +235,8 @@ def title_of(setting: Setting, runs: Sequence[StrategyRun]) -> str:
 
 
 def new_table(title: str | None, columns: Sequence[Column], runs: Sequence[StrategyRun]) -> Table:
-    table = FiguresTable("strategy", *(column.heading for column in columns), title=title)
+    headings = [column.heading for column in columns]
+    table = FiguresTable("strategy", *headings, title=title, always=frozenset({IDENTICAL}))
     for run in runs:
         table.add_row(escape(run.strategy), *(column.cell(run) for column in columns))
     return table
@@ -255,6 +259,27 @@ def markdown_of(runs: Sequence[StrategyRun], small: Sequence[SmallModel]) -> str
         if one.setting == runs[0].setting
     ]
     return markdown(["strategy", *(column.heading for column in columns)], rows)
+
+
+def headlines(runs: Sequence[StrategyRun]) -> list[str]:
+    """A sentence on every strategy, as ``auto: 3.97 times as fast as plain, all texts identical``.
+
+    Where there are several settings each sentence names its own.
+    """
+    settings = by_setting(runs)
+    found = []
+    for setting, some in settings.items():
+        where = f" ({setting})" if len(settings) > 1 else ""
+        found += [headline(run, where) for run in some if strategy_of(run.strategy) != PLAIN]
+    return found
+
+
+def headline(run: StrategyRun, where: str) -> str:
+    speedup = run.wall_clock_speedup
+    gain = "nothing to time" if speedup is None else f"{speedup:.2f} times as fast as plain"
+    texts = "all texts identical" if run.identical_to_autoregressive else "but NOT all texts identical"
+    doubt = "; NOT VALID, see below" if run.emulated and not run.valid else ""
+    return f"{run.strategy}{where}: {gain}, {texts}{doubt}"
 
 
 def remarks(runs: Sequence[StrategyRun], small: Sequence[SmallModel] = (), peers: Sequence[PeerRun] = ()) -> list[str]:
@@ -330,6 +355,7 @@ def write_report(
     images = [draw(folder, runs) for draw in (speedup_plot, timeline_plot)]
     text = [
         "# Strategies compared",
+        *(f"**{sentence}.**" for sentence in headlines(runs)),
         "By `penstock bench`; all figures, per request too, are in [bench.json](bench.json).",
         *("- " + line for line in said),
         *(shown(image) for image in images if image),

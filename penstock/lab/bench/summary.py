@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from penstock.cluster import Cluster, link_timings, stage_timings
-from penstock.cluster.timing import LinkTiming
+from penstock.cluster.timing import MAX_OVERRUNS, LinkTiming
 from penstock.core import CompletionOutput, PenstockError, RequestOutput
 from penstock.drafters.base import Weights
 from penstock.emulation.cluster import drafter_pass
@@ -174,9 +174,6 @@ def waits(setup: Resolved, config: SpeculativeConfig) -> int:
 
 # -------------------------------------------------------------------------------------------------------------- summary
 # A strategy's figures in a setting, computed from its samples, as tables and reports show them.
-
-MAX_OVERRUNS: Final = 0.05
-"""Largest fraction of overruns at which an emulated figure is valid."""
 
 
 @dataclass

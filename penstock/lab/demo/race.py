@@ -385,12 +385,16 @@ class Run:
         return text
 
     def pace(self, seconds: float) -> str:
-        """Tokens and tokens per second at that time. The first token's time belongs to the prompt."""
+        """Tokens and tokens per second at that time, and the run's own time once it is over.
+
+        The first token's time belongs to the prompt.
+        """
         marks = self.until(seconds)
         tokens = marks[-1].tokens if marks else 0
         decoding = (min(seconds, self.seconds) if self.finished else seconds) - marks[0].seconds if marks else 0.0
         rate = f" · {(tokens - 1) / decoding:.1f} tokens/s" if tokens > 1 and decoding > 0 else ""
-        return f"{tokens} token{'s' * (tokens != 1)}{rate}"
+        done = f" in {self.seconds:.1f} s" if self.finished and seconds >= self.seconds else ""
+        return f"{tokens} token{'s' * (tokens != 1)}{done}{rate}"
 
 
 def printable(text: str) -> str:
@@ -466,11 +470,20 @@ class Race(Observer):
         levels = TALL_LEVELS if self._console.height >= TALL else LEVELS
         others = len(head) + FRAME_AND_STATUS + sum(levels) + OTHER_TREE_LINES
         text_lines = max(LEAST_TEXT_LINES, min(MOST_TEXT_LINES, self._console.height - others))
-        return Group(*head, self._panels(now, text_lines), self._status(run), self._pipeline(now, run, levels))
+        status = self._status(run, self._elapsed(now))
+        return Group(*head, self._panels(now, text_lines), status, self._pipeline(now, run, levels))
 
     def texts(self) -> RenderableType:
-        """The two texts alone, which stay when the race is over."""
-        return self._panels(time.monotonic(), None)
+        """The two texts and the clock, which stay when the race is over."""
+        now = time.monotonic()
+        return Group(self._panels(now, None), Text(f"Both after {self._elapsed(now):.1f} s.", "dim"))
+
+    def _elapsed(self, now: float) -> float:
+        """Seconds on the race's one clock: a replayed run is shown as it was after that time."""
+        run = self._current
+        if run is None:
+            return 0.0
+        return run.seconds if run.finished else now - run.started
 
     def _head(self) -> list[Text]:
         title = Text.assemble(("Penstock demo", "bold"), (f" · {EMULATED}", "italic"))
@@ -483,8 +496,7 @@ class Race(Observer):
 
     def _panels(self, now: float, height: int | None) -> RenderableType:
         """The texts side by side, in ``height`` lines each; None: as many lines as they need."""
-        run = self._current
-        elapsed = 0.0 if run is None else run.seconds if run.finished else now - run.started
+        elapsed = self._elapsed(now)
         contents = {strategy: self._lines(strategy, elapsed) for strategy in STYLES}
         height = height or min(MOST_TEXT_LINES, max(map(len, contents.values())))
         grid = Table.grid(expand=True, padding=0)
@@ -505,7 +517,7 @@ class Race(Observer):
         title, subtitle = TITLES[strategy], None
         if run is not None:
             title += " (replay)" if run is not self._current else ""
-            subtitle = f"{run.pace(elapsed)} · {elapsed:.1f} s"
+            subtitle = run.pace(elapsed)
         return Panel(
             Text("\n").join(lines),
             title=Text(title, style=f"bold {style}"),
@@ -515,9 +527,9 @@ class Race(Observer):
             padding=(0, 1),
         )
 
-    def _status(self, run: Run | None) -> RenderableType:
+    def _status(self, run: Run | None, elapsed: float) -> RenderableType:
         accepted, misses = self._accepted
-        words = self._heading
+        words = self._heading + (f" · {elapsed:.1f} s" if run is not None else "")
         if run is not None and run.strategy != PLAIN and accepted + misses:
             words += f" · {accepted} drafted tokens accepted, {misses} miss{'es' * (misses != 1)}"
         return Columns([self._spinner if run is None or not run.finished else Text("✓", "green"), Text(words)])

@@ -15,12 +15,13 @@ from rich.live import Live
 from rich.table import Table
 
 from penstock.cluster import Cluster, load_cluster, plain_step_seconds, stage_timings
+from penstock.cluster.timing import MAX_OVERRUNS
 from penstock.core import SamplingParams
 from penstock.engine import options
 from penstock.engine.job import Prompt
 from penstock.engine.loop import Observer
 from penstock.lab.bench.comparison import measure, on_time
-from penstock.lab.bench.summary import MAX_OVERRUNS, StrategyRun
+from penstock.lab.bench.summary import StrategyRun
 from penstock.lab.demo.race import PENSTOCK, PLAIN, TITLES, Race
 from penstock.lab.grid import read_prompts
 from penstock.library.download import Unreachable

@@ -221,7 +221,7 @@ class Timed:
     def detokenize_pending(self) -> None:
         pass
 
-    def finish(self, reason: FinishReason, at: float) -> None:
+    def finish(self, reason: FinishReason, at: float, plain_s: float = 0.0) -> None:
         pass
 
 

@@ -51,6 +51,8 @@ class Summary:
     speculation: SpeculationMetrics
     first_token_seconds: float | None
     last_token_seconds: float | None
+    speed_up: float | None = None
+    """``CompletionOutput.speed_up`` of the only choice; None where there are several."""
     outline: OutlineOutput | None = None
     """How an answer in points came about. Prompts and tokens of the points' own requests are in the sums."""
 
@@ -76,6 +78,7 @@ def summarize(
         speculation=SpeculationMetrics(*(sum(getattr(choice.metrics, name) for choice in choices) for name in names)),
         first_token_seconds=first_token_seconds,
         last_token_seconds=last_token_seconds,
+        speed_up=choices[0].speed_up if len(choices) == 1 else None,
         outline=outputs[0].outline if outputs else None,
     )
 
@@ -108,6 +111,7 @@ def metrics_of(summary: Summary) -> Metrics:
         time_to_first_token=None if first is None else round(first, 6),
         seconds=round(summary.last_token_seconds or 0.0, 6),
         tokens_per_second=round((summary.completion_tokens - 1) / decoding, 3) if decoding > 0 else None,
+        speed_up=None if summary.speed_up is None else round(summary.speed_up, 3),
         mean_acceptance_length=speculation.mean_acceptance_length,
         num_drafts=speculation.drafts,
         num_draft_tokens=speculation.drafted_nodes,

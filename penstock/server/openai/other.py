@@ -27,6 +27,8 @@ class ModelCard(BaseModel):
     owned_by: str
     root: str
     max_model_len: int
+    numerics: str
+    """``LLM.numerics``: "exact" or "fast"."""
     chat_sampling: dict[str, float]
     """Default sampling parameters of chats: those that the checkpoint recommends, or else greedy."""
 
@@ -48,6 +50,7 @@ def model_router(service: Service) -> APIRouter:
             owned_by="penstock",
             root=service.llm.setup.options.model,
             max_model_len=service.prompts.max_model_len,
+            numerics=service.llm.numerics,
             chat_sampling=chat_sampling(service.llm.setup.checkpoint.sampling_defaults),
         )
 

@@ -193,6 +193,8 @@ class Metrics(BaseModel):
     seconds: float
     tokens_per_second: float | None
     """Speed after the first token, all choices together."""
+    speed_up: float | None
+    """Speed over that of plain decoding, as ``CompletionOutput`` has it; None for several choices."""
     mean_acceptance_length: float
     num_drafts: int
     num_draft_tokens: int

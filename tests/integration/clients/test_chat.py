@@ -10,7 +10,7 @@ import pytest
 
 from penstock.cli.options import INTERRUPTED
 from tests.openai_server import OpenAIServer, Reply, prompt_of, running
-from tests.terminals import PATIENCE, PENSTOCK, Terminal, terminal
+from tests.terminals import PATIENCE, PENSTOCK, READY, Terminal, terminal
 
 pytestmark = pytest.mark.processes
 
@@ -76,16 +76,16 @@ def test_a_terminal_shows_markdown_and_what_it_cost() -> None:
     reply = Reply(("**bo", "ld** [b]"), 9, accepted=3, rejected=1)
     with running(OpenAIServer(lambda body: reply)) as server, chatting(server.url) as chat:
         chat.until("scripted · type a message · /help shows the commands")
-        chat.until("> ")
+        chat.until(READY)
         chat.type("hello\r")
         shown = chat.until("3 tokens had been drafted")
         assert "bold [b]" in shown
         assert "**bold" not in shown
         assert "9 tokens" in shown
-        chat.until("> ")
+        chat.until(READY)
         chat.type("/set stream 1\r")
         chat.until("stream is not to be set here")
-        chat.until("> ")
+        chat.until(READY)
         chat.type("/quit\r")
         assert chat.process.wait(PATIENCE) == 0
 
@@ -93,39 +93,78 @@ def test_a_terminal_shows_markdown_and_what_it_cost() -> None:
 def test_a_terminal_shows_source_code_line_by_line() -> None:
     reply = Reply(("\n# halves\ndef half(x, **more):\n", "    # of x\n    return x / 2\n"), 9)
     with running(OpenAIServer(lambda body: reply)) as server, chatting(server.url) as chat:
-        chat.until("> ")
+        chat.until(READY)
         chat.type("hello\r")
         shown = chat.until("9 tokens").replace("\r", "")
         assert shown.removesuffix("9 tokens").endswith("# halves\ndef half(x, **more):\n    # of x\n    return x / 2\n")
 
 
+def test_a_paste_of_several_lines_is_one_message() -> None:
+    with running(OpenAIServer(echo)) as server, chatting(server.url) as chat:
+        chat.until(READY)
+        chat.type("\x1b[200~two\nlines\x1b[201~\r")
+        chat.until("7 tokens")
+        chat.until(READY)
+        chat.type("\x1b[200~/set seed 4\n\x1b[201~\r")
+        chat.until("seed = 4")
+        chat.until(READY)
+        chat.type("a\x1b\rb\r")  # Alt-Enter
+        chat.until("7 tokens")
+    assert [prompt_of(body) for body in server.bodies] == ["two\nlines", "a\nb"]
+
+
+def test_a_cut_answer_says_so_and_the_gain_is_explained_once() -> None:
+    with running(OpenAIServer(lambda body: Reply(speed_up=1.84))) as server:
+        server.card |= {"max_model_len": 100, "numerics": "exact"}
+        with chatting(server.url) as chat:
+            chat.until(READY)
+            chat.type("hello\r")
+            shown = " ".join(chat.until("token for token.").split())
+            assert "the text is the one that plain decoding gives, token for token." in shown
+            assert "1.8 times plain" in shown
+            assert "cut at 7 tokens; ask it to go on, or /set max_tokens" in shown
+            chat.until(READY)
+            server.answer = lambda body: Reply(tokens=93, speed_up=2.0)
+            chat.type("more\r")
+            shown = chat.until("the context is full: 100 tokens; /clear begins anew")
+            assert "2.0 times plain" in shown
+            chat.until(READY)
+            server.answer = lambda body: Reply(finish_reason="stop", speed_up=2.0)
+            chat.type("/clear\r")
+            chat.until("conversation cleared")
+            chat.type("again\r")
+            shown += chat.until("2.0 times plain") + chat.until(READY)
+            assert "token for token" not in shown
+            assert "cut at" not in shown
+
+
 def test_ctrl_c_stops_the_answer_and_a_second_one_leaves() -> None:
     with running(OpenAIServer(lambda body: Reply(("begun",), end="hold"))) as server, chatting(server.url) as chat:
-        chat.until("> ")
+        chat.until(READY)
         chat.type("tell me\r")
         chat.until("begun")
         chat.type("\x03")
         chat.until("stopped")
         assert server.left.wait(PATIENCE)
         server.answer = lambda body: Reply(("again",))
-        chat.until("> ")
+        chat.until(READY)
         chat.type("go on\r")
         chat.until("7 tokens")
         assert [turn["content"] for turn in server.bodies[-1]["messages"]] == ["tell me", "begun", "go on"]
-        chat.until("> ")
+        chat.until(READY)
         assert chat.press_until_it_ends("\x03") == INTERRUPTED
 
 
 def test_a_refusal_does_not_end_a_person_s_chat() -> None:
     with running(OpenAIServer(lambda body: Reply(status=429))) as server, chatting(server.url) as chat:
-        chat.until("> ")
+        chat.until(READY)
         chat.type("hello\r")
         chat.until("the server answers 429: refused: 429")
         server.answer = lambda body: Reply(("hi",))
-        chat.until("> ")
+        chat.until(READY)
         chat.type("/regenerate\r")
         chat.until("7 tokens")
         assert [turn["content"] for turn in server.bodies[-1]["messages"]] == ["hello"]
-        chat.until("> ")
+        chat.until(READY)
         chat.type("\x04")
         assert chat.process.wait(PATIENCE) == 0

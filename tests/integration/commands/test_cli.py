@@ -16,7 +16,7 @@ import pytest
 
 from penstock.engine import options
 from tests.checkpoints import make_checkpoint
-from tests.terminals import PATIENCE, PENSTOCK, terminal
+from tests.terminals import PATIENCE, PENSTOCK, READY, terminal
 from tests.unit.cli.invoke import invoke
 from tests.unit.lab.png import png_size
 
@@ -114,6 +114,19 @@ def test_ctrl_c_prints_what_there_is_and_leaves_no_process(pair: Path) -> None:
     assert first + rest
     assert beside_progress(errors.decode()) == ""
     assert not still_running(children)
+
+
+def test_a_terminal_is_asked_for_a_prompt_and_told_why_the_text_ends(pair: Path) -> None:
+    flags = ("--model", str(pair / "target"), "--dtype", "float32", "--max-tokens", "5", "--ignore-eos")
+    with terminal("generate", *flags) as process:
+        process.until(READY)
+        process.type("\r")  # nothing: it is asked for again
+        assert "Prompt:" in process.until(READY)
+        process.type("\x1b[200~import os\nimport re\x1b[201~\r")
+        process.until("exact numerics")
+        process.until("5 tokens")
+        process.until("cut at 5 tokens; --max-tokens allows more")
+        assert process.process.wait(PATIENCE) == 0
 
 
 def test_a_terminal_is_told_the_numerics_before_the_text(pair: Path) -> None:

@@ -8,32 +8,32 @@ import psutil
 import pytest
 
 from tests.processes import descendants
-from tests.terminals import PATIENCE, PENSTOCK, terminal
+from tests.terminals import PATIENCE, PENSTOCK, READY, terminal
 
 pytestmark = pytest.mark.processes
 
 
 def test_a_person_stops_an_answer_and_leaves_nothing_behind() -> None:
     with terminal("run", "demo", "-pp", "2") as chat:
-        shown = chat.until("> ")
+        shown = chat.until(READY)
         assert "demo is no chat model" in shown
         assert "16 layers in float32, exact numerics, 2 stages" in shown
         assert "type a message" in shown
         family = descendants(chat.process.pid)
         chat.type("/set temperature 0\r")  # a sampled answer may be over before anybody can stop it
-        chat.until("> ")
+        chat.until(READY)
         chat.type("def fibonacci(n):\r")
         chat.until("def fibonacci(n):")  # what was typed comes back first, and is not the answer
         chat.until("\n")
         chat.until("e")
         chat.type("\x03")
         chat.until("stopped")
-        chat.until("> ")
+        chat.until(READY)
         chat.type("/set max_tokens 4\r")
-        chat.until("> ")
+        chat.until(READY)
         chat.type("class Stack:\r")
         chat.until("4 tokens")
-        chat.until("> ")
+        chat.until(READY)
         chat.type("/bye\r")
         assert chat.process.wait(PATIENCE) == 0
     _, alive = psutil.wait_procs(family, PATIENCE)

@@ -105,7 +105,7 @@ class Visitor:
     def set(self, **values: float | str) -> None:
         settings = self.page.locator("#settings")
         if settings.get_attribute("open") is None:
-            self.page.get_by_text("Settings").click()
+            self.page.locator("#settings summary").click()
         for name, value in values.items():
             self.page.locator(f"[name={name}]").fill(str(value))
 
@@ -266,14 +266,19 @@ def test_a_text_is_copied_and_continued(visit: Visit) -> None:
 
 
 def test_what_the_server_refuses_is_said_and_the_text_is_kept(visit: Visit) -> None:
+    """Without the schema the page leaves every check to the server."""
     visitor = visit()
+    page = visitor.page
+    page.route("**/openapi.json", lambda route: route.abort())
+    page.reload()
+    expect(page.locator("#model")).to_have_text("demo")
     visitor.set(top_p=7)
-    visitor.page.locator("#prompt").fill("def area(r):")
-    visitor.page.locator("#prompt").press("Enter")
-    expect(visitor.page.get_by_role("alert")).to_contain_text("top_p is 7")
-    expect(visitor.page.locator("#prompt")).to_have_value("def area(r):")
-    expect(visitor.page.locator(".message")).to_have_count(0)
-    visitor.allowed = "400"
+    page.locator("#prompt").fill("def area(r):")
+    page.locator("#prompt").press("Enter")
+    expect(page.get_by_role("alert")).to_contain_text("top_p is 7")
+    expect(page.locator("#prompt")).to_have_value("def area(r):")
+    expect(page.locator(".message")).to_have_count(0)
+    visitor.allowed = "400|ERR_FAILED"
 
 
 def test_the_button_sends_settings_between_the_steps_and_what_is_no_number_is_said(visit: Visit) -> None:
@@ -473,6 +478,167 @@ def test_a_long_request_leaves_the_other_bars_their_width(visit: Visit) -> None:
     )
     assert [cut for _, cut in widths] == [False, True, False]
     assert [round(width, 2) for width, _ in widths] == [0.25, 1, 0.25]
+
+
+def test_the_newest_guesses_are_in_sight_at_any_speed(visit: Visit) -> None:
+    """The frames are scripted: the text jumps ahead by 30 tokens, then by one, with a tree deeper than the picture."""
+    visitor = visit(viewport={"width": 360, "height": 740})
+    page = visitor.page
+    page.wait_for_function("document.querySelector('#state').textContent === 'idle'")
+    seen = page.evaluate(
+        """async () => {
+          const { Tree } = await import("./page/tree.js");
+          const tree = new Tree();
+          const frame = document.querySelector("#tree-frame");
+          document.querySelector("#tree-panel").open = true;
+          const found = [];
+          for (const [position, depth] of [[10, 2], [40, 3], [41, 3], [42, 12], [45, 1], [46, 12]]) {
+            const path = [{ node: 100 * position, hit: true, text: "a" }];
+            const leaves = Array.from({ length: depth }, (_, i) => ({
+              node: 100 * position + i + 1, parent: 100 * position + i, depth: i + 1,
+              state: "drafted", text: `n${i + 1}`,
+            }));
+            tree.frame({ tree: { request: 1, own: true, root: 100 * position, position, size: depth, path, leaves } });
+            const pills = [...document.querySelectorAll("#tree .node:not(.pruned) text")];
+            const { left, right } = pills.find((one) => one.textContent === `n${depth}`).getBoundingClientRect();
+            const box = frame.getBoundingClientRect();
+            found.push(box.width > 0 && left >= box.left && right <= box.right);
+          }
+          return found;
+        }"""
+    )
+    assert seen == [True] * 6
+
+
+def test_fields_are_checked_as_the_api_does_before_anything_is_sent(visit: Visit) -> None:
+    visitor = visit()
+    page = visitor.page
+    expect(page.locator("#model")).to_have_text("demo")
+    wrong = page.locator("#wrong")
+    for values, words in (
+        ({"top_p": 0}, "top_p is 0; it has to be above 0 and at most 1"),
+        ({"top_p": 1, "temperature": -1}, "temperature is -1; it has to be at least 0"),
+        ({"temperature": 9, "top_k": 1.5}, "top_k is 1.5; it has to be a whole number"),
+        ({"top_k": -2}, "top_k is -2; it has to be at least -1 and below 2147483648"),
+        ({"top_k": -1, "max_tokens": 99999}, "max_tokens is 99999; it has to be at least 1 and at most 2048"),
+        (
+            {"max_tokens": 9, "seed": 2**60},
+            "seed is 1152921504606846976; a browser sends whole numbers exactly only up",
+        ),
+    ):
+        visitor.set(**values)
+        expect(wrong).to_contain_text(words)
+    page.locator("#prompt").fill("def area(r):")
+    page.locator("#prompt").press("Enter")
+    expect(page.get_by_role("alert")).to_contain_text("seed is 1152921504606846976")
+    expect(page.locator("#prompt")).to_have_value("def area(r):")
+    assert not [url for url in visitor.requested if url.endswith("/completions")]
+    visitor.set(seed=-4)
+    expect(wrong).to_be_hidden()
+
+
+def asked(page: Page, text: str, answer: str, **end: Any) -> None:
+    """Ask in a chat; the answer and its last chunk, with ``end``'s fields, are scripted."""
+    chunks: list[dict[str, Any]] = [{"choices": [{"delta": {"content": answer}}]}]
+    reason = end.pop("finish_reason", "stop")
+    chunks += [{"choices": [{"delta": {}, "finish_reason": reason}]}, {"choices": [], **end}]
+    body = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
+    page.unroute_all()
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(content_type="text/event-stream", body=body))
+    page.locator("#prompt").fill(text)
+    page.locator("#prompt").press("Enter")
+    message = page.locator(".message").last
+    expect(message.locator(".text")).to_contain_text(answer.split()[-1])
+    expect(message).not_to_have_class(re.compile("writing"))
+
+
+def test_an_answer_says_its_gain_and_why_it_was_cut_with_the_way_on(visit: Visit) -> None:
+    visitor = visit()
+    page = visitor.page
+    usage = {"prompt_tokens": 9, "completion_tokens": 64}
+    metrics = {"speed_up": 1.84, "num_drafts": 0}
+    asked(page, "one", "First.", finish_reason="length", usage=usage, metrics=metrics)
+    answer = page.locator(".message").last
+    expect(answer.locator(".note")).to_contain_text("1.8 times plain")
+    expect(answer.locator(".meaning")).to_contain_text("the one that plain decoding gives, token for token.")
+    expect(answer.locator(".end")).to_contain_text("Cut at 64 tokens;")
+    page.unroute_all()
+    with page.expect_request("**/v1/chat/completions") as request:
+        answer.get_by_role("button", name="Answer with up to 128 tokens").click()
+    assert request.value.post_data_json["max_tokens"] == 128
+    assert request.value.post_data_json["messages"][-1] == {"role": "user", "content": "one"}
+    page.keyboard.press("Escape")
+    visitor.wait_for_end()
+    page.get_by_role("button", name="New chat").click()
+    full = {"prompt_tokens": 2024, "completion_tokens": 24}
+    asked(page, "two", "Second.", finish_reason="length", usage=full, metrics=metrics)
+    expect(page.locator(".meaning")).to_have_count(0)
+    expect(page.locator(".end").last).to_contain_text("The context is full: 2048 tokens;")
+    page.locator(".end").last.get_by_role("button", name="New chat").click()
+    expect(page.locator(".message")).to_have_count(0)
+    asked(page, "three", "Third.", usage=usage)
+    expect(page.locator(".end").last).to_be_hidden()
+
+
+def test_chats_outlive_a_reload_until_they_are_forgotten(visit: Visit) -> None:
+    visitor = visit()
+    page = visitor.page
+    asked(page, "one", "- *First*\n- 1")
+    asked(page, "and?", "Second.", finish_reason="length", usage={"prompt_tokens": 9, "completion_tokens": 3})
+    page.reload()
+    expect(page.locator(".who h3")).to_have_text(["You", "demo", "You", "demo"])
+    expect(page.locator(".message li em")).to_have_text("First")
+    expect(page.locator(".end").last).to_contain_text("Cut at 3 tokens;")
+    with page.expect_request("**/v1/chat/completions") as request:
+        page.locator("#prompt").fill("more")
+        page.locator("#prompt").press("Enter")
+    said = ["one", "- *First*\n- 1", "and?", "Second.", "more"]
+    assert [turn["content"] for turn in request.value.post_data_json["messages"]] == said
+    page.keyboard.press("Escape")
+    expect(page.locator("#send")).to_be_visible()
+    page.get_by_role("button", name="New chat").click()
+    expect(page.locator(".message")).to_have_count(0)
+    page.locator("#earlier").select_option("one")
+    expect(page.locator(".who h3").first).to_have_text("You")
+    page.get_by_role("button", name="New chat").click()
+    page.on("dialog", lambda dialog: dialog.accept())
+    page.locator("#settings summary").click()
+    page.get_by_role("button", name="Forget all chats").click()
+    expect(page.locator("#earlier")).to_be_hidden()
+    page.reload()
+    expect(page.locator("#state")).to_have_text("idle")
+    assert page.evaluate("Object.keys(localStorage).filter((key) => key.startsWith('penstock-chat-'))") == []
+
+
+def test_what_came_of_an_answer_before_a_reload_is_kept(visit: Visit) -> None:
+    visitor = visit()
+    page = visitor.page
+    visitor.complete(max_tokens=400)
+    visitor.wait_for_text()
+    page.reload()
+    expect(page.locator(".body")).to_contain_text(PROMPT.splitlines()[0])
+    expect(page.locator(".note")).to_have_text("cut off: the page was left")
+    visitor.wait_for_end()
+
+
+def test_kept_chats_have_a_bound(visit: Visit) -> None:
+    """The oldest make room; an answer goes with its question."""
+    page = visit().page
+    expect(page.locator("#model")).to_have_text("demo")
+    kept = page.evaluate(
+        """async () => {
+          const { Talk, keptTalks } = await import("./page/talks.js");
+          const said = (role, text) => ({ author: role === "user" ? "You" : "demo", role, text });
+          for (let i = 0; i < 40; i++) new Talk("chat", { id: `${i}`, messages: [said("user", `chat ${i}`)] }).keep();
+          const many = keptTalks().length;
+          const roles = ["user", "assistant", "user", "assistant"];
+          const messages = roles.map((role, i) => said(role, "abcd"[i].repeat(400_000)));
+          new Talk("chat", { id: "long", messages }).keep();
+          const first = keptTalks()[0].messages.map(({ role, text }) => role + text[0]);
+          return [many, first, keptTalks().reduce((sum, { size }) => sum + size, 0) <= 1_000_000];
+        }"""
+    )
+    assert kept == [30, ["userc", "assistantd"], True]
 
 
 def test_hosts_and_a_recovery_have_their_place(visit: Visit) -> None:

@@ -94,6 +94,12 @@ def test_the_prompt_is_read_from_a_pipe_as_it_stands(called: list[tuple[Any, ...
     assert called[0][0] == Asked(text="two\nlines\n")
 
 
+def test_without_a_prompt_the_remedy_is_named(called: list[tuple[Any, ...]]) -> None:
+    result = invoke("generate", stdin="")
+    assert (result.exit_code, called) == (2, [])
+    assert "give a text, or write one to standard input" in " ".join(result.stderr.split())
+
+
 def test_a_conversation_is_read_from_its_file(called: list[tuple[Any, ...]], tmp_path: Path) -> None:
     talk, template = tmp_path / "talk.json", tmp_path / "chat.jinja"
     talk.write_text(json.dumps({"messages": [USER], "tools": []}))

@@ -63,3 +63,14 @@ def test_a_stop_string_that_only_the_end_makes_certain_is_a_stop_too() -> None:
     assert one.append(SampledToken(0, token), at=1.0) is None
     one.finish(FinishReason.LENGTH, at=2.0)
     assert (one.output.finish_reason, one.output.stop_reason, one.output.text) == (FinishReason.STOP, "!", "")
+
+
+@pytest.mark.parametrize(("tokens", "plain_s", "speed_up"), [(9, 0.5, 2.0), (8, 0.5, None), (9, 0.0, None)])
+def test_a_speed_beside_plain_decodings_where_there_is_enough_to_compare(
+    tokens: int, plain_s: float, speed_up: float | None
+) -> None:
+    one = Completion(0, SamplingParams(), None, started=0.0)
+    for number in range(tokens):
+        one.append(SampledToken(number, 0), at=1.0)
+    one.finish(FinishReason.LENGTH, at=1.0 + (tokens - 1) / 4, plain_s=plain_s)
+    assert one.output.speed_up == speed_up

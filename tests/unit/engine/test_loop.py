@@ -207,7 +207,7 @@ class Broken(Collected):
     def append(self, pick: SampledToken, at: float) -> FinishReason | None:
         raise ValueError("no such character")
 
-    def finish(self, reason: FinishReason, at: float) -> None:
+    def finish(self, reason: FinishReason, at: float, plain_s: float = 0.0) -> None:
         raise ValueError("no such character")
 
 
@@ -378,3 +378,31 @@ def test_a_stop_string_at_the_last_token_allowed_is_a_stop(length: int, reason: 
     while loop.busy:
         loop.step()
     assert output.reasons == [reason]
+
+
+class Compared(Collected):
+    """An output that keeps what a token of it would have taken in plain decoding."""
+
+    plain_s: float | None = None
+
+    def finish(self, reason: FinishReason, at: float, plain_s: float = 0.0) -> None:
+        super().finish(reason, at, plain_s)
+        self.plain_s = plain_s
+
+
+@pytest.mark.parametrize(
+    ("make", "together", "known"),
+    [(lambda: PipeDec(3, 2, 2), 1, 0.5), (Autoregressive, 1, 0.0), (lambda: PipeDec(3, 2, 2), 2, 0.0)],
+)
+def test_a_gain_is_known_of_what_drafts_and_runs_alone(
+    make: Callable[[], Strategy], together: int, known: float
+) -> None:
+    clock, pool = VirtualClock(), SlotPool(80, 20)
+    core = StageCore(HashLayers(0, pool.total, 4), pool.total, is_last=True)
+    pipeline = InProcessPipeline([StageDriver(0, core, clock.now)], clock)
+    loop = EngineLoop(pipeline, Rowless(), Scheduler(pool, 8, 2, 40), clock, modelled_plain_s=0.5)
+    outputs = [Compared() for _ in range(together)]
+    for number, output in enumerate(outputs):
+        loop.add(Request(number, [1, 2, 3], Sampling(), 10, frozenset(), make(), output))
+    run(loop)
+    assert [output.plain_s for output in outputs] == [known] * together

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.estimates.drafts import DraftTiming
 from penstock.estimates.estimates import Estimates
-from penstock.messages import DeviceReserved, Result, Span
+from penstock.messages import DeviceReserved, Result, SampledToken, Span
 
 
 def test_a_draft_on_a_stages_device_counts_for_drafter_and_stage() -> None:
@@ -46,3 +46,33 @@ def test_while_many_requests_decode_plainly_modelled_stages_are_learned_from_and
     estimates.round_trips.record_entered(1, 4, now=2.0, in_flight=0)
     estimates.record_result(Result(stream=1, picks=[], spans=spans), 4.0)
     assert (estimates.pipeline.step_s(4), estimates.pipeline.latency_s(4)) == (1.5, 2.5)
+
+
+def test_plain_decodings_time_is_known_once_a_few_of_its_tokens_were_measured() -> None:
+    estimates = Estimates(contended=True)
+    plain = estimates.trials.of(1).plain
+    for _ in range(2):
+        plain.record(1, 0.5)
+        assert estimates.plain_s == 0.0
+    plain.record(1, 0.5)
+    assert estimates.plain_s == pytest.approx(0.5)
+
+
+def test_round_trips_alone_stand_in_for_plain_tokens() -> None:
+    estimates = Estimates()
+    for stream in range(3):
+        assert estimates.plain_s == 0.0
+        estimates.round_trips.record_entered(stream, 1, now=2.0 * stream, in_flight=0)
+        pick = SampledToken(node=stream, token=0)
+        estimates.record_result(Result(stream=stream, picks=[pick], spans=[]), 2.0 * stream + 1.5)
+    assert estimates.plain_s == pytest.approx(1.5)
+
+
+def test_modelled_times_count_while_this_host_keeps_up_with_the_devices() -> None:
+    estimates = Estimates(modelled_plain_s=0.2)
+    assert estimates.anew().plain_s == estimates.plain_s == 0.2
+    for stream, (computed, known) in enumerate([(0.9, 0.2)] * 20 + [(1.1, 0.2)] * 3 + [(1.1, 0.0)] * 2):
+        span = Span(0, 0.0, 0.0, 1.0, computed, 1.0, 1)
+        estimates.round_trips.record_entered(stream, 1, now=float(stream), in_flight=0)
+        estimates.record_result(Result(stream=stream, picks=[], spans=[span]), stream + 1.0)
+        assert estimates.plain_s == known

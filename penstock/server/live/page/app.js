@@ -9,13 +9,8 @@ let card = null;
 
 startTheme(document.getElementById("theme"));
 const live = new Live();
-startChat({ model, sampling: async () => (await served()).chat_sampling, onRequest: (id) => live.follow(id) });
+startChat({ served, schema, onRequest: (id) => live.follow(id) });
 live.follow(null);
-
-/** The served model's name. */
-async function model() {
-  return (await served()).id;
-}
 
 /** What the server says of its model; asked for until it is known. */
 async function served() {
@@ -26,4 +21,9 @@ async function served() {
     document.title = `${card.id} · Penstock`;
   }
   return card;
+}
+
+/** The API's own description. */
+async function schema() {
+  return (await call("openapi.json")).json();
 }

@@ -3,7 +3,9 @@
 
 import { ApiError, events, post } from "./api.js";
 import { Message, notice } from "./messages.js";
+import { EMPTY, MEANINGS, Meter } from "./meter.js";
 import { Settings } from "./settings.js";
+import { Talk, forgetTalks, keptTalks, newId, titleOf } from "./talks.js";
 
 const log = document.getElementById("log");
 const empty = document.getElementById("empty");
@@ -11,24 +13,29 @@ const form = document.getElementById("composer");
 const prompt = document.getElementById("prompt");
 const send = document.getElementById("send");
 const stop = document.getElementById("stop");
+const earlier = document.getElementById("earlier");
 const modes = document.querySelectorAll("input[name=mode]");
-/** What has been said, by mode. */
-const talks = { chat: document.createElement("div"), complete: document.createElement("div") };
 const PLACEHOLDERS = { chat: "Message the model", complete: "The beginning of a text" };
-const EMPTY = "The model's first token was an end token: it has nothing to add. Ask in other words.";
 const TITLES = { chat: "New chat", complete: "New text" };
+const EARLIER = "Earlier";
+const FORGET = "Forget all chats and texts that this browser has kept from this server?";
+const LEFT = "cut off: the page was left";
 
-let settings, model, onRequest;
+/** What is shown, by mode: this tab's own, after a reload too. */
+const talks = { chat: opened("chat"), complete: opened("complete") };
+let settings, served, onRequest;
 /** What a chat samples with where nothing is set. */
 let chatSampling = {};
-let turns = [];
 let running = null;
+/** The message that is being written. */
+let writing = null;
 
-/** `model` asks for the served model's name, `sampling` for what its chats sample with; `onRequest` hears the id of every request before it is sent. */
+/** `options.served` asks for the model's card, `schema` for the API's description; `onRequest` hears the id of every
+ * request before it is sent. */
 export function startChat(options) {
   settings = new Settings(document.getElementById("settings"));
-  ({ model, onRequest } = options);
-  options.sampling().then(useSampling).catch(show);
+  ({ served, onRequest } = options);
+  useCard(options.schema).catch(show);
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     submit();
@@ -43,11 +50,23 @@ export function startChat(options) {
   });
   stop.addEventListener("click", () => running?.abort());
   document.getElementById("new").addEventListener("click", () => {
-    clear();
+    open(new Talk(mode()));
     prompt.focus();
   });
+  document.getElementById("forget").addEventListener("click", forget);
+  earlier.addEventListener("change", openEarlier);
+  window.addEventListener("storage", listEarlier); // another tab has kept one
+  window.addEventListener("pagehide", keepWriting);
   for (const one of modes) one.addEventListener("change", () => setMode(one.value));
   setMode(localStorage.getItem("penstock-mode") ?? "chat");
+}
+
+async function useCard(schema) {
+  const card = await served();
+  useSampling(card.chat_sampling);
+  // Without the schema nothing is checked here: the server refuses what is wrong.
+  const openapi = await schema().catch(() => ({}));
+  settings.useSchema(openapi, card.max_model_len);
 }
 
 function mode() {
@@ -63,6 +82,7 @@ function setMode(value) {
   useSampling();
   running?.abort();
   showTalk();
+  listEarlier();
 }
 
 /** A text is continued with the model's own defaults. */
@@ -71,77 +91,138 @@ function useSampling(found = chatSampling) {
   settings.useDefaults(mode() === "chat" ? chatSampling : {});
 }
 
-function clear() {
-  running?.abort();
-  if (mode() === "chat") turns = [];
-  talk().replaceChildren();
-  showTalk();
+// ------------------------------------------------------------------------------------------------------------- talks
+
+/** The talk that this tab showed before a reload, or a new one. */
+function opened(mode) {
+  const id = sessionStorage.getItem(`penstock-open-${mode}`);
+  const talk = new Talk(mode, keptTalks().find((kept) => kept.id === id));
+  for (const message of talk.messages) offerContinuation(talk, message);
+  return talk;
 }
 
 function talk() {
   return talks[mode()];
 }
 
+function open(talk) {
+  running?.abort();
+  talks[talk.mode] = talk;
+  sessionStorage.setItem(`penstock-open-${talk.mode}`, talk.id);
+  for (const message of talk.messages) offerContinuation(talk, message);
+  showTalk();
+  listEarlier();
+}
+
+function openEarlier() {
+  const kept = keptTalks().find(({ id }) => id === earlier.value);
+  if (kept) open(new Talk(kept.mode, kept));
+  else listEarlier();
+}
+
+/** The kept talks of this mode but the one that is shown. */
+function listEarlier() {
+  const others = keptTalks().filter((kept) => kept.mode === mode() && kept.id !== talk().id);
+  earlier.hidden = !others.length;
+  earlier.replaceChildren(new Option(EARLIER, ""), ...others.map((kept) => new Option(titleOf(kept), kept.id)));
+}
+
+function keep(talk) {
+  talk.keep();
+  if (talk === talks[talk.mode]) sessionStorage.setItem(`penstock-open-${talk.mode}`, talk.id);
+  listEarlier();
+}
+
+/** Keep what has come of an answer while the page is left in the middle of it. */
+function keepWriting() {
+  if (!writing?.text) return;
+  writing.note(LEFT);
+  Object.values(talks).find(({ messages }) => messages.includes(writing))?.keep();
+}
+
+function forget() {
+  if (!confirm(FORGET)) return;
+  running?.abort();
+  forgetTalks();
+  for (const one of Object.keys(talks)) {
+    talks[one].forgotten = true; // its answer may still be ending
+    talks[one] = new Talk(one);
+  }
+  showTalk();
+  listEarlier();
+}
+
 function showTalk() {
-  const shown = talk().hasChildNodes() ? talk() : empty;
+  const shown = talk().element.hasChildNodes() ? talk().element : empty;
   if (shown.parentNode !== log) log.replaceChildren(shown);
   log.scrollTop = log.scrollHeight;
 }
+
+// ----------------------------------------------------------------------------------------------------------- requests
 
 function submit() {
   const text = prompt.value;
   if (running || !text.trim()) return;
   prompt.value = "";
-  for (const old of talk().querySelectorAll(".notice")) old.remove();
-  if (mode() === "chat") ask(text);
-  else complete(text);
+  for (const old of talk().element.querySelectorAll(".notice")) old.remove();
+  if (mode() === "chat") ask(talk(), text);
+  else complete(talk(), text);
   showTalk();
 }
 
 /** `outline` says whether the answer comes in points, as the request's fields. */
-async function ask(text, outline = settings.outline) {
-  const here = talk();
-  for (const old of here.querySelectorAll(".again")) old.remove();
-  const question = here.appendChild(new Message("You", text).element);
-  const answer = new Message(await model().catch(() => "Model"));
-  here.append(answer.element);
+async function ask(talk, text, outline = settings.outline) {
+  for (const old of talk.element.querySelectorAll(".again")) old.remove();
+  const turns = talk.turns;
+  const question = talk.add(new Message("You", text));
+  const answer = talk.add(new Message(await served().then(({ id }) => id, () => "Model")));
   const system = settings.system;
   const messages = [...(system ? [{ role: "system", content: system }] : []), ...turns, { role: "user", content: text }];
-  const mine = turns; // of this chat, should another one have begun meanwhile
-  const sent = await generate("v1/chat/completions", { messages, ...outline }, answer);
-  if (!sent) return takeBack(text, question, answer.element);
-  mine.push({ role: "user", content: text }, { role: "assistant", content: answer.text });
-  answer.offerOther((other) => {
-    if (running || mine !== turns) return;
-    mine.splice(-2);
-    question.remove();
-    answer.element.remove();
-    ask(text, { outline_decoding: other });
-  });
+  const end = await generate("v1/chat/completions", { messages, ...outline }, answer);
+  if (!end) return takeBack(talk, text, question, answer);
+  const again = (changed) => {
+    if (running || talk !== talks.chat) return;
+    talk.remove(question, answer);
+    ask(talk, text, changed);
+    showTalk();
+  };
+  answer.offerOther((other) => again({ outline_decoding: other }));
+  if (end.kind === "full") answer.offerWayOn("New chat", () => open(new Talk("chat")));
+  if (end.kind === "cut" && end.tokens) {
+    answer.offerWayOn(`Answer with up to ${2 * end.tokens} tokens`, () => {
+      settings.set("max_tokens", 2 * end.tokens);
+      again(outline);
+    });
+  }
+  keep(talk);
 }
 
-async function complete(text) {
-  const message = new Message("Text", "", text);
-  talk().append(message.element);
-  const sent = await generate("v1/completions", { prompt: text }, message);
-  if (sent) message.addAction("Continue", () => !running && complete(text + message.text));
-  else takeBack(text, message.element);
+async function complete(talk, text) {
+  const message = talk.add(new Message("Text", "", text));
+  if (!(await generate("v1/completions", { prompt: text }, message))) return takeBack(talk, text, message);
+  offerContinuation(talk, message);
+  keep(talk);
 }
 
-function takeBack(text, ...elements) {
-  for (const element of elements) element.remove();
+function offerContinuation(talk, message) {
+  if (talk.mode !== "complete") return;
+  message.addAction("Continue", () => !running && complete(talk, message.before + message.text));
+}
+
+function takeBack(talk, text, ...messages) {
+  talk.remove(...messages);
   prompt.value ||= text;
   showTalk();
 }
 
-/** Stream one answer into `message`. False if the server refused it or nothing of it came. */
+/** Stream one answer into `message`; returns how it ended. False if the server refused it or nothing of it came. */
 async function generate(path, body, message) {
-  const id = newId();
+  const id = `page-${newId()}`;
   begin(message);
   const meter = new Meter();
-  let ended = null;
   try {
-    const all = { model: await model(), stream: true, stream_options: { include_usage: true }, ...settings.body, ...body };
+    const card = await served();
+    const all = { model: card.id, stream: true, stream_options: { include_usage: true }, ...settings.body, ...body };
     onRequest(id);
     const response = await post(path, all, { "X-Request-Id": id }, running.signal);
     for await (const { data } of events(response)) {
@@ -149,28 +230,44 @@ async function generate(path, body, message) {
       const chunk = JSON.parse(data);
       if (chunk.error) throw new ApiError(chunk.error.code, chunk.error.message);
       meter.take(chunk);
-      ended = chunk.choices[0]?.finish_reason ?? ended;
-      const { delta, text: continued } = chunk.choices[0] ?? {};
-      const piece = delta?.content ?? continued;
-      if (chunk.outline) keepAtEnd(() => message.tellOutline(chunk.outline));
-      for (const { point, text } of chunk.outline_points ?? []) keepAtEnd(() => message.addToPoint(point, text));
-      if (delta?.reasoning_content || piece) meter.begin();
-      if (delta?.reasoning_content) keepAtEnd(() => message.think(delta.reasoning_content));
-      if (piece) keepAtEnd(() => message.append(piece));
+      take(chunk, message, meter);
     }
-    keepAtEnd(() => message.note(ended === "stop" && !message.text ? EMPTY : meter.words()));
-    return true;
+    const end = meter.end(card.max_model_len);
+    keepAtEnd(() => {
+      message.note(meter.stopped && !message.text ? EMPTY : meter.words());
+      message.tellEnd(end?.words ?? "");
+      if (meter.gain !== null) tellMeaning(message, card.numerics);
+    });
+    return end ?? { kind: "whole" };
   } catch (error) {
     if (error.name === "AbortError") keepAtEnd(() => message.note("stopped"));
     else show(error);
-    return message.text !== "" || message.thoughts !== "";
+    return message.text !== "" || message.thoughts !== "" ? { kind: "stopped" } : false;
   } finally {
     end(message);
   }
 }
 
+function take(chunk, message, meter) {
+  const { delta, text: continued } = chunk.choices[0] ?? {};
+  const piece = delta?.content ?? continued;
+  if (chunk.outline) keepAtEnd(() => message.tellOutline(chunk.outline));
+  for (const { point, text } of chunk.outline_points ?? []) keepAtEnd(() => message.addToPoint(point, text));
+  if (delta?.reasoning_content || piece) meter.begin();
+  if (delta?.reasoning_content) keepAtEnd(() => message.think(delta.reasoning_content));
+  if (piece) keepAtEnd(() => message.append(piece));
+}
+
+/** What exactness means is said below the first answer that has a gain, once in this browser. */
+function tellMeaning(message, numerics) {
+  if (localStorage.getItem("penstock-meaning") === numerics || !(numerics in MEANINGS)) return;
+  localStorage.setItem("penstock-meaning", numerics);
+  message.tellMeaning(MEANINGS[numerics]);
+}
+
 function begin(message) {
   running = new AbortController();
+  writing = message;
   send.hidden = true;
   stop.hidden = false;
   log.setAttribute("aria-busy", "true");
@@ -186,7 +283,7 @@ function keepAtEnd(change) {
 }
 
 function end(message) {
-  running = null;
+  running = writing = null;
   message.element.classList.remove("writing");
   keepAtEnd(() => message.closePoints());
   log.setAttribute("aria-busy", "false");
@@ -203,45 +300,6 @@ function show(error) {
     button.textContent = "Complete texts instead";
     button.addEventListener("click", () => setMode("complete"));
   }
-  talk().append(element);
+  talk().element.append(element);
   showTalk();
-}
-
-/** An id that nobody guesses: whoever knows it may watch the request's tokens. */
-function newId() {
-  const bytes = crypto.getRandomValues(new Uint8Array(16));
-  return `page-${Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("")}`;
-}
-
-/** What an answer took: counted by the server, timed here, where the reader waits. */
-class Meter {
-  constructor() {
-    this.started = performance.now();
-    this.first = null;
-    this._usage = null;
-    this._metrics = null;
-  }
-
-  /** The first of the answer is here. */
-  begin() {
-    this.first ??= performance.now();
-  }
-
-  take({ usage, metrics }) {
-    this._usage = usage ?? this._usage;
-    this._metrics = metrics ?? this._metrics;
-  }
-
-  words() {
-    if (!this._usage || this.first === null) return "";
-    const tokens = this._usage.completion_tokens;
-    const seconds = (performance.now() - this.started) / 1000;
-    const words = [
-      `${tokens} token${tokens === 1 ? "" : "s"}`,
-      `${(tokens / seconds).toFixed(1)} per second`,
-      `first after ${((this.first - this.started) / 1000).toFixed(2)} s`,
-    ];
-    if (this._metrics?.num_drafts) words.push(`acceptance length ${this._metrics.mean_acceptance_length.toFixed(1)}`);
-    return words.join(" · ");
-  }
 }

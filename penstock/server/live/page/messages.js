@@ -11,26 +11,49 @@ const IN_POINTS = "Answered in points, which do not see each other: not the plai
 const PLAIN = "Answered plainly.";
 const [AS_ONE, AS_POINTS] = ["Answer plainly instead", "Answer in points instead"];
 
+const ROLES = { You: "user", Text: "text" };
+
 export class Message {
   /** `before` is text that is shown ahead of what is appended: a completion's prompt. */
   constructor(author, text = "", before = "") {
+    this.author = author;
+    this.role = ROLES[author] ?? "assistant";
     this.text = "";
     /** What the model thought before the text, which is neither copied nor sent back. */
     this.thoughts = "";
-    this._before = before;
+    this.before = before;
     this._chat = author !== "Text";
     this.element = made("article", before ? "message raw" : "message");
     const head = this.element.appendChild(made("div", "who"));
     head.appendChild(made("h3", "", author));
     this._actions = head.appendChild(made("div", "tools"));
-    this.addAction("Copy", (button) => copy(this._before + this.text, button));
+    this.addAction("Copy", (button) => copy(this.before + this.text, button));
     this._body = this.element.appendChild(made("div", "body"));
     if (before) this._body.appendChild(made("span", "before", before));
     this._text = this._body.appendChild(made("div", "text"));
     this._markdown = this._thinking = null;
     this._points = this._cells = this._decision = this._inPoints = null;
+    this._endWords = "";
     this._note = this.element.appendChild(made("p", "note"));
+    this._end = this.element.appendChild(made("p", "end"));
     if (text) this.append(text);
+  }
+
+  /** A message as it is kept: plain data, of which `Message.of` makes it anew. Buttons are not kept. */
+  get record() {
+    const { author, role, text, before, thoughts } = this;
+    const decision = this._decision?.firstChild.textContent ?? "";
+    return { author, role, text, before, thoughts, decision, note: this._note.textContent, end: this._endWords };
+  }
+
+  static of({ author, text, before = "", thoughts = "", decision = "", note = "", end = "" }) {
+    const message = new Message(author, "", before);
+    if (decision) message._decide(decision);
+    if (thoughts) message.think(thoughts);
+    if (text) message.append(text);
+    message.note(note);
+    message.tellEnd(end);
+    return message;
   }
 
   /** Thoughts stand above the answer, open until it begins. */
@@ -58,9 +81,13 @@ export class Message {
   /** How an answer came about that was asked for in points, and the points themselves where there are any. */
   tellOutline({ used, reason, titles }) {
     this._inPoints = used;
-    this._decision = made("p", "decision", `${used ? IN_POINTS : PLAIN} Why: ${reason}.`);
-    this._body.before(this._decision);
+    this._decide(`${used ? IN_POINTS : PLAIN} Why: ${reason}.`);
     if (used) this._openPoints(titles);
+  }
+
+  _decide(words) {
+    this._decision = made("p", "decision", words);
+    this._body.before(this._decision);
   }
 
   /** A button behind that decision: `act` hears the other value of outline_decoding. */
@@ -93,6 +120,24 @@ export class Message {
 
   note(words) {
     this._note.textContent = words;
+  }
+
+  /** Why the answer ended before the model ended it; "" where it did not. */
+  tellEnd(words) {
+    this._endWords = words;
+    this._end.textContent = words;
+  }
+
+  /** A button behind those words: the reader's way on. */
+  offerWayOn(label, act) {
+    const button = this._end.appendChild(made("button", "quiet again", label));
+    button.type = "button";
+    button.addEventListener("click", act);
+  }
+
+  /** What the note's gain means, which is said once. */
+  tellMeaning(words) {
+    this._note.after(made("p", "meaning", words));
   }
 
   addAction(label, act) {

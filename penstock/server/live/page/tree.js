@@ -1,5 +1,6 @@
 // The draft tree, growing to the right: the certain tokens, then the guesses, the favourite on top. A node stands at the
-// column of its position in the text, and the picture moves left as the text grows. What is pruned fades where it was.
+// column of its position in the text, and the picture moves left as the text grows, so that the deepest guess is in sight.
+// What is pruned fades where it was.
 
 import { Description } from "./canvas.js";
 import { clock } from "./clock.js";
@@ -29,6 +30,7 @@ export class Tree {
     this._now = this._camera.appendChild(make("g", {}));
     this._drawn = new Map();
     this._tree = null;
+    this._first = this._column = NaN;
     new ResizeObserver(() => this._tree && this._draw(this._tree)).observe(document.getElementById("tree-frame"));
   }
 
@@ -68,13 +70,26 @@ export class Tree {
     const column = (width < NARROW_BELOW ? NARROW : WIDE)[kind];
     const columns = Math.max(3, Math.floor(width / column));
     const behind = Math.max(0, Math.min(tree.path.length - 1, Math.floor(columns / 4)));
-    const layout = layOut(tree, columns - 1 - behind);
+    const layout = layOut(tree);
     this._fade(last, tree, column);
     this._svg.setAttribute("viewBox", `0 0 ${width} ${ROWS * ROW}`);
-    this._camera.style.transform = `translateX(${(behind - tree.position) * column}px)`;
+    // A tree that is deeper than the picture is wide is seen from its other end.
+    const end = tree.position + layout.deepest + 1;
+    this._look(Math.max(tree.position - behind, end - columns), end - columns, column);
     this._drawn = this._place(tree, layout, behind, column);
     this._now.replaceChildren(...edges(this._drawn, column), ...[...this._drawn.values()].map((node) => pill(node, column)));
     this._say(tree, layout.hidden);
+  }
+
+  /**
+   * Have column `first` at the left edge. The picture slides there by a few columns, and only if nothing of it is out of
+   * sight meanwhile, that is, if no column before `least` was at the edge: at a high speed it would slide all the time.
+   */
+  _look(first, least, column) {
+    const far = this._column !== column || this._first < least || Math.abs(first - this._first) > JUMP;
+    [this._first, this._column] = [first, column];
+    this._camera.classList.toggle("jumps", far);
+    this._camera.style.transform = `translateX(${-first * column}px)`;
   }
 
   /** Every node that is drawn, by id: its column is its position in the text. */
@@ -120,17 +135,19 @@ export class Tree {
 }
 
 /** Rows for as many of the best nodes as fit: a first child stands in its parent's row, each further one below. */
-function layOut({ root, leaves }, deepest) {
+function layOut({ root, leaves }) {
   const children = new Map([[root, []]]);
   let used = 1;
   let hidden = 0;
+  let deepest = 0;
   for (const leaf of leaves) {
     const siblings = children.get(leaf.parent);
-    if (!siblings || leaf.depth > deepest || (siblings.length && used === ROWS)) {
+    if (!siblings || (siblings.length && used === ROWS)) {
       hidden++;
       continue;
     }
     if (siblings.length) used++;
+    deepest = Math.max(deepest, leaf.depth);
     siblings.push(leaf.node);
     children.set(leaf.node, []);
   }
@@ -144,7 +161,7 @@ function layOut({ root, leaves }, deepest) {
     });
   };
   walk(root);
-  return { rows, hidden };
+  return { rows, hidden, deepest };
 }
 
 function edges(drawn, column) {

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import io
+
+import pytest
+from rich.console import Console
+
 from penstock.lab.bench.comparison import SmallModel
-from penstock.lab.bench.report import COST, DRAFTS, SPEED, hit_rate, markdown_of, remarks, tables_of
+from penstock.lab.bench.report import COST, DRAFTS, SPEED, headlines, hit_rate, markdown_of, remarks, tables_of
 from tests.unit.lab.bench.runs import a_run
 
 PLAIN = a_run("autoregressive", 2.0, wall_clock_speedup=1.0, theoretical_speedup=1.0, efficiency=1.0)
@@ -35,6 +40,28 @@ def test_figures_stand_under_their_headings() -> None:
     assert list(drafts.columns[6].cells) == ["-", "7.50"]
     assert len(cost.columns) == 1 + len(COST)
     assert str(speed.title) == "chat, T = 0, emulated, synthetic drafter"
+
+
+def test_a_sentence_comes_first() -> None:
+    differing = a_run("pipedec", 9.0, wall_clock_speedup=3.97, identical_to_autoregressive=False)
+    assert headlines([PLAIN, SWEPT, differing]) == [
+        "pipedec[width=4]: 4.50 times as fast as plain, all texts identical",
+        "pipedec: 3.97 times as fast as plain, but NOT all texts identical",
+    ]
+    slow = a_run("auto", 9.0, temperature=1.0, wall_clock_speedup=0.5, overrun_fraction=0.06)
+    assert headlines([PLAIN, slow]) == [
+        "auto (chat, T = 1): 0.50 times as fast as plain, all texts identical; NOT VALID, see below"
+    ]
+
+
+@pytest.mark.parametrize("width", [36, 60, 80])
+def test_the_narrowest_terminal_shows_whether_texts_are_identical(width: int) -> None:
+    console = Console(file=io.StringIO(), width=width)
+    console.print(tables_of([PLAIN, SWEPT])[0])
+    assert isinstance(console.file, io.StringIO)
+    shown = console.file.getvalue()
+    assert "identical" in shown.split("Not shown")[0]
+    assert shown.split("Not shown")[0].count("yes") == 2
 
 
 def test_each_setting_has_its_own_tables() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,7 +30,8 @@ def test_a_run_is_shown_again_at_its_own_pace() -> None:
     assert run.pace(3.0) == "3 tokens · 1.0 tokens/s"
     assert run.pace(5.0) == "3 tokens · 0.5 tokens/s", "a run that is not over grows slower while it waits"
     run.finished = True
-    assert run.pace(5.0) == "3 tokens · 1.0 tokens/s"
+    assert run.pace(2.9) == "1 token"
+    assert run.pace(5.0) == "3 tokens in 3.0 s · 1.0 tokens/s"
 
 
 def test_control_characters_are_not_drawn() -> None:
@@ -67,6 +69,21 @@ def test_the_picture_fits_the_terminal(now: list[float], width: int, height: int
         assert "some text" in picture
         advance(race, now[0], "some text\n" * 40 + "end", finished=True)
     assert "replay" in drawn(console, race)
+
+
+def test_the_last_frame_has_one_clock(now: list[float]) -> None:
+    race, console = race_on(80, 24)
+    for strategy, seconds in ((PENSTOCK, 2.0), (PLAIN, 6.0)):
+        race.begin(strategy, 0, 1)
+        advance(race, now[0] + 1.0, "one", finished=False)
+        advance(race, now[0] + seconds, "one two", finished=True)
+        now[0] += seconds
+    with console.capture() as capture:
+        console.print(race.texts())
+    last = capture.get()
+    assert "Both after 6.0 s." in last
+    assert last.count(" in 2.0 s") == last.count(" in 6.0 s") == 1
+    assert len(re.findall(r"\d s\b", last)) == 3, "the clock, and the time of each run"
 
 
 def test_a_small_terminal_shows_the_texts_first(now: list[float]) -> None:
@@ -108,7 +125,7 @@ def test_the_texts_stay_when_the_race_is_over(now: list[float]) -> None:
     with console.capture() as capture:
         console.print(race.texts())
     lines = capture.get().splitlines()
-    assert len(lines) == 2 + 3 + 5 + 1, "frame, prompt, text, and the line after it"
+    assert len(lines) == 2 + 3 + 5 + 1 + 1, "frame, prompt, text, the line after it, and the clock"
     assert "board" not in capture.get()
 
 
