@@ -46,8 +46,25 @@ def as_long(hidden: Tensor, length: Tensor) -> Tensor:
 # ----------------------------------------------------------------------------------------------------------------- base
 # A stage's layers for models whose rows carry more than hidden states; the layers are transformers' own.
 
-SharedStates = dict[str, tuple[Tensor, Tensor]]
-"""Kind of layer -> keys and values [1, K, N, d] of the batch's rows."""
+
+class SharedStates(dict[str, tuple[Tensor, Tensor]]):
+    """Kind of layer -> keys and values [1, K, N, d] of the batch's rows.
+
+    Releases of transformers differ in the key: it is the kind, or the number of the layer that makes them.
+    """
+
+    def __init__(self, types: Sequence[str]) -> None:
+        super().__init__()
+        self._types = types
+
+    def __getitem__(self, key: str | int) -> tuple[Tensor, Tensor]:
+        return super().__getitem__(self._kind(key))
+
+    def __setitem__(self, key: str | int, states: tuple[Tensor, Tensor]) -> None:
+        super().__setitem__(self._kind(key), states)
+
+    def _kind(self, key: str | int) -> str:
+        return self._types[key] if isinstance(key, int) else key
 
 
 class CarryingBase(nn.Module):
@@ -92,7 +109,8 @@ class CarryingBase(nn.Module):
 
     def _begin(self, tokens_1N: Tensor) -> tuple[Tensor, Tensor, SharedStates]:
         embedded = self.base.embed_tokens(tokens_1N)
-        return spread(self.base, embedded) if self._streams > 1 else embedded, embedded, {}
+        hidden = spread(self.base, embedded) if self._streams > 1 else embedded
+        return hidden, embedded, SharedStates(self._types)
 
     def _per_layer_inputs(self, tokens_1N: Tensor, embedded: Tensor) -> Tensor:
         """The per-layer embeddings of the stage's own layers, [1, N, own layers, width]."""
@@ -106,7 +124,9 @@ class CarryingBase(nn.Module):
         hidden = found.pop(HIDDEN).transpose(0, 1)
         embedded = found.pop(EMBEDDED, carried_NX)[None]
         # [N, 2, K, d] -> keys and values [1, K, N, d] each.
-        shared = {kind: (both.permute(1, 2, 0, 3)[:1], both.permute(1, 2, 0, 3)[1:]) for kind, both in found.items()}
+        shared = SharedStates(self._types)
+        for kind, both in found.items():
+            shared[kind] = both.permute(1, 2, 0, 3)[:1], both.permute(1, 2, 0, 3)[1:]
         return hidden[:, None] if self._streams > 1 else hidden, embedded, shared
 
     def _pack(self, hidden: Tensor, embedded: Tensor, shared: SharedStates) -> Tensor:

@@ -140,7 +140,10 @@ def see(base: Any, own: Sequence[Any], embed: Any | None) -> list[Sight] | None:
     # The output of each layer has to be the next one's input: otherwise the base model does something in between.
     passed = [entering, *(sight.gave for sight in sights)]
     met = [*(sight.given for sight in sights), left]
-    turned = base.rotary_emb(entering, positions_1N)
+    try:
+        turned = base.rotary_emb(entering, positions_1N)
+    except IndexError:  # in some releases of transformers an embedding of several axes takes positions of each
+        return None
     plain = all(map(identical, passed, met))
     return sights if plain and all(sight.fits(turned) for sight in sights) else None
 
