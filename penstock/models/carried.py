@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -114,7 +115,10 @@ class CarryingBase(nn.Module):
 
     def _per_layer_inputs(self, tokens_1N: Tensor, embedded: Tensor) -> Tensor:
         """The per-layer embeddings of the stage's own layers, [1, N, own layers, width]."""
-        found: Tensor = self.base.project_per_layer_inputs(embedded, self.base.get_per_layer_inputs(tokens_1N))
+        look_up = self.base.get_per_layer_inputs
+        # Some releases of transformers insist on what they would look the tokens up by.
+        beside = {"inputs_embeds": embedded} if "inputs_embeds" in inspect.signature(look_up).parameters else {}
+        found: Tensor = self.base.project_per_layer_inputs(embedded, look_up(tokens_1N, **beside))
         return found
 
     def _unpack(self, carried_NX: Tensor) -> tuple[Tensor, Tensor, SharedStates]:
