@@ -70,8 +70,9 @@ def package_files() -> Iterator[tuple[str, bytes]]:
 def metadata_files(found: Distribution, folder: str) -> Iterator[tuple[str, bytes]]:
     """The files of a distribution that say what it is, as they are named in a wheel."""
     yield f"{folder}/WHEEL", PURE.encode()
-    for name in ("METADATA", "entry_points.txt"):
-        content = found.read_text(name)
+    for name, in_a_checkout in (("METADATA", "PKG-INFO"), ("entry_points.txt", "entry_points.txt")):
+        # Beside a checkout Python finds what setuptools has left there, under the older name.
+        content = found.read_text(name) or found.read_text(in_a_checkout)
         if content is None:
             raise ConfigError(f"setup: this Penstock was installed without {name}; --wheel names a wheel of yours")
         yield f"{folder}/{name}", content.encode()

@@ -9,6 +9,7 @@ import io
 import re
 import shlex
 import zipfile
+from importlib.metadata import Distribution
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ import penstock
 from penstock.config import FieldError
 from penstock.core import ConfigError, PenstockError
 from penstock.hosts import installing, keys
-from penstock.hosts.installing import Setup, Ssh, Step, done, pack_wheel, set_up
+from penstock.hosts.installing import Setup, Ssh, Step, done, metadata_files, pack_wheel, set_up
 from tests.unit.cli.invoke import invoke
 
 PACKAGE = Path(penstock.__file__).parent
@@ -50,6 +51,21 @@ def test_a_packed_wheel_has_the_package_and_says_so(wheel: Path) -> None:
         if digest:
             expected = base64.urlsafe_b64encode(hashlib.sha256(content[name]).digest()).decode().rstrip("=")
             assert (digest, int(size)) == (f"sha256={expected}", len(content[name]))
+
+
+@pytest.mark.parametrize("kind", ["egg-info", "dist-info"])
+def test_what_says_what_it_is_may_be_a_checkouts(tmp_path: Path, kind: str) -> None:
+    """In a checkout that has been installed as editable, Python finds what setuptools left there first."""
+    folder = tmp_path / f"penstock.{kind}"
+    folder.mkdir()
+    for name in ("PKG-INFO" if kind == "egg-info" else "METADATA", "entry_points.txt"):
+        (folder / name).write_text(f"{name} of Penstock")
+    found = dict(metadata_files(Distribution.at(folder), "info"))
+    assert found["info/METADATA"].endswith(b" of Penstock")
+    assert found["info/entry_points.txt"] == b"entry_points.txt of Penstock"
+    (folder / "entry_points.txt").unlink()
+    with pytest.raises(ConfigError, match=r"installed without entry_points\.txt"):
+        dict(metadata_files(Distribution.at(folder), "info"))
 
 
 def test_the_commands_are_printed_and_none_is_run(
