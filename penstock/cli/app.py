@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from importlib import import_module
 from typing import Annotated, Any, Final
@@ -11,7 +10,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 import penstock
-from penstock.cli.options import new_app, words_of
+from penstock.cli.options import new_app, report
 
 COMMANDS: Final = {
     "run": "Load MODEL and chat with it in this terminal, or answer a pipe's lines one after the other.",
@@ -104,7 +103,5 @@ def main() -> None:
     try:
         app()
     except OSError as error:  # of help, which no command reports
-        if os.environ.get("PENSTOCK_DEBUG"):
-            raise
-        typer.echo(f"penstock: error: {words_of(error)}", err=True)
+        report(error)
         sys.exit(1)

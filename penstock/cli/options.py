@@ -190,12 +190,17 @@ def reported() -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(UNREAD) from None
     except OSError as error:
-        if os.environ.get("PENSTOCK_DEBUG"):
-            raise
-        typer.echo(f"penstock: error: {words_of(error)}", err=True)
+        report(error)
         raise typer.Exit(1) from None
     finally:
         sys.unraisablehook = hook
+
+
+def report(error: OSError) -> None:
+    """Print an error of the system in one line on stderr. With PENSTOCK_DEBUG raise it, for its traceback."""
+    if os.environ.get("PENSTOCK_DEBUG"):
+        raise error
+    typer.echo(f"penstock: error: {words_of(error)}", err=True)
 
 
 def words_of(error: OSError) -> str:

@@ -85,6 +85,9 @@ class CarryingBase(nn.Module):
         self._leaving = None if last == config.num_hidden_layers else pieces_before(config, last)
         self._streams = streams(config)
         self._per_layer = per_layer_width(config) > 0 and first < last
+        # Some releases of transformers insist on the rows by which they would look up tokens that are not given.
+        asked = inspect.signature(base.get_per_layer_inputs).parameters if self._per_layer else {}
+        self._looks_up_by_embedding = "inputs_embeds" in asked
 
     def forward(self, tokens_1N: Tensor, positions_1N: Tensor, carried_NX: Tensor | None) -> Tensor:
         """The rows' hidden states and all that they carry behind these layers, [N, Y]; after the last layer [N, D].
@@ -115,10 +118,9 @@ class CarryingBase(nn.Module):
 
     def _per_layer_inputs(self, tokens_1N: Tensor, embedded: Tensor) -> Tensor:
         """The per-layer embeddings of the stage's own layers, [1, N, own layers, width]."""
-        look_up = self.base.get_per_layer_inputs
-        # Some releases of transformers insist on what they would look the tokens up by.
-        beside = {"inputs_embeds": embedded} if "inputs_embeds" in inspect.signature(look_up).parameters else {}
-        found: Tensor = self.base.project_per_layer_inputs(embedded, look_up(tokens_1N, **beside))
+        beside = {"inputs_embeds": embedded} if self._looks_up_by_embedding else {}
+        per_layer = self.base.get_per_layer_inputs(tokens_1N, **beside)
+        found: Tensor = self.base.project_per_layer_inputs(embedded, per_layer)
         return found
 
     def _unpack(self, carried_NX: Tensor) -> tuple[Tensor, Tensor, SharedStates]:

@@ -310,18 +310,25 @@ class Later:
             return self._samples[key]
 
 
-class LaterTensor:
-    """``tensor``, which has not been read, or where there is one a sample of its shape."""
+class StandIn:
+    """The shape and type of ``tensor``, which has not been read; a subclass says what reading gives."""
 
-    def __init__(self, tensor: Any, sample: Callable[[Any], Tensor | None]) -> None:
+    def __init__(self, tensor: Any) -> None:
         self.tensor = tensor
-        self._sample = sample
 
     def get_shape(self) -> list[int]:
         return list(self.tensor.get_shape())
 
     def get_dtype(self) -> str:
         return str(self.tensor.get_dtype())
+
+
+class LaterTensor(StandIn):
+    """Reading gives the tensor or, where there is one, a sample of its shape."""
+
+    def __init__(self, tensor: Any, sample: Callable[[Any], Tensor | None]) -> None:
+        super().__init__(tensor)
+        self._sample = sample
 
     def __getitem__(self, index: Any) -> Tensor:
         sample = self._sample(self.tensor)
@@ -490,17 +497,8 @@ def quiet() -> Iterator[None]:
 # ----------------------------------------------------------------------------------------- before any stage is started
 
 
-class HollowTensor:
+class HollowTensor(StandIn):
     """A tensor of a checkpoint with only its shape and type; its numbers are zeros."""
-
-    def __init__(self, stored: Any) -> None:
-        self._stored = stored
-
-    def get_shape(self) -> list[int]:
-        return list(self._stored.get_shape())
-
-    def get_dtype(self) -> str:
-        return str(self._stored.get_dtype())
 
     def __getitem__(self, _: Any) -> Tensor:
         return torch.zeros(()).expand(self.get_shape())
