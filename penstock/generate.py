@@ -20,6 +20,7 @@ from penstock.engine.options import EngineOptions
 from penstock.engine.resolve import check_options
 from penstock.hosts.fleet import FleetHost
 from penstock.outlines.dialogue import Dialogue
+from penstock.pipeline.forkserver import fork_from_here
 from penstock.text.chat import ChatFormat, Conversation, Messages, chat_prompt, chat_sampling
 from penstock.text.tokenizer import Tokenizer
 from penstock.trace import EMULATED, trace_writer
@@ -120,6 +121,7 @@ def complete(
     ``sampling`` replaces fields of the checkpoint's own sampling parameters, or of a chat's where it names none.
     """
     check_options(options, sampling.get("max_tokens"))
+    fork_from_here()
     from penstock.engine.llm import LLM
 
     llm, start = watched(LLM, options)

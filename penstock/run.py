@@ -18,7 +18,7 @@ from penstock.config import FieldError
 from penstock.engine.opening import loaded, watched
 from penstock.engine.options import EngineOptions, model_folder
 from penstock.engine.resolve import check_options
-from penstock.pipeline.forkserver import shared_fork_server
+from penstock.pipeline.forkserver import fork_from_here, shared_fork_server
 from penstock.server.settings import ServerSettings
 from penstock.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -35,7 +35,7 @@ def run(options: EngineOptions, name: str, system_prompt: str = "", template: st
     ``template`` is Jinja text in place of the checkpoint's own. Raises ConfigError before anything starts.
     """
     check_options(options)
-    shared_fork_server()  # begun first, so that it imports torch while this process does the same
+    fork_from_here()
     words = introduction_of(options, name, template)
     from penstock.engine.async_llm import AsyncLLM
     from penstock.server.command import served_at

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Final
 
+from penstock.api_keys import check_api_key_variable
 from penstock.cli import default_model
 from penstock.cli.options import command, new_app
 from penstock.cli.speculation import SpeculationOptions
 from penstock.engine.options import MODEL_NAME, EngineOptions, ModelOptions, PipelineOptions, SharingOptions
 from penstock.library.names import DEFAULT
+from penstock.pipeline.forkserver import fork_from_here
 from penstock.server.settings import Listening, ServedNames, ServerSettings
 
 GGUF: Final = ".gguf"
@@ -51,9 +54,15 @@ def serve(
 
     engine = default_model.prepared(model.model, engine_for, check)
     resolve.check_options(engine)
-    from penstock.server.command import run_serve  # takes as long to import as all modules before it
+    check_api_key_variable(os.environ)
+    listening.allow_open_files()
+    with listening.bind() as bound:
+        if not settings.api_keys and settings.api_key_file is None:  # stages are forked from no process that has keys
+            fork_from_here()
+        from penstock.server.command import run_serve
 
-    run_serve(engine, replace(settings, served_model_name=served_model_name or (name_of(engine.model),)), listening)
+        names = served_model_name or (name_of(engine.model),)
+        run_serve(engine, replace(settings, served_model_name=names), listening, bound)
 
 
 def name_of(model: str) -> str:

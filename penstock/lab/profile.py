@@ -27,6 +27,7 @@ from penstock.engine.resolve import check_options
 from penstock.hosts.placement import check_named
 from penstock.lab.grid import read_prompts
 from penstock.options import MODEL, PIPELINE, Option
+from penstock.pipeline.forkserver import fork_from_here
 from penstock.planner.costs import candidates
 from penstock.planner.partition import least_piece
 from penstock.terminal import FiguresTable, progress_bar
@@ -131,6 +132,7 @@ def hosts_profile(
     Raises ConfigError."""
     engine = options.engine_options()
     check_options(engine)
+    fork_from_here()
     tokens = [] if texts is None else tokens_of(engine.model, texts)
     with closing(open_host(engine)) as host, progress_bar(console) as bar:
         known = known_profile(engine, host)

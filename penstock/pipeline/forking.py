@@ -1,7 +1,8 @@
 """The fork server: forks stages from one process that has imported torch and transformers once.
 
-It is a fresh interpreter: the user's ``__main__`` is not imported again, so scripts need no guard. Its standard input
-is a socket, on which both sides write lines of JSON:
+It is a fresh interpreter: the user's ``__main__`` is not imported again, so scripts need no guard. A command may fork
+it from its own process instead, which needs the same imports (``fork_from_here``). Its standard input is a socket, on
+which both sides write lines of JSON:
 
   engine --{"start": {...}}-->      fork server --fork--> stage 0, stage 1, ...
          --{..., "fresh": {...}}-->             --spawn-> a stage on a GPU
@@ -44,7 +45,16 @@ from penstock.files import CONFIG_FILE
 from penstock.pipeline.base import StageSpec
 from penstock.pipeline.loss import EngineUnreached
 
-PRELOADED: Final = ("torch", "transformers.modeling_utils", "transformers.models.auto.modeling_auto")
+PRELOADED: Final = (
+    "torch",
+    "transformers.modeling_utils",
+    "transformers.models.auto.modeling_auto",
+    "penstock.models.stage_model",
+    "penstock.pipeline.worker",
+)
+"""The modules that every stage needs, imported once."""
+SERVERS: Final = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+"""The environment of the server, whose stages set their own numbers of threads."""
 COMMANDS: Final = 0
 """The descriptor of the socket."""
 GOES_FIRST: Final = "500"
@@ -63,8 +73,7 @@ def serve(lifeline: int, folder: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     server = Server(lifeline, folder)
     try:
-        for module in PRELOADED:
-            importlib.import_module(module)
+        preload()
         server.run()
     except ConnectionError:  # the engine has ended
         pass
@@ -73,6 +82,35 @@ def serve(lifeline: int, folder: str) -> None:
     finally:
         server.end()
         os._exit(0)  # tearing down torch's interpreter would take a second
+
+
+def preload() -> None:
+    for module in PRELOADED:
+        importlib.import_module(module)
+
+
+def become_server(commands: int, lifeline: int, folder: str) -> None:
+    """Run as the server from the beginning of a fork of a command's process, as a fresh interpreter would. It never
+    returns.
+    """
+    try:
+        os.setsid()
+        for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE}:
+            signal.signal(number, signal.SIG_DFL)
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(commands, COMMANDS)
+        os.dup2(null, 1)
+        # The command's own descriptors, a listening socket perhaps, are let go. Their numbers stay taken, so that an
+        # object of the command which is collected here and closes one closes nothing that this process has opened.
+        for descriptor in map(int, os.listdir("/proc/self/fd")):
+            if descriptor not in (COMMANDS, 1, 2, lifeline):
+                with contextlib.suppress(OSError):  # the listing's own
+                    os.dup2(null, descriptor)
+        os.environ.update(SERVERS)
+        sys.modules["torch"].set_num_threads(1)
+        serve(lifeline, folder)
+    finally:
+        os._exit(1)
 
 
 class Server:

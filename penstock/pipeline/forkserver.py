@@ -22,10 +22,10 @@ from typing import Any, Final
 
 import msgspec
 
-from penstock.api_keys import without_api_keys
+from penstock.api_keys import API_KEY_VARIABLE, without_api_keys
 from penstock.files import PREFIX, let_go, make_scratch
 from penstock.pipeline.base import StagePlan, StageSpec
-from penstock.pipeline.forking import exit_report
+from penstock.pipeline.forking import SERVERS, become_server, exit_report, preload
 
 END_TIMEOUT: Final = 5.0
 """Seconds that the server may take to exit before it is killed, and that killed stages may take to be gone."""
@@ -44,6 +44,8 @@ GPUS: Final = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "PYTORCH_NVML_BASED_CUDA_CHECK
 GPUs are numbered as by the driver, and as hosts report them (``hosts/facts.py``). Whether there are any is asked of the
 driver's library for management: asking CUDA would start it, and no child that is forked then could use a GPU.
 """
+LIBRARIES: Final = {**SHORT_SPINS, **GPUS}
+"""The settings that libraries read when they are imported."""
 VISIBLE: Final = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 """The variables that list the GPUs to be seen. HIP goes by CUDA's where its own is not set."""
 
@@ -55,26 +57,14 @@ class ForkServer:
     sockets.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, from_here: bool = False) -> None:
+        """Start the server: an interpreter of its own, or ``from_here`` a fork of this process."""
         self.folder = socket_folder()
         self._engine_end, server_end = socket.socketpair()
         lifeline_read, lifeline = os.pipe()
         self._lifeline = os.fdopen(lifeline, "wb", buffering=0)
-        # The child finds modules where this process does. ``-c`` alone would add the working directory.
-        code = (
-            f"import sys; sys.path[:] = {sys.path!r}; "
-            f"from penstock.pipeline.forking import serve; serve({lifeline_read}, {self.folder!r})"
-        )
-        environment = {**SHORT_SPINS, **GPUS, **without_api_keys(os.environ), "OMP_NUM_THREADS": "1"}
-        environment["TOKENIZERS_PARALLELISM"] = "false"
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", code],
-            stdin=server_end.fileno(),
-            stdout=subprocess.DEVNULL,
-            pass_fds=[lifeline_read],
-            env=environment,
-            start_new_session=True,  # Ctrl-C in the terminal reaches the engine, which ends the stages in order
-        )
+        start = Forked if from_here else spawned
+        self._process = start(server_end.fileno(), lifeline_read, self.folder)
         os.close(lifeline_read)
         server_end.close()
         self._listeners: dict[str, int] = {}
@@ -206,6 +196,50 @@ def fresh_environment(plan: StagePlan) -> dict[str, str] | None:
     return {VISIBLE[0]: str(number), **seen, **({VISIBLE[0]: plan.gpu} if plan.gpu else {})}
 
 
+def spawned(commands: int, lifeline: int, folder: str) -> subprocess.Popen[bytes]:
+    """The server as an interpreter of its own."""
+    # The child finds modules where this process does. ``-c`` alone would add the working directory.
+    code = (
+        f"import sys; sys.path[:] = {sys.path!r}; "
+        f"from penstock.pipeline.forking import serve; serve({lifeline}, {folder!r})"
+    )
+    return subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=commands,
+        stdout=subprocess.DEVNULL,
+        pass_fds=[lifeline],
+        env={**LIBRARIES, **without_api_keys(os.environ), **SERVERS},
+        start_new_session=True,  # Ctrl-C in the terminal reaches the engine, which ends the stages in order
+    )
+
+
+class Forked:
+    """The server as a fork of this process, with what is used of ``subprocess.Popen``. It needs Linux 5.3."""
+
+    def __init__(self, commands: int, lifeline: int, folder: str) -> None:
+        self.pid = os.fork()
+        if self.pid == 0:
+            become_server(commands, lifeline, folder)
+        self._pidfd = os.pidfd_open(self.pid)
+
+    def poll(self) -> int | None:
+        """None while it runs, else 0."""
+        if not wait(self._pidfd, 0):
+            return None
+        with contextlib.suppress(ChildProcessError):  # it was reaped before
+            os.waitpid(self.pid, 0)
+        return 0
+
+    def wait(self, timeout: float | None = None) -> None:
+        if not wait(self._pidfd, timeout):
+            raise subprocess.TimeoutExpired("fork server", timeout or 0.0)
+        self.poll()
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            kill(self._pidfd)
+
+
 def reports(engine_end: socket.socket) -> Iterator[tuple[dict[str, Any], int | None]]:
     """Reports of server and stages, each with a process's pidfd if one came, until all have closed the socket."""
     unread, descriptors = b"", deque[int]()
@@ -229,11 +263,11 @@ def kill(process: int) -> None:
         signal.pidfd_send_signal(process, signal.SIGKILL)
 
 
-def wait(process: int, seconds: float) -> bool:
-    """Wait until the process of a pidfd has ended, for at most ``seconds``. Returns whether it has."""
+def wait(process: int, seconds: float | None) -> bool:
+    """Wait until the process of a pidfd has ended, for at most ``seconds`` if given. Returns whether it has."""
     ended = select.poll()
     ended.register(process, select.POLLIN)
-    return bool(ended.poll(1e3 * seconds))
+    return bool(ended.poll(None if seconds is None else 1e3 * seconds))
 
 
 def socket_folder() -> str:
@@ -252,6 +286,26 @@ def shared_fork_server() -> ForkServer:
     if _shared is None or not _shared.alive:
         _shared = ForkServer()
     return _shared
+
+
+def fork_from_here() -> None:
+    """Have stages forked from this process itself, once it has imported what they need, rather than from a server that
+    imports the same once more.
+
+    For commands, before they read what stages have no use for. A server of its own is begun instead where a fork could
+    do harm or would be seen: another thread runs, which may hold a lock; the environment has an API key, which
+    /proc shows of a fork; torch has been imported already, with other settings than stages need.
+    """
+    global _shared
+    alone = threading.active_count() == 1 and hasattr(os, "pidfd_open")
+    if _shared is not None or not alone or "torch" in sys.modules or API_KEY_VARIABLE in os.environ:
+        shared_fork_server()
+        return
+    for name, value in LIBRARIES.items():
+        os.environ.setdefault(name, value)
+    preload()
+    end_with_process()
+    _shared = ForkServer(from_here=True)
 
 
 @cache

@@ -20,7 +20,7 @@ from pathlib import Path
 import typer
 
 import penstock
-from penstock.api_keys import API_KEY_VARIABLE, check_api_key_variable, read_api_keys
+from penstock.api_keys import API_KEY_VARIABLE, read_api_keys
 from penstock.engine.async_llm import AsyncLLM
 from penstock.engine.opening import watched
 from penstock.engine.options import EngineOptions
@@ -57,22 +57,19 @@ class LoadingLog(LoadingCount):
 # The work of ``penstock serve`` after its flags are parsed.
 
 
-def run_serve(options: EngineOptions, settings: ServerSettings, listening: Listening) -> None:
-    """Bind the port, start the stages, serve until a signal.
+def run_serve(options: EngineOptions, settings: ServerSettings, listening: Listening, bound: socket.socket) -> None:
+    """Start the stages, serve at the port that is ``bound`` until a signal.
 
     Raises ConfigError before anything starts, PipelineError when a stage cannot be started.
     """
-    check_api_key_variable(os.environ)
-    listening.allow_open_files()
     template = None if settings.chat_template is None else read_template(settings.chat_template)
     if settings.api_key_file is not None:
         settings = replace(settings, api_keys=settings.api_keys + read_api_keys(settings.api_key_file))
     listening.check_certificate()
-    with listening.bind() as bound:
-        configure_logs(settings.log_level)
-        warn(settings, listening)
-        log.info("starting", extra={"fields": {"model": options.model, "version": penstock.__version__}})
-        asyncio.run(serve(options, settings, listening, bound, template))
+    configure_logs(settings.log_level)
+    warn(settings, listening)
+    log.info("starting", extra={"fields": {"model": options.model, "version": penstock.__version__}})
+    asyncio.run(serve(options, settings, listening, bound, template))
 
 
 async def serve(

@@ -52,6 +52,7 @@ from penstock.lab.grid import (
     with_plain,
 )
 from penstock.lab.record import check_record, record
+from penstock.pipeline.forkserver import fork_from_here
 from penstock.speculation import SpeculativeConfig, with_drafter
 from penstock.terminal import progress_bar
 
@@ -109,6 +110,7 @@ def run_bench(options: BenchOptions, console: Console | None = None) -> list[Str
     if options.report is not None:
         prepare(options.report)
     console = console or Console(stderr=True)
+    fork_from_here()
     with progress_bar(console) as progress:
         found = measured(options, plan, Ticker(progress, plan))
     if found.runs:

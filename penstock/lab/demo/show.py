@@ -27,6 +27,7 @@ from penstock.lab.grid import read_prompts
 from penstock.library.download import Unreachable
 from penstock.library.names import DEFAULT, PAIR
 from penstock.library.pull import place_of, title_of_default
+from penstock.pipeline.forkserver import fork_from_here
 from penstock.speculation import SpeculativeConfig
 from penstock.terminal import FiguresTable
 from penstock.text.chat import ChatFormat, chat_prompt
@@ -139,6 +140,7 @@ def run_demo(as_json: bool, *, embedded: bool = False) -> None:
     cluster = load_cluster(CLUSTER)
     console = Console(stderr=as_json, highlight=False)
     scene = scene_for(console, embedded=embedded)
+    fork_from_here()
     live = console.is_terminal and not console.is_dumb_terminal and not as_json
     with (live_screen if live else line_screen)(console, cluster, scene) as screen:
         runs = compare(cluster, scene, screen)

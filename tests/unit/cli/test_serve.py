@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,9 @@ from penstock.speculation import SpeculativeConfig
 def called(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """The arguments of every ``run_serve`` instead of a server."""
     calls: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(command, "run_serve", lambda *arguments: calls.append(arguments))
+    monkeypatch.setattr(command, "run_serve", lambda *arguments: calls.append(arguments[:3]))
+    monkeypatch.setattr("penstock.cli.serve.fork_from_here", lambda: None)
+    monkeypatch.setattr(Listening, "bind", lambda listening: contextlib.nullcontext())
     monkeypatch.setattr(resolve, "check_options", lambda options: None)
     monkeypatch.setattr(Listening, "check_certificate", lambda listening: None)
     monkeypatch.delenv("PENSTOCK_API_KEY", raising=False)

@@ -76,5 +76,7 @@ def test_keys_of_the_file_join_the_others(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(command, "serve", serve)
     monkeypatch.setattr(command, "configure_logs", lambda level: None)
-    command.run_serve(EngineOptions(), ServerSettings(api_keys=("a",), api_key_file=file), Listening(port=0))
+    settings = ServerSettings(api_keys=("a",), api_key_file=file)
+    with (listening := Listening(port=0)).bind() as bound:
+        command.run_serve(EngineOptions(), settings, listening, bound)
     assert seen[0].api_keys == ("a", "b", "c")

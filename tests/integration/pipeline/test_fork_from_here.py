@@ -1,0 +1,148 @@
+"""Stages forked from a command's own process: same tokens, nothing of the command is kept, nothing outlives it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+import pytest
+
+from penstock import LLM, SamplingParams
+from penstock.api_keys import API_KEY_VARIABLE
+from tests.processes import descendants
+from tests.serving import until
+
+pytestmark = pytest.mark.processes
+
+COMMAND: Final = """
+import json, os, signal, socket, sys, threading
+target, before = sys.argv[1], sys.argv[2]
+listening = socket.create_server(("127.0.0.1", 0))
+signal.signal(signal.SIGTERM, lambda *_: None)
+exec(before)
+from penstock.pipeline import forkserver
+forkserver.fork_from_here()
+server = forkserver.shared_fork_server()
+print(json.dumps({"server": server._process.pid, "port": listening.getsockname()[1]}), flush=True)
+exec(sys.argv[3])
+from penstock import LLM, PipelineError, SamplingParams
+greedy = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+def ids(llm):
+    (answer,) = llm.generate([{"prompt_token_ids": [40, 50, 60]}], greedy)
+    return list(answer.outputs[0].token_ids)
+with LLM(target, max_model_len=256, pipeline_parallel_size=2) as llm:
+    told = {"ids": ids(llm)}
+    for line in sys.stdin:
+        if line == "kill the server\\n":
+            os.kill(server._process.pid, signal.SIGKILL)
+            told["after"] = ids(llm)
+            told["other"] = forkserver.shared_fork_server()._process.pid
+        print(json.dumps(told), flush=True)
+"""
+"""Lines on its input have it report. Its arguments: a checkpoint, what it does before it forks and after."""
+
+
+class Command:
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        began = self._told()
+        self.server = psutil.Process(began["server"])
+        self.port: int = began["port"]
+
+    def ask(self, line: str = "") -> dict[str, Any]:
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+        return self._told()
+
+    def _told(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        return json.loads(self.process.stdout.readline())  # type: ignore[no-any-return]
+
+    @property
+    def is_fork(self) -> bool:
+        return bool(self.server.cmdline() == psutil.Process(self.process.pid).cmdline())
+
+
+@contextmanager
+def command(target: Path, before: str = "", after: str = "", **environment: str) -> Iterator[Command]:
+    arguments = [sys.executable, "-c", COMMAND, str(target), before, after]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(arguments, env={**os.environ, **environment}, **pipes) as process:
+        try:
+            yield Command(process)
+        finally:
+            process.kill()
+
+
+@pytest.fixture(scope="module")
+def expected(target: Path) -> list[int]:
+    with LLM(target, max_model_len=256) as llm:
+        greedy = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+        (answer,) = llm.generate([{"prompt_token_ids": [40, 50, 60]}], greedy)
+        return list(answer.outputs[0].token_ids)
+
+
+def test_forked_stages_give_the_same_tokens_and_hold_nothing_of_the_command(target: Path, expected: list[int]) -> None:
+    with command(target) as begun:
+        assert begun.ask()["ids"] == expected
+        assert begun.is_fork
+        for process in (begun.server, *begun.server.children()):
+            assert begun.port not in {one.laddr.port for one in process.net_connections() if one.laddr}
+            assert os.getsid(process.pid) == begun.server.pid, "Ctrl-C in the terminal is for the command alone"
+        assert len(begun.server.children()) == 2
+        begun.server.terminate()  # as an interpreter of its own, it has no handler of the command's
+        until(lambda: not begun.server.is_running() or begun.server.status() == psutil.STATUS_ZOMBIE)
+
+
+def test_a_killed_fork_is_followed_by_a_server_of_its_own(target: Path, expected: list[int]) -> None:
+    with command(target) as begun:
+        told = begun.ask("kill the server")
+        assert told["ids"] == told["after"] == expected
+        assert told["other"] != begun.server.pid
+        assert "penstock.pipeline.forking" in psutil.Process(told["other"]).cmdline()[-1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_nothing_outlives_the_command(target: Path, number: int) -> None:
+    with command(target) as begun:
+        begun.ask()
+        family = descendants(begun.process.pid)
+        assert len(family) == 3
+        begun.process.send_signal(number)
+        begun.process.wait()
+        until(lambda: not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in family))
+
+
+def test_a_stage_of_its_own_interpreter_begins_from_a_fork_too(target: Path, expected: list[int]) -> None:
+    with command(target, after="forkserver.fresh_environment = lambda plan: {}") as begun:
+        assert begun.ask()["ids"] == expected
+        assert begun.is_fork
+        assert ["penstock.pipeline.forking" in one.cmdline()[-1] for one in begun.server.children()] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("before", "environment"),
+    [
+        ("import torch", {}),
+        ("threading.Thread(target=threading.Event().wait, daemon=True).start()", {}),
+        ("del os.pidfd_open", {}),
+        ("", {API_KEY_VARIABLE: "a"}),
+    ],
+    ids=["torch was imported", "another thread", "no pidfds", "an API key"],
+)
+def test_where_a_fork_could_do_harm_the_server_is_an_interpreter_of_its_own(
+    target: Path, expected: list[int], before: str, environment: dict[str, str]
+) -> None:
+    with command(target, before, **environment) as begun:
+        assert begun.ask()["ids"] == expected
+        assert not begun.is_fork
+        assert API_KEY_VARIABLE not in begun.server.environ()
