@@ -1,10 +1,12 @@
-"""Photograph the web page for docs/images: ``python scripts/page_shots.py`` (a minute; needs Chromium).
+"""Photograph the web page for docs/images: ``python scripts/page_shots.py`` (some minutes; needs Chromium).
 
-Three widths, both themes, idle and busy, over a server of the demo pair on four emulated boards.
+Three widths, both themes, over a server of the demo pair on four emulated boards: idle and busy, a picture each;
+an answer that was cut, the page loaded again after it, and a server out of reach, a sheet each.
 """
 
 from __future__ import annotations
 
+import io
 import re
 import shutil
 import subprocess
@@ -22,6 +24,11 @@ COMMAND: Final = ("serve", "demo", "--cluster", "demo", "--draft-model", "demo",
 SIZES: Final = {"wide": (1440, 900), "tablet": (820, 1180), "phone": (390, 844)}
 THEMES: Final = ("light", "dark")
 PROMPT: Final = "class Stack:\n    def __init__(self):\n        self._items = []\n\n    def push(self, item):\n"
+CUT: Final = "What does a stack do?"
+SHEETS: Final = ("cut", "reload", "error")
+SHEET_SCALE: Final = 0.6
+GAP: Final = 24
+"""Pixels between the pictures of a sheet."""
 PATIENCE_MS: Final = 60_000
 COLOURS: Final = 256
 """A palette makes a picture a third as large."""
@@ -70,27 +77,73 @@ def finish(page: Page) -> None:
     expect(page.locator("#state")).to_have_text("idle", timeout=PATIENCE_MS)
 
 
-def photograph(page: Page, name: str) -> None:
+def be_cut(page: Page) -> None:
+    """Have a chat's answer end at its limit of tokens."""
+    page.locator("#settings summary").click()
+    for name, value in {"max_tokens": 48, "seed": 4, "temperature": 0.7}.items():
+        page.locator(f"[name={name}]").fill(str(value))
+    page.locator("#settings summary").click()
+    page.locator("#prompt").fill(CUT)
+    page.locator("#prompt").press("Enter")
+    expect(page.locator(".end").last).to_contain_text("Cut at 48 tokens", timeout=PATIENCE_MS)
+    expect(page.locator("#state")).to_have_text("idle", timeout=PATIENCE_MS)
+
+
+def load_again(page: Page) -> None:
+    page.reload()
+    expect(page.locator("#state")).to_have_text("idle", timeout=PATIENCE_MS)
+    expect(page.locator(".end").last).to_contain_text("Cut at 48 tokens")
+
+
+def lose_the_server(page: Page) -> None:
+    page.context.set_offline(True)
+    page.locator("#prompt").fill(CUT)
+    page.locator("#prompt").press("Enter")
+    expect(page.locator(".notice")).to_be_visible(timeout=PATIENCE_MS)
+
+
+def photograph(page: Page) -> Image.Image:
+    return Image.open(io.BytesIO(page.screenshot(full_page=True))).convert("RGB")
+
+
+def keep(picture: Image.Image, name: str) -> None:
     file = IMAGES / f"page-{name}.png"
-    page.screenshot(path=file, full_page=True)
-    with Image.open(file) as picture:
-        small = picture.convert("RGB").quantize(COLOURS, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
+    small = picture.quantize(COLOURS, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
     small.save(file, optimize=True)
     print(f"{file} {file.stat().st_size // 1000} kB")
 
 
+def sheet(pictures: list[Image.Image]) -> Image.Image:
+    """The pictures beside each other, smaller."""
+    small = [one.resize((int(SHEET_SCALE * one.width), int(SHEET_SCALE * one.height))) for one in pictures]
+    size = (sum(one.width + GAP for one in small) - GAP, max(one.height for one in small))
+    found, left = Image.new("RGB", size, "grey"), 0
+    for one in small:
+        found.paste(one, (left, 0))
+        left += one.width + GAP
+    return found
+
+
 def main() -> None:
+    sheets: dict[str, list[Image.Image]] = {name: [] for name in SHEETS}
     with serving() as url, sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         for width, size in SIZES.items():
             for theme in THEMES:
                 page = opened(browser, url, size, theme)
-                photograph(page, f"{width}-{theme}-idle")
+                keep(photograph(page), f"{width}-{theme}-idle")
                 ask(page)
-                photograph(page, f"{width}-{theme}-busy")
+                keep(photograph(page), f"{width}-{theme}-busy")
                 finish(page)
                 page.context.close()
+                page = opened(browser, url, size, theme)
+                for name, lead in zip(SHEETS, (be_cut, load_again, lose_the_server), strict=True):
+                    lead(page)
+                    sheets[name].append(photograph(page))
+                page.context.close()
         browser.close()
+    for name, pictures in sheets.items():
+        keep(sheet(pictures), name)
 
 
 if __name__ == "__main__":

@@ -589,6 +589,7 @@ def test_chats_outlive_a_reload_until_they_are_forgotten(visit: Visit) -> None:
     expect(page.locator(".who h3")).to_have_text(["You", "demo", "You", "demo"])
     expect(page.locator(".message li em")).to_have_text("First")
     expect(page.locator(".end").last).to_contain_text("Cut at 3 tokens;")
+    expect(page.get_by_role("button", name=re.compile("^Answer with up to"))).to_have_text("Answer with up to 6 tokens")
     with page.expect_request("**/v1/chat/completions") as request:
         page.locator("#prompt").fill("more")
         page.locator("#prompt").press("Enter")

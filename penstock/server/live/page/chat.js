@@ -34,6 +34,7 @@ let writing = null;
  * request before it is sent. */
 export function startChat(options) {
   settings = new Settings(document.getElementById("settings"));
+  Object.values(talks).forEach(offerActions);
   ({ served, onRequest } = options);
   useCard(options.schema).catch(show);
   form.addEventListener("submit", (event) => {
@@ -96,9 +97,7 @@ function useSampling(found = chatSampling) {
 /** The talk that this tab showed before a reload, or a new one. */
 function opened(mode) {
   const id = sessionStorage.getItem(`penstock-open-${mode}`);
-  const talk = new Talk(mode, keptTalks().find((kept) => kept.id === id));
-  for (const message of talk.messages) offerContinuation(talk, message);
-  return talk;
+  return new Talk(mode, keptTalks().find((kept) => kept.id === id));
 }
 
 function talk() {
@@ -109,9 +108,15 @@ function open(talk) {
   running?.abort();
   talks[talk.mode] = talk;
   sessionStorage.setItem(`penstock-open-${talk.mode}`, talk.id);
-  for (const message of talk.messages) offerContinuation(talk, message);
+  offerActions(talk);
   showTalk();
   listEarlier();
+}
+
+/** The buttons of what was kept, as they were when it came. */
+function offerActions(talk) {
+  for (const message of talk.messages) offerContinuation(talk, message);
+  offerAgain(talk);
 }
 
 function openEarlier() {
@@ -178,23 +183,31 @@ async function ask(talk, text, outline = settings.outline) {
   const answer = talk.add(new Message(await served().then(({ id }) => id, () => "Model")));
   const system = settings.system;
   const messages = [...(system ? [{ role: "system", content: system }] : []), ...turns, { role: "user", content: text }];
-  const end = await generate("v1/chat/completions", { messages, ...outline }, answer);
-  if (!end) return takeBack(talk, text, question, answer);
+  const came = await generate("v1/chat/completions", { messages, ...outline }, answer);
+  if (!came) return takeBack(talk, text, question, answer);
+  offerAgain(talk, outline);
+  keep(talk);
+}
+
+/** Below a chat's last answer: to have it in the other way, and the way on where it was cut. */
+function offerAgain(talk, outline) {
+  if (talk.mode !== "chat" || talk.messages.length < 2) return;
+  const [question, answer] = talk.messages.slice(-2);
   const again = (changed) => {
     if (running || talk !== talks.chat) return;
     talk.remove(question, answer);
-    ask(talk, text, changed);
+    ask(talk, question.text, changed);
     showTalk();
   };
   answer.offerOther((other) => again({ outline_decoding: other }));
-  if (end.kind === "full") answer.offerWayOn("New chat", () => open(new Talk("chat")));
-  if (end.kind === "cut" && end.tokens) {
-    answer.offerWayOn(`Answer with up to ${2 * end.tokens} tokens`, () => {
-      settings.set("max_tokens", 2 * end.tokens);
+  const { kind, tokens } = answer.ended;
+  if (kind === "full") answer.offerWayOn("New chat", () => open(new Talk("chat")));
+  if (kind === "cut" && tokens) {
+    answer.offerWayOn(`Answer with up to ${2 * tokens} tokens`, () => {
+      settings.set("max_tokens", 2 * tokens);
       again(outline);
     });
   }
-  keep(talk);
 }
 
 async function complete(talk, text) {
@@ -211,11 +224,12 @@ function offerContinuation(talk, message) {
 
 function takeBack(talk, text, ...messages) {
   talk.remove(...messages);
+  offerAgain(talk);
   prompt.value ||= text;
   showTalk();
 }
 
-/** Stream one answer into `message`; returns how it ended. False if the server refused it or nothing of it came. */
+/** Stream one answer into `message`. False if the server refused it or nothing of it came. */
 async function generate(path, body, message) {
   const id = `page-${newId()}`;
   begin(message);
@@ -235,14 +249,14 @@ async function generate(path, body, message) {
     const end = meter.end(card.max_model_len);
     keepAtEnd(() => {
       message.note(meter.stopped && !message.text ? EMPTY : meter.words());
-      message.tellEnd(end?.words ?? "");
+      if (end) message.tellEnd(end);
       if (meter.gain !== null) tellMeaning(message, card.numerics);
     });
-    return end ?? { kind: "whole" };
+    return true;
   } catch (error) {
     if (error.name === "AbortError") keepAtEnd(() => message.note("stopped"));
     else show(error);
-    return message.text !== "" || message.thoughts !== "" ? { kind: "stopped" } : false;
+    return message.text !== "" || message.thoughts !== "";
   } finally {
     end(message);
   }

@@ -33,26 +33,28 @@ export class Message {
     this._text = this._body.appendChild(made("div", "text"));
     this._markdown = this._thinking = null;
     this._points = this._cells = this._decision = this._inPoints = null;
-    this._endWords = "";
+    /** Why the answer ended before the model ended it, as a meter has it: `kind`, `words`, `tokens`. */
+    this.ended = {};
     this._note = this.element.appendChild(made("p", "note"));
     this._end = this.element.appendChild(made("p", "end"));
     if (text) this.append(text);
   }
 
-  /** A message as it is kept: plain data, of which `Message.of` makes it anew. Buttons are not kept. */
+  /** A message as it is kept: plain data, of which `Message.of` makes it anew. */
   get record() {
-    const { author, role, text, before, thoughts } = this;
-    const decision = this._decision?.firstChild.textContent ?? "";
-    return { author, role, text, before, thoughts, decision, note: this._note.textContent, end: this._endWords };
+    const { author, role, text, before, thoughts, ended } = this;
+    const [decision, inPoints] = [this._decision?.firstChild.textContent ?? "", this._inPoints];
+    return { author, role, text, before, thoughts, decision, inPoints, note: this._note.textContent, ended };
   }
 
-  static of({ author, text, before = "", thoughts = "", decision = "", note = "", end = "" }) {
+  static of({ author, text, before = "", thoughts = "", decision = "", inPoints = null, note = "", ended = {} }) {
     const message = new Message(author, "", before);
     if (decision) message._decide(decision);
+    message._inPoints = inPoints;
     if (thoughts) message.think(thoughts);
     if (text) message.append(text);
     message.note(note);
-    message.tellEnd(end);
+    message.tellEnd(ended);
     return message;
   }
 
@@ -92,6 +94,7 @@ export class Message {
 
   /** A button behind that decision: `act` hears the other value of outline_decoding. */
   offerOther(act) {
+    if (this._inPoints === null) return;
     const button = this._decision?.appendChild(made("button", "quiet again", this._inPoints ? AS_ONE : AS_POINTS));
     button?.addEventListener("click", () => act(this._inPoints ? "off" : "on"));
   }
@@ -122,10 +125,9 @@ export class Message {
     this._note.textContent = words;
   }
 
-  /** Why the answer ended before the model ended it; "" where it did not. */
-  tellEnd(words) {
-    this._endWords = words;
-    this._end.textContent = words;
+  tellEnd(ended) {
+    this.ended = ended;
+    this._end.textContent = ended.words ?? "";
   }
 
   /** A button behind those words: the reader's way on. */
