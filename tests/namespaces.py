@@ -40,6 +40,11 @@ class Namespace:
         self.inside("ip", "link", "set", "lo", "up")
 
     @property
+    def number(self) -> int:
+        """The namespace's own, as /proc tells it of a process."""
+        return os.stat(f"/run/netns/{self._name}").st_ino
+
+    @property
     def enter(self) -> list[str]:
         """The words before a command that make it run in the namespace, with this host's clock."""
         return ["ip", "netns", "exec", self._name]

@@ -42,17 +42,14 @@ from penstock import LLM, PipelineError, SamplingParams
 from penstock.pipeline.processes import ProcessHost
 from tests.happening import AfterResults
 target, prompts = sys.argv[1], json.loads(sys.argv[2])
+here, there = map(int, sys.argv[3:])
 sampled = [SamplingParams(temperature=0.8, seed=seed, max_tokens=24, ignore_eos=True) for seed in range(4)]
 
-def network_of(process):
-    return os.stat(f"/proc/{process.pid}/ns/net").st_ino
-
-def found(begins, here):
-    own = network_of(psutil.Process())
+def found(begins, network):
     for process in psutil.process_iter():
         try:
             words = process.cmdline()
-            if words and begins in words[0] and (network_of(process) == own) == here:
+            if words and begins in words[0] and os.stat(f"/proc/{process.pid}/ns/net").st_ino == network:
                 yield process
         except (psutil.Error, OSError):
             pass
@@ -63,8 +60,8 @@ def ended(process):
     except psutil.NoSuchProcess:
         return True
 
-def kill(begins, here=False):
-    killed = list(found(begins, here))
+def kill(begins, network=there):
+    killed = list(found(begins, network))
     for process in killed:
         process.kill()
     while not all(map(ended, killed)):  # the answer does not go on before their connections have ended
@@ -74,10 +71,14 @@ def ids(llm):
     return [list(one.outputs[0].token_ids) for one in llm.generate(prompts, sampled)]
 
 def amid(llm, killing):
-    "Answers during which something is killed, and those after it until it was recovered from."
-    before, deadline = llm.loop.recovery.recoveries, time.monotonic() + 60
+    "Answers on both hosts until something is killed amid one, and those after it until it was recovered from."
+    before, deadline = llm.loop.recovery.recoveries, time.monotonic() + 120
+    told = []
+    while len(set(llm.loop.recovery.parts._setup.hosts)) < 2:
+        assert time.monotonic() < deadline
+        told.append(ids(llm))  # between answers stages move to a host that is back and holds their layers
     with llm.observing(AfterResults(7, killing)):
-        told = [ids(llm)]
+        told.append(ids(llm))
     while llm.loop.recovery.recoveries == before and time.monotonic() < deadline:
         told.append(ids(llm))
     assert llm.loop.recovery.recoveries > before
@@ -94,27 +95,21 @@ told = {}
 ProcessHost.begin = dying
 with LLM(target, max_model_len=256, hosts="ray", pipeline_parallel_size=2, recovery_timeout=30.0) as llm:
     told["an agent at the start"] = [ids(llm)]
-    deadline = time.monotonic() + 60
-    while len(llm.host.fleet.living) < 2 and time.monotonic() < deadline:
-        time.sleep(0.1)
-    there_again = len(llm.host.fleet.living)
-    while llm.loop.recovery.parts.out_of_place and time.monotonic() < deadline:
-        ids(llm)  # the stages move to the host that is back
     told["an agent"] = amid(llm, lambda: kill("ray::NodeAgent"))
     told["a node"] = amid(llm, lambda: kill("raylet"))
     llm.loop.audit()
     llm.loop.recovery._timeout = 5.0
-    (raylet,) = found("raylet", here=True)
+    (raylet,) = found("raylet", here)
     raylet.suspend()  # so that Ray does not start the last agent again
     try:
-        with llm.observing(AfterResults(7, lambda: kill("ray::NodeAgent", here=True))):
-            while time.monotonic() < deadline + 120:
+        with llm.observing(AfterResults(7, lambda: kill("ray::NodeAgent", here))):
+            while True:
                 ids(llm)
     except PipelineError as error:
         nothing_left = str(error)
     finally:
         raylet.resume()
-print(json.dumps({"ids": told, "there again": there_again, "nothing left": nothing_left}))
+print(json.dumps({"ids": told, "nothing left": nothing_left}))
 """
 
 
@@ -151,9 +146,10 @@ def ray_on(hosts: list[Namespace], environment: dict[str, str]) -> Iterator[None
         yield
 
 
-def driven(host: Namespace, target: Path, environment: dict[str, str], driver: str = DRIVER) -> dict[str, Any]:
-    """Run an engine on that host and return what it reports."""
-    command = [*host.enter, sys.executable, "-c", driver, str(target), json.dumps(PROMPTS)]
+def driven(hosts: list[Namespace], target: Path, environment: dict[str, str], driver: str = DRIVER) -> dict[str, Any]:
+    """Run an engine on the first of the hosts and return what it reports."""
+    networks = [str(host.number) for host in hosts]
+    command = [*hosts[0].enter, sys.executable, "-c", driver, str(target), json.dumps(PROMPTS), *networks]
     told = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, timeout=280, check=True).stdout
     return json.loads(told.splitlines()[-1])  # type: ignore[no-any-return]
 
@@ -170,7 +166,7 @@ def test_tokens_on_ray_are_those_of_one_host(target: Path, hosts: list[Namespace
         plain = [list(one.outputs[0].token_ids) for one in llm.generate(PROMPTS, SAMPLED)]
     guarded = environment(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN="5" * 64)
     with ray_on(hosts, guarded):
-        found = driven(hosts[0], target, guarded)
+        found = driven(hosts, target, guarded)
     assert found["ids"] == plain
     assert {name.partition(":")[0] for name in found["on"]} == {host.address for host in hosts}
 
@@ -181,8 +177,7 @@ def test_lost_agents_and_nodes_change_no_token(target: Path, hosts: list[Namespa
         plain = [list(one.outputs[0].token_ids) for one in llm.generate(PROMPTS, SAMPLED)]
     guarded = environment(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN="5" * 64)
     with ray_on(hosts, guarded):
-        told = driven(hosts[0], target, guarded, LOSSES)
+        told = driven(hosts, target, guarded, LOSSES)
     assert list(told["ids"]) == ["an agent at the start", "an agent", "a node"]
     assert all(ids == plain for answers in told["ids"].values() for ids in answers)
-    assert told["there again"] == 2
     assert re.search(r"was lost: host .*; no recovery within 5 s: none of the hosts is there", told["nothing left"])
