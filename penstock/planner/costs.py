@@ -26,7 +26,6 @@ from penstock.cluster.timing import (
 from penstock.config import FieldError
 from penstock.planner.partition import Problem, Seconds
 
-
 Group = tuple[Device, ...]
 """Devices that hold a stage together: a single one, or the ranks of a tensor parallel group, its leader first."""
 MOST_GROUPINGS: Final = 16
@@ -98,15 +97,15 @@ def alike_on_a_host(cluster: Cluster, devices: Sequence[Device]) -> Iterator[tup
 
     Only devices whose whole price is known by rates are joined: a measured layer says nothing of a share of it.
     """
-    hosts: dict[object, list[Device]] = {}
+    hosts: dict[tuple[object, ...], list[Device]] = {}
     for device in devices:
         by_rates = device.measured is None and device.pass_ms is None
         # The drafter's device has less memory and other work, so that it is unlike every other.
         alone = None if by_rates and device.name != cluster.drafter else device.name
         hosts.setdefault((device.host, numbers_of(device), device.memory_gb, alone), []).append(device)
-    for (_, *kind), members in hosts.items():
+    for kind, members in hosts.items():
         joined = slowest_link(cluster, members) if len(members) > 1 else None
-        yield (tuple(kind), joined), members
+        yield (*kind[1:], joined), members
 
 
 def sizes_of(model: ModelPrice, devices: int) -> list[int]:
