@@ -2,14 +2,14 @@
 
     python -m benchmarks.papers.pp_parallel
 
-Every row of the table, simulated by the prices of tensor parallel stages before an engine runs any, with chains of five
-drafted tokens. The GPUs and links are those of the preset two-servers, whose
-overhead is fitted to the report's Table 2. Data parallel replicas share the sequences evenly and nothing else: what
-the report says of their contention for processors is left out.
+Every row of the table, simulated by the prices of tensor parallel stages before an engine runs any, with chains of
+five drafted tokens. The GPUs and links are those of the preset two-servers, whose overhead is fitted to the report's
+Table 2. Data parallel replicas share the sequences evenly and nothing else: what the report says of their contention
+for processors is left out.
 
-Latency is of four sequences of 256 tokens, as the report's; throughput of 1,024 sequences of 32 tokens, because so
-many fill every stage from the first step on. The synthetic drafters accept as the report's do on HumanEval: EAGLE-3 of the 8B has an AL of 4.4
-there, EAGLE-1 of the 70B one of 2.3.
+Latency is of four sequences of 256 tokens, as the report's; throughput of 1,024 sequences of 32 tokens, because so many
+fill every stage from the first step on. The synthetic drafters accept as the report's do on HumanEval: EAGLE-3 of the
+8B has an AL of 4.4 there, EAGLE-1 of the 70B one of 2.3.
 """
 
 from __future__ import annotations
