@@ -104,7 +104,7 @@ def trip_s(cluster: Cluster, rows: int) -> float:
 
 
 def layer(card: str, name: str) -> dict[str, Any]:
-    """What sharing a layer by two cards saves, in microseconds, and the link with which nothing of it is left.
+    """Microseconds that two cards save by sharing a layer, and the link with which nothing of them is left.
 
     ``latency_us``: with a rate without end, and one row. ``gbit_s``: without latency, by rows.
     """

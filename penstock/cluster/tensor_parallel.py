@@ -77,7 +77,7 @@ def check_divisible(model: ModelPrice, ranks: int, where: str) -> None:
 
 @lru_cache(maxsize=256)
 def shares_of(model: ModelPrice, speeds: tuple[float, ...]) -> Shares:
-    """What each rank has of a model that ``check_divisible`` accepts, in proportion to the ranks' ``speeds``.
+    """Each rank's share of a model that ``check_divisible`` accepts, in proportion to the ranks' ``speeds``.
 
     Each unit goes to the rank that would be done first with it: ranks of equal speed differ by one unit at most, and
     the first ones have more.
@@ -122,7 +122,7 @@ def rank_prices(model: ModelPrice, speeds: tuple[float, ...]) -> tuple[ModelPric
 
 
 def exchange_of(model: ModelPrice, speeds: tuple[float, ...], layers: int, *, head: bool) -> Exchange:
-    """What crosses the link of the rank that sends most, for a stage of ``layers`` layers, with the head if stated.
+    """The traffic of the rank that sends most, for a stage of ``layers`` layers, with the head if stated.
 
     The leader first sends its batch's hidden states to every other rank. In each gather every rank sends its slice to
     all others at the same time, and its link takes these messages one after the other; latencies overlap.

@@ -170,7 +170,7 @@ def numbers_of(device: Device) -> Device:
 
 
 def kind_of(cluster: Cluster, group: Group) -> object:
-    """What a group's times depend on: its devices' numbers, and the link between them."""
+    """All that a group's times depend on: its devices' numbers, and the link between them."""
     return tuple(map(numbers_of, group)), slowest_link(cluster, group) if len(group) > 1 else None
 
 

@@ -1,4 +1,4 @@
-"""Which groups of devices a plan may use, and what the planning problem says of them."""
+"""The groups of devices that a plan may use, and what the planning problem says of them."""
 
 from __future__ import annotations
 
