@@ -14,7 +14,7 @@ from rich.console import Console
 from penstock.cluster import load_cluster, load_devices, stage_timings
 from penstock.core import ConfigError
 from penstock.lab.plan import Outcome, run_plan
-from penstock.lab.plan_choices import SPECULATIVE, PlanOptions
+from penstock.lab.plan_choices import SPECULATIVE, Planning, PlanOptions
 from tests.unit.cli.invoke import invoke
 
 UNEQUAL = "jupiter-heterogeneous"
@@ -221,3 +221,10 @@ def test_json_names_a_groups_ranks(tmp_path: Path) -> None:
     assert table["left_out"] == ["c"]
     assert table["limited_by"] == "stage 1, a + b"
     assert table["one_more"] is None, "the file has no link to a further host"
+
+
+def test_plans_of_real_hosts_join_nothing(tmp_path: Path) -> None:
+    (tmp_path / "fast.toml").write_text(GROUPS + FAST)
+    cluster = load_devices(str(tmp_path / "fast.toml"))
+    assert len(Planning(cluster, PlanOptions(cluster="fast", tokens=0)).joined()) == 1
+    assert Planning(cluster, PlanOptions(doctor=tmp_path / "doctor.json", model="any", tokens=0)).joined() == []
