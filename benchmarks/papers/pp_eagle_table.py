@@ -23,7 +23,7 @@ from typing import Any
 
 from benchmarks.shared import virtual
 from penstock.cluster import Cluster, load_cluster
-from penstock.cluster.spec import eagle, llama
+from penstock.cluster.spec import ModelPrice, eagle, llama
 from penstock.lab.bench.summary import StrategyRun
 from penstock.lab.grid import PLAIN
 
@@ -33,24 +33,30 @@ METHODS = ("eagle", "eagle3")
 CHAIN = "static_tree[tree_size=5,tree_depth=5,children=1]"
 ENTRIES = (PLAIN, CHAIN, "auto")
 VOCABULARY = 128256
-LLAMA_8B = llama(layers=32, hidden=4096, intermediate=14336, key_value=1024, vocabulary=VOCABULARY, bits=16)
+LLAMA_8B = llama(
+    layers=32, hidden=4096, intermediate=14336, key_value=1024, key_value_heads=8, vocabulary=VOCABULARY, bits=16
+)
 """Sizes from the config.json of meta-llama/Llama-3.1-8B."""
 
 
-def cluster(stages: int, drafter: int = -1) -> Cluster:
-    """A cluster of GPUs of the preset's first server. The last GPU, or another one, drafts, and has the engine beside
-    it."""
-    names = [f"h100-{i + 1}" for i in range(stages)]
+def cluster(stages: int, drafter: int = -1, ranks: int = 1, model: ModelPrice = LLAMA_8B) -> Cluster:
+    """A cluster of GPUs of the preset's first server: ``stages`` stages of ``ranks`` tensor parallel GPUs each.
+
+    The last stage's first GPU, or that of stage ``drafter``, drafts, and has the engine beside it.
+    """
+    names = [f"h100-{i + 1}" for i in range(stages * ranks)]
+    groups = [names[i : i + ranks] for i in range(0, len(names), ranks)]
+    split = "tensors" if ranks > 1 else "layers"
     return load_cluster(
         "two-servers",
-        name=f"h100-x{stages}",
-        description=f"{stages} H100 of one server, Llama-3.1-8B bf16",
-        as_model=asdict(LLAMA_8B),
-        draft_as_model=asdict(eagle(LLAMA_8B)),
+        name=f"h100-x{len(names)}",
+        description=f"{len(names)} H100 of one server",
+        as_model=asdict(model),
+        draft_as_model=asdict(eagle(model)),
         devices=[{"name": name, "host": "server", "kind": "h100"} for name in names],
-        stages=[{"devices": [name], "layers": LLAMA_8B.layers // stages} for name in names],
-        drafter=names[drafter],
-        engine=names[drafter],
+        stages=[{"devices": group, "layers": model.layers // stages, "split": split} for group in groups],
+        drafter=groups[drafter][0],
+        engine=groups[drafter][0],
     )
 
 

@@ -78,7 +78,7 @@ PAGES = (
         about="trees, stages, sampling, throughput; simulated and in processes",
         sections=(
             *("long_text", "pipedec_tree", "pipedec_stages", "pipedec_demo_pair", "pipedec_throughput"),
-            *("pipedec_departures", "pipedec_transfers", "pipedec_emulated", "pipedec_processes"),
+            *("pipedec_departures", "pipedec_transfers", "tensor_groups", "pipedec_emulated", "pipedec_processes"),
         ),
     ),
     Page(
@@ -113,10 +113,11 @@ PAGES = (
     Page(
         name="vllm",
         title="beside pipelines and EAGLE in vLLM",
-        about="the report's table",
+        about="the report's tables; tensor parallel stages, predicted",
         sections=(
             "pp_eagle_table",
             "pp_many",
+            "pp_parallel",
         ),
     ),
     Page(

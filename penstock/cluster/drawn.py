@@ -89,6 +89,7 @@ def drawn_model(rng: Random, stages: int) -> ModelPrice:
         hidden=hidden,
         intermediate=7 * hidden // 2,
         key_value=1024,
+        key_value_heads=8,
         vocabulary=128256,
         bits=rng.choice((4, 16, 32)),
     )
@@ -167,7 +168,7 @@ def uniform_cluster(cluster: Cluster, stages: int) -> Cluster:
     assert cluster.as_model is not None
     first = cluster.stages[0]
     names = [tuple(copy_of(name, i) for name in first.devices) for i in range(stages)]
-    copies = [Stage(devices=devices, layers=first.layers) for devices in names]
+    copies = [replace(first, devices=devices) for devices in names]
     drafter = drafter_among(cluster, copies)
     engine = copy_of(cluster.engine, 0) if cluster.engine in first.devices else cluster.engine
     if cluster.engine == cluster.drafter and drafter is not None:
@@ -193,7 +194,7 @@ def drafter_among(cluster: Cluster, copies: list[Stage]) -> str | None:
     """The drafter's device: its own or, if it shares a stage's, that of the last or the first copy."""
     if cluster.drafting_stage is None:
         return cluster.drafter
-    return copies[-1 if cluster.drafting_stage == len(cluster.stages) - 1 else 0].devices[-1]
+    return copies[-1 if cluster.drafting_stage == len(cluster.stages) - 1 else 0].last_device
 
 
 def devices_of(cluster: Cluster, copies: list[Stage], others: set[str | None]) -> Iterator[Device]:
@@ -209,16 +210,16 @@ def devices_of(cluster: Cluster, copies: list[Stage], others: set[str | None]) -
 
 def links_of(cluster: Cluster, copies: list[Stage], engine: str, drafter: str | None) -> Iterator[LinkBetween]:
     """Every link that messages take, with the names of its devices as ends."""
-    first, second = cluster.stages[0].devices, cluster.stages[min(1, len(cluster.stages) - 1)].devices
-    outside = cluster.link(cluster.engine, first[0])
-    hop = cluster.link(first[-1], second[0]) if len(cluster.stages) > 1 else outside
+    first, second = cluster.stages[0], cluster.stages[min(1, len(cluster.stages) - 1)]
+    outside = cluster.link(cluster.engine, first.devices[0])
+    hop = cluster.link(first.last_device, second.devices[0]) if len(cluster.stages) > 1 else outside
     found: dict[frozenset[str], Link | None] = {}
     for stage in copies:
-        for (one, other), ends in zip(pairwise(first), pairwise(stage.devices), strict=True):
+        for (one, other), ends in zip(first.inner_hops, stage.inner_hops, strict=True):
             found[frozenset(ends)] = cluster.link(one, other)
     for stage, following in pairwise(copies):
-        found[frozenset((stage.devices[-1], following.devices[0]))] = hop
-    for end in (copies[0].devices[0], copies[-1].devices[-1]):
+        found[frozenset((stage.last_device, following.devices[0]))] = hop
+    for end in (copies[0].devices[0], copies[-1].last_device):
         found.setdefault(frozenset((engine, end)), outside or hop)
     if cluster.drafter is not None and drafter is not None:
         found[frozenset((engine, drafter))] = cluster.link(cluster.engine, cluster.drafter)

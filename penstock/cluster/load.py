@@ -7,28 +7,56 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any, Final
 
 from penstock.cluster.drawn import drawn_table
-from penstock.cluster.spec import KV_SLOTS, PRICES, Cluster, Device, DeviceKind, LinkBetween, Links, ModelPrice, Stage
-from penstock.cluster.timing import check_memory, device_timing, held_by
-from penstock.config import FieldError, check, check_positive, nearest, parse, read_toml
+from penstock.cluster.spec import (
+    KV_SLOTS,
+    LAYERS,
+    PRICES,
+    SPLITS,
+    TENSORS,
+    Cluster,
+    Device,
+    DeviceKind,
+    LinkBetween,
+    Links,
+    ModelPrice,
+    Stage,
+)
+from penstock.cluster.tensor_parallel import check_divisible
+from penstock.cluster.timing import check_memory, held_by_part, part_timing
+from penstock.config import FieldError, check, check_positive, known_name, nearest, parse, read_toml
 from penstock.core import ConfigError
 
 # --------------------------------------------------------------------------------------------------------------- layers
 # Gives each device of a cluster file the layers that it is priced with: as stages state them, or by devices' speed.
 
+PRICED_BY: Final = "weight_bandwidth_gb_s, compute_tflops and overhead_ms"
+
 
 @dataclass(frozen=True, kw_only=True)
 class StageEntry:
-    """A stage of a cluster file. ``layers``: of the whole stage, spread evenly over its devices, or one per device."""
+    """A stage of a cluster file. ``layers``: of the whole stage, spread evenly over its devices, or one per device.
+
+    ``split``: "layers", where devices follow each other, or "tensors", where they are the ranks of a tensor parallel
+    group, and ``layers`` is one number.
+    """
 
     devices: tuple[str, ...]
     layers: int | tuple[int, ...] | None = None
+    split: str = LAYERS
 
     def __post_init__(self) -> None:
         check(bool(self.devices), "devices", [], "a list of at least one device")
+        known_name(self.split, SPLITS, "split")
+
+    @property
+    def parts(self) -> list[tuple[str, ...]]:
+        """The devices that layers are given to: one by one, or all ranks together."""
+        return [self.devices] if self.split == TENSORS else [(name,) for name in self.devices]
 
 
 def stages_with_layers(entries: tuple[StageEntry, ...], cluster: Cluster) -> tuple[Stage, ...]:
@@ -39,59 +67,93 @@ def stages_with_layers(entries: tuple[StageEntry, ...], cluster: Cluster) -> tup
         if stated:
             problem = "prices an emulated stage, and as_model is missing; to split a real model use layer_split"
             raise FieldError(f"stages[{stated[0]}].layers", problem)
-        return tuple(Stage(devices=entry.devices) for entry in entries)
+        return tuple(Stage(devices=entry.devices, split=entry.split) for entry in entries)
+    check_groups(entries, cluster, model)
     if not stated:
-        counts = iter(unstated_layers([name for entry in entries for name in entry.devices], cluster, model))
-        return tuple(Stage(devices=e.devices, layers=tuple(next(counts) for _ in e.devices)) for e in entries)
+        counts = iter(unstated_layers([part for entry in entries for part in entry.parts], cluster, model))
+        return tuple(
+            Stage(devices=entry.devices, layers=tuple(next(counts) for _ in entry.parts), split=entry.split)
+            for entry in entries
+        )
     if len(stated) < len(entries):
         missing = next(i for i in range(len(entries)) if i not in stated)
         raise FieldError(f"stages[{missing}].layers", "is missing: state the layers of every stage or of none")
-    stages = tuple(Stage(devices=entry.devices, layers=device_layers(i, entry)) for i, entry in enumerate(entries))
+    stages = tuple(
+        Stage(devices=entry.devices, layers=device_layers(i, entry), split=entry.split)
+        for i, entry in enumerate(entries)
+    )
     total = sum(sum(stage.layers) for stage in stages)
     if total != model.layers:
         raise FieldError("stages", f"hold {total} layers together; as_model has {model.layers}")
     return stages
 
 
-def unstated_layers(names: Sequence[str], cluster: Cluster, model: ModelPrice) -> Sequence[int]:
-    """Layers of each device, in order, where no stage states any.
+def check_groups(entries: Sequence[StageEntry], cluster: Cluster, model: ModelPrice) -> None:
+    """Raise FieldError for a tensor parallel stage whose ranks cannot share the layers, or are not joined or priced."""
+    for i, entry in enumerate(entries):
+        if entry.split != TENSORS:
+            continue
+        check_divisible(model, len(entry.devices), f"stages[{i}].devices")
+        for device in map(cluster.device, entry.devices):
+            at = f"devices[{cluster.devices.index(device)}]"
+            for name in ("pass_ms", "measured"):
+                if getattr(device, name) is not None:
+                    problem = f"holds for whole layers, and {device.name!r} has shares of them in stages[{i}]"
+                    raise FieldError(f"{at}.{name}", f"{problem}; state {PRICED_BY} instead")
+            check_priced(at, device)
+        for one, other in combinations(entry.devices, 2):
+            cluster.link(one, other)  # raises if it is missing
 
-    Devices that differ get them by speed. Equal ones get equal numbers; a remainder goes to the first ones, since the
+
+def unstated_layers(parts: Sequence[Sequence[str]], cluster: Cluster, model: ModelPrice) -> Sequence[int]:
+    """Layers of each part, a device or a tensor parallel group, in order, where no stage states any.
+
+    Parts that differ get them by speed. Equal ones get equal numbers; a remainder goes to the first ones, since the
     last one holds the head.
     """
-    if len(names) > model.layers:
-        problem = f"name {len(names)} devices for the {model.layers} layers of as_model; use fewer"
+    if len(parts) > model.layers:
+        what = "devices" if all(len(part) == 1 for part in parts) else "devices and groups"
+        problem = f"name {len(parts)} {what} for the {model.layers} layers of as_model; use fewer"
         raise FieldError("stages", problem)
-    devices = [cluster.device(name) for name in names]
+    devices = [[cluster.device(name) for name in part] for part in parts]
     # Names, hosts and kinds say nothing of a device's speed.
-    kinds = {dataclasses.replace(device, name="", host="", kind=None) for device in devices}
-    if len(kinds) > 1 and all(device.priced for device in devices):
+    kinds = {tuple(dataclasses.replace(device, name="", host="", kind=None) for device in part) for part in devices}
+    if len(kinds) > 1 and all(device.priced for part in devices for device in part):
         return layers_by_speed(devices, cluster, model)
-    return spread(model.layers, len(names))
+    return spread(model.layers, len(parts))
 
 
-def layers_by_speed(devices: Sequence[Device], cluster: Cluster, model: ModelPrice) -> list[int]:
-    """Layers of each device such that the slowest one is as fast as it can be.
+def layers_by_speed(parts: Sequence[Sequence[Device]], cluster: Cluster, model: ModelPrice) -> list[int]:
+    """Layers of each part such that the slowest one is as fast as it can be.
 
-    Each layer goes to the device that would be done first with it. A device whose memory is full gets no more, unless
-    all are full.
+    Each layer goes to the part that would be done first with it. A part whose memory is full gets no more, unless all
+    are full.
     """
 
     def after(i: int) -> tuple[bool, float]:
-        device, head = devices[i], i == len(devices) - 1
-        held = held_by(model, counts[i] + 1, cluster.kv_slots, embedding=i == 0, head=head)
-        full = device.memory_gb is not None and held.total > device.memory_gb * 1e9
-        return full, device_timing(device, model, counts[i] + 1, 1.0, head=head).seconds(1)
+        devices, layers, head = parts[i], counts[i] + 1, i == len(parts) - 1
+        each = held_by_part(model, devices, layers, cluster.kv_slots, embedding=i == 0, head=head)
+        full = any(
+            device.memory_gb is not None and held.total > device.memory_gb * 1e9
+            for device, held in zip(devices, each, strict=True)
+        )
+        return full, part_timing(cluster, model, devices, layers, head=head).seconds(1)
 
-    counts = [1] * len(devices)
-    for _ in range(model.layers - len(devices)):
-        counts[min(range(len(devices)), key=after)] += 1  # False sorts first: devices that have room
+    counts = [1] * len(parts)
+    for _ in range(model.layers - len(parts)):
+        counts[min(range(len(parts)), key=after)] += 1  # False sorts first: parts that have room
     return counts
 
 
 def device_layers(index: int, entry: StageEntry) -> tuple[int, ...]:
-    """The layers of each device of a stage that states them."""
+    """The layers of each part of a stage that states them."""
     where, devices, layers = f"stages[{index}].layers", len(entry.devices), entry.layers
+    if entry.split == TENSORS:
+        counts = (layers,) if isinstance(layers, int) else tuple(layers or ())
+        # A written plan has a list of one number.
+        check(len(counts) == 1, where, list(counts), "one number: each of its ranks has a share of all its layers")
+        check(counts[0] >= 1, where, counts[0], "at least 1")
+        return counts
     if isinstance(layers, int):
         check(layers >= devices, where, layers, f"at least 1 for each of its {devices} devices")
         return spread(layers, devices)
@@ -116,13 +178,13 @@ def with_rates(cluster: Cluster, stages: tuple[Stage, ...], model: ModelPrice) -
     ``stages`` say for which layers of ``model`` each pass was measured. A pass is thus assumed to grow with the weights
     that it reads. A device without layers gets the rate of one of its kind; if there is none, it stays as it is.
     """
-    last = stages[-1].devices[-1]
+    last = stages[-1].last_device
     rates: dict[str, float] = {}
     by_kind: dict[str, float] = {}
     for stage in stages:
-        for name, layers in zip(stage.devices, stage.layers, strict=True):
+        for (name, *_), layers in stage.parts:
             device = cluster.device(name)
-            if device.pass_ms is not None:
+            if device.pass_ms is not None:  # no rank of a group has one (check_groups)
                 # Bytes per millisecond are 1e-6 times 1e9 bytes/s.
                 rates[name] = model.weight_bytes(layers, head=name == last) / device.pass_ms / 1e6
                 by_kind.setdefault(device.kind or name, rates[name])
@@ -149,7 +211,8 @@ def with_rate(device: Device, gb_s: float | None) -> Device:
 #     name = "two-boxes"
 #     [description, as_model, draft_as_model, draft_pass_ms, engine, drafter, time_scale, kv_slots]
 #     devices = [{ name = "a1", host = "a", kind = "rtx3090" }, ...]     # or the kind's numbers on the device itself
-#     stages = [{ devices = ["a1"], layers = 4 }, { devices = ["a2", "b1"], layers = [6, 6] }, ...]
+#     stages = [{ devices = ["a1"], layers = 4 }, { devices = ["a2", "b1"], layers = [6, 6] },
+#               { devices = ["b2", "b3"], layers = 8, split = "tensors" }, ...]       # split is "layers" by default
 #
 #     [kinds.rtx3090]            # memory_gb, weight_bandwidth_gb_s, compute_tflops, overhead_ms; or, measured, pass_ms
 #                                # of real devices: memory_gb, threads
@@ -319,7 +382,7 @@ def with_drafter_on(cluster: Cluster, place: str) -> Cluster:
     """
     check(cluster.emulated, DRAFTER_ON, place, "left out: no as_model, so where the drafter runs changes nothing")
     check(cluster.drafter is not None, DRAFTER_ON, place, "left out: the cluster names no drafter that could be moved")
-    known = {"engine": cluster.engine, "last-stage": cluster.stages[-1].devices[-1]}
+    known = {"engine": cluster.engine, "last-stage": cluster.stages[-1].last_device}
     known |= {device.name: device.name for device in cluster.devices}
     if place not in known:
         raise FieldError(DRAFTER_ON, f"is {place!r}, which is no device; {nearest(place, known)}")
@@ -454,8 +517,7 @@ def check_numbers(cluster: Cluster) -> None:
 def check_priced(where: str, device: Device) -> None:
     """Raise FieldError unless the time of a pass is known, and stated in only one way."""
     if not device.priced:
-        numbers = "weight_bandwidth_gb_s, compute_tflops and overhead_ms"
-        remedy = f"needs {numbers}, or a kind that has them; or compute_tflops and pass_ms"
+        remedy = f"needs {PRICED_BY}, or a kind that has them; or compute_tflops and pass_ms"
         raise FieldError(where, f"({device.name!r}) {remedy}")
     both = [name for name in ("weight_bandwidth_gb_s", "overhead_ms") if getattr(device, name) is not None]
     if device.pass_ms is not None and both:
@@ -496,6 +558,9 @@ def refuse_emulation(cluster: Cluster) -> None:
     if cluster.kv_slots != KV_SLOTS:
         raise FieldError("kv_slots", "counts in the memory of modelled devices, and as_model is missing; remove it")
     for i, stage in enumerate(cluster.stages):
+        if stage.tensor_parallel:
+            remedy = "as_model has them priced, simulated and planned; to run the model give each device its own stage"
+            raise FieldError(f"stages[{i}].split", f'is "tensors": tensor parallel stages are not run yet; {remedy}')
         if len(stage.devices) > 1:
             remedy = "a real stage runs on one: give each device a stage of its own"
             raise FieldError(f"stages[{i}].devices", f"names {len(stage.devices)} devices, and {remedy}")

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise, product
+from itertools import combinations, pairwise, product
 from typing import Final
 
 from penstock.config import FieldError, check, check_positive
@@ -40,12 +40,23 @@ class ModelPrice:
     """Elements of a token's keys in one layer, and of its values; None: attention_size (every head has its own)."""
     cache_bytes: float | None = None
     """Bytes of one element of the KV cache; None: activation_bytes."""
+    key_value_heads: int | None = None
+    """KV groups of a layer: heads of queries that share keys and values, which no two ranks of a tensor parallel stage
+    can divide. None: unknown, and the model cannot be split by tensors."""
+    intermediate_size: int | None = None
+    """Elements of the opened row, which ``down`` reads; None: unknown, and the model cannot be split by tensors."""
+    gathered_bytes: float | None = None
+    """Bytes of one element of what enters ``o`` and ``down`` where ranks gather it; None: activation_bytes. With int8
+    and int4 it is 1.125: the eight bits in which these formats multiply, and a 32-bit scale for 32 neighbours."""
 
     def __post_init__(self) -> None:
         check_positive(self, "layers", "hidden_size", "layer_parameters", "bytes_per_parameter", "activation_bytes")
         check_positive(self, "head_parameters", "embedding_parameters", or_zero=True)
         check_positive(self, "attention_size", "key_value_size", or_zero=True)
-        check_positive(self, "cache_bytes")
+        check_positive(self, "cache_bytes", "key_value_heads", "intermediate_size", "gathered_bytes")
+        for name, size in (("attention_size", self.queries), ("key_value_size", self.keys)):
+            heads = self.key_value_heads
+            check(heads is None or size % heads == 0, name, size, f"a multiple of key_value_heads, {heads}")
 
     def weight_bytes(self, layers: int, *, head: bool) -> float:
         """Bytes of weights that a device with ``layers`` layers reads per pass."""
@@ -60,16 +71,21 @@ class ModelPrice:
 
     def pair_operations(self, layers: int) -> float:
         """Floating-point operations of attention per pair of a row and a token that it sees."""
-        return 4.0 * layers * self._attention_size
+        return 4.0 * layers * self.queries
 
     def slot_bytes(self, layers: int) -> float:
         """Bytes of one token's keys and values on a device with ``layers`` layers."""
-        elements = self._attention_size if self.key_value_size is None else self.key_value_size
-        return 2.0 * layers * elements * (self.activation_bytes if self.cache_bytes is None else self.cache_bytes)
+        return 2.0 * layers * self.keys * (self.activation_bytes if self.cache_bytes is None else self.cache_bytes)
 
     @property
-    def _attention_size(self) -> int:
+    def queries(self) -> int:
+        """Elements of a row's queries in one layer, all heads together."""
         return self.hidden_size if self.attention_size is None else self.attention_size
+
+    @property
+    def keys(self) -> int:
+        """Elements of a token's keys in one layer, all heads together."""
+        return self.queries if self.key_value_size is None else self.key_value_size
 
     @property
     def embedding_bytes(self) -> float:
@@ -82,7 +98,15 @@ class ModelPrice:
 
 
 def llama(
-    *, layers: int, hidden: int, intermediate: int, key_value: int, vocabulary: int, bits: int, tied: bool = False
+    *,
+    layers: int,
+    hidden: int,
+    intermediate: int,
+    key_value: int,
+    vocabulary: int,
+    bits: int,
+    key_value_heads: int | None = None,
+    tied: bool = False,
 ) -> ModelPrice:
     """Price a Llama-shaped model from its config.json.
 
@@ -102,6 +126,8 @@ def llama(
         bytes_per_parameter=(4.5 if bits == 4 else bits) / 8,
         activation_bytes=max(bits, 16) / 8,
         key_value_size=key_value,
+        key_value_heads=key_value_heads,
+        intermediate_size=intermediate,
     )
 
 
@@ -140,11 +166,17 @@ def medusa_head(target: ModelPrice) -> ModelPrice:
 
 
 # meta-llama/Llama-3.1-70B config.json: 80 x 855,654,400 + 2 x 1,050,673,152 + 8,192 = 70.55e9 parameters.
-llama_70b = partial(llama, layers=80, hidden=8192, intermediate=28672, key_value=1024, vocabulary=128256)
+llama_70b = partial(
+    llama, layers=80, hidden=8192, intermediate=28672, key_value=1024, key_value_heads=8, vocabulary=128256
+)
 # meta-llama/Llama-2-7b config.json: 32 x 202,383,360 + 2 x 131,072,000 + 4,096 = 6.738e9 parameters.
-llama_7b = partial(llama, layers=32, hidden=4096, intermediate=11008, key_value=4096, vocabulary=32000)
+llama_7b = partial(
+    llama, layers=32, hidden=4096, intermediate=11008, key_value=4096, key_value_heads=32, vocabulary=32000
+)
 # meta-llama/Llama-2-13b config.json: 40 x 317,204,480 + 2 x 163,840,000 + 5,120 = 13.016e9 parameters.
-llama_13b = partial(llama, layers=40, hidden=5120, intermediate=13824, key_value=5120, vocabulary=32000)
+llama_13b = partial(
+    llama, layers=40, hidden=5120, intermediate=13824, key_value=5120, key_value_heads=40, vocabulary=32000
+)
 
 PRICES: Final[dict[str, ModelPrice]] = {
     "llama-3.1-70b-fp32": llama_70b(bits=32),
@@ -154,12 +186,23 @@ PRICES: Final[dict[str, ModelPrice]] = {
     "llama-2-13b-4bit": llama_13b(bits=4),
     # meta-llama/Llama-3.2-1B config.json: 16 x 60,821,504 + 262,668,288 (tied) + 2,048 = 1.236e9 parameters.
     "llama-3.2-1b-fp32": llama(
-        layers=16, hidden=2048, intermediate=8192, key_value=512, vocabulary=128256, bits=32, tied=True
+        layers=16,
+        hidden=2048,
+        intermediate=8192,
+        key_value=512,
+        key_value_heads=8,
+        vocabulary=128256,
+        bits=32,
+        tied=True,
     ),
     # TinyLlama/TinyLlama_v1.1 config.json: 22 x 44,044,288 + 2 x 65,536,000 + 2,048 = 1.100e9 parameters.
-    "tinyllama-1.1b-fp16": llama(layers=22, hidden=2048, intermediate=5632, key_value=256, vocabulary=32000, bits=16),
+    "tinyllama-1.1b-fp16": llama(
+        layers=22, hidden=2048, intermediate=5632, key_value=256, key_value_heads=4, vocabulary=32000, bits=16
+    ),
     # JackFram/llama-160m config.json: 12 x 9,438,720 + 2 x 24,576,000 + 768 = 0.162e9 parameters.
-    "llama-160m-fp16": llama(layers=12, hidden=768, intermediate=3072, key_value=768, vocabulary=32000, bits=16),
+    "llama-160m-fp16": llama(
+        layers=12, hidden=768, intermediate=3072, key_value=768, key_value_heads=12, vocabulary=32000, bits=16
+    ),
     # 202,383,360 + 2 x 4,096 x 4,096 = 235,937,792, and the target's 2 x 131,072,000 (yuhuili/EAGLE-llama2-chat-7B).
     "eagle-llama-2-7b-fp16": eagle(llama_7b(bits=16)),
     # 317,204,480 + 2 x 5,120 x 5,120 = 369,633,280, and the target's 2 x 163,840,000 (yuhuili/EAGLE-llama2-chat-13B).
@@ -243,6 +286,10 @@ def interpolated(rows: Sequence[int], contexts: Sequence[int], grid: Grid, x: fl
 # These are the checked, resolved types; ``load.py`` makes them from a TOML file, a preset, a seed or ``local-N``.
 
 KV_SLOTS: Final = 4096
+LAYERS, TENSORS = "layers", "tensors"
+SPLITS: Final = (LAYERS, TENSORS)
+"""How several devices share a stage: one behind the other, each with layers of its own, or side by side as the ranks of
+a tensor parallel group, each with a share of every layer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -333,13 +380,37 @@ class Links:
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """The devices that hold a stage, in order; a stage takes one batch at a time (PipeDec's groups).
+    """The devices that hold a stage, in order; a stage takes one batch at a time (PipeDec's groups, section 3.1).
 
-    ``layers`` is how many of ``as_model``'s layers each device is priced with; empty where nothing is emulated.
+    ``layers`` is how many of ``as_model``'s layers each device is priced with; empty where nothing is emulated. With
+    ``split`` "tensors" the devices are ranks, the first one leads them, and ``layers`` has one number, the group's.
     """
 
     devices: tuple[str, ...]
     layers: tuple[int, ...] = ()
+    split: str = LAYERS
+
+    @property
+    def tensor_parallel(self) -> bool:
+        return self.split == TENSORS
+
+    @property
+    def last_device(self) -> str:
+        """The device that sends the stage's states on: the last one, or a group's leader."""
+        return self.devices[0] if self.tensor_parallel else self.devices[-1]
+
+    @property
+    def parts(self) -> list[tuple[tuple[str, ...], int]]:
+        """(devices, layers) of each part of the stage that computes in its turn: a device, or a whole group of
+        ranks."""
+        if self.tensor_parallel:
+            return [(self.devices, self.layers[0])]
+        return [((name,), layers) for name, layers in zip(self.devices, self.layers, strict=True)]
+
+    @property
+    def inner_hops(self) -> list[tuple[str, str]]:
+        """The pairs of its devices that exchange messages: neighbours in sequence, or any two ranks."""
+        return list(combinations(self.devices, 2) if self.tensor_parallel else pairwise(self.devices))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -381,12 +452,12 @@ class Cluster:
 
     def route(self) -> list[tuple[str, str]]:
         """The hops of a batch: engine to first stage, stage to stage, last stage to engine."""
-        stops = [(stage.devices[0], stage.devices[-1]) for stage in self.stages]
+        stops = [(stage.devices[0], stage.last_device) for stage in self.stages]
         enters = [first for first, _ in stops] + [self.engine]
         leaves = [self.engine] + [last for _, last in stops]
         return list(zip(leaves, enters, strict=True))
 
     def hops(self) -> list[tuple[str, str]]:
         """Every pair of devices that exchange messages: the route, inside the stages, engine and drafter."""
-        inside = [pair for stage in self.stages for pair in pairwise(stage.devices)]
+        inside = [pair for stage in self.stages for pair in stage.inner_hops]
         return self.route() + inside + ([(self.engine, self.drafter)] if self.drafter else [])

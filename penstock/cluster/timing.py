@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
 from penstock.cluster.spec import Cluster, Device, ModelPrice, interpolated
+from penstock.cluster.tensor_parallel import exchange_of, rank_prices
 from penstock.config import FieldError
 from penstock.core import ConfigError
 from penstock.messages import Index, Seconds
@@ -99,10 +101,33 @@ class LinkTiming(msgspec.Struct, frozen=True, array_like=True):
         return self.latency_s + (rows * self.row_bytes + header_bytes) / self.bytes_per_s
 
 
-class StageTiming(msgspec.Struct, frozen=True, array_like=True):
-    """A stage: its devices in sequence and the links between them. It takes one batch at a time."""
+class GroupTiming(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """A tensor parallel group: its ranks compute side by side, and exchange rows in every layer.
 
-    devices: Annotated[tuple[DeviceTiming | MeasuredTiming, ...], AXIS]
+    ``exchange`` has the latencies of all its messages together, and a row's bytes in all of them.
+    """
+
+    ranks: Annotated[tuple[DeviceTiming, ...], AXIS]
+    exchange: LinkTiming
+
+    def seconds(self, rows: int, attended: Attended = NOTHING) -> float:
+        """Seconds for a batch: those of the slowest rank, and the exchange. 0 without surviving rows.
+
+        Every gather waits for its slowest rank. Among equal devices that is the first one each time, because remainders
+        go to the first ranks; among unlike devices this is a lower bound.
+        """
+        if not rows:
+            return 0.0
+        return max(rank.seconds(rows, attended) for rank in self.ranks) + self.exchange.seconds(rows)
+
+
+PartTiming = DeviceTiming | MeasuredTiming | GroupTiming
+
+
+class StageTiming(msgspec.Struct, frozen=True, array_like=True):
+    """A stage: its devices, or its one group, in sequence and the links between them. It takes one batch at a time."""
+
+    devices: Annotated[tuple[PartTiming, ...], AXIS]
     between: Annotated[tuple[LinkTiming, ...], AXIS] = ()
 
     def seconds(self, rows: int, attended: Attended = NOTHING) -> float:
@@ -112,16 +137,19 @@ class StageTiming(msgspec.Struct, frozen=True, array_like=True):
 
 
 def stage_timings(cluster: Cluster) -> tuple[StageTiming, ...]:
-    """Times of each stage; the last device carries the head. Raises ConfigError if nothing is emulated."""
+    """Times of each stage; the last device or group carries the head. Raises ConfigError if nothing is emulated."""
     model = emulated_model(cluster)
-    last = cluster.stages[-1].devices[-1]
+    last = cluster.stages[-1].last_device
     return tuple(
         StageTiming(
             devices=tuple(
-                stage_part(cluster.device(name), model, layers, cluster.time_scale, head=name == last)
-                for name, layers in zip(stage.devices, stage.layers, strict=True)
+                part_timing(cluster, model, [*map(cluster.device, names)], layers, head=last in names)
+                for names, layers in stage.parts
             ),
-            between=tuple(link_timing(cluster, one, other, model.row_bytes) for one, other in pairwise(stage.devices)),
+            between=tuple(
+                link_timing(cluster, one[-1], other[0], model.row_bytes)
+                for (one, _), (other, _) in pairwise(stage.parts)
+            ),
         )
         for stage in cluster.stages
     )
@@ -163,7 +191,7 @@ def drafter_timing(cluster: Cluster, model: ModelPrice, layers: int) -> StageTim
 def feature_links(cluster: Cluster) -> tuple[LinkTiming, ...]:
     """Links from each stage to the drafter, for one layer's state of a row; to the engine if no drafter is named."""
     model, drafter = emulated_model(cluster), cluster.drafter or cluster.engine
-    return tuple(link_timing(cluster, stage.devices[-1], drafter, model.row_bytes) for stage in cluster.stages)
+    return tuple(link_timing(cluster, stage.last_device, drafter, model.row_bytes) for stage in cluster.stages)
 
 
 def draft_link(cluster: Cluster) -> LinkTiming | None:
@@ -185,6 +213,33 @@ def emulated_model(cluster: Cluster) -> ModelPrice:
             f"cluster {cluster.name} has no as_model: nothing is emulated, so there are no modelled times"
         )
     return cluster.as_model
+
+
+def part_timing(
+    cluster: Cluster, model: ModelPrice, devices: Sequence[Device], layers: int, *, head: bool
+) -> PartTiming:
+    """Times of ``layers`` layers on a device, or on several as the ranks of a tensor parallel group."""
+    if len(devices) == 1:
+        return stage_part(devices[0], model, layers, cluster.time_scale, head=head)
+    speeds = speeds_of(devices)
+    ranks = zip(devices, rank_prices(model, speeds), strict=True)
+    exchange = exchange_of(model, speeds, layers, head=head)
+    slowest = slowest_link(cluster, devices)
+    return GroupTiming(
+        ranks=tuple(device_timing(device, part, layers, cluster.time_scale, head=head) for device, part in ranks),
+        exchange=LinkTiming(exchange.messages * slowest.latency_s, slowest.bytes_per_s, exchange.row_bytes),
+    )
+
+
+def speeds_of(devices: Sequence[Device]) -> tuple[float, ...]:
+    """The devices' speeds, by which ranks share: those at which they read weights, in 1e9 bytes/s."""
+    return tuple(device.weight_bandwidth_gb_s or 0.0 for device in devices)
+
+
+def slowest_link(cluster: Cluster, devices: Sequence[Device]) -> LinkTiming:
+    """The longest latency and the lowest rate among any two ranks: every gather waits for the last slice."""
+    links = [link_timing(cluster, one.name, other.name, 0.0) for one, other in combinations(devices, 2)]
+    return LinkTiming(max(link.latency_s for link in links), min(link.bytes_per_s for link in links), 0.0)
 
 
 def stage_part(
@@ -264,6 +319,14 @@ def held_by(model: ModelPrice, layers: int, kv_slots: int, *, embedding: bool, h
     )
 
 
+def held_by_part(
+    model: ModelPrice, devices: Sequence[Device], layers: int, kv_slots: int, *, embedding: bool, head: bool
+) -> list[Held]:
+    """Bytes on each device that holds ``layers`` layers: one has all of them, the ranks of a group their shares."""
+    prices = [model] if len(devices) == 1 else rank_prices(model, speeds_of(devices))
+    return [held_by(price, layers, kv_slots, embedding=embedding, head=head) for price in prices]
+
+
 def check_memory(cluster: Cluster, model: ModelPrice) -> None:
     """Raise FieldError, with the numbers, naming the first device whose memory does not suffice.
 
@@ -273,15 +336,18 @@ def check_memory(cluster: Cluster, model: ModelPrice) -> None:
     drafting = None
     if draft is not None:
         drafting = held_by(draft, draft.layers, cluster.kv_slots, embedding=True, head=True)
-    last = cluster.stages[-1].devices[-1]
+    last, entered = cluster.stages[-1].last_device, cluster.stages[0].devices[0]
     for i, stage in enumerate(cluster.stages):
-        for j, (name, layers) in enumerate(zip(stage.devices, stage.layers, strict=True)):
-            held = held_by(model, layers, cluster.kv_slots, embedding=i == j == 0, head=name == last)
-            where = f"stages[{i}].devices[{j}]"
-            check_fits(where, cluster.device(name), held, f"its {layers} layers", cluster.kv_slots)
-            if drafting is not None and name == cluster.drafter:
-                what = f"{layers} layers and the draft model"
-                check_fits("drafter", cluster.device(name), held + drafting, what, cluster.kv_slots)
+        for names, layers in stage.parts:
+            devices = [*map(cluster.device, names)]
+            embedding, head = entered in names, last in names
+            each = held_by_part(model, devices, layers, cluster.kv_slots, embedding=embedding, head=head)
+            what = f"{layers} layers" if len(names) == 1 else f"share of {layers} layers"
+            for device, held in zip(devices, each, strict=True):
+                where = f"stages[{i}].devices[{stage.devices.index(device.name)}]"
+                check_fits(where, device, held, f"its {what}", cluster.kv_slots)
+                if drafting is not None and device.name == cluster.drafter:
+                    check_fits("drafter", device, held + drafting, f"{what} and the draft model", cluster.kv_slots)
     if drafting is not None and cluster.drafter is not None and cluster.drafting_stage is None:
         check_fits("drafter", cluster.device(cluster.drafter), drafting, "the draft model", cluster.kv_slots)
 

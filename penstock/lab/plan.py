@@ -11,7 +11,8 @@ from typing import Any, Final, NamedTuple
 from rich.console import Console
 
 from penstock.cluster import PRICES, Cluster, load_devices
-from penstock.cluster.timing import held_by
+from penstock.cluster.spec import Stage
+from penstock.cluster.timing import held_by, held_by_part
 from penstock.core import ConfigError
 from penstock.engine.options import model_folder
 from penstock.engine.profile.hosts import cluster_of_hosts
@@ -57,17 +58,23 @@ def table_of(planning: Planning, chosen: Choice, compared: Sequence[Choice], mor
     device more."""
     stages = chosen.cluster.stages
     return {
-        "stages": [{"device": stage.devices[0], "layers": sum(stage.layers)} for stage in stages],
+        "stages": [stage_entry(stage) for stage in stages],
         "drafter": chosen.cluster.drafter,
         "engine": chosen.cluster.engine,
         "left_out": left_out(planning, chosen),
         **(run_with(chosen) if planning.options.real else {}),
         **figures(chosen),
-        "least_slowest_stage_ms": 1e3 * planning.least_slowest_s,
+        "least_slowest_stage_ms": 1e3 * planning.alone.least_slowest_s,
         "limited_by": limit(planning, chosen),
         "one_more": more and {"device": more.name, **figures(more)},
         "compared": {choice.name: {"layers": layers_by_device(choice), **figures(choice)} for choice in compared[1:]},
     }
+
+
+def stage_entry(stage: Stage) -> dict[str, Any]:
+    """A stage in JSON; ``device`` leads the ranks of a tensor parallel group."""
+    ranks = {"ranks": list(stage.devices)} if stage.tensor_parallel else {}
+    return {"device": stage.devices[0], "layers": sum(stage.layers), **ranks}
 
 
 def run_with(chosen: Choice) -> dict[str, str]:
@@ -92,12 +99,12 @@ def figures(choice: Choice) -> dict[str, float | None]:
 
 
 def layers_by_device(choice: Choice) -> dict[str, int]:
-    return {stage.devices[0]: sum(stage.layers) for stage in choice.cluster.stages}
+    return {" + ".join(stage.devices): sum(stage.layers) for stage in choice.cluster.stages}
 
 
 def left_out(planning: Planning, chosen: Choice) -> list[str]:
-    used = {stage.devices[0] for stage in chosen.cluster.stages}
-    return [name for name in planning.names if name not in used]
+    used = {name for stage in chosen.cluster.stages for name in stage.devices}
+    return [device.name for device in planning.devices if device.name not in used]
 
 
 def some_of(names: Sequence[str]) -> str:
@@ -108,7 +115,7 @@ def some_of(names: Sequence[str]) -> str:
 
 
 def stage_seconds(planning: Planning, chosen: Choice) -> Iterator[tuple[str, int, float]]:
-    """(device, layers, seconds of a batch) of each stage."""
+    """(device or group, layers, seconds of a batch) of each stage."""
     done = 0
     for part in chosen.plan.parts:
         seconds = float(planning.problem.stage_s[part.device, done, done + part.layers])
@@ -141,12 +148,16 @@ def stages_table(planning: Planning, chosen: Choice) -> FiguresTable:
     table = FiguresTable("stage", "layers", "ms", "holds, GB", "of GB", title=title)
     rows = list(stage_seconds(planning, chosen))
     for i, (name, layers, seconds) in enumerate(rows):
-        held = held_by(model, layers, cluster.kv_slots, embedding=i == 0, head=i == len(rows) - 1)
-        if name == cluster.drafter and (draft := cluster.draft_as_model) is not None:
-            held += held_by(draft, draft.layers, cluster.kv_slots, embedding=True, head=True)
-        memory = cluster.device(name).memory_gb
-        has = "?" if memory is None else f"{round(memory, 2):g}"
-        table.add_row(name, str(layers), f"{1e3 * seconds:.1f}", f"{held.total / 1e9:.2f}", has)
+        group = planning.groups[chosen.plan.parts[i].device]
+        embedding, head = i == 0, i == len(rows) - 1
+        each = held_by_part(model, group, layers, cluster.kv_slots, embedding=embedding, head=head)
+        for rank, (device, held) in enumerate(zip(group, each, strict=True)):
+            if device.name == cluster.drafter and (draft := cluster.draft_as_model) is not None:
+                held += held_by(draft, draft.layers, cluster.kv_slots, embedding=True, head=True)
+            has = "?" if device.memory_gb is None else f"{round(device.memory_gb, 2):g}"
+            # A group has a line for each rank, and its layers and its time in the first one.
+            shown = (device.name, "", "") if rank else (name, str(layers), f"{1e3 * seconds:.1f}")
+            table.add_row(*shown, f"{held.total / 1e9:.2f}", has)
     return table
 
 
@@ -175,10 +186,13 @@ def remarks(planning: Planning, chosen: Choice, more: Choice | None) -> Iterator
     """Remarks on the plan's bottleneck, the lower bound of all plans, and what would help."""
     slowest = 1e3 * chosen.plan.slowest_s
     yield f"Limited by {limit(planning, chosen)}: {slowest:.1f} ms a batch."
+    # The bound of single devices holds for groups, too: ranks together are at most as fast as each by itself.
     yield (
-        f"No plan's slowest stage is faster than {1e3 * planning.least_slowest_s:.1f} ms: layers cut anywhere, links "
-        "free."
+        f"No plan's slowest stage is faster than {1e3 * planning.alone.least_slowest_s:.1f} ms: layers cut anywhere, "
+        "links free."
     )
+    if any(stage.tensor_parallel for stage in chosen.cluster.stages):
+        yield "Devices joined by + are tensor parallel ranks, which are simulated and emulated, and not run yet."
     if (out := left_out(planning, chosen)) or chosen.cluster.drafter is not None:
         drafter = f"The drafter runs on {chosen.cluster.drafter}" if chosen.cluster.drafter else "Nothing drafts"
         yield f"{drafter}, the engine on {chosen.cluster.engine}" + (f"; left out: {some_of(out)}." if out else ".")
@@ -211,6 +225,7 @@ def run_plan(options: PlanOptions, *, as_json: bool = False, console: Console | 
     console = console or Console(stderr=True)
     planning = Planning(cluster_to_plan(options, console), options)
     outcome = planned(planning, console)
+    planning = planning.with_groups(outcome.chosen.groups)
     if options.output is not None:
         options.output.write_text(cluster_toml(outcome.chosen.cluster), encoding="utf-8")
     more = planning.with_one_more(outcome.chosen)
@@ -244,7 +259,7 @@ def planned(planning: Planning, console: Console) -> Outcome:
         if paper is None:
             raise ConfigError(f"{refusal(planning)}; or let --method penstock leave devices out and reorder them")
         return Outcome(planning.judged(paper), [planning.judged(choice) for choice in by_hand])
-    ours = planning.ours()
+    ours = [choice for one in (planning, *planning.joined()) for choice in one.ours()]
     if not ours:
         raise refusal(planning)
     judged = judged_all(planning, [*by_hand, *ours], console)
@@ -263,7 +278,7 @@ def judged_all(planning: Planning, choices: list[Choice], console: Console) -> l
         task = progress.add_task("", total=len(choices))
         for choice in choices:
             progress.update(task, description=f"{choice.name}, {len(choice.plan.parts)} stages")
-            if choice.plan.parts not in known:
-                known[choice.plan.parts] = planning.judged(choice)
+            if choice.cluster.stages not in known:
+                known[choice.cluster.stages] = planning.judged(choice)
             progress.advance(task)
-    return [replace(known[choice.plan.parts], name=choice.name) for choice in choices]
+    return [replace(known[choice.cluster.stages], name=choice.name) for choice in choices]

@@ -16,7 +16,7 @@ from penstock.checkpoint.gguf_header import Header, read_header
 from penstock.checkpoint.look import resolve, stated_config
 from penstock.cluster.drawn import split_by_speed
 from penstock.cluster.load import ClusterFile, cluster_of, preset_names, spread, with_drafter_on
-from penstock.cluster.spec import Cluster, ModelPrice, Stage, eagle, llama
+from penstock.cluster.spec import LAYERS, TENSORS, Cluster, ModelPrice, Stage, eagle, llama
 from penstock.config import FieldError, check, known_name, parse
 from penstock.core import ConfigError
 from penstock.hosts.probe import DeviceRates, ExaminedHost, LinkRates, Report
@@ -25,7 +25,7 @@ from penstock.lab.profile import HostsOptions
 from penstock.lab.simulator.run import simulate, simulate_serving
 from penstock.lab.simulator.script import DEMO_ACCURACY, Script, profile_script
 from penstock.options import MODEL, OUTPUT, PIPELINE, Option
-from penstock.planner.costs import Batch, candidates, problem_of, shortage
+from penstock.planner.costs import Batch, Group, candidates, grouped_problem, groupings, shortage
 from penstock.planner.partition import Part, Plan, Problem, front, layer_split, plan_of
 from penstock.speculation import SpeculativeConfig
 
@@ -130,10 +130,14 @@ class Speed:
     served_per_second: float | None = None
 
 
-def staged(cluster: Cluster, names: tuple[str, ...], parts: tuple[Part, ...]) -> Cluster:
-    """The cluster with these stages; ``names`` are the devices' names by number."""
-    stages = tuple(Stage(devices=(names[part.device],), layers=(part.layers,)) for part in parts)
-    return replace(cluster, stages=stages)
+def staged(cluster: Cluster, groups: Sequence[Group], parts: tuple[Part, ...]) -> Cluster:
+    """The cluster with these stages; a part's device is a group's number."""
+    return replace(cluster, stages=tuple(stage_of(groups[part.device], part.layers) for part in parts))
+
+
+def stage_of(group: Group, layers: int) -> Stage:
+    names = tuple(device.name for device in group)
+    return Stage(devices=names, layers=(layers,), split=TENSORS if len(names) > 1 else LAYERS)
 
 
 def simulated(cluster: Cluster, tokens: int, prompt: int, *, serving: bool) -> Speed:
@@ -171,11 +175,12 @@ OURS, EVEN, PROPORTIONAL, JUPITER = "penstock", "even split", "in proportion to 
 
 @dataclass(frozen=True)
 class Choice:
-    """A plan under a name. ``speed`` is None where it was not simulated."""
+    """A plan under a name, whose parts name ``groups`` by number. ``speed`` is None where it was not simulated."""
 
     name: str
     plan: Plan
     cluster: Cluster
+    groups: tuple[Group, ...]
     speed: Speed | None = None
 
     def value(self, goal: str) -> tuple[float, ...]:
@@ -190,24 +195,46 @@ class Choice:
 
 
 class Planning:
-    """One cluster, its devices that may hold layers, and the times of devices and links."""
+    """One cluster, its devices that may hold layers, and the times of devices and links.
 
-    def __init__(self, cluster: Cluster, options: PlanOptions) -> None:
+    ``groups``: the devices as they are joined into tensor parallel groups; None leaves each alone. A plan's parts are
+    groups.
+    """
+
+    def __init__(self, cluster: Cluster, options: PlanOptions, groups: tuple[Group, ...] | None = None) -> None:
         self.options = options
         self.cluster = cluster
         self.devices = candidates(cluster)
+        self.groups = tuple((device,) for device in self.devices) if groups is None else groups
         self.batch = PLAIN if cluster.drafter is None else SPECULATIVE
 
     @cached_property
     def problem(self) -> Problem:
-        return problem_of(self.cluster, self.devices, self.batch)
+        return grouped_problem(self.cluster, self.groups, self.batch)
 
     @property
     def names(self) -> tuple[str, ...]:
-        return tuple(device.name for device in self.devices)
+        """The name of each group, by number: its devices'."""
+        return tuple(" + ".join(device.name for device in group) for group in self.groups)
+
+    def joined(self) -> list[Planning]:
+        """A planning for every way to join devices into groups (``groupings``); none for real hosts, whose stages are
+        not tensor parallel yet."""
+        if self.options.real:
+            return []
+        _, *others = groupings(self.cluster, self.devices)
+        return [self.with_groups(groups) for groups in others]
+
+    @property
+    def alone(self) -> Planning:
+        """The planning in which every device is by itself."""
+        return self.with_groups(tuple((device,) for device in self.devices))
+
+    def with_groups(self, groups: tuple[Group, ...]) -> Planning:
+        return self if groups == self.groups else Planning(self.cluster, self.options, groups)
 
     def choice(self, name: str, plan: Plan) -> Choice:
-        return Choice(name, plan, staged(self.cluster, self.names, plan.parts))
+        return Choice(name, plan, staged(self.cluster, self.groups, plan.parts), groups=self.groups)
 
     def by_hand(self) -> Iterator[Choice]:
         """Plans with all devices in the file's order, where they fit: evenly, by memory bandwidth, and by the paper."""
@@ -240,7 +267,7 @@ class Planning:
 
         On real hosts the drafter always runs on the engine's.
         """
-        last = choice.cluster.stages[-1].devices[-1]
+        last = choice.cluster.stages[-1].last_device
         if self.options.real or choice.cluster.drafter in (None, last):
             return None
         try:
@@ -274,7 +301,8 @@ class Planning:
         """
         fastest = max(self.devices, key=lambda device: device.weight_bandwidth_gb_s or 0.0)
         more = replace(fastest, name=f"{fastest.name}'", host=f"{fastest.host}'")
-        further = Planning(replace(self.cluster, devices=(*self.cluster.devices, more)), self.options)
+        groups = (*chosen.groups, (more,))
+        further = Planning(replace(self.cluster, devices=(*self.cluster.devices, more)), self.options, groups)
         try:
             plans = further.ours()
         except FieldError:

@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import combinations
-from typing import NamedTuple
+from itertools import combinations, product
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.cluster.spec import Cluster, Device, ModelPrice
-from penstock.cluster.timing import MESSAGE_ROW_BYTES, Attended, LinkTiming, held_by, link_timing, stage_part
+from penstock.cluster.tensor_parallel import check_divisible
+from penstock.cluster.timing import (
+    MESSAGE_ROW_BYTES,
+    Attended,
+    LinkTiming,
+    held_by,
+    held_by_part,
+    link_timing,
+    part_timing,
+    slowest_link,
+)
 from penstock.config import FieldError
 from penstock.planner.partition import Problem, Seconds
+
+Group = tuple[Device, ...]
+"""Devices that hold a stage together: a single one, or the ranks of a tensor parallel group, its leader first."""
+MOST_GROUPINGS: Final = 16
+"""Most ways to join devices into groups that are planned for."""
 
 
 class Batch(NamedTuple):
@@ -48,22 +63,95 @@ def candidates(cluster: Cluster) -> tuple[Device, ...]:
     return tuple(found)
 
 
-def problem_of(cluster: Cluster, devices: Sequence[Device], batch: Batch) -> Problem:
-    """The planning problem for these devices, whatever stages the file has.
+def groupings(cluster: Cluster, devices: Sequence[Device]) -> Iterator[tuple[Group, ...]]:
+    """Ways to join the devices into groups; the first one leaves every device alone.
 
-    A link is busy until the next batch can arrive over it. A stage asks for the next batch when it begins one: the
-    question takes the link's latency, and so does the batch.
+    Devices of one host that are alike and joined alike are of one kind; kinds of several hosts that have the same
+    numbers and links are joined alike. A kind's groups have 2, 4, 8, ... ranks, as many as the model's layers can be
+    shared by, and its remaining devices stay alone. Every combination of the kinds' sizes is there, or where these are
+    more than MOST_GROUPINGS every size for all kinds alike.
     """
     model = cluster.as_model
     assert model is not None
-    tables = {kind: stage_table(cluster, model, kind, batch) for kind in dict.fromkeys(map(numbers_of, devices))}
-    stage_s = np.stack([tables[numbers_of(device)] for device in devices])
-    for n, device in enumerate(devices):
-        stage_s[n][~holdable(cluster, model, device)] = math.inf
-    ends = [link_timing(cluster, cluster.engine, device.name, MESSAGE_ROW_BYTES) for device in devices]
+    kinds: dict[object, dict[str, list[Device]]] = {}
+    for kind, members in alike_on_a_host(cluster, devices):
+        kinds.setdefault(kind, {})[members[0].host + members[0].name] = members
+    sizes = [[1, *sizes_of(model, max(map(len, places.values())))] for places in kinds.values()]
+    choices = list(product(*sizes))
+    if len(choices) > MOST_GROUPINGS:
+        most = max(map(max, sizes))
+        choices = [tuple(min(size, one[-1]) for one in sizes) for size in (2**n for n in range(most.bit_length()))]
+    order = {device.name: i for i, device in enumerate(devices)}
+    for choice in choices:
+        found = [
+            group
+            for size, places in zip(choice, kinds.values(), strict=True)
+            for members in places.values()
+            for group in in_groups(members, size)
+        ]
+        yield tuple(sorted(found, key=lambda group: order[group[0].name]))
+
+
+def alike_on_a_host(cluster: Cluster, devices: Sequence[Device]) -> Iterator[tuple[object, list[Device]]]:
+    """(kind, its devices on one host); a kind is a device's numbers and the slowest link between any two of them.
+
+    Only devices whose whole price is known by rates are joined: a measured layer says nothing of a share of it.
+    """
+    hosts: dict[tuple[object, ...], list[Device]] = {}
+    for device in devices:
+        by_rates = device.measured is None and device.pass_ms is None
+        # The drafter's device has less memory and other work, so that it is unlike every other.
+        alone = None if by_rates and device.name != cluster.drafter else device.name
+        hosts.setdefault((device.host, numbers_of(device), device.memory_gb, alone), []).append(device)
+    for kind, members in hosts.items():
+        joined = slowest_link(cluster, members) if len(members) > 1 else None
+        yield (*kind[1:], joined), members
+
+
+def sizes_of(model: ModelPrice, devices: int) -> list[int]:
+    """The sizes that groups of at most so many devices may have: 2, 4, 8, ..., while the model can be divided."""
+    found = []
+    for size in (2**n for n in range(1, devices.bit_length())):
+        try:
+            check_divisible(model, size, "devices")
+        except FieldError:
+            break
+        found.append(size)
+    return found
+
+
+def in_groups(members: Sequence[Device], size: int) -> Iterator[Group]:
+    """Groups of ``size`` neighbours, and each device that is left alone."""
+    whole = len(members) - len(members) % size
+    yield from (tuple(members[i : i + size]) for i in range(0, whole, size))
+    yield from ((device,) for device in members[whole:])
+
+
+def problem_of(cluster: Cluster, devices: Sequence[Device], batch: Batch) -> Problem:
+    """The planning problem for single devices: ``grouped_problem`` without groups."""
+    return grouped_problem(cluster, [(device,) for device in devices], batch)
+
+
+def grouped_problem(cluster: Cluster, groups: Sequence[Group], batch: Batch) -> Problem:
+    """The planning problem in which each group is a device, whatever stages the file has.
+
+    A link is busy until the next batch can arrive over it. A stage asks for the next batch when it begins one: the
+    question takes the link's latency, and so does the batch. A group's messages are those of its leader.
+    """
+    model = cluster.as_model
+    assert model is not None
+    tables: dict[object, Seconds] = {}
+    for group in groups:
+        if kind_of(cluster, group) not in tables:
+            tables[kind_of(cluster, group)] = stage_table(cluster, model, group, batch)
+    stage_s = np.stack([tables[kind_of(cluster, group)] for group in groups])
+    for n, group in enumerate(groups):
+        stage_s[n][~holdable(cluster, model, group)] = math.inf
+    leaders = [group[0] for group in groups]
+    ends = [link_timing(cluster, cluster.engine, device.name, MESSAGE_ROW_BYTES) for device in leaders]
     end_s, end_busy_s = (np.array([taken(link, batch) for link in ends]) for taken in (crossing, busy))
-    hop_s, hop_busy_s = (np.zeros((len(devices), len(devices))) for _ in range(2))
-    for (i, one), (j, two) in combinations(enumerate(devices), 2):
+    hop_s, hop_busy_s = (np.zeros((len(groups), len(groups))) for _ in range(2))
+    for (i, one), (j, two) in combinations(enumerate(leaders), 2):
         link = link_timing(cluster, one.name, two.name, model.row_bytes)
         hop_s[i, j] = hop_s[j, i] = crossing(link, batch)
         hop_busy_s[i, j] = hop_busy_s[j, i] = busy(link, batch)
@@ -81,6 +169,11 @@ def numbers_of(device: Device) -> Device:
     return replace(device, name="any", host="", kind=None, memory_gb=None)
 
 
+def kind_of(cluster: Cluster, group: Group) -> object:
+    """All that a group's times depend on: its devices' numbers, and the link between them."""
+    return tuple(map(numbers_of, group)), slowest_link(cluster, group) if len(group) > 1 else None
+
+
 def crossing(link: LinkTiming, batch: Batch) -> float:
     return link.seconds(batch.rows)
 
@@ -89,14 +182,11 @@ def busy(link: LinkTiming, batch: Batch) -> float:
     return link.seconds(batch.rows) + link.latency_s
 
 
-def stage_table(cluster: Cluster, model: ModelPrice, device: Device, batch: Batch) -> Seconds:
+def stage_table(cluster: Cluster, model: ModelPrice, group: Group, batch: Batch) -> Seconds:
     """[L + 1, L + 1]: seconds for layers i to j - 1, with the head if j is L; infinite for no layer."""
     counts = range(1, model.layers + 1)
     inner, last = (
-        [
-            stage_part(device, model, n, cluster.time_scale, head=head).seconds(batch.rows, batch.attended)
-            for n in counts
-        ]
+        [part_timing(cluster, model, group, n, head=head).seconds(batch.rows, batch.attended) for n in counts]
         for head in (False, True)
     )
     table = by_range(model.layers, inner)
@@ -112,25 +202,29 @@ def by_range(layers: int, by_count: Sequence[float]) -> Seconds:
     return table
 
 
-def holdable(cluster: Cluster, model: ModelPrice, device: Device) -> npt.NDArray[np.bool_]:
-    """[L + 1, L + 1]: whether the device has the memory for layers i to j - 1, beside the drafter where it drafts."""
-    layers = model.layers
-    if device.memory_gb is None:
+def holdable(cluster: Cluster, model: ModelPrice, group: Group) -> npt.NDArray[np.bool_]:
+    """[L + 1, L + 1]: whether every device has the memory for its part of layers i to j - 1, and of the drafter where
+    it drafts."""
+    layers, draft = model.layers, cluster.draft_as_model
+    if all(device.memory_gb is None for device in group):
         return np.full((layers + 1, layers + 1), True)
-    free = device.memory_gb * 1e9
-    draft = cluster.draft_as_model if cluster.drafter == device.name else None
-    drafting = held_by(draft, draft.layers, cluster.kv_slots, embedding=True, head=True) if draft is not None else None
 
-    def bytes_of(count: int, *, embedding: bool, head: bool) -> float:
-        held = held_by(model, count, cluster.kv_slots, embedding=embedding, head=head)
-        return (held if drafting is None else held + drafting).total
+    def excess(count: int, *, embedding: bool, head: bool) -> float:
+        """Bytes that the device with the least room to spare lacks; 0 or below where all have room."""
+        each, lacking = held_by_part(model, group, count, cluster.kv_slots, embedding=embedding, head=head), -math.inf
+        for device, held in zip(group, each, strict=True):
+            if draft is not None and device.name == cluster.drafter:
+                held += held_by(draft, draft.layers, cluster.kv_slots, embedding=True, head=True)
+            if device.memory_gb is not None:
+                lacking = max(lacking, held.total - device.memory_gb * 1e9)
+        return lacking
 
     # Row 0 adds the embedding, the last column the head; the corner, the whole model, has both.
     counts = range(1, layers + 1)
-    table = by_range(layers, [bytes_of(n, embedding=False, head=False) for n in counts])
-    table[:-1, -1] = [bytes_of(n, embedding=False, head=True) for n in reversed(counts)]
-    table[0, 1:] = [bytes_of(n, embedding=True, head=n == layers) for n in counts]
-    return table <= free
+    table = by_range(layers, [excess(n, embedding=False, head=False) for n in counts])
+    table[:-1, -1] = [excess(n, embedding=False, head=True) for n in reversed(counts)]
+    table[0, 1:] = [excess(n, embedding=True, head=n == layers) for n in counts]
+    return table <= 0
 
 
 def shortage(cluster: Cluster, devices: Sequence[Device]) -> str:

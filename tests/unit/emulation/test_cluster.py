@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from penstock.cluster import draft_link, draft_timing, feature_links, link_timings, load_cluster, stage_timings
+import msgspec
+
+from penstock.cluster import (
+    Attended,
+    draft_link,
+    draft_timing,
+    feature_links,
+    link_timings,
+    load_cluster,
+    stage_timings,
+)
 from penstock.drafters.lookup import RatedLookup
 from penstock.drafters.merged import MergedDrafter, NgramDrafter
 from penstock.emulation.cluster import (
@@ -12,7 +22,10 @@ from penstock.emulation.cluster import (
     on_its_device,
     stage_emulations,
 )
+from penstock.emulation.device import ModelledDevice
 from penstock.emulation.drafter import EmulatedDrafter
+from penstock.emulation.stage import StageEmulation
+from penstock.messages import Rows
 from penstock.pipeline.base import VirtualClock
 
 
@@ -48,3 +61,18 @@ def test_a_stage_shares_its_device_with_a_drafter_that_takes_time() -> None:
     on_stage, nowhere = [False, False, False, True], [False] * 4
     for one, shared in ((drafter, on_stage), (merged, on_stage), (NgramDrafter(4, 1), nowhere)):
         assert [stage.shared for stage in stage_emulations(cluster, 4, one) if stage] == shared
+
+
+def test_a_tensor_parallel_group_is_emulated_as_one_stage() -> None:
+    """Its stage process waits for the slowest rank and the exchange, and the price crosses to that process."""
+    groups = [
+        {"devices": list(one.devices), "split": "tensors", "layers": sum(one.layers)}
+        for one in load_cluster("pipedec-7").stages
+    ]
+    cluster = load_cluster("pipedec-7", stages=groups)
+    first = next(one for one in stage_emulations(cluster, 7) if one is not None)
+    assert first.timing == stage_timings(cluster)[0]
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(first), type=StageEmulation) == first
+    assert first.timing is not None
+    device, rows = ModelledDevice(0, VirtualClock().now, first.timing), Rows([0], [1], [0], [-1], [0], [1])
+    assert device.computed(0.0, rows, [0]).modelled == first.timing.seconds(1, Attended(1, 1))

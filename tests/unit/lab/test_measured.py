@@ -62,7 +62,7 @@ def test_devices_of_one_host_are_that_host_to_the_options() -> None:
     stages = (Stage(devices=("a/cuda:1",), layers=(3,)), Stage(devices=("a/cuda:0",), layers=(5,)))
     cluster = Cluster(name="c", devices=tuple(devices), links=Links(), stages=stages, engine="a/cuda:0")
     plan = Plan(parts=(), slowest_s=0.0, trip_s=0.0)
-    assert run_with(Choice("penstock", plan, cluster)) == {"hosts": "a,a", "layer_split": "3,5"}
+    assert run_with(Choice("penstock", plan, cluster, groups=())) == {"hosts": "a,a", "layer_split": "3,5"}
 
 
 def test_the_plan_is_what_the_options_say(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from rich.console import Console
 from penstock.cluster import load_cluster, load_devices, stage_timings
 from penstock.core import ConfigError
 from penstock.lab.plan import Outcome, run_plan
-from penstock.lab.plan_choices import SPECULATIVE, PlanOptions
+from penstock.lab.plan_choices import SPECULATIVE, Planning, PlanOptions
 from tests.unit.cli.invoke import invoke
 
 UNEQUAL = "jupiter-heterogeneous"
@@ -171,3 +171,60 @@ def test_what_cannot_be_planned_is_refused(flags: list[str], words: str) -> None
     assert result.exit_code == 2
     assert words in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+GROUPS = """
+name = "groups"
+as_model = "llama-2-7b-fp16"
+engine = "e"
+devices = [{ name = "a", kind = "k" }, { name = "b", kind = "k" }, { name = "c", kind = "k" }, { name = "e" }]
+kinds.k = { memory_gb = 16, weight_bandwidth_gb_s = 700, compute_tflops = 20, overhead_ms = 0.5 }
+"""
+FAST = "links.local = { bandwidth_gbit_s = 400, latency_ms = 0.005 }\n"
+SLOW = "links.local = { bandwidth_gbit_s = 0.94, latency_ms = 0.2 }\n"
+
+
+def grouped(file: Path, link: str, **options: Any) -> tuple[Outcome, str]:
+    file.write_text(GROUPS + link)
+    return plan(cluster=str(file), tokens=8, **options)
+
+
+def test_groups_are_chosen_where_their_link_is_fast(tmp_path: Path) -> None:
+    """Two cards share what one alone reads in 19 ms; the 128 gathers take 0.6 ms of latency, or 26 ms of it."""
+    outcome, shown = grouped(tmp_path / "fast.toml", FAST, output=tmp_path / "plan.toml")
+    (stage,) = outcome.chosen.cluster.stages
+    assert (stage.devices, stage.layers, stage.split) == (("a", "b"), (32,), "tensors")
+    assert outcome.chosen.value("latency") > max(one.value("latency") for one in outcome.compared[1:])
+    assert "a + b" in shown
+    assert "left out: c" in shown
+    assert "tensor parallel ranks, which are simulated and emulated, and not run yet" in " ".join(shown.split())
+    loaded = load_cluster(str(tmp_path / "plan.toml"))
+    assert loaded.stages == outcome.chosen.cluster.stages
+    assert stage_timings(loaded) == stage_timings(outcome.chosen.cluster)
+    outcome, shown = grouped(tmp_path / "slow.toml", SLOW)
+    assert not any(stage.tensor_parallel for stage in outcome.chosen.cluster.stages)
+    assert "ranks" not in shown
+
+
+def test_many_requests_want_single_devices(tmp_path: Path) -> None:
+    """Stages of single devices serve as many rows each as a group does, and exchange nothing."""
+    outcome, _ = grouped(tmp_path / "fast.toml", FAST, goal="throughput")
+    assert not any(stage.tensor_parallel for stage in outcome.chosen.cluster.stages)
+    assert len(outcome.chosen.cluster.stages) == 3
+
+
+def test_json_names_a_groups_ranks(tmp_path: Path) -> None:
+    (tmp_path / "fast.toml").write_text(GROUPS + FAST)
+    found = invoke("plan", "--cluster", str(tmp_path / "fast.toml"), "--json", "--tokens", "8")
+    table = json.loads(found.stdout)
+    assert table["stages"] == [{"device": "a", "layers": 32, "ranks": ["a", "b"]}]
+    assert table["left_out"] == ["c"]
+    assert table["limited_by"] == "stage 1, a + b"
+    assert table["one_more"] is None, "the file has no link to a further host"
+
+
+def test_plans_of_real_hosts_join_nothing(tmp_path: Path) -> None:
+    (tmp_path / "fast.toml").write_text(GROUPS + FAST)
+    cluster = load_devices(str(tmp_path / "fast.toml"))
+    assert len(Planning(cluster, PlanOptions(cluster="fast", tokens=0)).joined()) == 1
+    assert Planning(cluster, PlanOptions(doctor=tmp_path / "doctor.json", model="any", tokens=0)).joined() == []
