@@ -150,6 +150,8 @@ def driven(hosts: list[Namespace], target: Path, environment: dict[str, str], dr
     """Run an engine on the first of the hosts and return what it reports."""
     networks = [str(host.number) for host in hosts]
     command = [*hosts[0].enter, sys.executable, "-c", driver, str(target), json.dumps(PROMPTS), *networks]
+    # Without an address Ray takes the cluster that was begun last on this machine, perhaps another test's.
+    environment = {**environment, "RAY_ADDRESS": f"{hosts[0].address}:{PORT}"}
     told = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, timeout=280, check=True).stdout
     return json.loads(told.splitlines()[-1])  # type: ignore[no-any-return]
 
