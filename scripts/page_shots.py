@@ -1,7 +1,8 @@
 """Photograph the web page for docs/images: ``python scripts/page_shots.py`` (some minutes; needs Chromium).
 
-Three widths, both themes, over a server of the demo pair on four emulated boards: idle and busy, a picture each;
-an answer that was cut, the page loaded again after it, and a server out of reach, a sheet each.
+A picture of the small chat model, drafted by itself, on four emulated boards. Three widths, both themes, over a server
+of the demo pair on the same boards: idle and busy, a picture each; an answer that was cut, the page loaded again after
+it, and a server out of reach, a sheet each.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from PIL import Image
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 IMAGES: Final = Path(__file__).parent.parent / "docs" / "images"
-COMMAND: Final = ("serve", "demo", "--cluster", "demo", "--draft-model", "demo", "--strategy", "pipedec", "--port", "0")
+COMMAND: Final = ("serve", "demo", "--cluster", "demo", "--draft-model", "demo", "--strategy", "pipedec")
+CHAT: Final = ("serve", "smollm2", "--cluster", "demo", "--draft-model", "smollm2", "--strategy", "pipedec")
+QUESTION: Final = "Write a Python class for a stack, with push and pop, and explain each method."
 SIZES: Final = {"wide": (1440, 900), "tablet": (820, 1180), "phone": (390, 844)}
 THEMES: Final = ("light", "dark")
 PROMPT: Final = "class Stack:\n    def __init__(self):\n        self._items = []\n\n    def push(self, item):\n"
@@ -35,9 +38,9 @@ COLOURS: Final = 256
 
 
 @contextmanager
-def serving() -> Iterator[str]:
-    """The server's address."""
-    command = [str(Path(sys.executable).parent / "penstock"), *COMMAND]
+def serving(*words: str) -> Iterator[str]:
+    """The address of the server that ``penstock`` with these words starts."""
+    command = [str(Path(sys.executable).parent / "penstock"), *words, "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         try:
             assert process.stdout is not None
@@ -69,6 +72,13 @@ def ask(page: Page) -> None:
     page.locator("#prompt").press("Enter")
     expect(page.locator("#tree .node.in-flight").nth(4)).to_be_attached(timeout=PATIENCE_MS)
     page.wait_for_timeout(4000)
+
+
+def chat(page: Page) -> None:
+    """Ask the chat model, and wait for some lines of its answer."""
+    page.locator("#prompt").fill(QUESTION)
+    page.locator("#prompt").press("Enter")
+    expect(page.locator(".message .text").nth(1)).to_have_text(re.compile(r".{400}", re.S), timeout=PATIENCE_MS)
 
 
 def finish(page: Page) -> None:
@@ -125,23 +135,33 @@ def sheet(pictures: list[Image.Image]) -> Image.Image:
 
 
 def main() -> None:
-    sheets: dict[str, list[Image.Image]] = {name: [] for name in SHEETS}
-    with serving() as url, sync_playwright() as driver:
+    with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        for width, size in SIZES.items():
-            for theme in THEMES:
-                page = opened(browser, url, size, theme)
-                keep(photograph(page), f"{width}-{theme}-idle")
-                ask(page)
-                keep(photograph(page), f"{width}-{theme}-busy")
-                finish(page)
-                page.context.close()
-                page = opened(browser, url, size, theme)
-                for name, lead in zip(SHEETS, (be_cut, load_again, lose_the_server), strict=True):
-                    lead(page)
-                    sheets[name].append(photograph(page))
-                page.context.close()
+        with serving(*CHAT) as url:
+            page = opened(browser, url, SIZES["wide"], "light")
+            chat(page)
+            keep(photograph(page), "chat")
+        with serving(*COMMAND) as url:
+            photograph_all(browser, url)
         browser.close()
+
+
+def photograph_all(browser: Browser, url: str) -> None:
+    """Every state of the page at every width in both themes."""
+    sheets: dict[str, list[Image.Image]] = {name: [] for name in SHEETS}
+    for width, size in SIZES.items():
+        for theme in THEMES:
+            page = opened(browser, url, size, theme)
+            keep(photograph(page), f"{width}-{theme}-idle")
+            ask(page)
+            keep(photograph(page), f"{width}-{theme}-busy")
+            finish(page)
+            page.context.close()
+            page = opened(browser, url, size, theme)
+            for name, lead in zip(SHEETS, (be_cut, load_again, lose_the_server), strict=True):
+                lead(page)
+                sheets[name].append(photograph(page))
+            page.context.close()
     for name, pictures in sheets.items():
         keep(sheet(pictures), name)
 
