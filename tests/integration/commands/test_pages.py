@@ -42,6 +42,7 @@ RAY: Final = "a Ray cluster: tests/integration/hosts/test_ray.py"
 GPU: Final = "GPUs"
 DOCKER: Final = "Docker: tests/integration/test_image.py"
 ROOTS: Final = "systemd"
+MANY: Final = "fourteen processes: the page's next command is its like"
 NOT_RUN: Final = {
     "git clone <this repository> penstock && cd penstock": "an address that a page does not know",
     "python3 -m venv .venv && . .venv/bin/activate": INSTALLED,
@@ -64,7 +65,7 @@ NOT_RUN: Final = {
     "ray start --address 10.0.0.1:6379": RAY,
     'penstock generate "What turns a water wheel?" --model path/to/model --hosts ray -pp 2': RAY,
     "penstock bench --model demo --cluster pipedec-14x3090 --strategies "
-    "autoregressive,static_tree,pipedec,flowspec,auto": "fourteen processes for minutes; the next command of the page is its like",
+    "autoregressive,static_tree,pipedec,flowspec,auto": MANY,
     "penstock plan --hosts b,b,c --model MODEL --device cuda": GPU,
     "penstock plan --hosts b:7700,b:7701,c --model MODEL --device cuda": GPU,
 }
@@ -86,10 +87,13 @@ BRIEF: Final = "--num-prompts 1 --max-tokens 8"
 FAST: Final = "--prompts question.jsonl --time-scale 0.02 --num-prompts 1 --max-tokens 4"
 LOAD: Final = "--num-prompts 4 --output-len 8"
 MORE: Final = {
-    # Several requests of hundreds of tokens with the demo pair, or on emulated devices that take their time.
+    # Several requests of hundreds of tokens with the demo pair, on emulated devices that take their time, or for a map.
     'penstock bench --cluster my-boards.toml --strategies "pipedec[width=16],pipedec[width=64],static_tree"': FAST,
     "penstock bench --cluster plan.toml": FAST,
     "penstock bench --model demo --record demo.safetensors": BRIEF,
+    "penstock simulate --cluster demo --strategies pipedec,auto --sweep stages=2..64,width=8..128 --report report": (
+        "--tokens 40 --tokens-per-request 20"
+    ),
     'penstock bench --prompts docs/start/repeats.jsonl --strategies "static_tree[tree_size=8],auto" '
     "--quantization none --temperature 0 --max-tokens 128": BRIEF,
     "penstock bench serve --url http://127.0.0.1:8000 --concurrency 1,4,16 --num-prompts 64 --plot load.png": LOAD,
