@@ -106,6 +106,7 @@ TOKEN: Final = ("10.0.0.1:40123/AbC...", re.compile(r"10\.0\.0\.1:\d+/\S+"))
 BEFORE: Final = {
     "Real hosts": (
         "penstock keys new",
+        "cp -r .config ../second && cp -r .config ../third",
         "penstock worker --listen b:7700",
         "penstock worker --listen c:7700",
     ),
