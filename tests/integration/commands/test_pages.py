@@ -85,15 +85,17 @@ INSTEAD: Final = {
 """Commands in whose place others are typed."""
 BRIEF: Final = "--num-prompts 1 --max-tokens 8"
 FAST: Final = "--prompts question.jsonl --time-scale 0.02 --num-prompts 1 --max-tokens 4"
+SHORT: Final = "--tokens 40 --tokens-per-request 20"
 LOAD: Final = "--num-prompts 4 --output-len 8"
 MORE: Final = {
     # Several requests of hundreds of tokens with the demo pair, on emulated devices that take their time, or for a map.
     'penstock bench --cluster my-boards.toml --strategies "pipedec[width=16],pipedec[width=64],static_tree"': FAST,
     "penstock bench --cluster plan.toml": FAST,
     "penstock bench --model demo --record demo.safetensors": BRIEF,
-    "penstock simulate --cluster demo --strategies pipedec,auto --sweep stages=2..64,width=8..128 --report report": (
-        "--tokens 40 --tokens-per-request 20"
-    ),
+    "penstock simulate --cluster pipedec-14x3090 --cluster random-7 --strategies static_tree,pipedec,auto": SHORT,
+    "penstock simulate --cluster demo --strategies pipedec,auto --sweep stages=2..64,width=8..128 "
+    "--report report": SHORT,
+    "penstock simulate --cluster plan.toml": SHORT,
     'penstock bench --prompts docs/start/repeats.jsonl --strategies "static_tree[tree_size=8],auto" '
     "--quantization none --temperature 0 --max-tokens 128": BRIEF,
     "penstock bench serve --url http://127.0.0.1:8000 --concurrency 1,4,16 --num-prompts 64 --plot load.png": LOAD,
