@@ -94,7 +94,7 @@ MORE: Final = {
     "penstock bench --model demo --record demo.safetensors": BRIEF,
     "penstock simulate --cluster pipedec-14x3090 --cluster random-7 --strategies static_tree,pipedec,auto": SHORT,
     "penstock simulate --cluster demo --strategies pipedec,auto --sweep stages=2..64,width=8..128 "
-    "--report report": SHORT,
+    "--report report": f"{SHORT} --sweep stages=2..4,width=8..16",
     "penstock simulate --cluster plan.toml": SHORT,
     'penstock bench --prompts docs/start/repeats.jsonl --strategies "static_tree[tree_size=8],auto" '
     "--quantization none --temperature 0 --max-tokens 128": BRIEF,
