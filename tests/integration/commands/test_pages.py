@@ -101,6 +101,7 @@ MORE: Final = {
     "penstock bench serve --url http://127.0.0.1:8000 --concurrency 1,4,16 --num-prompts 64 --plot load.png": LOAD,
     "penstock bench serve --request-rate 4 --burstiness 0.5 --goodput ttft:500,tpot:50": LOAD,
     "penstock bench serve --concurrency 1,2,4,8 --num-prompts 64 --plot load.png --json load.json": LOAD,
+    "penstock bench serve --url https://host/v1 --request-rate 2 --dataset question.jsonl --endpoint chat": LOAD,
 }
 """Commands that would take minutes, and the options with which they take seconds."""
 TOKEN: Final = ("10.0.0.1:40123/AbC...", re.compile(r"10\.0\.0\.1:\d+/\S+"))
