@@ -27,18 +27,36 @@ help_app = new_app()
 def show_help(
     *,
     of: Annotated[
-        str | None, Option("The command that is asked about.", metavar="COMMAND", positional=True, default="all")
-    ] = None,
+        tuple[str, ...],
+        Option(
+            "The command that is asked about, such as bench or bench serve.",
+            metavar="COMMAND",
+            positional=True,
+            default="all",
+        ),
+    ] = (),
     man: Annotated[bool, Option("Show the manual of all commands, as man penstock does.")] = False,
 ) -> None:
     if man:
         show_manual()
         return
-    from penstock.cli.app import COMMANDS, app
+    from penstock.cli.app import app
 
-    if of is not None and of not in COMMANDS:
-        raise FieldError("command", f"is {of!r}; 'penstock help' lists them")
-    app([] if of is None else [of, "--help"], prog_name="penstock")
+    refuse_unknown(of)
+    app([*of, "--help"] if of else [], prog_name="penstock")
+
+
+def refuse_unknown(words: tuple[str, ...]) -> None:
+    """Raise FieldError where the words are no command, and name the help that shows what there is."""
+    from penstock.cli.app import app, loaded
+
+    found = typer.main.get_command(app)
+    for known, word in enumerate(words):
+        below = getattr(found, "commands", {})
+        if word not in below:
+            lists = " ".join(["penstock", "help", *words[:known]])
+            raise FieldError("command", f"is {' '.join(words)!r}; {lists!r} shows what there is")
+        found = below[word] if known else loaded(below[word])
 
 
 def show_manual() -> None:

@@ -136,5 +136,18 @@ def test_help_of_a_command_is_its_help(name: str) -> None:
     assert shown[0] == shown[1].replace("Usage: root", "Usage: penstock")
 
 
-def test_help_of_no_command_is_refused() -> None:
-    assert "command is 'serv'" in invoke("help", "serv").stderr
+@pytest.mark.parametrize("words", [("hosts", "setup"), ("bench", "serve"), ("keys", "add")], ids=" ".join)
+def test_help_of_a_command_below_another_is_its_help(words: tuple[str, str]) -> None:
+    shown = " ".join(invoke("help", *words).stdout.split())
+    assert shown == " ".join(invoke(*words, "--help").stdout.split()).replace("Usage: root", "Usage: penstock")
+    assert f" {words[1]} " in shown.partition("[OPTIONS]")[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "lists"),
+    [("serv", "penstock help"), ("hosts stup", "penstock help hosts"), ("serve demo", "penstock help serve")],
+)
+def test_help_of_no_command_is_refused(words: str, lists: str) -> None:
+    result = invoke("help", *words.split())
+    assert result.exit_code == 2
+    assert f"command is '{words}'; '{lists}' shows what there is" in result.stderr
