@@ -152,7 +152,7 @@ def of_other_files(folder: Path) -> list[WrongInput]:
         WrongInput(("hosts", "a:65536"), "names 'a:65536'; a port is a number up to 65535"),
         WrongInput(("serve", "demo", "--hosts", "join://a:65536", "-pp", "2"), "names 'a:65536'; a port"),
         WrongInput(("serve", "demo", "--port", "65536"), "port is 65536; it has to be between 0 and 65535"),
-        WrongInput(("help", "nothing"), "command is 'nothing'; 'penstock help' lists them"),
+        WrongInput(("help", "nothing"), "command is 'nothing'; 'penstock help' shows what there is"),
     ]
 
 
