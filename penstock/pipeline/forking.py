@@ -85,8 +85,18 @@ def serve(lifeline: int, folder: str) -> None:
 
 
 def preload() -> None:
-    for module in PRELOADED:
-        importlib.import_module(module)
+    """Import what every stage needs, without the collector of garbage.
+
+    It would look through all modules again and again while they are imported, a fifth of the time that this takes, and
+    passes over them from then on.
+    """
+    gc.disable()
+    try:
+        for module in PRELOADED:
+            importlib.import_module(module)
+    finally:
+        gc.enable()
+    gc.freeze()
 
 
 def become_server(commands: int, lifeline: int, folder: str) -> None:
