@@ -109,6 +109,7 @@ def become_server(commands: int, lifeline: int, folder: str) -> None:
             signal.signal(number, signal.SIG_DFL)
         null = os.open(os.devnull, os.O_RDWR)
         os.dup2(commands, COMMANDS)
+        os.set_inheritable(lifeline, True)  # for stages in interpreters of their own
         os.dup2(null, 1)
         # The command's own descriptors, a listening socket perhaps, are let go. Their numbers stay taken, so that an
         # object of the command which is collected here and closes one closes nothing that this process has opened.

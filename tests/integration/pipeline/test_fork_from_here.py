@@ -48,6 +48,8 @@ with LLM(target, max_model_len=256, pipeline_parallel_size=2) as llm:
         print(json.dumps(told), flush=True)
 """
 """Lines on its input have it report. Its arguments: a checkpoint, what it does before it forks and after."""
+OWN_INTERPRETERS: Final = "forkserver.fresh_environment = lambda plan: {}"
+"""Has stages begin as those on GPUs do."""
 
 
 class Command:
@@ -111,9 +113,10 @@ def test_a_killed_fork_is_followed_by_a_server_of_its_own(target: Path, expected
         assert "penstock.pipeline.forking" in psutil.Process(told["other"]).cmdline()[-1]
 
 
+@pytest.mark.parametrize("after", ["", OWN_INTERPRETERS], ids=["forks", "own interpreters"])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_nothing_outlives_the_command(target: Path, number: int) -> None:
-    with command(target) as begun:
+def test_nothing_outlives_the_command(target: Path, number: int, after: str) -> None:
+    with command(target, after=after) as begun:
         begun.ask()
         family = descendants(begun.process.pid)
         assert len(family) == 3
@@ -123,7 +126,7 @@ def test_nothing_outlives_the_command(target: Path, number: int) -> None:
 
 
 def test_a_stage_of_its_own_interpreter_begins_from_a_fork_too(target: Path, expected: list[int]) -> None:
-    with command(target, after="forkserver.fresh_environment = lambda plan: {}") as begun:
+    with command(target, after=OWN_INTERPRETERS) as begun:
         assert begun.ask()["ids"] == expected
         assert begun.is_fork
         assert ["penstock.pipeline.forking" in one.cmdline()[-1] for one in begun.server.children()] == [True, True]
