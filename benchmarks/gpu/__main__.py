@@ -1,4 +1,4 @@
-"""An accelerator in parts: bounds, start, right tokens, steps, prompts, many requests, pipelines, layers' times.
+"""An accelerator in parts: bounds, start, right tokens, families, steps, prompts, requests, pipelines, layers' times.
 
     python -m benchmarks.gpu --out FOLDER [--device cuda] [--seconds 530] [--tiny] [--only PART ...]
 
@@ -22,6 +22,7 @@ PARTS = (
     Part("facts", f"{MODULE}.facts:measure", 15, summary.facts),
     Part("start", f"{MODULE}.engines:start", 50, summary.start),
     Part("right", f"{MODULE}.right:measure", 80, summary.right),
+    Part("families", f"{MODULE}.families:measure", 120, summary.families),
     Part("steps", f"{MODULE}.steps:measure", 170, summary.steps),
     Part("kernels", f"{MODULE}.steps:kernels", 25, summary.kernels),
     Part("prefill", f"{MODULE}.steps:prefill", 60, summary.prefill),

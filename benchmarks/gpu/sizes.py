@@ -91,7 +91,9 @@ class Sizes:
     stages: tuple[int, ...]
     transports: tuple[str, ...]
     architectures: int
-    """Number of small random checkpoints whose tokens are compared."""
+    """Number of small random checkpoints with which all strategies are compared."""
+    families: int
+    """Number of small random checkpoints that are compared in all formats."""
     drafters: tuple[str, ...]
     """Drafters of the demo pair that are compared."""
     prompts: int
@@ -115,6 +117,7 @@ FULL: Final = Sizes(
     stages=(1, 2, 4),
     transports=("ipc", "tcp"),
     architectures=12,
+    families=1000,
     drafters=("draft_model", "eagle3", "spd", "ngram"),
     prompts=2,
     compared=12,
@@ -134,6 +137,7 @@ TINY: Final = Sizes(
     stages=(1, 2),
     transports=("ipc",),
     architectures=1,
+    families=1,
     drafters=("draft_model",),
     prompts=1,
     compared=4,

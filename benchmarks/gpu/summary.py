@@ -53,6 +53,14 @@ def right(found: Figures) -> Iterator[str]:
         yield f"{way}: {counted(counts)} answers of all strategies and drafters are plain decoding's"
 
 
+def families(found: Figures) -> Iterator[str]:
+    yield f"{len(found)} families, float32: {counted([one['like_cpu'] for one in found.values()])} are the processor's"
+    for form in dict.fromkeys(form for one in found.values() for form in one if form != "like_cpu"):
+        counts = [one[form] for one in found.values() if not isinstance(one[form], str)]
+        refused = len(found) - len(counts)
+        yield f"  {form}: {counted(counts)} of FlowSpec are plain decoding's; {refused} families have none"
+
+
 def counted(counts: list[list[int]]) -> str:
     return f"{sum(same for same, _ in counts)} of {sum(of for _, of in counts)}"
 
