@@ -14,16 +14,18 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+import transformers
+from transformers import CONFIG_MAPPING
 
 from benchmarks.gpu.right import CALM, LONGEST, SHORTEST, STAGES, Asked, count_same, ids_of, like_cpu
 from benchmarks.gpu.sizes import sizes_of
-from benchmarks.shared.timed_parts import Findings
+from benchmarks.shared.timed_parts import DoesNotFit, Findings
 from benchmarks.strategies.families import ALL
 from penstock.core import ConfigError
 from penstock.drafters.merged import NgramDrafter
 from penstock.files import FAST
 from penstock.hosts.facts import usable_cores
-from tests.checkpoints import make_checkpoint
+from tests.checkpoints import make_checkpoint, settings_of
 from tests.engines import InProcessEngine
 from tests.exactness import PLAIN, PROMPTS, TEXT, strategies
 
@@ -43,7 +45,7 @@ PROCESSES: Final = 8
 def measure(options: argparse.Namespace, findings: Findings) -> None:
     """Add for each family its answers that are the processor's in float32, and by format those that are plain ones."""
     sizes = sizes_of(options)
-    asked = Asked([*PROMPTS[: sizes.prompts], TEXT], sizes.compared)
+    asked = Asked([PROMPTS[0], TEXT], sizes.compared)
     names, workers = list(ALL)[: sizes.families], max(1, min(PROCESSES, usable_cores() // 2))
     fresh = multiprocessing.get_context("spawn")  # a forked process could not use the device
     with ProcessPoolExecutor(min(workers, len(names)), fresh, torch.set_num_threads, (1,)) as pool:
@@ -53,7 +55,9 @@ def measure(options: argparse.Namespace, findings: Findings) -> None:
 
 
 def compared(name: str, device: str, asked: Asked) -> dict[str, Any]:
-    """The counts of a family's checkpoint."""
+    """The counts of a family's checkpoint. Raises DoesNotFit where this release of transformers lacks the family."""
+    if (family := settings_of(name)["model_type"]) not in CONFIG_MAPPING:
+        raise DoesNotFit(f"transformers {transformers.__version__} has no {family}")
     with tempfile.TemporaryDirectory() as folder:
         target = make_checkpoint(Path(folder), name, initializer_range=CALM)
         found: dict[str, Any] = {"like_cpu": like_cpu(target, device, asked)}

@@ -13,7 +13,7 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.gpu.devices import empty, is_gpu, read_bandwidth, seconds_of, synchronize
+from benchmarks.gpu.devices import WARM_UP, empty, is_gpu, read_bandwidth, seconds_of, synchronize
 from benchmarks.gpu.drawn import drawn_model, main_model
 from benchmarks.gpu.sizes import Sizes, sizes_of
 from benchmarks.shared.timed_parts import Findings
@@ -130,7 +130,8 @@ def kernels_of(stage: StageModel, view: BatchView) -> dict[str, Any]:
     On a processor torch's operators stand in for kernels; those within compiled layers cannot be seen.
     """
     gpu, device = is_gpu(str(stage.device)), str(stage.device)
-    step(stage, view)  # so that nothing is chosen or compiled in the one that counts
+    for _ in range(WARM_UP + 1):  # so that nothing is chosen, compiled or recorded in the one that counts
+        step(stage, view)
     with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if gpu else [])]) as found:
         step(stage, view)
         synchronize(device)

@@ -15,6 +15,7 @@ from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
+from penstock import __version__
 from penstock.messages import MOST_LABEL, PROTOCOL, Index, Label, Word, cut
 
 # ---------------------------------------------------------------------------------------------------------------- cores
@@ -152,7 +153,7 @@ class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def own_versions() -> Versions:
-    return Versions(protocol=PROTOCOL, penstock=version("penstock"), torch=version("torch").partition("+")[0])
+    return Versions(protocol=PROTOCOL, penstock=__version__, torch=version("torch").partition("+")[0])
 
 
 def own_facts(incarnation: str, *, gpus: bool = True) -> HostFacts:

@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from importlib.metadata import version
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
+from penstock import __version__
 from penstock.cluster import Cluster, load_cluster
 from penstock.cluster.drawn import uniform_cluster
 from penstock.core import ConfigError
@@ -308,4 +308,4 @@ def settings_of(options: SimulateOptions) -> dict[str, Any]:
     del shown["json"], shown["report"]
     shown["recordings"] = [path.name for path in options.recordings]
     shown["accuracy"] = None if options.recordings else options.accuracy or DEMO_ACCURACY
-    return {**shown, "versions": {"penstock": version("penstock")}}
+    return {**shown, "versions": {"penstock": __version__}}

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -39,6 +39,9 @@ Measured in float32 on a CPU: gathering S slots costs what reading S / 2 more do
 
 MOST_SCORES: Final = 1 << 20
 """The most rows times slots that attend at once; with 32 heads their scores take 128 MiB in float32."""
+
+PART: Final = 512
+"""Slots of which a GPU computes attention in one piece; see ``_in_parts``."""
 
 Attend = Callable[..., Tensor]
 """(module, query_HNd, key_KNd, value_KNe, attention_mask, **options) -> output_NHe"""
@@ -158,23 +161,23 @@ class Segment:
     rows: slice | Tensor
     columns: slice | Tensor
     mask_nS: Tensor
-    _bias: dict[int, Tensor] = field(default_factory=dict)
+    _bias: dict[tuple[int, float], Tensor] = field(default_factory=dict)
 
     def read(self, arena: Tensor) -> Tensor:
         """The segment's slots [K, S, ..] of an arena [K, capacity, ..]."""
         # index_select is three times as fast as arena[:, columns].
         return arena[:, self.columns] if isinstance(self.columns, slice) else arena.index_select(1, self.columns)
 
-    def bias_RS(self, groups: int, dtype: torch.dtype) -> Tensor:
-        """The mask as a summand (0 or -inf), repeated for R = groups * n query rows.
+    def bias_RS(self, groups: int, dtype: torch.dtype, unseen: float = -torch.inf) -> Tensor:
+        """The mask as a summand (0 or ``unseen``), repeated for R = groups * n query rows.
 
         Made once, since all layers use it.
         """
-        if groups not in self._bias:
+        if (groups, unseen) not in self._bias:
             bias_nS = torch.zeros(self.mask_nS.shape, dtype=dtype, device=self.mask_nS.device)
-            bias_nS.masked_fill_(~self.mask_nS, -torch.inf)
-            self._bias[groups] = bias_nS.repeat(groups, 1)
-        return self._bias[groups]
+            bias_nS.masked_fill_(~self.mask_nS, unseen)
+            self._bias[groups, unseen] = bias_nS.repeat(groups, 1)
+        return self._bias[groups, unseen]
 
 
 class Span(NamedTuple):
@@ -194,6 +197,24 @@ class Span(NamedTuple):
 
 
 EVERYTHING: Final = Span()
+
+
+class Planned(Protocol):
+    """The slots that the rows of a batch attend to, as attention asks for them."""
+
+    @property
+    def slots_N(self) -> Tensor:
+        """The slot of each row."""
+        ...
+
+    @property
+    def positions_N(self) -> Tensor:
+        """The position of each row."""
+        ...
+
+    def segments(self, span: Span) -> list[Segment]:
+        """Rows that attend together, for layers that look back so far."""
+        ...
 
 
 class Plan:
@@ -274,7 +295,7 @@ Kernel = Callable[[Tensor, Tensor, Tensor, Segment, Scoring], Tensor]
 class SlotAttention:
     """Answers one batch's attention calls: stores the rows' keys and values, then attends segment by segment."""
 
-    def __init__(self, arenas: Arenas, plan: Plan, kernel: Kernel) -> None:
+    def __init__(self, arenas: Arenas, plan: Planned, kernel: Kernel) -> None:
         self.arenas = arenas
         self.plan = plan
         self.kernel = kernel
@@ -327,10 +348,9 @@ class SlotAttention:
         return output_NHe
 
 
-def fast_attention(arenas: Arenas, view: BatchView, device: torch.device, dtype: torch.dtype) -> SlotAttention:
-    """The fastest attention for a batch on this device in this format."""
-    kernel = folded_kernel if dtype == torch.float32 else flash_kernel
-    return SlotAttention(arenas, Plan(view, device, in_place=True), kernel)
+def fast_attention(arenas: Arenas, plan: Planned, dtype: torch.dtype) -> SlotAttention:
+    """The fastest attention for a batch in this format."""
+    return SlotAttention(arenas, plan, folded_kernel if dtype == torch.float32 else flash_kernel)
 
 
 def folded_kernel(
@@ -366,11 +386,41 @@ def flash_kernel(query_Hnd: Tensor, keys_KSd: Tensor, values_KSe: Tensor, segmen
     heads, rows, width = query_Hnd.shape
     groups = heads // len(keys_KSd)
     query_KRd = query_Hnd.reshape(len(keys_KSd), groups * rows, width)
+    parts = keys_KSd.shape[1] // PART
+    if parts > 1 and keys_KSd.shape[1] % PART == 0 and query_Hnd.is_cuda:
+        output_KRe = _in_parts(query_KRd, keys_KSd, values_KSe, segment, scoring.scaling)
+        return output_KRe.reshape(heads, rows, values_KSe.shape[2])
     mask_RS = segment.bias_RS(groups, query_Hnd.dtype)
     output_KRe = F.scaled_dot_product_attention(
         query_KRd[None], keys_KSd[None], values_KSe[None], attn_mask=mask_RS, scale=scoring.scaling
     )
     return output_KRe.reshape(heads, rows, values_KSe.shape[2])
+
+
+def _in_parts(query_KRd: Tensor, keys_KSd: Tensor, values_KSe: Tensor, segment: Segment, scale: float) -> Tensor:
+    """Attention over ``PART`` slots at a time, all parts side by side, and the mean of their outputs [K, R, e].
+
+    A GPU computes each key head on one of its processors, of which there are more than key heads. A part's share of a
+    row is that of the exponentials of its scores, whose sum's logarithm torch's attention tells.
+
+    Source: Flash-Decoding (Dao et al., 2023).
+    """
+    groups, rows, width = query_KRd.shape
+    keys_KCPd, values_KCPe = (one.unflatten(1, (-1, PART)) for one in (keys_KSd, values_KSe))
+    parts = keys_KCPd.shape[1]
+    # Not -inf: a row may see nothing of a part, whose share is then 0, while the part's own mean has to be a number.
+    bias_RS = segment.bias_RS(rows // len(segment.mask_nS), query_KRd.dtype, torch.finfo(query_KRd.dtype).min / 2)
+    bias_CRP = bias_RS.view(rows, parts, PART).transpose(0, 1)
+    output_KCRe, logarithm_KCR, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
+        query_KRd[:, None].expand(groups, parts, rows, width),
+        keys_KCPd,
+        values_KCPe,
+        bias_CRP[None].expand(groups, parts, rows, PART),
+        compute_log_sumexp=True,
+        scale=scale,
+    )
+    share_KCR = logarithm_KCR[..., :rows].softmax(dim=1)  # torch pads the rows
+    return torch.einsum("kcr,kcre->kre", share_KCR, output_KCRe.float()).to(query_KRd.dtype)
 
 
 def precise_kernel(

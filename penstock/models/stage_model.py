@@ -42,6 +42,7 @@ from penstock.models.compiled.layer import can_compile, compiled, inexact
 from penstock.models.compiled.norms import CompiledNorm
 from penstock.models.fused import RMSNorm, rms_norm
 from penstock.models.fusing import fuse
+from penstock.models.graphs import CudaGraphs, FramePlan, Graphs, Recorder
 from penstock.models.latent import LatentAttention, keep_latents
 from penstock.models.loader import quantize_own, read_module, refusing
 from penstock.models.probe import ProbedAttention, check_calls, check_entry, check_mixers, pin_rope
@@ -149,7 +150,16 @@ class StageModel:
         self._taps: list[int] = []
         self._hooks: list[RemovableHandle] = []
         self._tapped: dict[int, Tensor] = {}
+        self._graphs: Graphs | None = None
         self._probe()
+        if self.device.type == "cuda":
+            self.record_steps(CudaGraphs())
+
+    def record_steps(self, recorder: Recorder) -> None:
+        """Compute batches of few rows by recorded steps, unless layers have a state, whose batches the host plans."""
+        if not (self._plain or self._loops or self._precise or self._host.mixers or self.first == self.last):
+            capacity, dtype = self._arenas.capacity, torch_dtype(self.dtype)
+            self._graphs = Graphs(self._frame_step, recorder, self.device, dtype, capacity)
 
     def _replace_ends(self, exact: bool) -> None:
         """Replace embedding, head and last norm, which runs with the head, for the wanted rows only."""
@@ -222,6 +232,8 @@ class StageModel:
             raise refusal(self.checkpoint.config, "its layers have several hidden states, which no drafter reads")
         for hook in self._hooks:
             hook.remove()
+        if self._graphs is not None and list(layers) != self._taps:
+            self._graphs.clear()
         self._hooks, self._taps = [], list(layers)
         self._tapped.clear()
         for index in self._taps:
@@ -308,7 +320,9 @@ class StageModel:
                 # Rows may be stored twice: what a failed attempt has left in their slots is overwritten.
                 batch, places = part_of(view, rows), part_of(near, rows)
                 entering = None if hidden is None else hidden[rows]
-            found = self._run(batch, places, entering, self._attention(batch, places))
+            found = self._recorded(batch, places, entering)
+            if found is None:
+                found = self._run(batch, places, entering, self._attention(batch, places))
             tapped.append(dict(self._tapped))
             return found
 
@@ -358,16 +372,41 @@ class StageModel:
         if self._near is None:
             return view
         near = self._near.enter(view)
+        if self._graphs is not None and self._near.size != self._near_arenas.capacity:
+            self._graphs.clear()
         self._near_arenas.grow(self._near.size)
         self._host.grow(self._near.size)
         return near
 
+    def _recorded(self, view: BatchView, near: BatchView, hidden: Tensor | None) -> Tensor | None:
+        """The result of a recorded step; None where a batch has none."""
+        if self._graphs is None:
+            return None
+        found = self._graphs.run(view, near, self._near_arenas.capacity, hidden)
+        if found is None:
+            return None
+        output, self._tapped = found
+        return output
+
+    def _frame_step(
+        self, tokens_1N: Tensor, positions_1N: Tensor, hidden: Tensor | None, far: FramePlan, near: FramePlan
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """The step that is recorded: see ``graphs.Step``."""
+        dtype = torch_dtype(self.dtype)
+        around = fast_attention(self._arenas, far, dtype)
+        attend = self._attending(around, fast_attention(self._near_arenas, near, dtype))
+        output = self._compute(tokens_1N, positions_1N, hidden, attend)
+        return output, dict(self._tapped)
+
     def _attention(self, view: BatchView, near: BatchView) -> Attend:
-        far = self._over(self._arenas, view)
+        close = None if self._near is None else self._over(self._near_arenas, near)
+        return self._attending(self._over(self._arenas, view), close)
+
+    def _attending(self, far: SlotAttention, near: SlotAttention | None) -> Attend:
         attend: Attend = LatentAttention(far, self._latents) if self._latents else far
-        if self._near is None:
+        if self._near is None or near is None:
             return attend
-        return WindowedAttention(attend, self._over(self._near_arenas, near), self._near.reach)
+        return WindowedAttention(attend, near, self._near.reach)
 
     def _over(self, arenas: Arenas, view: BatchView) -> SlotAttention:
         if self._plain:
@@ -376,15 +415,20 @@ class StageModel:
             return CompiledAttention(arenas, view, self.device)
         if self._precise:
             return SlotAttention(arenas, Plan(view, self.device, in_place=True), precise_kernel)
-        return fast_attention(arenas, view, self.device, torch_dtype(self.dtype))
+        return fast_attention(arenas, Plan(view, self.device, in_place=True), torch_dtype(self.dtype))
 
     def _run(self, view: BatchView, near: BatchView, hidden: Tensor | None, attend: Attend) -> Tensor:
         positions_1N = torch.from_numpy(view.positions)[None].to(self.device)
+        tokens_1N = torch.from_numpy(view.tokens)[None].to(self.device)
+        self._host.begin(near)
+        return self._compute(tokens_1N, positions_1N, hidden, attend)
+
+    def _compute(self, tokens_1N: Tensor, positions_1N: Tensor, hidden: Tensor | None, attend: Attend) -> Tensor:
+        """Run the rows through the layers."""
         # A target's vocabulary may be padded further than its draft model's; the padding is no token.
-        tokens_1N = torch.from_numpy(view.tokens)[None].clamp(max=self.checkpoint.vocab_size - 1).to(self.device)
+        tokens_1N = tokens_1N.clamp(max=self.checkpoint.vocab_size - 1)
         if hidden is not None:
             hidden = hidden.to(self.device, torch_dtype(self.dtype))
-        self._host.begin(near)
         with attending(attend):
             if isinstance(self._base, CarryingBase):
                 return self._base(tokens_1N, positions_1N, hidden)

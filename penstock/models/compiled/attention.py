@@ -41,6 +41,7 @@ class CompiledAttention(SlotAttention):
     def __init__(self, arenas: Arenas, view: BatchView, device: torch.device) -> None:
         # The kernel serves layers that use an arena otherwise than as keys and values, such as latent ones.
         super().__init__(arenas, Plan(view, device, in_place=True), precise_kernel)
+        self._view = view
         self._seen: dict[Span, SeenSlots] = {}
 
     def attended(self, query_HNd: Tensor, keys: Tensor, values: Tensor, scoring: Scoring, span: Span) -> Tensor:
@@ -65,7 +66,7 @@ class CompiledAttention(SlotAttention):
     def seen(self, span: Span) -> SeenSlots:
         """The slots that the rows of all requests see within the span."""
         if span not in self._seen:
-            view = self.plan.view
+            view = self._view
             found = [seen_slots(view, request, part, span) for request in view.views for part in parts_of(request)]
             self._seen[span] = found[0] if len(found) == 1 else in_one(found)
         return self._seen[span]

@@ -12,7 +12,7 @@ from torch import Tensor
 from penstock.core import ConfigError
 from penstock.files import torch_dtype
 from penstock.messages import Candidates, Features, SampledToken, Sampling
-from penstock.models.attention import Arenas, SlotAttention, fast_attention
+from penstock.models.attention import Arenas, Plan, SlotAttention, fast_attention
 from penstock.models.quantized.linear import weight_bytes
 from penstock.models.speculators.base import FeatureStore
 from penstock.stage.grammar import GrammarMasks
@@ -107,7 +107,7 @@ class AttendingReader(FeatureReader):
 
     def attention(self, view: BatchView) -> SlotAttention:
         """The attention for the module's calls for these rows."""
-        return fast_attention(self._arenas, view, self.device, self.dtype)
+        return fast_attention(self._arenas, Plan(view, self.device, in_place=True), self.dtype)
 
     @torch.inference_mode()
     def candidates(
