@@ -20,17 +20,17 @@ from benchmarks.shared.timed_parts import Part, parts_parser, run
 MODULE = "benchmarks.gpu"
 PARTS = (
     Part("facts", f"{MODULE}.facts:measure", 15, summary.facts),
-    Part("start", f"{MODULE}.engines:start", 50, summary.start),
-    Part("right", f"{MODULE}.right:measure", 80, summary.right),
-    Part("families", f"{MODULE}.families:measure", 120, summary.families),
-    Part("steps", f"{MODULE}.steps:measure", 170, summary.steps),
-    Part("kernels", f"{MODULE}.steps:kernels", 25, summary.kernels),
-    Part("prefill", f"{MODULE}.steps:prefill", 60, summary.prefill),
-    Part("many", f"{MODULE}.engines:many", 45, summary.many),
-    Part("pipeline", f"{MODULE}.engines:pipeline", 60, summary.pipeline),
-    Part("profile", f"{MODULE}.engines:layers", 30, summary.profile),
+    Part("start", f"{MODULE}.engines:start", 60, summary.start),
+    Part("right", f"{MODULE}.right:measure", 60, summary.right),
+    Part("families", f"{MODULE}.families:measure", 100, summary.families),
+    Part("steps", f"{MODULE}.steps:measure", 110, summary.steps),
+    Part("kernels", f"{MODULE}.steps:kernels", 30, summary.kernels),
+    Part("prefill", f"{MODULE}.steps:prefill", 45, summary.prefill),
+    Part("many", f"{MODULE}.engines:many", 75, summary.many),
+    Part("pipeline", f"{MODULE}.engines:pipeline", 110, summary.pipeline),
+    Part("profile", f"{MODULE}.engines:layers", 50, summary.profile),
 )
-"""The parts in their order. A weight is about the seconds of 530 that a part takes with a large GPU."""
+"""The parts in their order. A weight is about the seconds that a part takes with a large GPU."""
 
 
 def parts_of(options: argparse.Namespace) -> list[Part]:

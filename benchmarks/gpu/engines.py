@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
-from itertools import product
 from typing import Any, Final
 
 import torch
@@ -125,7 +124,8 @@ def pipeline(options: argparse.Namespace, findings: Findings) -> None:
     name = sizes.mains[-1]  # a hop's cost does not depend on the weights
     findings.add("model", name)
     expected: list[list[int]] = []
-    cases = [one for one in product(sizes.stages, sizes.transports) if one[0] > 1 or one[1] == sizes.transports[0]]
+    usual, *others = sizes.transports
+    cases = [*((stages, usual) for stages in sizes.stages), *((2, transport) for transport in others)]
     with drawn_model(name, options, sizes, findings) as folder:
         for stages, transport in cases:
             label = f"{'1 stage' if stages == 1 else f'{stages} stages'}, {transport}"

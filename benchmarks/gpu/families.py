@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
+import os
 import tempfile
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
@@ -48,10 +49,19 @@ def measure(options: argparse.Namespace, findings: Findings) -> None:
     asked = Asked([PROMPTS[0], TEXT], sizes.compared)
     names, workers = list(ALL)[: sizes.families], max(1, min(PROCESSES, usable_cores() // 2))
     fresh = multiprocessing.get_context("spawn")  # a forked process could not use the device
-    with ProcessPoolExecutor(min(workers, len(names)), fresh, torch.set_num_threads, (1,)) as pool:
+    shares = fresh.Queue()
+    for first in range(workers):
+        shares.put(sorted(os.sched_getaffinity(0))[first::workers])
+    with ProcessPoolExecutor(min(workers, len(names)), fresh, keep_to, (shares,)) as pool:
         for name, outcome in [(name, pool.submit(compared, name, options.device, asked)) for name in names]:
             with findings.trying(name):
                 findings.add(name, outcome.result())
+
+
+def keep_to(shares: Any) -> None:
+    """Keep this process to cores of its own: loading a stage uses all that there are."""
+    os.sched_setaffinity(0, shares.get())
+    torch.set_num_threads(1)
 
 
 def compared(name: str, device: str, asked: Asked) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import gc
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -25,7 +26,8 @@ from penstock.models.stage_model import StageModel, load_stage
 from penstock.stage.visibility import BatchView
 
 DTYPE: Final = "bfloat16"
-FORMATS: Final = ("none", "int4")
+FORMATS: Final = {"none": None, "int4": 2}
+"""Formats of the weights, and how many of the contexts are measured with each; None: all."""
 PROFILED: Final = (1, 8)
 """Numbers of rows whose step is looked at kernel by kernel."""
 MOST_KERNELS: Final = 8
@@ -47,10 +49,10 @@ def measure(options: argparse.Namespace, findings: Findings) -> None:
     findings.add("read_gb_s", bandwidth / 1e9)
     for name in sizes.models:
         with findings.trying(name), drawn_model(name, options, sizes, findings) as folder:
-            for form in FORMATS:
+            for form, contexts in FORMATS.items():
                 label = f"{name}, {DTYPE if form == 'none' else form}"
                 with findings.trying(label), whole_model(folder, device, form, sizes) as stage:
-                    steps(stage, label, sizes, bandwidth, findings)
+                    steps(stage, label, replace(sizes, contexts=sizes.contexts[:contexts]), bandwidth, findings)
 
 
 @contextmanager

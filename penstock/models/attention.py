@@ -40,8 +40,15 @@ Measured in float32 on a CPU: gathering S slots costs what reading S / 2 more do
 MOST_SCORES: Final = 1 << 20
 """The most rows times slots that attend at once; with 32 heads their scores take 128 MiB in float32."""
 
-PART: Final = 512
-"""Slots of which a GPU computes attention in one piece; see ``_in_parts``."""
+PARTS: Final = ((4096, 256), (1 << 62, 512))
+"""Slots up to which attention on a GPU is computed in parts of so many slots; see ``_in_parts``.
+
+Measured on an H200 with 8 key heads of width 128 in bfloat16, 4 to 256 query rows a key head, microseconds a layer in
+one piece and in parts: 512 slots 16 to 18 and 23 to 27, 2,048 slots 45 to 54 and 26 to 40, 8,192 slots 165 to 204 and
+39 to 105, 32,768 slots 670 to 805 and 83 to 415.
+"""
+LEAST_SPLIT: Final = 1024
+"""The fewest slots that are worth being split."""
 
 Attend = Callable[..., Tensor]
 """(module, query_HNd, key_KNd, value_KNe, attention_mask, **options) -> output_NHe"""
@@ -386,9 +393,10 @@ def flash_kernel(query_Hnd: Tensor, keys_KSd: Tensor, values_KSe: Tensor, segmen
     heads, rows, width = query_Hnd.shape
     groups = heads // len(keys_KSd)
     query_KRd = query_Hnd.reshape(len(keys_KSd), groups * rows, width)
-    parts = keys_KSd.shape[1] // PART
-    if parts > 1 and keys_KSd.shape[1] % PART == 0 and query_Hnd.is_cuda:
-        output_KRe = _in_parts(query_KRd, keys_KSd, values_KSe, segment, scoring.scaling)
+    slots = keys_KSd.shape[1]
+    part = next(part for most, part in PARTS if slots <= most)
+    if query_Hnd.is_cuda and slots >= LEAST_SPLIT and slots % part == 0:
+        output_KRe = _in_parts(query_KRd, keys_KSd, values_KSe, segment, scoring.scaling, part)
         return output_KRe.reshape(heads, rows, values_KSe.shape[2])
     mask_RS = segment.bias_RS(groups, query_Hnd.dtype)
     output_KRe = F.scaled_dot_product_attention(
@@ -397,30 +405,32 @@ def flash_kernel(query_Hnd: Tensor, keys_KSd: Tensor, values_KSe: Tensor, segmen
     return output_KRe.reshape(heads, rows, values_KSe.shape[2])
 
 
-def _in_parts(query_KRd: Tensor, keys_KSd: Tensor, values_KSe: Tensor, segment: Segment, scale: float) -> Tensor:
-    """Attention over ``PART`` slots at a time, all parts side by side, and the mean of their outputs [K, R, e].
+def _in_parts(
+    query_KRd: Tensor, keys_KSd: Tensor, values_KSe: Tensor, segment: Segment, scale: float, part: int
+) -> Tensor:
+    """Attention over ``part`` slots at a time, all parts side by side, and the mean of their outputs [K, R, e].
 
-    A GPU computes each key head on one of its processors, of which there are more than key heads. A part's share of a
-    row is that of the exponentials of its scores, whose sum's logarithm torch's attention tells.
+    A GPU has more processors than a layer has key heads, and computes each of them on one. A part's weight in the mean
+    is the sum of its exponentials, whose logarithm torch's attention tells.
 
     Source: Flash-Decoding (Dao et al., 2023).
     """
     groups, rows, width = query_KRd.shape
-    keys_KCPd, values_KCPe = (one.unflatten(1, (-1, PART)) for one in (keys_KSd, values_KSe))
+    keys_KCPd, values_KCPe = (one.unflatten(1, (-1, part)) for one in (keys_KSd, values_KSe))
     parts = keys_KCPd.shape[1]
-    # Not -inf: a row may see nothing of a part, whose share is then 0, while the part's own mean has to be a number.
+    # Not -inf: a row may see nothing of a part, whose weight is then 0, while its own output has to be a number.
     bias_RS = segment.bias_RS(rows // len(segment.mask_nS), query_KRd.dtype, torch.finfo(query_KRd.dtype).min / 2)
-    bias_CRP = bias_RS.view(rows, parts, PART).transpose(0, 1)
+    bias_CRP = bias_RS.view(rows, parts, part).transpose(0, 1)
     output_KCRe, logarithm_KCR, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
         query_KRd[:, None].expand(groups, parts, rows, width),
         keys_KCPd,
         values_KCPe,
-        bias_CRP[None].expand(groups, parts, rows, PART),
+        bias_CRP[None].expand(groups, parts, rows, part),
         compute_log_sumexp=True,
         scale=scale,
     )
-    share_KCR = logarithm_KCR[..., :rows].softmax(dim=1)  # torch pads the rows
-    return torch.einsum("kcr,kcre->kre", share_KCR, output_KCRe.float()).to(query_KRd.dtype)
+    weight_KCR = logarithm_KCR[..., :rows].softmax(dim=1)  # torch pads the rows
+    return torch.einsum("kcr,kcre->kre", weight_KCR, output_KCRe.float()).to(query_KRd.dtype)
 
 
 def precise_kernel(

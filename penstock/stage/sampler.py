@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -173,6 +174,9 @@ exp(-3) of the excluded mass.
 SLACK: Final = 1e-9
 """A margin in the score that is more than rounding takes from the largest noise."""
 
+MOST_FEW: Final = 4096
+"""The most tokens a row, in the mean, of which a pick is decided without the others: their ids and logits leave."""
+
 FIRST_WIDTH: Final = 128
 """How many of the best tokens ``nucleus`` sorts at first; a top-p set is seldom larger."""
 
@@ -195,6 +199,11 @@ def pick_tokens(
     check_finite(best, nodes)
     picks = [SampledToken(int(node), token) for node, token in zip(nodes, tokens, strict=True)]
     rest = [i for i, sampling in enumerate(samplings) if not is_plain(sampling, positions[i])]
+    if rest and logits.device.type != "cpu":
+        for i, few in zip(rest, narrowed(logits, rest, samplings, positions), strict=True):
+            if few is not None:
+                picks[i] = SampledToken(int(nodes[i]), few.pick(samplings[i], int(positions[i])))
+                rest = [other for other in rest if other != i]
     # Only the rows that need it leave the device.
     if rest:
         for i, logits_V in zip(rest, to_float64(logits[rest]), strict=True):
@@ -221,12 +230,93 @@ def rank_candidates(
     ``pick_tokens``.
     """
     check_finite(logits.amax(dim=-1), nodes)
+    if logits.device.type != "cpu" and all(map(is_plain, samplings, positions)):
+        return ranked_there(logits, nodes, count)
     return [
         rank_one(
             logits_V, samplings[i], int(positions[i]), int(nodes[i]), count, contexts[i] if contexts else NO_CONTEXT
         )
         for i, logits_V in enumerate(to_float64(logits))
     ]
+
+
+@dataclass(frozen=True)
+class Few:
+    """The tokens of a row among which the pick is, ids in rising order, with what decides between them.
+
+    ``whole`` is the sum of exp(scores) over all tokens that top-p counts, None where these are the ones here.
+    """
+
+    vocabulary: int
+    ids: np.ndarray
+    scores: np.ndarray
+    whole: float | None
+
+    def pick(self, sampling: Sampling, position: int) -> int:
+        """The token that ``pick_noisy`` finds in the whole row."""
+        own = draws(sampling.seed, sampling.sample, position, self.vocabulary)[self.ids]
+        return int(self.ids[pick_above_floor(self.scores, own, sampling, self.whole)])
+
+
+def narrowed(
+    logits: torch.Tensor, rows: Sequence[int], samplings: Sequence[Sampling], positions: Sequence[int]
+) -> list[Few | None]:
+    """For each of ``rows`` the few tokens that its pick can be, found on the device of the ``logits`` [n, V].
+
+    The noise of a position is known before the logits are, and so is the largest. The best token wins unless another's
+    score comes closer to its own than the largest noise is above the best token's noise. With top-k those that pass it
+    are the few. None where the whole row is needed: where something else changes scores, logprobs are wanted, or the
+    few are more than ``MOST_FEW``.
+    """
+    able = [i for i in rows if is_narrow(samplings[i], positions[i])]
+    found: dict[int, Few] = {}
+    if able:
+        some_nV = logits[able]
+        best_n, vocabulary = some_nV.double().amax(dim=-1), logits.shape[-1]
+        ids_n = some_nV.argmax(dim=-1).tolist()
+        most = min(vocabulary, max(samplings[i].top_k for i in able))
+        top_nk = some_nV.topk(most, dim=-1).values.double().tolist() if most > 0 else [[]] * len(able)
+        least = [
+            _least(samplings[i], int(positions[i]), vocabulary, best, token, top)
+            for i, best, token, top in zip(able, best_n.tolist(), ids_n, top_nk, strict=True)
+        ]
+        heat_n1 = some_nV.new_tensor([samplings[i].temperature for i in able], dtype=torch.float64)[:, None]
+        whole = ((some_nV.double() - best_n[:, None]) / heat_n1).exp().sum(dim=-1).tolist()
+        places = (some_nV.double() >= some_nV.new_tensor(least, dtype=torch.float64)[:, None]).nonzero()
+        if len(places) <= MOST_FEW * len(able):
+            values = some_nV[places[:, 0], places[:, 1]].cpu().double().numpy()
+            which, ids = places.cpu().numpy().T
+            for number, i in enumerate(able):
+                mine, sampling = which == number, samplings[i]
+                with np.errstate(over="ignore"):
+                    scores = (values[mine] - values[mine].max()) / sampling.temperature
+                found[i] = Few(vocabulary, ids[mine], scores, None if sampling.top_k > 0 else whole[number])
+    return [found.get(i) for i in rows]
+
+
+def is_narrow(sampling: Sampling, position: int) -> bool:
+    """Whether the pick is decided by logits, temperature, filters and noise alone, and no logprobs are wanted."""
+    return sampling.temperature > 0 and sampling.logprobs < 0 and not is_processing(sampling, position)
+
+
+def _least(sampling: Sampling, position: int, vocabulary: int, best: float, token: int, top: Sequence[float]) -> float:
+    """The logit below which no token can be picked, given the best logit, its token, and the highest logits."""
+    if sampling.top_k > 0:
+        return top[min(sampling.top_k, vocabulary) - 1]
+    draws_V = draws(sampling.seed, sampling.sample, position, vocabulary)
+    highest_noise, own = to_gumbel(np.array([draws_V.min(), draws_V[token]]))
+    reach = sampling.temperature * (highest_noise - own + SLACK)
+    return float(best - reach - SLACK * (abs(best) + reach))
+
+
+def ranked_there(logits: torch.Tensor, nodes: Sequence[int], count: int) -> list[Candidates]:
+    """The greedy candidates after each row, ranked on the device of the logits, of which few numbers then leave it."""
+    best = logits.double().log_softmax(dim=-1).topk(min(count, logits.shape[-1]), dim=-1)
+    found = []
+    for node, chances, ids in zip(nodes, best.values.tolist(), best.indices.tolist(), strict=True):
+        able = sum(chance > -math.inf for chance in chances)
+        found.append(Candidates(int(node), ids[:able], chances[:able]))
+    return found
 
 
 def is_plain(sampling: Sampling, position: int) -> bool:
@@ -313,15 +403,18 @@ def pick_noisy(scores_V: np.ndarray, draws_V: np.ndarray, sampling: Sampling) ->
     return pick_above_floor(scores_V, draws_V, sampling)
 
 
-def pick_above_floor(scores_V: np.ndarray, draws_V: np.ndarray, sampling: Sampling) -> int:
-    """``pick_noisy`` for tokens that have all passed top-k."""
+def pick_above_floor(scores_V: np.ndarray, draws_V: np.ndarray, sampling: Sampling, whole: float | None = None) -> int:
+    """``pick_noisy`` for tokens that have all passed top-k.
+
+    ``whole`` is the sum of exp(scores) where more tokens count for top-p than are here.
+    """
     left_V = np.where(scores_V < np.log(sampling.min_p), -np.inf, scores_V) if sampling.min_p > 0 else scores_V
     token = noisy_argmax(left_V, draws_V)
     if sampling.top_p >= 1:
         return token
     # Mass counts over all tokens that passed top-k: min-p is applied to the same set independently of top-p.
     mass_V = np.exp(scores_V)
-    limit = sampling.top_p * mass_V.sum()
+    limit = sampling.top_p * (mass_V.sum() if whole is None else whole)
     while left_V[token] > -np.inf:  # every turn removes at least one token
         above_V = standing_above(scores_V, token)
         if (mass_V * above_V).sum() < limit:
