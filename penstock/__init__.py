@@ -21,12 +21,12 @@ from penstock.core import (
     SamplingParams,
     StructuredOutputsParams,
 )
+from penstock.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from penstock.engine.async_llm import AsyncLLM
     from penstock.engine.llm import LLM
 
-__version__ = "0.1.0"
 __all__ = [
     "LLM",
     "AsyncLLM",

@@ -24,6 +24,7 @@ from penstock.engine.loop import EngineLoop
 from penstock.engine.scheduler import Scheduler
 from penstock.files import AUTO
 from penstock.messages import SampledToken, Sampling
+from penstock.models.graphs import Recorder
 from penstock.models.speculators.open import load_speculator_stage, open_speculator
 from penstock.models.stage_model import load_stage
 from penstock.pipeline.base import VirtualClock
@@ -73,7 +74,10 @@ class InProcessEngine:
         chunk: int = 16,
         device: str = "cpu",
         numerics: str = AUTO,
+        recorder: Recorder | None = None,
     ) -> None:
+        self._recorder = recorder
+        """Records the target's steps, as CUDA graphs do on a GPU."""
         self._quantization, self._dtype = quantization, dtype
         self._device, self._numerics = device, numerics
         self._gives_back = gives_back
@@ -126,6 +130,8 @@ class InProcessEngine:
                 numerics=self._numerics,
                 gives_back=self._gives_back,
             )
+            if self._recorder is not None:
+                stage.record_steps(self._recorder)
             stage.tap(taps[index])
             core = StageCore(stage, self.pool.total, is_last=index == len(layers) - 1, taps=taps[index])
             drivers.append(emulated_driver(index, core, self.clock.now, StageEmulation(timing=timing)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -15,6 +15,11 @@ class HostRead(RuntimeError):
     """A step asks for a number amid its operations, for which a graph cannot wait."""
 
 
+aten = torch.ops.aten
+ASKING: Final = (aten._local_scalar_dense, aten.item, aten.is_nonzero, aten.equal, aten.nonzero)
+"""Operations whose result the host has to know before it goes on."""
+
+
 class Tape(TorchDispatchMode):
     """Notes every operation, with its arguments and results."""
 
@@ -24,7 +29,7 @@ class Tape(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func.overloadpacket in (torch.ops.aten._local_scalar_dense, torch.ops.aten.is_nonzero):
+        if func.overloadpacket in ASKING:
             raise HostRead(f"{func} amid a step")
         found = func(*args, **kwargs)
         self.calls.append((func, args, kwargs, [one for one in tree_leaves(found) if isinstance(one, Tensor)]))

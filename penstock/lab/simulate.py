@@ -13,7 +13,6 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from penstock import __version__
 from penstock.cluster import Cluster, load_cluster
 from penstock.cluster.drawn import uniform_cluster
 from penstock.core import ConfigError
@@ -40,6 +39,7 @@ from penstock.lab.simulate_runs import (
 from penstock.lab.simulator.run import Simulated, check_drafter, modelled_cluster, simulate
 from penstock.lab.simulator.script import DEMO_ACCURACY, Script, profile_script, recording_script
 from penstock.terminal import progress_bar
+from penstock.version import __version__
 
 # --------------------------------------------------------------------------------------------------------------- report
 # ``penstock simulate --report DIR``: report.md with tables and plots, and simulate.json with every figure.

@@ -40,15 +40,17 @@ Measured in float32 on a CPU: gathering S slots costs what reading S / 2 more do
 MOST_SCORES: Final = 1 << 20
 """The most rows times slots that attend at once; with 32 heads their scores take 128 MiB in float32."""
 
-PARTS: Final = ((4096, 256), (1 << 62, 512))
-"""Slots up to which attention on a GPU is computed in parts of so many slots; see ``_in_parts``.
+LEAST_SPLIT: Final = 1024
+"""The fewest slots that attention on a GPU computes in parts; see ``_in_parts``.
 
 Measured on an H200 with 8 key heads of width 128 in bfloat16, 4 to 256 query rows a key head, microseconds a layer in
 one piece and in parts: 512 slots 16 to 18 and 23 to 27, 2,048 slots 45 to 54 and 26 to 40, 8,192 slots 165 to 204 and
 39 to 105, 32,768 slots 670 to 805 and 83 to 415.
 """
-LEAST_SPLIT: Final = 1024
-"""The fewest slots that are worth being split."""
+SHORT_PART: Final = 256
+LONG_PART: Final = 512
+"""Slots of a part at most: the longer ones behind ``LONG`` slots."""
+LONG: Final = 4096
 
 Attend = Callable[..., Tensor]
 """(module, query_HNd, key_KNd, value_KNe, attention_mask, **options) -> output_NHe"""
@@ -393,9 +395,7 @@ def flash_kernel(query_Hnd: Tensor, keys_KSd: Tensor, values_KSe: Tensor, segmen
     heads, rows, width = query_Hnd.shape
     groups = heads // len(keys_KSd)
     query_KRd = query_Hnd.reshape(len(keys_KSd), groups * rows, width)
-    slots = keys_KSd.shape[1]
-    part = next(part for most, part in PARTS if slots <= most)
-    if query_Hnd.is_cuda and slots >= LEAST_SPLIT and slots % part == 0:
+    if query_Hnd.is_cuda and (part := part_of(keys_KSd.shape[1])):
         output_KRe = _in_parts(query_KRd, keys_KSd, values_KSe, segment, scoring.scaling, part)
         return output_KRe.reshape(heads, rows, values_KSe.shape[2])
     mask_RS = segment.bias_RS(groups, query_Hnd.dtype)
@@ -403,6 +403,13 @@ def flash_kernel(query_Hnd: Tensor, keys_KSd: Tensor, values_KSe: Tensor, segmen
         query_KRd[None], keys_KSd[None], values_KSe[None], attn_mask=mask_RS, scale=scoring.scaling
     )
     return output_KRe.reshape(heads, rows, values_KSe.shape[2])
+
+
+def part_of(slots: int) -> int:
+    """The number of slots of each part, all alike; 0 where slots are few, or have no fitting divisor."""
+    most = SHORT_PART if slots <= LONG else LONG_PART
+    parts = range(most, most // 4, -8)  # torch's attention reads a mask eight numbers at a time
+    return next((part for part in parts if slots % part == 0), 0) if slots >= LEAST_SPLIT else 0
 
 
 def _in_parts(
@@ -421,14 +428,17 @@ def _in_parts(
     # Not -inf: a row may see nothing of a part, whose weight is then 0, while its own output has to be a number.
     bias_RS = segment.bias_RS(rows // len(segment.mask_nS), query_KRd.dtype, torch.finfo(query_KRd.dtype).min / 2)
     bias_CRP = bias_RS.view(rows, parts, part).transpose(0, 1)
-    output_KCRe, logarithm_KCR, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
-        query_KRd[:, None].expand(groups, parts, rows, width),
-        keys_KCPd,
-        values_KCPe,
-        bias_CRP[None].expand(groups, parts, rows, part),
-        compute_log_sumexp=True,
-        scale=scale,
-    )
+    query_KCRd = query_KRd[:, None].expand(groups, parts, rows, width)
+    bias_KCRP = bias_CRP[None].expand(groups, parts, rows, part)
+    attended = query_KCRd, keys_KCPd, values_KCPe
+    if query_KRd.is_cuda:
+        output_KCRe, logarithm_KCR, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
+            *attended, bias_KCRP, compute_log_sumexp=True, scale=scale
+        )
+    else:
+        output_KCRe, logarithm_KCR = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            *attended, attn_mask=bias_KCRP, scale=scale
+        )
     weight_KCR = logarithm_KCR[..., :rows].softmax(dim=1)  # torch pads the rows
     return torch.einsum("kcr,kcre->kre", weight_KCR, output_KCRe.float()).to(query_KRd.dtype)
 

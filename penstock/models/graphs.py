@@ -74,10 +74,13 @@ class Width(NamedTuple):
 
 
 class FramePlan:
-    """``attention.Plan`` for all batches of a frame: its tensors stay where they are, and are filled for each batch."""
+    """``attention.Plan`` for all batches of a frame: its tensors stay where they are, and are filled for each batch.
 
-    def __init__(self, rows: int, width: Width, device: torch.device) -> None:
-        self._width = width
+    The arenas have ``capacity`` slots.
+    """
+
+    def __init__(self, rows: int, width: Width, capacity: int, device: torch.device) -> None:
+        self._width, self._capacity = width, capacity
         self._device = device
         self.slots_N = torch.zeros(rows, dtype=torch.int64, device=device)
         self.positions_N = torch.zeros(rows, dtype=torch.int64, device=device)
@@ -96,7 +99,8 @@ class FramePlan:
         self.positions_N.copy_(torch.from_numpy(padded(view.positions, rows)))
         if isinstance(self._columns, Tensor):
             slots = np.concatenate([request.slots for request in view.views])
-            self._columns.copy_(torch.from_numpy(padded(slots, self._width.slots)))
+            placed = np.where(slots < self._capacity, slots, view.slots[-1])
+            self._columns.copy_(torch.from_numpy(padded(placed, self._width.slots)))
         for span, mask in self._masks.items():
             mask.copy_(self._mask(span))
 
@@ -113,14 +117,17 @@ class FramePlan:
         return self._segments[span]
 
     def _mask(self, span: Span) -> Tensor:
-        """What the batch's rows see within the span, on the CPU: bool [B, S]."""
+        """The slots that the batch's rows see within the span, as a mask on the CPU: bool [B, S]."""
         assert self._view is not None
         view, mask = self._view, np.zeros((len(self.slots_N), self._width.slots), dtype=bool)
         before = 0
         for request in view.views:
-            columns = np.arange(before, before + len(request.slots)) if self._width.gathered else request.slots
-            mask[request.rows[:, None], columns[None]] = span.of(view, request, slice(None))
-            before += len(request.slots)
+            # Slots out of every layer's reach may have been given away, and have no place in the arena.
+            placed, columns = request.slots < self._capacity, request.slots
+            if self._width.gathered:
+                columns = np.arange(before, before + len(columns))
+            mask[request.rows[:, None], columns[None, placed]] = span.of(view, request, slice(None))[:, placed]
+            before += len(columns)
         mask[len(view) :] = mask[len(view) - 1]
         return torch.from_numpy(mask)
 
@@ -194,7 +201,9 @@ class Graphs:
         recorded = self._recorded.get(key)
         if recorded is None:
             self._met[key] += 1
-            recorded = self._record(key, view, near, hidden) if self._met[key] > MET_BEFORE else None
+            recorded = None
+            if self._met[key] > MET_BEFORE:
+                recorded = self._record(key, view, near, near_capacity, hidden)
             if recorded is None:
                 return None
             self._recorded[key] = recorded
@@ -205,11 +214,13 @@ class Graphs:
         tapped = {index: states[:, : len(view)].clone() for index, states in recorded.tapped_1ND.items()}
         return recorded.output_NY[: len(view)].clone(), tapped
 
-    def _record(self, key: Key, view: BatchView, near: BatchView, hidden: Tensor | None) -> Recorded | None:
+    def _record(
+        self, key: Key, view: BatchView, near: BatchView, near_capacity: int, hidden: Tensor | None
+    ) -> Recorded | None:
         """Record a frame's step with its first batch; None where that does not work, which is not tried again."""
         rows, far, close = key
-        plan = FramePlan(rows, far, self._device)
-        nearby = plan if close is None else FramePlan(rows, close, self._device)
+        plan = FramePlan(rows, far, self._capacity, self._device)
+        nearby = plan if close is None else FramePlan(rows, close, near_capacity, self._device)
         tokens_1N = torch.zeros(1, rows, dtype=torch.int64, device=self._device)
         entering = None
         if hidden is not None:
@@ -240,7 +251,8 @@ def bucket(count: int) -> int:
 def width_of(view: BatchView, capacity: int) -> Width:
     """The slots of the frame for a batch over an arena of ``capacity`` slots."""
     seen = min(capacity, max(LEAST_SLOTS, bucket(sum(len(request.slots) for request in view.views))))
-    reached = min(capacity, max(LEAST_SLOTS, bucket(max(int(request.slots.max()) for request in view.views) + 1)))
+    highest = max(int(request.slots[request.slots < capacity].max()) for request in view.views)
+    reached = min(capacity, max(LEAST_SLOTS, bucket(highest + 1)))
     return Width(seen, True) if reached > SCATTERED * seen else Width(reached, False)
 
 

@@ -93,6 +93,8 @@ class StageModel:
     holds more than the weights, nor the CPU's memory all layers in a form of their own.
     """
 
+    _graphs: Graphs | None = None
+
     def __init__(
         self,
         checkpoint: Checkpoint,
@@ -150,10 +152,7 @@ class StageModel:
         self._taps: list[int] = []
         self._hooks: list[RemovableHandle] = []
         self._tapped: dict[int, Tensor] = {}
-        self._graphs: Graphs | None = None
         self._probe()
-        if self.device.type == "cuda":
-            self.record_steps(CudaGraphs())
 
     def record_steps(self, recorder: Recorder) -> None:
         """Compute batches of few rows by recorded steps, unless layers have a state, whose batches the host plans."""
@@ -539,6 +538,8 @@ def load_stage(
             numerics=numerics,
             gives_back=gives_back,
         )
+    if stage.device.type == "cuda":
+        stage.record_steps(CudaGraphs())
     stage.drafted = target.vocab_size
     return stage
 
