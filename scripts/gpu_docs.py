@@ -1,11 +1,12 @@
-"""Write docs/reference/gpus.md: what a stage does on a GPU, and what was checked of that without one.
+"""Write docs/reference/gpus.md: what a stage does on a GPU, what was measured on one, and what a CPU could check.
 
 python -m scripts.gpu_docs
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,17 +14,83 @@ import torch
 import transformers
 
 from benchmarks.strategies.families import ALL
+from penstock.models.attention import LEAST_SPLIT
+from penstock.models.graphs import MOST_ROWS
 from tests.checkpoints import settings_of
 from tests.fake_gpu import outcomes
 
 PAGE: Final = Path(__file__).parent.parent / "docs" / "reference" / "gpus.md"
+MEASURED: Final = Path(__file__).parent.parent / "benchmarks" / "measured" / "machines" / "h200"
+PARTS: Final = ("facts", "start", "right", "families", "steps", "prefill", "many", "pipeline")
+ROWS: Final = ("1", "8", "64")
+STEPS_HEAD: Final = (
+    "| model, bfloat16 | tokens before | 1 row: eager, graph | 8 rows | 64 rows | bound |\n| --- |"
+    + " ---: |" * 5
+    + "\n"
+)
+PIPELINE_HEAD: Final = (
+    "| stages, transport | tokens/s, eager | tokens/s | ms a hop | ms of the engine a step |\n| --- |"
+    + " ---: |" * 4
+    + "\n"
+)
 WHOLE: Final = {True: "floats, int8, int4", False: "floats"}
 HEAD: Final = """\
 # GPUs
 
-`--device cuda` has each stage compute on a GPU, with PyTorch's own operations. **No GPU has run this yet.** This page
-says how a stage is made to fit one, and what a CPU could check of it. `python -m scripts.gpu_docs` writes it; change
-that, not this.
+`--device cuda` has each stage compute on a GPU, with PyTorch's own operations. One kind of GPU has run it, an NVIDIA
+H200: the figures are below. ROCm, consumer cards, several GPUs and Jetsons have not. This page says how a stage is made
+to fit a GPU, and what a CPU could check of it. `python -m scripts.gpu_docs` writes it; change that, not this.
+
+## Steps as graphs
+
+A GPU computes a layer of a few rows sooner than Python and the driver launch its 27 to 90 kernels one by one. A stage
+therefore records a step of up to {most_rows} rows once, as a CUDA graph, and launches that for later batches. A graph
+fixes shapes, so that rows are padded to a power of two, and so are the slots that they see; a mask says which row sees
+which slot, also where the rows are of several requests. The padding repeats the last row, and nobody reads what comes
+of it. The second batch of a size is recorded, which takes about 0.1 s; all graphs share their memory.
+
+Layers that keep a state (Qwen3-Next, LFM2, Bamba and their like) are computed without graphs, and so is everything from
+the first step on that a driver cannot record, with a line in the log. Prompts are computed in pieces without graphs.
+
+In bfloat16 and float16, attention over {least_split} slots and more is computed in parts, side by side, whose outputs
+are added by their weights, as in Flash-Decoding. Where no other processor of logits is at work, a pick at a temperature
+leaves the GPU as the few tokens that the position's noise can lift to the top; the token is decided among them in
+float64 as on a CPU, and is the same.
+
+## Measured on an H200
+
+{device}, driver {driver}, PyTorch {measured_torch}, transformers {measured_transformers}; it reads memory at
+{read:.0f} GB/s. Weights are drawn, and of the model's real shapes (`python -m benchmarks.gpu`; files in
+`benchmarks/measured/machines/h200/`). *Eager* is the code without graphs, on a machine of the same kind an hour before.
+The bound is the bytes of the weights at that bandwidth.
+
+Milliseconds of a whole step, its greedy picks included:
+
+{steps}
+Behind 8,192 tokens, attention was still computed in one piece: the arenas had 8,256 slots, which parts of 512 do not
+divide. Since then parts are made as long as such a number allows.
+
+With `--quantization int4` a step of one row of Llama-3.1-8B takes {int4:.0f} ms, {int4_times:.0f} times as long as in
+bfloat16.
+
+Plain decoding of Qwen3-0.6B by an engine whose stages are processes, all of them on the one GPU, so that several only
+show what a hop costs:
+
+{pipeline}
+Every engine gave the same tokens. Llama-3.1-8B: {eight:.0f} tokens/s over one stage. A prompt of 4,096 tokens enters
+in {prompt:.2f} s.
+
+Right tokens: {families} families (`families.json`), each a small random checkpoint over two stages, with greedy and
+sampled answers to a short and a long prompt. In float32 {like_cpu} answers are those of the processor, and {float32}
+of FlowSpec's are those of plain decoding; in bfloat16 {bfloat16}, in float16 {float16}, with int8 {int8} and with int4
+{int4_same}, where texts differ at near ties. Llama's with all strategies, and a drafter that is sometimes wrong:
+{strategies} answers in float32 and bfloat16 together. The other families, the pair's drafters and a stage that is
+killed have not been tried on a GPU.
+
+Not measured there: several GPUs, memory as predicted and as taken by a large model (the demo's two stages took
+{loaded:.2f} GB, of which the driver's own contexts are most, where {predicted:.2f} were predicted for weights and
+keys), and picks at a temperature from a trained model: drawn weights give flat logits, of which all tokens are needed
+({pick:.0f} ms for 8 rows of 128,256).
 
 ## Memory
 
@@ -50,11 +117,11 @@ bits, or 8, and a scale for 32 weights, with a minimum in `int4`. Embedding and 
 for products of these yet: at every step a layer's weights become floats, at most 16 million at a time, and are
 multiplied as such.
 
-They are the file's own numbers, rounded once to the dtype, as with `none`. Reckoned by the bytes that torch's
-operations move, about 25 for a weight where floats in 16 bits take 2, a step of one row takes about ten times as long
-as with `none` in bfloat16; with hundreds of rows, as of a prompt, the products come to outweigh that. So: `int4`
-where a model does not fit otherwise, `none` with `--dtype auto` where it does. The log says at the start how much
-that would take. Learned drafters and experts are floats.
+They are the file's own numbers, rounded once to the dtype, as with `none`. A weight has torch's operations move about
+25 bytes, where floats in 16 bits take 2, and the step above takes {int4_times:.0f} times as long; with hundreds of
+rows, as of a prompt, the products come to outweigh that. So: `int4` where a model does not fit otherwise, `none` with
+`--dtype auto` where it does. The log says at the start how much that would take. Learned drafters and experts are
+floats.
 
 ## Families on a device without numbers
 
@@ -68,8 +135,9 @@ tokens; then 8 rows of two requests, a tree among them, with slots far apart. `p
 
 The test says nothing of numbers and speed, nor of what torch's own kernels wait for. One wait is known: below compute
 capability 8.0 transformers' product of experts reads on the host how many rows each expert has, in every layer; the
-product that torch has from there on was not looked into. The table has the copies *to* the device that the 8 rows
-take: tokens, positions, slots and masks, which all layers of a kind share, and what layers with a state need beside.
+product that torch has from there on went into graphs on the H200, so that it waits for nothing.
+The table has the copies *to* the device that the 8 rows take: tokens, positions, slots and masks, which all layers of
+a kind share, and what layers with a state need beside.
 
 | copies to the device | weights | families |
 | --- | --- | --- |
@@ -84,7 +152,77 @@ def page(found: Iterable[Mapping[str, Any]]) -> str:
             raise ValueError(f"{one['name']}: {one['error']} at {one['at']}")
         families.setdefault((one["copies"], one["whole_numbers"]), set()).add(family_of(one["name"]))
     rows = (row(copies, whole, families[copies, whole]) for copies, whole in sorted(families))
-    return HEAD.format(torch=torch.__version__.partition("+")[0], transformers=transformers.__version__) + "".join(rows)
+    versions = {"torch": torch.__version__.partition("+")[0], "transformers": transformers.__version__}
+    return HEAD.format(**versions, **measured()) + "".join(rows)
+
+
+def measured() -> dict[str, Any]:
+    """The figures of the page, from benchmarks/measured."""
+    found = {part: figures(f"gpu/{part}") for part in PARTS}
+    eager = {part: figures(f"gpu-eager/{part}") for part in ("steps", "pipeline")}
+    facts, steps, start = found["facts"], found["steps"], found["start"]["demo, cuda"]
+    versions = stored("gpu/facts")["versions"]
+    one_row = {form: steps[f"Llama-3.1-8B, {form}"]["step_ms"]["0"]["1"] for form in ("bfloat16", "int4")}
+    families = found["families"].values()
+    right = [one["synthetic"] for form, one in found["right"]["llama"].items() if form != "like_cpu"]
+    return {
+        "most_rows": MOST_ROWS,
+        "least_split": f"{LEAST_SPLIT:,}",
+        "device": facts["device"]["name"],
+        "driver": facts["driver"]["driver_version"][0],
+        "measured_torch": versions["torch"],
+        "measured_transformers": versions["transformers"],
+        "read": facts["read_gb_s"],
+        "steps": table(STEPS_HEAD, steps_rows(steps, eager["steps"])),
+        "int4": one_row["int4"],
+        "int4_times": one_row["int4"] / one_row["bfloat16"],
+        "pipeline": table(PIPELINE_HEAD, pipeline_rows(found["pipeline"], eager["pipeline"])),
+        "eight": found["many"]["1 request"]["tokens_per_second"],
+        "prompt": found["prefill"]["pieces of 2048"]["seconds"],
+        "families": len(families),
+        **{form: counted(one[form] for one in families) for form in ("like_cpu", "float32", "bfloat16", "float16")},
+        **{name: counted(one[form] for one in families) for name, form in (("int8", "int8"), ("int4_same", "int4"))},
+        "strategies": counted(count for one in right for count in one.values()),
+        "loaded": start["loaded_bytes"] / 1e9,
+        "predicted": start["predicted_bytes"] / 1e9,
+        "pick": found["prefill"]["pick_ms"]["T = 1"],
+    }
+
+
+def stored(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((MEASURED / f"{name}.json").read_text(encoding="utf-8"))
+    return found
+
+
+def figures(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = stored(name)["figures"]
+    return found
+
+
+def counted(counts: Iterable[list[int] | str]) -> str:
+    """Answers that are alike, of all; formats that a family refuses have none."""
+    numbers = [count for count in counts if not isinstance(count, str)]
+    return f"{sum(same for same, _ in numbers)} of {sum(of for _, of in numbers)}"
+
+
+def table(head: str, rows: Iterable[Sequence[str]]) -> str:
+    return head + "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def steps_rows(steps: Mapping[str, Any], eager: Mapping[str, Any]) -> Iterator[list[str]]:
+    for model in ("Qwen3-0.6B", "Llama-3.1-8B"):
+        for context in ("0", "2048", "8192"):
+            own, before = (one[f"{model}, bfloat16"] for one in (steps, eager))
+            pairs = [(before["step_ms"][context][rows], own["step_ms"][context][rows]) for rows in ROWS]
+            cells = [f"{old:.1f}, {new:.1f}" for old, new in pairs]
+            yield [model, f"{int(context):,}", *cells, f"{own['bound_ms']:.2f}"]
+
+
+def pipeline_rows(found: Mapping[str, Any], eager: Mapping[str, Any]) -> Iterator[list[str]]:
+    for name, one in found.items():
+        if isinstance(one, Mapping):
+            before = f"{eager[name]['tokens_per_second']:.0f}" if name in eager else "-"
+            yield [name, before, f"{one['tokens_per_second']:.0f}", f"{one['hop_ms']:.2f}", f"{one['loop_ms']:.2f}"]
 
 
 def family_of(name: str) -> str:

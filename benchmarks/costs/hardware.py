@@ -189,9 +189,9 @@ DEVICES: Final = [
     ],
     [
         "NVIDIA GPU",
-        "recorded answers of its driver; stages' processes and their environment; every family on a device without "
-        "numbers: [GPUs](gpus.md)",
-        "**no GPU has run it**",
+        "an H200: 22 families, every strategy, stages in processes, speeds: [GPUs](gpus.md); recorded answers of its "
+        "driver; every family on a device without numbers",
+        "consumer cards, several GPUs of one host, NVIDIA's Grace",
     ],
     [
         "Jetson, DGX Spark",

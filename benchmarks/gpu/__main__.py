@@ -22,7 +22,7 @@ PARTS = (
     Part("facts", f"{MODULE}.facts:measure", 15, summary.facts),
     Part("start", f"{MODULE}.engines:start", 60, summary.start),
     Part("right", f"{MODULE}.right:measure", 60, summary.right),
-    Part("families", f"{MODULE}.families:measure", 100, summary.families),
+    Part("families", f"{MODULE}.every_family:measure", 100, summary.families),
     Part("steps", f"{MODULE}.steps:measure", 110, summary.steps),
     Part("kernels", f"{MODULE}.steps:kernels", 30, summary.kernels),
     Part("prefill", f"{MODULE}.steps:prefill", 45, summary.prefill),
