@@ -20,7 +20,7 @@ from benchmarks.shared.timed_parts import Part, parts_parser, run
 MODULE = "benchmarks.gpu"
 PARTS = (
     Part("facts", f"{MODULE}.facts:measure", 15, summary.facts),
-    Part("start", f"{MODULE}.engines:start", 60, summary.start),
+    Part("start", f"{MODULE}.engines:start", 80, summary.start),
     Part("right", f"{MODULE}.right:measure", 60, summary.right),
     Part("families", f"{MODULE}.every_family:measure", 100, summary.families),
     Part("steps", f"{MODULE}.steps:measure", 110, summary.steps),

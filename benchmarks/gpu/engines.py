@@ -127,6 +127,8 @@ def pipeline(options: argparse.Namespace, findings: Findings) -> None:
     usual, *others = sizes.transports
     cases = [*((stages, usual) for stages in sizes.stages), *((2, transport) for transport in others)]
     with drawn_model(name, options, sizes, findings) as folder:
+        with findings.trying("a stage is killed"):
+            findings.add("a stage is killed", killed(folder, options.device, sizes))
         for stages, transport in cases:
             label = f"{'1 stage' if stages == 1 else f'{stages} stages'}, {transport}"
             with findings.trying(label), over(folder, options.device, stages, transport) as (llm, start_s):
@@ -137,8 +139,6 @@ def pipeline(options: argparse.Namespace, findings: Findings) -> None:
                 found = {"start_s": start_s, "tokens_per_second": run.tokens_per_second}
                 found |= {"hop_ms": run.overhead_per_hop_ms, "loop_ms": run.overhead_per_loop_ms}
                 findings.add(label, {**found, "stage_busy": run.stage_busy, "same_tokens": ids == expected})
-        with findings.trying("a stage is killed"):
-            findings.add("a stage is killed", killed(folder, options.device, sizes))
 
 
 @contextmanager

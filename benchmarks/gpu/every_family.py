@@ -28,7 +28,7 @@ from penstock.files import FAST
 from penstock.hosts.facts import usable_cores
 from tests.checkpoints import make_checkpoint, settings_of
 from tests.engines import InProcessEngine
-from tests.exactness import PLAIN, PROMPTS, TEXT, strategies
+from tests.exactness import PLAIN, TEXT, strategies
 
 FORMATS: Final = {
     "float32": {"dtype": "float32"},
@@ -39,14 +39,14 @@ FORMATS: Final = {
 }
 
 
-PROCESSES: Final = 8
+PROCESSES: Final = 12
 """Most processes: each takes half a gigabyte of a GPU's memory before its first tensor."""
 
 
 def measure(options: argparse.Namespace, findings: Findings) -> None:
     """Add for each family its answers that are the processor's in float32, and by format those that are plain ones."""
     sizes = sizes_of(options)
-    asked = Asked([PROMPTS[0], TEXT], sizes.compared)
+    asked = Asked([TEXT], sizes.compared)
     names, workers = list(ALL)[: sizes.families], max(1, min(PROCESSES, usable_cores() // 2))
     fresh = multiprocessing.get_context("spawn")  # a forked process could not use the device
     shares = fresh.Queue()

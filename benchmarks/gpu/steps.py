@@ -35,6 +35,7 @@ PICKED: Final = 8
 """Rows for which tokens are picked."""
 SAMPLINGS: Final = {
     "T = 0": Sampling(),
+    "T = 0.1": Sampling(temperature=0.1, seed=1),  # drawn weights' logits are then as far apart as a trained model's
     "T = 1": Sampling(temperature=1.0, seed=1),
     "T = 1, top-p 0.9": Sampling(temperature=1.0, seed=1, top_p=0.9),
 }

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from penstock.models.attention import Segment, Span
-from penstock.stage.visibility import BatchView
+from penstock.stage.visibility import BatchView, RequestView
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +35,8 @@ MOST_CELLS: Final = 1 << 21
 """Rows times slots of the largest mask, one byte each: it goes to the device with every batch."""
 SCATTERED: Final = 2
 """From this many times as many slots on, those that a batch sees are gathered instead of read where they lie."""
+USUAL_SLOTS: Final = 1024
+"""Slots up to which all frames are recorded as a stage starts, in some three seconds: most texts grow no longer."""
 MET_BEFORE: Final = 1
 """Batches of a frame that are computed without a graph, which would be recorded for a single use otherwise."""
 
@@ -183,6 +185,13 @@ class Graphs:
         self._met: Counter[Key] = Counter()
         self._works = True
 
+    def usual(self) -> Iterator[tuple[int, int]]:
+        """Rows and slots of the frames that most batches need, the largest first: later ones then fit its memory."""
+        widest = min(self._capacity, USUAL_SLOTS)
+        slots = [1 << power for power in range(LEAST_SLOTS.bit_length() - 1, widest.bit_length())]
+        rows = [1 << power for power in range(MOST_ROWS.bit_length())]
+        yield from ((some, wide) for wide in reversed(slots) for some in reversed(rows))
+
     def clear(self) -> None:
         """Drop all graphs: arenas have moved, or other layers are tapped."""
         self._recorded.clear()
@@ -241,6 +250,13 @@ class Graphs:
             logger.warning("steps are computed without CUDA graphs: %s", str(error).splitlines()[0])
             return None
         return Recorded(frame, replay, output, tapped)
+
+
+def chain_of(rows: int, slots: int) -> BatchView:
+    """The last ``rows`` rows of a text in the first ``slots`` slots, one token each."""
+    seen, own = np.arange(slots), np.arange(slots - rows, slots)
+    request = RequestView(0, np.arange(rows), seen, seen, seen[None] <= own[:, None])
+    return BatchView(np.zeros_like(own), own, own, own, np.zeros_like(own), [request], parents=own - 1)
 
 
 def bucket(count: int) -> int:

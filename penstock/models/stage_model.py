@@ -42,7 +42,7 @@ from penstock.models.compiled.layer import can_compile, compiled, inexact
 from penstock.models.compiled.norms import CompiledNorm
 from penstock.models.fused import RMSNorm, rms_norm
 from penstock.models.fusing import fuse
-from penstock.models.graphs import CudaGraphs, FramePlan, Graphs, Recorder
+from penstock.models.graphs import MET_BEFORE, CudaGraphs, FramePlan, Graphs, Recorder, chain_of
 from penstock.models.latent import LatentAttention, keep_latents
 from penstock.models.loader import quantize_own, read_module, refusing
 from penstock.models.probe import ProbedAttention, check_calls, check_entry, check_mixers, pin_rope
@@ -219,6 +219,21 @@ class StageModel:
         self.exact |= compiles
         if compiles:
             self._base = compiled(self._base, torch_dtype(self.dtype))
+
+    @torch.inference_mode()
+    def prepare(self) -> None:
+        """Record the steps that most batches need, so that the first ones take no longer than others.
+
+        Call it behind ``tap``, before the first row.
+        """
+        # Places of slots that are given back follow the batches, of which none has come.
+        if self._graphs is None or self._near is not None:
+            return
+        for rows, slots in self._graphs.usual():
+            hidden = None if self.is_first else torch.zeros(rows, self.entering_width, dtype=torch_dtype(self.dtype))
+            for _ in range(MET_BEFORE + 1):
+                self.forward(chain_of(rows, slots), hidden)
+        self._zero()
 
     def tap(self, layers: Sequence[int]) -> None:
         """Keep the hidden states of these layers for ``features``: 0 the embedding, k the output of layer k - 1.

@@ -184,6 +184,8 @@ def make_core(plan: StagePlan, index: int, stages: int, layers: Any) -> StageCor
     taps = plan.tap.layers if plan.tap is not None else ()
     if taps:
         layers.tap(taps)
+    if not plan.target:
+        layers.prepare()
     core = StageCore(layers, plan.capacity, is_last=index == stages - 1, taps=taps, vocab_size=plan.vocab_size)
     if plan.target:
         core.reader = layers

@@ -293,3 +293,38 @@ def test_parts_are_alike(slots: int) -> None:
         assert slots >= 1024
     else:
         assert slots < 1024 or all(slots % size for size in range(128, 257, 8) if slots <= 4096)
+
+
+# ------------------------------------------------------------------------------------------------------- the start
+
+
+@pytest.mark.parametrize("first", [0, 1], ids=["the first stage", "a later one"])
+@pytest.mark.parametrize("capacity", [100, 300, CAPACITY])
+def test_a_stage_that_is_prepared_records_nothing_in_a_short_text(first: int, capacity: int, tmp_path: Path) -> None:
+    target = make_checkpoint(tmp_path / "target", "llama", initializer_range=CALM)
+    stage, other = (load_stage(str(target), first, 4, capacity=capacity, numerics=FAST) for _ in range(2))
+    tapes = Tapes()
+    stage.record_steps(tapes)
+    stage.tap([2])
+    other.tap([2])
+    stage.prepare()
+    usual = {100: 0, 300: 7, CAPACITY: 21}[capacity]
+    assert tapes.recorded == usual, "rows of 1 to 64, behind as many slots as there are"
+    before = tapes.played
+    torch.manual_seed(0)
+    for length in range(1, 90, 11):
+        view = batch((list(range(length)), [min(length, 8)]))
+        hidden = None if first == 0 else torch.randn(len(view), stage.hidden_size)
+        torch.testing.assert_close(stage.forward(view, hidden), other.forward(view, hidden), atol=1e-5, rtol=1e-5)
+    if usual:
+        assert (tapes.recorded, tapes.played) == (usual, before + 9)
+
+
+def test_a_prepared_stage_holds_nothing(tmp_path: Path) -> None:
+    target = make_checkpoint(tmp_path / "target", "llama", initializer_range=CALM)
+    stage = load_stage(str(target), 0, 4, capacity=CAPACITY, numerics=FAST)
+    stage.record_steps(Tapes())
+    stage.prepare()
+    for keys, values in stage._arenas._layers.values():
+        assert not keys.any()
+        assert not values.any()
