@@ -15,7 +15,7 @@ import transformers
 
 from benchmarks.strategies.families import ALL
 from penstock.models.attention import LEAST_SPLIT
-from penstock.models.graphs import MOST_ROWS
+from penstock.models.graphs import MOST_ROWS, USUAL_SLOTS
 from tests.checkpoints import settings_of
 from tests.fake_gpu import outcomes
 
@@ -47,7 +47,8 @@ A GPU computes a layer of a few rows sooner than Python and the driver launch it
 therefore records a step of up to {most_rows} rows once, as a CUDA graph, and launches that for later batches. A graph
 fixes shapes, so that rows are padded to a power of two, and so are the slots that they see; a mask says which row sees
 which slot, also where the rows are of several requests. The padding repeats the last row, and nobody reads what comes
-of it. The second batch of a size is recorded, which takes about 0.1 s; all graphs share their memory.
+of it. The graphs for texts of up to {usual} tokens are recorded as a stage starts, those for longer ones with the second
+batch of a size; each takes about 0.1 s, and all share their memory.
 
 Layers that keep a state (Qwen3-Next, LFM2, Bamba and their like) are computed without graphs, and so is everything from
 the first step on that a driver cannot record, with a line in the log. Prompts are computed in pieces without graphs.
@@ -167,6 +168,7 @@ def measured() -> dict[str, Any]:
     right = [one["synthetic"] for form, one in found["right"]["llama"].items() if form != "like_cpu"]
     return {
         "most_rows": MOST_ROWS,
+        "usual": f"{USUAL_SLOTS:,}",
         "least_split": f"{LEAST_SPLIT:,}",
         "device": facts["device"]["name"],
         "driver": facts["driver"]["driver_version"][0],
