@@ -47,8 +47,8 @@ A GPU computes a layer of a few rows sooner than Python and the driver launch it
 therefore records a step of up to {most_rows} rows once, as a CUDA graph, and launches that for later batches. A graph
 fixes shapes, so that rows are padded to a power of two, and so are the slots that they see; a mask says which row sees
 which slot, also where the rows are of several requests. The padding repeats the last row, and nobody reads what comes
-of it. The graphs for texts of up to {usual} tokens are recorded as a stage starts, those for longer ones with the second
-batch of a size; each takes about 0.1 s, and all share their memory.
+of it. The graphs for texts of up to {usual} tokens are recorded as a stage starts, those for longer ones with the
+second batch of a size; each takes about 0.1 s, and all share their memory.
 
 Layers that keep a state (Qwen3-Next, LFM2, Bamba and their like) are computed without graphs, and so is everything from
 the first step on that a driver cannot record, with a line in the log. Prompts are computed in pieces without graphs.
