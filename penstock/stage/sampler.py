@@ -269,28 +269,28 @@ def narrowed(
     few are more than ``MOST_FEW``.
     """
     able = [i for i in rows if is_narrow(samplings[i], positions[i])]
-    found: dict[int, Few] = {}
-    if able:
-        some_nV = logits[able]
-        best_n, vocabulary = some_nV.double().amax(dim=-1), logits.shape[-1]
-        ids_n = some_nV.argmax(dim=-1).tolist()
-        most = min(vocabulary, max(samplings[i].top_k for i in able))
-        top_nk = some_nV.topk(most, dim=-1).values.double().tolist() if most > 0 else [[]] * len(able)
-        least = [
-            _least(samplings[i], int(positions[i]), vocabulary, best, token, top)
-            for i, best, token, top in zip(able, best_n.tolist(), ids_n, top_nk, strict=True)
-        ]
-        heat_n1 = some_nV.new_tensor([samplings[i].temperature for i in able], dtype=torch.float64)[:, None]
-        whole = ((some_nV.double() - best_n[:, None]) / heat_n1).exp().sum(dim=-1).tolist()
-        places = (some_nV.double() >= some_nV.new_tensor(least, dtype=torch.float64)[:, None]).nonzero()
-        if len(places) <= MOST_FEW * len(able):
-            values = some_nV[places[:, 0], places[:, 1]].cpu().double().numpy()
-            which, ids = places.cpu().numpy().T
-            for number, i in enumerate(able):
-                mine, sampling = which == number, samplings[i]
-                with np.errstate(over="ignore"):
-                    scores = (values[mine] - values[mine].max()) / sampling.temperature
-                found[i] = Few(vocabulary, ids[mine], scores, None if sampling.top_k > 0 else whole[number])
+    if not able:
+        return [None] * len(rows)
+    logits_nV, vocabulary = logits[able].double(), logits.shape[-1]
+    best_n = logits_nV.amax(dim=-1)
+    most = min(vocabulary, max(samplings[i].top_k for i in able))
+    top_nk = logits_nV.topk(most, dim=-1).values.tolist() if most > 0 else [[]] * len(able)
+    least_n = [
+        _least(samplings[i], int(positions[i]), vocabulary, best, token, top)
+        for i, best, token, top in zip(able, best_n.tolist(), logits_nV.argmax(dim=-1).tolist(), top_nk, strict=True)
+    ]
+    heat_n = logits_nV.new_tensor([samplings[i].temperature for i in able])
+    whole_n = ((logits_nV - best_n[:, None]) / heat_n[:, None]).exp().sum(dim=-1).tolist()
+    places = (logits_nV >= logits_nV.new_tensor(least_n)[:, None]).nonzero()
+    if len(places) > MOST_FEW * len(able):
+        return [None] * len(rows)
+    values, (which, ids) = logits_nV[places[:, 0], places[:, 1]].cpu().numpy(), places.cpu().numpy().T
+    found = {}
+    for number, i in enumerate(able):
+        mine, sampling = which == number, samplings[i]
+        with np.errstate(over="ignore"):  # to -inf, as in ``scaled_scores``
+            scores = (values[mine] - values[mine].max()) / sampling.temperature
+        found[i] = Few(vocabulary, ids[mine], scores, None if sampling.top_k > 0 else whole_n[number])
     return [found.get(i) for i in rows]
 
 
