@@ -184,7 +184,7 @@ class SharingOptions:
         Option(
             "Most tokens of prompts in one batch.",
             SHARING,
-            default="128; planned pieces where stages are profiled or emulated",
+            default="128, on a GPU 512; planned pieces where stages are profiled or emulated",
         ),
     ] = None
     prefill_stretch: Annotated[

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.engine.build import apart, slowed
+from penstock.engine.build import apart, chunk_of, slowed
 from penstock.engine.options import EngineOptions
 from penstock.engine.resolve import resolve_options
 from penstock.estimates.pipeline import TAKEN
@@ -25,6 +25,21 @@ from penstock.estimates.pipeline import TAKEN
 def test_hops_between_hosts(hosts: tuple[str, ...], expected: set[int]) -> None:
     """The engine, at both ends, is on the host without a name."""
     assert apart(hosts) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, 128),
+        ({"device": "cuda"}, 512),
+        ({"device": "cuda:1"}, 512),
+        ({"device": "cuda", "prefill_chunk": 40}, 40),
+        ({"prefill_chunk": 40}, 40),
+    ],
+    ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else None,
+)
+def test_pieces_of_a_prompt_whose_times_are_unknown(options: dict[str, Any], expected: int) -> None:
+    assert chunk_of(EngineOptions(**options)) == expected
 
 
 @pytest.mark.parametrize(
