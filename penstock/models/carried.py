@@ -85,6 +85,7 @@ class CarryingBase(nn.Module):
         self._leaving = None if last == config.num_hidden_layers else pieces_before(config, last)
         self._streams = streams(config)
         self._per_layer = per_layer_width(config) > 0 and first < last
+        self._table = int(getattr(config, "vocab_size_per_layer_input", config.vocab_size))
         # Some releases of transformers insist on the rows by which they would look up tokens that are not given.
         asked = inspect.signature(base.get_per_layer_inputs).parameters if self._per_layer else {}
         self._looks_up_by_embedding = "inputs_embeds" in asked
@@ -119,7 +120,9 @@ class CarryingBase(nn.Module):
     def _per_layer_inputs(self, tokens_1N: Tensor, embedded: Tensor) -> Tensor:
         """The per-layer embeddings of the stage's own layers, [1, N, own layers, width]."""
         beside = {"inputs_embeds": embedded} if self._looks_up_by_embedding else {}
-        per_layer = self.base.get_per_layer_inputs(tokens_1N, **beside)
+        # Tokens beyond the table, which stand for images, have its first row; before 5.23 transformers fails for them.
+        in_table_1N = torch.where(tokens_1N < self._table, tokens_1N, 0)
+        per_layer = self.base.get_per_layer_inputs(in_table_1N, **beside)
         found: Tensor = self.base.project_per_layer_inputs(embedded, per_layer)
         return found
 
