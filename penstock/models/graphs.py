@@ -50,21 +50,23 @@ class Recorder(Protocol):
 
 
 class CudaGraphs:
-    """CUDA graphs that share their memory: a result lasts until the next graph is run."""
+    """CUDA graphs of one device that share their memory: a result lasts until the next graph is run."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._pool = torch.cuda.graph_pool_handle()
 
     def record(self, run: Callable[[], Any]) -> tuple[Callable[[], object], Any]:
         """See ``Recorder``. Raises RuntimeError where the function waits for the device or reads the host."""
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # libraries take memory and choose kernels when they are first used
-            run()
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            result = run()
+        with torch.cuda.device(self._device):
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):  # libraries take memory and choose kernels when they are first used
+                run()
+            torch.cuda.current_stream().wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                result = run()
         return graph.replay, result
 
 

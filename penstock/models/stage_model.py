@@ -554,7 +554,7 @@ def load_stage(
             gives_back=gives_back,
         )
     if stage.device.type == "cuda":
-        stage.record_steps(CudaGraphs())
+        stage.record_steps(CudaGraphs(stage.device))
     stage.drafted = target.vocab_size
     return stage
 
