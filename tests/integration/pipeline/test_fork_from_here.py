@@ -43,6 +43,7 @@ with LLM(target, max_model_len=256, pipeline_parallel_size=2) as llm:
     for line in sys.stdin:
         if line == "kill the server\\n":
             os.kill(server._process.pid, signal.SIGKILL)
+            os.waitid(os.P_PID, server._process.pid, os.WEXITED | os.WNOWAIT)  # a kill takes a moment
             told["after"] = ids(llm)
             told["other"] = forkserver.shared_fork_server()._process.pid
         print(json.dumps(told), flush=True)
