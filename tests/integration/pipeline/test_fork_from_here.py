@@ -23,7 +23,7 @@ from tests.serving import until
 pytestmark = pytest.mark.processes
 
 COMMAND: Final = """
-import json, os, signal, socket, sys, threading
+import json, os, signal, socket, sys, threading, time
 target, before = sys.argv[1], sys.argv[2]
 listening = socket.create_server(("127.0.0.1", 0))
 signal.signal(signal.SIGTERM, lambda *_: None)
@@ -43,7 +43,8 @@ with LLM(target, max_model_len=256, pipeline_parallel_size=2) as llm:
     for line in sys.stdin:
         if line == "kill the server\\n":
             os.kill(server._process.pid, signal.SIGKILL)
-            os.waitid(os.P_PID, server._process.pid, os.WEXITED | os.WNOWAIT)  # a kill takes a moment
+            while server.alive:  # a kill takes a moment
+                time.sleep(0.01)
             told["after"] = ids(llm)
             told["other"] = forkserver.shared_fork_server()._process.pid
         print(json.dumps(told), flush=True)
