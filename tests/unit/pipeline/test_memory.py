@@ -22,7 +22,7 @@ with returned_at_once():
     freed, kept = [], []
     for _ in range({PIECES}):
         freed.append(np.ones({MEGABYTE}, np.uint8))
-        kept.append(np.ones(64, np.uint8))
+        kept.append(np.ones(4096, np.uint8))
     before = psutil.Process().memory_info().rss
     freed.clear()
     print(before - psutil.Process().memory_info().rss)
