@@ -15,9 +15,12 @@ from penstock.pipeline.worker import returned_at_once
 MEGABYTE: Final = 1 << 20
 PIECES: Final = 64
 FREED: Final = f"""
+import ctypes
 import numpy as np, psutil
-from penstock.pipeline.worker import returned_at_once
-np.ones({16 * MEGABYTE}, np.uint8)  # glibc learns from its being freed to keep pieces of this size
+from penstock.pipeline.worker import M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, returned_at_once
+# Pieces of this size are kept, as glibc learns to do from larger ones that are freed.
+ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, {16 * MEGABYTE})
+ctypes.CDLL(None).mallopt(M_TRIM_THRESHOLD, {32 * MEGABYTE})
 with returned_at_once():
     freed, kept = [], []
     for _ in range({PIECES}):
