@@ -25,7 +25,7 @@ with returned_at_once():
     freed, kept = [], []
     for _ in range({PIECES}):
         freed.append(np.ones({MEGABYTE}, np.uint8))
-        kept.append(np.ones(4096, np.uint8))
+        kept.append(np.ones(100_000, np.uint8))
     before = psutil.Process().memory_info().rss
     freed.clear()
     print(before - psutil.Process().memory_info().rss)
