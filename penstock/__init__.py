@@ -21,7 +21,7 @@ from penstock.core import (
     SamplingParams,
     StructuredOutputsParams,
 )
-from penstock.version import __version__ as __version__
+from penstock.core import __version__ as __version__
 
 if TYPE_CHECKING:
     from penstock.engine.async_llm import AsyncLLM

@@ -12,6 +12,8 @@ from enum import StrEnum
 from numbers import Real
 from typing import Any, Final, Self
 
+__version__ = "0.1.0"
+
 SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 

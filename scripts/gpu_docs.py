@@ -6,14 +6,16 @@ python -m scripts.gpu_docs
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 import transformers
 
+from benchmarks.gpu.summary import counted
 from benchmarks.strategies.families import ALL
+from penstock.lab.common import markdown
 from penstock.models.attention import LEAST_SPLIT
 from penstock.models.graphs import MOST_ROWS, USUAL_SLOTS
 from tests.checkpoints import settings_of
@@ -23,16 +25,8 @@ PAGE: Final = Path(__file__).parent.parent / "docs" / "reference" / "gpus.md"
 MEASURED: Final = Path(__file__).parent.parent / "benchmarks" / "measured" / "machines" / "h200"
 PARTS: Final = ("facts", "start", "right", "families", "steps", "prefill", "many", "pipeline")
 ROWS: Final = ("1", "8", "64")
-STEPS_HEAD: Final = (
-    "| model, bfloat16 | tokens before | 1 row: eager, graph | 8 rows | 64 rows | bound |\n| --- |"
-    + " ---: |" * 5
-    + "\n"
-)
-PIPELINE_HEAD: Final = (
-    "| stages, transport | tokens/s, eager | tokens/s | ms a hop | ms of the engine a step |\n| --- |"
-    + " ---: |" * 4
-    + "\n"
-)
+STEPS_HEAD: Final = ("model, bfloat16", "tokens before", "1 row: eager, graph", "8 rows", "64 rows", "bound")
+PIPELINE_HEAD: Final = ("stages, transport", "tokens/s, eager", "tokens/s", "ms a hop", "ms of the engine a step")
 WHOLE: Final = {True: "floats, int8, int4", False: "floats"}
 HEAD: Final = """\
 # GPUs
@@ -68,6 +62,7 @@ The bound is the bytes of the weights at that bandwidth.
 Milliseconds of a whole step, its greedy picks included:
 
 {steps}
+
 Behind 8,192 tokens, attention was still computed in one piece: the arenas had 8,256 slots, which parts of 512 do not
 divide. Since then parts are made as long as such a number allows.
 
@@ -78,6 +73,7 @@ Plain decoding of Qwen3-0.6B by an engine whose stages are processes, all of the
 show what a hop costs:
 
 {pipeline}
+
 Every engine gave the same tokens. Llama-3.1-8B: {eight:.0f} tokens/s over one stage. A prompt of 4,096 tokens enters
 in {prompt:.2f} s.
 
@@ -175,10 +171,10 @@ def measured() -> dict[str, Any]:
         "measured_torch": versions["torch"],
         "measured_transformers": versions["transformers"],
         "read": facts["read_gb_s"],
-        "steps": table(STEPS_HEAD, steps_rows(steps, eager["steps"])),
+        "steps": markdown(STEPS_HEAD, list(steps_rows(steps, eager["steps"]))),
         "int4": one_row["int4"],
         "int4_times": one_row["int4"] / one_row["bfloat16"],
-        "pipeline": table(PIPELINE_HEAD, pipeline_rows(found["pipeline"], eager["pipeline"])),
+        "pipeline": markdown(PIPELINE_HEAD, list(pipeline_rows(found["pipeline"], eager["pipeline"]))),
         "eight": found["many"]["1 request"]["tokens_per_second"],
         "prompt": found["prefill"]["pieces of 2048"]["seconds"],
         "families": len(families),
@@ -199,16 +195,6 @@ def stored(name: str) -> dict[str, Any]:
 def figures(name: str) -> dict[str, Any]:
     found: dict[str, Any] = stored(name)["figures"]
     return found
-
-
-def counted(counts: Iterable[list[int] | str]) -> str:
-    """Answers that are alike, of all; formats that a family refuses have none."""
-    numbers = [count for count in counts if not isinstance(count, str)]
-    return f"{sum(same for same, _ in numbers)} of {sum(of for _, of in numbers)}"
-
-
-def table(head: str, rows: Iterable[Sequence[str]]) -> str:
-    return head + "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
 def steps_rows(steps: Mapping[str, Any], eager: Mapping[str, Any]) -> Iterator[list[str]]:

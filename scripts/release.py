@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).parents[1]
-MODULE: Final = "penstock/version.py"
+MODULE: Final = "penstock/core.py"
 CHANGELOG: Final = "CHANGELOG.md"
 MANUAL: Final = "docs/reference/penstock.1"
 WRITTEN: Final = (MODULE, CHANGELOG, MANUAL)

@@ -37,8 +37,6 @@ FORMATS: Final = {
     "int8": {"dtype": "bfloat16", "quantization": "int8"},
     "int4": {"dtype": "bfloat16", "quantization": "int4"},
 }
-
-
 PROCESSES: Final = 12
 """Most processes: each takes half a gigabyte of a GPU's memory before its first tensor."""
 

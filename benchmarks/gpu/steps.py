@@ -20,10 +20,9 @@ from benchmarks.gpu.sizes import Sizes, sizes_of
 from benchmarks.shared.timed_parts import Findings
 from penstock import LLM, SamplingParams
 from penstock.checkpoint.checkpoint import open_checkpoint
-from penstock.lab.record import view_of
 from penstock.messages import Sampling
 from penstock.models.stage_model import StageModel, load_stage
-from penstock.stage.visibility import BatchView
+from penstock.stage.visibility import BatchView, view_of
 
 DTYPE: Final = "bfloat16"
 FORMATS: Final = {"none": None, "int4": 2}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 Figures = Mapping[str, Any]
@@ -56,13 +56,15 @@ def right(found: Figures) -> Iterator[str]:
 def families(found: Figures) -> Iterator[str]:
     yield f"{len(found)} families, float32: {counted([one['like_cpu'] for one in found.values()])} are the processor's"
     for form in dict.fromkeys(form for one in found.values() for form in one if form != "like_cpu"):
-        counts = [one[form] for one in found.values() if not isinstance(one[form], str)]
-        refused = len(found) - len(counts)
+        counts = [one[form] for one in found.values()]
+        refused = sum(isinstance(count, str) for count in counts)
         yield f"  {form}: {counted(counts)} of FlowSpec are plain decoding's; {refused} families have none"
 
 
-def counted(counts: list[list[int]]) -> str:
-    return f"{sum(same for same, _ in counts)} of {sum(of for _, of in counts)}"
+def counted(counts: Iterable[list[int] | str]) -> str:
+    """The answers that are alike, of all; a format that a family refuses, whose words stand in its place, has none."""
+    numbers = [count for count in counts if not isinstance(count, str)]
+    return f"{sum(same for same, _ in numbers)} of {sum(of for _, of in numbers)}"
 
 
 def steps(found: Figures) -> Iterator[str]:

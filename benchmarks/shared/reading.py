@@ -18,13 +18,13 @@ from penstock.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from penstock.core import RequestOutput, SamplingParams
 from penstock.engine.job import sampling_of
 from penstock.engine.options import model_folder
-from penstock.lab.record import view_of
 from penstock.lab.trainer.options import TrainOptions
 from penstock.lab.trainer.run import KINDS
 from penstock.lab.trainer.states import Batch
 from penstock.messages import Sampling
 from penstock.models.stage_model import load_stage
 from penstock.stage.sampler import to_float64
+from penstock.stage.visibility import view_of
 
 STEPS = 3
 """Number of steps that are looked at: positions of a chain, levels of SPD's module."""

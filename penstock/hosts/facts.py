@@ -15,8 +15,8 @@ from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
+from penstock.core import __version__
 from penstock.messages import MOST_LABEL, PROTOCOL, Index, Label, Word, cut
-from penstock.version import __version__
 
 # ---------------------------------------------------------------------------------------------------------------- cores
 # Shares this host's cores among an engine's processes: how many threads each of them computes with.

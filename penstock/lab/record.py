@@ -17,7 +17,7 @@ from penstock.engine.options import model_folder
 from penstock.lab.recording import FORMAT, NO_TOKEN, SHAPES, Fingerprint, Header, Recording, fingerprint
 from penstock.messages import Sampling
 from penstock.speculation import SpeculativeConfig
-from penstock.stage.visibility import BatchView, RequestView
+from penstock.stage.visibility import view_of
 
 if TYPE_CHECKING:
     from penstock.checkpoint.checkpoint import Checkpoint
@@ -93,14 +93,6 @@ def through(stage: StageModel, tokens: Sequence[int], states: Sequence[Any]) -> 
 
 def chunks(tokens: Sequence[int]) -> list[range]:
     return [range(start, min(start + CHUNK, len(tokens))) for start in range(0, len(tokens), CHUNK)]
-
-
-def view_of(tokens: Sequence[int], rows: range) -> BatchView:
-    """The view of a text in which the token at position i is in slot i and sees those before it."""
-    positions, seen = np.asarray(rows), np.arange(rows.stop)
-    request = RequestView(0, positions - rows.start, seen, seen, seen[None] <= positions[:, None])
-    read = np.asarray(tokens[rows.start : rows.stop])
-    return BatchView(np.zeros_like(positions), positions, positions, positions, read, [request], positions - 1)
 
 
 def head_of(setup: Resolved, checkpoint: Checkpoint) -> StageModel:

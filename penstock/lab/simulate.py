@@ -15,7 +15,7 @@ from rich.markup import escape
 
 from penstock.cluster import Cluster, load_cluster
 from penstock.cluster.drawn import uniform_cluster
-from penstock.core import ConfigError
+from penstock.core import ConfigError, __version__
 from penstock.extras import PLOTS, require
 from penstock.lab.common import CONFIDENCE, Image, is_looping, prepare, settings_part, shown
 from penstock.lab.grid import PLACED, PLAIN, WARM_UP, is_plain, parse_entries
@@ -39,7 +39,6 @@ from penstock.lab.simulate_runs import (
 from penstock.lab.simulator.run import Simulated, check_drafter, modelled_cluster, simulate
 from penstock.lab.simulator.script import DEMO_ACCURACY, Script, profile_script, recording_script
 from penstock.terminal import progress_bar
-from penstock.version import __version__
 
 # --------------------------------------------------------------------------------------------------------------- report
 # ``penstock simulate --report DIR``: report.md with tables and plots, and simulate.json with every figure.

@@ -16,6 +16,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
@@ -23,7 +24,7 @@ import torch
 from torch import Tensor
 
 from penstock.models.attention import Segment, Span
-from penstock.stage.visibility import BatchView, RequestView
+from penstock.stage.visibility import BatchView
 
 logger = logging.getLogger(__name__)
 
@@ -171,8 +172,8 @@ class Recorded:
     tapped_1ND: dict[int, Tensor]
 
 
-Key = tuple[int, Width, Width | None]
-"""A frame's rows, and its slots in both kinds of arenas where there are two."""
+Key = tuple[int, Width, Width | None, tuple[int, ...]]
+"""A frame's rows, its slots in both kinds of arenas where there are two, and the layers that are tapped."""
 
 
 class Graphs:
@@ -187,32 +188,36 @@ class Graphs:
         self._met: Counter[Key] = Counter()
         self._works = True
 
-    def usual(self) -> Iterator[tuple[int, int]]:
-        """Rows and slots of the frames that most batches need, the largest first: later ones then fit its memory."""
+    def usual(self, taps: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+        """Rows and slots of the frames that most batches need and that have no graph yet.
+
+        The largest come first: the graphs of others then fit its memory.
+        """
         widest = min(self._capacity, USUAL_SLOTS)
         slots = [1 << power for power in range(LEAST_SLOTS.bit_length() - 1, widest.bit_length())]
         rows = [1 << power for power in range(MOST_ROWS.bit_length())]
-        yield from ((some, wide) for wide in reversed(slots) for some in reversed(rows))
+        for wide, some in product(reversed(slots), reversed(rows)):
+            if self._works and (some, Width(wide, False), None, taps) not in self._recorded:
+                yield some, wide
 
     def clear(self) -> None:
-        """Drop all graphs: arenas have moved, or other layers are tapped."""
+        """Drop all graphs, as where arenas have moved."""
         self._recorded.clear()
         self._met.clear()
 
     def run(
-        self, view: BatchView, near: BatchView, near_capacity: int, hidden: Tensor | None
+        self, view: BatchView, near: BatchView, near_capacity: int, hidden: Tensor | None, taps: tuple[int, ...]
     ) -> tuple[Tensor, dict[int, Tensor]] | None:
         """The result of ``step`` for a batch; None where it has to be computed without a graph."""
         if not self._works or len(view) > MOST_ROWS:
             return None
         rows, far = bucket(len(view)), width_of(view, self._capacity)
-        key = rows, far, None if near is view else width_of(near, near_capacity)
+        key = rows, far, None if near is view else width_of(near, near_capacity), taps
         if rows * far.slots > MOST_CELLS:
             return None
         recorded = self._recorded.get(key)
         if recorded is None:
             self._met[key] += 1
-            recorded = None
             if self._met[key] > MET_BEFORE:
                 recorded = self._record(key, view, near, near_capacity, hidden)
             if recorded is None:
@@ -229,7 +234,7 @@ class Graphs:
         self, key: Key, view: BatchView, near: BatchView, near_capacity: int, hidden: Tensor | None
     ) -> Recorded | None:
         """Record a frame's step with its first batch; None where that does not work, which is not tried again."""
-        rows, far, close = key
+        rows, far, close, _ = key
         plan = FramePlan(rows, far, self._capacity, self._device)
         nearby = plan if close is None else FramePlan(rows, close, near_capacity, self._device)
         tokens_1N = torch.zeros(1, rows, dtype=torch.int64, device=self._device)
@@ -252,13 +257,6 @@ class Graphs:
             logger.warning("steps are computed without CUDA graphs: %s", str(error).splitlines()[0])
             return None
         return Recorded(frame, replay, output, tapped)
-
-
-def chain_of(rows: int, slots: int) -> BatchView:
-    """The last ``rows`` rows of a text in the first ``slots`` slots, one token each."""
-    seen, own = np.arange(slots), np.arange(slots - rows, slots)
-    request = RequestView(0, np.arange(rows), seen, seen, seen[None] <= own[:, None])
-    return BatchView(np.zeros_like(own), own, own, own, np.zeros_like(own), [request], parents=own - 1)
 
 
 def bucket(count: int) -> int:

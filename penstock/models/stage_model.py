@@ -9,7 +9,6 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
@@ -38,11 +37,10 @@ from penstock.models.carried import CarryingBase, keep_cutoffs
 from penstock.models.compiled.attention import CompiledAttention
 from penstock.models.compiled.blocks import GROUP
 from penstock.models.compiled.float_blocks import QUAD
-from penstock.models.compiled.layer import can_compile, compiled, inexact
-from penstock.models.compiled.norms import CompiledNorm
+from penstock.models.compiled.layer import CompiledNorm, can_compile, compiled, inexact
 from penstock.models.fused import RMSNorm, rms_norm
 from penstock.models.fusing import fuse
-from penstock.models.graphs import MET_BEFORE, CudaGraphs, FramePlan, Graphs, Recorder, chain_of
+from penstock.models.graphs import MET_BEFORE, CudaGraphs, FramePlan, Graphs, Recorder
 from penstock.models.latent import LatentAttention, keep_latents
 from penstock.models.loader import quantize_own, read_module, refusing
 from penstock.models.probe import ProbedAttention, check_calls, check_entry, check_mixers, pin_rope
@@ -61,7 +59,7 @@ from penstock.models.recurrent.mixers import Host, install
 from penstock.models.recurrent.state import FoldedState, State, SteppedState
 from penstock.stage.grammar import GrammarMasks, Grammars
 from penstock.stage.sampler import contexts_of, pick_tokens, rank_candidates
-from penstock.stage.visibility import BatchView, NearSlots, RequestView, part_of
+from penstock.stage.visibility import BatchView, NearSlots, part_of, view_of
 
 
 @dataclass
@@ -229,10 +227,11 @@ class StageModel:
         # Places of slots that are given back follow the batches, of which none has come.
         if self._graphs is None or self._near is not None:
             return
-        for rows, slots in self._graphs.usual():
+        for rows, slots in self._graphs.usual(tuple(self._taps)):
+            view = view_of([0] * slots, range(slots - rows, slots))
             hidden = None if self.is_first else torch.zeros(rows, self.entering_width, dtype=torch_dtype(self.dtype))
             for _ in range(MET_BEFORE + 1):
-                self.forward(chain_of(rows, slots), hidden)
+                self.forward(view, hidden)
         self._zero()
 
     def tap(self, layers: Sequence[int]) -> None:
@@ -246,8 +245,6 @@ class StageModel:
             raise refusal(self.checkpoint.config, "its layers have several hidden states, which no drafter reads")
         for hook in self._hooks:
             hook.remove()
-        if self._graphs is not None and list(layers) != self._taps:
-            self._graphs.clear()
         self._hooks, self._taps = [], list(layers)
         self._tapped.clear()
         for index in self._taps:
@@ -396,7 +393,7 @@ class StageModel:
         """The result of a recorded step; None where a batch has none."""
         if self._graphs is None:
             return None
-        found = self._graphs.run(view, near, self._near_arenas.capacity, hidden)
+        found = self._graphs.run(view, near, self._near_arenas.capacity, hidden, tuple(self._taps))
         if found is None:
             return None
         output, self._tapped = found
@@ -455,7 +452,7 @@ class StageModel:
         """Run one row through slot 0. It makes the arenas, and checks that the architecture behaves as expected."""
         if self.first == self.last:
             return
-        config, view = self.checkpoint.config, _one_row()
+        config, view = self.checkpoint.config, view_of([0], range(1))
         given = None if self.is_first else torch.full((1, self.entering_width), 0.5, dtype=torch_dtype(self.dtype))
         entered: list[Tensor] = []
         layer = getattr(self._base, self.checkpoint.parts.layers)[self.first]
@@ -485,12 +482,6 @@ def new_state(plain: bool, precise: bool, capacity: int) -> State:
     if plain:
         return SteppedState(capacity)
     return FoldedState(capacity, torch.float64 if precise else torch.float32)
-
-
-def _one_row() -> BatchView:
-    zero = np.zeros(1, dtype=np.int64)
-    request = RequestView(0, rows=zero, slots=zero, positions=zero, mask=np.ones((1, 1), dtype=bool))
-    return BatchView(zero, zero, zero, zero, zero, [request], parents=zero - 1)
 
 
 def _places(view: BatchView, wanted: Sequence[int]) -> tuple[list[int], list[int]]:

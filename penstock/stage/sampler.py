@@ -200,10 +200,11 @@ def pick_tokens(
     picks = [SampledToken(int(node), token) for node, token in zip(nodes, tokens, strict=True)]
     rest = [i for i, sampling in enumerate(samplings) if not is_plain(sampling, positions[i])]
     if rest and logits.device.type != "cpu":
-        for i, few in zip(rest, narrowed(logits, rest, samplings, positions), strict=True):
+        found = dict(zip(rest, narrowed(logits, rest, samplings, positions), strict=True))
+        for i, few in found.items():
             if few is not None:
                 picks[i] = SampledToken(int(nodes[i]), few.pick(samplings[i], int(positions[i])))
-                rest = [other for other in rest if other != i]
+        rest = [i for i, few in found.items() if few is None]
     # Only the rows that need it leave the device.
     if rest:
         for i, logits_V in zip(rest, to_float64(logits[rest]), strict=True):

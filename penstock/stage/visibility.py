@@ -81,6 +81,14 @@ class BatchView:
         return tokens
 
 
+def view_of(tokens: Sequence[int], rows: range) -> BatchView:
+    """The view of a text in which the token at position i is in slot i and sees those before it."""
+    positions, seen = np.asarray(rows), np.arange(rows.stop)
+    request = RequestView(0, positions - rows.start, seen, seen, seen[None] <= positions[:, None])
+    read = np.asarray(tokens[rows.start : rows.stop])
+    return BatchView(np.zeros_like(positions), positions, positions, positions, read, [request], positions - 1)
+
+
 def part_of(view: BatchView, rows: slice) -> BatchView:
     """A part of a batch's rows, whose parents come before it or are in it.
 

@@ -16,7 +16,6 @@ ROOT = Path(penstock.__file__).parent
 BENCHMARKS = ROOT.parent / "benchmarks"
 
 LAYERS = [
-    "version",
     "core",
     "answers",
     "files",
@@ -199,9 +198,9 @@ def test_the_servers_wings_stand_apart() -> None:
     assert [found for own, other, found in between if own and other and own != other] == []
 
 
-def test_the_package_itself_imports_core_and_version_only() -> None:
+def test_the_package_itself_imports_the_core_only() -> None:
     own = [found for found in IMPORTS if not found.importer and under(found.imported, "penstock")]
-    assert {found.imported for found in own if found.when == "at once"} == {"penstock.core", "penstock.version"}
+    assert {found.imported for found in own if found.when == "at once"} == {"penstock.core"}
 
 
 def test_the_laboratory_is_the_command_lines_alone() -> None:

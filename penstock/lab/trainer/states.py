@@ -20,9 +20,9 @@ from penstock.checkpoint.checkpoint import Checkpoint
 from penstock.checkpoint.look import INDEX_FILE
 from penstock.core import ConfigError
 from penstock.files import DTYPE_BYTES
-from penstock.lab.record import view_of
 from penstock.lab.trainer.corpus import Corpus, Sample
 from penstock.models.stage_model import load_stage
+from penstock.stage.visibility import view_of
 
 # ---------------------------------------------------------------------------------------------------------------- cache
 # The target's hidden states of every sequence, computed once and kept on disk under a key that names their source.

@@ -16,10 +16,9 @@ from penstock.models.compiled.attention import CompiledAttention, fill_arenas, s
 from penstock.models.compiled.blocks import GROUP
 from penstock.models.compiled.dot import LANES
 from penstock.models.compiled.float_blocks import FORMS
-from penstock.models.compiled.kernels import attention_of
-from penstock.models.compiled.norms import norm_record
+from penstock.models.compiled.kernels import attention_of, norm_rows
 from penstock.models.compiled.products import size_of, whole_team
-from penstock.models.compiled.records import ATTENTION, LAYER, STACK, address_of
+from penstock.models.compiled.records import ATTENTION, LAYER, NORM, STACK, address_of
 from penstock.models.compiled.stack import KINDS, go
 from penstock.models.compiled.threads import COUNTERS, share
 from penstock.models.fused import FusedBase, FusedLayer, RMSNorm, agree, has_form
@@ -32,6 +31,27 @@ class Turn(NamedTuple):
 
     cos: np.ndarray
     sin: np.ndarray
+
+
+class CompiledNorm(nn.Module):
+    """Replaces the ``RMSNorm`` before a model's head on a CPU: a row's bits depend on no other row."""
+
+    def __init__(self, norm: RMSNorm) -> None:
+        super().__init__()
+        self._norm, self._record = norm, np.zeros(1, NORM)
+        self._record[0] = norm_record(norm)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[.., D] -> [.., D], in the format of ``hidden``"""
+        rows = hidden.to(torch.float32, memory_format=torch.contiguous_format)
+        found = torch.empty_like(rows)
+        norm_rows(rows.data_ptr(), rows.numel() // rows.shape[-1], address_of(self._record), found.data_ptr())
+        return found.to(hidden.dtype)
+
+
+def norm_record(norm: RMSNorm) -> tuple[int, int, float]:
+    """The fields of a ``NORM`` record."""
+    return norm.scaled.data_ptr(), len(norm.scaled), float(norm.least)
 
 
 class CompiledLayer(nn.Module):

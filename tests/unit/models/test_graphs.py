@@ -318,6 +318,11 @@ def test_a_stage_that_is_prepared_records_nothing_in_a_short_text(first: int, ca
         torch.testing.assert_close(stage.forward(view, hidden), other.forward(view, hidden), atol=1e-5, rtol=1e-5)
     if usual:
         assert (tapes.recorded, tapes.played) == (usual, before + 9)
+    stage.forget()  # as for the next session, after a loss
+    stage.tap([2])
+    before = tapes.recorded, tapes.played
+    stage.prepare()
+    assert (tapes.recorded, tapes.played) == before, "graphs outlast a session"
 
 
 def test_a_prepared_stage_holds_nothing(tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ from transformers import AutoConfig
 from transformers.models.gemma3n.modeling_gemma3n import Gemma3nTextMLP
 
 from penstock.files import AUTO, REFERENCE
-from penstock.lab.record import view_of
 from penstock.models.carried import Cutoff, keep_cutoffs
 from penstock.models.stage_model import load_stage
+from penstock.stage.visibility import view_of
 from tests.checkpoints import VOCAB, make_checkpoint, settings_of
 
 

@@ -10,11 +10,10 @@ import pytest
 import torch
 
 from penstock.checkpoint.checkpoint import Checkpoint
-from penstock.lab.record import view_of
 from penstock.lab.trainer.eagle import unroll
 from penstock.messages import Features
 from penstock.models.speculators.eagle import EagleStage
-from penstock.stage.visibility import BatchView
+from penstock.stage.visibility import BatchView, view_of
 from tests import speculators
 from tests.training import loaded, random_batch
 

@@ -9,12 +9,12 @@ import torch
 
 from penstock.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from penstock.core import ConfigError
-from penstock.lab.record import view_of
 from penstock.lab.trainer.draft import DraftTrainee, nearest_like
 from penstock.lab.trainer.kinds import Start
 from penstock.lab.trainer.run import KINDS
 from penstock.models.speculators.open import TargetHead
 from penstock.models.stage_model import load_stage
+from penstock.stage.visibility import view_of
 from penstock.text.tokenizer import load_tokenizer
 from tests.checkpoints import ARCHITECTURES, LAYERS, make_checkpoint
 from tests.training import changed, options, random_batch

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from penstock.checkpoint.checkpoint import Checkpoint, open_checkpoint
-from penstock.lab.record import view_of
 from penstock.lab.trainer import spd
 from penstock.lab.trainer.kinds import Start, Teaching
 from penstock.lab.trainer.options import TrainOptions
@@ -23,6 +22,7 @@ from penstock.lab.trainer.spd import FULL, SpdTrainee, lay_out, levels_by_depth
 from penstock.lab.trainer.states import Batch
 from penstock.messages import Features
 from penstock.models.speculators.spd import SpdStage
+from penstock.stage.visibility import view_of
 from tests.checkpoints import VOCAB, make_checkpoint
 from tests.training import options, random_batch
 
