@@ -21,7 +21,9 @@ from penstock.core import PenstockError
 from penstock.files import DTYPE_BYTES
 
 PROTOCOL: Final = 1
+"""Version of what stages, hosts and the engine say to each other. Unequal ones are refused."""
 MAX_HEADER_BYTES: Final = 16 << 20
+"""Most bytes of a message's header, its first frame."""
 Frame = bytes | bytearray
 """A frame as read from the socket."""
 NO_SLOT: Final = -1
@@ -58,12 +60,14 @@ Address = Annotated[
 ]
 """The address on which an inbox listens."""
 MOST_WORDS: Final = 4096
+"""Most characters of a text for people, like a reason."""
 Words = Annotated[str, msgspec.Meta(max_length=MOST_WORDS)]
 """Text for people. The sender cuts it to length with ``cut``."""
 MOST_DETAILS: Final = 16 * MOST_WORDS
 Details = Annotated[str, msgspec.Meta(max_length=MOST_DETAILS)]
 """A traceback, of which only the end is sent if it is too long."""
 MOST_LABEL: Final = 256
+"""Most characters of a name."""
 Label = Annotated[str, msgspec.Meta(max_length=MOST_LABEL, pattern=r"\A[^\x00-\x1f]*\Z")]
 """The name of a process, a device or a dtype."""
 FilePath = Annotated[str, msgspec.Meta(max_length=4096, pattern=r"\A[^\x00]*\Z")]
@@ -74,6 +78,7 @@ Many = msgspec.Meta(max_length=MOST_ROWS)
 Numbers = Annotated[list[Word], Many]
 Indices = Annotated[list[Index], Many]
 MOST_LAYERS: Final = 1 << 14
+"""Most layers, and so most stages, of a pipeline."""
 LayerNumbers = Annotated[list[Index], msgspec.Meta(max_length=MOST_LAYERS)]
 
 

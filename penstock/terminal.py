@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 LONGEST_NAME: Final = 24
 """Width in characters that is kept for a row's name; a longer name wraps."""
 WIDE: Final = 10_000
+"""Columns of a table that must not wrap."""
 
 
 class FiguresTable(Table):
@@ -87,6 +88,7 @@ def in_one_line(column: Column) -> str:
 # Progress bars on a terminal; elsewhere, as in a log, a line every few seconds.
 
 HOUR: Final = 3600.0
+"""Seconds over which a bar's rate is averaged unless its caller says otherwise."""
 LINE_EVERY: Final = 10.0
 """Seconds between two lines in a log."""
 

@@ -22,6 +22,7 @@ from penstock.core import ConfigError
 
 FLOATS: Final = {Kind.F32: torch.float32, Kind.F16: torch.float16, Kind.BF16: torch.bfloat16}
 SUPER_BLOCK: Final = 256
+"""Values of a block of the K formats."""
 CHUNK: Final = 1 << 22
 """How many numbers are unpacked at a time where a whole tensor becomes floats."""
 

@@ -124,6 +124,7 @@ LLAMA_FACTORS: Final = "rope_freqs.weight"
 """The tensor with llama 3's divisors of the frequencies, for every length."""
 ROPE_TENSORS: Final = (*FACTORS, LLAMA_FACTORS)
 MOST_FACTORS: Final = 100_000
+"""Numbers of the longest rope tensor that is read: one for two values of a head, of which models have some 256."""
 DEFAULT_BASE: Final = 10000.0
 """llama.cpp's base where the file has none."""
 TWO_BASES: Final = "gemma3"

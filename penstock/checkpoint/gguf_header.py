@@ -34,22 +34,28 @@ UINT32: Final = 4
 FLOAT32: Final = 6
 STRING: Final = 8
 ARRAY: Final = 9
+"""Numbers of four of the format's types of values."""
 
 SPLIT_NUMBER: Final = "split.no"
 SPLIT_COUNT: Final = "split.count"
 SPLIT_TENSORS: Final = "split.tensors.count"
 
 LONGEST_NAME: Final = 256
+"""Bytes of the longest key and of the longest name of a tensor."""
 LONGEST_TEXT: Final = 1 << 20
 """Bytes of the longest text. A chat template has thousands."""
 MOST_ENTRIES: Final = 1 << 12
+"""The most keys of a file. Models have 20 to 60."""
 MOST_VALUES: Final = 1 << 22
 """The most values of an array. Vocabularies have up to 300,000 tokens, and twice as many merges."""
 MOST_TENSORS: Final = 1 << 17
+"""The most tensors of a file. A layer has 9 to 30."""
 MOST_DIMENSIONS: Final = 4
+"""The most dimensions of a tensor, GGML's own limit."""
 LEAST_ALIGNMENT: Final = 8
 MOST_ALIGNMENT: Final = 1 << 16
 DEFAULT_ALIGNMENT: Final = 32
+"""Bytes to whose multiples tensors are aligned: the least, the most, and those of a file that states none."""
 
 
 REQUANTISE: Final = "quantise the model anew in another format (llama-quantize)"

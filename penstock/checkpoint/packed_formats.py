@@ -212,6 +212,7 @@ def gptq(first_version: bool) -> Method:
 # Its products of 8 bits round activations, too; that is not followed. Source: bitsandbytes.functional.QuantState.
 
 LARGEST: Final = 127
+"""The int8 that stands for a row's largest absolute value."""
 STATES: Final = ("weight.quant_state.bitsandbytes__nf4", "weight.quant_state.bitsandbytes__fp4")
 BITSANDBYTES_PARTS: Final = frozenset(
     {"weight", "SCB", "weight_format", *STATES}

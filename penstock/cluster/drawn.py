@@ -20,6 +20,7 @@ from penstock.config import check
 
 MIN_STAGES: Final = 2
 MAX_STAGES: Final = 128
+"""The fewest and the most stages of a drawn cluster."""
 SPREAD: Final = 4.0
 """Ratio of the highest number to the lowest that the devices, or the links, of one cluster may have."""
 

@@ -286,6 +286,7 @@ def interpolated(rows: Sequence[int], contexts: Sequence[int], grid: Grid, x: fl
 # These are the checked, resolved types; ``load.py`` makes them from a TOML file, a preset, a seed or ``local-N``.
 
 KV_SLOTS: Final = 4096
+"""Tokens for which a stage has memory unless the file says otherwise."""
 LAYERS, TENSORS = "layers", "tensors"
 SPLITS: Final = (LAYERS, TENSORS)
 """How several devices share a stage: one behind the other, each with layers of its own, or side by side as the ranks of

@@ -28,6 +28,7 @@ from penstock.stage.driver import Core, Link, Links, Processed, StageDriver
 # step, and so does whatever else runs on the host.
 
 PR_SET_TIMERSLACK: Final = 29
+"""The number of this option in Linux's ``prctl``."""
 ENGINE: Final = 1
 STAGE: Final = 2
 """Real-time priorities. A stage goes before the engine: what it sends is short, and on its own host would not wait."""

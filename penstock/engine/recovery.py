@@ -38,6 +38,7 @@ IN_A_ROW_S: Final = 600.0
 FIRST_DELAY: Final = 1.0
 """Seconds before the second attempt in a row; each further one waits twice as long."""
 LONGEST_DELAY: Final = 15.0
+"""Most seconds between two attempts."""
 
 
 class Parts(Protocol):

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 DEMO_DRAFTERS: Final = DEMO / "drafters"
 DEFAULT_MODEL_LEN: Final = 4096
+"""Most tokens of a prompt with its answer where neither an option nor the model says fewer."""
 
 
 class PrefillTimes(NamedTuple):

@@ -97,6 +97,7 @@ TRUST: Final = 4.0
 MEMORY: Final = 2000.0
 """Decisions over which old ones fade: the text changes, and with it how well a drafter does."""
 BINS_PER_NAT: Final = 2
+"""Bins into which a step of 1 in a chance's natural logarithm is divided."""
 LOWEST: Final = -12.0
 """Log chances below this value share one bin."""
 FAINTEST: Final = -600.0

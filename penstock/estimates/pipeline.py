@@ -24,6 +24,7 @@ on, four from 1.3 on."""
 ENOUGH: Final = 4
 """Measurements that suffice, among the ``KEPT`` newest."""
 KEPT: Final = 9
+"""Newest measurements that count."""
 ALONE: Final = 0.05
 """Greatest fraction of a batch's time in a stage that others may compute in if it is to count as alone."""
 BESIDE: Final = 0.5

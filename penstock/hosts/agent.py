@@ -39,6 +39,7 @@ MOST_LEASES: Final = 16
 FAREWELL_S: Final = 2.0
 """Seconds for the last message of a lease to leave."""
 MOST_FAREWELLS: Final = 64
+"""Heads that can be refused at a time; further ones are cut off unanswered."""
 
 
 class HostAgent:

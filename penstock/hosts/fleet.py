@@ -53,6 +53,7 @@ NO_ANSWER: Final = (
     "reach this host?"
 )
 MOST_HOSTS: Final = 256
+"""Hosts of one engine, those that joined included."""
 LOOK_S: Final = BEAT / 3
 """Seconds between two looks at the hosts' answers while a caller waits for them."""
 LEAVE_S: Final = 1.0

@@ -43,6 +43,7 @@ from penstock.transport.addresses import LinkSecurity, place_of, reason_of
 AUTHORITY, AUTHORITY_KEY, HOST, HOST_KEY = "authority.pem", "authority.key", "host.pem", "host.key"
 AUTHORITY_DAYS: Final = 3650
 HOST_DAYS: Final = 730
+"""Days for which the authority's certificate and those of hosts are valid."""
 EARLIER: Final = timedelta(days=1)
 """A certificate is valid from this long before it was made, since hosts' clocks differ."""
 

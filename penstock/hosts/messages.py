@@ -41,6 +41,7 @@ from penstock.pipeline.base import StageSpec
 # with a reason, and no other.
 
 DEFAULT_PORT: Final = 7700
+"""The TCP port on which ``penstock worker`` listens."""
 DOOR: Final = "penstock agent"
 """The session under which a head connects. It is no secret: certificates, or a private network, keep strangers out."""
 HEAD_DOOR: Final = "penstock head"
@@ -50,6 +51,7 @@ BEAT: Final = 0.75
 LEASE: Final = 3 * BEAT
 """Seconds of listening without a message after which an agent gives up a head, and a head gives up a host."""
 MOST_HEADER: Final = 4 << 20
+"""Most bytes of a message's header, its first frame."""
 MOST_FRAME: Final = 64 << 20
 """Most bytes of a message's frames: the digests of half a terabyte of weights fit."""
 

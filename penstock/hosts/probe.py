@@ -167,6 +167,7 @@ NEEDED: Final = 2 * BYTES
 """Bytes of memory that have to be free for a measurement."""
 ROWS: Final = (1, 16, 64, 128)
 TIMES: Final = 3
+"""Measurements of one size, of which the median counts."""
 
 
 def measured(device: str, threads: int) -> DeviceRates:
@@ -218,6 +219,7 @@ def seconds_of(weights: list[Any], rows: int) -> float:
 SMALL: Final = 200
 """Bytes of a message that measures latency: about as many as one token's header."""
 TRIPS: Final = 20
+"""Round trips of a small message, of which the median counts."""
 LEAST, MOST = 1 << 14, 1 << 25
 """Bytes of the smallest and the largest message that measure the rate."""
 LONG_ENOUGH_S: Final = 0.2

@@ -72,6 +72,7 @@ STALLED: Final = f"it has not come nearer to holding its layers for {ANSWER_S:.0
 RETRY_S: Final = 20.0
 """Seconds after which a host that could not get hold of its layers is asked again."""
 BEATS_KEPT: Final = 64
+"""Newest heartbeats of a host from which its clock is reckoned."""
 LOSSES_WITHIN_S: Final = 600.0
 """Seconds; a host lost ``MOST_LOSSES`` times within them is left alone for as long, unless no other one is there."""
 

@@ -192,6 +192,7 @@ MOST: Final = max(CANDIDATES)
 DRAWS: Final = 16
 """Monte Carlo sequences per token where a rule has no closed form."""
 SEED: Final = 0
+"""Seed of these sequences."""
 BLOCK: Final = 2048
 """Tokens evaluated together: two distributions of 514 columns in float64 take 16 MiB."""
 

@@ -44,6 +44,7 @@ def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 # Confidence bounds of a ratio measured in pairs, and of a share.
 
 CONFIDENCE: Final = 0.95
+"""Probability with which bounds hold the true value."""
 
 
 @dataclass(frozen=True)

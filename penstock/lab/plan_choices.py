@@ -114,7 +114,9 @@ class PlanOptions(HostsOptions):
 # Judges a plan by simulation: the engine's own decisions on its stages, in virtual time.
 
 REQUESTS: Final = 2
+"""Requests that are simulated one after another for latency."""
 SEED: Final = 1
+"""Seed of the drafter's hits and misses."""
 AT_A_TIME: Final = 2
 """Requests per stage that are simulated for throughput."""
 

@@ -21,11 +21,13 @@ if TYPE_CHECKING:
 
 NAN: Final = float("nan")
 DPI: Final = 120
+"""Dots per inch of a figure."""
 SMALL: Final = 8
 """Font size of ticks, legends and numbers, in points."""
 CHARACTER: Final = 0.068
 """Mean width of a character in inches at this font size, rounded up."""
 MOST_TICKS: Final = 16
+"""Values of x up to which each gets a tick of its own."""
 MOST_BANDS: Final = 6
 """Most lines that are drawn with their bounds; the bounds of more lines would hide each other."""
 MARKERS: Final = "osD^vPX"

@@ -189,6 +189,7 @@ def points_of(output: RequestOutput) -> str | None:
 # grading and pairwise comparison, the latter in both orders because judges favour a position.
 
 VERDICT_TOKENS: Final = 512
+"""Most tokens of a judge's answer: a short explanation and its verdict."""
 LOWEST, HIGHEST = 1.0, 10.0
 RATING: Final = re.compile(r"\[\[\s*(\d+(?:\.\d+)?)\s*\]\]")
 CHOICE: Final = re.compile(r"\[\[\s*([ABC])\s*\]\]")

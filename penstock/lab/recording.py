@@ -19,6 +19,7 @@ from penstock.config import FieldError, check, parse
 from penstock.core import ConfigError
 
 FORMAT: Final = 1
+"""Version of the format."""
 METADATA: Final = "penstock_recording"
 """The key of the header in the file's metadata."""
 

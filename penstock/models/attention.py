@@ -49,8 +49,9 @@ one piece and in parts: 512 slots 16 to 18 and 23 to 27, 2,048 slots 45 to 54 an
 """
 SHORT_PART: Final = 256
 LONG_PART: Final = 512
-"""Slots of a part at most: the longer ones behind ``LONG`` slots."""
+"""Slots of a part at most: the longer ones where a request has more than ``LONG``."""
 LONG: Final = 4096
+"""Slots up to which parts are short."""
 
 Attend = Callable[..., Tensor]
 """(module, query_HNd, key_KNd, value_KNe, attention_mask, **options) -> output_NHe"""

@@ -19,6 +19,7 @@ from penstock.models.fused import sample_of
 # Source: transformers' Gemma3nTextModel; alternating updates, arXiv 2301.13310.
 
 LEAST_SQUARE: Final = 1e-5
+"""Mean square that a state is taken to have at least, so that nothing is divided by 0."""
 
 
 def spread(base: Any, embedded_1ND: Tensor) -> Tensor:

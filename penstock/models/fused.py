@@ -136,6 +136,7 @@ class FusedBase(nn.Module):
 # scaled by .7 would look like one whose residual is not. In float32 they are a hundred-thousandth.
 
 SAMPLE_ROWS: Final = 3
+"""Rows that are computed both ways."""
 ROUNDINGS: Final = 64
 """Roundings by which two orders of the same operations may differ, relative to the largest number that they give."""
 OF_THE_SUM: Final = 4

@@ -18,6 +18,7 @@ from penstock.transport.addresses import LinkSecurity
 # The plan of a stage, and the specification of its process: plain data, sent to the fork server as JSON.
 
 MOST_THREADS: Final = 1024
+"""The most threads of a stage."""
 
 
 class TapSpec(msgspec.Struct, frozen=True, kw_only=True):

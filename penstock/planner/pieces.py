@@ -17,6 +17,7 @@ from penstock.cluster.timing import BATCH_ROWS, LinkTiming, StageTiming, chunk
 BLOCK: Final = 16
 """Tokens of a block of the prefix cache. The length of every piece but the last one is a multiple of it."""
 HEADER_BYTES: Final = 300
+"""Bytes of a message's header beside ``HEADER_ROW_BYTES`` for each row."""
 HEADER_ROW_BYTES: Final = 20
 """Bytes of a batch's header, and of each row in it."""
 FEW: Final = 8

@@ -144,6 +144,7 @@ def settled(node: Node) -> Node:
 # The pool of KV slots that all requests share. Slot numbers are the same on every stage and in the drafter.
 
 LEAST_SPECULATIVE: Final = 1024
+"""Slots for drafted rows at the least."""
 AHEAD: Final = 4
 """Batches of drafted nodes beyond one per stage: those on the links, and those that have yet to enter.
 

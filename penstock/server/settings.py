@@ -19,6 +19,7 @@ from penstock.options import LIMITS, SERVER, Option
 # A server's settings beside the engine's options: access, limits and timeouts.
 
 MIB: Final = 1 << 20
+"""Bytes of a mebibyte."""
 LEVELS: Final = ("debug", "info", "warning", "error")
 """Levels of log lines, from the least to the most important."""
 

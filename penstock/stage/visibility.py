@@ -289,6 +289,7 @@ def unpack(sets: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
 # this follows from the stream of batches. It holds where no two requests share slots, that is without prefix caching.
 
 NO_PLACE: Final = -1
+"""The place of a slot that no view holds."""
 FIRST: Final = 256
 """Places at the start. Their number is doubled whenever they do not suffice."""
 

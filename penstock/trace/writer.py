@@ -38,6 +38,7 @@ PROCESS: Final = 1
 ENGINE: Final = 0
 DRAFTER: Final = 1
 FIRST_STAGE: Final = 2
+"""Numbers of the trace's process and of its tracks: the engine, the drafter, and from this one the stages."""
 
 
 @dataclass

@@ -29,6 +29,7 @@ IPC: Final = "ipc://"
 TCP: Final = "tcp://"
 PORT: Final = re.compile(r"[0-9]{1,5}")
 MOST_PORT: Final = 65535
+"""The largest TCP port."""
 WAITING: Final = 128
 """How many connections may wait to be accepted."""
 ON_ITS_WAY: Final = 1 << 22

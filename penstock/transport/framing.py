@@ -21,6 +21,7 @@ FRAMES: Final = 2
 MAX_FRAME_BYTES: Final = 1 << 30
 assert MAX_HEADER_BYTES < MAX_FRAME_BYTES
 TOKEN_BYTES: Final = 32
+"""Bytes of the secret that a connection begins with."""
 LARGE: Final = 1 << 16
 """Size in bytes from which an incomplete frame gets a buffer of its own, into which the rest is read without a copy."""
 

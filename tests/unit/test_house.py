@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -104,6 +105,61 @@ def test_docstrings_are_sentences() -> None:
 )
 def test_what_dangles(source: str, expected: list[bool]) -> None:
     assert [dangles(one) for one in docstrings_in(source)] == expected
+
+
+UNITS: Final = ("_S", "_SECONDS", "_MS", "_DAYS", "_BYTES", "_BITS", "_TOKENS", "_ROWS", "_STAGES")
+"""Ends of names that say what is counted."""
+
+
+def undocumented(source: str) -> Iterator[str]:
+    """Names of a module's numbers that nothing explains: no docstring or comment, neither theirs nor their group's."""
+    rows = source.splitlines()
+    group: list[str] = []
+    for statement in ast.parse(source).body:
+        if isinstance(statement, ast.Expr):  # the docstring of the numbers before it
+            group = []
+        name, above = constant_of(statement), rows[statement.lineno - 2] if statement.lineno > 1 else ""
+        if not above or not isinstance(statement, ast.Assign | ast.AnnAssign):
+            yield from group
+            group = []
+        if name and not (name.endswith(UNITS) or "#" in rows[statement.lineno - 1] or above.startswith("#")):
+            group.append(name)
+    yield from group
+
+
+def constant_of(statement: ast.stmt) -> str | None:
+    """The name that a statement gives a number, in capitals; None for any other statement."""
+    if not isinstance(statement, ast.AnnAssign | ast.Assign) or statement.value is None:
+        return None
+    target = statement.target if isinstance(statement, ast.AnnAssign) else statement.targets[0]
+    if not isinstance(target, ast.Name) or not target.id.isupper():
+        return None
+    values = [node for node in ast.walk(statement.value) if not isinstance(node, ast.operator | ast.unaryop)]
+    numbers = [isinstance(one, ast.Constant) and type(one.value) in (int, float) for one in values]
+    whole = all(
+        known or isinstance(one, ast.BinOp | ast.UnaryOp | ast.Load) for known, one in zip(numbers, values, strict=True)
+    )
+    return target.id if whole and any(numbers) else None
+
+
+def test_every_number_has_its_unit() -> None:
+    files = sorted((ROOT / "penstock").rglob("*.py"))
+    found = {(str(file.relative_to(ROOT)), name) for file in files for name in undocumented(file.read_text("utf-8"))}
+    assert found == set()
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("A: Final = 3", ["A"]),
+        ('A: Final = 3\n"""Metres."""\nB = 1 << 3', ["B"]),
+        ('A = 3\nB = -1.0\n"""Metres, the least and the most."""', []),
+        ('A = 3\n\nB = 2\n"""Metres."""', ["A"]),
+        ('A = 3  # metres\nWAIT_S = 2\nNAMES = ("a", 3)\nTWICE = 2 * A\nlow = 3', []),
+    ],
+)
+def test_what_has_no_unit(source: str, expected: list[str]) -> None:
+    assert list(undocumented(source)) == expected
 
 
 @pytest.mark.parametrize(

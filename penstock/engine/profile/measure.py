@@ -28,6 +28,7 @@ from penstock.pipeline.base import Host, HostedPipeline, StagePlan
 # Batches of one text for stages that serve nobody else: tokens that stay, and rows that are only tried.
 
 REQUEST: Final = 1
+"""The number of the only request."""
 
 
 class MeasuredText:
@@ -85,10 +86,13 @@ CONTEXTS: Final = (0, 512, 2048)
 CHUNK: Final = 256
 """Most tokens of a batch that only makes the text longer."""
 FEW_ROWS: Final = 16
+"""Rows up to which a batch is measured ``REPEATS`` times, since it takes little time."""
 REPEATS: Final = 7
 """Measurements of a batch of few rows; the first one warms up and does not count."""
 REPEATS_OF_MANY: Final = 3
+"""Measurements of a batch of more rows."""
 LEAST_LAYERS: Final = 4
+"""Layers that a model needs, so that a layer can be told from what every stage pays once."""
 
 Layers = tuple[int, int]
 OnStep = Callable[[int, int], None]

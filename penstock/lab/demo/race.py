@@ -330,6 +330,7 @@ GAP: Final = 2
 """Blanks between the boards and the tree."""
 MOST_TEXT_LINES: Final = 20
 LEAST_TEXT_LINES: Final = 4
+"""The most and the fewest lines of the growing texts."""
 FRAME_AND_STATUS: Final = 3
 """Lines for the texts' frame above and below, and for the status."""
 OTHER_TREE_LINES: Final = 3

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 STRATEGY: Final = "auto"
 PROMPTS: Final = 2
+"""Prompts that are answered twice, plainly and speculating."""
 TOKENS: Final = 48
 """Tokens of the pair per prompt: both runs of two prompts and the start take three quarters of a minute."""
 ANSWER: Final = 96

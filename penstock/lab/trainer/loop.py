@@ -179,6 +179,7 @@ def figures(entry: Entry, shown: Shown) -> str:
 # Evaluates a drafter in training on held-out data at T = 0, and estimates its gain on a cluster.
 
 MOST_CANDIDATES: Final = 16
+"""Most candidates of a position among which the target's token is looked for."""
 CHAIN: Final = 7
 """Greatest number of tokens ahead that are evaluated."""
 REQUESTS: Final = 4

@@ -19,6 +19,7 @@ from penstock.lab.trainer.options import HEADS, TrainOptions
 from penstock.lab.trainer.states import Batch
 
 LAYERS: Final = 1
+"""Residual blocks of a head, as in the paper."""
 
 
 class MedusaTrainee(nn.Module):

@@ -34,6 +34,7 @@ from penstock.models.speculators.spd import ANCHORS, PAPER
 # The format is yuyijiong/speculative_pipeline_decoding's, as read by ``models/speculators/spd.py``.
 
 NOISE: Final = 0.02
+"""Standard deviation of the first weights of the states above the first."""
 OPTIONAL: Final = ("q_norm.weight", "k_norm.weight", "q_proj.bias", "k_proj.bias", "v_proj.bias", "o_proj.bias")
 """Tensors that the module's attention has only where the target's has them."""
 

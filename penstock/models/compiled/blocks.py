@@ -37,6 +37,7 @@ FLOAT: Final = ir.FloatType()
 FLOATS: Final = ir.VectorType(FLOAT, LANES)
 HALVES: Final = ir.VectorType(ir.HalfType(), LANES)
 LARGEST: Final = 127.0
+"""The int8 that stands for the largest absolute value of a block of inputs."""
 SMALLEST: Final = 2.0**-100
 """The least value for a group's largest magnitude, so that a group of zeros has a scale."""
 ARGUMENTS: Final = (

@@ -41,6 +41,7 @@ WIDE: Final = "avx512f" in features()
 AT_ONCE: Final = 8 if WIDE else 2
 """Rows whose sums fit the processor's registers."""
 PAIR: Final = 2
+"""Values of 16 bits that an instruction multiplies and adds into one sum of 32."""
 SUMS: Final = 2
 """Partial sums of an output."""
 QUAD: Final = PAIR * SUMS

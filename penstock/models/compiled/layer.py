@@ -24,6 +24,7 @@ from penstock.models.compiled.threads import COUNTERS, share
 from penstock.models.fused import FusedBase, FusedLayer, RMSNorm, agree, has_form
 
 SAMPLES: Final = 33
+"""Values between -8 and 8 at which activations are compared."""
 
 
 class Turn(NamedTuple):

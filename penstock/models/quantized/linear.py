@@ -114,6 +114,7 @@ def works() -> bool:
 # costs more than it saves.
 
 SMALLEST: Final = 1 << 17
+"""Elements of a weight from which a packed product pays."""
 
 
 class FloatLinear(BlockLinear):

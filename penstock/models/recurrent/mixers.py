@@ -157,6 +157,7 @@ class StatefulMixer(Mixer):
 # They differ in how queries, keys, values and gates are computed from the hidden states: a function for each.
 
 EPSILON: Final = 1e-6
+"""Added to a query's and a key's square, so that nothing is divided by 0."""
 
 
 class Projected(NamedTuple):

@@ -156,6 +156,7 @@ TAKEN: Final = (
 """Fields of a configuration that shape the layer; LlamaConfig has the defaults."""
 
 DEFAULT_THETA: Final = 10000.0
+"""Base of the rotary frequencies where the configuration has none."""
 AUX_LAYERS: Final = "eagle_aux_hidden_state_layer_ids"
 INNER: Final = "eagle_config"
 """A table in SafeAILab's and vLLM's configurations of EAGLE-3 that holds some of its fields."""

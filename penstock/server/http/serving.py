@@ -89,6 +89,7 @@ def stopping() -> ApiError:
 LINGER: Final = 2
 """Seconds for connections to close once no request is left."""
 BACKLOG: Final = 512
+"""Connections that the kernel holds until they are accepted."""
 
 
 class Server(uvicorn.Server):

@@ -32,6 +32,7 @@ SAME_NAME: Final = (
     "skip_special_tokens",
 )
 LARGEST_SEED: Final = 2**63 - 1
+"""The largest seed of ``SamplingParams``."""
 DIGITS: Final = 10
 """Digits of the largest token id, 2**31 - 1; Python refuses to read numbers with thousands of digits."""
 

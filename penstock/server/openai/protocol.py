@@ -22,6 +22,7 @@ WARNING = "X-Penstock-Warning"
 """Reply header that names the request's fields that were ignored."""
 MOST_CHOICES = 128
 MOST_STOPS = 16
+"""The most answers to one prompt, and the most stop strings."""
 MOST_TOKEN_IDS = 1024
 """Most items of a list that every row is checked against (vLLM's own sampler has the same limit)."""
 
@@ -496,6 +497,7 @@ class ChatCompletionChunk(Reply, WithWarning):
 # The bodies of /v1/completions.
 
 MOST_PROMPTS = 64
+"""The most prompts of one request."""
 
 Texts = Annotated[ListOf[str], Field(min_length=1, max_length=MOST_PROMPTS)]
 TokenIds = Annotated[ListOf[int], Field(min_length=1)]

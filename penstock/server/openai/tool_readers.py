@@ -316,6 +316,7 @@ BEGINS: Final = (CHANNEL, START, "to=", MESSAGE)
 RECIPIENT: Final = re.compile(r"to=functions\.([\w.-]{1,256})")
 CHANNEL_NAME: Final = re.compile(r"<\|channel\|>\s*(\w+)")
 LONGEST_HEADER: Final = 512
+"""Characters of a message's header at most, beyond which a text has none."""
 CALLED: Final = "<called>"
 """Value of the header after the message's call has been read: only the message's end follows."""
 
