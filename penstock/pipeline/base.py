@@ -179,10 +179,6 @@ class HostedPipeline(Pipeline, SideChannel, Protocol):
         """Whether a stage has been lost, so that ``poll`` raises PipelineLost now or soon."""
         ...
 
-    def abandon(self) -> None:
-        """Close without waiting for any stage: all are killed."""
-        ...
-
     def release(self) -> None:
         """End the stages that are lost. The others keep their layers, for a later pipeline that needs the same ones."""
         ...

@@ -99,9 +99,6 @@ class InProcessPipeline:
     def close(self) -> None:
         pass
 
-    def abandon(self) -> None:
-        pass
-
     def release(self) -> None:
         pass
 

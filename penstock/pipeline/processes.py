@@ -478,9 +478,6 @@ class ProcessPipeline:
             inbox.send(encode(Stop(), self._session))
         self._leave(self._processes, CLOSE_TIMEOUT if self._inboxes and self._hears else 0.0)
 
-    def abandon(self) -> None:
-        self._leave(self._processes, 0.0)
-
     def release(self) -> None:
         allowed = self._allowed()
         kept = [index for index in self.started if self._may_go_on(index)]

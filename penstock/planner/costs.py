@@ -238,18 +238,3 @@ def shortage(cluster: Cluster, devices: Sequence[Device]) -> str:
         f"the model needs {whole.total / 1e9:.2f} GB (weights {whole.weights / 1e9:.2f}, {cluster.kv_slots} tokens of "
         f"KV {whole.cache / 1e9:.2f}), a layer {(layer.weights + layer.cache) / 1e9:.2f}; devices have, in GB: {have}"
     )
-
-
-def without_links(problem: Problem) -> Problem:
-    """The same devices, joined by links that take no time, as Jupiter's paper assumes (``jupiter.py``)."""
-    zeros = np.zeros_like(problem.enter_s)
-    hops = np.zeros_like(problem.hop_s)
-    return replace(
-        problem,
-        hop_s=hops,
-        hop_busy_s=hops,
-        enter_s=zeros,
-        leave_s=zeros,
-        enter_busy_s=zeros,
-        leave_busy_s=zeros,
-    )

@@ -98,7 +98,7 @@ def test_a_stage_on_a_gpu_begins_with_that_gpu_alone(target: Path, noted: Noted)
     pipeline = host.begin(plans)
     with pytest.raises(PipelineLost, match=r"stage 0 \(layers .*\) was lost: .*CUDA"):
         join(host, pipeline)
-    pipeline.abandon()
+    pipeline.close()
     host.close()
     (stage,) = noted()
     assert stage["environment"]["CUDA_VISIBLE_DEVICES"] == "GPU-ab22"
