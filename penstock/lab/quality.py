@@ -6,11 +6,10 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
-from importlib.metadata import version
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -30,6 +29,7 @@ from penstock.engine.resolve import check_options
 from penstock.lab.common import Ratio, bounds, length, paired_ratio
 from penstock.lab.grid import FiguresFile, prompt_lines, turns_of
 from penstock.lab.record import Text, head_of, last_states, logits_after
+from penstock.lab.report import Report, settings_of
 from penstock.options import OUTPUT, SAMPLING, SERVER, Option
 from penstock.terminal import FiguresTable, progress_bar
 
@@ -434,9 +434,9 @@ def table_of(found: Sequence[CategoryQuality], judged: bool) -> FiguresTable:
     return table
 
 
-def as_json(settings: dict[str, Any], found: Sequence[CategoryQuality]) -> str:
-    figures = {"settings": settings, "categories": [asdict(one) for one in found]}
-    return msgspec.json.format(msgspec.json.encode(figures), indent=2).decode() + "\n"
+def report_of(settings: Mapping[str, Any], found: Sequence[CategoryQuality], judged: bool) -> Report:
+    document = {"settings": settings, "categories": [asdict(one) for one in found]}
+    return Report(document, [table_of(found, judged)])
 
 
 # -------------------------------------------------------------------------------------------------------------- command
@@ -463,9 +463,14 @@ def run_bench_quality(options: QualityOptions, console: Console | None = None) -
             with closing(judge):
                 compared = [judged(judge, one, lambda: progress.advance(task)) for one in compared]
     found = summarized(compared)
-    console.print(table_of(found, judged=judge is not None))
-    if options.json is not None:
-        options.json.write_text(as_json(settings_of(options, judged_by), found), encoding="utf-8")
+    settings = settings_of(
+        options,
+        without=("json", "answers", "judge", "judge_key_file"),
+        packages=["torch", "transformers"],
+        prompts=[path.name for path in options.prompts],
+        judge_model=judged_by,
+    )
+    report_of(settings, found, judged=judge is not None).deliver(console, options.json)
     if options.answers is not None:
         write_answers(options.answers, compared)
     return found
@@ -501,15 +506,6 @@ def judged(judge: Judge, one: Compared, done: Callable[[], None]) -> Compared:
         one = replace(one, verdicts=judge.verdicts(answers.question.text, answers.plain, answers.points))
     done()
     return one
-
-
-def settings_of(options: QualityOptions, judged_by: str | None) -> dict[str, Any]:
-    """Everything needed to repeat the run."""
-    shown = {one.name: getattr(options, one.name) for one in fields(options)}
-    shown["prompts"] = [path.name for path in options.prompts]
-    del shown["json"], shown["answers"], shown["judge"], shown["judge_key_file"]
-    packages = {name: version(name) for name in ("penstock", "torch", "transformers")}
-    return {**shown, "judge_model": judged_by, "versions": packages}
 
 
 def write_answers(path: Path, compared: Sequence[Compared]) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any, Final
 
-from rich.markup import escape
 from rich.table import Table
 
 from penstock.cluster import Cluster, preset_names, stage_timings
@@ -28,11 +27,11 @@ from penstock.lab.grid import (
     split_entries,
     strategy_of,
 )
+from penstock.lab.report import Columns, figures_rows, figures_table
 from penstock.lab.simulator.run import Simulated
 from penstock.options import PIPELINE, SAMPLING, SPECULATION, Option
 from penstock.speculation import SpeculativeConfig, names_of, values_of
 from penstock.strategies.base import STRATEGIES
-from penstock.terminal import FiguresTable
 
 # ---------------------------------------------------------------------------------------------------------------- sweep
 # ``--sweep stages=2..64,width=8..128``: values that the number of stages and strategies' options go through.
@@ -299,17 +298,14 @@ def summarise(case: Case, found: Sequence[Simulated], plain: Sequence[Simulated]
 
 # ------------------------------------------------------------------------------------------------------------- tables
 
-Cell = Callable[[SimulatedRun], str]
-
-SPEED: Final[dict[str, Cell]] = {
+SPEED: Final[Columns[SimulatedRun]] = {
     "tokens/s": lambda run: f"{run.tokens_per_second:.2f}",
     "ms per\ntoken": lambda run: f"{run.ms_per_token:.1f}",
     "speed-up": lambda run: times(run.speedup),
     f"{CONFIDENCE:.0%}\nbounds": lambda run: bounds(run.speedup_interval),
     "tokens\nper stage\ntime": lambda run: f"{run.tokens_per_stage_time:.3f}",
 }
-"""Cells by heading; headings are broken into lines to keep columns narrow."""
-COST: Final[dict[str, Cell]] = {
+COST: Final[Columns[SimulatedRun]] = {
     "tokens\nper tree": lambda run: f"{run.mean_acceptance_length:.2f}",
     "drafter\nbusy": lambda run: share(run.drafter_busy),
     "stages\nbusy": lambda run: share(run.stages_busy),
@@ -329,21 +325,14 @@ def title_of(run: SimulatedRun) -> str:
 
 def tables_of(runs: Sequence[SimulatedRun]) -> list[Table]:
     """Two tables per cluster: speed and cost."""
-    tables = []
+    tables: list[Table] = []
     for title, some in by_cluster(runs).items():
-        tables += [new_table(title, SPEED, some), new_table(None, COST, some)]
+        named = [(run.strategy, run) for run in some]
+        tables += [figures_table("strategy", title, SPEED, named), figures_table("strategy", None, COST, named)]
     return tables
-
-
-def new_table(title: str | None, columns: Mapping[str, Cell], runs: Sequence[SimulatedRun]) -> Table:
-    table = FiguresTable("strategy", *columns, title=title)
-    for run in runs:
-        table.add_row(escape(run.strategy), *(cell(run) for cell in columns.values()))
-    return table
 
 
 def markdown_of(runs: Sequence[SimulatedRun]) -> str:
     """One cluster's figures in one table."""
     columns = {**SPEED, **COST}
-    rows = [[f"`{run.strategy}`", *(cell(run) for cell in columns.values())] for run in runs]
-    return markdown(["strategy", *columns], rows)
+    return markdown(["strategy", *columns], figures_rows(columns, [(run.strategy, run) for run in runs]))

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import os
-import platform
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
-from importlib.metadata import version
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,9 +30,8 @@ from penstock.lab.bench.comparison import (
 from penstock.lab.bench.options import BenchOptions
 from penstock.lab.bench.peer_worker import check_peers, needs_of
 from penstock.lab.bench.peers import PeerRun, peers_beside
-from penstock.lab.bench.report import SMALL_MODEL, as_json, headlines, remarks, tables_of, write_report
+from penstock.lab.bench.report import SMALL_MODEL, page_of, report_of
 from penstock.lab.bench.summary import NothingToTime, StrategyRun, silent_settings
-from penstock.lab.common import prepare
 from penstock.lab.grid import (
     DEFAULT_PROMPTS,
     PLACED,
@@ -52,6 +48,7 @@ from penstock.lab.grid import (
     with_plain,
 )
 from penstock.lab.record import check_record, record
+from penstock.lab.report import prepare, settings_of, this_host
 from penstock.pipeline.forkserver import fork_from_here
 from penstock.speculation import SpeculativeConfig, with_drafter
 from penstock.terminal import progress_bar
@@ -133,19 +130,12 @@ def checked(options: BenchOptions) -> Plan:
 
 def show(options: BenchOptions, plan: Plan, found: Measured, console: Console) -> None:
     """Print tables and remarks, and write the files that were asked for."""
-    runs, small = found.runs, found.small
-    said = [*remarks(runs, small, found.peers), *turns_remark(options, plan, found), *seeds_remark(options, plan)]
-    for sentence in headlines(runs):
-        console.print(sentence, style="bold", highlight=False, markup=False)
-    for table in tables_of(runs, small, found.peers):
-        console.print(table)
-    for line in said:
-        console.print(line, highlight=False, markup=False)
-    settings = settings_of(options, found.setup.stages)
-    if options.json is not None:
-        options.json.write_text(as_json(settings, runs, small, found.peers), encoding="utf-8")
+    runs, small, peers = found.runs, found.small, found.peers
+    said = [*turns_remark(options, plan, found), *seeds_remark(options, plan)]
+    report = report_of(all_settings(options, found.setup.stages), runs, small, peers, said)
+    report.deliver(console, options.json)
     if options.report is not None:
-        write_report(options.report, settings, runs, small, found.peers, said)
+        report.write_folder(options.report, "bench", "Strategies compared", page_of(options.report, runs, small, peers))
     if options.record is not None:
         for file in record_runs(options.record, found.setup, runs, found.questions):
             console.print(f"recorded: {file}", highlight=False, markup=False)
@@ -306,16 +296,20 @@ def seeds_remark(options: BenchOptions, plan: Plan) -> list[str]:
     return [f"T = 0 is greedy, every seed gives the same text: one seed was run, not {options.seeds}."]
 
 
-def settings_of(options: BenchOptions, stages: int) -> dict[str, Any]:
+def all_settings(options: BenchOptions, stages: int) -> dict[str, Any]:
     """Everything needed to repeat the run, and the versions and host that it ran on."""
-    shown = {one.name: getattr(options, one.name) for one in fields(options)}
-    shown["prompts"] = ["package" if path == DEFAULT_PROMPTS else path.name for path in options.prompts]
+    speculation = options.speculative_config
     if any(strategy_of(entry) != PLAIN for entry in options.strategies):
-        shown["speculative_config"] = with_drafter(options.speculative_config or {}, options.model)
-    del shown["json"], shown["report"], shown["record"]
-    packages = {name: version(name) for name in ("penstock", "torch", "transformers")}
-    host = {"python": platform.python_version(), "cpus": os.cpu_count(), "machine": platform.machine()}
-    return {**shown, "stages": stages, "versions": packages, "host": host}
+        speculation = with_drafter(speculation or {}, options.model)
+    settings = settings_of(
+        options,
+        without=("json", "report", "record"),
+        packages=["torch", "transformers"],
+        prompts=["package" if path == DEFAULT_PROMPTS else path.name for path in options.prompts],
+        speculative_config=speculation,
+        stages=stages,
+    )
+    return {**settings, "host": this_host()}
 
 
 def record_runs(path: Path, setup: Resolved, runs: Sequence[StrategyRun], questions: Sequence[Question]) -> list[Path]:
