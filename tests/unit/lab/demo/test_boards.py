@@ -5,42 +5,49 @@ from __future__ import annotations
 import pytest
 
 from penstock.cluster import load_cluster, plain_step_seconds
-from penstock.lab.demo.race import Boards, Load, boards_table, level_of, modelled_delays
+from penstock.engine.commit import Advance
+from penstock.engine.run_log import RunLog
+from penstock.lab.demo.race import Load, boards_table, level_of, loads_of, modelled_delays
 from penstock.messages import Result
+from penstock.tree import Node
 from tests.unit.lab.demo.drawing import batch, plain
 
 
-def rows(boards: Boards, now: float) -> list[tuple[int, int]]:
-    return [(load.live, load.dead) for load in boards.loads(now)]
+def rows(log: RunLog, now: float, boards: int) -> list[tuple[int, int]]:
+    return [(load.live, load.dead) for load in loads_of(log, boards, now)]
+
+
+def died(*numbers: int) -> Advance:
+    return Advance(dead=[Node(number, token=0, position=0, slot=0, parent=None) for number in numbers])
 
 
 def test_a_batch_moves_from_board_to_board_and_never_overtakes() -> None:
-    boards = Boards([0.0, 1.0, 2.0])
-    boards.submitted(batch(0, {5: [1]}), 0.0)
-    assert rows(boards, 0.5) == [(1, 0), (0, 0), (0, 0)]
-    assert rows(boards, 1.5) == [(0, 0), (1, 0), (0, 0)]
-    boards.submitted(batch(1, {6: [2, 3]}), 1.0)
-    assert rows(boards, 9.0) == [(0, 0), (2, 0), (1, 0)]
-    boards.arrived(Result(stream=0))
-    assert rows(boards, 9.0) == [(0, 0), (0, 0), (2, 0)]
+    log = RunLog(3, [0.0, 1.0, 2.0])
+    log.submitted(batch(0, {5: [1]}), 0.0)
+    assert rows(log, 0.5, 3) == [(1, 0), (0, 0), (0, 0)]
+    assert rows(log, 1.5, 3) == [(0, 0), (1, 0), (0, 0)]
+    log.submitted(batch(1, {6: [2, 3]}), 1.0)
+    assert rows(log, 9.0, 3) == [(0, 0), (2, 0), (1, 0)]
+    log.arrived(Result(stream=0))
+    assert rows(log, 9.0, 3) == [(0, 0), (0, 0), (2, 0)]
 
 
 def test_dead_rows_are_told_from_live_ones() -> None:
-    boards = Boards([0.0, 1.0])
-    boards.submitted(batch(0, {5: [1], 6: [2], 7: [3]}), 0.0)
-    boards.died([2, 3, 99])
-    assert boards.loads(0.1) == [Load(live=1, dead=2, first=5, last=5), Load()]
-    boards.died([1])
-    assert boards.loads(0.1) == [Load(dead=3), Load()]
-    boards.clear()
-    assert rows(boards, 0.1) == [(0, 0), (0, 0)]
+    log = RunLog(2, [0.0, 1.0])
+    log.submitted(batch(0, {5: [1], 6: [2], 7: [3]}), 0.0)
+    log.advanced(died(2, 3, 99))
+    assert loads_of(log, 2, 0.1) == [Load(live=1, dead=2, first=5, last=5), Load()]
+    log.advanced(died(1))
+    assert loads_of(log, 2, 0.1) == [Load(dead=3), Load()]
+    log.clear()
+    assert rows(log, 0.1, 2) == [(0, 0), (0, 0)]
 
 
 def test_more_batches_than_boards_wait_unseen() -> None:
-    boards = Boards([0.0])
-    boards.submitted(batch(0, {5: [1]}), 0.0)
-    boards.submitted(batch(1, {6: [2, 3]}), 0.0)
-    assert rows(boards, 1.0) == [(1, 0)]
+    log = RunLog(1, [0.0])
+    log.submitted(batch(0, {5: [1]}), 0.0)
+    log.submitted(batch(1, {6: [2, 3]}), 0.0)
+    assert rows(log, 1.0, 1) == [(1, 0)]
 
 
 def test_delays_are_the_modelled_ones() -> None:
