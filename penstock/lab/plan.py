@@ -54,14 +54,14 @@ HEADINGS: Final = {
 }
 
 
-class Outcome(NamedTuple):
+class PlanOutcome(NamedTuple):
     """The chosen plan, and the compared ones, the chosen among them under its own name."""
 
     chosen: Choice
     compared: list[Choice]
 
 
-def report_of(planning: Planning, outcome: Outcome, more: Choice | None) -> Report:
+def report_of(planning: Planning, outcome: PlanOutcome, more: Choice | None) -> Report:
     """``more``: a plan with one device more."""
     chosen, compared = outcome
     tables = [stages_table(planning, chosen), as_table(compared)]
@@ -228,7 +228,7 @@ def remarks(planning: Planning, chosen: Choice, more: Choice | None) -> Iterator
 # ``penstock plan``: which devices hold which layers, in which order, and where the drafter runs.
 
 
-def run_plan(options: PlanOptions, *, as_json: bool = False, console: Console | None = None) -> Outcome:
+def run_plan(options: PlanOptions, *, as_json: bool = False, console: Console | None = None) -> PlanOutcome:
     """Plan, print, and write the file. Raises ConfigError, with the numbers, where nothing fits."""
     console = console or Console(stderr=True)
     planning = Planning(cluster_to_plan(options, console), options)
@@ -253,14 +253,14 @@ def cluster_to_plan(options: PlanOptions, console: Console) -> Cluster:
     return measured_cluster(read_report(options.doctor), model)
 
 
-def planned(planning: Planning, console: Console) -> Outcome:
+def planned(planning: Planning, console: Console) -> PlanOutcome:
     """Judge all candidates and choose the best. Plans made by hand are candidates, so ours is never worse."""
     by_hand = list(planning.by_hand())
     if planning.options.method == "jupiter":
         paper = next((choice for choice in by_hand if choice.name == JUPITER), None)
         if paper is None:
             raise ConfigError(f"{refusal(planning)}; or let --method penstock leave devices out and reorder them")
-        return Outcome(planning.judged(paper), [planning.judged(choice) for choice in by_hand])
+        return PlanOutcome(planning.judged(paper), [planning.judged(choice) for choice in by_hand])
     ours = [choice for one in (planning, *planning.joined()) for choice in one.ours()]
     if not ours:
         raise refusal(planning)
@@ -270,7 +270,7 @@ def planned(planning: Planning, console: Console) -> Outcome:
     if planning.options.tokens:
         best = planning.elsewhere(best)
     best = replace(best, name=OURS)
-    return Outcome(best, [best, *judged[: len(by_hand)]])
+    return PlanOutcome(best, [best, *judged[: len(by_hand)]])
 
 
 def judged_all(planning: Planning, choices: list[Choice], console: Console) -> list[Choice]:

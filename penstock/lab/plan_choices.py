@@ -19,7 +19,7 @@ from penstock.cluster.load import ClusterFile, cluster_of, preset_names, spread,
 from penstock.cluster.spec import LAYERS, TENSORS, Cluster, ModelPrice, Stage, eagle, llama
 from penstock.config import FieldError, check, known_name, parse
 from penstock.core import ConfigError
-from penstock.hosts.probe import DeviceRates, ExaminedHost, LinkRates, Report
+from penstock.hosts.probe import DeviceRates, DoctorReport, ExaminedHost, LinkRates
 from penstock.lab.grid import WARM_UP, Bandwidth
 from penstock.lab.profile import HostsOptions
 from penstock.lab.simulator.run import simulate, simulate_serving
@@ -334,7 +334,7 @@ OVERHEAD_MS: Final = 0.5
 ENGINE: Final = "localhost"
 
 
-def measured_cluster(report: Report, model: ModelPrice) -> Cluster:
+def measured_cluster(report: DoctorReport, model: ModelPrice) -> Cluster:
     """A cluster of every host that was measured, with its fastest device. Raises ConfigError where there is none.
 
     The engine is on this host and drafts with a head like EAGLE's. A link has the worse figures of its two directions.

@@ -133,7 +133,7 @@ class QualityOptions:
 
 
 @dataclass(frozen=True)
-class Question:
+class RatedQuestion:
     """One question. ``category`` is the file's stem, followed by the entry's own category if it has one."""
 
     category: str
@@ -144,18 +144,18 @@ class Question:
 class Answered:
     """A question, its prompt's token ids, and its answers; ``points`` is None where the model wrote no outline."""
 
-    question: Question
+    question: RatedQuestion
     prompt: Sequence[int]
     plain: str
     points: str | None
 
 
-def questions_of(files: Sequence[Path], per_category: int) -> list[Question]:
+def questions_of(files: Sequence[Path], per_category: int) -> list[RatedQuestion]:
     """The first ``per_category`` questions of each category. Raises ConfigError naming file, line and field."""
     return [question for file in files for question in questions_in(file, per_category)]
 
 
-def questions_in(file: Path, per_category: int) -> Iterator[Question]:
+def questions_in(file: Path, per_category: int) -> Iterator[RatedQuestion]:
     seen: Counter[str] = Counter()
     for where, line in prompt_lines(file):
         turns = turns_of(line, where)
@@ -163,10 +163,10 @@ def questions_in(file: Path, per_category: int) -> Iterator[Question]:
         category = f"{file.stem}: {own}" if isinstance(own, str) and own else file.stem
         seen[category] += 1
         if seen[category] <= per_category:
-            yield Question(category, turns[0])
+            yield RatedQuestion(category, turns[0])
 
 
-def answered(llm: LLM, questions: Sequence[Question], max_tokens: int, outline_decoding: str) -> list[Answered]:
+def answered(llm: LLM, questions: Sequence[RatedQuestion], max_tokens: int, outline_decoding: str) -> list[Answered]:
     """Every question's answers, decoded greedily, plainly and in points."""
     params = SamplingParams(temperature=0, max_tokens=max_tokens)
     conversations = [[{"role": "user", "content": question.text}] for question in questions]
@@ -476,7 +476,7 @@ def run_bench_quality(options: QualityOptions, console: Console | None = None) -
     return found
 
 
-def checked(options: QualityOptions) -> list[Question]:
+def checked(options: QualityOptions) -> list[RatedQuestion]:
     """The questions of a bench that can begin: its model is fetched if it is not here. Raises ConfigError."""
     questions = questions_of(options.prompts, options.num_prompts)
     check_options(options.engine)
@@ -484,7 +484,7 @@ def checked(options: QualityOptions) -> list[Question]:
 
 
 def compared_by_itself(
-    options: QualityOptions, questions: Sequence[Question], progress: Progress, task: TaskID
+    options: QualityOptions, questions: Sequence[RatedQuestion], progress: Progress, task: TaskID
 ) -> list[Compared]:
     """Answers of the target, and their log-likelihoods under the target itself."""
     found: list[Answered] = []

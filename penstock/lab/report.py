@@ -111,16 +111,16 @@ def cell(value: Any) -> str:
 
 # -------------------------------------------------------------------------------------------------------------- figures
 
-Run = TypeVar("Run")
-Columns = Mapping[str, Callable[[Run], str]]
+T = TypeVar("T")
+Columns = Mapping[str, Callable[[T], str]]
 """The function that formats a run's figure, by heading; headings are broken into lines to keep columns narrow."""
 
 
 def figures_table(
     names: str,
     title: str | None,
-    columns: Columns[Run],
-    runs: Iterable[tuple[str, Run]],
+    columns: Columns[T],
+    runs: Iterable[tuple[str, T]],
     always: frozenset[str] = frozenset(),
 ) -> FiguresTable:
     """A line for each of ``runs``, which are pairs of a name and a run. ``always``: see FiguresTable."""
@@ -130,7 +130,7 @@ def figures_table(
     return table
 
 
-def figures_rows(columns: Columns[Run], runs: Iterable[tuple[str, Run]]) -> list[list[str]]:
+def figures_rows(columns: Columns[T], runs: Iterable[tuple[str, T]]) -> list[list[str]]:
     """The lines of a table in Markdown, whose names are set as code."""
     return [[f"`{name}`", *(cell(run) for cell in columns.values())] for name, run in runs]
 

@@ -18,7 +18,7 @@ from penstock.clients.api import ServerError
 from penstock.extras import PLOTS, require
 from penstock.lab.common import length, share
 from penstock.lab.plots import DPI, HUES, SMALL, bare, save
-from penstock.lab.report import Columns, Report, Run, figures_table, settings_of, this_host
+from penstock.lab.report import Columns, Report, T, figures_table, settings_of, this_host
 from penstock.lab.serving_load import (
     LATENCIES,
     Client,
@@ -94,7 +94,7 @@ def tables_of(levels: Sequence[Level], summaries: Sequence[Summary]) -> list[Tab
     return [*tables, by_level("Speculation, as the server counts", DRAFTS, drafts)] if drafts else tables
 
 
-def by_level(title: str, columns: Columns[Run], rows: Sequence[tuple[str, Run]]) -> FiguresTable:
+def by_level(title: str, columns: Columns[T], rows: Sequence[tuple[str, T]]) -> FiguresTable:
     return figures_table("concurrency", title, columns, rows)
 
 
@@ -242,7 +242,7 @@ class Found:
 
 
 def run_bench_serve(options: ServingOptions, console: Console | None = None) -> list[Level]:
-    """Run the bench, print its tables and write its files, after Ctrl-C with the results so far.
+    """T the bench, print its tables and write its files, after Ctrl-C with the results so far.
 
     Raises ConfigError before anything is sent, and ServerError where the server is missing or fails the warm-up.
     """
@@ -266,7 +266,7 @@ def total_of(options: ServingOptions) -> int:
 
 
 async def measure(options: ServingOptions, found: Found, progressed: Progressed) -> None:
-    """Run the bench and add its results to ``found``."""
+    """T the bench and add its results to ``found``."""
     async with httpx.AsyncClient(**options.server.client_options) as http:
         client = Client(http, options.server, options.endpoint)
         found.model = options.model or await client.first_model()

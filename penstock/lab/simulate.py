@@ -142,7 +142,7 @@ def file_part(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Cases:
     """The simulations that the options describe: ``cases`` by cluster, plain decoding first on each."""
 
     script: Script
@@ -165,7 +165,7 @@ def run_simulate(options: SimulateOptions, console: Console | None = None) -> li
     return runs
 
 
-def simulate_all(plan: Plan, console: Console, overhead_per_hop: float) -> list[SimulatedRun]:
+def simulate_all(plan: Cases, console: Console, overhead_per_hop: float) -> list[SimulatedRun]:
     """Simulate every case under a progress bar. ``overhead_per_hop``: seconds, see ``simulate``."""
     runs = []
     with progress_bar(console) as progress:
@@ -184,7 +184,7 @@ def simulate_all(plan: Plan, console: Console, overhead_per_hop: float) -> list[
 # --------------------------------------------------------------------------------------------------------------- plan
 
 
-def plan_of(options: SimulateOptions) -> Plan:
+def plan_of(options: SimulateOptions) -> Cases:
     """The cases to simulate. Raises ConfigError, naming the field, for everything that cannot be simulated."""
     swept = expanded(options.strategies, options.sweep)
     configs = [None if is_plain(config) else config for _, config in parse_entries([text for _, text, _ in swept], {})]
@@ -206,7 +206,7 @@ def plan_of(options: SimulateOptions) -> Plan:
         [Case(name, cluster, base, text, config, {**stages, **own}) for base, text, own, config in entries]
         for name, cluster, stages in clusters
     ]
-    return Plan(script_of(options), cases)
+    return Cases(script_of(options), cases)
 
 
 def clusters_of(name: str, options: SimulateOptions, place: str) -> Iterator[tuple[Cluster, Settings]]:

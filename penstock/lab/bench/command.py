@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Plan:
+class BenchPlan:
     """The bench that the options describe.
 
     ``drafting`` is the configuration of the engine: the drafter of all entries and the slots that the widest entry
@@ -117,7 +117,7 @@ def run_bench(options: BenchOptions, console: Console | None = None) -> list[Str
     return found.runs
 
 
-def checked(options: BenchOptions) -> Plan:
+def checked(options: BenchOptions) -> BenchPlan:
     """The plan of a bench that can begin: its model is fetched if it is not here. Raises ConfigError."""
     plan = plan_of(options)
     if options.record is not None:
@@ -128,7 +128,7 @@ def checked(options: BenchOptions) -> Plan:
     return plan
 
 
-def show(options: BenchOptions, plan: Plan, found: Measured, console: Console) -> None:
+def show(options: BenchOptions, plan: BenchPlan, found: Measured, console: Console) -> None:
     """Print tables and remarks, and write the files that were asked for."""
     runs, small, peers = found.runs, found.small, found.peers
     said = [*turns_remark(options, plan, found), *seeds_remark(options, plan)]
@@ -141,7 +141,7 @@ def show(options: BenchOptions, plan: Plan, found: Measured, console: Console) -
             console.print(f"recorded: {file}", highlight=False, markup=False)
 
 
-def plan_of(options: BenchOptions) -> Plan:
+def plan_of(options: BenchOptions) -> BenchPlan:
     """Check everything that can be refused without looking at a checkpoint. Raises ConfigError."""
     strategies = with_plain(parse_entries(options.strategies, options.speculative_config or {}, options.model))
     configs = [config for _, config in strategies if config is not None and not is_plain(config)]
@@ -153,7 +153,7 @@ def plan_of(options: BenchOptions) -> Plan:
     if options.drafter_on and (drafting is None or drafting.method == "ngram"):
         raise FieldError("drafter_on", "means nothing where no device drafts; remove it")
     clusters = {place: cluster_of(options, place) for place in options.drafter_on or ("",)}
-    plan = Plan(strategies, conversations, clusters, drafting, options.peer)
+    plan = BenchPlan(strategies, conversations, clusters, drafting, options.peer)
     check_peers(options.peer, options.model, plan.cluster)
     return plan
 
@@ -176,7 +176,7 @@ def is_synthetic(drafting: SpeculativeConfig | None) -> bool:
     return drafting is not None and drafting.method == "synthetic"
 
 
-def engine_options(options: BenchOptions, plan: Plan, cluster: Cluster | None) -> EngineOptions:
+def engine_options(options: BenchOptions, plan: BenchPlan, cluster: Cluster | None) -> EngineOptions:
     return EngineOptions(
         model=options.model,
         cluster=cluster,
@@ -193,7 +193,7 @@ def engine_options(options: BenchOptions, plan: Plan, cluster: Cluster | None) -
     )
 
 
-def measured(options: BenchOptions, plan: Plan, ticker: Ticker) -> Measured:
+def measured(options: BenchOptions, plan: BenchPlan, ticker: Ticker) -> Measured:
     """Start an engine for each place of the drafter, put every question to every strategy, and measure
     the small model."""
     from penstock.emulation.cluster import RealTimeHost
@@ -248,7 +248,7 @@ def placed(runs: Sequence[StrategyRun], place: str, *, first: bool) -> list[Stra
 class Ticker:
     """Advances the progress bar by one whenever a request begins."""
 
-    def __init__(self, progress: Progress, plan: Plan) -> None:
+    def __init__(self, progress: Progress, plan: BenchPlan) -> None:
         self._progress = progress
         self._plan = plan
         self._questions: Sequence[Question] = ()
@@ -277,7 +277,7 @@ class Ticker:
 # ----------------------------------------------------------------------------------------------------------- settings
 
 
-def turns_remark(options: BenchOptions, plan: Plan, found: Measured) -> list[str]:
+def turns_remark(options: BenchOptions, plan: BenchPlan, found: Measured) -> list[str]:
     """A remark on how prompts were given to the model, where there was a choice."""
     if not isinstance(found.questions[0].prompt, str):
         followed = any(question.turn for question in found.questions)
@@ -289,7 +289,7 @@ def turns_remark(options: BenchOptions, plan: Plan, found: Measured) -> list[str
     return [f"Of each conversation the first turn alone was asked, as it stands: {why}."]
 
 
-def seeds_remark(options: BenchOptions, plan: Plan) -> list[str]:
+def seeds_remark(options: BenchOptions, plan: BenchPlan) -> list[str]:
     """A remark if fewer seeds ran than were asked for."""
     if options.seeds == 1 or 0.0 not in options.temperature or is_synthetic(plan.drafting):
         return []

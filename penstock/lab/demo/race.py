@@ -39,7 +39,7 @@ FIGURES: Final = (8, 6)
 
 
 @dataclass(frozen=True)
-class Load:
+class BoardRows:
     """The rows on a board: live ones, their ``first`` and ``last`` position in the text, and dead ones."""
 
     live: int = 0
@@ -48,20 +48,20 @@ class Load:
     last: int = 0
 
 
-def loads_of(log: RunLog, boards: int, now: float) -> list[Load]:
+def rows_on_boards(log: RunLog, boards: int, now: float) -> list[BoardRows]:
     """The rows on each board, where the log puts them; batches in front of the first board are not seen."""
-    found = [Load()] * boards
+    found = [BoardRows()] * boards
     for batch, board in log.placed(now):
         if board >= 0:
-            found[board] = load_of(batch)
+            found[board] = rows_of_batch(batch)
     return found
 
 
-def load_of(batch: LoggedBatch) -> Load:
+def rows_of_batch(batch: LoggedBatch) -> BoardRows:
     rows, fates = batch.rows, batch.fates
     live = [position for node, position in zip(rows.nodes, rows.positions, strict=True) if fates[node] != DEAD]
     dead = len(rows) - len(live)
-    return Load(len(live), dead, min(live), max(live)) if live else Load(0, dead)
+    return BoardRows(len(live), dead, min(live), max(live)) if live else BoardRows(0, dead)
 
 
 def modelled_delays(cluster: Cluster) -> list[float]:
@@ -74,7 +74,7 @@ def modelled_delays(cluster: Cluster) -> list[float]:
 # -------------------------------------------------------------------------------------------------------------- drawing
 
 
-def boards_table(names: Sequence[str], loads: Sequence[Load], root: int | None, width: int, style: str) -> Table:
+def boards_table(names: Sequence[str], loads: Sequence[BoardRows], root: int | None, width: int, style: str) -> Table:
     """A line per board; ``root`` is the position of the tree's root (None: the prompt is in flight)."""
     longest = max(map(len, names))
     bar_width = max(0, min(FULL_BAR, width - longest - sum(FIGURES) - 3))
@@ -91,7 +91,7 @@ def boards_table(names: Sequence[str], loads: Sequence[Load], root: int | None, 
     return table
 
 
-def bar(load: Load, width: int, style: str) -> Text:
+def bar(load: BoardRows, width: int, style: str) -> Text:
     """A bar of live rows, pruned ones (dimmed), and dots up to a full layer."""
     scale = width / FULL_BAR
     live = min(width, round(load.live * scale) or (load.live > 0))
@@ -99,14 +99,14 @@ def bar(load: Load, width: int, style: str) -> Text:
     return Text.assemble(("█" * live, style), ("▒" * gone, "dim"), ("·" * (width - live - gone), "dim"))
 
 
-def rows_of(load: Load) -> Text:
+def rows_of(load: BoardRows) -> Text:
     """The number of live rows, and of all that entered."""
     if not load.live + load.dead:
         return Text("idle", "dim")
     return Text(f"{load.live} of {load.live + load.dead}" if load.dead else str(load.live))
 
 
-def level_of(load: Load, root: int | None) -> str:
+def level_of(load: BoardRows, root: int | None) -> str:
     """The levels below the root of a board's live rows."""
     if not load.live:
         return ""
@@ -269,8 +269,8 @@ def leaves_of(level: Level, now: float, width: int, style: str) -> Text:
     glyphs = [leaf.at(now) for leaf in list(level.leaves)]
     if len(glyphs) > width:
         # The last column shows the committed node where that would be cut off.
-        certain = next((glyph for glyph in glyphs[width - 1 :] if glyph in (HIT, MISS)), "…")
-        glyphs = [*glyphs[: width - 1], certain]
+        committed = next((glyph for glyph in glyphs[width - 1 :] if glyph in (HIT, MISS)), "…")
+        glyphs = [*glyphs[: width - 1], committed]
     styles = {HIT: f"bold {style}", MISS: "bold yellow", DRAFTED: style, PRUNED: "dim red"}
     return Text.assemble(*((glyph, styles.get(glyph, "dim")) for glyph in glyphs))
 
@@ -509,7 +509,7 @@ class Race(Observer):
         names = [", ".join(stage.devices) for stage in self._cluster.stages]
         style = STYLES[run.strategy] if run is not None else ""
         narrow = self._console.width - NARROW - GAP
-        boards = boards_table(names, loads_of(self._log, len(names), now), self._tree.root, narrow, style)
+        boards = boards_table(names, rows_on_boards(self._log, len(names), now), self._tree.root, narrow, style)
         width = self._console.width - self._console.measure(boards).maximum - GAP
         legend = NO_DRAFTS if run is not None and run.strategy == PLAIN else LEGEND
         grid = Table.grid(padding=(0, GAP, 0, 0), pad_edge=False)

@@ -86,7 +86,7 @@ SHOWN: Final = 24
 """Most requests in one frame."""
 
 
-class Timeline(msgspec.Struct):
+class RequestTimeline(msgspec.Struct):
     """A request's times (seconds of the engine's clock; None: not yet) and counts, without any of its text.
 
     ``accepted`` and ``drafts`` are those of SpeculationMetrics; ``cached`` are prompt tokens from the prefix cache.
@@ -105,15 +105,15 @@ class Timeline(msgspec.Struct):
     finish_reason: str | None = None
 
 
-class Timelines:
+class RequestTimelines:
     """The timelines of the requests under way and of the last few that have ended."""
 
     def __init__(self) -> None:
-        self._under_way: dict[int, Timeline] = {}
-        self._ended: deque[Timeline] = deque(maxlen=RECENT)
+        self._under_way: dict[int, RequestTimeline] = {}
+        self._ended: deque[RequestTimeline] = deque(maxlen=RECENT)
 
     def queued(self, number: int, prompt_tokens: int, at: float) -> None:
-        self._under_way[number] = Timeline(number, prompt_tokens, at)
+        self._under_way[number] = RequestTimeline(number, prompt_tokens, at)
 
     def started(self, number: int, at: float) -> None:
         """Note that a request was admitted. Only the first time counts, not one after a preemption."""
@@ -121,7 +121,7 @@ class Timelines:
         if line is not None and line.started_at is None:
             line.started_at = at
 
-    def get(self, number: int) -> Timeline | None:
+    def get(self, number: int) -> RequestTimeline | None:
         """The timeline of a request under way."""
         return self._under_way.get(number)
 
@@ -130,7 +130,7 @@ class Timelines:
             line.ended_at, line.finish_reason = at, reason
             self._ended.append(line)
 
-    def newest(self) -> list[Timeline]:
+    def newest(self) -> list[RequestTimeline]:
         """Copies of the newest timelines, newest first; another thread may read them while the engine goes on."""
         lines = [*self._under_way.values(), *self._ended]
         # Numbers rise in the order of arrival.
@@ -255,7 +255,7 @@ class View:
     in_flight: list[BatchInFlight]
     done: list[BatchDone]
     trees: dict[int, TreeView]
-    timelines: list[Timeline]
+    timelines: list[RequestTimeline]
 
 
 class LiveState(Observer):
@@ -263,7 +263,7 @@ class LiveState(Observer):
 
     def __init__(self, stages: int) -> None:
         self._lock = threading.Lock()
-        self._timelines = Timelines()
+        self._timelines = RequestTimelines()
         self._log = RunLog(stages)
         self._done: deque[BatchDone] = deque(maxlen=MOST_DONE)
         self._running: dict[int, Request] = {}

@@ -13,14 +13,14 @@ from rich.console import Console
 
 from penstock.cluster import load_cluster, load_devices, stage_timings
 from penstock.core import ConfigError
-from penstock.lab.plan import Outcome, run_plan
+from penstock.lab.plan import PlanOutcome, run_plan
 from penstock.lab.plan_choices import SPECULATIVE, Planning, PlanOptions
 from tests.unit.cli.invoke import invoke
 
 UNEQUAL = "jupiter-heterogeneous"
 
 
-def plan(**options: Any) -> tuple[Outcome, str]:
+def plan(**options: Any) -> tuple[PlanOutcome, str]:
     """Return the plan that is chosen, and the text that is printed."""
     console = Console(file=io.StringIO(), width=200)
     outcome = run_plan(PlanOptions(**{"cluster": UNEQUAL, "tokens": 0, **options}), console=console)
@@ -184,7 +184,7 @@ FAST = "links.local = { bandwidth_gbit_s = 400, latency_ms = 0.005 }\n"
 SLOW = "links.local = { bandwidth_gbit_s = 0.94, latency_ms = 0.2 }\n"
 
 
-def grouped(file: Path, link: str, **options: Any) -> tuple[Outcome, str]:
+def grouped(file: Path, link: str, **options: Any) -> tuple[PlanOutcome, str]:
     file.write_text(GROUPS + link)
     return plan(cluster=str(file), tokens=8, **options)
 

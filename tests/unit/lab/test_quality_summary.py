@@ -7,11 +7,11 @@ import math
 import pytest
 from rich.console import Console
 
-from penstock.lab.quality import Answered, Compared, Preferred, Question, Verdicts, report_of, summarized, table_of
+from penstock.lab.quality import Answered, Compared, Preferred, RatedQuestion, Verdicts, report_of, summarized, table_of
 
 
 def one(category: str, plain: float | None, points: float | None, verdicts: Verdicts | None = None) -> Compared:
-    answered = Answered(Question(category, "?"), [1], "plain", None if points is None else "points")
+    answered = Answered(RatedQuestion(category, "?"), [1], "plain", None if points is None else "points")
     return Compared(answered, plain, points, verdicts)
 
 

@@ -10,7 +10,7 @@ import pytest
 from penstock.cluster.timing import LinkTiming
 from penstock.core import ConfigError
 from penstock.engine.commit import Advance
-from penstock.lab.bench.command import Plan, all_settings, placed, plan_of, seeds_remark
+from penstock.lab.bench.command import BenchPlan, all_settings, placed, plan_of, seeds_remark
 from penstock.lab.bench.meter import Meter
 from penstock.lab.bench.options import BenchOptions
 from penstock.lab.common import is_looping
@@ -127,7 +127,7 @@ def test_two_files_of_one_name_are_refused_and_lines_are_named_per_file(tmp_path
         read_prompt_sets([one, code], 2)
 
 
-def openings(plan: Plan) -> list[Question]:
+def openings(plan: BenchPlan) -> list[Question]:
     return [one.opening for one in plan.conversations]
 
 
