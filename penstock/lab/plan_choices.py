@@ -20,7 +20,7 @@ from penstock.cluster.spec import LAYERS, TENSORS, Cluster, ModelPrice, Stage, e
 from penstock.config import FieldError, check, known_name, parse
 from penstock.core import ConfigError
 from penstock.hosts.probe import DeviceRates, DoctorReport, ExaminedHost, LinkRates
-from penstock.lab.grid import WARM_UP, Bandwidth
+from penstock.lab.grid import WARM_UP, Bandwidth, check_written
 from penstock.lab.profile import HostsOptions
 from penstock.lab.simulator.run import simulate, simulate_serving
 from penstock.lab.simulator.script import DEMO_ACCURACY, Script, profile_script
@@ -102,7 +102,7 @@ class PlanOptions(HostsOptions):
         check(self.tokens == 0 or self.tokens >= 2, "tokens", self.tokens, "0, or at least 2")
         if self.output is not None:
             check(self.output.suffix == ".toml", "output", str(self.output), "a file that ends in .toml")
-            check(self.output.parent.is_dir(), "output", str(self.output), "in a folder that exists")
+        check_written(self, "output")
 
     @property
     def real(self) -> bool:

@@ -27,9 +27,9 @@ from penstock.engine.llm import LLM
 from penstock.engine.options import Dtype, EngineOptions, ModelName, Quantization, Stages, Threads
 from penstock.engine.resolve import check_options
 from penstock.lab.common import Ratio, bounds, length, paired_ratio
-from penstock.lab.grid import FiguresFile, prompt_lines, turns_of
+from penstock.lab.grid import FiguresFile, check_written, prompt_lines, turns_of
 from penstock.lab.record import Text, head_of, last_states, logits_after
-from penstock.lab.report import Report, settings_of
+from penstock.lab.report import Columns, Report, figures_table, settings_of
 from penstock.options import OUTPUT, SAMPLING, SERVER, Option
 from penstock.terminal import FiguresTable, progress_bar
 
@@ -98,9 +98,7 @@ class QualityOptions:
         check(self.num_prompts >= 1, "num_prompts", self.num_prompts, "at least 1")
         check(self.max_tokens >= 1, "max_tokens", self.max_tokens, "at least 1")
         check(self.outline_decoding in MODES, "outline_decoding", self.outline_decoding, " or ".join(MODES))
-        for name in ("json", "answers"):
-            file: Path | None = getattr(self, name)
-            check(file is None or file.parent.is_dir(), name, str(file), "in a folder that exists")
+        check_written(self, "json", "answers")
         if self.judge is None:
             for name in ("judge_model", "judge_key_file"):
                 check(getattr(self, name) is None, name, getattr(self, name), "left out where there is no judge")
@@ -413,25 +411,27 @@ def perplexities(nats: Sequence[tuple[float, float]]) -> Ratio | None:
     return paired_ratio([math.exp(plain - points) for plain, points in nats])
 
 
+QUESTIONS: Final[Columns[CategoryQuality]] = {
+    "questions": lambda one: str(one.questions),
+    "in points": lambda one: str(one.in_points),
+}
+JUDGED: Final[Columns[CategoryQuality]] = {
+    "plain,\n1-10": lambda one: length(one.plain_rating),
+    "points,\n1-10": lambda one: length(one.points_rating),
+    "prefers plain,\npoints, neither": lambda one: ", ".join(map(str, one.preferred.values())),
+    "unread": lambda one: str(one.unread),
+}
+LIKELIHOOD: Final[Columns[CategoryQuality]] = {
+    "plain,\nnats/token": lambda one: length(one.plain_nats),
+    "points,\nnats/token": lambda one: length(one.points_nats),
+    "perplexity,\npoints/plain": lambda one: length(None if one.perplexity is None else one.perplexity.mean),
+    "95%": lambda one: bounds(None if one.perplexity is None else one.perplexity.bounds),
+}
+
+
 def table_of(found: Sequence[CategoryQuality], judged: bool) -> FiguresTable:
-    names = ["questions", "in points", "plain,\nnats/token", "points,\nnats/token", "perplexity,\npoints/plain", "95%"]
-    if judged:
-        names[2:2] = ["plain,\n1-10", "points,\n1-10", "prefers plain,\npoints, neither", "unread"]
-    table = FiguresTable("category", *names)
-    for one in found:
-        cells = [
-            str(one.questions),
-            str(one.in_points),
-            length(one.plain_nats),
-            length(one.points_nats),
-            length(None if one.perplexity is None else one.perplexity.mean),
-            bounds(None if one.perplexity is None else one.perplexity.bounds),
-        ]
-        if judged:
-            chosen = ", ".join(str(count) for count in one.preferred.values())
-            cells[2:2] = [length(one.plain_rating), length(one.points_rating), chosen, str(one.unread)]
-        table.add_row(one.category, *cells)
-    return table
+    columns = {**QUESTIONS, **(JUDGED if judged else {}), **LIKELIHOOD}
+    return figures_table("category", None, columns, [(one.category, one) for one in found])
 
 
 def report_of(settings: Mapping[str, Any], found: Sequence[CategoryQuality], judged: bool) -> Report:

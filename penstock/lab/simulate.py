@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ def report_of(options: SimulateOptions, script: Script, runs: Sequence[Simulated
         recordings=[path.name for path in options.recordings],
         accuracy=None if options.recordings else options.accuracy or DEMO_ACCURACY,
     )
-    figures = {"settings": settings, "runs": [run.as_dict() for run in runs]}
+    figures = {"settings": settings, "runs": [asdict(run) for run in runs]}
     return Report({"simulated": True, "script": script.label, **figures}, tables_of(runs), remarks(options, script))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from itertools import product
 from pathlib import Path
 from statistics import fmean
@@ -23,6 +23,7 @@ from penstock.lab.grid import (
     RecordedDraft,
     RecordedModel,
     ReportFolder,
+    check_written,
     own_options,
     split_entries,
     strategy_of,
@@ -203,8 +204,7 @@ class SimulateOptions:
         check(self.tokens >= self.tokens_per_request, "tokens", self.tokens, "at least tokens_per_request")
         check(self.seed >= 0, "seed", self.seed, "0 or above")
         check(self.overhead_per_hop_ms >= 0, "overhead_per_hop_ms", self.overhead_per_hop_ms, "0 or above")
-        if self.json is not None:
-            check(self.json.parent.is_dir(), "json", str(self.json), "in a folder that exists")
+        check_written(self, "json")
 
 
 # ----------------------------------------------------------------------------------------------------------------- runs
@@ -246,9 +246,6 @@ class SimulatedRun:
     options: dict[str, Any] = field(default_factory=dict)
     """The strategy's own options that were in force."""
     requests: list[dict[str, float]] = field(default_factory=list)
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True)
