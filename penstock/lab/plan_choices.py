@@ -167,8 +167,8 @@ def script_of(requests: int, tokens: int, prompt: int) -> Script:
 # -------------------------------------------------------------------------------------------------------------- choices
 # The plans that are compared: ours, and those that people make by hand or by Jupiter's method.
 
-PLAIN: Final = Batch(rows=1, context=512)
-SPECULATIVE: Final = Batch(rows=8, context=512)
+PLAIN_BATCH: Final = Batch(rows=1, context=512)
+SPECULATIVE_BATCH: Final = Batch(rows=8, context=512)
 """The batch for which stages are balanced: rows filled by drafted tokens, and the text's length in tokens."""
 OURS, EVEN, PROPORTIONAL, JUPITER = "penstock", "even split", "in proportion to speed", "jupiter"
 
@@ -206,7 +206,7 @@ class Planning:
         self.cluster = cluster
         self.devices = candidates(cluster)
         self.groups = tuple((device,) for device in self.devices) if groups is None else groups
-        self.batch = PLAIN if cluster.drafter is None else SPECULATIVE
+        self.batch = PLAIN_BATCH if cluster.drafter is None else SPECULATIVE_BATCH
 
     @cached_property
     def problem(self) -> Problem:

@@ -14,7 +14,7 @@ from rich.console import Console
 from penstock.cluster import load_cluster, load_devices, stage_timings
 from penstock.core import ConfigError
 from penstock.lab.plan import PlanOutcome, run_plan
-from penstock.lab.plan_choices import SPECULATIVE, Planning, PlanOptions
+from penstock.lab.plan_choices import SPECULATIVE_BATCH, Planning, PlanOptions
 from tests.unit.cli.invoke import invoke
 
 UNEQUAL = "jupiter-heterogeneous"
@@ -69,7 +69,9 @@ def test_no_plan_by_hand_has_a_faster_slowest_stage(seed: int) -> None:
     outcome, _ = plan(cluster=f"random-{seed}:{seed % 5 + 2}")
     chosen, *others = outcome.compared
     assert all(chosen.plan.slowest_s <= other.plan.slowest_s * (1 + 1e-9) for other in others)
-    slowest = max(stage.seconds(SPECULATIVE.rows, SPECULATIVE.attended) for stage in stage_timings(chosen.cluster))
+    slowest = max(
+        stage.seconds(SPECULATIVE_BATCH.rows, SPECULATIVE_BATCH.attended) for stage in stage_timings(chosen.cluster)
+    )
     assert slowest <= chosen.plan.slowest_s * (1 + 1e-9)
 
 
