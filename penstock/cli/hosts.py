@@ -313,7 +313,7 @@ rebalance_app = new_app()
 @rebalance_app.command()
 @command
 def rebalance(*, options: Server) -> None:
-    from penstock.clients.rebalance import rebalance
+    from penstock.clients.api import rebalance
 
     rebalance(options)
 

@@ -106,6 +106,11 @@ class InFlight:
         return len(self._batches)
 
     @property
+    def rows(self) -> int:
+        """The number of nodes in flight. Any thread may ask."""
+        return sum(map(len, list(self._batches.values())))
+
+    @property
     def oldest(self) -> int | None:
         """The stream number of the batch that comes out next; None while nothing is in flight."""
         return next(iter(self._batches), None)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from penstock.core import FinishReason
 from penstock.engine.commit import Advance
 from penstock.engine.loop import EngineLoop, Observer
-from penstock.messages import Batch, Result
+from penstock.messages import Result
 from penstock.requests.request import Request
 
 
@@ -95,18 +95,12 @@ class Counters(Observer):
         self._loop = loop
         self._finished: Counter[str] = Counter()
         self._busy = [0.0] * loop.pipeline.stages
-        self._rows: dict[int, int] = {}
-        """Rows of each batch in flight, by stream number."""
         self._last_result: float | None = None
         self._counted: Counter[str] = Counter()
         self._seen: dict[int, dict[str, int]] = {}
         """Metrics of each request under way that ``_counted`` includes already, by the request's number."""
 
-    def submitted(self, batch: Batch, at: float) -> None:
-        self._rows[batch.stream] = len(batch.rows)
-
     def arrived(self, result: Result, at: float) -> None:
-        self._rows.pop(result.stream, None)
         self._last_result = at
         for span in result.spans:
             self._busy[span.stage] += span.end - span.start
@@ -130,9 +124,6 @@ class Counters(Observer):
         self._count(request)
         del self._seen[request.number]
 
-    def vacated(self, at: float) -> None:
-        self._rows.clear()
-
     def _count(self, request: Request) -> None:
         """Add the increments of a request's metrics since the last call."""
         now = {**vars(request.metrics), "cached": request.cached}
@@ -153,8 +144,8 @@ class Counters(Observer):
             kv_cached=pool.cached,
             speculative_slots=pool.speculative_quota,
             speculative_used=pool.speculative,
-            batches_in_flight=len(self._rows),
-            rows_in_flight=sum(list(self._rows.values())),
+            batches_in_flight=len(loop.inflight),
+            rows_in_flight=loop.inflight.rows,
             prompt_tokens=counted["prompt"],
             generation_tokens=counted["generated"],
             prefix_cache_queries=counted["prompt"],

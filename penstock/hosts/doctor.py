@@ -1,4 +1,8 @@
-"""Examines hosts and links for ``penstock doctor``, by a probe on each host."""
+"""Examines hosts and links for ``penstock doctor``, by a probe on each host.
+
+A probe multiplies matrices of its own, whereas ``penstock profile`` times a model's layers: the doctor examines hosts
+that hold no model yet, and from its rates ``penstock plan --doctor`` prices any model.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +30,7 @@ from penstock.hosts.placement import HERE
 from penstock.hosts.probe import (
     NEEDED,
     DevicesMeasured,
+    DoctorReport,
     ExaminedHost,
     LinkMeasured,
     LinkRates,
@@ -34,7 +39,6 @@ from penstock.hosts.probe import (
     ProbeMessage,
     ProbeReady,
     ProbeSpec,
-    Report,
     message_of,
 )
 from penstock.messages import ForeignFrame, MalformedMessage
@@ -88,7 +92,7 @@ OnStep = Callable[[int, int], None]
 """Called with the number of measurements that are done, and of all."""
 
 
-def examine(names: Sequence[str], keys: str | None, insecure: bool, on_step: OnStep) -> Report:
+def examine(names: Sequence[str], keys: str | None, insecure: bool, on_step: OnStep) -> DoctorReport:
     """The report on this host and the others in ``names``, without advice. An unusable host has a ``problem``."""
     security = security_for(keys, insecure)
     found: dict[str, ExaminedHost] = {HERE: ExaminedHost(host=HERE, facts=own_facts(""))}
@@ -110,7 +114,7 @@ def examine(names: Sequence[str], keys: str | None, insecure: bool, on_step: OnS
             for pair in permutations(examination.present, 2):
                 links.append(examination.link(*pair))
                 on_step(len(examination.present) + len(links), steps)
-            return Report(hosts=hosts, links=links)
+            return DoctorReport(hosts=hosts, links=links)
 
 
 def examine_links(

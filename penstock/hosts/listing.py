@@ -24,7 +24,7 @@ from penstock.hosts.fleet import Fleet
 from penstock.hosts.keys import security_for
 from penstock.hosts.messages import BEAT
 from penstock.hosts.placement import HERE, named_hosts, other_hosts
-from penstock.hosts.probe import DeviceRates, ExaminedHost, LinkRates, Report
+from penstock.hosts.probe import DeviceRates, DoctorReport, ExaminedHost, LinkRates
 from penstock.hosts.remote import ClockOffset
 from penstock.terminal import FiguresTable, progress_bar
 
@@ -162,12 +162,12 @@ FREE: Final = 0.5
 """Share of its memory that a device should have free."""
 
 
-def advice_of(report: Report) -> list[str]:
+def advice_of(report: DoctorReport) -> list[str]:
     """One sentence for each problem, links first, then devices, then memory; empty if there is none."""
     return [*about_links(report), *about_devices(report), *about_memory(report)]
 
 
-def about_links(report: Report) -> Iterator[str]:
+def about_links(report: DoctorReport) -> Iterator[str]:
     rates = {(one.source, one.to): one.bandwidth_gbit_s for one in report.links if one.bandwidth_gbit_s}
     fastest = max(rates.values(), default=0.0)
     for link in report.links:
@@ -202,7 +202,7 @@ def megabits(gbit_s: float) -> str:
     return f"{1e3 * gbit_s:.0f} Mbit/s" if gbit_s >= 0.01 else f"{1e3 * gbit_s:.2f} Mbit/s"
 
 
-def about_devices(report: Report) -> Iterator[str]:
+def about_devices(report: DoctorReport) -> Iterator[str]:
     measured = {(one.host, rate.device): rate.weight_bandwidth_gb_s for one in report.hosts for rate in one.rates}
     fastest = max(measured.values(), default=0.0)
     for (host, device), rate in measured.items():
@@ -213,7 +213,7 @@ def about_devices(report: Report) -> Iterator[str]:
             )
 
 
-def about_memory(report: Report) -> Iterator[str]:
+def about_memory(report: DoctorReport) -> Iterator[str]:
     for one in report.hosts:
         for device in one.facts.devices if one.facts is not None else ():
             if device.free is not None and device.memory is not None and device.free < FREE * device.memory:
@@ -229,7 +229,7 @@ ROWS_BITS: Final = 64 * 4096 * 16
 """Bits of the hidden states of 64 rows of Llama-3.1-8B (hidden size 4096) in bfloat16."""
 
 
-def show_report(report: Report, console: Console) -> None:
+def show_report(report: DoctorReport, console: Console) -> None:
     tables = [hosts_table(report), devices_table(report), links_table(report)]
     for table in tables:
         if table.row_count:
@@ -243,7 +243,7 @@ def show_report(report: Report, console: Console) -> None:
         console.print(f"- {sentence}.", highlight=False, markup=False)
 
 
-def hosts_table(report: Report) -> Table:
+def hosts_table(report: DoctorReport) -> Table:
     table = Table("host", "Penstock", "torch", "clock, by this one's", box=None, header_style="bold")
     for host in report.hosts:
         if host.facts is not None:
@@ -255,7 +255,7 @@ def clock_of(host: ExaminedHost) -> str:
     return "" if host.clock is None else f"{host.clock.seconds:+.4f} s, ±{1e3 * host.clock.error:.2f} ms"
 
 
-def devices_table(report: Report) -> Table:
+def devices_table(report: DoctorReport) -> Table:
     """A table with a row for each device. ``rows/s``: with one row at a time, and with 64."""
     headings = ("host", "device", "memory free", "threads", "weights", "operations", "rows/s\nof 1, 64")
     table = Table(*headings, box=None, header_style="bold")
@@ -276,7 +276,7 @@ def operations_of(tflops: float) -> str:
     return f"{tflops:.1f} TFLOPS" if tflops >= 1 else f"{1e3 * tflops:.0f} GFLOPS"
 
 
-def links_table(report: Report) -> Table:
+def links_table(report: DoctorReport) -> Table:
     table = Table("from", "to", "latency", "rate", "64 rows of 4096, bfloat16", box=None, header_style="bold")
     for link in report.links:
         if link.latency_ms is not None and link.bandwidth_gbit_s is not None:

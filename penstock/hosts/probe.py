@@ -68,7 +68,7 @@ class LinkRates(msgspec.Struct, frozen=True, kw_only=True):
     problem: str = ""
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class DoctorReport(msgspec.Struct, frozen=True, kw_only=True):
     """A whole report. ``hosts`` begin with "localhost". Two hosts that answer have two links, one in each direction."""
 
     version: int = 1
@@ -77,10 +77,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     advice: list[str] = []
 
 
-def read_report(path: Path) -> Report:
+def read_report(path: Path) -> DoctorReport:
     """Read a file with the output of ``penstock doctor --json``. Raises ConfigError for anything else."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Report)
+        return msgspec.json.decode(path.read_bytes(), type=DoctorReport)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error
     except msgspec.DecodeError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -17,6 +16,7 @@ from penstock.core import ConfigError
 from penstock.lab.common import is_looping
 from penstock.lab.record import load_recordings
 from penstock.lab.recording import Recording
+from penstock.lab.report import Report, indented
 from penstock.terminal import FiguresTable
 
 # ----------------------------------------------------------------------------------------------------------- acceptance
@@ -250,14 +250,12 @@ def run_acceptance(
     console = console or Console()
     recordings = load_recordings(files, model, draft_model)
     evaluations = [evaluate(file, recording) for file, recording in zip(files, recordings, strict=True)]
+    reports = [Report(asdict(one), tables_of(one), remarks(one)) for one in evaluations]
     if as_json:
-        console.file.write(json.dumps({"recordings": [asdict(one) for one in evaluations]}, indent=2) + "\n")
+        console.file.write(indented({"recordings": [report.document for report in reports]}))
         return evaluations
-    for evaluation in evaluations:
-        for table in tables_of(evaluation):
-            console.print(table)
-        for line in remarks(evaluation):
-            console.print(line, highlight=False)
+    for report in reports:
+        report.show(console)
     return evaluations
 
 

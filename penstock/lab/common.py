@@ -1,17 +1,12 @@
-"""Parts that benches share: numbers, intervals, reports, and rounds without an end."""
+"""Parts that benches share: formats of numbers, intervals, and rounds without an end."""
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import NormalDist, fmean, stdev
-from typing import Any, Final
-from urllib.parse import quote
-
-from penstock.core import ConfigError
+from typing import Final
 
 # -------------------------------------------------------------------------------------------------------------- formats
 # Formats numbers for tables, and tables as Markdown.
@@ -93,36 +88,6 @@ def share_bounds(found: int, of: int) -> tuple[float, float]:
     half = z * math.sqrt(share * (1 - share) / of + z * z / (4 * of * of))
     scale = 1 + z * z / of
     return (centre - half) / scale, (centre + half) / scale
-
-
-# --------------------------------------------------------------------------------------------------------------- report
-# The parts that all reports share: the folder, made before anything runs, plots and settings in Markdown.
-
-Image = tuple[str, str]
-"""A file's name in the report's folder, and its description."""
-
-
-def prepare(folder: Path) -> None:
-    """Make the report's folder. Raises ConfigError where that fails."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"report: {folder} cannot be made: {error.strerror}") from error
-
-
-def shown(image: Image) -> str:
-    name, words = image
-    return f"![{words}]({quote(name)})"
-
-
-def cell(value: Any) -> str:
-    return value if isinstance(value, str) else f"`{json.dumps(value)}`"
-
-
-def settings_part(settings: Mapping[str, Any]) -> list[str]:
-    """The heading and the table of the settings."""
-    rows = [(f"`{key}`", cell(value)) for key, value in settings.items()]
-    return ["## Settings", markdown(("setting", "value"), rows)]
 
 
 # -------------------------------------------------------------------------------------------------------------- looping

@@ -11,7 +11,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from penstock.config import FieldError, nearest
+from penstock.config import FieldError, check, nearest
 from penstock.core import ConfigError, SamplingParams
 from penstock.engine.options import DEMO
 from penstock.options import MODEL, OUTPUT, PIPELINE, Option
@@ -163,6 +163,13 @@ RecordedDraft = Annotated[
     str | None,
     Option("Refuse recordings of another draft model or tokenizer than this checkpoint's.", MODEL, default="any"),
 ]
+
+
+def check_written(options: object, *names: str) -> None:
+    """Raise FieldError for a file to write, one of the options ``names``, whose folder does not exist."""
+    for name in names:
+        file: Path | None = getattr(options, name)
+        check(file is None or file.parent.is_dir(), name, str(file), "in a folder that exists")
 
 
 # -------------------------------------------------------------------------------------------------------------- prompts

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -29,6 +29,7 @@ from penstock.lab.plan_choices import (
     refusal,
 )
 from penstock.lab.profile import hosts_profile
+from penstock.lab.report import Report
 from penstock.terminal import FiguresTable, progress_bar
 
 # --------------------------------------------------------------------------------------------------------------- report
@@ -51,6 +52,20 @@ HEADINGS: Final = {
     "first_token_ms": "first token, ms",
     "trip_ms": "trip, ms",
 }
+
+
+class PlanOutcome(NamedTuple):
+    """The chosen plan, and the compared ones, the chosen among them under its own name."""
+
+    chosen: Choice
+    compared: list[Choice]
+
+
+def report_of(planning: Planning, outcome: PlanOutcome, more: Choice | None) -> Report:
+    """``more``: a plan with one device more."""
+    chosen, compared = outcome
+    tables = [stages_table(planning, chosen), as_table(compared)]
+    return Report(table_of(planning, chosen, compared, more), tables, [*remarks(planning, chosen, more)])
 
 
 def table_of(planning: Planning, chosen: Choice, compared: Sequence[Choice], more: Choice | None) -> dict[str, Any]:
@@ -213,14 +228,7 @@ def remarks(planning: Planning, chosen: Choice, more: Choice | None) -> Iterator
 # ``penstock plan``: which devices hold which layers, in which order, and where the drafter runs.
 
 
-class Outcome(NamedTuple):
-    """The chosen plan, and the compared ones, the chosen among them under its own name."""
-
-    chosen: Choice
-    compared: list[Choice]
-
-
-def run_plan(options: PlanOptions, *, as_json: bool = False, console: Console | None = None) -> Outcome:
+def run_plan(options: PlanOptions, *, as_json: bool = False, console: Console | None = None) -> PlanOutcome:
     """Plan, print, and write the file. Raises ConfigError, with the numbers, where nothing fits."""
     console = console or Console(stderr=True)
     planning = Planning(cluster_to_plan(options, console), options)
@@ -229,13 +237,7 @@ def run_plan(options: PlanOptions, *, as_json: bool = False, console: Console | 
     if options.output is not None:
         options.output.write_text(cluster_toml(outcome.chosen.cluster), encoding="utf-8")
     more = planning.with_one_more(outcome.chosen)
-    if as_json:
-        print(json.dumps(table_of(planning, *outcome, more)))
-        return outcome
-    console.print(stages_table(planning, outcome.chosen))
-    console.print(as_table(outcome.compared))
-    for line in remarks(planning, outcome.chosen, more):
-        console.print(line, highlight=False, markup=False)
+    report_of(planning, outcome, more).answer(console, sys.stdout if as_json else None)
     return outcome
 
 
@@ -251,14 +253,14 @@ def cluster_to_plan(options: PlanOptions, console: Console) -> Cluster:
     return measured_cluster(read_report(options.doctor), model)
 
 
-def planned(planning: Planning, console: Console) -> Outcome:
+def planned(planning: Planning, console: Console) -> PlanOutcome:
     """Judge all candidates and choose the best. Plans made by hand are candidates, so ours is never worse."""
     by_hand = list(planning.by_hand())
     if planning.options.method == "jupiter":
         paper = next((choice for choice in by_hand if choice.name == JUPITER), None)
         if paper is None:
             raise ConfigError(f"{refusal(planning)}; or let --method penstock leave devices out and reorder them")
-        return Outcome(planning.judged(paper), [planning.judged(choice) for choice in by_hand])
+        return PlanOutcome(planning.judged(paper), [planning.judged(choice) for choice in by_hand])
     ours = [choice for one in (planning, *planning.joined()) for choice in one.ours()]
     if not ours:
         raise refusal(planning)
@@ -268,7 +270,7 @@ def planned(planning: Planning, console: Console) -> Outcome:
     if planning.options.tokens:
         best = planning.elsewhere(best)
     best = replace(best, name=OURS)
-    return Outcome(best, [best, *judged[: len(by_hand)]])
+    return PlanOutcome(best, [best, *judged[: len(by_hand)]])
 
 
 def judged_all(planning: Planning, choices: list[Choice], console: Console) -> list[Choice]:

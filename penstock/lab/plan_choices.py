@@ -19,8 +19,8 @@ from penstock.cluster.load import ClusterFile, cluster_of, preset_names, spread,
 from penstock.cluster.spec import LAYERS, TENSORS, Cluster, ModelPrice, Stage, eagle, llama
 from penstock.config import FieldError, check, known_name, parse
 from penstock.core import ConfigError
-from penstock.hosts.probe import DeviceRates, ExaminedHost, LinkRates, Report
-from penstock.lab.grid import WARM_UP, Bandwidth
+from penstock.hosts.probe import DeviceRates, DoctorReport, ExaminedHost, LinkRates
+from penstock.lab.grid import WARM_UP, Bandwidth, check_written
 from penstock.lab.profile import HostsOptions
 from penstock.lab.simulator.run import simulate, simulate_serving
 from penstock.lab.simulator.script import DEMO_ACCURACY, Script, profile_script
@@ -102,7 +102,7 @@ class PlanOptions(HostsOptions):
         check(self.tokens == 0 or self.tokens >= 2, "tokens", self.tokens, "0, or at least 2")
         if self.output is not None:
             check(self.output.suffix == ".toml", "output", str(self.output), "a file that ends in .toml")
-            check(self.output.parent.is_dir(), "output", str(self.output), "in a folder that exists")
+        check_written(self, "output")
 
     @property
     def real(self) -> bool:
@@ -169,8 +169,8 @@ def script_of(requests: int, tokens: int, prompt: int) -> Script:
 # -------------------------------------------------------------------------------------------------------------- choices
 # The plans that are compared: ours, and those that people make by hand or by Jupiter's method.
 
-PLAIN: Final = Batch(rows=1, context=512)
-SPECULATIVE: Final = Batch(rows=8, context=512)
+PLAIN_BATCH: Final = Batch(rows=1, context=512)
+SPECULATIVE_BATCH: Final = Batch(rows=8, context=512)
 """The batch for which stages are balanced: rows filled by drafted tokens, and the text's length in tokens."""
 OURS, EVEN, PROPORTIONAL, JUPITER = "penstock", "even split", "in proportion to speed", "jupiter"
 
@@ -208,7 +208,7 @@ class Planning:
         self.cluster = cluster
         self.devices = candidates(cluster)
         self.groups = tuple((device,) for device in self.devices) if groups is None else groups
-        self.batch = PLAIN if cluster.drafter is None else SPECULATIVE
+        self.batch = PLAIN_BATCH if cluster.drafter is None else SPECULATIVE_BATCH
 
     @cached_property
     def problem(self) -> Problem:
@@ -336,7 +336,7 @@ OVERHEAD_MS: Final = 0.5
 ENGINE: Final = "localhost"
 
 
-def measured_cluster(report: Report, model: ModelPrice) -> Cluster:
+def measured_cluster(report: DoctorReport, model: ModelPrice) -> Cluster:
     """A cluster of every host that was measured, with its fastest device. Raises ConfigError where there is none.
 
     The engine is on this host and drafts with a head like EAGLE's. A link has the worse figures of its two directions.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import sys
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -26,6 +26,7 @@ from penstock.engine.profile.store import profiles_folder
 from penstock.engine.resolve import check_options
 from penstock.hosts.placement import check_named
 from penstock.lab.grid import read_prompts
+from penstock.lab.report import Report
 from penstock.options import MODEL, PIPELINE, Option
 from penstock.pipeline.forkserver import fork_from_here
 from penstock.planner.costs import candidates
@@ -205,6 +206,11 @@ class Profile:
     kv_slots: int
 
 
+def report_of(profile: Profile) -> Report:
+    tables = [*(device_table(profile, name) for name in profile.times), held_table(profile)]
+    return Report(asdict(profile), [*tables, *([link_table(profile.links)] if profile.links else [])])
+
+
 def device_table(profile: Profile, name: str) -> FiguresTable:
     """Milliseconds by rows of a batch: of a layer after several contexts, of a stage beside its layers, of the head."""
     times = profile.times[name]
@@ -252,15 +258,8 @@ def run_profile(options: ProfileOptions, *, as_json: bool = False, console: Cons
     """Measure, store and print. Raises ConfigError for what cannot work, and PipelineError for a lost stage."""
     console = console or Console(stderr=True)
     profile = profile_by_price(options) if options.cluster is not None else measured_profile(options, console)
-    if as_json:
-        print(json.dumps(asdict(profile)))
-        return profile
-    for name in profile.times:
-        console.print(device_table(profile, name))
-    console.print(held_table(profile))
-    if profile.links:
-        console.print(link_table(profile.links))
-    if options.cluster is None:
+    report_of(profile).answer(console, sys.stdout if as_json else None)
+    if options.cluster is None and not as_json:
         console.print(f"Kept in {profiles_folder()}, for `penstock plan --hosts` and layer_split auto.", soft_wrap=True)
     return profile
 

@@ -6,11 +6,10 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
-from importlib.metadata import version
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -28,8 +27,9 @@ from penstock.engine.llm import LLM
 from penstock.engine.options import Dtype, EngineOptions, ModelName, Quantization, Stages, Threads
 from penstock.engine.resolve import check_options
 from penstock.lab.common import Ratio, bounds, length, paired_ratio
-from penstock.lab.grid import FiguresFile, prompt_lines, turns_of
+from penstock.lab.grid import FiguresFile, check_written, prompt_lines, turns_of
 from penstock.lab.record import Text, head_of, last_states, logits_after
+from penstock.lab.report import Columns, Report, figures_table, settings_of
 from penstock.options import OUTPUT, SAMPLING, SERVER, Option
 from penstock.terminal import FiguresTable, progress_bar
 
@@ -98,9 +98,7 @@ class QualityOptions:
         check(self.num_prompts >= 1, "num_prompts", self.num_prompts, "at least 1")
         check(self.max_tokens >= 1, "max_tokens", self.max_tokens, "at least 1")
         check(self.outline_decoding in MODES, "outline_decoding", self.outline_decoding, " or ".join(MODES))
-        for name in ("json", "answers"):
-            file: Path | None = getattr(self, name)
-            check(file is None or file.parent.is_dir(), name, str(file), "in a folder that exists")
+        check_written(self, "json", "answers")
         if self.judge is None:
             for name in ("judge_model", "judge_key_file"):
                 check(getattr(self, name) is None, name, getattr(self, name), "left out where there is no judge")
@@ -133,7 +131,7 @@ class QualityOptions:
 
 
 @dataclass(frozen=True)
-class Question:
+class RatedQuestion:
     """One question. ``category`` is the file's stem, followed by the entry's own category if it has one."""
 
     category: str
@@ -144,18 +142,18 @@ class Question:
 class Answered:
     """A question, its prompt's token ids, and its answers; ``points`` is None where the model wrote no outline."""
 
-    question: Question
+    question: RatedQuestion
     prompt: Sequence[int]
     plain: str
     points: str | None
 
 
-def questions_of(files: Sequence[Path], per_category: int) -> list[Question]:
+def questions_of(files: Sequence[Path], per_category: int) -> list[RatedQuestion]:
     """The first ``per_category`` questions of each category. Raises ConfigError naming file, line and field."""
     return [question for file in files for question in questions_in(file, per_category)]
 
 
-def questions_in(file: Path, per_category: int) -> Iterator[Question]:
+def questions_in(file: Path, per_category: int) -> Iterator[RatedQuestion]:
     seen: Counter[str] = Counter()
     for where, line in prompt_lines(file):
         turns = turns_of(line, where)
@@ -163,10 +161,10 @@ def questions_in(file: Path, per_category: int) -> Iterator[Question]:
         category = f"{file.stem}: {own}" if isinstance(own, str) and own else file.stem
         seen[category] += 1
         if seen[category] <= per_category:
-            yield Question(category, turns[0])
+            yield RatedQuestion(category, turns[0])
 
 
-def answered(llm: LLM, questions: Sequence[Question], max_tokens: int, outline_decoding: str) -> list[Answered]:
+def answered(llm: LLM, questions: Sequence[RatedQuestion], max_tokens: int, outline_decoding: str) -> list[Answered]:
     """Every question's answers, decoded greedily, plainly and in points."""
     params = SamplingParams(temperature=0, max_tokens=max_tokens)
     conversations = [[{"role": "user", "content": question.text}] for question in questions]
@@ -414,30 +412,32 @@ def perplexities(nats: Sequence[tuple[float, float]]) -> Ratio | None:
     return paired_ratio([math.exp(plain - points) for plain, points in nats])
 
 
+QUESTIONS: Final[Columns[CategoryQuality]] = {
+    "questions": lambda one: str(one.questions),
+    "in points": lambda one: str(one.in_points),
+}
+JUDGED: Final[Columns[CategoryQuality]] = {
+    "plain,\n1-10": lambda one: length(one.plain_rating),
+    "points,\n1-10": lambda one: length(one.points_rating),
+    "prefers plain,\npoints, neither": lambda one: ", ".join(map(str, one.preferred.values())),
+    "unread": lambda one: str(one.unread),
+}
+LIKELIHOOD: Final[Columns[CategoryQuality]] = {
+    "plain,\nnats/token": lambda one: length(one.plain_nats),
+    "points,\nnats/token": lambda one: length(one.points_nats),
+    "perplexity,\npoints/plain": lambda one: length(None if one.perplexity is None else one.perplexity.mean),
+    "95%": lambda one: bounds(None if one.perplexity is None else one.perplexity.bounds),
+}
+
+
 def table_of(found: Sequence[CategoryQuality], judged: bool) -> FiguresTable:
-    names = ["questions", "in points", "plain,\nnats/token", "points,\nnats/token", "perplexity,\npoints/plain", "95%"]
-    if judged:
-        names[2:2] = ["plain,\n1-10", "points,\n1-10", "prefers plain,\npoints, neither", "unread"]
-    table = FiguresTable("category", *names)
-    for one in found:
-        cells = [
-            str(one.questions),
-            str(one.in_points),
-            length(one.plain_nats),
-            length(one.points_nats),
-            length(None if one.perplexity is None else one.perplexity.mean),
-            bounds(None if one.perplexity is None else one.perplexity.bounds),
-        ]
-        if judged:
-            chosen = ", ".join(str(count) for count in one.preferred.values())
-            cells[2:2] = [length(one.plain_rating), length(one.points_rating), chosen, str(one.unread)]
-        table.add_row(one.category, *cells)
-    return table
+    columns = {**QUESTIONS, **(JUDGED if judged else {}), **LIKELIHOOD}
+    return figures_table("category", None, columns, [(one.category, one) for one in found])
 
 
-def as_json(settings: dict[str, Any], found: Sequence[CategoryQuality]) -> str:
-    figures = {"settings": settings, "categories": [asdict(one) for one in found]}
-    return msgspec.json.format(msgspec.json.encode(figures), indent=2).decode() + "\n"
+def report_of(settings: Mapping[str, Any], found: Sequence[CategoryQuality], judged: bool) -> Report:
+    document = {"settings": settings, "categories": [asdict(one) for one in found]}
+    return Report(document, [table_of(found, judged)])
 
 
 # -------------------------------------------------------------------------------------------------------------- command
@@ -464,15 +464,20 @@ def run_bench_quality(options: QualityOptions, console: Console | None = None) -
             with closing(judge):
                 compared = [judged(judge, one, lambda: progress.advance(task)) for one in compared]
     found = summarized(compared)
-    console.print(table_of(found, judged=judge is not None))
-    if options.json is not None:
-        options.json.write_text(as_json(settings_of(options, judged_by), found), encoding="utf-8")
+    settings = settings_of(
+        options,
+        without=("json", "answers", "judge", "judge_key_file"),
+        packages=["torch", "transformers"],
+        prompts=[path.name for path in options.prompts],
+        judge_model=judged_by,
+    )
+    report_of(settings, found, judged=judge is not None).deliver(console, options.json)
     if options.answers is not None:
         write_answers(options.answers, compared)
     return found
 
 
-def checked(options: QualityOptions) -> list[Question]:
+def checked(options: QualityOptions) -> list[RatedQuestion]:
     """The questions of a bench that can begin: its model is fetched if it is not here. Raises ConfigError."""
     questions = questions_of(options.prompts, options.num_prompts)
     check_options(options.engine)
@@ -480,7 +485,7 @@ def checked(options: QualityOptions) -> list[Question]:
 
 
 def compared_by_itself(
-    options: QualityOptions, questions: Sequence[Question], progress: Progress, task: TaskID
+    options: QualityOptions, questions: Sequence[RatedQuestion], progress: Progress, task: TaskID
 ) -> list[Compared]:
     """Answers of the target, and their log-likelihoods under the target itself."""
     found: list[Answered] = []
@@ -502,15 +507,6 @@ def judged(judge: Judge, one: Compared, done: Callable[[], None]) -> Compared:
         one = replace(one, verdicts=judge.verdicts(answers.question.text, answers.plain, answers.points))
     done()
     return one
-
-
-def settings_of(options: QualityOptions, judged_by: str | None) -> dict[str, Any]:
-    """Everything needed to repeat the run."""
-    shown = {one.name: getattr(options, one.name) for one in fields(options)}
-    shown["prompts"] = [path.name for path in options.prompts]
-    del shown["json"], shown["answers"], shown["judge"], shown["judge_key_file"]
-    packages = {name: version(name) for name in ("penstock", "torch", "transformers")}
-    return {**shown, "judge_model": judged_by, "versions": packages}
 
 
 def write_answers(path: Path, compared: Sequence[Compared]) -> None:

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
-import os
-import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from importlib.metadata import version
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import httpx
 from rich.console import Console
@@ -20,7 +16,9 @@ from rich.table import Table
 
 from penstock.clients.api import ServerError
 from penstock.extras import PLOTS, require
+from penstock.lab.common import length, share
 from penstock.lab.plots import DPI, HUES, SMALL, bare, save
+from penstock.lab.report import Columns, Report, T, figures_table, settings_of, this_host
 from penstock.lab.serving_load import (
     LATENCIES,
     Client,
@@ -56,18 +54,6 @@ TITLES: Final = {
 }
 """Titles of the latencies, in the order of ``LATENCIES``."""
 
-T = TypeVar("T")
-Column = tuple[str, Callable[[Summary], str]]
-"""A heading, broken into lines, and a function that formats a level's figure."""
-
-
-def number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
-
-
-def share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.0%}"
-
 
 def cached_share(summary: Summary) -> str:
     if summary.cached_tokens is None or not summary.total_input_tokens:
@@ -75,44 +61,41 @@ def cached_share(summary: Summary) -> str:
     return share(summary.cached_tokens / summary.total_input_tokens)
 
 
-LOAD: Final[tuple[Column, ...]] = (
-    ("ended", lambda one: str(one.completed)),
-    ("failed", lambda one: str(one.failed)),
-    ("seconds", lambda one: number(one.duration)),
-    ("requests\nper s", lambda one: number(one.request_throughput)),
-    ("output\ntokens\nper s", lambda one: number(one.output_throughput)),
-    ("all\ntokens\nper s", lambda one: number(one.total_token_throughput)),
-)
-GOODPUT: Final[Column] = ("within\nlimits\nper s", lambda one: number(one.request_goodput))
-TOKENS: Final[tuple[Column, ...]] = (
-    ("input", lambda one: str(one.total_input_tokens)),
-    ("of it\ncached", cached_share),
-    ("output", lambda one: str(one.total_output_tokens)),
-    ("output\nper chunk", lambda one: number(one.tokens_per_chunk)),
-)
-DRAFTS: Final[tuple[tuple[str, Callable[[Speculation], str]], ...]] = (
-    ("drafts", lambda one: "-" if one.drafts is None else str(one.drafts)),
-    ("drafted\ntokens", lambda one: str(one.draft_tokens)),
-    ("accepted\ntokens", lambda one: str(one.accepted_tokens)),
-    ("acceptance\nrate", lambda one: share(one.acceptance_rate)),
-    ("acceptance\nlength", lambda one: number(one.acceptance_length)),
-)
+LOAD: Final[Columns[Summary]] = {
+    "ended": lambda one: str(one.completed),
+    "failed": lambda one: str(one.failed),
+    "seconds": lambda one: length(one.duration),
+    "requests\nper s": lambda one: length(one.request_throughput),
+    "output\ntokens\nper s": lambda one: length(one.output_throughput),
+    "all\ntokens\nper s": lambda one: length(one.total_token_throughput),
+}
+GOODPUT: Final[Columns[Summary]] = {"within\nlimits\nper s": lambda one: length(one.request_goodput)}
+TOKENS: Final[Columns[Summary]] = {
+    "input": lambda one: str(one.total_input_tokens),
+    "of it\ncached": cached_share,
+    "output": lambda one: str(one.total_output_tokens),
+    "output\nper chunk": lambda one: length(one.tokens_per_chunk),
+}
+DRAFTS: Final[Columns[Speculation]] = {
+    "drafts": lambda one: "-" if one.drafts is None else str(one.drafts),
+    "drafted\ntokens": lambda one: str(one.draft_tokens),
+    "accepted\ntokens": lambda one: str(one.accepted_tokens),
+    "acceptance\nrate": lambda one: share(one.acceptance_rate),
+    "acceptance\nlength": lambda one: length(one.acceptance_length),
+}
 
 
 def tables_of(levels: Sequence[Level], summaries: Sequence[Summary]) -> list[Table]:
     """One row per concurrency: load, latencies, tokens, and speculation where the server reports it."""
     rows = [(level.name, summary) for level, summary in zip(levels, summaries, strict=True)]
     drafts = [(name, summary.speculation) for name, summary in rows if summary.speculation is not None]
-    load = [*LOAD, GOODPUT] if summaries[0].request_goodput is not None else LOAD
-    tables = [by_level("Load", load, rows), latency_table(rows), by_level("Tokens", TOKENS, rows)]
+    load = {**LOAD, **GOODPUT} if summaries[0].request_goodput is not None else LOAD
+    tables: list[Table] = [by_level("Load", load, rows), latency_table(rows), by_level("Tokens", TOKENS, rows)]
     return [*tables, by_level("Speculation, as the server counts", DRAFTS, drafts)] if drafts else tables
 
 
-def by_level(title: str, columns: Sequence[tuple[str, Callable[[T], str]]], rows: Sequence[tuple[str, T]]) -> Table:
-    table = FiguresTable("concurrency", *(heading for heading, _ in columns), title=title)
-    for name, figures in rows:
-        table.add_row(name, *(cell(figures) for _, cell in columns))
-    return table
+def by_level(title: str, columns: Columns[T], rows: Sequence[tuple[str, T]]) -> FiguresTable:
+    return figures_table("concurrency", title, columns, rows)
 
 
 def latency_table(rows: Sequence[tuple[str, Summary]]) -> Table:
@@ -120,7 +103,7 @@ def latency_table(rows: Sequence[tuple[str, Summary]]) -> Table:
     for latency in LATENCIES:
         for i, (name, summary) in enumerate(rows):
             found = summary.latencies[latency]
-            cells = [number(value) for value in vars(found).values()] if found else ["-"] * 4
+            cells = [length(value) for value in vars(found).values()] if found else ["-"] * 4
             table.add_row("" if i else TITLES[latency], name, *cells, end_section=i == len(rows) - 1)
     return table
 
@@ -163,16 +146,17 @@ def comparison(level: Level, first: Level) -> str:
     return f"Concurrency {level.name}: {same} of {both} texts are the same as at concurrency {first.name}."
 
 
-# -------------------------------------------------------------------------------------------------------------- files
+# ----------------------------------------------------------------------------------------------------------- document
 
 
-def as_json(settings: Mapping[str, Any], levels: Sequence[Level], summaries: Sequence[Summary]) -> str:
-    """Settings, and for each concurrency its figures and its requests."""
+def report_of(settings: Mapping[str, Any], found: Found, summaries: Sequence[Summary]) -> Report:
+    """The settings, and for each concurrency its figures and its requests."""
     runs = [
         {**summary.as_dict(), "requests": [request_dict(outcome, level.started) for outcome in by_index(level)]}
-        for level, summary in zip(levels, summaries, strict=True)
+        for level, summary in zip(found.levels, summaries, strict=True)
     ]
-    return json.dumps({"settings": settings, "runs": runs}, indent=2) + "\n"
+    said = remarks(found.levels, summaries, found.repeated)
+    return Report({"settings": settings, "runs": runs}, tables_of(found.levels, summaries), said)
 
 
 def by_index(level: Level) -> list[Outcome]:
@@ -258,7 +242,7 @@ class Found:
 
 
 def run_bench_serve(options: ServingOptions, console: Console | None = None) -> list[Level]:
-    """Run the bench, print its tables and write its files, after Ctrl-C with the results so far.
+    """T the bench, print its tables and write its files, after Ctrl-C with the results so far.
 
     Raises ConfigError before anything is sent, and ServerError where the server is missing or fails the warm-up.
     """
@@ -282,7 +266,7 @@ def total_of(options: ServingOptions) -> int:
 
 
 async def measure(options: ServingOptions, found: Found, progressed: Progressed) -> None:
-    """Run the bench and add its results to ``found``."""
+    """T the bench and add its results to ``found``."""
     async with httpx.AsyncClient(**options.server.client_options) as http:
         client = Client(http, options.server, options.endpoint)
         found.model = options.model or await client.first_model()
@@ -347,24 +331,21 @@ def must_succeed(outcome: Outcome) -> Outcome:
 def show(options: ServingOptions, found: Found, console: Console) -> None:
     """Print tables and remarks, and write the files that were asked for."""
     summaries = [summarize(level, options.goodput) for level in found.levels]
-    for table in tables_of(found.levels, summaries):
-        console.print(table)
-    for line in remarks(found.levels, summaries, found.repeated):
-        console.print(line, highlight=False, markup=False)
-    if options.json is not None:
-        text = as_json(settings_of(options, found.model), found.levels, summaries)
-        options.json.write_text(text, encoding="utf-8")
+    report_of(all_settings(options, found.model), found, summaries).deliver(console, options.json)
     if options.plot is not None:
         write_plot(options.plot, f"{found.model}: {options.num_prompts} requests", summaries)
 
 
-def settings_of(options: ServingOptions, model: str) -> dict[str, Any]:
+def all_settings(options: ServingOptions, model: str) -> dict[str, Any]:
     """Everything needed to repeat the run except the key, and the client's versions and host."""
-    shown = {one.name: getattr(options, one.name) for one in fields(options)}
-    del shown["server"], shown["json"], shown["plot"]
-    shown |= {"url": options.server.shown, "model": model, "goodput": dict(options.goodput)}
-    shown["request_rate"] = options.request_rate if math.isfinite(options.request_rate) else "inf"
-    shown["dataset"] = options.dataset.name
-    packages = {name: version(name) for name in ("penstock", "httpx")}
-    host = {"python": platform.python_version(), "cpus": os.cpu_count(), "machine": platform.machine()}
-    return {**shown, "versions": packages, "host": host}
+    settings = settings_of(
+        options,
+        without=("server", "json", "plot"),
+        packages=["httpx"],
+        url=options.server.shown,
+        model=model,
+        goodput=dict(options.goodput),
+        request_rate=options.request_rate if math.isfinite(options.request_rate) else "inf",
+        dataset=options.dataset.name,
+    )
+    return {**settings, "host": this_host()}

@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.clients.api import AnswerStream, Chunk, ServedModel, Server, ServerError, Usage, first_model, refused
 from penstock.config import FieldError, check, nearest
-from penstock.lab.grid import FiguresFile, read_prompts
+from penstock.lab.grid import FiguresFile, check_written, read_prompts
 from penstock.options import LOAD, OUTPUT, SAMPLING, SERVER, Option
 
 # -------------------------------------------------------------------------------------------------------------- options
@@ -127,9 +127,7 @@ class ServingOptions:
         check(0 <= self.temperature < math.inf, "temperature", self.temperature, "0 (greedy) or above")
         if self.dataset != RANDOM and self.input_len is not None:
             raise FieldError("input_len", "is the length of random prompts, but the dataset is a file; remove one")
-        for name in ("json", "plot"):
-            file: Path | None = getattr(self, name)
-            check(file is None or file.parent.is_dir(), name, str(file), "in a folder that exists")
+        check_written(self, "json", "plot")
         if self.plot is not None:
             check(len(self.concurrency) > 1, "concurrency", self.concurrency, "several, to be compared in a plot")
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -15,13 +14,14 @@ from rich.markup import escape
 
 from penstock.cluster import Cluster, load_cluster
 from penstock.cluster.drawn import uniform_cluster
-from penstock.core import ConfigError, __version__
+from penstock.core import ConfigError
 from penstock.extras import PLOTS, require
-from penstock.lab.common import CONFIDENCE, Image, is_looping, prepare, settings_part, shown
+from penstock.lab.common import CONFIDENCE, is_looping
 from penstock.lab.grid import PLACED, PLAIN, WARM_UP, is_plain, parse_entries
 from penstock.lab.plots import NAN, Interval, Labels, Line, plot_bars, plot_heat_map, plot_lines
 from penstock.lab.record import load_recordings
 from penstock.lab.recording import Recording
+from penstock.lab.report import Image, Report, prepare, settings_of, shown
 from penstock.lab.simulate_runs import (
     STAGES,
     Case,
@@ -44,33 +44,25 @@ from penstock.terminal import progress_bar
 # ``penstock simulate --report DIR``: report.md with tables and plots, and simulate.json with every figure.
 
 
-def as_json(settings: Mapping[str, Any], script: str, runs: Sequence[SimulatedRun]) -> str:
-    content = {"simulated": True, "script": script, "settings": settings, "runs": [run.as_dict() for run in runs]}
-    return json.dumps(content, indent=2) + "\n"
+def report_of(options: SimulateOptions, script: Script, runs: Sequence[SimulatedRun]) -> Report:
+    settings = settings_of(
+        options,
+        without=("json", "report"),
+        recordings=[path.name for path in options.recordings],
+        accuracy=None if options.recordings else options.accuracy or DEMO_ACCURACY,
+    )
+    figures = {"settings": settings, "runs": [asdict(run) for run in runs]}
+    return Report({"simulated": True, "script": script.label, **figures}, tables_of(runs), remarks(options, script))
 
 
-def write_report(
-    folder: Path,
-    settings: Mapping[str, Any],
-    script: str,
-    sweep: Sweep,
-    runs: Sequence[SimulatedRun],
-    said: Sequence[str],
-) -> None:
-    """Write all files into ``folder``, which exists. ``said`` are remarks that a reader needs beside the tables."""
-    (folder / "simulate.json").write_text(as_json(settings, script, runs), encoding="utf-8")
+def page_of(folder: Path, sweep: Sweep, runs: Sequence[SimulatedRun]) -> Iterator[str]:
+    """The report's plots, which are drawn into ``folder``, and a table for each cluster."""
     axes = [axis for axis, values in sweep.items() if len(values) > 1]
     images = [*line_plots(folder, axes, runs), *heat_maps(folder, axes, runs)] if axes else [speedup_plot(folder, runs)]
-    text = [
-        "# Strategies simulated",
-        "By `penstock simulate`; all figures, per request too, are in [simulate.json](simulate.json).",
-        *("- " + line for line in said),
-        *map(shown, images),
-    ]
+    yield from map(shown, images)
     for title, some in by_cluster(runs).items():
-        text += [f"## {title}", markdown_of(some)]
-    text += settings_part(settings)
-    (folder / "report.md").write_text("\n\n".join(text) + "\n", encoding="utf-8")
+        yield f"## {title}"
+        yield markdown_of(some)
 
 
 def speedup_plot(folder: Path, runs: Sequence[SimulatedRun]) -> Image:
@@ -150,7 +142,7 @@ def file_part(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Cases:
     """The simulations that the options describe: ``cases`` by cluster, plain decoding first on each."""
 
     script: Script
@@ -165,20 +157,15 @@ def run_simulate(options: SimulateOptions, console: Console | None = None) -> li
         prepare(options.report)
     console = console or Console(stderr=True)
     runs = simulate_all(plan, console, options.overhead_per_hop_ms / 1e3)
-    said = remarks(options, plan.script)
-    for table in tables_of(runs):
-        console.print(table)
-    for line in said:
-        console.print(line, highlight=False, markup=False)
-    settings = settings_of(options)
-    if options.json is not None:
-        options.json.write_text(as_json(settings, plan.script.label, runs), encoding="utf-8")
+    report = report_of(options, plan.script, runs)
+    report.deliver(console, options.json)
     if options.report is not None:
-        write_report(options.report, settings, plan.script.label, options.sweep, runs, said)
+        body = page_of(options.report, options.sweep, runs)
+        report.write_folder(options.report, "simulate", "Strategies simulated", body)
     return runs
 
 
-def simulate_all(plan: Plan, console: Console, overhead_per_hop: float) -> list[SimulatedRun]:
+def simulate_all(plan: Cases, console: Console, overhead_per_hop: float) -> list[SimulatedRun]:
     """Simulate every case under a progress bar. ``overhead_per_hop``: seconds, see ``simulate``."""
     runs = []
     with progress_bar(console) as progress:
@@ -197,7 +184,7 @@ def simulate_all(plan: Plan, console: Console, overhead_per_hop: float) -> list[
 # --------------------------------------------------------------------------------------------------------------- plan
 
 
-def plan_of(options: SimulateOptions) -> Plan:
+def plan_of(options: SimulateOptions) -> Cases:
     """The cases to simulate. Raises ConfigError, naming the field, for everything that cannot be simulated."""
     swept = expanded(options.strategies, options.sweep)
     configs = [None if is_plain(config) else config for _, config in parse_entries([text for _, text, _ in swept], {})]
@@ -219,7 +206,7 @@ def plan_of(options: SimulateOptions) -> Plan:
         [Case(name, cluster, base, text, config, {**stages, **own}) for base, text, own, config in entries]
         for name, cluster, stages in clusters
     ]
-    return Plan(script_of(options), cases)
+    return Cases(script_of(options), cases)
 
 
 def clusters_of(name: str, options: SimulateOptions, place: str) -> Iterator[tuple[Cluster, Settings]]:
@@ -299,12 +286,3 @@ def stages_remark(clusters: Sequence[str]) -> str:
     if all(name.startswith("random-") for name in clusters):
         return "Stages swept: each number is a cluster of its own drawn from the seed."
     return "Stages swept: each is like the cluster's first, with as many layers, so that the model grows with them."
-
-
-def settings_of(options: SimulateOptions) -> dict[str, Any]:
-    """Everything needed to repeat the run."""
-    shown = {one.name: getattr(options, one.name) for one in fields(options)}
-    del shown["json"], shown["report"]
-    shown["recordings"] = [path.name for path in options.recordings]
-    shown["accuracy"] = None if options.recordings else options.accuracy or DEMO_ACCURACY
-    return {**shown, "versions": {"penstock": __version__}}

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any, Final
 
-from rich.markup import escape
 from rich.table import Table
 
 from penstock.cluster import Cluster, preset_names, stage_timings
@@ -24,15 +23,16 @@ from penstock.lab.grid import (
     RecordedDraft,
     RecordedModel,
     ReportFolder,
+    check_written,
     own_options,
     split_entries,
     strategy_of,
 )
+from penstock.lab.report import Columns, figures_rows, figures_table
 from penstock.lab.simulator.run import Simulated
 from penstock.options import PIPELINE, SAMPLING, SPECULATION, Option
 from penstock.speculation import SpeculativeConfig, names_of, values_of
 from penstock.strategies.base import STRATEGIES
-from penstock.terminal import FiguresTable
 
 # ---------------------------------------------------------------------------------------------------------------- sweep
 # ``--sweep stages=2..64,width=8..128``: values that the number of stages and strategies' options go through.
@@ -204,8 +204,7 @@ class SimulateOptions:
         check(self.tokens >= self.tokens_per_request, "tokens", self.tokens, "at least tokens_per_request")
         check(self.seed >= 0, "seed", self.seed, "0 or above")
         check(self.overhead_per_hop_ms >= 0, "overhead_per_hop_ms", self.overhead_per_hop_ms, "0 or above")
-        if self.json is not None:
-            check(self.json.parent.is_dir(), "json", str(self.json), "in a folder that exists")
+        check_written(self, "json")
 
 
 # ----------------------------------------------------------------------------------------------------------------- runs
@@ -247,9 +246,6 @@ class SimulatedRun:
     options: dict[str, Any] = field(default_factory=dict)
     """The strategy's own options that were in force."""
     requests: list[dict[str, float]] = field(default_factory=list)
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -299,17 +295,14 @@ def summarise(case: Case, found: Sequence[Simulated], plain: Sequence[Simulated]
 
 # ------------------------------------------------------------------------------------------------------------- tables
 
-Cell = Callable[[SimulatedRun], str]
-
-SPEED: Final[dict[str, Cell]] = {
+SPEED: Final[Columns[SimulatedRun]] = {
     "tokens/s": lambda run: f"{run.tokens_per_second:.2f}",
     "ms per\ntoken": lambda run: f"{run.ms_per_token:.1f}",
     "speed-up": lambda run: times(run.speedup),
     f"{CONFIDENCE:.0%}\nbounds": lambda run: bounds(run.speedup_interval),
     "tokens\nper stage\ntime": lambda run: f"{run.tokens_per_stage_time:.3f}",
 }
-"""Cells by heading; headings are broken into lines to keep columns narrow."""
-COST: Final[dict[str, Cell]] = {
+COST: Final[Columns[SimulatedRun]] = {
     "tokens\nper tree": lambda run: f"{run.mean_acceptance_length:.2f}",
     "drafter\nbusy": lambda run: share(run.drafter_busy),
     "stages\nbusy": lambda run: share(run.stages_busy),
@@ -329,21 +322,14 @@ def title_of(run: SimulatedRun) -> str:
 
 def tables_of(runs: Sequence[SimulatedRun]) -> list[Table]:
     """Two tables per cluster: speed and cost."""
-    tables = []
+    tables: list[Table] = []
     for title, some in by_cluster(runs).items():
-        tables += [new_table(title, SPEED, some), new_table(None, COST, some)]
+        named = [(run.strategy, run) for run in some]
+        tables += [figures_table("strategy", title, SPEED, named), figures_table("strategy", None, COST, named)]
     return tables
-
-
-def new_table(title: str | None, columns: Mapping[str, Cell], runs: Sequence[SimulatedRun]) -> Table:
-    table = FiguresTable("strategy", *columns, title=title)
-    for run in runs:
-        table.add_row(escape(run.strategy), *(cell(run) for cell in columns.values()))
-    return table
 
 
 def markdown_of(runs: Sequence[SimulatedRun]) -> str:
     """One cluster's figures in one table."""
     columns = {**SPEED, **COST}
-    rows = [[f"`{run.strategy}`", *(cell(run) for cell in columns.values())] for run in runs]
-    return markdown(["strategy", *columns], rows)
+    return markdown(["strategy", *columns], figures_rows(columns, [(run.strategy, run) for run in runs]))

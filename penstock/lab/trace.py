@@ -77,47 +77,56 @@ class MissArgs(msgspec.Struct):
     node: int
 
 
-class EnterEvent(msgspec.Struct, tag_field="cat", tag="enter"):
+class Event(msgspec.Struct, tag_field="cat"):
+    """An event at a moment."""
+
     ts: Microseconds
+
+    @property
+    def start(self) -> int:
+        return nanoseconds(self.ts)
+
+
+class Lasting(Event):
+    """An event with a duration."""
+
+    dur: Microseconds
+
+    @property
+    def end(self) -> int:
+        return nanoseconds(self.ts + self.dur)
+
+
+class EnterEvent(Event, tag="enter"):
     args: EnterArgs
 
 
-class ResultEvent(msgspec.Struct, tag_field="cat", tag="result"):
-    ts: Microseconds
+class ResultEvent(Event, tag="result"):
     args: ResultArgs
 
 
-class BatchEvent(msgspec.Struct, tag_field="cat", tag="batch"):
-    ts: Microseconds
-    dur: Microseconds
+class BatchEvent(Lasting, tag="batch"):
     args: BatchArgs
 
 
-class DraftEvent(msgspec.Struct, tag_field="cat", tag="draft"):
-    ts: Microseconds
-    dur: Microseconds
+class DraftEvent(Lasting, tag="draft"):
     args: DraftArgs
 
 
-class PassEvent(msgspec.Struct, tag_field="cat", tag="pass"):
-    ts: Microseconds
-    dur: Microseconds
+class PassEvent(Lasting, tag="pass"):
     args: PassArgs
 
 
-class FeaturesEvent(msgspec.Struct, tag_field="cat", tag="features"):
-    ts: Microseconds
+class FeaturesEvent(Event, tag="features"):
     args: FeaturesArgs
     dur: Microseconds = 0.0
 
 
-class CommitEvent(msgspec.Struct, tag_field="cat", tag="commit"):
-    ts: Microseconds
+class CommitEvent(Event, tag="commit"):
     args: CommitArgs
 
 
-class MissEvent(msgspec.Struct, tag_field="cat", tag="miss"):
-    ts: Microseconds
+class MissEvent(Event, tag="miss"):
     args: MissArgs
 
 
@@ -280,7 +289,7 @@ def decoded(path: Path, text: bytes | msgspec.Raw, kind: Any, where: str = "") -
 
 def assemble(origin: Origin, events: Sequence[AnyEvent]) -> Trace:
     """Put a trace's events together. Raises ConfigError where a batch's way has gaps, or no batch came through."""
-    arrived = {event.args.stream: nanoseconds(event.ts) for event in events if isinstance(event, ResultEvent)}
+    arrived = {event.args.stream: event.start for event in events if isinstance(event, ResultEvent)}
     visits: dict[int, dict[int, Visit]] = {stream: {} for stream in arrived}
     for event in events:
         if isinstance(event, BatchEvent):
@@ -294,9 +303,13 @@ def assemble(origin: Origin, events: Sequence[AnyEvent]) -> Trace:
         stages=origin.stages,
         trips=[trip_of(event, visits[event.args.stream], arrived, len(origin.stages)) for event in entered],
         rounds=[round_of(event) for event in events if isinstance(event, DraftEvent)],
-        commits=[commit_of(event) for event in events if isinstance(event, CommitEvent)],
+        commits=[
+            Commit(event.start, len(event.args.tokens), event.args.drafted)
+            for event in events
+            if isinstance(event, CommitEvent)
+        ],
         missed=frozenset(event.args.node for event in events if isinstance(event, MissEvent)),
-        turns=[turn_of(event) for event in events if isinstance(event, PassEvent)],
+        turns=[Turn(event.args.stage, event.start, event.end) for event in events if isinstance(event, PassEvent)],
         sent=[sent_of(event) for event in events if isinstance(event, FeaturesEvent)],
         threads=origin.threads,
         cores=origin.cores,
@@ -308,32 +321,28 @@ def trip_of(event: EnterEvent, visits: Mapping[int, Visit], arrived: Mapping[int
     if sorted(visits) != list(range(stages)):
         raise ConfigError(f"traceEvents: batch {args.stream} was on stages {sorted(visits)} of {stages}")
     way = [visits[stage] for stage in range(stages)]
-    return Trip(args.stream, nanoseconds(event.ts), args.nodes, args.after, way, arrived[args.stream])
+    return Trip(args.stream, event.start, args.nodes, args.after, way, arrived[args.stream])
 
 
 def visit_of(event: BatchEvent) -> Visit:
-    args, start = event.args, nanoseconds(event.ts)
-    received = start - nanoseconds(args.waited_ms * 1e3)
-    return Visit(received, start, nanoseconds(event.ts + event.dur), args.rows, args.dropped_rows)
+    args = event.args
+    received = event.start - nanoseconds(args.waited_ms * 1e3)
+    return Visit(received, event.start, event.end, args.rows, args.dropped_rows)
 
 
 def round_of(event: DraftEvent) -> Round:
     args = event.args
     spent = (nanoseconds(ms * 1e3) for ms in (args.features_ms, args.device_ms, args.computing_ms))
-    return Round(nanoseconds(event.ts), nanoseconds(event.ts + event.dur), args.rows, *spent)
-
-
-def turn_of(event: PassEvent) -> Turn:
-    return Turn(event.args.stage, nanoseconds(event.ts), nanoseconds(event.ts + event.dur))
+    return Round(event.start, event.end, args.rows, *spent)
 
 
 def sent_of(event: FeaturesEvent) -> Sent:
-    args, start, end = event.args, nanoseconds(event.ts), nanoseconds(event.ts + event.dur)
-    return Sent(args.stream, args.stage, start, end, nanoseconds(args.took_ms * 1e3), args.bytes, args.prompt)
+    args, end = event.args, nanoseconds(event.ts + event.dur)
+    return Sent(args.stream, args.stage, event.start, end, nanoseconds(args.took_ms * 1e3), args.bytes, args.prompt)
 
 
 def commit_of(event: CommitEvent) -> Commit:
-    return Commit(nanoseconds(event.ts), len(event.args.tokens), event.args.drafted)
+    return Commit(event.start, len(event.args.tokens), event.args.drafted)
 
 
 def nanoseconds(microseconds: float) -> int:
@@ -345,25 +354,26 @@ def nanoseconds(microseconds: float) -> int:
 #
 # An idle stage waits for its next batch with live rows. The cause is what delays that batch:
 #
-#     cold start        the stage has not computed anything yet: the prompt is on its first way through     drafter's
-# turn    the awaited batch is there, but the stage shares its device with the drafter, which has it     downstream busy
-# the stage holds a finished batch, and the next stage has not taken the one before it; or a batch
-# could enter, but the slowest stage could not take it yet if it did: the strategy keeps its pace     link
-# the awaited batch is under way between two stages, or from the engine; or, before it could enter,
-# the result that the engine waited for was; or the word that a buffer is free     drafter late      the first stage
-# could take a batch, nothing was there to enter, and the drafter was at work: its                       answer let the
-# batch in, or had not come when the batch entered     nothing to enter  the same without the drafter: plain decoding,
-# or a strategy that waits for a result     refill            the awaited batch is on its way through stages before this
-# one, after a miss or after batches that                       lost all their rows: what would have kept this stage
-# busy was pruned     upstream busy     the awaited batch follows the one before it closely, but the stages before this
-# one are slower     end               no batch with live rows comes to this stage any more
+#   cold start        the stage has not computed anything yet: the prompt is on its first way through
+#   drafter's turn    the awaited batch is there, but the stage shares its device with the drafter, which has it
+#   downstream busy   the stage holds a finished batch, and the next stage has not taken the one before it; or a batch
+#                     could enter, but the slowest stage could not take it yet if it did: the strategy keeps its pace
+#   link              the awaited batch is under way between two stages, or from the engine; or, before it could enter,
+#                     the result that the engine waited for was; or the word that a buffer is free
+#   drafter late      the first stage could take a batch, nothing was there to enter, and the drafter was at work: its
+#                     answer let the batch in, or had not come when the batch entered
+#   nothing to enter  the same without the drafter: plain decoding, or a strategy that waits for a result
+#   refill            the awaited batch is on its way through stages before this one, after a miss or after batches that
+#                     lost all their rows: what would have kept this stage busy was pruned
+#   upstream busy     the awaited batch follows the one before it closely, but the stages before this one are slower
+#   end               no batch with live rows comes to this stage any more
 #
 # While the awaited batch is on its way through earlier stages, a stage is idle because that batch entered late or
 # because an earlier stage is slower. This time is charged to the wait before its entry, up to the length of that wait:
 #
-#     stage 0   [  17  ]wwww[  18  ]             w: idle, nothing was there to enter
-#     stage 1           [  17  ]....[  18  ]     .: idle for as long as w, and for the same reason
-#     stage 2                   [ 17 ]....,,[ 18 ]      ,: upstream busy, since stage 1 takes longer than stage 2
+#   stage 0   [  17  ]wwww[  18  ]             w: idle, nothing was there to enter
+#   stage 1           [  17  ]....[  18  ]     .: idle for as long as w, and for the same reason
+#   stage 2                   [ 17 ]....,,[ 18 ]      ,: upstream busy, since stage 1 takes longer than stage 2
 #
 # Everything is computed in whole nanoseconds, so that the causes of a stage's gaps add up to its idle time exactly.
 

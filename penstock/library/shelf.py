@@ -17,11 +17,10 @@ from penstock.checkpoint.look import resolve
 from penstock.config import meant
 from penstock.core import ConfigError
 from penstock.files import cache_folder
-from penstock.library import package, web
 from penstock.library.download import PART
 from penstock.library.hub import format_of, gguf_models, has_safetensors
 from penstock.library.names import PAIR, HubModel, WebFile, read_reference, short_names
-from penstock.library.pull import kept, pulled
+from penstock.library.pull import ADDRESS, MODELS, kept, package_file, pulled
 from penstock.terminal import FiguresTable
 
 # ---------------------------------------------------------------------------------------------------------------- shelf
@@ -49,7 +48,7 @@ class Kept:
     def short(self) -> str:
         """The model's short name; empty if it has none."""
         pulls = {known.pull.lower(): name for name, known in short_names().items()}
-        packed = {package.package_file(known.package): name for name, known in short_names().items() if known.package}
+        packed = {package_file(known.package): name for name, known in short_names().items() if known.package}
         return pulls.get(self.name.lower()) or packed.get(self.place, "")
 
 
@@ -60,12 +59,12 @@ def kept_models() -> list[Kept]:
 
 def in_packages() -> Iterator[Kept]:
     for known in short_names().values():
-        if known.package is not None and (file := package.package_file(known.package)).is_file():
+        if known.package is not None and (file := package_file(known.package)).is_file():
             yield Kept(name=known.pull, kind="GGUF", size=file.stat().st_size, place=file, files=(file,))
 
 
 def from_addresses() -> Iterator[Kept]:
-    for address in sorted((cache_folder() / web.MODELS).glob(f"*/{web.ADDRESS}")):
+    for address in sorted((cache_folder() / MODELS).glob(f"*/{ADDRESS}")):
         folder = address.parent
         for file in sorted(folder.glob("*.gguf*")):
             kind = INCOMPLETE if file.name.endswith(PART) else "GGUF"

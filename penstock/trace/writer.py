@@ -23,9 +23,10 @@ from penstock.drafters.base import Draft, Drafter
 from penstock.engine.build import feature_bytes
 from penstock.engine.commit import Advance
 from penstock.engine.loop import Observer
+from penstock.engine.run_log import LoggedBatch, RunLog
 from penstock.estimates.drafts import DraftTiming
 from penstock.hosts.facts import usable_cores
-from penstock.messages import Batch, Result, Rows, Span
+from penstock.messages import Batch, Result, Span
 from penstock.requests.request import Request
 
 if TYPE_CHECKING:
@@ -94,25 +95,31 @@ class TraceWriter(Observer):
         self._of_prompt: set[int] = set()
         self._title = title
         self._events: list[Event] = []
-        self._rows: dict[int, Rows] = {}
+        self._log = RunLog(len(self._stages))
         self._misses: dict[int, int] = {}
         self._round: Event | None = None
         self._heard = "request"
 
     def submitted(self, batch: Batch, at: float) -> None:
-        self._rows[batch.stream] = batch.rows
+        self._log.submitted(batch, at)
         if not self._begun.issuperset(batch.rows.requests):
             self._of_prompt.add(batch.stream)
         details = {"stream": batch.stream, "rows": len(batch.rows), "nodes": batch.rows.nodes, "after": self._heard}
         self._events.append(Event(ENGINE, "enter", f"enter {batch.stream}", at, None, details))
         self._heard = "ready"  # if nothing is heard before the next batch, that one waited for the first stage
 
+    def waits(self) -> None:
+        self._log.settle()
+
+    def vacated(self, at: float) -> None:
+        self._log.clear()
+
     def arrived(self, result: Result, at: float) -> None:
-        rows = self._rows.pop(result.stream, None)
-        if rows is None:  # it entered before the trace began
+        batch = self._log.arrived(result)
+        if batch is None:  # it entered before the trace began
             return
         self._heard = "result"
-        self._events += [batch_event(result.stream, rows, span) for span in result.spans]
+        self._events += [batch_event(batch, span) for span in result.spans]
         self._events += [self._features(result.stream, span) for span in result.spans if span.features is not None]
         details = {"stream": result.stream, "picks": len(result.picks)}
         self._events.append(Event(ENGINE, "result", f"result {result.stream}", at, None, details))
@@ -206,10 +213,11 @@ def spent_details(spent: DraftTiming) -> dict[str, float]:
     return {name: round(seconds * 1e3, 3) for name, seconds in parts.items()}
 
 
-def batch_event(stream: int, rows: Rows, span: Span) -> Event:
+def batch_event(batch: LoggedBatch, span: Span) -> Event:
     """One batch on one stage. A stage's spans never overlap, since it takes a batch after it has handed on the last."""
+    rows = batch.rows
     details = {
-        "stream": stream,
+        "stream": batch.stream,
         "stage": span.stage,
         "rows": span.rows,
         "dropped_rows": len(rows) - span.rows,
@@ -219,7 +227,7 @@ def batch_event(stream: int, rows: Rows, span: Span) -> Event:
         "modelled_ms": round(span.modelled * 1e3, 3),
         "waited_ms": round((span.start - span.received) * 1e3, 3),
     }
-    return Event(FIRST_STAGE + span.stage, "batch", f"batch {stream}", span.start, span.end, details)
+    return Event(FIRST_STAGE + span.stage, "batch", f"batch {batch.stream}", span.start, span.end, details)
 
 
 def chrome_event(event: Event, origin: float) -> dict[str, Any]:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import os
-import platform
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
-from importlib.metadata import version
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,9 +30,8 @@ from penstock.lab.bench.comparison import (
 from penstock.lab.bench.options import BenchOptions
 from penstock.lab.bench.peer_worker import check_peers, needs_of
 from penstock.lab.bench.peers import PeerRun, peers_beside
-from penstock.lab.bench.report import SMALL_MODEL, as_json, headlines, remarks, tables_of, write_report
+from penstock.lab.bench.report import SMALL_MODEL, page_of, report_of
 from penstock.lab.bench.summary import NothingToTime, StrategyRun, silent_settings
-from penstock.lab.common import prepare
 from penstock.lab.grid import (
     DEFAULT_PROMPTS,
     PLACED,
@@ -52,6 +48,7 @@ from penstock.lab.grid import (
     with_plain,
 )
 from penstock.lab.record import check_record, record
+from penstock.lab.report import prepare, settings_of, this_host
 from penstock.pipeline.forkserver import fork_from_here
 from penstock.speculation import SpeculativeConfig, with_drafter
 from penstock.terminal import progress_bar
@@ -61,7 +58,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Plan:
+class BenchPlan:
     """The bench that the options describe.
 
     ``drafting`` is the configuration of the engine: the drafter of all entries and the slots that the widest entry
@@ -120,7 +117,7 @@ def run_bench(options: BenchOptions, console: Console | None = None) -> list[Str
     return found.runs
 
 
-def checked(options: BenchOptions) -> Plan:
+def checked(options: BenchOptions) -> BenchPlan:
     """The plan of a bench that can begin: its model is fetched if it is not here. Raises ConfigError."""
     plan = plan_of(options)
     if options.record is not None:
@@ -131,27 +128,20 @@ def checked(options: BenchOptions) -> Plan:
     return plan
 
 
-def show(options: BenchOptions, plan: Plan, found: Measured, console: Console) -> None:
+def show(options: BenchOptions, plan: BenchPlan, found: Measured, console: Console) -> None:
     """Print tables and remarks, and write the files that were asked for."""
-    runs, small = found.runs, found.small
-    said = [*remarks(runs, small, found.peers), *turns_remark(options, plan, found), *seeds_remark(options, plan)]
-    for sentence in headlines(runs):
-        console.print(sentence, style="bold", highlight=False, markup=False)
-    for table in tables_of(runs, small, found.peers):
-        console.print(table)
-    for line in said:
-        console.print(line, highlight=False, markup=False)
-    settings = settings_of(options, found.setup.stages)
-    if options.json is not None:
-        options.json.write_text(as_json(settings, runs, small, found.peers), encoding="utf-8")
+    runs, small, peers = found.runs, found.small, found.peers
+    said = [*turns_remark(options, plan, found), *seeds_remark(options, plan)]
+    report = report_of(all_settings(options, found.setup.stages), runs, small, peers, said)
+    report.deliver(console, options.json)
     if options.report is not None:
-        write_report(options.report, settings, runs, small, found.peers, said)
+        report.write_folder(options.report, "bench", "Strategies compared", page_of(options.report, runs, small, peers))
     if options.record is not None:
         for file in record_runs(options.record, found.setup, runs, found.questions):
             console.print(f"recorded: {file}", highlight=False, markup=False)
 
 
-def plan_of(options: BenchOptions) -> Plan:
+def plan_of(options: BenchOptions) -> BenchPlan:
     """Check everything that can be refused without looking at a checkpoint. Raises ConfigError."""
     strategies = with_plain(parse_entries(options.strategies, options.speculative_config or {}, options.model))
     configs = [config for _, config in strategies if config is not None and not is_plain(config)]
@@ -163,7 +153,7 @@ def plan_of(options: BenchOptions) -> Plan:
     if options.drafter_on and (drafting is None or drafting.method == "ngram"):
         raise FieldError("drafter_on", "means nothing where no device drafts; remove it")
     clusters = {place: cluster_of(options, place) for place in options.drafter_on or ("",)}
-    plan = Plan(strategies, conversations, clusters, drafting, options.peer)
+    plan = BenchPlan(strategies, conversations, clusters, drafting, options.peer)
     check_peers(options.peer, options.model, plan.cluster)
     return plan
 
@@ -186,7 +176,7 @@ def is_synthetic(drafting: SpeculativeConfig | None) -> bool:
     return drafting is not None and drafting.method == "synthetic"
 
 
-def engine_options(options: BenchOptions, plan: Plan, cluster: Cluster | None) -> EngineOptions:
+def engine_options(options: BenchOptions, plan: BenchPlan, cluster: Cluster | None) -> EngineOptions:
     return EngineOptions(
         model=options.model,
         cluster=cluster,
@@ -203,7 +193,7 @@ def engine_options(options: BenchOptions, plan: Plan, cluster: Cluster | None) -
     )
 
 
-def measured(options: BenchOptions, plan: Plan, ticker: Ticker) -> Measured:
+def measured(options: BenchOptions, plan: BenchPlan, ticker: Ticker) -> Measured:
     """Start an engine for each place of the drafter, put every question to every strategy, and measure
     the small model."""
     from penstock.emulation.cluster import RealTimeHost
@@ -258,7 +248,7 @@ def placed(runs: Sequence[StrategyRun], place: str, *, first: bool) -> list[Stra
 class Ticker:
     """Advances the progress bar by one whenever a request begins."""
 
-    def __init__(self, progress: Progress, plan: Plan) -> None:
+    def __init__(self, progress: Progress, plan: BenchPlan) -> None:
         self._progress = progress
         self._plan = plan
         self._questions: Sequence[Question] = ()
@@ -287,7 +277,7 @@ class Ticker:
 # ----------------------------------------------------------------------------------------------------------- settings
 
 
-def turns_remark(options: BenchOptions, plan: Plan, found: Measured) -> list[str]:
+def turns_remark(options: BenchOptions, plan: BenchPlan, found: Measured) -> list[str]:
     """A remark on how prompts were given to the model, where there was a choice."""
     if not isinstance(found.questions[0].prompt, str):
         followed = any(question.turn for question in found.questions)
@@ -299,23 +289,27 @@ def turns_remark(options: BenchOptions, plan: Plan, found: Measured) -> list[str
     return [f"Of each conversation the first turn alone was asked, as it stands: {why}."]
 
 
-def seeds_remark(options: BenchOptions, plan: Plan) -> list[str]:
+def seeds_remark(options: BenchOptions, plan: BenchPlan) -> list[str]:
     """A remark if fewer seeds ran than were asked for."""
     if options.seeds == 1 or 0.0 not in options.temperature or is_synthetic(plan.drafting):
         return []
     return [f"T = 0 is greedy, every seed gives the same text: one seed was run, not {options.seeds}."]
 
 
-def settings_of(options: BenchOptions, stages: int) -> dict[str, Any]:
+def all_settings(options: BenchOptions, stages: int) -> dict[str, Any]:
     """Everything needed to repeat the run, and the versions and host that it ran on."""
-    shown = {one.name: getattr(options, one.name) for one in fields(options)}
-    shown["prompts"] = ["package" if path == DEFAULT_PROMPTS else path.name for path in options.prompts]
+    speculation = options.speculative_config
     if any(strategy_of(entry) != PLAIN for entry in options.strategies):
-        shown["speculative_config"] = with_drafter(options.speculative_config or {}, options.model)
-    del shown["json"], shown["report"], shown["record"]
-    packages = {name: version(name) for name in ("penstock", "torch", "transformers")}
-    host = {"python": platform.python_version(), "cpus": os.cpu_count(), "machine": platform.machine()}
-    return {**shown, "stages": stages, "versions": packages, "host": host}
+        speculation = with_drafter(speculation or {}, options.model)
+    settings = settings_of(
+        options,
+        without=("json", "report", "record"),
+        packages=["torch", "transformers"],
+        prompts=["package" if path == DEFAULT_PROMPTS else path.name for path in options.prompts],
+        speculative_config=speculation,
+        stages=stages,
+    )
+    return {**settings, "host": this_host()}
 
 
 def record_runs(path: Path, setup: Resolved, runs: Sequence[StrategyRun], questions: Sequence[Question]) -> list[Path]:

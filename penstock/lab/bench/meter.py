@@ -13,6 +13,7 @@ from penstock.drafters.base import Draft, Drafter
 from penstock.emulation.cluster import modelled_drafter
 from penstock.engine.commit import Advance
 from penstock.engine.loop import Observer
+from penstock.engine.run_log import LoggedBatch, RunLog
 from penstock.messages import Batch, Result, Span
 from penstock.requests.request import Request
 from penstock.tree import Node
@@ -157,8 +158,9 @@ class Meter(Observer):
         self._row_bytes = row_bytes or [0.0] * stages
         self._drafter = modelled_drafter(drafter)
         self.draft_asks, self.draft_overruns = self._draft_counts()
-        self.submitted_at: dict[int, float] = {}
-        self.results: list[tuple[Result, float]] = []
+        self.batches: list[LoggedBatch] = []
+        """The batches that have come out, in order."""
+        self._log = RunLog(stages)
         self.rows_entered = 0
         self.draft_seconds: list[float] = []
         self.first_submit: float | None = None
@@ -171,20 +173,23 @@ class Meter(Observer):
         self._moved_at: float | None = None
 
     def waits(self) -> None:
+        self._log.settle()
         self._moved_at = None  # a later batch was held back, or waited for a draft or the first stage
 
     def submitted(self, batch: Batch, at: float) -> None:
         if self._moved_at is not None:
             self._turnarounds.append(at - self._moved_at)
             self._moved_at = None
-        self.submitted_at[batch.stream] = at
+        self._log.submitted(batch, at)
         self.rows_entered += len(batch.rows)
         self.first_submit = at if self.first_submit is None else self.first_submit
         self.lockstep.submitted(batch.stream)
         self.hits.submitted(batch)
 
     def arrived(self, result: Result, at: float) -> None:
-        self.results.append((result, at))
+        batch = self._log.arrived(result)
+        assert batch is not None
+        self.batches.append(batch)
         self._arrived_at, self._moved_at = at, None
         self.lockstep.arrived(result.stream, bool(result.picks))
 
@@ -195,6 +200,7 @@ class Meter(Observer):
         self.last_advance = at
         self._moved_at = self._arrived_at
         self.commits.append((at, len(done.committed)))
+        self._log.advanced(done)
         self.hits.advanced(done)
         if done.committed:
             self.lockstep.committed()
@@ -209,7 +215,7 @@ class Meter(Observer):
 
     @property
     def spans(self) -> list[Span]:
-        return [span for result, _ in self.results for span in result.spans]
+        return [span for batch in self.batches for span in batch.spans]
 
     @property
     def stage_busy(self) -> list[float]:
@@ -234,8 +240,8 @@ class Meter(Observer):
     def feature_bytes(self) -> float:
         """Bytes of features sent to a learned drafter for batches that entered after the first token."""
         begun = self.commits[0][0] if self.commits else 0.0
-        decoding = [result for result, _ in self.results if self.submitted_at[result.stream] >= begun]
-        spans = [span for result in decoding for span in result.spans if span.features is not None]
+        decoding = [batch for batch in self.batches if batch.entered >= begun]
+        spans = [span for batch in decoding for span in batch.spans if span.features is not None]
         return sum(span.rows * self._row_bytes[span.stage] for span in spans)
 
     @property
@@ -262,13 +268,13 @@ class Meter(Observer):
         """
         ends: dict[int, float] = {}
         lost = []
-        for result, _ in self.results:
-            for before, span in pairwise(result.spans):
+        for batch in self.batches:
+            for before, span in pairwise(batch.spans):
                 link = links[span.stage].seconds(before.rows) if links else 0.0
                 due = before.end + link
                 if before.rows and span.rows and ends.get(span.stage, 0.0) <= due:
                     lost.append(span.start - due)
-            ends.update((span.stage, span.end) for span in result.spans)
+            ends.update((span.stage, span.end) for span in batch.spans)
         return median(lost) if lost else 0.0
 
     def overhead_per_loop(self) -> float:
@@ -316,9 +322,9 @@ def timeline_of(meter: Meter) -> Timeline:
     commits = [(at, tokens) for at, tokens in meter.commits if tokens]
     start = commits[0][0]
     bars = tuple(
-        Bar(span.stage, span.start - start, span.end - start, span.rows, bool(result.picks))
-        for result, _ in meter.results
-        for span in result.spans
+        Bar(span.stage, span.start - start, span.end - start, span.rows, batch.is_answered)
+        for batch in meter.batches
+        for span in batch.spans
         if span.rows and span.end > start
     )
     return Timeline(meter.stages, bars, tuple((at - start, tokens) for at, tokens in commits[1:]))

@@ -28,6 +28,7 @@ from penstock.lab.grid import (
     DrafterOn,
     FiguresFile,
     ReportFolder,
+    check_written,
     parse_temperatures,
     split_entries,
 )
@@ -121,5 +122,4 @@ class BenchOptions:
         for name in ("strategies", "temperature", "drafter_on", "peer"):
             values = getattr(self, name)
             check(len(set(values)) == len(values), name, ",".join(map(str, values)), "different ones")
-        if self.json is not None:
-            check(self.json.parent.is_dir(), "json", str(self.json), "in a folder that exists")
+        check_written(self, "json")

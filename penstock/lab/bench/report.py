@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,18 +15,7 @@ from penstock.lab.bench.comparison import SmallModel
 from penstock.lab.bench.meter import Bar, Timeline
 from penstock.lab.bench.peers import PeerRun
 from penstock.lab.bench.summary import StrategyRun, first_token_remark
-from penstock.lab.common import (
-    CONFIDENCE,
-    Image,
-    bounds,
-    length,
-    markdown,
-    settings_part,
-    share,
-    share_bounds,
-    shown,
-    times,
-)
+from penstock.lab.common import CONFIDENCE, bounds, length, markdown, share, share_bounds, times
 from penstock.lab.grid import PLAIN, WARM_UP, Setting, strategy_of
 from penstock.lab.plots import (
     DPI,
@@ -47,6 +34,7 @@ from penstock.lab.plots import (
     plot_lines,
     save,
 )
+from penstock.lab.report import Columns, Image, Report, figures_rows, figures_table, shown
 from penstock.terminal import FiguresTable
 
 if TYPE_CHECKING:
@@ -162,14 +150,6 @@ def same_tokens(run: PeerRun) -> str | None:
 SMALL_MODEL: Final = "small model alone"
 
 
-@dataclass(frozen=True)
-class Column:
-    """``heading``, broken into lines to be narrow, and ``cell``, which formats a run's figure."""
-
-    heading: str
-    cell: Callable[[StrategyRun], str]
-
-
 def hit_rate(run: StrategyRun) -> float | None:
     """Fraction of tokens that were in the tree's second layer where it had one: PipeDec's accuracy."""
     return run.hit_by_depth[0] / run.decided_by_depth[0] if run.decided_by_depth and run.decided_by_depth[0] else None
@@ -177,33 +157,33 @@ def hit_rate(run: StrategyRun) -> float | None:
 
 IDENTICAL: Final = "identical"
 """Heading of the column without which no speed means anything: the narrowest terminal shows it."""
-SPEED: Final = (
-    Column("tokens/s\n(TP)", lambda run: f"{run.tokens_per_second:.2f}"),
-    Column("speed-up", lambda run: times(run.wall_clock_speedup)),
-    Column(f"{CONFIDENCE:.0%}\nbounds", lambda run: bounds(run.wall_clock_speedup_interval)),
-    Column("in\ntheory", lambda run: times(run.theoretical_speedup)),
-    Column("efficiency", lambda run: share(run.efficiency)),
-    Column(IDENTICAL, lambda run: "yes" if run.identical_to_autoregressive else "NO"),
-    Column("ms per\ntoken, by\nPipeDec's\nformula", lambda run: length(run.formula_ms_per_token)),
-)
-DRAFTS: Final = (
-    Column("latency,\ns\n(Lat)", lambda run: f"{run.mean_e2el_ms / 1e3:.2f}"),
-    Column("first\ntoken,\ns", lambda run: f"{run.mean_ttft_ms / 1e3:.3f}"),
-    Column("drafts\naccepted\n(AR)", lambda run: share(run.draft_acceptance_rate)),
-    Column("hit\nrate", lambda run: share(hit_rate(run))),
-    Column("tokens\nper\ntree\n(AL)", lambda run: f"{run.mean_acceptance_length:.2f}"),
-    Column("tokens\nper\ntrip\n(L')", lambda run: length(run.equivalent_acceptance_length)),
-    Column("tokens\nper\nstage\ntime", lambda run: f"{run.tokens_per_stage_time:.3f}"),
-)
-COST: Final = (
-    Column("stages\nbusy", lambda run: f"{sum(run.stage_busy) / len(run.stage_busy):.0%}"),
-    Column("rows\ncomputed", lambda run: str(run.rows_computed)),
-    Column("rows\ncancelled", lambda run: str(run.rows_cancelled)),
-    Column("features,\nkB", lambda run: f"{run.feature_bytes_per_token / 1e3:.1f}"),
-    Column("overruns", lambda run: f"{run.overrun_fraction:.1%}" if run.emulated else "-"),
-    Column("overhead\nper hop,\nms", lambda run: f"{run.overhead_per_hop_ms:.2f}"),
-    Column("overhead\nper loop,\nms", lambda run: f"{run.overhead_per_loop_ms:.2f}"),
-)
+SPEED: Final[Columns[StrategyRun]] = {
+    "tokens/s\n(TP)": lambda run: f"{run.tokens_per_second:.2f}",
+    "speed-up": lambda run: times(run.wall_clock_speedup),
+    f"{CONFIDENCE:.0%}\nbounds": lambda run: bounds(run.wall_clock_speedup_interval),
+    "in\ntheory": lambda run: times(run.theoretical_speedup),
+    "efficiency": lambda run: share(run.efficiency),
+    IDENTICAL: lambda run: "yes" if run.identical_to_autoregressive else "NO",
+    "ms per\ntoken, by\nPipeDec's\nformula": lambda run: length(run.formula_ms_per_token),
+}
+DRAFTS: Final[Columns[StrategyRun]] = {
+    "latency,\ns\n(Lat)": lambda run: f"{run.mean_e2el_ms / 1e3:.2f}",
+    "first\ntoken,\ns": lambda run: f"{run.mean_ttft_ms / 1e3:.3f}",
+    "drafts\naccepted\n(AR)": lambda run: share(run.draft_acceptance_rate),
+    "hit\nrate": lambda run: share(hit_rate(run)),
+    "tokens\nper\ntree\n(AL)": lambda run: f"{run.mean_acceptance_length:.2f}",
+    "tokens\nper\ntrip\n(L')": lambda run: length(run.equivalent_acceptance_length),
+    "tokens\nper\nstage\ntime": lambda run: f"{run.tokens_per_stage_time:.3f}",
+}
+COST: Final[Columns[StrategyRun]] = {
+    "stages\nbusy": lambda run: f"{sum(run.stage_busy) / len(run.stage_busy):.0%}",
+    "rows\ncomputed": lambda run: str(run.rows_computed),
+    "rows\ncancelled": lambda run: str(run.rows_cancelled),
+    "features,\nkB": lambda run: f"{run.feature_bytes_per_token / 1e3:.1f}",
+    "overruns": lambda run: f"{run.overrun_fraction:.1%}" if run.emulated else "-",
+    "overhead\nper hop,\nms": lambda run: f"{run.overhead_per_hop_ms:.2f}",
+    "overhead\nper loop,\nms": lambda run: f"{run.overhead_per_loop_ms:.2f}",
+}
 
 
 def by_setting(runs: Sequence[StrategyRun]) -> dict[Setting, list[StrategyRun]]:
@@ -217,13 +197,17 @@ def tables_of(
 
     A fourth table has the peers, where there are any.
     """
-    tables = []
+    tables: list[Table] = []
     for setting, some in by_setting(runs).items():
-        speed = new_table(title_of(setting, some), SPEED, some)
+        named = [(run.strategy, run) for run in some]
+        speed, drafts, cost = (
+            figures_table("strategy", title, columns, named, always=frozenset({IDENTICAL}))
+            for title, columns in ((title_of(setting, some), SPEED), (None, DRAFTS), (None, COST))
+        )
         for one in small:
             if one.setting == setting:
                 speed.add_row(SMALL_MODEL, *small_cells(one, some))
-        tables += [speed, new_table(None, DRAFTS, some), new_table(None, COST, some)]
+        tables += [speed, drafts, cost]
         if beside := [one for one in peers if one.setting == setting]:
             tables.append(peers_table(beside, some))
     return tables
@@ -232,14 +216,6 @@ def tables_of(
 def title_of(setting: Setting, runs: Sequence[StrategyRun]) -> str:
     synthetic = any(run.synthetic for run in runs)
     return ", ".join([str(setting), *["emulated"] * runs[0].emulated, *["synthetic drafter"] * synthetic])
-
-
-def new_table(title: str | None, columns: Sequence[Column], runs: Sequence[StrategyRun]) -> Table:
-    headings = [column.heading for column in columns]
-    table = FiguresTable("strategy", *headings, title=title, always=frozenset({IDENTICAL}))
-    for run in runs:
-        table.add_row(escape(run.strategy), *(column.cell(run) for column in columns))
-    return table
 
 
 def small_cells(small: SmallModel, runs: Sequence[StrategyRun]) -> list[str]:
@@ -251,14 +227,14 @@ def small_cells(small: SmallModel, runs: Sequence[StrategyRun]) -> list[str]:
 
 def markdown_of(runs: Sequence[StrategyRun], small: Sequence[SmallModel]) -> str:
     """One setting's figures in one table."""
-    columns = [*SPEED, *DRAFTS, *COST]
-    rows = [[f"`{run.strategy}`", *(column.cell(run) for column in columns)] for run in runs]
+    columns = {**SPEED, **DRAFTS, **COST}
+    rows = figures_rows(columns, [(run.strategy, run) for run in runs])
     rows += [
         [SMALL_MODEL, *small_cells(one, runs), *["-"] * (len(columns) - len(SPEED))]
         for one in small
         if one.setting == runs[0].setting
     ]
-    return markdown(["strategy", *(column.heading for column in columns)], rows)
+    return markdown(["strategy", *columns], rows)
 
 
 def headlines(runs: Sequence[StrategyRun]) -> list[str]:
@@ -326,47 +302,38 @@ STEPS_SHOWN: Final = 60
 """Most stage times shown in the occupancy plot: beyond it the bars are too narrow to tell apart."""
 
 
-def as_json(
+def report_of(
     settings: Mapping[str, Any],
     runs: Sequence[StrategyRun],
     small: Sequence[SmallModel],
     peers: Sequence[PeerRun] = (),
-) -> str:
-    """The bench file that ``--json`` writes and ``penstock compare`` reads."""
-    content = {
+    said: Sequence[str] = (),
+) -> Report:
+    """``said`` are remarks on how the bench asked. The document is the bench file that ``penstock compare`` reads."""
+    document = {
         "settings": settings,
         "runs": [run.as_dict() for run in runs],
         "small_model": [vars(one) for one in small],
         "peers": [one.as_dict() for one in peers],
     }
-    return json.dumps(content, indent=2) + "\n"
+    return Report(document, tables_of(runs, small, peers), [*remarks(runs, small, peers), *said], headlines(runs))
 
 
-def write_report(
-    folder: Path,
-    settings: Mapping[str, Any],
-    runs: Sequence[StrategyRun],
-    small: Sequence[SmallModel],
-    peers: Sequence[PeerRun],
-    said: Sequence[str],
-) -> None:
-    """Write all files into ``folder``, which exists. ``said`` are remarks that a reader needs beside the tables."""
-    (folder / "bench.json").write_text(as_json(settings, runs, small, peers), encoding="utf-8")
-    images = [draw(folder, runs) for draw in (speedup_plot, timeline_plot)]
-    text = [
-        "# Strategies compared",
-        *(f"**{sentence}.**" for sentence in headlines(runs)),
-        "By `penstock bench`; all figures, per request too, are in [bench.json](bench.json).",
-        *("- " + line for line in said),
-        *(shown(image) for image in images if image),
-    ]
+def page_of(
+    folder: Path, runs: Sequence[StrategyRun], small: Sequence[SmallModel], peers: Sequence[PeerRun]
+) -> Iterator[str]:
+    """The report's plots, which are drawn into ``folder``, and the tables of each setting."""
+    yield from shown_all(speedup_plot(folder, runs), timeline_plot(folder, runs))
     for setting, some in by_setting(runs).items():
-        text += [f"## {title_of(setting, some)}", markdown_of(some, small)]
+        yield f"## {title_of(setting, some)}"
+        yield markdown_of(some, small)
         if beside := [one for one in peers if one.setting == setting]:
-            text.append(peers_markdown(beside, some))
-        text += [shown(image) for image in (depth_plot(folder, some), sweep_plot(folder, some)) if image]
-    text += settings_part(settings)
-    (folder / "report.md").write_text("\n\n".join(text) + "\n", encoding="utf-8")
+            yield peers_markdown(beside, some)
+        yield from shown_all(depth_plot(folder, some), sweep_plot(folder, some))
+
+
+def shown_all(*images: Image | None) -> list[str]:
+    return [shown(image) for image in images if image]
 
 
 # -------------------------------------------------------------------------------------------------------------- plots

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final, cast
@@ -19,12 +19,13 @@ from rich.text import Text
 
 from penstock.cluster import Cluster, link_timings, stage_timings
 from penstock.engine.loop import Observer
+from penstock.engine.run_log import DEAD, LoggedBatch, RunLog
 from penstock.trace import EMULATED
 
 if TYPE_CHECKING:
     from penstock.engine.commit import Advance
     from penstock.engine.completion import Completion
-    from penstock.messages import Batch, Result, Rows
+    from penstock.messages import Batch, Result
     from penstock.requests.request import Request
 
 
@@ -38,7 +39,7 @@ FIGURES: Final = (8, 6)
 
 
 @dataclass(frozen=True)
-class Load:
+class BoardRows:
     """The rows on a board: live ones, their ``first`` and ``last`` position in the text, and dead ones."""
 
     live: int = 0
@@ -47,54 +48,20 @@ class Load:
     last: int = 0
 
 
-@dataclass
-class BatchInFlight:
-    """A batch that has entered and has not come out."""
+def rows_on_boards(log: RunLog, boards: int, now: float) -> list[BoardRows]:
+    """The rows on each board, where the log puts them; batches in front of the first board are not seen."""
+    found = [BoardRows()] * boards
+    for batch, board in log.placed(now):
+        if board >= 0:
+            found[board] = rows_of_batch(batch)
+    return found
 
-    entered: float
-    rows: Rows
 
-
-class Boards:
-    """Locates rows on boards: the engine tells which entered and which are dead, the modelled times how far they are.
-
-    ``delays`` are the seconds from entering until each stage begins. A batch never overtakes the one before it.
-    """
-
-    def __init__(self, delays: Sequence[float]) -> None:
-        self._delays = list(delays)
-        self._in_flight: dict[int, BatchInFlight] = {}
-        self._dead: set[int] = set()
-
-    def submitted(self, batch: Batch, at: float) -> None:
-        self._in_flight[batch.stream] = BatchInFlight(at, batch.rows)
-
-    def arrived(self, result: Result) -> None:
-        self._in_flight.pop(result.stream, None)
-
-    def died(self, nodes: Collection[int]) -> None:
-        self._dead.update(nodes)
-
-    def clear(self) -> None:
-        self._in_flight.clear()
-        self._dead.clear()
-
-    def loads(self, now: float) -> list[Load]:
-        """The rows on each board. Called from the drawing thread, so it works on copies."""
-        found = [Load()] * len(self._delays)
-        ahead = len(self._delays)
-        for batch in list(self._in_flight.values()):
-            # A batch is at least one board behind the one that entered before it.
-            ahead = min(ahead - 1, bisect.bisect_right(self._delays, now - batch.entered) - 1)
-            if ahead < 0:
-                break
-            found[ahead] = self._load(batch.rows)
-        return found
-
-    def _load(self, rows: Rows) -> Load:
-        dead = self._dead.intersection(rows.nodes)
-        live = [position for node, position in zip(rows.nodes, rows.positions, strict=True) if node not in dead]
-        return Load(len(live), len(dead), min(live), max(live)) if live else Load(0, len(dead))
+def rows_of_batch(batch: LoggedBatch) -> BoardRows:
+    rows, fates = batch.rows, batch.fates
+    live = [position for node, position in zip(rows.nodes, rows.positions, strict=True) if fates[node] != DEAD]
+    dead = len(rows) - len(live)
+    return BoardRows(len(live), dead, min(live), max(live)) if live else BoardRows(0, dead)
 
 
 def modelled_delays(cluster: Cluster) -> list[float]:
@@ -107,7 +74,7 @@ def modelled_delays(cluster: Cluster) -> list[float]:
 # -------------------------------------------------------------------------------------------------------------- drawing
 
 
-def boards_table(names: Sequence[str], loads: Sequence[Load], root: int | None, width: int, style: str) -> Table:
+def boards_table(names: Sequence[str], loads: Sequence[BoardRows], root: int | None, width: int, style: str) -> Table:
     """A line per board; ``root`` is the position of the tree's root (None: the prompt is in flight)."""
     longest = max(map(len, names))
     bar_width = max(0, min(FULL_BAR, width - longest - sum(FIGURES) - 3))
@@ -124,7 +91,7 @@ def boards_table(names: Sequence[str], loads: Sequence[Load], root: int | None, 
     return table
 
 
-def bar(load: Load, width: int, style: str) -> Text:
+def bar(load: BoardRows, width: int, style: str) -> Text:
     """A bar of live rows, pruned ones (dimmed), and dots up to a full layer."""
     scale = width / FULL_BAR
     live = min(width, round(load.live * scale) or (load.live > 0))
@@ -132,14 +99,14 @@ def bar(load: Load, width: int, style: str) -> Text:
     return Text.assemble(("█" * live, style), ("▒" * gone, "dim"), ("·" * (width - live - gone), "dim"))
 
 
-def rows_of(load: Load) -> Text:
+def rows_of(load: BoardRows) -> Text:
     """The number of live rows, and of all that entered."""
     if not load.live + load.dead:
         return Text("idle", "dim")
     return Text(f"{load.live} of {load.live + load.dead}" if load.dead else str(load.live))
 
 
-def level_of(load: Load, root: int | None) -> str:
+def level_of(load: BoardRows, root: int | None) -> str:
     """The levels below the root of a board's live rows."""
     if not load.live:
         return ""
@@ -302,8 +269,8 @@ def leaves_of(level: Level, now: float, width: int, style: str) -> Text:
     glyphs = [leaf.at(now) for leaf in list(level.leaves)]
     if len(glyphs) > width:
         # The last column shows the committed node where that would be cut off.
-        certain = next((glyph for glyph in glyphs[width - 1 :] if glyph in (HIT, MISS)), "…")
-        glyphs = [*glyphs[: width - 1], certain]
+        committed = next((glyph for glyph in glyphs[width - 1 :] if glyph in (HIT, MISS)), "…")
+        glyphs = [*glyphs[: width - 1], committed]
     styles = {HIT: f"bold {style}", MISS: "bold yellow", DRAFTED: style, PRUNED: "dim red"}
     return Text.assemble(*((glyph, styles.get(glyph, "dim")) for glyph in glyphs))
 
@@ -415,7 +382,7 @@ class Race(Observer):
         self._cluster = cluster
         self._prompts = prompts
         self._words = words
-        self._boards = Boards(modelled_delays(cluster))
+        self._log = RunLog(len(cluster.stages), modelled_delays(cluster))
         self._tree = GrowingTree(keep=TALL_LEVELS[0])
         self._heading = f"Starting {len(cluster.stages)} stages ..."
         self._prompt = prompts[0]
@@ -431,19 +398,22 @@ class Race(Observer):
         self._heading = f"Prompt {index + 1} of {total}: {TITLES[strategy]}"
         self._prompt = self._prompts[index]
         self._accepted = (0, 0)
-        self._boards.clear()
+        self._log.clear()
         self._tree.clear()
         self._runs[strategy] = Run(strategy, time.monotonic())
 
+    def waits(self) -> None:
+        self._log.settle()
+
     def submitted(self, batch: Batch, at: float) -> None:
-        self._boards.submitted(batch, at)
+        self._log.submitted(batch, at)
         self._tree.submitted(batch)
 
     def arrived(self, result: Result, at: float) -> None:
-        self._boards.arrived(result)
+        self._log.arrived(result)
 
     def advanced(self, request: Request, done: Advance, at: float) -> None:
-        self._boards.died([node.id for node in done.dead])
+        self._log.advanced(done)
         run = self._current
         assert run is not None
         completion = cast("Completion", request.output)
@@ -456,7 +426,7 @@ class Race(Observer):
         self._accepted = (request.metrics.accepted, request.metrics.misses)
         if done.finished is not None:
             run.finished = True
-            self._boards.clear()
+            self._log.clear()
 
     @property
     def _current(self) -> Run | None:
@@ -540,7 +510,7 @@ class Race(Observer):
         names = [", ".join(stage.devices) for stage in self._cluster.stages]
         style = STYLES[run.strategy] if run is not None else ""
         narrow = self._console.width - NARROW - GAP
-        boards = boards_table(names, self._boards.loads(now), self._tree.root, narrow, style)
+        boards = boards_table(names, rows_on_boards(self._log, len(names), now), self._tree.root, narrow, style)
         width = self._console.width - self._console.measure(boards).maximum - GAP
         legend = NO_DRAFTS if run is not None and run.strategy == PLAIN else LEGEND
         grid = Table.grid(padding=(0, GAP, 0, 0), pad_edge=False)

@@ -21,7 +21,7 @@ from penstock.engine.resolve import Resolved
 from penstock.engine.stats import EngineStats
 from penstock.server.http.errors import busy
 from penstock.server.http.sse import HEADERS, MEDIA_TYPE, event
-from penstock.server.live.state import BatchDone, BatchInFlight, LiveState, Timeline, TreeView, View, Watcher
+from penstock.server.live.state import BatchDone, BatchInFlight, LiveState, RequestTimeline, TreeView, View, Watcher
 from penstock.trace import EMULATED
 
 # --------------------------------------------------------------------------------------------------------------- frames
@@ -105,7 +105,7 @@ class Frame(msgspec.Struct, frozen=True):
     flying: list[BatchInFlight]
     passed: list[BatchDone]
     tree: Tree | None
-    requests: list[Timeline]
+    requests: list[RequestTimeline]
     own: list[int]
 
 

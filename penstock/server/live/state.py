@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import heapq
 import threading
 from collections import defaultdict, deque
@@ -17,7 +16,8 @@ from penstock.core import FinishReason
 from penstock.engine.async_llm import PROBE_PRIORITY
 from penstock.engine.commit import Advance
 from penstock.engine.loop import Observer
-from penstock.messages import Batch, Result, Span
+from penstock.engine.run_log import COMMITTED, DEAD, SPECULATED, LoggedBatch, RunLog
+from penstock.messages import Batch, Result
 from penstock.requests.request import Request
 from penstock.tree import Node, TokenTree
 
@@ -28,9 +28,6 @@ MOST_DONE: Final = 64
 """Batches that are kept after they came out: enough for 10 frames a second at up to 640 batches a second."""
 CELLS: Final = 64
 """Rows of a batch that a frame shows one by one."""
-SMOOTHING: Final = 0.2
-"""Weight of the newest batch in the moving average of the time from entering until each stage begins."""
-COMMITTED, SPECULATED, DEAD = "c", "s", "d"
 
 
 class BatchInFlight(msgspec.Struct, frozen=True):
@@ -59,97 +56,25 @@ class BatchDone(msgspec.Struct, frozen=True):
     """A batch that has come out: its rows counted by what had become of them, and when each stage worked on it."""
 
     stream: int
-    certain: int
+    committed: int
     speculated: int
     dead: int
     spans: list[StageSpan]
 
 
-@dataclass
-class TrackedBatch:
-    """A batch's nodes and their requests, in the order of its rows, and a letter for each node."""
-
-    at: float
-    nodes: list[int]
-    requests: list[int]
-    letters: dict[int, str]
-    spans: list[Span] = field(default_factory=list)
-
-    def count(self, letter: str) -> int:
-        return sum(one == letter for one in self.letters.values())
+def in_flight(log: RunLog, now: float) -> list[BatchInFlight]:
+    """The batches on their way, the first one first."""
+    found = []
+    for batch, stage in log.placed(now):
+        cells = "".join(batch.fates[node] for node in batch.rows.nodes[:CELLS])
+        found.append(BatchInFlight(batch.stream, stage, len(batch.rows), cells))
+    return found
 
 
-class BatchTracker:
-    """A tracker of batches from submission to result. A batch never overtakes the one before it."""
-
-    def __init__(self, stages: int) -> None:
-        self.done: deque[BatchDone] = deque(maxlen=MOST_DONE)
-        self._delays = [0.0] * stages
-        self._in_flight: dict[int, TrackedBatch] = {}
-        self._out: dict[int, TrackedBatch] = {}
-        """Batches out of the last stage whose results the engine has yet to apply to its requests."""
-        self._batch_of: dict[int, TrackedBatch] = {}
-        """The batch in which each node is, by the node's number."""
-
-    def clear(self) -> None:
-        """Forget all batches, for example when the last viewer leaves."""
-        self.done.clear()
-        for kept in (self._in_flight, self._out, self._batch_of):
-            kept.clear()
-
-    def submitted(self, batch: Batch, roots: dict[int, int], at: float) -> None:
-        """Take in a batch. ``roots`` has each request's root position; rows up to it are committed."""
-        rows = batch.rows
-        letters = {
-            node: COMMITTED if position <= roots.get(request, -1) else SPECULATED
-            for request, node, position in zip(rows.requests, rows.nodes, rows.positions, strict=True)
-        }
-        entered = self._in_flight[batch.stream] = TrackedBatch(at, list(rows.nodes), list(rows.requests), letters)
-        self._batch_of.update((node, entered) for node in rows.nodes)
-
-    def arrived(self, result: Result) -> None:
-        if (batch := self._in_flight.pop(result.stream, None)) is None:
-            return
-        batch.spans = result.spans
-        self._out[result.stream] = batch
-        for span in result.spans:
-            delay = span.start - batch.at
-            self._delays[span.stage] += SMOOTHING * (delay - self._delays[span.stage])
-
-    def advanced(self, advance: Advance) -> None:
-        for nodes, letter in ((advance.committed, COMMITTED), (advance.dead, DEAD)):
-            for node in nodes:
-                if (batch := self._batch_of.get(node.id)) is not None:
-                    batch.letters[node.id] = letter
-
-    def dropped(self, request: int) -> None:
-        """Mark a request's rows in flight as dead: it has ended or was preempted."""
-        for batch in self._in_flight.values():
-            for node, owner in zip(batch.nodes, batch.requests, strict=True):
-                if owner == request:
-                    batch.letters[node] = DEAD
-
-    def settle(self) -> bool:
-        """Finish the batches that came out in the last step, their results applied. Returns whether any did."""
-        news = bool(self._out)
-        for stream, batch in self._out.items():
-            for node in batch.nodes:
-                self._batch_of.pop(node, None)
-            spans = [StageSpan(span.stage, span.start, span.end, span.rows) for span in batch.spans]
-            certain, speculated, dead = (batch.count(letter) for letter in (COMMITTED, SPECULATED, DEAD))
-            self.done.append(BatchDone(stream, certain, speculated, dead, spans))
-        self._out.clear()
-        return news
-
-    def in_flight(self, now: float) -> list[BatchInFlight]:
-        """The batches in flight with their estimated stages, the first one first."""
-        found, ahead = [], len(self._delays)
-        for stream, batch in self._in_flight.items():
-            # A batch is where the mean delays put it, but always behind the batch ahead of it.
-            ahead = max(-1, min(ahead - 1, bisect.bisect_right(self._delays, now - batch.at) - 1))
-            cells = "".join(batch.letters[node] for node in batch.nodes[:CELLS])
-            found.append(BatchInFlight(stream, ahead, len(batch.nodes), cells))
-        return found
+def done(batch: LoggedBatch) -> BatchDone:
+    committed, speculated, dead = (batch.count(fate) for fate in (COMMITTED, SPECULATED, DEAD))
+    spans = [StageSpan(span.stage, span.start, span.end, span.rows) for span in batch.spans]
+    return BatchDone(batch.stream, committed, speculated, dead, spans)
 
 
 # ------------------------------------------------------------------------------------------------------------ timelines
@@ -161,7 +86,7 @@ SHOWN: Final = 24
 """Most requests in one frame."""
 
 
-class Timeline(msgspec.Struct):
+class RequestTimeline(msgspec.Struct):
     """A request's times (seconds of the engine's clock; None: not yet) and counts, without any of its text.
 
     ``accepted`` and ``drafts`` are those of SpeculationMetrics; ``cached`` are prompt tokens from the prefix cache.
@@ -180,15 +105,15 @@ class Timeline(msgspec.Struct):
     finish_reason: str | None = None
 
 
-class Timelines:
+class RequestTimelines:
     """The timelines of the requests under way and of the last few that have ended."""
 
     def __init__(self) -> None:
-        self._under_way: dict[int, Timeline] = {}
-        self._ended: deque[Timeline] = deque(maxlen=RECENT)
+        self._under_way: dict[int, RequestTimeline] = {}
+        self._ended: deque[RequestTimeline] = deque(maxlen=RECENT)
 
     def queued(self, number: int, prompt_tokens: int, at: float) -> None:
-        self._under_way[number] = Timeline(number, prompt_tokens, at)
+        self._under_way[number] = RequestTimeline(number, prompt_tokens, at)
 
     def started(self, number: int, at: float) -> None:
         """Note that a request was admitted. Only the first time counts, not one after a preemption."""
@@ -196,7 +121,7 @@ class Timelines:
         if line is not None and line.started_at is None:
             line.started_at = at
 
-    def get(self, number: int) -> Timeline | None:
+    def get(self, number: int) -> RequestTimeline | None:
         """The timeline of a request under way."""
         return self._under_way.get(number)
 
@@ -205,7 +130,7 @@ class Timelines:
             line.ended_at, line.finish_reason = at, reason
             self._ended.append(line)
 
-    def newest(self) -> list[Timeline]:
+    def newest(self) -> list[RequestTimeline]:
         """Copies of the newest timelines, newest first; another thread may read them while the engine goes on."""
         lines = [*self._under_way.values(), *self._ended]
         # Numbers rise in the order of arrival.
@@ -330,7 +255,7 @@ class View:
     in_flight: list[BatchInFlight]
     done: list[BatchDone]
     trees: dict[int, TreeView]
-    timelines: list[Timeline]
+    timelines: list[RequestTimeline]
 
 
 class LiveState(Observer):
@@ -338,10 +263,9 @@ class LiveState(Observer):
 
     def __init__(self, stages: int) -> None:
         self._lock = threading.Lock()
-        self._timelines = Timelines()
-        self._batches = BatchTracker(stages)
-        self._roots: dict[int, int] = {}
-        """Position of each request's last committed token, by the request's number."""
+        self._timelines = RequestTimelines()
+        self._log = RunLog(stages)
+        self._done: deque[BatchDone] = deque(maxlen=MOST_DONE)
         self._running: dict[int, Request] = {}
         """Requests that have a tree, the one that has run longest first."""
         self._hits: defaultdict[int, Hits] = defaultdict(Hits)
@@ -364,7 +288,7 @@ class LiveState(Observer):
             with self._lock:
                 self._watchers.discard(watcher)
                 if not self._watchers:
-                    self._batches.clear()
+                    self._forget_batches()
                     self._hits.clear()
                     self._trees.clear()
 
@@ -388,8 +312,8 @@ class LiveState(Observer):
         with self._lock:
             return View(
                 self._version,
-                self._batches.in_flight(now),
-                list(self._batches.done),
+                in_flight(self._log, now),
+                list(self._done),
                 dict(self._trees),
                 self._timelines.newest(),
             )
@@ -401,7 +325,9 @@ class LiveState(Observer):
         if not self._watchers:
             return
         with self._lock:
-            news = self._batches.settle()
+            settled = self._log.settle()
+            self._done.extend(map(done, settled))
+            news = bool(settled)
             if self._at - self._drawn_at >= REDRAW:
                 self._draw()
                 news = True
@@ -412,7 +338,7 @@ class LiveState(Observer):
             return  # the health check's own request
         with self._lock:
             self._note(at)
-            self._roots[request.number] = len(request.prompt) - 1
+            self._log.queued(request)
             self._timelines.queued(request.number, len(request.prompt), at)
 
     def admitted(self, request: Request, at: float) -> None:
@@ -423,24 +349,24 @@ class LiveState(Observer):
     def preempted(self, request: Request, at: float) -> None:
         with self._lock:
             self._note(at)
-            self._batches.dropped(request.number)
+            self._log.dropped(request)
 
     def vacated(self, at: float) -> None:
         with self._lock:
             self._note(at)
-            self._batches.clear()
+            self._forget_batches()
 
     def submitted(self, batch: Batch, at: float) -> None:
         if self._watchers:
             with self._lock:
                 self._note(at)
-                self._batches.submitted(batch, self._roots, at)
+                self._log.submitted(batch, at)
 
     def arrived(self, result: Result, at: float) -> None:
         if self._watchers:
             with self._lock:
                 self._note(at)
-                self._batches.arrived(result)
+                self._log.arrived(result)
 
     def advanced(self, request: Request, done: Advance, at: float) -> None:
         with self._lock:
@@ -451,19 +377,23 @@ class LiveState(Observer):
                 line.first_token_at = at
             line.tokens, line.cached = request.produced, request.cached
             line.accepted, line.drafts = request.metrics.accepted, request.metrics.drafts
-            self._roots[request.number] = request.tree.root.position
+            self._log.moved(request)
             self._running[request.number] = request
             if self._watchers:
-                self._batches.advanced(done)
+                self._log.advanced(done)
                 self._hits[request.number].advanced(done)
 
     def finished(self, request: Request, reason: FinishReason, at: float) -> None:
         with self._lock:
             self._note(at)
             self._timelines.ended(request.number, reason, at)
-            self._batches.dropped(request.number)
-            for kept in (self._roots, self._running, self._hits, self._trees):
+            self._log.ended(request)
+            for kept in (self._running, self._hits, self._trees):
                 kept.pop(request.number, None)
+
+    def _forget_batches(self) -> None:
+        self._log.clear()
+        self._done.clear()
 
     def _note(self, at: float) -> None:
         self._version += 1

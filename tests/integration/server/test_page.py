@@ -147,16 +147,16 @@ def test_a_text_streams_while_the_engine_is_seen_at_work(visit: Visit) -> None:
     page = visitor.page
     expect(page.locator("#model")).to_have_text("demo")
     expect(page.locator("#state")).to_have_text("idle")
-    assert painted(page, "#flow", "--certain") == 0
+    assert painted(page, "#flow", "--committed") == 0
     visitor.complete(max_tokens=120)
     page.wait_for_function(f"(what) => ({PAINTED})(what) > 0", arg=["#pipeline", "--speculated"], timeout=PATIENCE_MS)
     expect(page.locator("#state")).to_have_text("working")
     expect(page.locator("#tree .node.in-flight text").first).to_be_visible()
-    expect(page.locator("#tree .node.certain").first).to_be_visible()
+    expect(page.locator("#tree .node.committed").first).to_be_visible()
     expect(page.locator("#pipeline")).to_have_attribute("aria-label", re.compile(r"in stage [0-3]"))
     expect(page.locator("#speed")).to_have_text(re.compile(r"\d+\.\d"))
     visitor.wait_for_end()
-    assert painted(page, "#flow", "--certain") > 0
+    assert painted(page, "#flow", "--committed") > 0
     expect(page.locator(".note")).to_contain_text("120 tokens")
     expect(page.locator(".note")).to_contain_text("acceptance length")
     row = page.locator("#requests tr").first

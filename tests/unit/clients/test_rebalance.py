@@ -7,8 +7,7 @@ from functools import partial
 import httpx
 import pytest
 
-from penstock.clients.api import Server, ServerError
-from penstock.clients.rebalance import rebalance
+from penstock.clients.api import Server, ServerError, rebalance
 
 
 def answer_with(monkeypatch: pytest.MonkeyPatch, response: httpx.Response) -> list[httpx.Request]:

@@ -7,7 +7,7 @@ import pytest
 
 from penstock.hosts.facts import DeviceFacts, HostFacts, Versions
 from penstock.hosts.listing import advice_of
-from penstock.hosts.probe import DeviceRates, ExaminedHost, LinkRates, Report
+from penstock.hosts.probe import DeviceRates, DoctorReport, ExaminedHost, LinkRates
 
 GB = 10**9
 
@@ -39,7 +39,7 @@ def links(forth: float = 0.94, back: float = 0.94, latency_ms: float = 0.2) -> l
 
 
 def advice(hosts: list[ExaminedHost], found: list[LinkRates]) -> list[str]:
-    return advice_of(Report(hosts=hosts, links=found))
+    return advice_of(DoctorReport(hosts=hosts, links=found))
 
 
 def test_memory_that_is_unknown_is_not_small_and_gpus_that_are_unknown_are_named() -> None:

@@ -11,11 +11,11 @@ from rich.console import Console
 
 from penstock.core import ConfigError
 from penstock.hosts.listing import show_report
-from penstock.hosts.probe import ExaminedHost, LinkRates, Report, read_report
+from penstock.hosts.probe import DoctorReport, ExaminedHost, LinkRates, read_report
 from penstock.hosts.remote import ClockOffset
 from tests.unit.hosts.test_advice import host, links
 
-REPORT = Report(
+REPORT = DoctorReport(
     hosts=[
         host("localhost"),
         msgspec.structs.replace(host("b:7700"), clock=ClockOffset(864_000.0, 0.0002)),

@@ -11,9 +11,10 @@ import pytest
 from rich.console import Console
 
 from penstock.core import ConfigError
-from penstock.lab.bench.report import as_json
+from penstock.lab.bench.report import report_of
 from penstock.lab.common import paired_ratio
 from penstock.lab.compare import compare, ratio_of, read_bench
+from penstock.lab.report import indented
 from tests.unit.lab.bench.runs import a_request, a_run
 
 
@@ -23,7 +24,7 @@ def write(path: Path, settings: dict[str, Any], **runs: list[float]) -> Path:
         a_run(name, speeds[0], requests=[a_request(i, speed) for i, speed in enumerate(speeds)])
         for name, speeds in runs.items()
     ]
-    path.write_text(as_json(settings, made, []))
+    path.write_text(indented(report_of(settings, made, []).document))
     return path
 
 

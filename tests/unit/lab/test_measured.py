@@ -13,7 +13,7 @@ from penstock.cluster import PRICES
 from penstock.cluster.spec import Cluster, Device, Links, Stage
 from penstock.core import ConfigError
 from penstock.engine.options import model_folder
-from penstock.hosts.probe import DeviceRates, ExaminedHost, LinkRates, Report
+from penstock.hosts.probe import DeviceRates, DoctorReport, ExaminedHost, LinkRates
 from penstock.lab.plan import run_with
 from penstock.lab.plan_choices import Choice, measured_cluster, price_of
 from penstock.planner.partition import Plan
@@ -35,14 +35,14 @@ def link(source: str, to: str, gbit_s: float, ms: float) -> LinkRates:
     return LinkRates(source=source, to=to, bandwidth_gbit_s=gbit_s, latency_ms=ms)
 
 
-def report() -> Report:
+def report() -> DoctorReport:
     """A report of this host, of one three times as fast with a slow GPU beside it, and of one that did not answer."""
     hosts = [
         ExaminedHost(host="localhost", rates=[rates(1)]),
         ExaminedHost(host="fast", rates=[rates(3), rates(2, "cuda:0")]),
         ExaminedHost(host="gone", problem="nobody listens there"),
     ]
-    return Report(hosts=hosts, links=[link("localhost", "fast", 0.9, 0.2), link("fast", "localhost", 0.5, 0.1)])
+    return DoctorReport(hosts=hosts, links=[link("localhost", "fast", 0.9, 0.2), link("fast", "localhost", 0.5, 0.1)])
 
 
 def test_a_host_is_its_fastest_device_and_a_link_its_slower_way() -> None:
@@ -83,7 +83,7 @@ def test_the_drafter_stays_with_the_engine_where_hosts_are_real(tmp_path: Path) 
     file = tmp_path / "doctor.json"
     hosts = [ExaminedHost(host="localhost", rates=[rates(0.1)]), ExaminedHost(host="fast", rates=[rates(3)])]
     links = [link("localhost", "fast", 0.9, 0.2), link("fast", "localhost", 0.9, 0.2)]
-    file.write_bytes(msgspec.json.encode(Report(hosts=hosts, links=links)))
+    file.write_bytes(msgspec.json.encode(DoctorReport(hosts=hosts, links=links)))
     found = invoke("plan", "--doctor", str(file), "--model", "llama-2-7b-fp16", "--json", "--tokens", "12")
     assert json.loads(found.stdout)["drafter"] == "localhost", found.stderr
 
@@ -104,7 +104,7 @@ def test_checkpoints_are_priced_by_their_shape(tmp_path: Path) -> None:
 
 
 def test_what_says_nothing_is_refused(tmp_path: Path) -> None:
-    nobody = Report(hosts=[ExaminedHost(host="localhost", problem="too little memory")], links=[])
+    nobody = DoctorReport(hosts=[ExaminedHost(host="localhost", problem="too little memory")], links=[])
     with pytest.raises(ConfigError, match="no host was measured: localhost: too little memory"):
         measured_cluster(nobody, PRICES["llama-2-7b-fp16"])
     file = tmp_path / "doctor.json"

@@ -13,14 +13,14 @@ from rich.console import Console
 
 from penstock.cluster import load_cluster, load_devices, stage_timings
 from penstock.core import ConfigError
-from penstock.lab.plan import Outcome, run_plan
-from penstock.lab.plan_choices import SPECULATIVE, Planning, PlanOptions
+from penstock.lab.plan import PlanOutcome, run_plan
+from penstock.lab.plan_choices import SPECULATIVE_BATCH, Planning, PlanOptions
 from tests.unit.cli.invoke import invoke
 
 UNEQUAL = "jupiter-heterogeneous"
 
 
-def plan(**options: Any) -> tuple[Outcome, str]:
+def plan(**options: Any) -> tuple[PlanOutcome, str]:
     """Return the plan that is chosen, and the text that is printed."""
     console = Console(file=io.StringIO(), width=200)
     outcome = run_plan(PlanOptions(**{"cluster": UNEQUAL, "tokens": 0, **options}), console=console)
@@ -69,7 +69,9 @@ def test_no_plan_by_hand_has_a_faster_slowest_stage(seed: int) -> None:
     outcome, _ = plan(cluster=f"random-{seed}:{seed % 5 + 2}")
     chosen, *others = outcome.compared
     assert all(chosen.plan.slowest_s <= other.plan.slowest_s * (1 + 1e-9) for other in others)
-    slowest = max(stage.seconds(SPECULATIVE.rows, SPECULATIVE.attended) for stage in stage_timings(chosen.cluster))
+    slowest = max(
+        stage.seconds(SPECULATIVE_BATCH.rows, SPECULATIVE_BATCH.attended) for stage in stage_timings(chosen.cluster)
+    )
     assert slowest <= chosen.plan.slowest_s * (1 + 1e-9)
 
 
@@ -184,7 +186,7 @@ FAST = "links.local = { bandwidth_gbit_s = 400, latency_ms = 0.005 }\n"
 SLOW = "links.local = { bandwidth_gbit_s = 0.94, latency_ms = 0.2 }\n"
 
 
-def grouped(file: Path, link: str, **options: Any) -> tuple[Outcome, str]:
+def grouped(file: Path, link: str, **options: Any) -> tuple[PlanOutcome, str]:
     file.write_text(GROUPS + link)
     return plan(cluster=str(file), tokens=8, **options)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.config import FieldError
-from penstock.lab.quality import QualityOptions, Question, questions_of
+from penstock.lab.quality import QualityOptions, RatedQuestion, questions_of
 
 
 @pytest.mark.parametrize(
@@ -40,8 +40,8 @@ def test_the_first_questions_of_each_category_are_asked(tmp_path: Path) -> None:
     ]
     (tmp_path / "set.jsonl").write_text("\n".join(map(json.dumps, entries)))
     assert questions_of([tmp_path / "set.jsonl"], 2) == [
-        Question("set: maths", "one"),
-        Question("set: maths", "two"),
-        Question("set", "four"),
-        Question("set", "five"),
+        RatedQuestion("set: maths", "one"),
+        RatedQuestion("set: maths", "two"),
+        RatedQuestion("set", "four"),
+        RatedQuestion("set", "five"),
     ]

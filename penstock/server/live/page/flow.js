@@ -14,7 +14,7 @@ const STEPS_PER_STAGE = 5;
 const SHORTEST = 0.4;
 const LONGEST = 8;
 const KEPT = 600;
-const LEAST_CERTAIN = 0.45;
+const LEAST_COMMITTED = 0.45;
 
 export class Flow {
   constructor() {
@@ -94,18 +94,18 @@ export class Flow {
 }
 
 /**
- * A batch on a stage, its height shared by what its rows were. A single certain one among dozens of guesses is what the
- * batch was sent for: it takes a good part of the height.
+ * A batch on a stage, its height shared by what its rows were. A single committed one among dozens of guesses is what
+ * the batch was sent for: it takes a good part of the height.
  */
-function drawBar(context, { certain, speculated, dead }, x, y, width, height) {
+function drawBar(context, { committed, speculated, dead }, x, y, width, height) {
   const palette = colours();
-  const all = certain + speculated + dead || 1;
-  const sure = certain ? Math.max(LEAST_CERTAIN * height, (height * certain) / all) : 0;
-  const lost = all > certain ? ((height - sure) * dead) / (all - certain) : 0;
+  const all = committed + speculated + dead || 1;
+  const sure = committed ? Math.max(LEAST_COMMITTED * height, (height * committed) / all) : 0;
+  const lost = all > committed ? ((height - sure) * dead) / (all - committed) : 0;
   context.fillStyle = palette.speculated;
   context.fillRect(x, y + lost, width, height - lost);
   context.fillStyle = palette.wasted;
   context.fillRect(x, y, width, lost);
-  context.fillStyle = palette.certain;
+  context.fillStyle = palette.committed;
   context.fillRect(x, y + height - sure, width, sure);
 }

@@ -181,7 +181,7 @@ function unitFor(count, width, height) {
 }
 
 function drawCell(context, kind, x, y, size) {
-  const { certain, speculated, dead } = colours();
+  const { committed, speculated, dead } = colours();
   if (kind === "d") {
     context.strokeStyle = dead;
     context.strokeRect(x + 0.5, y + 0.5, size - 1, size - 1);
@@ -191,6 +191,6 @@ function drawCell(context, kind, x, y, size) {
     context.stroke();
     return;
   }
-  context.fillStyle = kind === "c" ? certain : speculated;
+  context.fillStyle = kind === "c" ? committed : speculated;
   context.fillRect(x, y, size, size);
 }

@@ -18,7 +18,7 @@ export function startTheme(button) {
 export function colours() {
   if (known === null) {
     const style = getComputedStyle(root);
-    const names = ["ink", "muted", "line", "well", "certain", "speculated", "dead", "wasted"];
+    const names = ["ink", "muted", "line", "well", "committed", "speculated", "dead", "wasted"];
     known = Object.fromEntries(names.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
     known.font = getComputedStyle(document.body).fontFamily;
   }

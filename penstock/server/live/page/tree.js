@@ -1,4 +1,4 @@
-// The draft tree, growing to the right: the certain tokens, then the guesses, the favourite on top. A node stands at the
+// The draft tree, growing to the right: the committed tokens, then the guesses, the favourite on top. A node stands at the
 // column of its position in the text, and the picture moves left as the text grows, so that the deepest guess is in sight.
 // What is pruned fades where it was.
 
@@ -98,7 +98,7 @@ export class Tree {
     const path = tree.path.slice(-(behind + 1));
     path.forEach((step, i) => {
       const at = tree.position - (path.length - 1 - i);
-      drawn.set(step.node, { ...step, at, row: 0, state: step.hit ? "certain" : "missed", parent: path[i - 1]?.node });
+      drawn.set(step.node, { ...step, at, row: 0, state: step.hit ? "committed" : "missed", parent: path[i - 1]?.node });
     });
     for (const leaf of tree.leaves) {
       if (!rows.has(leaf.node)) continue;
@@ -107,7 +107,7 @@ export class Tree {
     return drawn;
   }
 
-  /** What was drawn and is neither live nor certain any more goes out slowly, unless the text has jumped ahead. */
+  /** What was drawn and is neither live nor committed any more goes out slowly, unless the text has jumped ahead. */
   _fade(last, tree, column) {
     if (last?.request !== tree.request || tree.position - last.position > JUMP) {
       this._ghosts.replaceChildren();

@@ -10,11 +10,12 @@ import pytest
 from penstock.cluster.timing import LinkTiming
 from penstock.core import ConfigError
 from penstock.engine.commit import Advance
-from penstock.lab.bench.command import Plan, placed, plan_of, seeds_remark, settings_of
+from penstock.lab.bench.command import BenchPlan, all_settings, placed, plan_of, seeds_remark
 from penstock.lab.bench.meter import Meter
 from penstock.lab.bench.options import BenchOptions
-from penstock.lab.common import is_looping, prepare
+from penstock.lab.common import is_looping
 from penstock.lab.grid import DEFAULT_PROMPTS, Question, read_prompt_sets, read_prompts, read_turns
+from penstock.lab.report import prepare
 from penstock.messages import Batch, Result, Rows, Span
 from penstock.strategies.continuous import Continuous
 from penstock.strategies.pipedec import PipeDecOptions
@@ -126,7 +127,7 @@ def test_two_files_of_one_name_are_refused_and_lines_are_named_per_file(tmp_path
         read_prompt_sets([one, code], 2)
 
 
-def openings(plan: Plan) -> list[Question]:
+def openings(plan: BenchPlan) -> list[Question]:
     return [one.opening for one in plan.conversations]
 
 
@@ -176,7 +177,7 @@ def test_settings_name_files_and_no_folders(tmp_path: Path) -> None:
         json=tmp_path / "out.json",
         report=tmp_path,
     )
-    settings = settings_of(options, 2)
+    settings = all_settings(options, 2)
     assert settings["prompts"] == ["package", "chat.jsonl"]
     assert str(tmp_path) not in json.dumps(settings)
     assert set(settings["versions"]) == {"penstock", "torch", "transformers"}

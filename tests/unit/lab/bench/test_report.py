@@ -10,7 +10,7 @@ import pytest
 
 from penstock.lab.bench.comparison import SmallModel
 from penstock.lab.bench.meter import Bar, Timeline
-from penstock.lab.bench.report import write_report
+from penstock.lab.bench.report import page_of, report_of
 from penstock.lab.bench.summary import StrategyRun
 from tests.unit.lab.bench.runs import a_run
 from tests.unit.lab.png import png_size
@@ -32,7 +32,9 @@ def some_runs(**other: Any) -> list[StrategyRun]:
 
 def report(folder: Path, runs: list[StrategyRun]) -> str:
     settings = {"cluster": "demo", "temperature": [0.0, 0.6], "versions": {"penstock": "1"}}
-    write_report(folder, settings, runs, [SmallModel("chat", 0.0, 30.0, modelled=True)], [], ["Said."])
+    small = [SmallModel("chat", 0.0, 30.0, modelled=True)]
+    made = report_of(settings, runs, small, said=["Said."])
+    made.write_folder(folder, "bench", "Strategies compared", page_of(folder, runs, small, []))
     return (folder / "report.md").read_text()
 
 

@@ -143,7 +143,7 @@ def test_batches_that_came_out_are_told_with_what_became_of_their_rows(seed: int
             view = state.view(history.clock.now())
             entered |= {batch.stream: batch.rows for batch in view.in_flight}
             for batch in view.done:
-                told[batch.stream] = batch.certain + batch.speculated + batch.dead
+                told[batch.stream] = batch.committed + batch.speculated + batch.dead
                 assert [span.stage for span in batch.spans] == list(range(history.stages))
             assert len(view.done) <= MOST_DONE
     assert told
