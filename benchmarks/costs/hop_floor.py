@@ -26,6 +26,7 @@ from penstock.transport.addresses import sleep_until
 from penstock.transport.inbox import Inbox
 from penstock.transport.outbox import Outbox, Sockets
 
+HOW = "Measured, without a model"
 PRESETS = ("spd-4", "spd-8", "spd-16")
 TRANSPORTS = ("ipc", "tcp")
 """Unix-domain sockets, and tcp over loopback."""

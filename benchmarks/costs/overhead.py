@@ -23,6 +23,7 @@ from penstock.lab.bench.summary import StrategyRun
 from penstock.lab.grid import DEFAULT_PROMPTS, read_prompts
 from penstock.speculation import SpeculativeConfig
 
+HOW = "Emulated, with a drafter that is always right"
 CLUSTER = Path(__file__).with_name("ten-ms-14.toml")
 
 

@@ -15,6 +15,7 @@ from penstock.lab.bench.summary import StrategyRun
 from penstock.lab.grid import DEFAULT_PROMPTS, read_prompts
 from penstock.speculation import SpeculativeConfig
 
+HOW = "Measured, with the demo pair"
 PROMPTS = 4
 ROUNDS = 3
 

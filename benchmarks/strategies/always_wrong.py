@@ -16,6 +16,7 @@ from penstock.lab.simulator.script import MISSED, Script, profile_script
 from penstock.speculation import SpeculativeConfig
 
 CLUSTERS = ("demo", "jupiter-homogeneous", "jupiter-heterogeneous", "pipedec-14x3090", "random-5:2")
+HOW = "Simulated, with the synthetic profile's confidence"
 STRATEGIES = ("auto", "continuous", "pipedec")
 REQUESTS, TOKENS = 3, 200
 
