@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from benchmarks.shared.measured import store
+from benchmarks.shared.benchmark import Benchmark, show
 from benchmarks.shared.profile import ACCURACY
 from penstock.cluster import Cluster, load_cluster
 from penstock.cluster.drawn import uniform_cluster
@@ -170,12 +170,8 @@ def measured(name: str, requests: int) -> dict[str, Any]:
     return {"stages": STAGES, "over_plain": over_plain, "corrected": rows}
 
 
-def main(requests: int) -> None:
-    figures = {name: measured(name, requests) for name in CLUSTERS}
-    store(NAME, HOW, ([f"python -m benchmarks.drafters.{NAME} {requests}"], figures))
-    for name, found in figures.items():
-        print(name, found["over_plain"], *found["corrected"], sep="\n  ")
-
-
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 8)
+    requests = int(sys.argv[1]) if len(sys.argv) > 1 else 8
+    figures = {name: measured(name, requests) for name in CLUSTERS}
+    Benchmark(__file__, HOW).keep(figures, str(requests))
+    show(figures)

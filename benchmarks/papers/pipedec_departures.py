@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from benchmarks.shared.measured import store
+from benchmarks.shared.benchmark import Benchmark, show
 from benchmarks.shared.profile import ACCURACY
 from penstock.cluster import Cluster, load_cluster
 from penstock.lab.common import paired_ratio
@@ -80,6 +80,5 @@ def measured() -> list[dict[str, Any]]:
 
 if __name__ == "__main__":
     figures = measured()
-    store(NAME, HOW, ([f"python -m benchmarks.papers.{NAME}"], figures))
-    for one in figures:
-        print(one)
+    Benchmark(__file__, HOW).keep(figures)
+    show(figures)

@@ -19,12 +19,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.shared.measured import store
+from benchmarks.shared.benchmark import Benchmark, show
 from benchmarks.shared.profile import ACCURACY
 from penstock.cluster import Cluster, load_cluster
 from penstock.cluster.timing import held_by
 from penstock.config import check
-from penstock.core import ConfigError
 from penstock.lab.common import paired_ratio
 from penstock.lab.grid import PLAIN, parse_entries
 from penstock.lab.simulator.run import simulate_serving
@@ -102,8 +101,7 @@ def measured(sets: int) -> dict[str, Any]:
             found[strategy, how] = served[strategy, how, running]
         base = found[PIPEDEC, "one request"]
         rows += [row_of(*row, at_once, rates, base) for row, rates in found.items()]
-        for row in rows[-len(ROWS) :]:
-            print(line(row), flush=True)
+        show(rows[-len(ROWS) :])
     return {"sets": sets, "fit": tokens_that_fit(), "rows": rows}
 
 
@@ -120,19 +118,8 @@ def row_of(strategy: str, how: str, at_once: int, rates: Sequence[float], base: 
     }
 
 
-def line(row: dict[str, Any]) -> str:
-    over = row["over_pipedec"]
-    ratio = f"{over['mean']:.2f} ({over['low']:.2f} to {over['high']:.2f})" if over else "1"
-    return f"{row['at_once']:3}  {row['strategy']:26} {row['how']:12} {row['tokens_per_second']:7.2f} tokens/s  {ratio}"
-
-
-def main(sets: int) -> None:
-    check(sets >= 2, "SETS", sets, "at least 2: bounds need pairs")
-    store(NAME, HOW, ([f"python -m benchmarks.papers.{NAME} {sets}"], measured(sets)))
-
-
 if __name__ == "__main__":
-    try:
-        main(int(sys.argv[1]) if len(sys.argv) > 1 else SETS)
-    except ConfigError as error:
-        sys.exit(f"{NAME}: error: {error}")
+    benchmark, sets = Benchmark(__file__, HOW), int(sys.argv[1]) if len(sys.argv) > 1 else SETS
+    with benchmark.refusing():
+        check(sets >= 2, "SETS", sets, "at least 2: bounds need pairs")
+        benchmark.keep(measured(sets), str(sets))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from benchmarks.shared.benchmark import show
 from benchmarks.shared.profile import ACCURACY
 from penstock.cluster import load_cluster
 from penstock.lab.simulator.run import simulate
@@ -46,11 +47,5 @@ def config_of(strategy: str) -> SpeculativeConfig:
     return SpeculativeConfig(method="synthetic", accuracy=ACCURACY, strategy=strategy)
 
 
-def main() -> None:
-    for cluster, strategies in measured().items():
-        for strategy, ratios in strategies.items():
-            print(f"{cluster:22} {strategy:11} " + " ".join(f"{ratio:.3f}" for ratio in ratios))
-
-
 if __name__ == "__main__":
-    main()
+    show(measured())

@@ -7,11 +7,10 @@ Twenty requests of 100 tokens with the profile of `auto_against.py`; every varia
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Final
 
-from benchmarks.shared.measured import store
+from benchmarks.shared.benchmark import Benchmark, show
 from benchmarks.shared.profile import ACCURACY
 from benchmarks.strategies.auto_against import TOKENS
 from penstock.cluster import Cluster, load_cluster
@@ -80,12 +79,7 @@ def config_of(strategy: str) -> SpeculativeConfig:
     return SpeculativeConfig(method="synthetic", accuracy=ACCURACY, strategy=strategy)
 
 
-def main() -> None:
-    figures: dict[str, Any] = {name: measured(load_cluster(name)) for name in CLUSTERS}
-    store(NAME, HOW, ([f"python -m benchmarks.strategies.{NAME}"], figures))
-    for cluster, speeds in figures.items():
-        print(cluster, speeds, file=sys.stderr)
-
-
 if __name__ == "__main__":
-    main()
+    figures = {name: measured(load_cluster(name)) for name in CLUSTERS}
+    Benchmark(__file__, HOW).keep(figures)
+    show(figures)

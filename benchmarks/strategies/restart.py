@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import msgspec
 
-from benchmarks.shared.measured import store
+from benchmarks.shared.benchmark import Benchmark, show
 from benchmarks.shared.profile import ACCURACY
 from penstock.cluster import load_cluster
 from penstock.estimates.drafts import Experience
@@ -71,6 +71,5 @@ def measured(requests: int) -> dict[str, Any]:
 
 if __name__ == "__main__":
     figures = measured(int(sys.argv[1]) if len(sys.argv) > 1 else 12)
-    store(NAME, HOW, ([f"python -m benchmarks.strategies.{NAME}"], figures))
-    for name, one in figures.items():
-        print(name, one)
+    Benchmark(__file__, HOW).keep(figures)
+    show(figures)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Iterator
@@ -106,7 +105,7 @@ def test_drafters_that_are_not_there_are_named(tmp_path: Path, capsys: pytest.Ca
     said = capsys.readouterr().out
     assert f"missing: {tmp_path / 'none'} is no folder; penstock train spd makes one" in said
     assert "left out: early_exit; name its folder with --early-exit" in said
-    command = virtual.command_of("papers.x", found, SMALL)
+    command = virtual.command_of("python -m benchmarks.papers.x", found, SMALL)
     assert command == f"python -m benchmarks.papers.x --spd {tmp_path.name} --prompts 2 --tokens 8", (
         "no path of this machine"
     )
@@ -129,18 +128,14 @@ def test_a_script_measures_what_is_not_stored_and_names_itself_in_an_error(
         for key in wanted.options.keys:
             yield key, partial(measure, key, wanted.drafters["spd"][0])
 
-    def line(key: str, row: dict[str, Any]) -> str:
-        return f"{key} {row['value']}"
-
     def run(*keys: str) -> list[str]:
-        parser = argparse.ArgumentParser()
-        parser.add_argument("--keys", nargs="+")
-        monkeypatch.setattr(sys, "argv", ["one.py", "--keys", *keys, "--spd", str(folder), "--tokens", "8"])
-        virtual.main("papers.one", parser, cases, line, ["spd"], how="By hand", sizes=virtual.Sizes(6, 24))
+        monkeypatch.setattr(sys, "argv", ["one.py", *keys, "--spd", str(folder), "--tokens", "8"])
+        file, sizes = str(tmp_path / "papers" / "one.py"), virtual.Sizes(6, 24)
+        virtual.main(file, cases, ["spd"], how="By hand", sizes=sizes, keys={"nargs": "+"})
         return capsys.readouterr().out.splitlines()
 
-    assert run("a") == ["a 1"]
-    assert run("a", "b") == ["a 1", "b 2"]
+    assert run("a") == ["a: prompts 6, tokens 8, value 1"]
+    assert run("a", "b")[1:] == ["b: prompts 6, tokens 8, value 2"]
     assert taken == [("a", str(folder)), ("b", str(folder))]
     assert measured.stored("one").how == "By hand"
     assert measured.stored("one").commands == ["python -m benchmarks.papers.one --spd drafter --prompts 6 --tokens 8"]
