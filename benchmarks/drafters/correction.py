@@ -28,12 +28,12 @@ from itertools import accumulate
 from typing import Any
 
 from benchmarks.shared.benchmark import Benchmark, show
+from benchmarks.shared.paired import paired
 from benchmarks.shared.profile import ACCURACY
 from penstock.cluster import Cluster, load_cluster
 from penstock.cluster.drawn import uniform_cluster
 from penstock.drafters.base import Draft, DraftRequest
 from penstock.emulation.drafter import EmulatedDrafter
-from penstock.lab.common import paired_ratio
 from penstock.lab.simulator.run import ScriptedDrafter, make_loop, simulate_one
 from penstock.lab.simulator.script import MISSED, Script, profile_script
 from penstock.requests.request import Request
@@ -162,8 +162,7 @@ def measured(name: str, requests: int) -> dict[str, Any]:
         cells = []
         for cluster, without in zip(clusters, off, strict=True):
             on = seconds(cluster, script, speculating(STRATEGY, True), sharpness)
-            ratio = paired_ratio([one / other for one, other in zip(without, on, strict=True)])
-            assert ratio is not None
+            ratio = paired(without, on)
             cells.append([round(ratio.mean, 3), round(ratio.low, 2), round(ratio.high, 2)])
         rows.append({"again": round(again, 2), "kept": round(kept, 2), "ratios": cells})
     over_plain = [round(sum(one) / sum(other), 2) for one, other in zip(plain, off, strict=True)]

@@ -20,11 +20,11 @@ from typing import Any, Final
 import numpy as np
 
 from benchmarks.shared.benchmark import Benchmark, show
-from benchmarks.shared.profile import ACCURACY
+from benchmarks.shared.paired import paired
+from benchmarks.shared.profile import ACCURACY, cut
 from penstock.cluster import Cluster, load_cluster
 from penstock.cluster.timing import held_by
 from penstock.config import check
-from penstock.lab.common import paired_ratio
 from penstock.lab.grid import PLAIN, parse_entries
 from penstock.lab.simulator.run import simulate_serving
 from penstock.lab.simulator.script import Script, profile_script
@@ -54,12 +54,8 @@ def script_of(seed: int) -> Script:
     rng = np.random.default_rng(seed)
     script = profile_script(ACCURACY, REQUESTS, ANSWER[1], seed)
     lengths = [int(length) for length in rng.integers(*ANSWER, endpoint=True, size=REQUESTS)]
-    return replace(
-        script,
-        prompts=tuple(int(length) for length in rng.integers(*PROMPT, endpoint=True, size=REQUESTS)),
-        picks=tuple(picks[:length] for picks, length in zip(script.picks, lengths, strict=True)),
-        drafts=tuple(drafts[:length] for drafts, length in zip(script.drafts, lengths, strict=True)),
-    )
+    prompts = [int(length) for length in rng.integers(*PROMPT, endpoint=True, size=REQUESTS)]
+    return cut(script, prompts, lengths)
 
 
 def as_one_stage(cluster: Cluster) -> Cluster:
@@ -106,15 +102,12 @@ def measured(sets: int) -> dict[str, Any]:
 
 
 def row_of(strategy: str, how: str, at_once: int, rates: Sequence[float], base: Sequence[float]) -> dict[str, Any]:
-    ratio = paired_ratio([one / other for one, other in zip(rates, base, strict=True)])
-    assert ratio is not None
-    over = None if rates is base else asdict(ratio)
     return {
         "strategy": strategy,
         "how": how,
         "at_once": at_once,
         "tokens_per_second": float(np.mean(rates)),
-        "over_pipedec": over,
+        "over_pipedec": None if rates is base else asdict(paired(rates, base)),
     }
 
 

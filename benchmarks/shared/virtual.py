@@ -22,6 +22,7 @@ import torch
 
 from benchmarks.shared.benchmark import Benchmark, show
 from benchmarks.shared.measured import kept_figures, path_of, store, stored
+from benchmarks.shared.paired import paired
 from benchmarks.shared.root import ROOT
 from penstock import LLM, SamplingParams
 from penstock.cluster import Cluster, load_cluster
@@ -29,7 +30,7 @@ from penstock.emulation.cluster import RealTimeHost
 from penstock.engine.options import DEMO
 from penstock.lab.bench.comparison import measure_all, on_time
 from penstock.lab.bench.summary import StrategyRun
-from penstock.lab.common import Ratio, paired_ratio
+from penstock.lab.common import Ratio
 from penstock.lab.grid import DEFAULT_PROMPTS, Question, conversations_of, is_plain, parse_entries, read_prompt_sets
 from penstock.pipeline.base import VirtualClock
 from penstock.pipeline.inprocess import InProcessHost
@@ -111,9 +112,7 @@ def find(runs: Sequence[StrategyRun], entry: str, temperature: float) -> Strateg
 def over(run: StrategyRun, base: StrategyRun) -> Ratio:
     """Speed relative to ``base`` on the same requests, with bounds."""
     pairs = [(one, other) for one, other in zip(run.requests, base.requests, strict=True) if other["seconds"]]
-    ratio = paired_ratio([other["seconds"] / one["seconds"] for one, other in pairs])
-    assert ratio is not None
-    return ratio
+    return paired((other["seconds"] for _, other in pairs), (one["seconds"] for one, _ in pairs))
 
 
 # -------------------------------------------------------------------------------------------------------------- scripts

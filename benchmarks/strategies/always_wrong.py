@@ -10,11 +10,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from benchmarks.shared.benchmark import show
-from benchmarks.shared.profile import ACCURACY
+from benchmarks.shared.profile import ACCURACY, synthetic
 from penstock.cluster import load_cluster
 from penstock.lab.simulator.run import simulate
 from penstock.lab.simulator.script import MISSED, Script, profile_script
-from penstock.speculation import SpeculativeConfig
 
 CLUSTERS = ("demo", "jupiter-homogeneous", "jupiter-heterogeneous", "pipedec-14x3090", "random-5:2")
 HOW = "Simulated, with the synthetic profile's confidence"
@@ -36,15 +35,11 @@ def measured() -> dict[str, dict[str, list[float]]]:
         found[name] = {
             strategy: [
                 run.seconds / base.seconds
-                for run, base in zip(simulate(cluster, script, config_of(strategy)), plain, strict=True)
+                for run, base in zip(simulate(cluster, script, synthetic(strategy)), plain, strict=True)
             ]
             for strategy in STRATEGIES
         }
     return found
-
-
-def config_of(strategy: str) -> SpeculativeConfig:
-    return SpeculativeConfig(method="synthetic", accuracy=ACCURACY, strategy=strategy)
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ LISTS: Final = (
 WATER: Final = "Name some uses of water."
 """A question asked before all others, to fill the prefix cache with guides and to learn times."""
 ENGINES: Final[dict[str, Any]] = {"plain": None, "prompt lookup": {"method": "ngram"}}
-BENCHMARKED: Final[dict[str, Any]] = {"method": "synthetic", "accuracy": ACCURACY}
+SCRIPTED: Final[dict[str, Any]] = {"method": "synthetic", "accuracy": ACCURACY}
 """A drafter that is right as often as that of Jupiter's tables."""
 
 
@@ -121,8 +121,8 @@ def engines_of(options: argparse.Namespace) -> Iterator[tuple[str, LLM]]:
             yield name, LLM(model, pipeline_parallel_size=STAGES, speculative_config=config, threads=1)
         return
     torch.set_num_threads(1)
-    ((_, chain),) = parse_entries([CHAIN], BENCHMARKED)
-    for name, config in {**ENGINES, "its chain": chain, "auto": BENCHMARKED}.items():
+    ((_, chain),) = parse_entries([CHAIN], SCRIPTED)
+    for name, config in {**ENGINES, "its chain": chain, "auto": SCRIPTED}.items():
         host = InProcessHost(VirtualClock())
         yield name, LLM(model, host=host, cluster=options.cluster, speculative_config=config)
 

@@ -11,13 +11,12 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from benchmarks.shared.benchmark import Benchmark, show
-from benchmarks.shared.profile import ACCURACY
+from benchmarks.shared.paired import paired
+from benchmarks.shared.profile import ACCURACY, synthetic
 from benchmarks.strategies.auto_against import TOKENS
 from penstock.cluster import Cluster, load_cluster
-from penstock.lab.common import paired_ratio
 from penstock.lab.simulator.run import make_loop, simulate, simulate_one
 from penstock.lab.simulator.script import Script, profile_script
-from penstock.speculation import SpeculativeConfig
 from penstock.strategies.base import NOW, Context, Strategy
 from penstock.strategies.continuous import Continuous
 from penstock.tree import TokenTree
@@ -59,24 +58,14 @@ def measured(cluster: Cluster) -> dict[str, float]:
     plain = [run.seconds for run in simulate(cluster, script, None)]
     times = {name: seconds(cluster, script, make) for name, make in VARIANTS.items()}
     for name, strategy in PAPERS.items():
-        times[name] = [run.seconds for run in simulate(cluster, script, config_of(strategy))]
-    return {name: over(plain, found) for name, found in times.items()}
+        times[name] = [run.seconds for run in simulate(cluster, script, synthetic(strategy))]
+    return {name: round(paired(plain, found).mean, 3) for name, found in times.items()}
 
 
 def seconds(cluster: Cluster, script: Script, make: Callable[[], Strategy]) -> list[float]:
     """Seconds of each request from its first token to its last."""
-    loop = make_loop(cluster, script, config_of("continuous"))
+    loop = make_loop(cluster, script, synthetic("continuous"))
     return [simulate_one(loop, script, number, make()).seconds for number in range(REQUESTS)]
-
-
-def over(plain: list[float], times: list[float]) -> float:
-    ratio = paired_ratio([one / other for one, other in zip(plain, times, strict=True)])
-    assert ratio is not None
-    return round(ratio.mean, 3)
-
-
-def config_of(strategy: str) -> SpeculativeConfig:
-    return SpeculativeConfig(method="synthetic", accuracy=ACCURACY, strategy=strategy)
 
 
 if __name__ == "__main__":

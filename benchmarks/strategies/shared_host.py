@@ -33,9 +33,10 @@ from typing import Any
 from benchmarks.shared.benchmark import Benchmark, show
 from benchmarks.shared.burner import one_core_busy
 from benchmarks.shared.measured import kept_figures
+from benchmarks.shared.paired import paired
 from penstock import LLM, SamplingParams
 from penstock.lab.bench.comparison import measure_all
-from penstock.lab.common import Ratio, paired_ratio
+from penstock.lab.common import Ratio
 from penstock.lab.grid import Question, Setting, parse_entries, read_prompt_sets
 
 NAME, HOW = "shared_host", "Measured: two stage processes of one thread each on two cores, nothing emulated"
@@ -127,9 +128,8 @@ def measured(options: argparse.Namespace, case: str) -> dict[str, Any]:
 def ratio_over(sets: Iterable[Mapping[str, Sequence[float]]], base: str, entry: str) -> Ratio:
     """Speed of ``entry`` relative to ``base``, over all prompts of all sets in pairs. A set maps each entry to its
     seconds by prompt."""
-    ratio = paired_ratio([b / e for by in sets for b, e in zip(by[base], by[entry], strict=True)])
-    assert ratio is not None
-    return ratio
+    every = list(sets)
+    return paired(*([seconds for by in every for seconds in by[way]] for way in (base, entry)))
 
 
 def main(benchmark: Benchmark, options: argparse.Namespace) -> None:
