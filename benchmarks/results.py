@@ -4,9 +4,9 @@
     python -m benchmarks.results --measure NAME ...     # measures these sections anew first
     python -m benchmarks.results --list                 # their names
 
-A section is a pair of functions in benchmarks/sections: one takes the figures, which are stored with their commands,
-day and versions, the other turns them into Markdown. Simulations draw on recordings of the demo pair, which are made
-where benchmarks/recordings lacks them.
+A page is a template in benchmarks/sections, with a block a section; a module beside it makes of the stored figures what
+the template cannot say itself, and measures anew what can be. Figures are stored with their commands, day and versions.
+Simulations draw on recordings of the demo pair, which are made where benchmarks/recordings lacks them.
 """
 
 from __future__ import annotations
@@ -15,30 +15,24 @@ import argparse
 import re
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.sections import (
-    comparisons,
     engine,
+    faults,
     flowspec,
-    hosts,
     jupiter,
-    links,
     models,
-    outlined,
-    parallel,
     pipedec,
-    pipedec_processes,
-    real_drafters,
-    real_model,
+    real_models,
     serving,
     spd,
-    spd_chats,
+    strategies,
     vllm,
 )
-from benchmarks.sections.base import Section, block, page_part, prose
-from benchmarks.sections.headlines import HEADLINES
-from benchmarks.sections.pages import PAGES, Page
+from benchmarks.sections.base import TEMPLATES, Section, block, headings, page_part, paragraphs, parts_of
+from benchmarks.sections.headlines import NAMES
 from benchmarks.shared.commands import command_line
 from benchmarks.shared.measured import folder_of_script, path_of, store, stored
 from benchmarks.shared.root import ROOT
@@ -48,7 +42,89 @@ from penstock.core import ConfigError
 
 FIRST = ROOT / "docs" / "background" / "results.md"
 FOLDER = FIRST.with_suffix("")
-ORDER = tuple(name for page in PAGES for name in page.sections)
+
+
+@dataclass(frozen=True)
+class Page:
+    """One page. ``name`` is the stem of its file and its template, ``about`` its description on the first page."""
+
+    name: str
+    title: str
+    about: str
+    measured: dict[str, Section]
+
+    @property
+    def link(self) -> str:
+        """A link to the page from the first page."""
+        return f"{FOLDER.name}/{self.name}.md"
+
+    @property
+    def path(self) -> Path:
+        return FOLDER / f"{self.name}.md"
+
+
+PAGES = (
+    Page(
+        "engine",
+        "the engine itself",
+        "exactness, overhead, decisions, links, the simulator beside the emulator",
+        engine.SECTIONS,
+    ),
+    Page(
+        "real-models",
+        "real models",
+        "nothing emulated: formats of weights, where a step goes, other engines, trained drafters, shared hosts",
+        real_models.SECTIONS,
+    ),
+    Page(
+        "models",
+        "models of many kinds",
+        "families beside transformers, layers that carry a state, latents, windows, an MTP head",
+        models.SECTIONS,
+    ),
+    Page(
+        "strategies",
+        "strategies and drafters",
+        "`auto` beside all others, what its parts are worth, what a wrong drafter costs, what drafters take",
+        strategies.SECTIONS,
+    ),
+    Page(
+        "pipedec",
+        "beside PipeDec's paper",
+        "trees, stages, sampling, throughput; simulated and in processes",
+        pipedec.SECTIONS,
+    ),
+    Page("flowspec", "beside FlowSpec's paper", "its tables, with the demo pair and with EAGLE", flowspec.SECTIONS),
+    Page("spd", "beside SPD's paper", "its tables, its steps in processes, corrections in flight", spd.SECTIONS),
+    Page(
+        "jupiter",
+        "beside Jupiter's paper",
+        "its tables and baselines, its plans and ours, prompts and answers in pieces, what they are worth",
+        jupiter.SECTIONS,
+    ),
+    Page(
+        "vllm",
+        "beside pipelines and EAGLE in vLLM",
+        "the report's tables; tensor parallel stages, predicted",
+        vllm.SECTIONS,
+    ),
+    Page(
+        "serving",
+        "many requests at once",
+        "throughput and latency by concurrency, simulated and over HTTP; long prompts amid others",
+        serving.SECTIONS,
+    ),
+    Page(
+        "faults",
+        "faults and attacks",
+        "ten thousand requests of all kinds, processes killed, hosts lost or without weights, hostile input",
+        faults.SECTIONS,
+    ),
+)
+TITLES = {page.name: headings(page.name) for page in PAGES}
+"""Titles by section, by page, in order."""
+PAGE_OF = {name: page for page in PAGES for name in TITLES[page.name]}
+SECTIONS = {name: page.measured.get(name, Section()) for name, page in PAGE_OF.items()}
 AWAITED = (
     *("step", "real_ids", "beside_peers", "two_stages", "learning", "drafter_acceptance", "trained"),
     "flowspec_eagle",
@@ -63,102 +139,47 @@ AWAITED = (
     *("shared_host", "serving", "serve_http", "attack", "mtp"),
 )
 """Sections left out of the pages until they are measured: they need trained drafters first, or take long."""
-MODULES = (
-    engine,
-    real_model,
-    real_drafters,
-    models,
-    comparisons,
-    pipedec,
-    pipedec_processes,
-    parallel,
-    flowspec,
-    jupiter,
-    outlined,
-    spd,
-    spd_chats,
-    links,
-    vllm,
-    serving,
-    hosts,
-)
-SECTIONS: dict[str, Section] = {section.name: section for module in MODULES for section in module.SECTIONS}
-
 KIND = re.compile(r"^(Simulated|In virtual time|Emulated|Measured|Computed)")
 """The words with which a section's ``how`` begins."""
 WRITTEN = "*Written by `python -m benchmarks.results` from `benchmarks/measured/`; do not edit.*"
 
-KINDS = """## How figures are taken
-
-No figure here comes from the GPUs or boards that it speaks of: we do not have them. Every section says what it is:
-
-- **Simulated**: the engine's own decisions in virtual time, on modelled devices and links. No model runs.
-- **In virtual time**: real tokens and drafts of real models; stages, links and drafter take their modelled times only.
-- **Emulated**: real tokens in real stage processes, each held back until its modelled device would have been done.
-- **Measured**: on this machine, as it is.
-
-Drafts come from the **demo pair**, the small models that come with the package, on Python code that they have not
-seen; or from the **synthetic profile**: a drafter that has the target's token among its first 1, 2, 3 and 4 candidates
-in 70, 80, 85 and 88% of the steps, rising linearly to 95% at 16. Figures with the profile measure the engine, not a
-draft model. "x" is speed over that of the plain pipeline, or of what is named, on the same requests. Accuracy is
-PipeDec's: the share of tokens that had been drafted as children of the token before, where it had any.
-
-Everything ran on two cores of a shared x86-64 machine in float32 unless a section says otherwise; versions and days are
-in the stored files."""
-
-RECORDINGS = """## Recordings
-
-Simulations "from a recording" draw on these, made in processes without emulation, 40 prompts of up to 64 tokens each.
-Off the target's path a draft is taken to be any of those on it."""
-
 
 def pages() -> dict[Path, str]:
     """Every page by its file. Raises ConfigError for a section whose figures are missing."""
-    return {FIRST: first_page(), **{path_of_page(page): page_of(page) for page in PAGES}}
+    return {FIRST: first_page(), **{page.path: page_of(page) for page in PAGES}}
 
 
 def first_page() -> str:
     """The first page: the main figures, links to the other pages, and the kinds of figures."""
-    recordings = f"{RECORDINGS}\n\n{block([command_line(recording_arguments(name)) for name in SAMPLINGS])}"
-    contents = "\n".join(
-        prose(f"- [{page.title.removeprefix('Results: ')}]({link(page)}): {page.about}") for page in PAGES
+    template = TEMPLATES.get_template("results.md.jinja")
+    text = template.render(
+        **NAMES, written=WRITTEN, pages=PAGES, shown=shown(), how=how, figures_of=lambda name: stored(name).figures
     )
-    return "\n\n".join(["# Results", WRITTEN, headlines(), "## The pages", contents, KINDS, recordings]) + "\n"
+    recordings = block([command_line(recording_arguments(name)) for name in SAMPLINGS])
+    return f"{paragraphs(*parts_of(text))}\n\n{recordings}\n"
 
 
-def headlines() -> str:
-    """A table with a row per section that has a figure for the first page."""
-    rows = []
-    for page in PAGES:
-        for name in page.sections:
-            if name in HEADLINES and name in shown():
-                found = stored(name)
-                question, figure = HEADLINES[name](found.figures)
-                (kind,) = KIND.findall(found.how)
-                rows.append([question, figure, f"[{kind.lower()}]({link(page)}#{anchor(SECTIONS[name].title)})"])
-    lines = [["", "figure", "how"], ["---"] * 3, *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+def how(name: str) -> str:
+    """A link to a section, named like its kind of figures."""
+    (kind,) = KIND.findall(stored(name).how)
+    return f"[{kind.lower()}]({PAGE_OF[name].link}#{anchor(title_of(name))})"
 
 
 def page_of(page: Page) -> str:
-    sections = [SECTIONS[name] for name in page.sections if name in shown()]
-    contents = "\n".join(f"- [{section.title}](#{anchor(section.title)})" for section in sections)
+    names = [name for name in TITLES[page.name] if name in shown()]
+    contents = "\n".join(f"- [{title_of(name)}](#{anchor(title_of(name))})" for name in names)
     back = f"What the kinds of figures are: [results](../{FIRST.name}#how-figures-are-taken)."
-    return "\n\n".join([f"# Results: {page.title}", WRITTEN, back, contents, *map(page_part, sections)]) + "\n"
+    sections = (page_part(page.name, name, SECTIONS[name]) for name in names)
+    return "\n\n".join([f"# Results: {page.title}", WRITTEN, back, contents, *sections]) + "\n"
 
 
-def path_of_page(page: Page) -> Path:
-    return FOLDER / f"{page.name}.md"
-
-
-def link(page: Page) -> str:
-    """A link to the page from the first page."""
-    return f"{FOLDER.name}/{page.name}.md"
+def title_of(name: str) -> str:
+    return TITLES[PAGE_OF[name].name][name]
 
 
 def shown() -> list[str]:
     """The sections that are in the pages."""
-    return [name for name in ORDER if name not in AWAITED or path_of(name).exists()]
+    return [name for name in PAGE_OF if name not in AWAITED or path_of(name).exists()]
 
 
 def anchor(title: str) -> str:
@@ -192,7 +213,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--list", action="store_true", help="print the sections' names and titles")
     options = parser.parse_args(arguments)
     if options.list:
-        print("\n".join(f"{name:20} {SECTIONS[name].title}" for name in ORDER))
+        print("\n".join(f"{name:20} {title_of(name)}" for name in PAGE_OF))
         return
     try:
         measure(options.measure)

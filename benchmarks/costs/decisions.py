@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.shared.benchmark import show
 from benchmarks.shared.outputs import Deaf
 from penstock.engine.loop import EngineLoop
 from penstock.engine.scheduler import Scheduler
@@ -210,18 +211,5 @@ def figures_of(name: str, make: Callable[[], Strategy], steps: int) -> dict[str,
     }
 
 
-def report(run: dict[str, Any]) -> str:
-    cells = "  ".join(f"{median:6.2f} {late:5.2f}" for median, late in run["ms"].values())
-    return f"{run['strategy']:11} {run['live']:6.0f} {run['rows']:5.0f} {run['tokens']:6.2f}  {cells}"
-
-
-def main() -> None:
-    steps = int(sys.argv[1]) if len(sys.argv) > 1 else 500
-    print(f"milliseconds a step, quickest of {RUNS} runs: median and 95th percentile")
-    print(f"{'strategy':11} {'live':>6} {'rows':>5} {'tokens':>6}  " + "  ".join(f"{p:>12}" for p in PARTS))
-    for run in measured(steps):
-        print(report(run), flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    show(measured(int(sys.argv[1]) if len(sys.argv) > 1 else 500))

@@ -20,12 +20,14 @@ from multiprocessing.connection import Connection
 from statistics import median
 from typing import Any
 
+from benchmarks.shared.benchmark import show
 from penstock.cluster import load_cluster, stage_timings
 from penstock.emulation.stage import ENGINE, STAGE, keep_time, keeping_time
 from penstock.transport.addresses import sleep_until
 from penstock.transport.inbox import Inbox
 from penstock.transport.outbox import Outbox, Sockets
 
+HOW = "Measured, without a model"
 PRESETS = ("spd-4", "spd-8", "spd-16")
 TRANSPORTS = ("ipc", "tcp")
 """Unix-domain sockets, and tcp over loopback."""
@@ -105,11 +107,5 @@ def turn(inbox: Inbox, entrance: Outbox, frames: int) -> float:
     return median(trips[len(trips) // 4 :])
 
 
-def report(row: dict[str, Any]) -> str:
-    step = f"a step of {row['step_ms']:.2f} ms takes {row['added_ms']:.2f} ms more"
-    return f"{row['cluster']:7} {row['transport']}: {step}: {row['share']:.3f}"
-
-
 if __name__ == "__main__":
-    for row in measured():
-        print(report(row))
+    show(measured())

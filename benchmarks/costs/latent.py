@@ -20,6 +20,7 @@ import torch
 from transformers import DeepseekV3Config
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Attention
 
+from benchmarks.shared.benchmark import show
 from penstock.models.attention import ATTENTION, Arenas, attending, fast_attention
 from penstock.models.latent import Latent, LatentAttention, keep_latents
 from penstock.stage.visibility import BatchView, RequestView
@@ -89,16 +90,5 @@ def measured() -> dict[str, Any]:
     return {"cases": cases, "expanded_bytes": expanded, "latent_bytes": latents}
 
 
-def main() -> None:
-    found = measured()
-    for case in found["cases"]:
-        print(
-            f"{case['rows']:4} rows behind {case['slots']:5}: keys and values {case['expanded_ms']:7.2f} ms, "
-            f"latents {case['latent_ms']:7.2f} ms"
-        )
-    expanded, latents = found["expanded_bytes"] / 1024, found["latent_bytes"] / 1024
-    print(f"a row takes {expanded:.2f} KiB as keys and values, {latents:.2f} as latents")
-
-
 if __name__ == "__main__":
-    main()
+    show(measured())

@@ -27,6 +27,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final, Protocol
 
+from benchmarks.shared.benchmark import show
 from benchmarks.shared.certificates import only_host
 from penstock.transport.addresses import LinkSecurity, place_of
 from penstock.transport.inbox import Inbox
@@ -242,10 +243,5 @@ def kinds(folder: Path, place: str) -> dict[str, Kind]:
         return found
 
 
-def report(row: dict[str, Any]) -> str:
-    return f"{row['place']:10} {row['kind']:6} {row['size']:8} B: {row['ms']:.3f} ms alone, {row['mb_s']:.0f} MB/s"
-
-
 if __name__ == "__main__":
-    for row in measured():
-        print(report(row))
+    show(measured())

@@ -14,6 +14,7 @@ import statistics
 import time
 from typing import Any
 
+from benchmarks.shared.benchmark import show
 from benchmarks.shared.outputs import Deaf
 from penstock.drafters.base import DraftRequest
 from penstock.drafters.merged import NgramDrafter, NgramOptions
@@ -77,12 +78,5 @@ def chain(request: Request, rng: random.Random) -> list[Node]:
     return nodes
 
 
-def main() -> None:
-    for one in measured():
-        print(
-            f"{one['length']:6} tokens: first {one['first_ms']:.1f} ms, later {one['ms']:.3f} ({one['p95_ms']:.3f}) ms"
-        )
-
-
 if __name__ == "__main__":
-    main()
+    show(measured())

@@ -12,7 +12,6 @@ tokens are not run again; remove the file after a change of the engine or of the
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, Final
@@ -61,13 +60,6 @@ def shares(one: Mapping[str, Any]) -> str:
     return ", ".join(f"{100 * hit / decided:.0f}" for hit, decided in zip(one["hit"], one["decided"], strict=True))
 
 
-def line(key: str, row: Mapping[str, Any]) -> str:
-    cells = {f"T={temperature}": one for temperature, one in row["temperatures"].items()}
-    return virtual.row_of_cells(
-        key, cells, lambda one: f"{shares(one)}%, {one['mean_acceptance_length']:.2f}, {one['speedup']:.2f}x"
-    )
-
-
 def cases(wanted: virtual.Wanted) -> Iterator[virtual.Case]:
     for folder in wanted.drafters[NAME]:
         for entry in wanted.options.entries:
@@ -75,6 +67,4 @@ def cases(wanted: virtual.Wanted) -> Iterator[virtual.Case]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="an MTP head over a pipeline, in virtual time")
-    parser.add_argument("--entries", nargs="+", default=list(ENTRIES), choices=ENTRIES, help="some of them")
-    virtual.main(f"costs.{NAME}", parser, cases, line, (NAME,), how=HOW)
+    virtual.main(__file__, cases, (NAME,), HOW, entries=ENTRIES)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Final
 
+from benchmarks.shared.benchmark import show
 from penstock.models.recurrent.plan import FOLD, kept
 
 NAME, HOW = "out_of_reach", "Computed from the models' configurations"
@@ -80,14 +81,5 @@ def measured() -> list[dict[str, Any]]:
     ]
 
 
-def main() -> None:
-    for one in measured():
-        here, without = one["all_bytes"], one["reach_bytes"]
-        print(
-            f"{one['model']:16} {one['tokens']:6} tokens: {here / 2**20:7.0f} MiB here, "
-            f"{without / 2**20:6.0f} without: {here / without:.1f}x"
-        )
-
-
 if __name__ == "__main__":
-    main()
+    show(measured())

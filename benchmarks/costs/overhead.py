@@ -14,6 +14,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from benchmarks.shared.benchmark import show
 from penstock import LLM, SamplingParams
 from penstock.cluster import load_cluster, plain_step_seconds, stage_timings
 from penstock.emulation.cluster import RealTimeHost
@@ -23,6 +24,7 @@ from penstock.lab.bench.summary import StrategyRun
 from penstock.lab.grid import DEFAULT_PROMPTS, read_prompts
 from penstock.speculation import SpeculativeConfig
 
+HOW = "Emulated, with a drafter that is always right"
 CLUSTER = Path(__file__).with_name("ten-ms-14.toml")
 
 
@@ -65,18 +67,5 @@ def figures_of(run: StrategyRun, layers: int, modelled: float) -> dict[str, Any]
     }
 
 
-def report(run: dict[str, Any]) -> str:
-    return (
-        f"{run['layers']:2} layers {run['strategy']:15} {run['ms']:8.2f} ms per token, "
-        f"modelled {run['modelled_ms']:7.2f} ({run['ms'] / run['modelled_ms'] - 1:+.1%})   "
-        f"hop {run['hop_ms']:.2f} ms   loop {run['loop_ms']:.2f} ms   overruns {run['overruns']:.1%}"
-    )
-
-
-def main() -> None:
-    for run in measured():
-        print(report(run))
-
-
 if __name__ == "__main__":
-    main()
+    show(measured())

@@ -18,8 +18,8 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from benchmarks.shared.benchmark import Benchmark, show
 from benchmarks.shared.formats import FORMATS
-from benchmarks.shared.measured import store
 from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.lab.grid import read_prompts
 from penstock.models.stage_model import StageModel, load_stage
@@ -91,10 +91,8 @@ def measured(model: str, files: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def main(model: str, *files: str) -> None:
-    named = " ".join(Path(file).name for file in (model, *files))
-    store(NAME, HOW, ([f"python -m benchmarks.costs.quantized {named}"], measured(model, files)))
-
-
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    model, *files = sys.argv[1:]
+    figures = measured(model, files)
+    Benchmark(__file__, HOW).keep(figures, " ".join(Path(file).name for file in (model, *files)))
+    show(figures)

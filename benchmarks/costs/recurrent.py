@@ -20,6 +20,7 @@ import torch
 from transformers import Qwen3_5TextConfig
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
 
+from benchmarks.shared.benchmark import show
 from penstock.models.recurrent.mixers import DeltaNet, Host, qwen3_5
 from penstock.models.recurrent.state import FoldedState
 from penstock.stage.visibility import BatchView, RequestView
@@ -100,12 +101,5 @@ def measured() -> dict[str, Any]:
     return {"rows": ROWS, "batch_ms": batch, "single_ms": single, "row_bytes": row, "kv_bytes": 4 * KV_NUMBERS}
 
 
-def main() -> None:
-    found = measured()
-    together, apart = found["batch_ms"], found["single_ms"]
-    print(f"{ROWS} rows together {together:.1f} ms, one after another {apart:.1f} ms: {apart / together:.1f}x")
-    print(f"a row takes {found['row_bytes'] / 1024:.1f} KiB, keys and values {found['kv_bytes'] / 1024:.1f}")
-
-
 if __name__ == "__main__":
-    main()
+    show(measured())

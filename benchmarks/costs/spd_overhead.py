@@ -12,8 +12,7 @@ repository's BENCHMARK_RESULTS.md). Run it on a quiet machine, as root: stages t
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 from itertools import product
 from statistics import median
@@ -67,15 +66,6 @@ def stretched(name: str, scale: float) -> Cluster:
     return load_cluster(name, time_scale=scale, links={"local": as_ever})
 
 
-def line(key: str, row: Mapping[str, Any]) -> str:
-    return (
-        f"{key:13}: a step of {row['step_ms']:.2f} ms takes {row['added_ms']:.2f} ms more "
-        f"({row['each_ms'][0]:.2f} to {row['each_ms'][-1]:.2f}): "
-        f"{row['share']:.3f}; {row['hop_ms']:.2f} ms a hop, {row['loop_ms']:.2f} ms a loop, "
-        f"{row['overruns']:.1%} overruns" + ("" if row["identical"] else "  NOT IDENTICAL")
-    )
-
-
 def cases(wanted: virtual.Wanted) -> Iterator[virtual.Case]:
     folders = wanted.drafters["spd"]
     for lag, cluster in product(LAGS, SCALES if folders else ()):
@@ -83,5 +73,4 @@ def cases(wanted: virtual.Wanted) -> Iterator[virtual.Case]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="What processes add to SPD's steps.")
-    virtual.main(f"costs.{NAME}", parser, cases, line, ["spd"], HOW)
+    virtual.main(__file__, cases, ("spd",), HOW)

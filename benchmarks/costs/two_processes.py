@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from benchmarks.shared.benchmark import show
 from penstock import LLM, SamplingParams
 from penstock.lab.bench.comparison import measure
 from penstock.lab.bench.summary import StrategyRun
 from penstock.lab.grid import DEFAULT_PROMPTS, read_prompts
 from penstock.speculation import SpeculativeConfig
 
+HOW = "Measured, with the demo pair"
 PROMPTS = 4
 ROUNDS = 3
 
@@ -54,14 +56,5 @@ def measured() -> list[dict[str, Any]]:
     ]
 
 
-def main() -> None:
-    for run in measured():
-        same = "identical" if run["identical"] else "DIFFERENT"
-        print(
-            f"{run['stages']} stage{'s' * (run['stages'] > 1):1} {run['strategy']:15} "
-            f"{run['tokens_per_second']:7.1f} tokens/s {run['ratio']:5.2f}x  {same}"
-        )
-
-
 if __name__ == "__main__":
-    main()
+    show(measured())

@@ -27,13 +27,13 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from benchmarks.shared.measured import store
+from benchmarks.shared.benchmark import Benchmark, show
+from benchmarks.shared.paired import paired
 from benchmarks.shared.profile import ACCURACY
 from penstock.cluster import Cluster, load_cluster
 from penstock.cluster.drawn import uniform_cluster
 from penstock.drafters.base import Draft, DraftRequest
 from penstock.emulation.drafter import EmulatedDrafter
-from penstock.lab.common import paired_ratio
 from penstock.lab.simulator.run import ScriptedDrafter, make_loop, simulate_one
 from penstock.lab.simulator.script import MISSED, Script, profile_script
 from penstock.requests.request import Request
@@ -162,20 +162,15 @@ def measured(name: str, requests: int) -> dict[str, Any]:
         cells = []
         for cluster, without in zip(clusters, off, strict=True):
             on = seconds(cluster, script, speculating(STRATEGY, True), sharpness)
-            ratio = paired_ratio([one / other for one, other in zip(without, on, strict=True)])
-            assert ratio is not None
+            ratio = paired(without, on)
             cells.append([round(ratio.mean, 3), round(ratio.low, 2), round(ratio.high, 2)])
         rows.append({"again": round(again, 2), "kept": round(kept, 2), "ratios": cells})
     over_plain = [round(sum(one) / sum(other), 2) for one, other in zip(plain, off, strict=True)]
     return {"stages": STAGES, "over_plain": over_plain, "corrected": rows}
 
 
-def main(requests: int) -> None:
-    figures = {name: measured(name, requests) for name in CLUSTERS}
-    store(NAME, HOW, ([f"python -m benchmarks.drafters.{NAME} {requests}"], figures))
-    for name, found in figures.items():
-        print(name, found["over_plain"], *found["corrected"], sep="\n  ")
-
-
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 8)
+    requests = int(sys.argv[1]) if len(sys.argv) > 1 else 8
+    figures = {name: measured(name, requests) for name in CLUSTERS}
+    Benchmark(__file__, HOW).keep(figures, str(requests))
+    show(figures)

@@ -18,7 +18,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.shared.measured import kept_figures, store
+from benchmarks.shared.benchmark import Benchmark, show
+from benchmarks.shared.measured import kept_figures
 from benchmarks.shared.reading import Answer, Reader, answer_of
 from benchmarks.strategies.shared_host import questions
 from penstock import LLM, SamplingParams
@@ -26,7 +27,6 @@ from penstock.drafters.lookup import Followers
 from penstock.stage.sampler import rank_one
 
 NAME, HOW = "drafter_acceptance", "Measured, with SmolLM2-135M-Instruct"
-COMMAND = "python -m benchmarks.drafters.drafter_acceptance MODEL PROMPTS {}--per-set {} --tokens {}"
 TEMPERATURES = (0.0, 1.0)
 LOOKUP = "ngram"
 LONGEST, SHORTEST = 4, 1
@@ -99,15 +99,7 @@ def together(sets: Mapping[str, Any], step: int = 0) -> list[int]:
     return [sum(column) for column in zip(*(steps[step] for steps in sets.values()), strict=True)]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="acceptance of a real model's drafters")
-    parser.add_argument("model", type=str)
-    parser.add_argument("prompts", type=Path)
-    parser.add_argument("--drafter", action="append", default=[], metavar="KIND=FOLDER")
-    parser.add_argument("--stages", type=int, default=2, help="of the pipeline that spd drafts for")
-    parser.add_argument("--per-set", type=int, default=4)
-    parser.add_argument("--tokens", type=int, default=64)
-    options = parser.parse_args()
+def main(benchmark: Benchmark, options: argparse.Namespace) -> None:
     asked = answers(options)
     longest = max(len(one.tokens) for one in asked)
     figures = kept_figures(NAME)
@@ -115,13 +107,15 @@ def main() -> None:
         kind, _, folder = drafter.partition("=")
         reader = None if kind == LOOKUP else Reader(options.model, kind, folder, options.stages, longest)
         ranks = [(one, looked_up(one) if reader is None else ranks_of(reader, one)) for one in asked]
-        sizes = {"per_set": options.per_set, "tokens": options.tokens}
-        figures[kind] = sizes | {"temperatures": counted(ranks)}
+        figures[kind] = {"per_set": options.per_set, "tokens": options.tokens, "temperatures": counted(ranks)}
         given = "".join(f"--drafter {name}=FOLDER " for name in figures if name != LOOKUP)
-        store(NAME, HOW, ([COMMAND.format(given, options.per_set, options.tokens)], figures))
-        for temperature, sets in figures[kind]["temperatures"].items():
-            print(f"{kind:10} T = {temperature}: among the best 1, 4, 16: {shares(together(sets))}", flush=True)
+        benchmark.keep(figures, f"MODEL PROMPTS {given}--per-set {options.per_set} --tokens {options.tokens}")
+        show({temperature: together(sets) for temperature, sets in figures[kind]["temperatures"].items()}, kind)
 
 
 if __name__ == "__main__":
-    main()
+    benchmark = Benchmark(__file__, HOW)
+    drafters = {"action": "append", "default": [], "metavar": "KIND=FOLDER"}
+    stages = {"type": int, "default": 2, "help": "of the pipeline that spd drafts for"}
+    parser = benchmark.parser(model=str, prompts=Path, drafter=drafters, stages=stages, per_set=4, tokens=64)
+    main(benchmark, parser.parse_args())

@@ -30,7 +30,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.generation import utils
 
 from benchmarks.papers.long_text import CONTEXT, windows
-from benchmarks.shared.measured import store
+from benchmarks.shared.benchmark import Benchmark, show
 from benchmarks.shared.reading import Answer, Reader
 from benchmarks.shared.virtual import TARGET
 from penstock.engine.options import DEMO
@@ -172,5 +172,5 @@ def measured() -> Iterator[dict[str, Any]]:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     for figures in measured():
-        store(NAME, HOW, ([f"python -m benchmarks.drafters.{NAME}"], figures))
-        print(figures["curve"][-1], flush=True)
+        Benchmark(__file__, HOW).keep(figures)
+        show(figures["curve"][-1])

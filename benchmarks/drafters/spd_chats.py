@@ -13,13 +13,12 @@ and tokens is not run again; remove the file after a change of the engine or of 
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.papers.spd_tables import METHODS, STAGES, TEMPERATURES, TOP_K, Method, in_lockstep, in_theory, methods
+from benchmarks.papers.spd_tables import METHODS, STAGES, TEMPERATURES, TOP_K, Method, in_lockstep, methods
 from benchmarks.shared import virtual
 from penstock import SamplingParams
 from penstock.checkpoint.checkpoint import Checkpoint, open_checkpoint
@@ -70,10 +69,6 @@ def cell(run: StrategyRun) -> dict[str, Any]:
     }
 
 
-def line(key: str, row: Mapping[str, Any]) -> str:
-    return virtual.row_of_cells(key, row["cells"], in_theory)
-
-
 def cases(wanted: virtual.Wanted) -> Iterator[virtual.Case]:
     """Every drafter over every number of stages, for each set: keyed by set and row."""
     options = wanted.options
@@ -89,8 +84,6 @@ def cases(wanted: virtual.Wanted) -> Iterator[virtual.Case]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="SPD's tables of chats with a real model, in virtual time.")
-    parser.add_argument("model")
-    parser.add_argument("chats", type=Path, metavar="prompts")
-    parser.add_argument("--stages", type=int, nargs="+", default=[STAGES[0]], choices=STAGES)
-    virtual.main(f"strategies.{NAME}", parser, cases, line, METHODS, how=HOW, given="MODEL PROMPTS")
+    chats_of = {"type": Path, "metavar": "prompts"}
+    over = {"type": int, "nargs": "+", "default": [STAGES[0]], "choices": STAGES}
+    virtual.main(__file__, cases, METHODS, HOW, given="MODEL PROMPTS", model=str, chats=chats_of, stages=over)

@@ -14,19 +14,18 @@ they are there with as many prompts and tokens. Stop whatever else runs on the h
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.shared.measured import kept_figures, store
-from benchmarks.strategies.shared_host import ENTRIES, questions, ratio_over
+from benchmarks.shared.benchmark import Benchmark, show
+from benchmarks.shared.measured import kept_figures
+from benchmarks.strategies.shared_host import ENTRIES, questions
 from penstock import LLM, SamplingParams
 from penstock.lab.bench.comparison import measure_all
 from penstock.lab.bench.summary import StrategyRun
 from penstock.lab.grid import parse_entries
 
 NAME, HOW = "trained", "Measured: two stage processes of one thread each on two cores, nothing emulated"
-COMMAND = "python -m benchmarks.drafters.trained MODEL PROMPTS {}--per-set {} --tokens {}"
 TEMPERATURES = (0.0, 1.0)
 LOOKUP = "ngram"
 DEPTHS = 4
@@ -61,30 +60,10 @@ def by_set(runs: list[StrategyRun], temperature: float) -> dict[str, Any]:
     return found
 
 
-def lines(drafter: str, figures: Mapping[str, Any]) -> Iterator[str]:
-    for temperature, sets in figures["temperatures"].items():
-        for entry in ENTRIES[1:]:
-            ratio = ratio_over([one["seconds"] for one in sets.values()], ENTRIES[0], entry)
-            least = min(sum(one["seconds"][ENTRIES[0]]) / sum(one["seconds"][entry]) for one in sets.values())
-            yield (
-                f"{drafter:12} T = {temperature}: {entry:10} {ratio.mean:.3f} ({ratio.low:.3f} to {ratio.high:.3f}), "
-                f"least of the sets {least:.3f}"
-            )
-        for name, one in sets.items():
-            right = [
-                f"{hit / decided:.2f}" for hit, decided in zip(one["right"], one["decided"], strict=True) if decided
-            ]
-            yield f"{drafter:12} T = {temperature}: {name:10} right by depth {' '.join(right)}"
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="drafters trained for a real model")
-    parser.add_argument("model", type=str)
-    parser.add_argument("prompts", type=Path)
-    parser.add_argument("--drafter", action="append", default=[], metavar="METHOD=FOLDER")
-    parser.add_argument("--per-set", type=int, default=2)
-    parser.add_argument("--tokens", type=int, default=64)
-    options = parser.parse_args()
+if __name__ == "__main__":
+    benchmark = Benchmark(__file__, HOW)
+    drafters = {"action": "append", "default": [], "metavar": "METHOD=FOLDER"}
+    options = benchmark.parser(model=str, prompts=Path, drafter=drafters, per_set=2, tokens=64).parse_args()
     for drafter in (LOOKUP, *options.drafter):
         method, _, folder = drafter.partition("=")
         figures = kept_figures(NAME)
@@ -92,9 +71,5 @@ def main() -> None:
         if method not in figures or (figures[method]["per_set"], figures[method]["tokens"]) != sizes:
             figures[method] = measured(options, method, folder or None)
             given = "".join(f"--drafter {name}=FOLDER " for name in figures if name != LOOKUP)
-            store(NAME, HOW, ([COMMAND.format(given, *sizes)], figures))
-        print("\n".join(lines(method, figures[method])), flush=True)
-
-
-if __name__ == "__main__":
-    main()
+            benchmark.keep(figures, f"MODEL PROMPTS {given}--per-set {sizes[0]} --tokens {sizes[1]}")
+        show(figures[method], method)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import platform
 import subprocess
 from typing import Any, Final
 
@@ -13,6 +12,7 @@ import torch
 
 from benchmarks.gpu.devices import copy_bandwidth, is_gpu, product_rate, read_bandwidth
 from benchmarks.gpu.sizes import sizes_of
+from benchmarks.shared.measured import processor
 from benchmarks.shared.timed_parts import Findings
 from penstock.hosts.facts import own_facts
 
@@ -52,16 +52,6 @@ def torch_facts() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "tf32": torch.backends.cuda.matmul.allow_tf32,
     }
-
-
-def processor() -> str:
-    """The processor's name, as Linux knows it."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            named = [line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "Model"))]
-    except OSError:
-        named = []
-    return next(iter(named), platform.machine())
 
 
 def device_facts(device: str) -> dict[str, Any]:

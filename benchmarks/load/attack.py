@@ -35,6 +35,7 @@ from benchmarks.load.attacking import (
     tokenizers,
 )
 from benchmarks.load.attacking.trying import Start, Trial, Tried
+from benchmarks.shared.benchmark import show
 from benchmarks.shared.measured import kept_figures, store
 
 NAME: Final = "attack"
@@ -77,14 +78,6 @@ def commands_of(figures: dict[str, Any]) -> list[str]:
     ]
 
 
-def lines(figures: dict[str, Any]) -> list[str]:
-    rows = []
-    for kind, one in figures.items():
-        outcomes = ", ".join(f"{outcome} ({count})" for outcome, count in one["outcomes"].items())
-        rows.append(f"{kind:14} {one['tried']:7} in {one['seconds']:5.0f} s, {len(one['faults'])} failed: {outcomes}")
-    return rows
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(prog=NAME, description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--minutes", type=float, default=30.0)
@@ -100,7 +93,7 @@ def main() -> int:
     share = given.minutes / len(kinds)
     found = [Trial(kind, ATTACKS[kind], given.seed, given.first).run(60 * share, given.attempts) for kind in kinds]
     figures = {one.kind: figures_of(one, given.seed, share) for one in found}
-    print(*lines(figures), sep="\n")
+    show(figures)
     if given.store:
         kept = kept_figures(NAME) | figures
         together = {kind: kept[kind] for kind in ATTACKS if kind in kept}

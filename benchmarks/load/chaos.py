@@ -29,6 +29,7 @@ from typing import Any, Final, NamedTuple
 
 from benchmarks.load.killing.victims import Elsewhere, Here, Victims
 from benchmarks.load.killing.workers import KilledWorker, workers
+from benchmarks.shared.benchmark import show
 from benchmarks.shared.measured import kept_figures, store
 from penstock import LLM, SamplingParams
 from penstock.engine.loop import Observer
@@ -197,16 +198,6 @@ def together(portions: Iterable[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def lines(figures: dict[str, Any]) -> list[str]:
-    return [
-        f"{figures['kills']} kills, {figures['requests']} requests of {TOKENS} tokens, {figures['seconds']} s: "
-        f"{figures['recoveries']} recoveries, {figures['drafter_losses']} of a drafter",
-        *(f"{name:36} {count} kills" for name, count in figures["by_setting"].items()),
-        *(f"{kind}: {pause}" for kind, pause in figures["pauses"].items()),
-        *(figures["problems"] or ["every token the same, every slot accounted for, nothing left behind"]),
-    ]
-
-
 def main(kills: int = KILLS, seed: int = 0) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     logging.disable()
@@ -219,7 +210,7 @@ def main(kills: int = KILLS, seed: int = 0) -> int:
             setting = SETTINGS[(seed + len(found)) % len(SETTINGS)]
             found.append((setting, attacked(setting, others if setting.on_workers else (), rng, expected)))
     portions = kept_figures(NAME) | {str(seed): figures_of(found, time.monotonic() - begun)}
-    print(*lines(together([portions[str(seed)]])), sep="\n")
+    show(together([portions[str(seed)]]))
     store(NAME, HOW, (["python -m benchmarks.load.chaos KILLS SEED"], portions))
     return 1 if portions[str(seed)]["problems"] else 0
 

@@ -26,15 +26,16 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.shared.measured import kept_figures, store
-from benchmarks.shared.profile import ACCURACY
+from benchmarks.shared.benchmark import Benchmark, show
+from benchmarks.shared.measured import kept_figures
+from benchmarks.shared.profile import ACCURACY, synthetic
 from penstock import AsyncLLM, SamplingParams
 from penstock.cluster import load_cluster
 from penstock.engine.options import DEMO
 from penstock.engine.stream import RequestStream
 from penstock.lab.simulator.run import Timed, make_loop, scripted
 from penstock.lab.simulator.script import profile_script
-from penstock.speculation import SpeculativeConfig, make_strategy
+from penstock.speculation import make_strategy
 
 NAME, HOW = "interference", "Simulated, with the synthetic profile; on this host measured"
 HOST = "this host, two stages"
@@ -52,7 +53,7 @@ def run(cluster_name: str, strategy: str, stretch: float) -> dict[str, Any]:
     cluster = load_cluster(cluster_name)
     config = None
     if strategy != "autoregressive":
-        config = SpeculativeConfig(method="synthetic", accuracy=ACCURACY, strategy=strategy)
+        config = synthetic(strategy)
     script = profile_script(ACCURACY, DECODING + 1, TOKENS, seed=0)
     script = script.with_prompt(DECODING, PROMPT)
     loop = make_loop(cluster, script, config, DECODING + 1)
@@ -142,17 +143,8 @@ def on_this_host() -> list[dict[str, Any]]:
         for strategy in STRATEGIES:
             for stretch in STRETCHES:
                 found.append(asyncio.run(measured(model, strategy, stretch)))
-                print(line(HOST, found[-1]), flush=True)
+                show(found[-1], HOST)
     return found
-
-
-def line(cluster: str, row: dict[str, Any]) -> str:
-    stretch = "none" if row["stretch"] is None else f"{row['stretch']:g}"
-    before, during = (" / ".join(f"{1e3 * value:.0f}" for value in row[name]) for name in ("before", "during"))
-    return (
-        f"{cluster:18} {row['strategy']:15} stretch {stretch:>4}: first token after {row['ttft']:6.2f} s; "
-        f"between the others' p50 / p99 {before} ms before, {during} ms meanwhile ({row['tokens']} tokens)"
-    )
 
 
 def main(processes: bool) -> None:
@@ -164,9 +156,9 @@ def main(processes: bool) -> None:
         for strategy in STRATEGIES:
             for stretch in STRETCHES:
                 figures[cluster].append(run(cluster, strategy, stretch))
-                print(line(cluster, figures[cluster][-1]), flush=True)
-    command = f"python -m benchmarks.load.{NAME}"
-    store(NAME, HOW, ([command, f"{command} --processes"], figures))
+                show(figures[cluster][-1], cluster)
+    benchmark = Benchmark(__file__, HOW)
+    benchmark.keep(figures, commands=[benchmark.command(given) for given in ("", "--processes")])
 
 
 if __name__ == "__main__":

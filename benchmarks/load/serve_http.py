@@ -14,11 +14,9 @@ Each cluster is written to benchmarks/measured/load/serve_http.json as it finish
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -28,15 +26,16 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.shared.measured import kept_figures, store
+from benchmarks.shared.benchmark import Benchmark, show
+from benchmarks.shared.measured import kept_figures
+from benchmarks.shared.paired import bounded
 from benchmarks.shared.served import PENSTOCK, ServedProcess, served
-from penstock.cluster import Cluster, load_cluster
+from penstock.cluster import load_cluster
 from penstock.cluster.drawn import uniform_cluster
-from penstock.cluster.timing import MAX_OVERRUNS
 from penstock.config import check
 from penstock.core import ConfigError
-from penstock.lab.common import paired_ratio
 from penstock.lab.grid import DEFAULT_PROMPTS
+from penstock.lab.plan_choices import cluster_toml
 
 NAME, HOW = "serve_http", "Emulated, over HTTP, with the demo pair"
 PLAIN = "autoregressive"
@@ -58,29 +57,10 @@ class Sizes:
         check(self.rounds >= 2, "rounds", self.rounds, "at least 2: bounds need pairs")
 
 
-def command_of(found: Mapping[str, Any]) -> str:
-    """The command that measures these figures again."""
+def given(found: Mapping[str, Any]) -> str:
+    """The arguments that measure these figures again."""
     flags = [f"--{name.replace('_', '-')} {found[name]:g}" for name in Sizes.__dataclass_fields__]
-    return f"python -m benchmarks.load.{NAME} {' '.join(flags)} {found['boards']}"
-
-
-# ------------------------------------------------------------------------------------------------------ cluster files
-
-
-def write_cluster(cluster: Cluster, file: Path) -> None:
-    """Write a cluster file. Every device has its own numbers in it."""
-    table = asdict(replace(cluster, devices=tuple(replace(device, kind=None) for device in cluster.devices)))
-    table["links"] = {name: link for name, link in table["links"].items() if link}
-    file.write_text("".join(f"{key} = {toml(value)}\n" for key, value in table.items() if value is not None))
-
-
-def toml(value: Any) -> str:
-    """A value on one line; None entries are left out."""
-    if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{key} = {toml(one)}" for key, one in value.items() if one is not None) + " }"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(toml, value)) + "]"
-    return json.dumps(value)
+    return f"{' '.join(flags)} {found['boards']}"
 
 
 # ------------------------------------------------------------------------------------------------------------ measuring
@@ -91,7 +71,7 @@ def compared(boards: int, sizes: Sizes) -> dict[str, Any]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         cluster = replace(uniform_cluster(load_cluster("demo"), boards), time_scale=sizes.time_scale)
-        write_cluster(cluster, folder / "cluster.toml")
+        (folder / "cluster.toml").write_text(cluster_toml(cluster))
         flags = ("demo", "--cluster", str(folder / "cluster.toml"), "--no-web", "--no-enable-prefix-caching")
         servers = {name: stack.enter_context(served(*flags, "--strategy", name)) for name in STRATEGIES}
         for server in servers.values():
@@ -157,51 +137,27 @@ def overrun_share(server: ServedProcess) -> float:
 
 def summary(name: str, concurrency: int, runs: Sequence[Run]) -> dict[str, Any]:
     own, plain = ([run for k, _, n, run in runs if (k, n) == (concurrency, one)] for one in (name, PLAIN))
-    ratio = paired_ratio([one["throughput"] / base["throughput"] for one, base in zip(own, plain, strict=True)])
-    assert ratio is not None
     latencies = {what: [value for run in own for value in run[what]] for what in ("latency", "ttft")}
     return {
         "strategy": name,
         "throughput": float(np.mean([run["throughput"] for run in own])),
-        "over_plain": [ratio.mean, ratio.low, ratio.high],
+        "over_plain": bounded(*([one["throughput"] for one in some] for some in (own, plain))),
         **{f"{what}_p{q}": float(np.percentile(values, q)) for what, values in latencies.items() for q in (50, 99)},
     }
 
 
-def lines(found: Mapping[str, Any]) -> Iterator[str]:
-    for concurrency, rows in found["concurrency"].items():
-        for row in rows:
-            mean, low, high = row["over_plain"]
-            late = found["overruns"][row["strategy"]]
-            yield (
-                f"{found['boards']:3} boards {concurrency:>3} {row['strategy']:15} {row['throughput']:8.2f} tokens/s  "
-                f"{mean:5.2f}x ({low:.2f} to {high:.2f})  latency {row['latency_p50']:.2f} / {row['latency_p99']:.2f} s"
-                + (f"  NOT VALID: {late:.0%} overruns" if late > MAX_OVERRUNS else "")
-            )
-    if not found["identical"]:
-        yield "NOT IDENTICAL: some texts differ between strategies"
-
-
-def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(description="Serving over HTTP on emulated clusters.")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--prompts", type=int, default=16)
-    parser.add_argument("--tokens", type=int, default=48)
-    parser.add_argument("--time-scale", type=float, default=1.0)
-    parser.add_argument("boards", type=int, nargs="*", default=BOARDS)
-    options = vars(parser.parse_args(arguments))
-    boards = options.pop("boards")
-    sizes = Sizes(**options)
+def main(benchmark: Benchmark, boards: Sequence[int], **sizes: Any) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     for count in boards:
-        found = compared(count, sizes)
-        print(*lines(found), sep="\n", flush=True)
+        found = compared(count, Sizes(**sizes))
+        show(found["concurrency"], f"{count} boards")
+        show({name: found[name] for name in ("overruns", "identical")})
         figures = {**kept_figures(NAME), str(count): found}
-        store(NAME, HOW, ([command_of(one) for one in figures.values()], figures))
+        benchmark.keep(figures, commands=[benchmark.command(given(one)) for one in figures.values()])
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except ConfigError as error:
-        sys.exit(f"{NAME}: error: {error}")
+    benchmark, boards = Benchmark(__file__, HOW), {"type": int, "nargs": "*"}
+    options = benchmark.parser(rounds=3, prompts=16, tokens=48, time_scale=1.0, boards=boards).parse_args()
+    with benchmark.refusing():
+        main(benchmark, **{**vars(options), "boards": options.boards or BOARDS})

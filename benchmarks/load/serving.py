@@ -17,20 +17,18 @@ import random
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from benchmarks.shared.measured import kept_figures, store
-from benchmarks.shared.profile import ACCURACY
+from benchmarks.shared.benchmark import Benchmark, show
+from benchmarks.shared.measured import kept_figures
+from benchmarks.shared.paired import bounded
+from benchmarks.shared.profile import ACCURACY, cut, synthetic
 from penstock.cluster import load_cluster
 from penstock.config import check
-from penstock.core import ConfigError
-from penstock.lab.common import paired_ratio
 from penstock.lab.simulator.run import Timed, simulate, simulate_serving
 from penstock.lab.simulator.script import Script, profile_script
-from penstock.speculation import SpeculativeConfig
 
 NAME, HOW = "serving", "Simulated, with the synthetic profile"
 CLUSTERS = ("flowspec-7b", "pipedec-14x3090")
@@ -44,24 +42,13 @@ SETS = 8
 def script_of(requests: int, seed: int) -> Script:
     script, rng = profile_script(ACCURACY, requests, ANSWER[1], seed), random.Random(seed)
     lengths = [rng.randint(*ANSWER) for _ in range(requests)]
-    return replace(
-        script,
-        prompts=tuple(rng.randint(*PROMPT) for _ in lengths),
-        picks=tuple(picks[:length] for picks, length in zip(script.picks, lengths, strict=True)),
-        drafts=tuple(drafts[:length] for drafts, length in zip(script.drafts, lengths, strict=True)),
-    )
-
-
-def config(strategy: str) -> SpeculativeConfig | None:
-    if strategy == "autoregressive":
-        return None
-    return SpeculativeConfig(method="synthetic", accuracy=ACCURACY, strategy=strategy)
+    return cut(script, [rng.randint(*PROMPT) for _ in lengths], lengths)
 
 
 def served(cluster: str, strategy: str, concurrency: int, seed: int) -> dict[str, Any]:
     """Tokens per second, and by request the seconds per token after the first and the first one's latency."""
     requests = 3 * max(concurrency, 6)
-    runs = simulate_serving(load_cluster(cluster), script_of(requests, seed), config(strategy), concurrency)
+    runs = simulate_serving(load_cluster(cluster), script_of(requests, seed), synthetic(strategy), concurrency)
     first, last = runs[concurrency].queued, runs[-1].queued
     tokens = sum(first < moment <= last for run in runs for moment in run.moments)
     counted = runs[concurrency:]
@@ -78,8 +65,6 @@ def per_token(run: Timed) -> float:
 
 
 def summary(strategy: str, sets: Sequence[dict[str, Any]], plain: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    ratio = paired_ratio([one["throughput"] / base["throughput"] for one, base in zip(sets, plain, strict=True)])
-    assert ratio is not None
 
     def percentile(name: str, q: int) -> float:
         return float(np.percentile([value for one in sets for value in one[name]], q))
@@ -87,7 +72,7 @@ def summary(strategy: str, sets: Sequence[dict[str, Any]], plain: Sequence[dict[
     return {
         "strategy": strategy,
         "throughput": float(np.mean([one["throughput"] for one in sets])),
-        "over_plain": [ratio.mean, ratio.low, ratio.high],
+        "over_plain": bounded(*([one["throughput"] for one in some] for some in (sets, plain))),
         **{f"{name}_p{q}": percentile(name, q) for name in ("latency", "ttft", "tpot") for q in (50, 99)},
     }
 
@@ -96,7 +81,7 @@ def speedup_alone(cluster: str, sets: int) -> float:
     """Speed of `auto` over that of plain decoding, one request after another, as in `penstock simulate`."""
 
     def seconds(strategy: str) -> float:
-        runs = [simulate(load_cluster(cluster), script_of(18, seed), config(strategy)) for seed in range(sets)]
+        runs = [simulate(load_cluster(cluster), script_of(18, seed), synthetic(strategy)) for seed in range(sets)]
         return sum(one.seconds for run in runs for one in run)
 
     return seconds("autoregressive") / seconds("auto")
@@ -112,8 +97,7 @@ def compared(pool: ProcessPoolExecutor, cluster: str, sets: int) -> dict[str, An
     for concurrency in CONCURRENCY:
         found = {strategy: [job.result() for job in jobs[concurrency, strategy]] for strategy in STRATEGIES}
         rows[str(concurrency)] = [summary(name, found[name], found["autoregressive"]) for name in STRATEGIES]
-        for row in rows[str(concurrency)]:
-            print(line(cluster, concurrency, row), flush=True)
+        show(rows[str(concurrency)], f"{cluster}, {concurrency} at once")
     return {
         "stages": len(load_cluster(cluster).stages),
         "sets": sets,
@@ -122,26 +106,16 @@ def compared(pool: ProcessPoolExecutor, cluster: str, sets: int) -> dict[str, An
     }
 
 
-def line(cluster: str, concurrency: int, row: dict[str, Any]) -> str:
-    mean, low, high = row["over_plain"]
-    return (
-        f"{cluster:18} {concurrency:3} {row['strategy']:15} {row['throughput']:8.1f} tokens/s  {mean:5.2f}x "
-        f"({low:.2f} to {high:.2f})  latency {row['latency_p50']:.2f} / {row['latency_p99']:.2f} s"
-    )
-
-
-def main(sets: int, clusters: Sequence[str]) -> None:
+def main(benchmark: Benchmark, sets: int, clusters: Sequence[str]) -> None:
     check(sets >= 2, "SETS", sets, "at least 2: bounds need pairs")
     with ProcessPoolExecutor(2) as pool:
         for cluster in clusters:
-            if cluster in kept_figures(NAME):
-                continue
-            found = compared(pool, cluster, sets)
-            store(NAME, HOW, ([f"python -m benchmarks.load.serving {sets}"], {**kept_figures(NAME), cluster: found}))
+            if cluster not in kept_figures(NAME):
+                found = compared(pool, cluster, sets)
+                benchmark.keep({**kept_figures(NAME), cluster: found}, str(sets))
 
 
 if __name__ == "__main__":
-    try:
-        main(int(sys.argv[1]) if len(sys.argv) > 1 else SETS, sys.argv[2:] or CLUSTERS)
-    except ConfigError as error:
-        sys.exit(f"serving: error: {error}")
+    benchmark = Benchmark(__file__, HOW)
+    with benchmark.refusing():
+        main(benchmark, int(sys.argv[1]) if len(sys.argv) > 1 else SETS, sys.argv[2:] or CLUSTERS)

@@ -23,6 +23,7 @@ from benchmarks.load.soaking.cases import drawn_cases
 from benchmarks.load.soaking.clients import KEY
 from benchmarks.load.soaking.resources import PROCESSES, slopes
 from benchmarks.load.soaking.run import FLAGS, Soak, Soaked
+from benchmarks.shared.benchmark import show
 from benchmarks.shared.measured import store
 from benchmarks.shared.served import served
 from penstock.config import check
@@ -60,23 +61,6 @@ def figures_of(found: Soaked, requests: int, rate: float) -> dict[str, Any]:
     }
 
 
-def lines(figures: dict[str, Any]) -> list[str]:
-    warm, end = figures["warm"], figures["end"]
-    kinds = [f"{kind:16} {count:6}" for kind, count in figures["kinds"].items()]
-    counted = [f"{name:32} {count:9.0f}" for name, count in figures["counters"].items()]
-    memory = [
-        f"{name:16} {before:7.1f} MiB after the warm-up, {after:7.1f} in the end; {slope:+7.1f} KiB per 1,000 requests"
-        for name, before, after, slope in zip(
-            PROCESSES, warm["resident"], end["resident"], figures["kib_per_1000_requests"], strict=True
-        )
-    ]
-    others = [f"{name:16} {warm[name]} and {end[name]}" for name in ("threads", "descriptors")]
-    seconds = (
-        f"{figures['requests']} requests in {figures['seconds']:.0f} s; ended {figures['drain_seconds']:.1f} s after"
-    )
-    return [f"{seconds} SIGTERM", *kinds, *counted, *memory, *others]
-
-
 def main(requests: int, rate: float) -> int:
     check(requests >= 100, "REQUESTS", requests, "at least 100")
     check(rate > 0, "RATE", rate, "above 0")
@@ -85,7 +69,7 @@ def main(requests: int, rate: float) -> int:
     with served(*FLAGS, api_key=KEY) as server:
         found = Soak(server, cases, requests, rate, warm=requests // 10).run()
     figures = figures_of(found, requests, rate)
-    print(*lines(figures), *found.problems, sep="\n")
+    show(figures)
     store(NAME, HOW, ([f"python -m benchmarks.load.soak {requests} {rate:g}"], figures))
     return 1 if found.problems else 0
 

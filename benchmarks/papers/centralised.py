@@ -12,7 +12,6 @@ times.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -119,20 +118,10 @@ def ms_per_token(samples: list[Sample]) -> float:
     return 1e3 * sum(sample.seconds for sample in samples) / sum(sample.tokens for sample in samples)
 
 
-def lines(case: str, row: Mapping[str, Any]) -> str:
-    return "\n".join(
-        f"{case:26} {name:15} {found['direct_ms']:8.2f} {found['relayed_ms']:8.2f} ms per token  "
-        f"{found['ratio']:.3f} ({found['low']:.3f} to {found['high']:.3f}), {found['pairs']} pairs, "
-        f"{found['overruns']:.1%} overruns" + ("" if found["identical"] else "  NOT IDENTICAL")
-        for name, found in row["entries"].items()
-    )
-
-
 def cases(wanted: virtual.Wanted) -> Iterator[virtual.Case]:
     for case in CASES:
         yield case, partial(compared, case, wanted.sizes)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Direct links between stages against a centralised executor.")
-    virtual.main(f"papers.{NAME}", parser, cases, lines, how=HOW, sizes=virtual.Sizes(prompts=6, tokens=24))
+    virtual.main(__file__, cases, how=HOW, sizes=virtual.Sizes(prompts=6, tokens=24))

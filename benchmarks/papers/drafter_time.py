@@ -9,7 +9,6 @@ in virtual time; but what the drafter computes counts with the processor time th
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -94,15 +93,6 @@ def timed(drafter: Mapping[str, Any], width: int, sizes: virtual.Sizes) -> dict[
     return found
 
 
-def lines(key: str, row: Mapping[str, Any]) -> str:
-    return "\n".join(
-        f"{key:11} {width} {temperature}: {one['accepted'] / one['ms']:.2f} accepted tokens per ms, "
-        f"{one['ms'] / one['passes']:.2f} ms a pass, {one['accepted'] / one['passes']:.2f} tokens a pass"
-        for width, temperatures in row["widths"].items()
-        for temperature, one in temperatures.items()
-    )
-
-
 def cases(wanted: virtual.Wanted) -> Iterator[virtual.Case]:
     drafters = {"draft_model": {"method": "draft_model", "model": "demo"}}
     for method, folders in wanted.drafters.items():
@@ -112,5 +102,4 @@ def cases(wanted: virtual.Wanted) -> Iterator[virtual.Case]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Accepted tokens per millisecond of drafter time.")
-    virtual.main(f"papers.{NAME}", parser, cases, lines, METHODS, HOW)
+    virtual.main(__file__, cases, METHODS, HOW)

@@ -9,8 +9,7 @@ benchmarks/measured/papers/flowspec_eagle.json as it finishes, and is not run ag
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -45,15 +44,6 @@ def kept(run: StrategyRun, cluster: str) -> dict[str, Any]:
     }
 
 
-def lines(cluster: str, row: Mapping[str, Any]) -> str:
-    return "\n".join(
-        f"{cluster:12} {name}  {run['strategy']:52} {flowspec.ratio(row[name], run['strategy'], cluster)} naive PP"
-        + ("" if run["identical"] else "  NOT IDENTICAL")
-        for name in TEMPERATURES
-        for run in row[name]
-    )
-
-
 def cases(wanted: virtual.Wanted) -> Iterator[virtual.Case]:
     folders = wanted.drafters["eagle3"]
     for cluster in flowspec.CLUSTERS.values() if folders else ():
@@ -61,5 +51,4 @@ def cases(wanted: virtual.Wanted) -> Iterator[virtual.Case]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="FlowSpec's tables with EAGLE, in virtual time.")
-    virtual.main(f"papers.{NAME}", parser, cases, lines, ["eagle3"])
+    virtual.main(__file__, cases, ("eagle3",))

@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.generation import utils
 
-from benchmarks.shared.measured import store
+from benchmarks.shared.benchmark import Benchmark, show
 from benchmarks.shared.virtual import DRAFT, TARGET
 
 NAME, HOW = "long_text", "Computed with the demo pair"
@@ -63,5 +63,5 @@ def measured() -> dict[str, Any]:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     figures = measured()
-    store(NAME, HOW, ([f"python -m benchmarks.papers.{NAME}"], figures))
-    print(figures)
+    Benchmark(__file__, HOW).keep(figures)
+    show(figures)

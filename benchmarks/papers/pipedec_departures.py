@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from benchmarks.shared.measured import store
+from benchmarks.shared.benchmark import Benchmark, show
+from benchmarks.shared.paired import bounded
 from benchmarks.shared.profile import ACCURACY
 from penstock.cluster import Cluster, load_cluster
-from penstock.lab.common import paired_ratio
 from penstock.lab.simulator.run import make_loop, simulate_one
 from penstock.lab.simulator.script import profile_script
 from penstock.speculation import SpeculativeConfig
@@ -71,15 +71,12 @@ def measured() -> list[dict[str, Any]]:
         base = seconds(cluster, lambda stages: PipeDec(stages, *SIZES))
         row: dict[str, Any] = {"cluster": name, "ms_per_token": 1e3 * sum(base) / (REQUESTS * (TOKENS - 1))}
         for variant, make in VARIANTS.items():
-            ratio = paired_ratio([one / other for one, other in zip(seconds(cluster, make), base, strict=True)])
-            assert ratio is not None
-            row[variant] = [ratio.mean, ratio.low, ratio.high]
+            row[variant] = bounded(seconds(cluster, make), base)
         found.append(row)
     return found
 
 
 if __name__ == "__main__":
     figures = measured()
-    store(NAME, HOW, ([f"python -m benchmarks.papers.{NAME}"], figures))
-    for one in figures:
-        print(one)
+    Benchmark(__file__, HOW).keep(figures)
+    show(figures)

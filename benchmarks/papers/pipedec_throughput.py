@@ -19,13 +19,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.shared.measured import store
-from benchmarks.shared.profile import ACCURACY
+from benchmarks.shared.benchmark import Benchmark, show
+from benchmarks.shared.paired import paired
+from benchmarks.shared.profile import ACCURACY, cut
 from penstock.cluster import Cluster, load_cluster
 from penstock.cluster.timing import held_by
 from penstock.config import check
-from penstock.core import ConfigError
-from penstock.lab.common import paired_ratio
 from penstock.lab.grid import PLAIN, parse_entries
 from penstock.lab.simulator.run import simulate_serving
 from penstock.lab.simulator.script import Script, profile_script
@@ -55,12 +54,8 @@ def script_of(seed: int) -> Script:
     rng = np.random.default_rng(seed)
     script = profile_script(ACCURACY, REQUESTS, ANSWER[1], seed)
     lengths = [int(length) for length in rng.integers(*ANSWER, endpoint=True, size=REQUESTS)]
-    return replace(
-        script,
-        prompts=tuple(int(length) for length in rng.integers(*PROMPT, endpoint=True, size=REQUESTS)),
-        picks=tuple(picks[:length] for picks, length in zip(script.picks, lengths, strict=True)),
-        drafts=tuple(drafts[:length] for drafts, length in zip(script.drafts, lengths, strict=True)),
-    )
+    prompts = [int(length) for length in rng.integers(*PROMPT, endpoint=True, size=REQUESTS)]
+    return cut(script, prompts, lengths)
 
 
 def as_one_stage(cluster: Cluster) -> Cluster:
@@ -102,37 +97,22 @@ def measured(sets: int) -> dict[str, Any]:
             found[strategy, how] = served[strategy, how, running]
         base = found[PIPEDEC, "one request"]
         rows += [row_of(*row, at_once, rates, base) for row, rates in found.items()]
-        for row in rows[-len(ROWS) :]:
-            print(line(row), flush=True)
+        show(rows[-len(ROWS) :])
     return {"sets": sets, "fit": tokens_that_fit(), "rows": rows}
 
 
 def row_of(strategy: str, how: str, at_once: int, rates: Sequence[float], base: Sequence[float]) -> dict[str, Any]:
-    ratio = paired_ratio([one / other for one, other in zip(rates, base, strict=True)])
-    assert ratio is not None
-    over = None if rates is base else asdict(ratio)
     return {
         "strategy": strategy,
         "how": how,
         "at_once": at_once,
         "tokens_per_second": float(np.mean(rates)),
-        "over_pipedec": over,
+        "over_pipedec": None if rates is base else asdict(paired(rates, base)),
     }
 
 
-def line(row: dict[str, Any]) -> str:
-    over = row["over_pipedec"]
-    ratio = f"{over['mean']:.2f} ({over['low']:.2f} to {over['high']:.2f})" if over else "1"
-    return f"{row['at_once']:3}  {row['strategy']:26} {row['how']:12} {row['tokens_per_second']:7.2f} tokens/s  {ratio}"
-
-
-def main(sets: int) -> None:
-    check(sets >= 2, "SETS", sets, "at least 2: bounds need pairs")
-    store(NAME, HOW, ([f"python -m benchmarks.papers.{NAME} {sets}"], measured(sets)))
-
-
 if __name__ == "__main__":
-    try:
-        main(int(sys.argv[1]) if len(sys.argv) > 1 else SETS)
-    except ConfigError as error:
-        sys.exit(f"{NAME}: error: {error}")
+    benchmark, sets = Benchmark(__file__, HOW), int(sys.argv[1]) if len(sys.argv) > 1 else SETS
+    with benchmark.refusing():
+        check(sets >= 2, "SETS", sets, "at least 2: bounds need pairs")
+        benchmark.keep(measured(sets), str(sets))

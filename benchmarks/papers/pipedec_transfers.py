@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from benchmarks.shared.measured import store
+from benchmarks.shared.benchmark import Benchmark, show
+from benchmarks.shared.paired import bounded
 from benchmarks.shared.profile import ACCURACY
 from penstock.cluster import load_cluster
-from penstock.lab.common import paired_ratio
 from penstock.lab.simulator.run import simulate
 from penstock.lab.simulator.script import profile_script
 from penstock.speculation import SpeculativeConfig
@@ -36,16 +36,13 @@ def measured() -> list[dict[str, Any]]:
     found = []
     for name, gbit_s in LINKS:
         duplex, exclusive = (seconds(name, gbit_s, one) for one in (False, True))
-        ratio = paired_ratio([one / other for one, other in zip(exclusive, duplex, strict=True)])
-        assert ratio is not None
         ms = 1e3 * sum(duplex) / (REQUESTS * (TOKENS - 1))
-        longer = [ratio.mean, ratio.low, ratio.high]
+        longer = bounded(exclusive, duplex)
         found.append({"cluster": name, "gbit_s": gbit_s, "ms_per_token": ms, "exclusive": longer})
     return found
 
 
 if __name__ == "__main__":
     figures = measured()
-    store(NAME, HOW, ([f"python -m benchmarks.papers.{NAME}"], figures))
-    for one in figures:
-        print(one)
+    Benchmark(__file__, HOW).keep(figures)
+    show(figures)

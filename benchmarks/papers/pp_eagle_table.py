@@ -15,8 +15,7 @@ Each row is written to benchmarks/measured/papers/pp_eagle_table.json as it fini
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -77,15 +76,6 @@ def columns(run: StrategyRun) -> dict[str, Any]:
     }
 
 
-def lines(key: str, row: Mapping[str, Any]) -> str:
-    return "\n".join(
-        f"{key:11}  {entry:52} "
-        f"AR {one['AR'] or 0:.4f}  AL {one['AL']:.4f}  TP {one['TP']:8.2f}  Lat {one['Lat']:.4f}"
-        + ("" if one["identical"] else "  NOT IDENTICAL")
-        for entry, one in row["entries"].items()
-    )
-
-
 def cases(wanted: virtual.Wanted) -> Iterator[virtual.Case]:
     for method, folders in wanted.drafters.items():
         for stages in SIZES if folders else ():
@@ -93,5 +83,4 @@ def cases(wanted: virtual.Wanted) -> Iterator[virtual.Case]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="The vLLM report's Table 2 with the demo target, in virtual time.")
-    virtual.main(f"papers.{NAME}", parser, cases, lines, METHODS)
+    virtual.main(__file__, cases, METHODS)

@@ -18,6 +18,7 @@ from typing import Any, Final
 import msgspec
 
 from benchmarks.papers.pp_eagle_table import CHAIN, LLAMA_8B, VOCABULARY, cluster
+from benchmarks.shared.benchmark import show
 from penstock.cluster import Cluster
 from penstock.cluster.timing import link_timings
 from penstock.emulation.link import LinkModel
@@ -79,6 +80,4 @@ def served(stages: int, drafter: str, entry: str, script: Script) -> list[float]
 
 
 if __name__ == "__main__":
-    for one in measured():
-        where = f"pp {one['stages']}  {one['entry']:52} {one['drafter']:5}"
-        print(f"{where} TP {one['throughput']:9.1f}  Lat {one['latency']:.4f}")
+    show(measured())

@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from benchmarks.papers.pp_eagle_table import CHAIN, LLAMA_8B, cluster
 from benchmarks.papers.pp_many import ACCURACY, FEW, MANY
+from benchmarks.shared.benchmark import show
 from penstock.cluster.spec import PRICES, ModelPrice
 from penstock.core import ConfigError
 from penstock.lab.grid import parse_entries
@@ -75,5 +76,4 @@ def served(model: str, pp: int, tp: int, sequences: int, tokens: int) -> list[fl
 
 
 if __name__ == "__main__":
-    for one in measured():
-        print(one)
+    show(measured())

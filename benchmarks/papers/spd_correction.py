@@ -8,8 +8,7 @@ written to benchmarks/measured/papers/spd_correction.json as it finishes, and is
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -40,15 +39,6 @@ def measured(folder: str, cluster: str, sizes: virtual.Sizes) -> dict[str, Any]:
     return {"cluster": cluster, "temperatures": found}
 
 
-def lines(cluster: str, row: Mapping[str, Any]) -> str:
-    return "\n".join(
-        f"{cluster:7} {name}  tokens per stage time: corrected {one['on']:.3f}, not {one['off']:.3f}; "
-        f"ratio {one['ratio']:.3f} ({'-'.join(f'{bound:.3f}' for bound in one['bounds'] or ())})"
-        + ("" if one["identical"] else "  NOT IDENTICAL")
-        for name, one in row["temperatures"].items()
-    )
-
-
 def cases(wanted: virtual.Wanted) -> Iterator[virtual.Case]:
     folders = wanted.drafters["spd"]
     for cluster in CLUSTERS if folders else ():
@@ -56,5 +46,4 @@ def cases(wanted: virtual.Wanted) -> Iterator[virtual.Case]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="In-flight correction on and off, in virtual time.")
-    virtual.main(f"papers.{NAME}", parser, cases, lines, ["spd"])
+    virtual.main(__file__, cases, ("spd",))

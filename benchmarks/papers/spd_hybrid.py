@@ -12,13 +12,12 @@ tokens is not run again; remove the file after a change of the engine, the targe
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Final
 
-from benchmarks.papers.spd_tables import line, measured, methods
+from benchmarks.papers.spd_tables import measured, methods
 from benchmarks.shared import virtual
 from penstock.checkpoint.checkpoint import open_checkpoint
 
@@ -37,5 +36,4 @@ def cases(wanted: virtual.Wanted) -> Iterator[virtual.Case]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="SPD's tables with a hybrid target, in virtual time.")
-    virtual.main(f"papers.{NAME}", parser, cases, line, ("spd",), how=HOW)
+    virtual.main(__file__, cases, ("spd",), HOW)

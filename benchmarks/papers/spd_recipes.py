@@ -11,8 +11,7 @@ and tokens is not run again.
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -38,11 +37,6 @@ def measured(method: Method, sizes: virtual.Sizes) -> dict[str, Any]:
     }
 
 
-def lines(key: str, row: Mapping[str, Any]) -> str:
-    cells = [f"{name}: {length:.2f}" for name, length in row["lengths"].items()]
-    return f"{key:24} L' {', '.join(cells)}{'' if row['identical'] else '  NOT IDENTICAL'}"
-
-
 def cases(wanted: virtual.Wanted) -> Iterator[virtual.Case]:
     target = open_checkpoint(virtual.TARGET)
     for name, folders in wanted.drafters.items():
@@ -54,5 +48,4 @@ def cases(wanted: virtual.Wanted) -> Iterator[virtual.Case]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Recipes of SPD's module and of EAGLE-3, in virtual time.")
-    virtual.main(f"papers.{NAME}", parser, cases, lines, ("spd", "eagle3"))
+    virtual.main(__file__, cases, ("spd", "eagle3"))

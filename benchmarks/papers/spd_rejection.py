@@ -12,8 +12,7 @@ in the tables.
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from math import exp, log
 from statistics import fmean
@@ -77,10 +76,5 @@ def cases(wanted: virtual.Wanted) -> Iterator[virtual.Case]:
                 yield variant + key_of("spd", stages, speculator.depth), partial(measured, folder, stages, wanted.sizes)
 
 
-def line(key: str, row: Mapping[str, Any]) -> str:
-    return f"{key}: " + "; ".join(f"{rule} {row[rule]['accepted']:.3f}, L' {row[rule]['length']:.2f}" for rule in RULES)
-
-
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="SPD's L' by both rules of acceptance.")
-    virtual.main(f"papers.{NAME}", parser, cases, line, ("spd",), sizes=virtual.Sizes(8, 48))
+    virtual.main(__file__, cases, ("spd",), sizes=virtual.Sizes(8, 48))

@@ -15,7 +15,6 @@ tokens is not run again; remove the file after a change of the engine or of a dr
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -142,14 +141,6 @@ def cell(in_theory: StrategyRun, on_preset: StrategyRun) -> dict[str, Any]:
     }
 
 
-def line(key: str, row: Mapping[str, Any]) -> str:
-    return virtual.row_of_cells(key, row["cells"], lambda one: f"{in_theory(one)}, on the preset {one['preset']:.2f}x")
-
-
-def in_theory(one: Mapping[str, Any]) -> str:
-    return f"L' {one['length']:.2f}, in theory {one['theoretical']:.2f}x"
-
-
 def cases(wanted: virtual.Wanted) -> Iterator[virtual.Case]:
     target = open_checkpoint(virtual.TARGET)
     named = [(name, folder) for name, folders in wanted.drafters.items() for folder in folders]
@@ -159,6 +150,4 @@ def cases(wanted: virtual.Wanted) -> Iterator[virtual.Case]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="SPD's tables with the demo target, in virtual time.")
-    parser.add_argument("--stages", type=int, nargs="+", default=list(STAGES), choices=STAGES)
-    virtual.main(f"papers.{NAME}", parser, cases, line, METHODS)
+    virtual.main(__file__, cases, METHODS, stages=STAGES)

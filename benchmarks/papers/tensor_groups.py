@@ -18,6 +18,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from benchmarks.papers.pp_eagle_table import LLAMA_8B
+from benchmarks.shared.benchmark import show
 from benchmarks.shared.profile import ACCURACY
 from penstock.cluster import PRICES, Cluster, load_cluster
 from penstock.cluster.spec import ModelPrice
@@ -125,6 +126,4 @@ def layer(card: str, name: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    for part in measured().values():
-        for one in part:
-            print(one)
+    show(measured())

@@ -1,48 +1,19 @@
-"""Sections that follow no paper: exactness, overhead, the demo, and processes without emulation."""
+"""The engine itself: exactness, overhead, links, the demo, simulator and emulator, processes without emulation."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.costs import decisions, lookup, overhead, two_processes
-from benchmarks.sections.base import Section, paragraphs, prose
-from benchmarks.shared.commands import command_line, penstock, with_json_output
+from benchmarks.costs import decisions, links, lookup, overhead, two_processes
+from benchmarks.sections.base import Section, by_script
+from benchmarks.shared import virtual
+from benchmarks.shared.commands import command_line, penstock, with_json_file, with_json_output
 from benchmarks.shared.measured import Taken
-from penstock.lab.common import markdown
-
-
-def render_exactness(figures: Any) -> str:
-    return "\n".join(prose(f"- {one['what']}: **{one['result']}** (`{one['command']}`)") for one in figures)
-
-
-def take_overhead() -> Taken:
-    return ["python -m benchmarks.costs.overhead"], overhead.measured()
-
-
-def render_overhead(figures: Any) -> str:
-    rows = [
-        [
-            f"{run['layers']} layers, `{run['strategy']}`",
-            f"{run['ms']:.2f}",
-            f"{run['modelled_ms']:.2f}",
-            f"{run['ms'] / run['modelled_ms'] - 1:.1%}",
-            f"{run['hop_ms']:.2f}",
-            f"{run['loop_ms']:.2f}",
-            f"{run['overruns']:.1%}",
-        ]
-        for run in figures
-    ]
-    headings = ["model, decoding", "ms per token", "modelled", "over", "hop, ms", "loop, ms", "overruns"]
-    return paragraphs(
-        "14 stage processes of 10 ms each, next to nothing on the links: plainly, a row goes through all "
-        "stages; with a drafter that is always right, one leaves the last stage at every step.",
-        markdown(headings, rows),
-        "With the two-layer model most stages hold no layer, so the figure is Penstock's own; with 16 layers the "
-        "stages' real computation competes with the messages for two cores; above 5% of overruns a figure says nothing "
-        "but that this host is too slow for it. Measured as root: what keeps time comes before what else runs there.",
-    )
-
+from benchmarks.shared.root import ROOT
+from benchmarks.shared.simulations import RECORDINGS, find, simulated
+from penstock.cluster import load_cluster
 
 SIMULATE = ["simulate", "--cluster", "pipedec-14x3090", "--tokens", "10000"]
 
@@ -51,112 +22,137 @@ def take_decisions() -> Taken:
     runs = decisions.measured()
     started = time.perf_counter()
     penstock(SIMULATE)
-    return ["python -m benchmarks.costs.decisions", command_line(SIMULATE)], {
-        "runs": runs,
-        "simulate_seconds": time.perf_counter() - started,
-    }
-
-
-def render_decisions(figures: Any) -> str:
-    def cells(run: Any) -> list[str]:
-        counts = [f"`{run['strategy']}`", f"{run['live']:,.0f}", f"{run['rows']:.0f}"]
-        times = [f"{run['ms'][part][0]:.2f} ({run['ms'][part][1]:.2f})" for part in ("engine", "stage", "total")]
-        return counts + times
-
-    headings = ["strategy", "live nodes", "rows a step", "engine", "one stage", "both"]
-    return paragraphs(
-        "The engine's step from one result to the next (commit, prune, cancel, grow the tree, choose rows, build the "
-        "batch) and one stage's bookkeeping (which slots every row sees), without model and sockets, on one core: "
-        "milliseconds, median and, in brackets, 95th percentile, of the quickest of three runs. With 64 stages, so "
-        "that about 2,000 drafted nodes live.",
-        markdown(headings, [cells(run) for run in figures["runs"]]),
-        "The late ones follow a miss: hundreds of nodes die, and the tree is grown anew. This machine's speed varies "
-        "by half within minutes.",
-        "A comparison of the plain pipeline, `static_tree`, `pipedec` and `auto` over 14 stages and 10,000 tokens each "
-        f"took {figures['simulate_seconds']:.0f} s on one core.",
-    )
-
-
-def take_lookup() -> Taken:
-    return ["python -m benchmarks.costs.lookup"], lookup.measured()
-
-
-def render_lookup(figures: Any) -> str:
-    rows = [
-        [f"{one['length']:,}", f"{one['first_ms']:.1f}", f"{one['ms']:.3f} ({one['p95_ms']:.3f})"] for one in figures
-    ]
-    return paragraphs(
-        f"Method `ngram`, asked about {lookup.DEPTH} nodes below the root of a random text over {lookup.VOCABULARY} "
-        "tokens, one more of which is committed between two questions: milliseconds of one core, median and, in "
-        "brackets, 95th percentile. The first question takes in the whole prompt.",
-        markdown(["tokens of text", "first", "each later one"], rows),
-    )
+    seconds = time.perf_counter() - started
+    commands = ["python -m benchmarks.costs.decisions", command_line(SIMULATE)]
+    return commands, {"runs": runs, "simulate_seconds": seconds}
 
 
 def take_demo() -> Taken:
     command, content = with_json_output(["demo", "--embedded"])
     fast = content["runs"][1]
     names = ("strategy", "overrun_fraction")
-    figures = {**{name: fast[name] for name in names}, **{name: content[name] for name in ("speedup", "identical")}}
-    return [command], figures
+    return [command], {
+        **{name: fast[name] for name in names},
+        **{name: content[name] for name in ("speedup", "identical")},
+    }
 
 
-def render_demo(figures: Any) -> str:
-    same = "identical to" if figures["identical"] else "DIFFERENT from"
-    return prose(
-        f"Two prompts of 48 tokens at T = 1 on four emulated edge boards: {figures['speedup']:.2f} times the plain "
-        f"pipeline with `{figures['strategy']}`, {same} its text, {figures['overrun_fraction']:.1%} overruns."
-    )
+# --------------------------------------------------------------------------------------------------------------- links
+
+LINKS = {
+    "ipc": "ours, Unix-domain socket",
+    "tcp": "ours, tcp",
+    "tls": "ours, TLS 1.3",
+    "zeromq": "ZeroMQ",
+    "curve": "ZeroMQ, CURVE",
+}
 
 
-def take_two_processes() -> Taken:
-    return ["python -m benchmarks.costs.two_processes"], two_processes.measured()
+def take_links() -> Taken:
+    return ["pip install pyzmq", "python -m benchmarks.costs.links"], links.measured()
 
 
-def render_two_processes(figures: Any) -> str:
-    rows = [
-        [f"{run['stages']}, `{run['strategy']}`", f"{run['tokens_per_second']:.1f}", f"{run['ratio']:.2f}x"]
-        for run in figures
-    ]
-    return paragraphs(
-        "The demo pair as one stage process and as two, on two cores; `static_tree` with 12 nodes, `pipedec` "
-        "with width 4.",
-        markdown(["stages, strategy", "tokens/s", "over plain, one stage"], rows),
-        "The model is so small (7M parameters) that messages and Python take longer than its arithmetic; the "
-        "draft model, a third process, takes its share of the two cores. This is not what a pipeline is for, "
-        "and is shown as it came out.",
-    )
+def links_values(figures: Any) -> Mapping[str, Any]:
+    """Headings by size, and the rows of each place by kind of link."""
+    sizes = sorted({row["size"] for row in figures})
+    cells = {(row["place"], row["kind"], row["size"]): row for row in figures}
+
+    def rows(place: str) -> list[list[str]]:
+        measured = [kind for kind in LINKS if (place, kind, 0) in cells]
+        return [[LINKS[kind], *(link_cell(cells[place, kind, size]) for size in sizes)] for kind in measured]
+
+    return {"sizes": [*map(size_words, sizes)], **{place: rows(place) for place in ("loopback", "namespaces")}}
 
 
-SECTIONS = (
-    Section(name="exactness", title="Exactness", how="Measured", take=None, render=render_exactness),
-    Section(
-        name="overhead",
-        title="Overhead",
-        how="Emulated, with a drafter that is always right",
-        take=take_overhead,
-        render=render_overhead,
+def link_cell(row: Mapping[str, Any]) -> str:
+    alone = f"{row['ms']:.3f}"
+    return alone if row["size"] == 0 else f"{alone} ({row['mb_s']:.0f})"
+
+
+def size_words(size: int) -> str:
+    if size == 0:
+        return "header alone"
+    return f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB"
+
+
+# ---------------------------------------------------------------------------------------------- simulator and emulator
+
+SAMPLE = ("demo", "flowspec-7b", "pipedec-7")
+COMPARED = ("autoregressive", "static_tree", "pipedec", "auto")
+SIZES = virtual.Sizes(prompts=2, tokens=48)
+
+
+def take_simulator() -> Taken:
+    texts = ["--num-prompts", str(SIZES.prompts), "--max-tokens", str(SIZES.tokens), "--temperature", "1"]
+    scales = {"pipedec-7": ["--time-scale", "3"]}  # this host is too slow for the real computation otherwise
+    RECORDINGS.mkdir(exist_ok=True)
+    file = str((RECORDINGS / "two.safetensors").relative_to(ROOT))
+    tree = "autoregressive,static_tree[tree_size=8]"
+    recorded = ["bench", "--model", "demo", "-pp", "1", "--strategies", tree, *texts, "--record", file]
+    penstock(recorded)
+    commands, figures = [command_line(recorded)], []
+    for cluster in SAMPLE:
+        scale = scales.get(cluster, [])
+        bench = ["bench", "--model", "demo", "--cluster", cluster, "--strategies", ",".join(COMPARED), *texts, *scale]
+        command, content = with_json_file(bench)
+        stretched = float(scale[1]) if scale else 1.0
+        again, runs = simulated([cluster], COMPARED, ["--recording", file])
+        commands += [command, again]
+        virtually = drafted_for_real(cluster)
+        for run in content["runs"]:
+            name, hop = run["strategy"], run["overhead_per_hop_ms"] / stretched
+            more = ["--recording", file, "--overhead-per-hop-ms", f"{hop:.3f}"]
+            again, added = simulated([cluster], [name], more)
+            commands.append(again)
+            figures.append(
+                {
+                    "cluster": cluster,
+                    "strategy": name,
+                    "emulated_ms": 1e3 / run["tokens_per_second"] / stretched,
+                    "simulated_ms": find(runs, name)["ms_per_token"],
+                    "with_hops_ms": find(added, name)["ms_per_token"],
+                    "virtual_ms": virtually[name],
+                    "overruns": run["overrun_fraction"],
+                    "valid": run["valid"],
+                    "hop_ms": run["overhead_per_hop_ms"],
+                }
+            )
+    return commands, figures
+
+
+def drafted_for_real(cluster: str) -> dict[str, float]:
+    """Milliseconds per token by strategy, of the same requests in virtual time, with real drafts."""
+    questions = virtual.asked(SIZES, (1.0,))
+    drafter = {"method": "draft_model", "model": "demo"}
+    runs = virtual.compared(load_cluster(cluster), drafter, COMPARED[1:], questions)
+    return {run.strategy: 1e3 * run.seconds / run.tokens for run in runs}
+
+
+def simulator_values(figures: Any) -> Mapping[str, Any]:
+    """The runs, with the time with real drafts and the simulator's estimate of the overhead, and how they agree."""
+    runs = [{**run, "drafted_ms": run["virtual_ms"] + run["with_hops_ms"] - run["simulated_ms"]} for run in figures]
+
+    def farthest(modelled_ms: str, learns: bool) -> str:
+        """Greatest relative difference between emulation and model, where the emulation is valid."""
+        some = [run for run in runs if run["valid"] and (run["strategy"] == "auto") is learns]
+        return f"{max(abs(run['emulated_ms'] / run[modelled_ms] - 1) for run in some):.1%}"
+
+    return {"runs": runs, "farthest": farthest}
+
+
+def centralised_values(figures: Any) -> Mapping[str, Any]:
+    return {"same": all(one["identical"] for found in figures.values() for one in found["entries"].values())}
+
+
+SECTIONS = {
+    "overhead": by_script(overhead),
+    "decisions": Section(how="Measured, without a model", take=take_decisions),
+    "lookup": by_script(lookup),
+    "links": Section(how="Measured, without a model", take=take_links, values=links_values),
+    "simulator": Section(
+        how="Emulated and simulated, with the demo pair", take=take_simulator, values=simulator_values
     ),
-    Section(
-        name="decisions",
-        title="Decisions",
-        how="Measured, without a model",
-        take=take_decisions,
-        render=render_decisions,
-    ),
-    Section(
-        name=lookup.NAME,
-        title="Looking up n-grams",
-        how=lookup.HOW,
-        take=take_lookup,
-        render=render_lookup,
-    ),
-    Section(name="demo", title="The demo", how="Emulated, with the demo pair", take=take_demo, render=render_demo),
-    Section(
-        name="two_processes",
-        title="Without emulation",
-        how="Measured, with the demo pair",
-        take=take_two_processes,
-        render=render_two_processes,
-    ),
-)
+    "demo": Section(how="Emulated, with the demo pair", take=take_demo),
+    "two_processes": by_script(two_processes),
+    "centralised": Section(values=centralised_values),
+}

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
@@ -15,6 +16,8 @@ from benchmarks.shared.root import ROOT
 from penstock.core import ConfigError
 
 MEASURED = ROOT / "benchmarks" / "measured"
+LOAD = os.getloadavg()[0]
+"""Processes that ran or waited as this process began, so that the benchmark's own do not count."""
 FIELDS = ("how", "commands", "date", "versions", "figures")
 
 
@@ -32,6 +35,9 @@ class Measured:
     versions: Mapping[str, str]
     figures: Any
     notes: Sequence[str] = ()
+    host: Mapping[str, Any] = field(default_factory=dict)
+    """Its processor, its cores, and the processes that ran or waited (the last minute's mean) as the benchmark began;
+    older files lack it."""
 
 
 Taken = tuple[list[str], Any]
@@ -50,13 +56,16 @@ def stored(name: str) -> Measured:
     missing = [field for field in FIELDS if field not in content]
     if missing:
         raise ConfigError(f"{path}: {missing[0]} is missing; {remedy(name)}")
-    return Measured(**{field: content[field] for field in FIELDS}, notes=content.get("notes", []))
+    return Measured(
+        **{field: content[field] for field in FIELDS}, notes=content.get("notes", []), host=content.get("host", {})
+    )
 
 
 def store(name: str, how: str, taken: Taken) -> None:
     """Write new figures, with today's date and the installed versions."""
     commands, figures = taken
-    measured = Measured(how=how, commands=commands, date=date.today().isoformat(), versions=versions(), figures=figures)
+    stated = {"how": how, "commands": commands, "date": date.today().isoformat(), "versions": versions()}
+    measured = Measured(**stated, figures=figures, host=host())
     path = path_of(name)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, asdict(measured))
@@ -91,3 +100,17 @@ def remedy(name: str) -> str:
 def versions() -> dict[str, str]:
     packages = {name: version(name) for name in ("penstock", "torch", "transformers")}
     return {"python": platform.python_version(), **packages}
+
+
+def host() -> dict[str, Any]:
+    return {"processor": processor(), "cores": os.cpu_count(), "load": round(LOAD, 2)}
+
+
+def processor() -> str:
+    """The processor's name, as Linux knows it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "Model"))]
+    return next(iter(named), platform.machine())

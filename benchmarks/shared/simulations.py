@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.shared.commands import penstock, with_json_file
+from benchmarks.shared.paired import paired
 from benchmarks.shared.profile import ACCURACY
 from benchmarks.shared.root import ROOT
-from penstock.lab.common import Ratio, paired_ratio
+from penstock.lab.common import Ratio
 
 RECORDINGS = ROOT / "benchmarks" / "recordings"
 """Folder of the recordings, ignored by Git; missing ones are made when they are needed."""
@@ -78,9 +79,7 @@ def find(runs: Sequence[Figures], strategy: str, cluster: str | None = None) -> 
 
 def over(run: Figures, base: Figures) -> Ratio:
     """Speed relative to ``base`` on the same requests, with bounds."""
-    ratio = paired_ratio([other / own for other, own in zip(base["seconds"], run["seconds"], strict=True)])
-    assert ratio is not None
-    return ratio
+    return paired(base["seconds"], run["seconds"])
 
 
 def said(ratio: Ratio) -> str:

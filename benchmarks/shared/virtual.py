@@ -12,7 +12,6 @@ core.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -21,16 +20,17 @@ from typing import Any
 
 import torch
 
+from benchmarks.shared.benchmark import Benchmark, show
 from benchmarks.shared.measured import kept_figures, path_of, store, stored
+from benchmarks.shared.paired import paired
 from benchmarks.shared.root import ROOT
 from penstock import LLM, SamplingParams
 from penstock.cluster import Cluster, load_cluster
-from penstock.core import ConfigError
 from penstock.emulation.cluster import RealTimeHost
 from penstock.engine.options import DEMO
 from penstock.lab.bench.comparison import measure_all, on_time
 from penstock.lab.bench.summary import StrategyRun
-from penstock.lab.common import Ratio, paired_ratio
+from penstock.lab.common import Ratio
 from penstock.lab.grid import DEFAULT_PROMPTS, Question, conversations_of, is_plain, parse_entries, read_prompt_sets
 from penstock.pipeline.base import VirtualClock
 from penstock.pipeline.inprocess import InProcessHost
@@ -112,48 +112,38 @@ def find(runs: Sequence[StrategyRun], entry: str, temperature: float) -> Strateg
 def over(run: StrategyRun, base: StrategyRun) -> Ratio:
     """Speed relative to ``base`` on the same requests, with bounds."""
     pairs = [(one, other) for one, other in zip(run.requests, base.requests, strict=True) if other["seconds"]]
-    ratio = paired_ratio([other["seconds"] / one["seconds"] for one, other in pairs])
-    assert ratio is not None
-    return ratio
-
-
-def row_of_cells(key: str, cells: Mapping[str, Mapping[str, Any]], said: Callable[[Mapping[str, Any]], str]) -> str:
-    """A line for a row: the text ``said`` for each cell, marked where its tokens were not those of plain decoding."""
-    shown = [f"{name}: {said(one)}{'' if one['identical'] else ' NOT IDENTICAL'}" for name, one in cells.items()]
-    return f"{key:32} {'; '.join(shown)}"
+    return paired((other["seconds"] for _, other in pairs), (one["seconds"] for one, _ in pairs))
 
 
 # -------------------------------------------------------------------------------------------------------------- scripts
 
 
 def main(
-    script: str,
-    parser: argparse.ArgumentParser,
+    file: str,
     cases: Callable[[Wanted], Iterable[Case]],
-    lines: Callable[[str, dict[str, Any]], str],
     methods: Sequence[str] = (),
     how: str = HOW,
     sizes: Sizes = Sizes(),
     given: str = "",
+    **options: Any,
 ) -> None:
-    """Run a script: measure and store each case, unless it is stored with these sizes, and print its lines.
+    """Run a script by its ``__file__``: measure, store and print each case, unless it is stored with these sizes.
 
-    ``script`` is its module in benchmarks, ``folder.name``; its section is called ``name``. ``parser`` has the script's
-    own options, and ``given`` is their part of the stored command. Options that name drafters of ``methods`` and set
-    the sizes, by default ``sizes``, are added here. A ConfigError ends the process with one line that says what is
-    wrong.
+    ``options`` are the script's own, as ``Benchmark.parser`` takes them, and ``given`` is their part of the stored
+    command. Options that name drafters of ``methods`` and set the sizes, by default ``sizes``, are added here. A
+    ConfigError ends the process with one line that says what is wrong.
     """
+    benchmark = Benchmark(file, how)
+    parser = benchmark.parser(**options)
     add_drafters(parser, methods)
     parser.add_argument("--prompts", type=int, default=sizes.prompts, help="how many are asked")
     parser.add_argument("--tokens", type=int, default=sizes.tokens, help="of each")
-    options = parser.parse_args()
-    sizes, drafters = Sizes(options.prompts, options.tokens), drafters_of(options, methods)
-    name, command = script.rpartition(".")[2], command_of(f"{script} {given}".strip(), drafters, sizes)
-    try:
-        for key, measure in cases(Wanted(sizes, drafters, options)):
-            print(lines(key, once(name, key, sizes, command, measure, how)), flush=True)
-    except ConfigError as error:
-        sys.exit(f"{name}: error: {error}")
+    asked = parser.parse_args()
+    sizes, drafters = Sizes(asked.prompts, asked.tokens), drafters_of(asked, methods)
+    command = command_of(benchmark.command(given), drafters, sizes)
+    with benchmark.refusing():
+        for key, measure in cases(Wanted(sizes, drafters, asked)):
+            show(once(benchmark.name, key, sizes, command, measure, how), key)
 
 
 def once(
@@ -192,10 +182,10 @@ def flag(method: str) -> str:
     return f"--{method.replace('_', '-')}"
 
 
-def command_of(script: str, drafters: Mapping[str, Sequence[str]], sizes: Sizes) -> str:
-    """The command as shown on the page."""
+def command_of(command: str, drafters: Mapping[str, Sequence[str]], sizes: Sizes) -> str:
+    """A script's command with its drafters and sizes, as shown on the page."""
     named = [f"{flag(method)} {' '.join(map(as_stored, some))}" for method, some in drafters.items() if some]
-    return " ".join([f"python -m benchmarks.{script}", *named, f"--prompts {sizes.prompts} --tokens {sizes.tokens}"])
+    return " ".join([command, *named, f"--prompts {sizes.prompts} --tokens {sizes.tokens}"])
 
 
 def as_stored(folder: str) -> str:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from benchmarks.shared.profile import ACCURACY
+from benchmarks.shared.benchmark import show
+from benchmarks.shared.profile import ACCURACY, synthetic
 from penstock.cluster import load_cluster
 from penstock.lab.simulator.run import simulate
 from penstock.lab.simulator.script import MISSED, Script, profile_script
-from penstock.speculation import SpeculativeConfig
 
 CLUSTERS = ("demo", "jupiter-homogeneous", "jupiter-heterogeneous", "pipedec-14x3090", "random-5:2")
+HOW = "Simulated, with the synthetic profile's confidence"
 STRATEGIES = ("auto", "continuous", "pipedec")
 REQUESTS, TOKENS = 3, 200
 
@@ -34,22 +35,12 @@ def measured() -> dict[str, dict[str, list[float]]]:
         found[name] = {
             strategy: [
                 run.seconds / base.seconds
-                for run, base in zip(simulate(cluster, script, config_of(strategy)), plain, strict=True)
+                for run, base in zip(simulate(cluster, script, synthetic(strategy)), plain, strict=True)
             ]
             for strategy in STRATEGIES
         }
     return found
 
 
-def config_of(strategy: str) -> SpeculativeConfig:
-    return SpeculativeConfig(method="synthetic", accuracy=ACCURACY, strategy=strategy)
-
-
-def main() -> None:
-    for cluster, strategies in measured().items():
-        for strategy, ratios in strategies.items():
-            print(f"{cluster:22} {strategy:11} " + " ".join(f"{ratio:.3f}" for ratio in ratios))
-
-
 if __name__ == "__main__":
-    main()
+    show(measured())

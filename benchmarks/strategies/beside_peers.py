@@ -12,18 +12,18 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-from benchmarks.shared.measured import kept_figures, store
+from benchmarks.shared.benchmark import Benchmark, show
+from benchmarks.shared.measured import kept_figures
 from penstock.lab.bench.command import run_bench
 from penstock.lab.bench.options import BenchOptions
 from penstock.lab.common import paired_ratio
 
 NAME, HOW = "beside_peers", "Measured, one stage, nothing emulated"
-COMMAND = (
-    "python -m benchmarks.strategies.beside_peers MODEL.gguf PROMPTS --threads {} --formats {} --per-set {} --tokens {}"
-)
+GIVEN = "MODEL.gguf PROMPTS --threads {threads} --formats {quantization} --per-set {per_set} --tokens {tokens}"
 FORMATS = ("int4", "int8")
 ENTRIES = ("autoregressive", "auto")
 PEERS = ("hf", "llama.cpp")
@@ -78,31 +78,18 @@ def bounds(by_set: list[dict[str, float] | None]) -> list[float]:
     return [round(value, 3) for value in (ratio.mean, ratio.low, ratio.high)]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Penstock beside its peers")
-    parser.add_argument("model")
-    parser.add_argument("prompts", type=Path)
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--formats", nargs="+", choices=FORMATS, default=FORMATS)
-    parser.add_argument("--per-set", type=int, default=2)
-    parser.add_argument("--tokens", type=int, default=64)
-    options = parser.parse_args()
-    for threads in options.threads:
-        for quantization in options.formats:
-            figures = kept_figures(NAME)
-            figures[f"{quantization}, {threads}"] = {
-                "threads": threads,
-                "quantization": quantization,
-                "per_set": options.per_set,
-                "tokens": options.tokens,
-                **condensed(bench_figures(options, threads, quantization)),
-            }
-            commands = [
-                COMMAND.format(one["threads"], one["quantization"], one["per_set"], one["tokens"])
-                for one in figures.values()
-            ]
-            store(NAME, HOW, (commands, figures))
+def main(benchmark: Benchmark, options: argparse.Namespace) -> None:
+    sizes = {"per_set": options.per_set, "tokens": options.tokens}
+    for threads, quantization in product(options.threads, options.formats):
+        found = condensed(bench_figures(options, threads, quantization))
+        case = {f"{quantization}, {threads}": {"threads": threads, "quantization": quantization, **sizes, **found}}
+        figures = kept_figures(NAME) | case
+        benchmark.keep(figures, commands=[benchmark.command(GIVEN.format(**one)) for one in figures.values()])
+        show(case)
 
 
 if __name__ == "__main__":
-    main()
+    benchmark = Benchmark(__file__, HOW)
+    threads = {"type": int, "nargs": "+", "default": [1, 2]}
+    parser = benchmark.parser(model=str, prompts=Path, threads=threads, formats=FORMATS, per_set=2, tokens=64)
+    main(benchmark, parser.parse_args())

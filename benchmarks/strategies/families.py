@@ -16,7 +16,6 @@ AssertionError where a token differs though the reference is not undecided.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -24,14 +23,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.shared.measured import kept_figures, store
+from benchmarks.shared.benchmark import Benchmark
+from benchmarks.shared.measured import kept_figures
 from penstock.checkpoint.checkpoint import open_checkpoint
 from tests.checkpoints import ARCHITECTURES, FURTHER, RECURRENT, UNUSUAL, make_checkpoint, settings_of
 from tests.exactness import compare_chunks, compare_crowded, compare_strategies, every_pair
 from tests.relatives import RELATIVES
 
 NAME, HOW = "families", "In virtual time, with small random checkpoints and the synthetic drafter"
-COMMAND = "python -m benchmarks.strategies.families"
 ALL: Final = (*ARCHITECTURES, *FURTHER, *RECURRENT, *UNUSUAL, *RELATIVES)
 STAGES: Final = (1, 3, 5)
 CHUNKS: Final = (1, 2, 3, 7, 16, 50, 100)
@@ -55,24 +54,20 @@ def compared(name: str) -> dict[str, Any]:
     return {"family": settings_of(name)["model_type"], **{kind: asdict(one) for kind, one in counted.items()}}
 
 
-def runs(names: Sequence[str]) -> Iterator[str]:
+def runs(benchmark: Benchmark, names: Sequence[str]) -> Iterator[str]:
     """Compare the remaining checkpoints; each result is stored before it is yielded."""
     figures = kept_figures(NAME)
     for name in names:
         if name not in figures:
             figures[name] = compared(name)
-            store(NAME, HOW, ([COMMAND], figures))
+            benchmark.keep(figures)
             yield f"{name}: {figures[name]}"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="families of models beside transformers' generate")
-    parser.add_argument("names", nargs="*", choices=[*ALL, []], default=[], metavar="NAME")
-    parser.add_argument("--runs", type=int, help="compare so many of those that are left, and go on another time")
-    options = parser.parse_args()
-    for line in islice(runs(options.names or ALL), options.runs):
-        print(line, flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    benchmark = Benchmark(__file__, HOW)
+    names = {"nargs": "*", "choices": [*ALL, []], "metavar": "NAME"}
+    at_once = {"type": int, "default": None, "help": "compare so many of those that are left, and go on another time"}
+    options = benchmark.parser(names=names, runs=at_once).parse_args()
+    for line in islice(runs(benchmark, options.names or ALL), options.runs):
+        print(line, flush=True)

@@ -28,7 +28,8 @@ from typing import Any, Final
 import torch
 
 from benchmarks.papers.jupiter import ACCURACY, CHAIN
-from benchmarks.shared.measured import kept_figures, store
+from benchmarks.shared.benchmark import Benchmark
+from benchmarks.shared.measured import kept_figures
 from penstock import LLM, RequestOutput, SamplingParams
 from penstock.engine.llm import complete_step
 from penstock.lab.grid import parse_entries
@@ -39,7 +40,6 @@ from penstock.text.chat import ChatFormat
 
 NAME: Final = "outlines"
 HOW: Final = "Measured with SmolLM2-135M-Instruct (Q4_1) on two cores, or in virtual time where it says so"
-COMMAND: Final = "python -m benchmarks.strategies.outlines"
 STAGES: Final = 4
 TEMPERATURES: Final = (0.0, 1.0)
 MODES: Final = ("off", "on")
@@ -172,28 +172,20 @@ def timed(output: RequestOutput) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Answers in points: decisions, and speed")
-    parser.add_argument("part", choices=("decisions", "speed", "ids"))
-    parser.add_argument("model", type=Path)
-    parser.add_argument("prompts", type=Path, nargs="?")
-    parser.add_argument("--per-category", type=int, default=10)
-    parser.add_argument("--cluster", default="")
-    parser.add_argument("--questions", type=int, default=len(LISTS))
-    parser.add_argument("--tokens", type=int, default=160)
-    options = parser.parse_args()
+def main(benchmark: Benchmark, options: argparse.Namespace) -> None:
     parts: dict[str, Callable[[argparse.Namespace], Any]] = {"decisions": decisions, "speed": speed, "ids": same_ids}
     found, figures = parts[options.part](options), kept_figures(NAME)
     if options.part == "speed":
         figures.setdefault("speed", {})[options.cluster or "this host"] = found
     else:
         figures[options.part] = found
-    typed = f"{COMMAND} {' '.join(sys.argv[1:])}".replace(str(options.model), "MODEL.gguf")
-    command = typed.replace(str(options.prompts), "PROMPTS")
-    figures.setdefault("commands", {})[f"{options.part} {options.cluster}".strip()] = command
-    commands = list(figures["commands"].values())
-    store(NAME, HOW, (commands, figures))
+    typed = " ".join(sys.argv[1:]).replace(str(options.model), "MODEL.gguf").replace(str(options.prompts), "PROMPTS")
+    figures.setdefault("commands", {})[f"{options.part} {options.cluster}".strip()] = benchmark.command(typed)
+    benchmark.keep(figures, commands=list(figures["commands"].values()))
 
 
 if __name__ == "__main__":
-    main()
+    benchmark = Benchmark(__file__, HOW)
+    part, prompts = {"choices": ("decisions", "speed", "ids")}, {"type": Path, "nargs": "?"}
+    sizes = {"per_category": 10, "cluster": "", "questions": len(LISTS), "tokens": 160}
+    main(benchmark, benchmark.parser(part=part, model=Path, prompts=prompts, **sizes).parse_args())

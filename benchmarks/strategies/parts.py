@@ -7,18 +7,16 @@ Twenty requests of 100 tokens with the profile of `auto_against.py`; every varia
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Final
 
-from benchmarks.shared.measured import store
-from benchmarks.shared.profile import ACCURACY
+from benchmarks.shared.benchmark import Benchmark, show
+from benchmarks.shared.paired import paired
+from benchmarks.shared.profile import ACCURACY, synthetic
 from benchmarks.strategies.auto_against import TOKENS
 from penstock.cluster import Cluster, load_cluster
-from penstock.lab.common import paired_ratio
 from penstock.lab.simulator.run import make_loop, simulate, simulate_one
 from penstock.lab.simulator.script import Script, profile_script
-from penstock.speculation import SpeculativeConfig
 from penstock.strategies.base import NOW, Context, Strategy
 from penstock.strategies.continuous import Continuous
 from penstock.tree import TokenTree
@@ -60,32 +58,17 @@ def measured(cluster: Cluster) -> dict[str, float]:
     plain = [run.seconds for run in simulate(cluster, script, None)]
     times = {name: seconds(cluster, script, make) for name, make in VARIANTS.items()}
     for name, strategy in PAPERS.items():
-        times[name] = [run.seconds for run in simulate(cluster, script, config_of(strategy))]
-    return {name: over(plain, found) for name, found in times.items()}
+        times[name] = [run.seconds for run in simulate(cluster, script, synthetic(strategy))]
+    return {name: round(paired(plain, found).mean, 3) for name, found in times.items()}
 
 
 def seconds(cluster: Cluster, script: Script, make: Callable[[], Strategy]) -> list[float]:
     """Seconds of each request from its first token to its last."""
-    loop = make_loop(cluster, script, config_of("continuous"))
+    loop = make_loop(cluster, script, synthetic("continuous"))
     return [simulate_one(loop, script, number, make()).seconds for number in range(REQUESTS)]
 
 
-def over(plain: list[float], times: list[float]) -> float:
-    ratio = paired_ratio([one / other for one, other in zip(plain, times, strict=True)])
-    assert ratio is not None
-    return round(ratio.mean, 3)
-
-
-def config_of(strategy: str) -> SpeculativeConfig:
-    return SpeculativeConfig(method="synthetic", accuracy=ACCURACY, strategy=strategy)
-
-
-def main() -> None:
-    figures: dict[str, Any] = {name: measured(load_cluster(name)) for name in CLUSTERS}
-    store(NAME, HOW, ([f"python -m benchmarks.strategies.{NAME}"], figures))
-    for cluster, speeds in figures.items():
-        print(cluster, speeds, file=sys.stderr)
-
-
 if __name__ == "__main__":
-    main()
+    figures = {name: measured(load_cluster(name)) for name in CLUSTERS}
+    Benchmark(__file__, HOW).keep(figures)
+    show(figures)

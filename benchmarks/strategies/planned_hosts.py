@@ -16,17 +16,15 @@ import argparse
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.shared.benchmark import Benchmark, show
 from benchmarks.shared.burner import one_core_busy
-from benchmarks.shared.measured import store
 from penstock import LLM, SamplingParams
 from tests.namespaces import network
 from tests.workers import Worker
 
 NAME, HOW = "planned_hosts", "Measured on three namespaces of two cores, nothing emulated"
-COMMAND: Final = "python -m benchmarks.strategies.planned_hosts MODEL.gguf --repeats {} --tokens {}"
 WORKERS: Final = (("taskset", "-c", "0"), ("taskset", "-c", "1"), ("taskset", "-c", "1", "nice", "-n", "4"))
 RIVAL: Final = ("taskset", "-c", "1")
 LENGTH: Final = 1024
@@ -65,9 +63,9 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
     return {"tokens": options.tokens, "layers": layers, "hosts": places, "seconds": seconds}
 
 
-def engine(model: Path, hosts: str, layers: str, config: dict[str, Any] | None) -> LLM:
+def engine(model: str, hosts: str, layers: str, config: dict[str, Any] | None) -> LLM:
     return LLM(
-        str(model),
+        model,
         hosts=hosts,
         insecure=True,
         layer_split=layers,
@@ -89,17 +87,9 @@ def three_hosts() -> Iterator[list[str]]:
         yield found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Layers as planned beside an even split, on hosts of unequal speed")
-    parser.add_argument("model", type=Path)
-    parser.add_argument("--even", default="10,10,10")
-    parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--tokens", type=int, default=48)
-    options = parser.parse_args()
-    figures = measured(options)
-    store(NAME, HOW, ([COMMAND.format(options.repeats, options.tokens)], figures))
-    print(figures)
-
-
 if __name__ == "__main__":
-    main()
+    benchmark = Benchmark(__file__, HOW)
+    options = benchmark.parser(model=str, even="10,10,10", repeats=2, tokens=48).parse_args()
+    figures = measured(options)
+    benchmark.keep(figures, f"MODEL.gguf --repeats {options.repeats} --tokens {options.tokens}")
+    show(figures)

@@ -16,13 +16,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.shared.benchmark import Benchmark
 from benchmarks.shared.commands import with_json_file
-from benchmarks.shared.measured import kept_figures, path_of, store, stored
+from benchmarks.shared.measured import kept_figures, path_of, stored
 from benchmarks.shared.served import served
 
 NAME: Final = "quality"
 HOW: Final = "Measured with SmolLM2-135M-Instruct (Q4_1)"
-COMMAND: Final = "python -m benchmarks.strategies.quality"
 SETS: Final = ("alpaca", "gsm8k", "humaneval", "mt_bench", "qa", "sum")
 
 
@@ -42,22 +42,12 @@ def judged(options: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Quality of answers in points, with a judge and without")
-    parser.add_argument("part", choices=("alone", "judged"))
-    parser.add_argument("model", type=Path)
-    parser.add_argument("prompts", type=Path)
-    parser.add_argument("--sets", nargs="+", choices=SETS, default=SETS)
-    parser.add_argument("--per-category", type=int, default=6)
-    parser.add_argument("--tokens", type=int, default=192)
-    options = parser.parse_args()
+if __name__ == "__main__":
+    benchmark = Benchmark(__file__, HOW)
+    part = {"choices": ("alone", "judged")}
+    options = benchmark.parser(part=part, model=Path, prompts=Path, sets=SETS, per_category=6, tokens=192).parse_args()
     found = quality(options) if options.part == "alone" else judged(options)
-    typed = f"{COMMAND} {' '.join(sys.argv[1:])}".replace(str(options.model), "MODEL.gguf")
-    command = typed.replace(str(options.prompts), "PROMPTS")
+    typed = " ".join(sys.argv[1:]).replace(str(options.model), "MODEL.gguf").replace(str(options.prompts), "PROMPTS")
     commands = stored(NAME).commands if path_of(NAME).exists() else []
     others = [one for one in commands if f"quality {options.part} " not in one]
-    store(NAME, HOW, ([*others, command], {**kept_figures(NAME), options.part: found}))
-
-
-if __name__ == "__main__":
-    main()
+    benchmark.keep({**kept_figures(NAME), options.part: found}, commands=[*others, benchmark.command(typed)])

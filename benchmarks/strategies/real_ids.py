@@ -25,14 +25,16 @@ from typing import Any
 
 import torch
 
+from benchmarks.shared.benchmark import Benchmark
 from benchmarks.shared.formats import EXACT_FORMATS
-from benchmarks.shared.measured import kept_figures, store
+from benchmarks.shared.measured import kept_figures
 from benchmarks.strategies.shared_host import questions
 from penstock import LLM, SamplingParams
 from penstock.strategies.base import STRATEGIES
 
 NAME, HOW = "real_ids", "Measured token by token, with SmolLM2-135M-Instruct"
-COMMAND = "python -m benchmarks.strategies.real_ids MODEL PROMPTS --only {case} --per-set {per_set} --first {first}"
+BENCHMARK = Benchmark(__file__, HOW)
+GIVEN = "MODEL PROMPTS --only {case} --per-set {per_set} --first {first}"
 JUDGED = "float32"
 """The case whose tokens are transformers', too."""
 STAGES = (1, 2, 4)
@@ -122,7 +124,7 @@ def runs(options: argparse.Namespace) -> Iterator[str]:
 
 
 def keep(figures: Mapping[str, Any]) -> None:
-    store(NAME, HOW, ([COMMAND.format(**one) for one in figures.values()], figures))
+    BENCHMARK.keep(figures, commands=[BENCHMARK.command(GIVEN.format(**one)) for one in figures.values()])
 
 
 def added_up(figures: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -148,23 +150,10 @@ def differing(one: Sequence[str], other: Sequence[str]) -> int:
     return sum(a != b for a, b in zip(one, other, strict=True))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="a real model's tokens")
-    parser.add_argument("model")
-    parser.add_argument("prompts", type=Path)
-    parser.add_argument("--only", nargs="+", choices=EXACT_FORMATS, default=EXACT_FORMATS)
-    parser.add_argument("--per-set", type=int, default=60)
-    parser.add_argument("--first", type=int, default=0, help="prompts of every set to skip: another portion has them")
-    parser.add_argument("--tokens", type=int, default=32)
-    parser.add_argument("--together", type=int, default=16)
-    parser.add_argument(
-        "--longest", type=int, default=1024, help="prompts that are longer, with their answers, are left out"
-    )
-    parser.add_argument("--runs", type=int, help="do so many of those that are left, and go on another time")
-    options = parser.parse_args()
-    for line in islice(runs(options), options.runs):
-        print(line, flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    options = {"per_set": 60, "first": 0, "tokens": 32, "together": 16, "longest": 1024}
+    runs_at_once = {"type": int, "default": None, "help": "do so many of those that are left, and go on another time"}
+    parser = BENCHMARK.parser(model=str, prompts=Path, only=tuple(EXACT_FORMATS), **options, runs=runs_at_once)
+    asked = parser.parse_args()
+    for line in islice(runs(asked), asked.runs):
+        print(line, flush=True)

@@ -19,11 +19,11 @@ from typing import Any, Final
 
 import msgspec
 
-from benchmarks.shared.measured import store
+from benchmarks.shared.benchmark import Benchmark, show
+from benchmarks.shared.paired import bounded
 from benchmarks.shared.profile import ACCURACY
 from penstock.cluster import load_cluster
 from penstock.estimates.drafts import Experience
-from penstock.lab.common import paired_ratio
 from penstock.lab.simulator.run import make_loop, simulate_one
 from penstock.lab.simulator.script import MISSED, Script, profile_script
 from penstock.lab.simulator.shared_host import SharedHost
@@ -57,9 +57,7 @@ def ratios(script: Script, requests: int) -> dict[str, Any]:
     tenth = [answered(script, [*before, number], None)[0] for number in range(BEFORE, BEFORE + requests)]
     for way, own in begun.items():
         first = [answered(script, [number], own)[0] for number in range(BEFORE, BEFORE + requests)]
-        ratio = paired_ratio([one / other for one, other in zip(first, tenth, strict=True)])
-        assert ratio is not None
-        found[way] = [ratio.mean, ratio.low, ratio.high]
+        found[way] = bounded(first, tenth)
     return found
 
 
@@ -71,6 +69,5 @@ def measured(requests: int) -> dict[str, Any]:
 
 if __name__ == "__main__":
     figures = measured(int(sys.argv[1]) if len(sys.argv) > 1 else 12)
-    store(NAME, HOW, ([f"python -m benchmarks.strategies.{NAME}"], figures))
-    for name, one in figures.items():
-        print(name, one)
+    Benchmark(__file__, HOW).keep(figures)
+    show(figures)

@@ -9,7 +9,6 @@ to benchmarks/measured/strategies/several_sources.json as it finishes, and is no
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
@@ -61,16 +60,6 @@ def cell(runs: Mapping[str, Sequence[StrategyRun]], temperature: float) -> dict[
     }
 
 
-def lines(key: str, row: Mapping[str, Any]) -> str:
-    return "\n".join(
-        f"{key:22} {name}  "
-        + ", ".join(f"{source} {one[source]:.2f}x" for source in SOURCES)
-        + f"; over the better {one['ratio']:.3f} ({'-'.join(f'{bound:.2f}' for bound in one['bounds'] or ())})"
-        + ("" if one["identical"] else "  NOT IDENTICAL")
-        for name, one in row["temperatures"].items()
-    )
-
-
 def cases(wanted: virtual.Wanted) -> Iterator[virtual.Case]:
     for cluster in CLUSTERS:
         for text in TEXTS:
@@ -78,5 +67,4 @@ def cases(wanted: virtual.Wanted) -> Iterator[virtual.Case]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="A drafter and prompt lookup in one tree, in virtual time.")
-    virtual.main(f"strategies.{NAME}", parser, cases, lines, sizes=virtual.Sizes(prompts=8))
+    virtual.main(__file__, cases, sizes=virtual.Sizes(prompts=8))

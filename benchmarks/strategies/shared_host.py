@@ -30,15 +30,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.shared.benchmark import Benchmark, show
 from benchmarks.shared.burner import one_core_busy
-from benchmarks.shared.measured import kept_figures, store
+from benchmarks.shared.measured import kept_figures
+from benchmarks.shared.paired import paired
 from penstock import LLM, SamplingParams
 from penstock.lab.bench.comparison import measure_all
-from penstock.lab.common import Ratio, paired_ratio
+from penstock.lab.common import Ratio
 from penstock.lab.grid import Question, Setting, parse_entries, read_prompt_sets
 
 NAME, HOW = "shared_host", "Measured: two stage processes of one thread each on two cores, nothing emulated"
-COMMAND = "python -m benchmarks.strategies.shared_host MODEL PROMPTS --per-set {} --tokens {}"
 IN_INT4 = ", int4"
 """Suffix of a case's name where MODEL is a GGUF file of four bits."""
 ENTRIES = ("autoregressive", "auto", "continuous")
@@ -127,30 +128,11 @@ def measured(options: argparse.Namespace, case: str) -> dict[str, Any]:
 def ratio_over(sets: Iterable[Mapping[str, Sequence[float]]], base: str, entry: str) -> Ratio:
     """Speed of ``entry`` relative to ``base``, over all prompts of all sets in pairs. A set maps each entry to its
     seconds by prompt."""
-    ratio = paired_ratio([b / e for by in sets for b, e in zip(by[base], by[entry], strict=True)])
-    assert ratio is not None
-    return ratio
+    every = list(sets)
+    return paired(*([seconds for by in every for seconds in by[way]] for way in (base, entry)))
 
 
-def lines(case: str, figures: Mapping[str, Any]) -> Iterator[str]:
-    for name, by_entry in figures["seconds"].items():
-        plain = by_entry["autoregressive"]
-        ratios = [f"{entry} {sum(plain) / sum(by_entry[entry]):.3f}" for entry in (AGAIN, *ENTRIES[1:])]
-        speed = (figures["tokens"] - 1) * len(plain) / sum(plain)
-        yield f"{case:12} {name:10} plain {speed:5.1f} tokens/s, " + ", ".join(ratios)
-    for entry in (AGAIN, *ENTRIES[1:]):
-        ratio = ratio_over(figures["seconds"].values(), ENTRIES[0], entry)
-        yield f"{case:12} all: {entry} {ratio.mean:.3f} ({ratio.low:.3f} to {ratio.high:.3f})"
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="auto on two stages of one host")
-    parser.add_argument("model", type=Path)
-    parser.add_argument("prompts", type=Path)
-    parser.add_argument("--only", nargs="+", choices=CASES, default=CASES)
-    parser.add_argument("--per-set", type=int, default=3)
-    parser.add_argument("--tokens", type=int, default=48)
-    options = parser.parse_args()
+def main(benchmark: Benchmark, options: argparse.Namespace) -> None:
     os.environ["PENSTOCK_FORGET"] = "1"  # so that nothing learned in one case reaches the next
     in_int4 = options.model.suffix == ".gguf"
     for case in options.only:
@@ -161,9 +143,12 @@ def main() -> None:
         key = case + (IN_INT4 if in_int4 else "")
         if key not in figures or (figures[key]["per_set"], figures[key]["tokens"]) != sizes:
             figures[key] = measured(options, case)
-            store(NAME, HOW, ([COMMAND.format(*sizes)], figures))
-        print("\n".join(lines(key, figures[key])), flush=True)
+            benchmark.keep(figures, f"MODEL PROMPTS --per-set {sizes[0]} --tokens {sizes[1]}")
+        show(
+            {name: {way: sum(taken) for way, taken in by.items()} for name, by in figures[key]["seconds"].items()}, key
+        )
 
 
 if __name__ == "__main__":
-    main()
+    benchmark = Benchmark(__file__, HOW)
+    main(benchmark, benchmark.parser(model=Path, prompts=Path, only=CASES, per_set=3, tokens=48).parse_args())

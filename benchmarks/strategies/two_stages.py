@@ -13,14 +13,13 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from benchmarks.shared.measured import store
+from benchmarks.shared.benchmark import Benchmark, show
 from benchmarks.strategies.shared_host import questions
 from penstock import LLM, SamplingParams
 from penstock.lab.bench.comparison import measure_all
 from penstock.lab.grid import parse_entries
 
 NAME, HOW = "two_stages", "Measured on two cores, nothing emulated"
-COMMAND = "python -m benchmarks.strategies.two_stages MODEL.gguf PROMPTS --per-set {} --tokens {}"
 ENTRIES = ("autoregressive", "auto")
 LAYOUTS = {"two stages": (2, 1), "one stage": (1, 2)}
 """Stages, and threads of each."""
@@ -30,7 +29,7 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
     """Seconds of every prompt, by set and by layout and entry."""
     named = parse_entries(ENTRIES, {"method": "ngram"})
     engines = {
-        layout: LLM(str(options.model), pipeline_parallel_size=stages, threads=threads, speculative_config=named[1][1])
+        layout: LLM(options.model, pipeline_parallel_size=stages, threads=threads, speculative_config=named[1][1])
         for layout, (stages, threads) in LAYOUTS.items()
     }
     try:
@@ -50,17 +49,9 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
     return {"per_set": options.per_set, "tokens": options.tokens, "seconds": seconds}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Two stages beside one of as many threads")
-    parser.add_argument("model", type=Path)
-    parser.add_argument("prompts", type=Path)
-    parser.add_argument("--per-set", type=int, default=2)
-    parser.add_argument("--tokens", type=int, default=64)
-    options = parser.parse_args()
-    figures = measured(options)
-    store(NAME, HOW, ([COMMAND.format(options.per_set, options.tokens)], figures))
-    print(figures)
-
-
 if __name__ == "__main__":
-    main()
+    benchmark = Benchmark(__file__, HOW)
+    options = benchmark.parser(model=str, prompts=Path, per_set=2, tokens=64).parse_args()
+    figures = measured(options)
+    benchmark.keep(figures, f"MODEL.gguf PROMPTS --per-set {options.per_set} --tokens {options.tokens}")
+    show(figures)

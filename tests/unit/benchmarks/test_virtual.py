@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Iterator
@@ -16,9 +15,8 @@ import pytest
 from benchmarks import results
 from benchmarks.drafters import spd_chats
 from benchmarks.papers import flowspec, flowspec_eagle, pp_eagle_table, spd_tables
-from benchmarks.sections import spd, vllm
-from benchmarks.sections.flowspec import render_eagle
-from benchmarks.sections.spd_chats import render_chats
+from benchmarks.sections import spd
+from benchmarks.sections.base import paragraphs, rendered
 from benchmarks.shared import measured, virtual
 from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.cluster import draft_link, draft_timing, link_timings, load_cluster, stage_timings
@@ -107,7 +105,7 @@ def test_drafters_that_are_not_there_are_named(tmp_path: Path, capsys: pytest.Ca
     said = capsys.readouterr().out
     assert f"missing: {tmp_path / 'none'} is no folder; penstock train spd makes one" in said
     assert "left out: early_exit; name its folder with --early-exit" in said
-    command = virtual.command_of("papers.x", found, SMALL)
+    command = virtual.command_of("python -m benchmarks.papers.x", found, SMALL)
     assert command == f"python -m benchmarks.papers.x --spd {tmp_path.name} --prompts 2 --tokens 8", (
         "no path of this machine"
     )
@@ -130,18 +128,14 @@ def test_a_script_measures_what_is_not_stored_and_names_itself_in_an_error(
         for key in wanted.options.keys:
             yield key, partial(measure, key, wanted.drafters["spd"][0])
 
-    def line(key: str, row: dict[str, Any]) -> str:
-        return f"{key} {row['value']}"
-
     def run(*keys: str) -> list[str]:
-        parser = argparse.ArgumentParser()
-        parser.add_argument("--keys", nargs="+")
-        monkeypatch.setattr(sys, "argv", ["one.py", "--keys", *keys, "--spd", str(folder), "--tokens", "8"])
-        virtual.main("papers.one", parser, cases, line, ["spd"], how="By hand", sizes=virtual.Sizes(6, 24))
+        monkeypatch.setattr(sys, "argv", ["one.py", *keys, "--spd", str(folder), "--tokens", "8"])
+        file, sizes = str(tmp_path / "papers" / "one.py"), virtual.Sizes(6, 24)
+        virtual.main(file, cases, ["spd"], how="By hand", sizes=sizes, keys={"nargs": "+"})
         return capsys.readouterr().out.splitlines()
 
-    assert run("a") == ["a 1"]
-    assert run("a", "b") == ["a 1", "b 2"]
+    assert run("a") == ["a: prompts 6, tokens 8, value 1"]
+    assert run("a", "b")[1:] == ["b: prompts 6, tokens 8, value 2"]
     assert taken == [("a", str(folder)), ("b", str(folder))]
     assert measured.stored("one").how == "By hand"
     assert measured.stored("one").commands == ["python -m benchmarks.papers.one --spd drafter --prompts 6 --tokens 8"]
@@ -193,12 +187,16 @@ def a_row(method: str, stages: int, layers: int, output_states: bool = False, id
     }
 
 
+def section(page: str, name: str, figures: Any) -> str:
+    return paragraphs(*rendered(page, name, results.SECTIONS[name], figures))
+
+
 def test_ours_stand_below_the_papers() -> None:
     rows = [("spd", 8, 3), ("spd", 8, 2), ("early_exit", 16, 1), ("spd", 4, 2, True)]
     figures = {spd_tables.key_of(*row): a_row(*row) for row in rows}
     for one in figures[spd_tables.key_of("spd", 8, 2)]["cells"].values():
         one["theoretical"] = one["length"]
-    lines = spd.render_tables(figures).splitlines()
+    lines = section("spd", spd_tables.NAME, figures).splitlines()
     at = {line.split(" | ")[0].lstrip("| "): i for i, line in enumerate(lines) if line.startswith("| ")}
     assert at["ours: SPD, n = 8, L_s = 2"] == at["paper: SPD, n = 8, L_s = 2"] + 1
     assert "| 2.72 (3.77) | 2.49 (3.38) | 2.81 (3.88) | 3.28 (4.28) |" in lines[at["paper: SPD, n = 8, L_s = 2"]]
@@ -209,13 +207,13 @@ def test_ours_stand_below_the_papers() -> None:
     assert not any("EAGLE-3" in line for line in lines), "a method that is not measured has no rows"
     assert "All outputs identical" in " ".join(lines)
     figures |= {"spd n=16 Ls=2": a_row("spd", 16, 2, identical=False)}
-    assert "NOT identical to plain decoding: spd n=16 Ls=2" in spd.render_tables(figures)
+    assert "NOT identical to plain decoding: spd n=16 Ls=2" in section("spd", spd_tables.NAME, figures)
 
 
 def test_chats_stand_in_the_tables_of_their_sets() -> None:
     figures = {f"{name} spd n=4 Ls=2": chat_row("spd", 2) for name in spd_chats.SETS}
     figures["gsm8k early_exit n=4 Ls=1"] = chat_row("early_exit", 1)
-    mt_bench, gsm8k = render_chats(figures).split("GSM8K:")
+    mt_bench, gsm8k = section("spd", spd_chats.NAME, figures).split("GSM8K:")
     assert (
         "| paper: SPD, n = 4, L_s = 2 | 1.86 | 1.74 | 1.96 | 2.23 |\n| ours: SPD, n = 4, L_s = 2 | **1.50** |"
         in mt_bench
@@ -260,7 +258,7 @@ def test_latency_is_shown_beside_plain_decodings() -> None:
     one = {"AR": 0.5, "AL": 2.5, "TP": 100.0, "Lat": 0.5, "identical": True}
     entries = {PLAIN: {**one, "AR": None, "Lat": 2.0}, pp_eagle_table.CHAIN: one, "auto": one}
     figures = {"eagle3 pp=2": {"prompts": 2, "tokens": 8, "method": "eagle3", "stages": 2, "entries": entries}}
-    page = vllm.render(figures)
+    page = section("vllm", pp_eagle_table.NAME, figures)
     assert "| ours: none | 2 | NA | NA | 100.00 | 2.0000 | 1.00 |" in page
     assert "| ours: eagle3, chain of 5 | 2 | 0.5000 | 2.5000 | 100.00 | 0.5000 | 0.25 |" in page
     assert "| paper: eagle3 | 4 | 0.6498 | 4.4070 | 14,802.28 | 1.1989 | 0.29 |" in page
@@ -272,7 +270,7 @@ def test_flowspecs_tables_are_there_for_eagle_too() -> None:
         return [{**one, "strategy": strategy} for strategy in flowspec_eagle.STRATEGIES]
 
     figures = {name: {"T0": runs(name), "T1": runs(name)} for name in flowspec.CLUSTERS.values()}
-    page = render_eagle(figures)
+    page = section("flowspec", flowspec_eagle.NAME, figures)
     assert page.count("ours: `eagle3`") == 4
     assert "`eagle3`, T = 1" in page
 
@@ -281,7 +279,7 @@ def test_a_section_comes_into_the_page_with_its_figures(empty: Path) -> None:
     assert not set(results.AWAITED) & set(results.shown())
     measured.store(spd_tables.NAME, virtual.HOW, (["python -m benchmarks.papers.spd_tables"], {}))
     assert spd_tables.NAME in results.shown()
-    assert results.SECTIONS[spd_tables.NAME].title == "SPD, Tables 1, 2 and 5"
+    assert results.title_of(spd_tables.NAME) == "SPD, Tables 1, 2 and 5"
 
 
 def test_presets_are_there_for_every_number_of_stages() -> None:

@@ -1,0 +1,160 @@
+"""Real models without emulation: formats of weights, peers, trained drafters, stages that share a host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from benchmarks.drafters.drafter_acceptance import shares, together
+from benchmarks.sections.base import Section
+from benchmarks.strategies import beside_peers, real_ids, shared_host, two_stages
+from benchmarks.strategies.shared_host import ratio_over
+
+SETS = {
+    "alpaca": "alpaca",
+    "gsm8k": "maths",
+    "humaneval": "code",
+    "mt_bench": "chats",
+    "qa": "questions",
+    "sum": "summaries",
+}
+Cases = list[tuple[str, str, Mapping[str, Any]]]
+
+
+def ratio(seconds: Iterable[Any], base: str, entry: str) -> str:
+    """Speed of an entry over ``base`` in words."""
+    found = ratio_over(list(seconds), base, entry)
+    return f"{found.mean:.2f} ({found.low:.2f}-{found.high:.2f})"
+
+
+def cases_of(figures: Mapping[str, Any]) -> Cases:
+    """Drafter, temperature and figures by prompt set."""
+    return [(name, at, sets) for name, one in figures.items() for at, sets in one["temperatures"].items()]
+
+
+def ids_values(figures: Any) -> Mapping[str, Any]:
+    return {"ways": [f"{strategy} over {stages}" for stages, strategy in real_ids.ways()]}
+
+
+def peers_values(figures: Any) -> Mapping[str, Any]:
+    return {"sets": SETS, "names": [*beside_peers.ENTRIES, *beside_peers.PEERS]}
+
+
+def two_stages_values(figures: Any) -> Mapping[str, Any]:
+    """Tokens per second of each way, and its speed over plain decoding in each layout."""
+    sets = figures["seconds"]
+
+    def speed(way: str) -> str:
+        taken = [seconds for by_way in sets.values() for seconds in by_way[way]]
+        return f"{(figures['tokens'] - 1) * len(taken) / sum(taken):.0f}"
+
+    def cells(way: str) -> list[str]:
+        over = (ratio(sets.values(), f"{layout}, autoregressive", way) for layout in two_stages.LAYOUTS)
+        return [way.replace("autoregressive", "plain"), speed(way), *over]
+
+    headings = ["", "tokens/s", *(f"over {layout}, plain" for layout in two_stages.LAYOUTS)]
+    return {"headings": headings, "rows": [cells(way) for way in next(iter(sets.values()))]}
+
+
+def learning_values(figures: Any) -> Mapping[str, Any]:
+    return {"rows": [learning_row(one) for one in figures.values()]}
+
+
+def learning_row(one: Mapping[str, Any]) -> list[str]:
+    settings, (steps, _, *shares) = one["settings"], one["entries"][-1]
+    which = {"exit_layer": "behind layer {}", "stages": "{} stages"}
+    told = [text.format(one_of(settings[name])) for name, text in which.items() if name in settings]
+    return [
+        ", ".join([f"`{settings['kind']}`", *told]),
+        settings.get("dtype", "float32"),
+        str(settings["batch_tokens"]),
+        f"{settings['learning_rate']:g}",
+        str(steps),
+        f"{60 * one['hours']:.0f}",
+        " / ".join(f"{100 * share:.0f}" for share in shares),
+    ]
+
+
+def one_of(value: Any) -> Any:
+    """The element of a list with one element; any other value itself."""
+    return value[0] if isinstance(value, list) else value
+
+
+def acceptance_values(figures: Any) -> Mapping[str, Any]:
+    """The cases, the rows of later steps, the tokens that a row is based on and two standard errors (percent)."""
+    cases = cases_of(figures)
+    later = []
+    for name, temperature, sets in cases:
+        steps = min(len(found) for found in sets.values())
+        if steps > 1:
+            cells = [shares(together(sets, step)) if step < steps else "-" for step in (1, 2)]
+            later.append([f"`{name}`", temperature, *cells])
+    tokens = max(together(sets)[0] for sets in next(iter(figures.values()))["temperatures"].values())
+    chance = 200 * (0.25 * 0.75 / tokens) ** 0.5  # of a share of one in four
+    return {"sets": SETS, "cases": cases, "later": later, "tokens": tokens, "chance": chance}
+
+
+def trained_values(figures: Any) -> Mapping[str, Any]:
+    def over(sets: Mapping[str, Any], entry: str) -> str:
+        return ratio((one["seconds"] for one in sets.values()), "autoregressive", entry)
+
+    def least(sets: Mapping[str, Any]) -> str:
+        return f"{least_of([one['seconds'] for one in sets.values()], 'auto'):.2f}"
+
+    def hits(one: Mapping[str, Any]) -> str:
+        pairs = zip(one["right"], one["decided"], strict=True)
+        return ", ".join(f"{100 * right / decided:.0f}" for right, decided in pairs if decided)
+
+    return {"sets": SETS, "cases": cases_of(figures), "over": over, "least": least, "hits": hits}
+
+
+def least_of(sets: Iterable[Mapping[str, Any]], entry: str) -> float:
+    """The least speed over plain decoding of all sets."""
+    return min(sum(by["autoregressive"]) / sum(by[entry]) for by in sets)
+
+
+# ------------------------------------------------------------------------------------------------------ a shared host
+
+DRAFTERS = {
+    "ngram": "prompt lookup",
+    "right": "synthetic, right in 88% of the steps",
+    "wrong": "synthetic, never right",
+    "itself": "itself in `int8`, as draft model",
+    "random": "a draft model with random weights",
+    **{f"right{percent}": f"synthetic, right in {percent}%" for percent in shared_host.PERCENT},
+}
+
+
+def shared_host_values(figures: Any) -> Mapping[str, Any]:
+    keys = [case + suffix for suffix in ("", shared_host.IN_INT4) for case in shared_host.CASES]
+    headings = ["weights", "drafter", "host", "chats a set", "plain, tokens/s", "`auto`", "least of the sets"]
+    headings += ["plain again, least", "`continuous`"]
+    return {"headings": headings, "rows": [shared_host_row(key, figures[key]) for key in keys if key in figures]}
+
+
+def shared_host_row(key: str, one: Mapping[str, Any]) -> list[str]:
+    case = key.removesuffix(shared_host.IN_INT4)
+    drafter = case.removesuffix(shared_host.BUSY)
+    sets = list(one["seconds"].values())
+    plain = sum(len(by["autoregressive"]) for by in sets) * (one["tokens"] - 1)
+    return [
+        "`int4`" if case != key else "float32",
+        DRAFTERS[drafter],
+        "one core busy" if drafter != case else "quiet",
+        str(one["per_set"]),
+        f"{plain / sum(sum(by['autoregressive']) for by in sets):.1f}",
+        ratio(sets, "autoregressive", "auto"),
+        *(f"{least_of(sets, entry):.2f}" for entry in ("auto", shared_host.AGAIN)),
+        ratio(sets, "autoregressive", "continuous"),
+    ]
+
+
+SECTIONS = {
+    "real_ids": Section(values=ids_values),
+    "beside_peers": Section(values=peers_values),
+    "two_stages": Section(values=two_stages_values),
+    "learning": Section(values=learning_values),
+    "drafter_acceptance": Section(values=acceptance_values),
+    "trained": Section(values=trained_values),
+    "shared_host": Section(values=shared_host_values),
+}
