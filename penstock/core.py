@@ -413,6 +413,8 @@ class CompletionOutput:
     """0 to ``n`` - 1."""
     token_ids: list[int] = field(default_factory=list)
     """The output's tokens, the one that ended it among them."""
+    resumed: int = 0
+    """How many of ``token_ids``, the first ones, the request was resumed with (``AsyncLLM.resume``)."""
     text: str = ""
     """The tokens' text. It holds whole characters only."""
     finish_reason: FinishReason | None = None
@@ -420,7 +422,8 @@ class CompletionOutput:
     stop_reason: int | str | None = None
     """The stop token or string that ended it; None where EOS or something else did."""
     logprobs: list[dict[int, Logprob]] | None = None
-    """For each token of the output its own log-probability and those asked for, by token id, most probable first."""
+    """For each token of the output its own log-probability and those asked for, by token id, most probable first.
+    Tokens that the request was resumed with have none."""
     metrics: SpeculationMetrics = field(default_factory=SpeculationMetrics)
     """Counts of the tokens that were drafted, entered and accepted for it."""
     first_token_seconds: float | None = None
@@ -436,7 +439,8 @@ class CompletionOutput:
     def tokens_per_second(self) -> float | None:
         """Tokens per second from the first one on, without the prompt's time; None before a second has been timed."""
         decoding = (self.seconds or 0.0) - (self.first_token_seconds or 0.0)
-        return (len(self.token_ids) - 1) / decoding if len(self.token_ids) > 1 and decoding > 0 else None
+        generated = len(self.token_ids) - self.resumed
+        return (generated - 1) / decoding if generated > 1 and decoding > 0 else None
 
 
 @dataclass

@@ -53,7 +53,13 @@ class RequestStream:
         """Whether the engine has admitted the request; else it waits in the queue."""
         self._abort = abort
         self._outputs = [
-            replace(one.output, token_ids=[], logprobs=None if one.output.logprobs is None else [])
+            replace(
+                one.output,
+                token_ids=list(one.output.token_ids),  # those that the request was resumed with
+                logprobs=None if one.output.logprobs is None else [],
+                finish_reason=None,
+                stop_reason=None,
+            )
             for one in job.completions
         ]
         self._cached = 0
