@@ -413,8 +413,6 @@ class CompletionOutput:
     """0 to ``n`` - 1."""
     token_ids: list[int] = field(default_factory=list)
     """The output's tokens, the one that ended it among them."""
-    resumed: int = 0
-    """How many of ``token_ids``, the first ones, the request was resumed with (``AsyncLLM.resume``)."""
     text: str = ""
     """The tokens' text. It holds whole characters only."""
     finish_reason: FinishReason | None = None
@@ -434,6 +432,8 @@ class CompletionOutput:
     """Its speed after the first token over that of plain decoding, which the engine has measured in this run or which
     its emulated devices are modelled to have. None where that is not known, where nothing drafts, where another request
     ran at the same time, and for a few tokens, whose time is chance."""
+    resumed: int = 0
+    """How many of ``token_ids``, the first ones, the request was resumed with (``AsyncLLM.resume``)."""
 
     @property
     def tokens_per_second(self) -> float | None:

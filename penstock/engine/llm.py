@@ -453,6 +453,7 @@ class LLM:
         if seed is None:
             seed = fresh_seed() if one.temperature > 0 else 0  # greedy decoding draws nothing
         job, started = Job(text, ids, one), self._host.now()
+        job.seed = seed
         for index in range(one.n):
             completion = Completion(index, one, self._detokenizer(ids, one), started)
             sampling = sampling_of(one, seed, index, ends, len(ids))

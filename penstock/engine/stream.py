@@ -85,6 +85,11 @@ class RequestStream:
         self.job.raise_if_failed(self._ended)
 
     @property
+    def seed(self) -> int:
+        """The seed of its noise, given or drawn: ``AsyncLLM.resume`` needs it to go on with a sampled answer."""
+        return self.job.seed
+
+    @property
     def numbers(self) -> list[int]:
         """The numbers by which observers know the request, one per completion."""
         return [request.number for request in self.job.requests]
