@@ -17,7 +17,7 @@ from tests.serving import PATIENCE, ServedProcess, served
 pytestmark = pytest.mark.processes
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
-LONG: Final = {"max_tokens": 90, "ignore_eos": True}
+LONG: Final = {"max_tokens": 48, "ignore_eos": True}
 FORM: Final[dict[str, Any]] = {"type": "array", "items": {"enum": ["list", "dict", "set"]}, "minItems": 12}
 CASES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "greedy": (COMPLETIONS, {"prompt": CODE, "temperature": 0} | LONG),
@@ -26,12 +26,12 @@ CASES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "penalties": (COMPLETIONS, {"prompt": CODE, "repetition_penalty": 1.3, "frequency_penalty": 0.5} | LONG),
     "logprobs": (COMPLETIONS, {"prompt": CODE, "logprobs": 2, "echo": False} | LONG),
     "echo": (COMPLETIONS, {"prompt": CODE, "echo": True} | LONG),
-    "stop": (COMPLETIONS, {"prompt": CODE, "stop": ["return", "\n\n\n"], "n": 3, "max_tokens": 90}),
-    "grammar": (COMPLETIONS, {"prompt": CODE, "guided_json": FORM, "max_tokens": 90}),
+    "stop": (COMPLETIONS, {"prompt": CODE, "stop": ["return", "\n\n\n"], "n": 3, "max_tokens": 48}),
+    "grammar": (COMPLETIONS, {"prompt": CODE, "guided_json": FORM, "max_tokens": 48}),
     "chat": (CHAT, {"messages": TALK, "temperature": 0.9, "min_tokens": 30} | LONG),
     "chat_logprobs": (CHAT, {"messages": TALK, "logprobs": True, "top_logprobs": 2} | LONG),
-    "format": (CHAT, {"messages": TALK, "max_tokens": 90, "response_format": {"type": "json_object"}}),
-    "tools": (CHAT, {"messages": TALK, "max_tokens": 90, "tools": [WEATHER], "tool_choice": "required"}),
+    "format": (CHAT, {"messages": TALK, "max_tokens": 48, "response_format": {"type": "json_object"}}),
+    "tools": (CHAT, {"messages": TALK, "max_tokens": 48, "tools": [WEATHER], "tool_choice": "required"}),
     "auto_tools": (CHAT, {"messages": TALK, "tools": [WEATHER]} | LONG),
 }
 
@@ -91,7 +91,7 @@ def other() -> Iterator[ServedProcess]:
 
 @pytest.fixture(scope="module")
 def cut() -> dict[str, list[Read]]:
-    """What the clients of a server that decodes plainly had read when it was killed."""
+    """The choices that clients of a plainly decoding server had read when it was killed."""
     found: dict[str, list[Read]] = {}
     plain = ("--strategy", "autoregressive", "--chat-template", str(TEMPLATE))
     with served("demo", *plain) as server, httpx.Client(timeout=PATIENCE) as client:
@@ -157,7 +157,7 @@ BAD: Final[list[tuple[str, dict[str, Any], str]]] = [
     (COMPLETIONS, {"penstock_resume": [5]}, "penstock_resume"),
     (COMPLETIONS, {"penstock_resume": {"token_ids": []}}, "penstock_resume.token_ids"),
     (COMPLETIONS, {"penstock_resume": {"token_ids": [["5"]]}}, "penstock_resume.token_ids[0][0]"),
-    (COMPLETIONS, {"penstock_resume": {"token_ids": [[5]], "text": ""}}, "penstock_resume.text"),
+    (COMPLETIONS, {"penstock_resume": {"token_ids": [[5]], "text": "x"}}, "penstock_resume.text"),
     (COMPLETIONS, {"penstock_resume": {"token_ids": [[5], [10**9]]}, "n": 2}, "penstock_resume.token_ids[1]"),
     (COMPLETIONS, {"penstock_resume": {"token_ids": [[-1]]}}, "penstock_resume.token_ids[0]"),
     (COMPLETIONS, {"penstock_resume": {"token_ids": [[2**80]]}}, "penstock_resume.token_ids[0]"),
