@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 import httpx
@@ -16,6 +22,7 @@ from tests.serving import PATIENCE, ServedProcess, served
 
 pytestmark = pytest.mark.processes
 
+HOW_TO = Path(__file__).parents[3] / "docs/how-to/serving.md"
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 LONG: Final = {"max_tokens": 48, "ignore_eos": True}
 FORM: Final[dict[str, Any]] = {"type": "array", "items": {"enum": ["list", "dict", "set"]}, "minItems": 12}
@@ -151,6 +158,43 @@ def test_usage_is_that_of_the_whole_answer(other: ServedProcess) -> None:
         reply = httpx.post(other.url + COMPLETIONS, json=resumed, timeout=PATIENCE).json()
         assert reply["choices"] == whole["choices"]
         assert reply["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"] == len(ids)
+
+
+def test_the_client_of_the_how_to_holds_an_answer_across_two_servers(other: ServedProcess, tmp_path: Path) -> None:
+    """Run the page's program over a server whose connection breaks after some events, and one that goes on."""
+    (program,) = [one for one in HOW_TO.read_text().split("```python\n") if "penstock_resume" in one.split("```")[0]]
+    asked = {"prompt": "def fibonacci(n):", "max_tokens": 60, "seed": 4}
+    whole = httpx.post(other.url + COMPLETIONS, json=asked, timeout=PATIENCE).json()["choices"][0]["text"]
+    with breaking(other, events=5) as first:
+        text = (
+            program.split("```")[0].replace("http://127.0.0.1:8000", first).replace("http://127.0.0.1:8001", other.url)
+        )
+        script = tmp_path / "client.py"
+        script.write_text(text.replace('"stream": True', '"stream": True, "seed": 4'))
+        done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith(f"[{first}: "), "the first server's connection did not break"
+    assert done.stdout == whole
+
+
+@contextmanager
+def breaking(server: ServedProcess, events: int) -> Iterator[str]:
+    """A server's address for one request, over a connection that breaks after so many events of the reply."""
+
+    def pass_on() -> None:
+        client, _ = listener.accept()
+        with client, server.connect() as onward:
+            onward.sendall(client.recv(1 << 16))
+            passed = b""
+            while passed.count(b"data: ") < events and (piece := onward.recv(256)):
+                client.sendall(piece)
+                passed += piece
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=pass_on)
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        thread.join(PATIENCE)
 
 
 BAD: Final[list[tuple[str, dict[str, Any], str]]] = [
