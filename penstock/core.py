@@ -420,7 +420,8 @@ class CompletionOutput:
     stop_reason: int | str | None = None
     """The stop token or string that ended it; None where EOS or something else did."""
     logprobs: list[dict[int, Logprob]] | None = None
-    """For each token of the output its own log-probability and those asked for, by token id, most probable first."""
+    """For each token of the output its own log-probability and those asked for, by token id, most probable first.
+    Tokens that the request was resumed with have none."""
     metrics: SpeculationMetrics = field(default_factory=SpeculationMetrics)
     """Counts of the tokens that were drafted, entered and accepted for it."""
     first_token_seconds: float | None = None
@@ -431,12 +432,15 @@ class CompletionOutput:
     """Its speed after the first token over that of plain decoding, which the engine has measured in this run or which
     its emulated devices are modelled to have. None where that is not known, where nothing drafts, where another request
     ran at the same time, and for a few tokens, whose time is chance."""
+    resumed: int = 0
+    """How many of ``token_ids``, the first ones, the request was resumed with (``AsyncLLM.resume``)."""
 
     @property
     def tokens_per_second(self) -> float | None:
         """Tokens per second from the first one on, without the prompt's time; None before a second has been timed."""
         decoding = (self.seconds or 0.0) - (self.first_token_seconds or 0.0)
-        return (len(self.token_ids) - 1) / decoding if len(self.token_ids) > 1 and decoding > 0 else None
+        generated = len(self.token_ids) - self.resumed
+        return (generated - 1) / decoding if generated > 1 and decoding > 0 else None
 
 
 @dataclass

@@ -98,6 +98,7 @@ CHAPTERS: Final = (
                     "generate",
                     "chat",
                     "submit",
+                    "resume",
                     "prepare",
                     "abort",
                     "stats",

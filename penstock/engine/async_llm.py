@@ -174,6 +174,54 @@ class AsyncLLM:
         self._check_queue()
         return self._queue(name, job)
 
+    async def resume(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        resumed: Sequence[Sequence[int]],
+        request_id: str | None = None,
+        priority: int = 0,
+        client: str = "",
+    ) -> RequestStream:
+        """Go on with a request that was cut off, here or on another engine with the same model.
+
+        ```python
+        import asyncio
+
+        from penstock import AsyncLLM, SamplingParams
+
+
+        async def main():
+            params = SamplingParams(seed=7, max_tokens=16)
+            async with AsyncLLM("demo") as engine:
+                async for output in engine.generate("def main():", params):
+                    whole = output.outputs[0]
+                request = await engine.resume("def main():", params, resumed=[whole.token_ids[:5]])
+                async for new in request:
+                    print([delta.token_ids for delta in new.deltas])
+                print(request.output().outputs[0].token_ids == whole.token_ids)
+
+
+        asyncio.run(main())
+        ```
+
+        ``resumed`` has the token ids that have come for each of the ``n`` completions, [] for none. Prompt, parameters
+        and seed have to be those of the beginning. The new tokens, text and log-probabilities are then those that the
+        uninterrupted request would have had, near ties of "fast" numerics aside (``LLM.numerics``). Nothing that came
+        is told again: deltas begin behind the text that the tokens make certain. A completion that had ended is told
+        its end, without text. Drop a delta whose finish reason is ABORT or ERROR before resuming from what came: its
+        text may hold half a character. Raises what ``submit`` raises, and RequestError for tokens that the request
+        cannot have brought: they are checked, beside the event loop, before the request takes a slot.
+        """
+        self._check_taking()
+        given = partial(self._llm.job, prompt, sampling_params, priority, client, resumed=resumed)
+        job = await aside(given)
+        self._check_taking()  # once more: the engine may have ended meanwhile
+        name = self._name(request_id)
+        self._check_queue()
+        return self._queue(name, job)
+
     def submit_in_points(
         self,
         prompt: Mapping[str, Any],

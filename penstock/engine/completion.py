@@ -66,8 +66,27 @@ class Completion:
         self._taken_tokens = self._taken_text = 0
         self._taken_end = False
 
+    def resume(self, token_ids: list[int]) -> int | None:
+        """Begin with tokens of an earlier run. Returns the place of the one that completes a stop string, or None."""
+        self.output.token_ids += token_ids
+        self.output.resumed = len(token_ids)
+        if self._text is None:
+            return None
+        pieces, stopped = [], None
+        for place, token in enumerate(token_ids):
+            pieces.append(self._text.append(token))
+            if self._text.stopped is not None:
+                stopped, self.output.stop_reason = place, self._text.stopped
+                break
+        self.output.text = "".join(pieces)
+        return stopped
+
+    def mark_taken(self) -> None:
+        """Count the tokens and the text so far as taken; an end is still to be told."""
+        self._taken_tokens, self._taken_text = len(self.output.token_ids), len(self.output.text)
+
     def append(self, pick: SampledToken, at: float) -> FinishReason | None:
-        if not self.output.token_ids:
+        if self.output.first_token_seconds is None:
             self.output.first_token_seconds = at - self._started
         self.output.token_ids.append(pick.token)
         if self.output.logprobs is not None:
@@ -93,7 +112,7 @@ class Completion:
         self.output.finish_reason = reason
         self.output.seconds = at - self._started
         speed = self.output.tokens_per_second
-        if plain_s and speed is not None and len(self.output.token_ids) > FEW_TOKENS:
+        if plain_s and speed is not None and len(self.output.token_ids) - self.output.resumed > FEW_TOKENS:
             self.output.speed_up = speed * plain_s
         ids = self.output.token_ids
         if reason is FinishReason.STOP and ids and ids[-1] in self._params.stop_token_ids:
@@ -112,7 +131,11 @@ class Completion:
             output.finish_reason, output.stop_reason = FinishReason.STOP, stopped
 
     def take(self) -> CompletionDelta | None:
-        """The output that has come since the last call; None if there is none."""
+        """The output that has come since the last call; None if there is none.
+
+        Its text is all that its tokens make certain, so that whoever has the tokens knows which text was told.
+        """
+        self.detokenize_pending()
         output, first = self.output, self._taken_tokens
         ended = output.finish_reason is not None and not self._taken_end
         if len(output.token_ids) == first and len(output.text) == self._taken_text and not ended:
@@ -121,7 +144,7 @@ class Completion:
             output.index,
             output.token_ids[first:],
             output.text[self._taken_text :],
-            None if output.logprobs is None else output.logprobs[first:],
+            None if output.logprobs is None else output.logprobs[first - output.resumed :],
             output.finish_reason,
             output.stop_reason,
         )

@@ -39,6 +39,8 @@ class Job:
         self.prompt = prompt
         self.ids = ids
         self.params = params
+        self.seed = 0
+        """The seed of its noise, also where one was drawn: whoever goes on with an answer needs it."""
         self.requests: list[Request] = []
         self.completions: list[Completion] = []
         self.pinned = 0

@@ -32,6 +32,7 @@ from penstock.engine.options import EngineOptions
 from penstock.engine.parts import EngineParts
 from penstock.engine.profile.learned import Memory, PlannedPieces
 from penstock.engine.resolve import Resolved, check_options
+from penstock.engine.resume import check_structure, resume, resumed_ids
 from penstock.engine.stream import Joined, timed
 from penstock.engine.turns import Turns
 from penstock.files import EXACT, FAST
@@ -434,10 +435,12 @@ class LLM:
         client: str = "",
         *,
         speculation: SpeculativeConfig | None = None,
+        resumed: Sequence[Sequence[int]] | None = None,
     ) -> Job:
         """A checked request, not yet queued; may be called from any thread. Raises RequestError if it can never run.
 
         ``speculation`` decodes it with another strategy over the engine's drafter and stages; None: with the engine's.
+        ``resumed`` are the token ids that each completion begins with, as ``AsyncLLM.resume`` has them.
         """
         self._turns.check_owner()
         (one,) = self._params(params, 1)
@@ -445,19 +448,31 @@ class LLM:
         if one.stop and self._tokenizer is None:
             raise RequestError("stop strings need a tokenizer; use stop_token_ids with skip_tokenizer_init=True")
         self.check(one)
+        came = self._resumed(resumed, one)
         seed, ends = one.seed, ends_of(one, self._setup.checkpoint)
         if seed is None:
             seed = fresh_seed() if one.temperature > 0 else 0  # greedy decoding draws nothing
         job, started = Job(text, ids, one), self._host.now()
+        job.seed = seed
         for index in range(one.n):
             completion = Completion(index, one, self._detokenizer(ids, one), started)
             sampling = sampling_of(one, seed, index, ends, len(ids))
             strategy = make_strategy(speculation or self._setup.speculation, self._setup.stages)
             request = Request(
-                next(self._numbers), ids, sampling, one.max_tokens, ends, strategy, completion, priority, client
+                next(self._numbers),
+                ids,
+                sampling,
+                one.max_tokens,
+                ends,
+                strategy,
+                completion,
+                priority,
+                client,
+                came[index],
             )
             completion.output.metrics = request.metrics
             self._loop.scheduler.check(request)
+            resume(request, completion, started)
             job.requests.append(request)
             job.completions.append(completion)
         return job
@@ -493,7 +508,8 @@ class LLM:
         if job.pinned:
             self._loop.pool.cache.pin(job.ids[: job.pinned])
         for request in job.requests:
-            self._loop.add(request)
+            if request.finished is None:  # else it was resumed with all of its tokens
+                self._loop.add(request)
 
     def abort(self, job: Job) -> None:
         """End what still runs of a job."""
@@ -557,6 +573,16 @@ class LLM:
         if len(given) != count:
             raise RequestError(f"sampling_params has {len(given)} entries for {count} prompts")
         return list(given)
+
+    def _resumed(self, given: Sequence[Sequence[int]] | None, params: SamplingParams) -> list[list[int]]:
+        """The checked tokens that each completion begins with, none by default."""
+        if given is None:
+            return [[] for _ in range(params.n)]
+        checkpoint = self._setup.checkpoint
+        found = resumed_ids(given, params, checkpoint.vocab_size)
+        if params.structured_outputs is not None and self._tokenizer is not None:
+            check_structure(found, params, self._tokenizer, checkpoint.vocab_size, checkpoint.eos_token_ids)
+        return found
 
     def _tokens_of(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         """Text and token ids of a prompt. Raises RequestError naming what is wrong with it."""

@@ -113,7 +113,7 @@ class Counters(Observer):
         self._count(request)
 
     def admitted(self, request: Request, at: float) -> None:
-        if not request.produced:
+        if request.is_new:
             self._counted["prompt"] += len(request.prompt)
 
     def preempted(self, request: Request, at: float) -> None:

@@ -53,7 +53,13 @@ class RequestStream:
         """Whether the engine has admitted the request; else it waits in the queue."""
         self._abort = abort
         self._outputs = [
-            replace(one.output, token_ids=[], logprobs=None if one.output.logprobs is None else [])
+            replace(
+                one.output,
+                token_ids=list(one.output.token_ids),  # those that the request was resumed with
+                logprobs=None if one.output.logprobs is None else [],
+                finish_reason=None,
+                stop_reason=None,
+            )
             for one in job.completions
         ]
         self._cached = 0
@@ -77,6 +83,11 @@ class RequestStream:
         """Return when the request has ended, whether or not anybody reads it. Raises as reading does."""
         await self._end.wait()
         self.job.raise_if_failed(self._ended)
+
+    @property
+    def seed(self) -> int:
+        """The seed of its noise, given or drawn: ``AsyncLLM.resume`` needs it to go on with a sampled answer."""
+        return self.job.seed
 
     @property
     def numbers(self) -> list[int]:

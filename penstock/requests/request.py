@@ -57,7 +57,8 @@ class Nodes:
 class Request:
     """State of one running request.
 
-    ``token_ids`` are the tokens known at admission: the prompt and, after a preemption, the output so far.
+    ``token_ids`` are the tokens known at admission: the prompt and, after a preemption or where an answer that was cut
+    off goes on (``resumed``), the output so far.
     ``committed`` holds a node per committed token, in position order, as far as prefill has come. Once it covers
     ``token_ids``, its last node is the tree's root, whose next token the target has not picked yet. The first nodes lie
     in ``blocks``, shared with other requests; ``reserved`` counts the slots set aside for the rest. ``drafted_tree``
@@ -75,6 +76,7 @@ class Request:
         output: Output,
         priority: int = 0,
         client: str = "",
+        resumed: Sequence[int] = (),
     ) -> None:
         self.number = number
         self.prompt = list(prompt)
@@ -89,14 +91,16 @@ class Request:
         """The client it belongs to; clients get equal shares of the engine."""
         self.metrics = SpeculationMetrics()
         self.drafted_tree = False
-        self.token_ids = self.prompt
+        self.token_ids = [*self.prompt, *resumed]
         self.committed: list[Node] = []
         self.blocks: list[Block] = []
         self.reserved = 0
         self.cached = 0
         """Prompt tokens found in the prefix cache when the request was first computed."""
         self.tree: TokenTree
-        self.produced = 0
+        self.resumed = len(resumed)
+        """How many of the output's tokens came from an earlier run; they count as produced."""
+        self.produced = self.resumed
         self.picks: dict[int, SampledToken] = {}
         self.finished: FinishReason | None = None
         self.undisturbed = True
@@ -120,6 +124,11 @@ class Request:
     def started(self) -> bool:
         """Whether it has any node; if not, it is waiting or has just been admitted."""
         return bool(self.committed)
+
+    @property
+    def is_new(self) -> bool:
+        """Whether no token of its output has come from this engine yet."""
+        return self.produced == self.resumed
 
     @property
     def prefilling(self) -> bool:
@@ -158,8 +167,8 @@ class Request:
         self.blocks.append(block)
         # Nodes of its own: requests that share a block must not share the links of their trees.
         self.committed += [replace(node, children={}) for node in block.nodes]
-        if not self.produced:
-            self.cached = len(self.committed)
+        if self.is_new:
+            self.cached = min(len(self.committed), len(self.prompt))
 
     def reset_for_recompute(self) -> None:
         """Drop all nodes, to start again from the tokens committed so far."""

@@ -85,7 +85,7 @@ class ServerMetrics:
     def generated(self, summary: Summary) -> None:
         """Count a generation that has ended, early or not."""
         self._prompt.observe(summary.prompt_tokens)
-        self._generation.observe(summary.completion_tokens)
+        self._generation.observe(summary.generated_tokens)
         if summary.outline is not None:
             self._outlines[summary.outline.used].inc()
             self._points.inc(len(summary.outline.points))
@@ -93,8 +93,8 @@ class ServerMetrics:
             return
         self._first_token.observe(summary.first_token_seconds)
         self._seconds.observe(summary.last_token_seconds)
-        if summary.completion_tokens > 1:
-            self._per_token.observe(summary.decoding_seconds / (summary.completion_tokens - 1))
+        if summary.generated_tokens > 1:
+            self._per_token.observe(summary.decoding_seconds / (summary.generated_tokens - 1))
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         made = Histogram(f"penstock:{name}", text, ["model_name"], buckets=buckets, registry=self.registry)

@@ -20,6 +20,8 @@ CHECKED: Final = 256
 """Grammars whose check is cached."""
 SECONDS: Final = 1.0
 """Seconds of processor time in which a grammar has to compile and give its first mask; usual ones take milliseconds."""
+TOKEN_SECONDS: Final = 0.002
+"""Further seconds of processor time for each token of a text that is read; usual ones take microseconds."""
 MEMORY: Final = 1 << 26
 """Bytes that a grammar may take while it compiles. A stage keeps as much for each request with such a grammar.
 
@@ -73,6 +75,37 @@ def check_grammar(params: StructuredOutputsParams, tokenizer: Tokenizer, vocab_s
         raise RequestError(f"structured_outputs.{params.kind}: {problem}")
 
 
+def check_output(
+    params: StructuredOutputsParams,
+    tokenizer: Tokenizer,
+    vocab_size: int,
+    ends: Sequence[int],
+    output: Sequence[int],
+    *,
+    ended: bool,
+) -> str:
+    """Why the grammar does not allow the token ids ``output`` as a beginning of its text; "" if it does.
+
+    ``output`` has none of ``ends``; ``ended`` says that one follows it, so that it has to be the whole text. The
+    grammar itself has passed ``check_grammar``.
+    """
+    given = {
+        "grammar": grammar_of(params),
+        "vocab_size": max(vocab_size, len(tokenizer)),
+        "eos_token_ids": tuple(ends),
+        "output": list(output),
+        "ended": ended,
+    }
+    seconds = SECONDS + len(output) * TOKEN_SECONDS
+    try:
+        problem: str = workers().run(Job("check_grammar", given, seconds, tokenizer.vocabulary, MEMORY))["problem"]
+    except Overrun as overrun:
+        return f"to read it {overrun.what}"
+    except Failed as error:
+        return f"it cannot be read ({error.what})"
+    return problem
+
+
 @lru_cache(CHECKED)
 def worker_finds(grammar: str, vocabulary: Vocabulary, size: int, ends: tuple[int, ...]) -> str:
     """The problem that a worker finds with a grammar; "" if it can be used.
@@ -87,11 +120,19 @@ def worker_finds(grammar: str, vocabulary: Vocabulary, size: int, ends: tuple[in
     return problem
 
 
-def problem_of(grammar: str, tokenizer: LLTokenizer) -> str:
-    """The problem with a grammar; "" if it can be used. Only workers call it: it may take any time and memory."""
+def problem_of(grammar: str, tokenizer: LLTokenizer, output: Sequence[int] = (), ended: bool = False) -> str:
+    """The problem with a grammar, or with ``output`` as its text so far (``check_output``); "" if there is none.
+
+    Only workers call it: it may take any time and memory.
+    """
     matcher = compile_grammar(grammar, tokenizer)
     if matcher.is_error():
         return matcher.get_error().strip()
+    if output or ended:
+        read = matcher.try_consume_tokens(list(output))
+        if read < len(output):
+            return f"token {output[read]} at place {read} does not fit"
+        return "it ends too early" if ended and not matcher.is_accepting() else ""
     _, error = next_tokens(matcher, tokenizer.vocab_size)
     return f"it allows no text ({error})" if error.startswith(BLIND_ALLEY) else explained(error)
 

@@ -147,11 +147,14 @@ def _grammar_tokenizer(vocabulary: str, size: int, eos_token_ids: tuple[int, ...
         return said(error)
 
 
-def check_grammar(tokenizer: Any, grammar: str) -> dict[str, str]:
-    """A grammar's "problem", "" if it can be used; or the error for which the tokenizer is "unusable"."""
+def check_grammar(tokenizer: Any, grammar: str, **text: Any) -> dict[str, str]:
+    """The "problem" with a grammar or with the ``text`` so far, "" if there is none.
+
+    Or the error for which the tokenizer is "unusable".
+    """
     if isinstance(tokenizer, str):
         return {"unusable": tokenizer}
-    return {"problem": grammar_library().problem_of(grammar, tokenizer)}
+    return {"problem": grammar_library().problem_of(grammar, tokenizer, **text)}
 
 
 # ------------------------------------------------------------------------------------------------------- long texts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -31,6 +31,7 @@ from penstock.server.openai.protocol import (
     PointPart,
     ToolCallPart,
     ToolCallReply,
+    WithSeed,
     api_errors,
     generation_responses,
 )
@@ -57,14 +58,20 @@ class ChatWriter:
         model: str,
         token_bytes: TokenBytes,
         outline: OutlineOutput | None = None,
+        seeds: Sequence[int] = (),
+        begun: Collection[int] = (),
     ) -> None:
-        """``outline`` is reported for an answer in points; the engine fills it in until the first token has come."""
+        """``outline`` is reported for an answer in points; the engine fills it in until the first token has come.
+
+        ``seeds`` holds the prompt's, if it has one. ``begun`` are the choices of which an earlier reply has told.
+        """
         self._body = body
         self._prompt = prompt
         self._id, self._model, self._created = f"chatcmpl-{request_id}", model, int(time.time())
         self._token_bytes = token_bytes
         self._outline = outline
-        self._begun: set[int] = set()
+        self._seeds = seeds
+        self._begun = set(begun)
         """Choices of which a chunk has been written."""
 
     def whole(self, choices: Sequence[ChoiceDelta], summary: Summary) -> ChatCompletion:
@@ -78,7 +85,7 @@ class ChatWriter:
             metrics=metrics_of(summary),
         )
         if self._body.return_token_ids:
-            reply.prompt_token_ids = self._prompt.token_ids
+            self._tell_beginning(reply)
         if self._outline is not None:
             reply.outline = outline_reply(self._outline)
         return reply
@@ -131,10 +138,15 @@ class ChatWriter:
         part = MessagePart(role="assistant", content=None if silent else "")
         chunk = self._chunk([ChatChunkChoice(index=index, delta=part, logprobs=None, finish_reason=None)])
         if self._body.return_token_ids and index == 0:
-            chunk.prompt_token_ids = self._prompt.token_ids
+            self._tell_beginning(chunk)
         if self._outline is not None:
             chunk.outline = outline_reply(self._outline)
         return chunk
+
+    def _tell_beginning(self, reply: WithSeed) -> None:
+        reply.prompt_token_ids = self._prompt.token_ids
+        if self._seeds:
+            reply.seed = self._seeds[0]
 
     def _chunk(self, choices: list[ChatChunkChoice]) -> ChatCompletionChunk:
         chunk = ChatCompletionChunk(
@@ -194,7 +206,7 @@ def call_reply(call: ToolCallDelta) -> ToolCallReply:
 # ----------------------------------------------------------------------------------------------------------------- chat
 # ``/v1/chat/completions``.
 
-NOT_IN_POINTS: Final = ("tools", "response_format", "structured_outputs", *(f"guided_{kind}" for kind in GUIDED))
+FORMS: Final = ("tools", "response_format", "structured_outputs", *(f"guided_{kind}" for kind in GUIDED))
 
 
 def chat_router(service: Service) -> APIRouter:
@@ -205,8 +217,17 @@ def chat_router(service: Service) -> APIRouter:
     async def create_chat_completion(body: ChatCompletionRequest, request: Request) -> Response:
         """Answer a conversation."""
         begun = await start_chat(service, body, request)
-        name, outline = record_of(request).request_id, begun.generation.outline
-        writer = ChatWriter(body, begun.prompt, name, service.model, service.token_bytes, outline)
+        name, generation = record_of(request).request_id, begun.generation
+        writer = ChatWriter(
+            body,
+            begun.prompt,
+            name,
+            service.model,
+            service.token_bytes,
+            generation.outline,
+            generation.seeds,
+            [one.index for one in generation.resumed] if body.stream else (),
+        )
         return await reply_of(request, body, begun.generation, begun.choices, writer, begun.names, begun.tokenizer)
 
     return routes
@@ -246,8 +267,10 @@ async def start_chat(service: Service, body: ChatCompletionRequest, request: Req
 
 
 def refuse_with_points(body: ChatCompletionRequest) -> None:
-    """Raise ApiError, naming the field, for fields that give the answer a form, which excludes points."""
-    for name in NOT_IN_POINTS:
+    """Raise ApiError, naming the field, for fields that exclude points: a form of the answer, or its beginning."""
+    if body.penstock_resume is not None:
+        raise invalid_field("penstock_resume", "does not go with outline_decoding: ask for the points anew")
+    for name in FORMS:
         if getattr(body, name):
             raise invalid_field(name, "does not go with outline_decoding, whose answer is text in points; remove one")
 

@@ -42,10 +42,12 @@ class CompletionWriter:
         request_id: str,
         model: str,
         token_bytes: TokenBytes,
+        seeds: Sequence[int] = (),
     ) -> None:
+        """``seeds`` are those of the prompts."""
         self._body = body
         self._prompts = prompts
-        self._n = n
+        self._n, self._seeds = n, seeds
         self._id, self._model, self._created = f"cmpl-{request_id}", model, int(time.time())
         self._token_bytes = token_bytes
 
@@ -97,6 +99,8 @@ class CompletionWriter:
             choice.token_ids = delta.token_ids
             if delta.first:
                 choice.prompt_token_ids = prompt.token_ids
+                if self._seeds:
+                    choice.seed = self._seeds[delta.index // self._n]
         return choice
 
 
@@ -119,7 +123,9 @@ def completion_router(service: Service) -> APIRouter:
             generation = await service.generate(request, body, prompts, params)
         choices = [Choice(service.token_bytes, places=places) for places in places_of(service, body, prompts)]
         name = record_of(request).request_id
-        writer = CompletionWriter(body, prompts, generation.n, name, service.model, service.token_bytes)
+        writer = CompletionWriter(
+            body, prompts, generation.n, name, service.model, service.token_bytes, generation.seeds
+        )
         return await reply_of(request, body, generation, choices, writer, params[0].names, service.prompts.tokenizer)
 
     return routes

@@ -17,7 +17,7 @@ from penstock.engine.async_llm import AsyncLLM
 from penstock.engine.completion import CompletionDelta
 from penstock.engine.stream import OutlineStream, RequestDelta, RequestStream
 from penstock.outlines.dialogue import Dialogue
-from penstock.server.http.errors import ApiError, api_error, busy, client_closed, timed_out
+from penstock.server.http.errors import ApiError, api_error, busy, client_closed, invalid_field, timed_out
 from penstock.server.http.middleware import record_of
 from penstock.server.http.serving import Gate
 from penstock.server.openai.params import RequestParams
@@ -28,7 +28,9 @@ from penstock.server.openai.protocol import (
     GenerationFields,
     Metrics,
     PromptDetails,
+    Resume,
     Usage,
+    api_errors,
 )
 from penstock.server.settings import ServerSettings
 from penstock.text.workers import aside
@@ -47,6 +49,8 @@ class Summary:
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
+    resumed_tokens: int
+    """Those of ``completion_tokens`` that requests were resumed with, which have been generated before."""
     finish_reasons: list[FinishReason | None]
     speculation: SpeculationMetrics
     first_token_seconds: float | None
@@ -55,6 +59,10 @@ class Summary:
     """``CompletionOutput.speed_up`` of the only choice; None where there are several."""
     outline: OutlineOutput | None = None
     """How an answer in points came about. Prompts and tokens of the points' own requests are in the sums."""
+
+    @property
+    def generated_tokens(self) -> int:
+        return self.completion_tokens - self.resumed_tokens
 
     @property
     def decoding_seconds(self) -> float:
@@ -74,6 +82,7 @@ def summarize(
         prompt_tokens=sum(len(request.prompt_token_ids) for request in computed),
         cached_tokens=sum(request.num_cached_tokens for request in computed),
         completion_tokens=sum(len(choice.token_ids) for choice in choices),
+        resumed_tokens=sum(choice.resumed for choice in choices),
         finish_reasons=[choice.finish_reason for output in outputs for choice in output.outputs],
         speculation=SpeculationMetrics(*(sum(getattr(choice.metrics, name) for choice in choices) for name in names)),
         first_token_seconds=first_token_seconds,
@@ -110,7 +119,7 @@ def metrics_of(summary: Summary) -> Metrics:
     return Metrics(
         time_to_first_token=None if first is None else round(first, 6),
         seconds=round(summary.last_token_seconds or 0.0, 6),
-        tokens_per_second=round((summary.completion_tokens - 1) / decoding, 3) if decoding > 0 else None,
+        tokens_per_second=round((summary.generated_tokens - 1) / decoding, 3) if decoding > 0 else None,
         speed_up=None if summary.speed_up is None else round(summary.speed_up, 3),
         mean_acceptance_length=speculation.mean_acceptance_length,
         num_drafts=speculation.drafts,
@@ -153,8 +162,20 @@ class Generation:
         """The pending reads, each with the number of its stream."""
         self._failed: asyncio.Future[ApiError] = asyncio.get_running_loop().create_future()
         self._closed = False
+        self.resumed = [
+            replace(choice, index=number * n + choice.index, token_ids=list(choice.token_ids))
+            for number, output in enumerate(self.outputs())
+            for choice in output.outputs
+            if choice.resumed
+        ]
+        """The choices that go on with an earlier answer, as their client has them; deltas come after these."""
         self._watch = asyncio.ensure_future(self._watch_client(request))
         gate.enter(self)
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seed of each prompt's noise, given or drawn; none for an answer in points, which is several requests."""
+        return [stream.seed for stream in self._streams if isinstance(stream, RequestStream)]
 
     @property
     def choices(self) -> int:
@@ -273,6 +294,8 @@ class Generation:
 # -------------------------------------------------------------------------------------------------------------- service
 # The state that the API's routes share, and a request's way from its fields into the engine.
 
+RESUMED: Final = "penstock_resume.token_ids"
+"""The request's name of the tokens that an answer goes on from."""
 CACHED_TEXTS: Final = 4096
 """Tokens whose bytes are cached."""
 
@@ -310,7 +333,11 @@ class Service:
         # Asked only now: the server may have begun to drain while a worker checked the grammars.
         self._gate.check_open()
         began = time.monotonic()
-        streams = self._submit(request, body, prompts, params)
+        if body.penstock_resume is None:
+            streams = self._submit(request, body, prompts, params)
+        else:
+            check_resumable(body, prompts)
+            streams = [await self._resume(request, body, body.penstock_resume, prompts[0], params[0])]
         return self._generation(request, body, prompts, streams, params[0].sampling.n, began)
 
     async def _prepare(self, params: RequestParams) -> None:
@@ -385,6 +412,28 @@ class Service:
             raise
         return streams
 
+    async def _resume(
+        self, request: Request, body: GenerationFields, resumed: Resume, prompt: Prompt, params: RequestParams
+    ) -> RequestStream:
+        """Queue a prompt whose answer goes on. Raises ApiError naming the field for tokens that cannot have come."""
+        record = record_of(request)
+        names = {"resumed": RESUMED} | {f"resumed[{i}]": f"{RESUMED}[{i}]" for i in range(len(resumed.token_ids))}
+        with api_errors(body, params.names | names):
+            stream = await self.llm.resume(
+                {"prompt": prompt.text, "prompt_token_ids": prompt.token_ids},
+                params.sampling,
+                resumed=resumed.token_ids,
+                request_id=record.request_id,
+                priority=body.priority or 0,
+                client=body.user or record.client,
+            )
+        try:
+            self._gate.check_open()  # once more: the server may have begun to drain while the tokens were read
+        except BaseException:
+            stream.abort()
+            raise
+        return stream
+
     def _note(
         self, request: Request, generation: Generation, body: GenerationFields, prompts: Sequence[Prompt]
     ) -> None:
@@ -401,6 +450,18 @@ class Service:
 
     def _token_bytes(self, token: int) -> bytes:
         return self.prompts.tokenizer.token_bytes(token)
+
+
+def check_resumable(body: GenerationFields, prompts: Sequence[Prompt]) -> None:
+    """Raise ApiError, naming the field, for requests that cannot go on with an earlier answer."""
+    if len(prompts) > 1:
+        raise invalid_field("penstock_resume", f"goes with one prompt; here are {len(prompts)}: resume each by itself")
+    logprobs = getattr(body, "logprobs", None)  # a number in completions, where 0 asks for them, too
+    if logprobs is not None and logprobs is not False and not body.stream:
+        raise invalid_field(
+            "penstock_resume",
+            "is set with logprobs, which tokens that have come do not get again; set stream to true, or remove one",
+        )
 
 
 def details_of(summary: Summary) -> dict[str, Any]:

@@ -72,6 +72,13 @@ class StructuredOutputs(ApiModel):
     json_object: bool | None = None
 
 
+class Resume(ApiModel):
+    """An answer that was cut off, here or on another server of the same model, and is to go on."""
+
+    token_ids: Annotated[ListOf[ListOf[int]], Field(min_length=1, max_length=MOST_CHOICES)]
+    """For each choice, in order, the token ids that have come: all that return_token_ids has told of it."""
+
+
 class IgnoredFields(ApiModel):
     """Fields that clients send for OpenAI's own sake; no reply depends on them here. Every request has them.
 
@@ -133,6 +140,8 @@ class GenerationFields(IgnoredFields):
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     return_token_ids: bool | None = None
+    penstock_resume: Resume | None = None
+    """Go on with an answer that was cut off. The other fields, the seed among them, are those of its beginning."""
     structured_outputs: StructuredOutputs | None = None
     guided_json: str | dict[str, Any] | None = None
     guided_regex: str | None = None
@@ -200,6 +209,14 @@ class Metrics(BaseModel):
     num_drafts: int
     num_draft_tokens: int
     num_accepted_tokens: int
+
+
+class WithSeed(BaseModel):
+    """A part of a reply that comes once for each prompt, where return_token_ids is set."""
+
+    prompt_token_ids: list[int] | None = None
+    seed: int | None = None
+    """The seed of the noise, given or drawn: penstock_resume needs it to go on with a sampled answer."""
 
 
 FinishWord = Literal["stop", "length", "tool_calls", "abort", "error"]
@@ -445,12 +462,11 @@ class PointPart(BaseModel):
     text: str
 
 
-class ChatCompletion(WholeReply):
+class ChatCompletion(WholeReply, WithSeed):
     object: Literal["chat.completion"]
     choices: list[ChatChoice]
     usage: Usage
     metrics: Metrics
-    prompt_token_ids: list[int] | None = None
     outline: OutlineReply | None = None
 
 
@@ -482,12 +498,11 @@ class ChatChunkChoice(BaseModel):
     token_ids: list[int] | None = None
 
 
-class ChatCompletionChunk(Reply, WithWarning):
+class ChatCompletionChunk(Reply, WithWarning, WithSeed):
     object: Literal["chat.completion.chunk"]
     choices: list[ChatChunkChoice]
     usage: Usage | None = None
     metrics: Metrics | None = None
-    prompt_token_ids: list[int] | None = None
     outline: OutlineReply | None = None
     """Sent in the first chunk, where outline_decoding was asked for."""
     outline_points: list[PointPart] | None = None
@@ -523,14 +538,13 @@ class CompletionLogprobs(BaseModel):
     text_offset: list[int]
 
 
-class CompletionChoice(BaseModel):
+class CompletionChoice(WithSeed):
     index: int
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: FinishWord | None
     stop_reason: int | str | None = None
     token_ids: list[int] | None = None
-    prompt_token_ids: list[int] | None = None
 
 
 class Completion(WholeReply):

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, Protocol
 
 from fastapi import Request
 from fastapi.responses import Response
 from pydantic import BaseModel
 
-from penstock.core import FinishReason, Logprob
+from penstock.core import CompletionOutput, FinishReason, Logprob
 from penstock.engine.completion import CompletionDelta
 from penstock.engine.job import words_of_empty
 from penstock.server.http.errors import TIMEOUT, ApiError, api_error
@@ -28,9 +29,10 @@ from penstock.server.openai.protocol import (
     WithWarning,
     api_errors,
 )
-from penstock.server.openai.tools import ReplyPlan, ReplyStream, ToolCallDelta
+from penstock.server.openai.tools import ReplyDelta, ReplyPlan, ReplyStream, ToolCallDelta
 from penstock.text.detokenizer import StreamDecoder
 from penstock.text.tokenizer import Tokenizer
+from penstock.text.workers import aside
 
 # ------------------------------------------------------------------------------------------------------------- logprobs
 # Log-probabilities in the forms of the chat and completions APIs.
@@ -177,10 +179,19 @@ class Choice:
         self._reply = ReplyStream(plan or ReplyPlan())
         self._hidden_ends = hidden_ends
         self._places = places
-        self._begun = False
+        self._begun = self._resumed = False
+
+    def resume(self, came: CompletionOutput) -> None:
+        """Read what the client has of an earlier run, so that later deltas go on from there."""
+        self._reply.push(came.text, False)
+        if self._places is not None:
+            self._places.of(came.token_ids)
+        self._begun = self._resumed = True
 
     def push(self, delta: CompletionDelta) -> ChoiceDelta:
         news = self._reply.push(self._visible_text(delta), delta.finish_reason is not None)
+        if self._resumed and not delta.token_ids and delta.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
+            news = ReplyDelta("", "", [])  # it had ended before, and the client has what was held back until then
         placed = self._places is not None and delta.logprobs is not None
         new = ChoiceDelta(
             index=delta.index,
@@ -260,6 +271,8 @@ async def reply_of(
     """
     deltas = named_errors(generation.deltas(), body, names)
     try:
+        if body.stream:
+            await aside(partial(resume, choices, generation.resumed))
         first = await anext(deltas)
         if body.stream:
             news = warned(first, deltas, choices, tokenizer, plain_text=writer.continues_text)
@@ -276,6 +289,12 @@ async def reply_of(
         raise
     generation.close()
     return Response(whole.model_dump_json(exclude_unset=True), 200, body.warning_headers(), "application/json")
+
+
+def resume(choices: Sequence[Choice], came: Sequence[CompletionOutput]) -> None:
+    """Have choices go on from what their client has. Reading many tokens takes a while."""
+    for one in came:
+        choices[one.index].resume(one)
 
 
 async def rest_of(deltas: AsyncIterator[CompletionDelta]) -> str | None:
