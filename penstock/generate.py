@@ -16,7 +16,7 @@ from penstock.core import CompletionOutput, FinishReason, OutlineOutput, Samplin
 from penstock.engine.job import Prompt
 from penstock.engine.loop import Observer
 from penstock.engine.opening import loaded, watched
-from penstock.engine.options import EngineOptions
+from penstock.engine.options import EngineOptions, model_folder
 from penstock.engine.resolve import check_options
 from penstock.hosts.fleet import FleetHost
 from penstock.outlines.dialogue import Dialogue
@@ -121,7 +121,7 @@ def complete(
     ``sampling`` replaces fields of the checkpoint's own sampling parameters, or of a chat's where it names none.
     """
     check_options(options, sampling.get("max_tokens"))
-    fork_from_here()
+    fork_from_here(model_folder(options.model, "target"))
     from penstock.engine.llm import LLM
 
     llm, start = watched(LLM, options)

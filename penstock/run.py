@@ -35,7 +35,7 @@ def run(options: EngineOptions, name: str, system_prompt: str = "", template: st
     ``template`` is Jinja text in place of the checkpoint's own. Raises ConfigError before anything starts.
     """
     check_options(options)
-    fork_from_here()
+    fork_from_here(model_folder(options.model, "target"))
     words = introduction_of(options, name, template)
     from penstock.engine.async_llm import AsyncLLM
     from penstock.server.command import served_at

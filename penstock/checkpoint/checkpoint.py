@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
-from transformers import AutoConfig
-
-from penstock.checkpoint.config_fields import check_sizes, check_stated, without_value
 from penstock.checkpoint.gate import Parts, check_supported, text_config
-from penstock.checkpoint.gguf import GgufWeights, folder_for
-from penstock.checkpoint.gguf_header import read_header
+from penstock.checkpoint.gguf import GgufWeights, files_of, folder_for, place_for
+from penstock.checkpoint.gguf_header import Header, read_header
+from penstock.checkpoint.known import MODEL, Known, keep, question, recall, record_of
 from penstock.checkpoint.look import HEAD, TextPart, Weights, even_split, is_wrapper, resolve, stated_config
 from penstock.checkpoint.packed import FIELD, PackedShards, method_of
 from penstock.checkpoint.packed_formats import Method
@@ -62,6 +62,13 @@ class Checkpoint:
     parts: Parts
     eos_token_ids: tuple[int, ...]
     sampling_defaults: dict[str, float] = field(default_factory=dict)
+    known: Known | None = None
+    """The record of a GGUF file that has been loaded before: ``config`` then has the fields, and no class."""
+
+    @cached_property
+    def transformers_config(self) -> Any:
+        """The configuration as an object of transformers' class."""
+        return self.config if self.known is None else _configuration(self.path)[0]
 
     @property
     def num_layers(self) -> int:
@@ -95,12 +102,17 @@ def open_checkpoint(model: str, revision: str | None = None) -> Checkpoint:
     Raises ConfigError for files that are missing, unreadable or not supported, for a configuration that its own shards
     contradict, and for a checkpoint that needs code of its own.
     """
-    source = resolve(model, revision)
+    source, known = resolve(model, revision), None
     if source.is_file():
         header = read_header(source)
-        with folder_for(header) as path:
-            config, parts, _ = _configuration(path)
-            weights: Weights = GgufWeights(header, config)
+        known = known_of(header)
+        if known is not None:
+            path, config, parts = place_for(header), known.fields(), known.parts
+            weights: Weights = GgufWeights(header, config, known)
+        else:
+            with folder_for(header) as path:
+                config, parts, _ = _configuration(path)
+                weights = GgufWeights(header, config)
     else:
         path = source
         config, parts, method = _configuration(path)
@@ -112,11 +124,45 @@ def open_checkpoint(model: str, revision: str | None = None) -> Checkpoint:
     check_layers(config.num_hidden_layers, weights.names(), path / CONFIG_FILE)
     generation = read_json(path / GENERATION_FILE)
     eos, sampling = _eos_ids(config, path), _sampling_defaults(generation, path)
-    return Checkpoint(source, path, weights, config, parts, eos, sampling)
+    return Checkpoint(source, path, weights, config, parts, eos, sampling, known)
+
+
+def known_of(header: Header) -> Known | None:
+    """The record of a GGUF file; None if it has not been loaded yet, or by another version."""
+    folder = place_for(header)
+    try:
+        return recall(record_of(folder, MODEL), question(folder, files_of(header)), Known)
+    except OSError:
+        return None
+
+
+def is_known(model: str) -> bool:
+    """Whether ``model`` is a GGUF file that can be loaded without transformers."""
+    with contextlib.suppress(ConfigError):
+        return Path(model).is_file() and known_of(read_header(Path(model))) is not None
+    return False
+
+
+def remember(checkpoint: Checkpoint) -> None:
+    """Keep a record of a GGUF file of which transformers has built a whole model, of llama's form; see ``Known``."""
+    weights = checkpoint.weights
+    if not isinstance(weights, GgufWeights) or weights.interleaved is None:
+        return
+    found = Known(
+        config=checkpoint.transformers_config.to_dict(),
+        parts=checkpoint.parts,
+        names=dict(weights.first),
+        biases=dict(weights.biases),
+        interleaved=weights.interleaved,
+    )
+    with contextlib.suppress(OSError):  # a file or the folder is gone
+        keep(record_of(checkpoint.path, MODEL), question(checkpoint.path, weights.files), found)
 
 
 def _configuration(path: Path) -> tuple[Any, Parts, Method | None]:
     """The configuration in the folder, where the architecture's parts are, and the method that packed the weights."""
+    from penstock.checkpoint.config_fields import check_sizes, check_stated
+
     file, stated = path / CONFIG_FILE, stated_config(path)
     check_stated(stated, file)
     method = method_of(stated, file)
@@ -136,6 +182,8 @@ def _configuration(path: Path) -> tuple[Any, Parts, Method | None]:
 
 def empty_fields(stated: Mapping[str, Any]) -> str:
     """Words for the end of an error about a configuration: the fields that may be meant, which are null."""
+    from penstock.checkpoint.config_fields import without_value
+
     names = without_value(stated)
     return f"; it has no value for {', '.join(names)}" if names else ""
 
@@ -145,6 +193,8 @@ def with_torch_formats(path: Path, stated: dict[str, Any]) -> Any:
 
     "auto" counts as naming none. Raises ConfigError, which names the field, for anything but a float format.
     """
+    from transformers import AutoConfig
+
     table = copy.deepcopy(stated)
     changed = False
     for where in (table, *(one for one in table.values() if isinstance(one, dict))):

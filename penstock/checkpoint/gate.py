@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, Final
 
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
-
 from penstock.checkpoint.look import WRAPPED, WRAPPERS
 from penstock.core import ConfigError
 
@@ -178,6 +176,8 @@ CHUNKED: Final[dict[str, Parts]] = {"llama4_text": Parts("model", "embed_tokens"
 
 def model_class(config: Any) -> Any:
     """The transformers class of this configuration. Raises ConfigError if it is no causal language model."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
     if getattr(config, "is_encoder_decoder", False):
         raise refusal(config, "an encoder-decoder has no single stack of layers to split")
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:

@@ -8,24 +8,25 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from importlib.metadata import version
 from math import prod
 from pathlib import Path
 from typing import Any, Final
 
-import tokenizers
+import numpy as np
 import torch
-import transformers
 from huggingface_hub import cached_assets_path
 from torch import Tensor
-from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
 
 from penstock.checkpoint.gate import model_class
 from penstock.checkpoint.gguf_blocks import FLOATS, OF_FOUR_BITS, READABLE, UNPACKERS, floats, grouped, mapped
-from penstock.checkpoint.gguf_config import EMBEDDING, REMEDY, ROPE_TENSORS, check_accepted, config_table
+from penstock.checkpoint.gguf_config import EMBEDDING, OF_LAYER, REMEDY, ROPE_TENSORS, check_accepted, config_table
 from penstock.checkpoint.gguf_header import REQUANTISE, Header, TensorInfo
 from penstock.checkpoint.gguf_tokenizer import write_tokenizer
 from penstock.checkpoint.gguf_vocabulary import TOKENS, Vocabulary, sampling, vocabulary_of
+from penstock.checkpoint.known import Known
 from penstock.checkpoint.tensors import GroupedWeight
 from penstock.core import ConfigError
 from penstock.files import CONFIG_FILE, GENERATION_FILE, problem_in, said, scratch_folder
@@ -47,11 +48,18 @@ MOST_FACTORS: Final = 1 << 20
 def folder_of(header: Header) -> Path:
     """The folder of an accepted file, made if it does not exist. Raises ConfigError for a file that cannot be read."""
     check_accepted(header)
+    folder = place_for(header)
     with keeping(header):
-        folder: Path = cached_assets_path("penstock", "gguf") / name_of(header)
         if not folder.is_dir():
             make(header, folder)
     return folder
+
+
+def place_for(header: Header) -> Path:
+    """The place of a file's folder, whether it has been made or not. Raises ConfigError like ``folder_of``."""
+    with keeping(header):
+        place: Path = cached_assets_path("penstock", "gguf") / name_of(header)
+    return place
 
 
 @contextlib.contextmanager
@@ -69,9 +77,7 @@ def keeping(header: Header) -> Iterator[None]:
 @contextlib.contextmanager
 def folder_for(header: Header) -> Iterator[Path]:
     """``folder_of`` a file. If the block refuses the file, a folder that was new is removed."""
-    with keeping(header):
-        place: Path = cached_assets_path("penstock", "gguf") / name_of(header)
-        known = place.is_dir()
+    known = place_for(header).is_dir()
     folder = folder_of(header)
     try:
         yield folder
@@ -84,7 +90,7 @@ def folder_for(header: Header) -> Iterator[Path]:
 
 def name_of(header: Header) -> str:
     """The name of a file's folder: a hash of all that the folder is made from, and of the libraries' versions."""
-    found = hashlib.sha256(f"{LAYOUT} {transformers.__version__} {tokenizers.__version__}\n".encode())
+    found = hashlib.sha256(f"{LAYOUT} {version('transformers')} {version('tokenizers')}\n".encode())
     found.update(header.bytes())
     for name in ROPE_TENSORS:
         info = header.tensors.get(name)
@@ -136,9 +142,9 @@ FORMATS: Final = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "B
 class GgufTensor:
     """A tensor that has not been read; ``tensor[...]`` reads it, as for safetensors' slices."""
 
-    def __init__(self, info: TensorInfo, processor: TensorProcessor) -> None:
+    def __init__(self, info: TensorInfo, order: Order) -> None:
         self._info = info
-        self._processor = processor
+        self._order = order
 
     def get_shape(self) -> list[int]:
         return list(self._info.shape)
@@ -166,10 +172,15 @@ class GgufTensor:
     def _arranged(self, rows: Tensor) -> Tensor:
         """In transformers' form: llama.cpp permutes the rows of queries and keys, and adds 1 to gemma's norms."""
         if rows.dim() == 1:
-            rows = rows.float()  # the processor may add to a norm
+            rows = rows.float()  # it may be added to a norm
         bits = rows.view(torch.int16) if rows.dtype == torch.bfloat16 else rows  # numpy has no bfloat16
-        found = self._processor.process(weights=bits.numpy(), name=self._info.name).weights
+        found = self._order(bits.numpy(), self._info.name)
         return torch.from_numpy(found).contiguous().view(rows.dtype)
+
+
+def files_of(header: Header) -> list[Path]:
+    """The file, or all that it is split over."""
+    return sorted({header.path, *(info.file for info in header.tensors.values())})
 
 
 class ZeroBias:
@@ -193,15 +204,22 @@ class ZeroBias:
 class GgufWeights:
     """The weights of a GGUF file. Raises ConfigError for tensors that no part of the model takes."""
 
-    def __init__(self, header: Header, config: Any) -> None:
-        self._path = header.path
-        heads = {name: getattr(config, name) for name in ("num_attention_heads", "num_key_value_heads")}
-        self._processor = TENSOR_PROCESSORS.get(header.architecture, TensorProcessor)(config=heads)
-        self._tensors, self._zeros = named(header, config)
+    def __init__(self, header: Header, config: Any, known: Known | None = None) -> None:
+        self._files = files_of(header)
+        self.first, self.biases = names_of_one_layer(header, config) if known is None else (known.names, known.biases)
+        self.interleaved: dict[str, int] | None
+        """The parts whose rows are in another order; None if more is done to the tensors."""
+        if known is not None:
+            self.interleaved = known.interleaved
+        else:
+            theirs = order_of(header, config)
+            self.interleaved = interleaved_parts(theirs, header, config)
+        self._order: Order = theirs if self.interleaved is None else partial(in_order, self.interleaved)
+        self._tensors, self._zeros = named(header, config, self.first, self.biases)
 
     @property
     def files(self) -> list[Path]:
-        return sorted({self._path, *(info.file for info in self._tensors.values())})
+        return self._files
 
     @property
     def bits(self) -> int | None:
@@ -225,12 +243,63 @@ class GgufWeights:
     def _tensor(self, name: str) -> GgufTensor | ZeroBias:
         if name in self._zeros:
             return ZeroBias(self._zeros[name])
-        return GgufTensor(self._tensors[name], self._processor)
+        return GgufTensor(self._tensors[name], self._order)
 
 
-def named(header: Header, config: Any) -> tuple[dict[str, TensorInfo], dict[str, tuple[int, ...]]]:
-    """The tensors under transformers' names, and the shapes of biases that only some layers have."""
-    first, biases = names_of_one_layer(header, config)
+Order = Callable[[np.ndarray, str], np.ndarray]
+"""(tensor as the file has it, its name) -> the tensor in transformers' form"""
+
+
+def order_of(header: Header, config: Any) -> Order:
+    """The form that transformers gives the tensors of this architecture."""
+    from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
+
+    heads = {name: getattr(config, name) for name in ("num_attention_heads", "num_key_value_heads")}
+    processor = TENSOR_PROCESSORS.get(header.architecture, TensorProcessor)(config=heads)
+
+    def order(rows: np.ndarray, name: str) -> np.ndarray:
+        found: np.ndarray = processor.process(weights=rows, name=name).weights
+        return found
+
+    return order
+
+
+def in_order(interleaved: Mapping[str, int], rows: np.ndarray, name: str) -> np.ndarray:
+    """The rows of a head in two halves, where llama.cpp has a row of one and a row of the other in turn."""
+    part = OF_LAYER.fullmatch(name)
+    if part is None or part[1] not in interleaved:
+        return rows
+    heads = interleaved[part[1]]
+    return rows.reshape(heads, len(rows) // heads // 2, 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
+
+
+def interleaved_parts(theirs: Order, header: Header, config: Any) -> dict[str, int] | None:
+    """The parts of a layer whose rows ``theirs`` orders as ``in_order`` does; None if it does anything else.
+
+    Tried with numbered rows, for the tensors of layer 0 and those outside of layers.
+    """
+    heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
+    found: dict[str, int] = {}
+    for name, info in header.tensors.items():
+        layer = LAYER.match(name)
+        if layer is not None and layer[1] != "0":
+            continue
+        rows = np.arange(info.shape[0], dtype=np.float32).reshape(-1, *[1] * (len(info.shape) - 1))
+        wanted, part = theirs(rows.copy(), name), OF_LAYER.fullmatch(name)
+        if part is not None and part[1] in heads and not np.array_equal(wanted, rows):
+            found[part[1]] = int(heads[part[1]])
+        if not np.array_equal(in_order(found, rows, name), wanted):
+            return None
+    return found
+
+
+def named(
+    header: Header, config: Any, first: Mapping[str, str], biases: Mapping[str, tuple[int, ...]]
+) -> tuple[dict[str, TensorInfo], dict[str, tuple[int, ...]]]:
+    """The tensors under transformers' names, and the shapes of biases that only some layers have.
+
+    ``first`` and ``biases``: see ``names_of_one_layer``.
+    """
     found = {}
     for name, info in header.tensors.items():
         if name in ROPE_TENSORS:
@@ -256,6 +325,8 @@ def named(header: Header, config: Any) -> tuple[dict[str, TensorInfo], dict[str,
 
 def names_of_one_layer(header: Header, config: Any) -> tuple[Mapping[str, str], dict[str, tuple[int, ...]]]:
     """GGUF's name -> transformers' name, for layer 0 and everything outside of layers; its biases' shapes."""
+    from transformers.modeling_gguf_pytorch_utils import TensorProcessor, get_gguf_hf_weights_map
+
     one = copy.deepcopy(config)
     one.num_hidden_layers = 1
     if getattr(one, "layer_types", None):

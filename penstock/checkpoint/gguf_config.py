@@ -8,9 +8,6 @@ import struct
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from transformers import AutoConfig
-from transformers.integrations import GGUF_CONFIG_MAPPING
-
 from penstock.checkpoint.gguf_blocks import FLOATS, floats
 from penstock.checkpoint.gguf_header import (
     FLOAT32,
@@ -84,6 +81,8 @@ def check_accepted(header: Header) -> None:
 
 def check_understood(header: Header) -> None:
     """Raise ConfigError for an entry about the model that is not taken into account: it might change token ids."""
+    from transformers.integrations import GGUF_CONFIG_MAPPING
+
     mapped = {key for key, name in GGUF_CONFIG_MAPPING[header.architecture].items() if name is not None}
     for key in header.entries:
         name = key.removeprefix(f"{header.architecture}.")
@@ -453,6 +452,8 @@ def config_table(header: Header) -> dict[str, Any]:
 
 def translated(header: Header) -> dict[str, Any]:
     """The entries about the model as transformers translates them, from a file without vocabulary and tensors."""
+    from transformers import AutoConfig
+
     with scratch_folder() as folder:
         own = {f"{header.architecture}.{name}" for name in TAKEN_OVER}
         about = [key for key in header.entries if key.startswith(f"{header.architecture}.") or key.endswith(TOKEN_ID)]

@@ -11,7 +11,14 @@ from penstock.api_keys import check_api_key_variable
 from penstock.cli import default_model
 from penstock.cli.options import command, new_app
 from penstock.cli.speculation import SpeculationOptions
-from penstock.engine.options import MODEL_NAME, EngineOptions, ModelOptions, PipelineOptions, SharingOptions
+from penstock.engine.options import (
+    MODEL_NAME,
+    EngineOptions,
+    ModelOptions,
+    PipelineOptions,
+    SharingOptions,
+    model_folder,
+)
 from penstock.library.names import DEFAULT
 from penstock.pipeline.forkserver import fork_from_here
 from penstock.server.settings import Listening, ServedNames, ServerSettings
@@ -58,7 +65,7 @@ def serve(
     listening.allow_open_files()
     with listening.bind() as bound:
         if not settings.api_keys and settings.api_key_file is None:  # stages are forked from no process that has keys
-            fork_from_here()
+            fork_from_here(model_folder(engine.model, "target"))
         from penstock.server.command import run_serve
 
         names = served_model_name or (name_of(engine.model),)

@@ -13,11 +13,12 @@ from typing import Final, TypeVar
 
 from rich.console import Console
 
+from penstock.checkpoint.look import GGUF
 from penstock.cluster.spec import LayerTimes
 from penstock.config import FieldError, check
 from penstock.core import CheckpointChanged, ConfigError
 from penstock.drafters.base import Weights
-from penstock.engine.options import AUTO, EngineOptions
+from penstock.engine.options import AUTO, EngineOptions, model_folder
 from penstock.engine.profile.hosts import HostsProfile, cluster_of_hosts, completed, known_profile, with_prefill_times
 from penstock.engine.profile.measure import OnStep, kept_for_sharing, needed_bytes
 from penstock.engine.resolve import Resolved, resolve_options
@@ -29,6 +30,7 @@ from penstock.hosts.keys import security_for
 from penstock.hosts.placement import HERE, AskedHosts, asked_hosts, check_memory, hosts_asked_for, in_gb, other_hosts
 from penstock.hosts.weights import files_of
 from penstock.pipeline.base import Host
+from penstock.pipeline.forkserver import shared_fork_server
 from penstock.pipeline.loading import LoadingBar, LoadingCount
 from penstock.pipeline.processes import OnLoading, ProcessHost
 from penstock.planner.costs import Batch, candidates, problem_of, shortage
@@ -175,6 +177,8 @@ def open_host(options: EngineOptions, on_loading: OnLoading | None = None) -> Pr
     names = other_hosts(hosts_asked_for(options.hosts, options.cluster))
     asked = AskedHosts(()) if options.hosts is None else asked_hosts(options.hosts)
     if not names and not asked.come:
+        if not model_folder(options.model, "target").endswith(GGUF):
+            shared_fork_server().expect_transformers()  # it imports them while this process does
         return ProcessHost(options.transport, options.stage_timeout, on_loading=on_loading)
     if options.insecure:
         log.warning(

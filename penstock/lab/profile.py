@@ -133,7 +133,7 @@ def hosts_profile(
     Raises ConfigError."""
     engine = options.engine_options()
     check_options(engine)
-    fork_from_here()
+    fork_from_here(model_folder(engine.model, "target"))
     tokens = [] if texts is None else tokens_of(engine.model, texts)
     with closing(open_host(engine)) as host, progress_bar(console) as bar:
         known = known_profile(engine, host)

@@ -7,14 +7,13 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import AttentionInterface
 
 from penstock.checkpoint.gate import RECURRENT_TYPES, layer_types
 from penstock.models.pages import ZeroPages
@@ -80,7 +79,12 @@ def chosen(modules: Sequence[Any], sliding_window: int | None) -> Any:
     return answering.chosen(modules, sliding_window)
 
 
-AttentionInterface.register(ATTENTION, _dispatch)
+@cache
+def plug_in() -> None:
+    """Let transformers' modules find ``_dispatch`` under its name."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(ATTENTION, _dispatch)
 
 
 @contextlib.contextmanager

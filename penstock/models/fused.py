@@ -10,7 +10,6 @@ from typing import Any, Final, NamedTuple, TypeVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers.modeling_outputs import BaseModelOutput
 
 from penstock.models.attention import attend
 from penstock.models.quantized.linear import is_read_later, join
@@ -85,8 +84,53 @@ def rotation_of(cos_1Nd: Tensor, sin_1Nd: Tensor, rotated: int, values: int) -> 
     return Rotation(straight, swapped)
 
 
+class Rotary(nn.Module):
+    """Cosines and sines of positions, as transformers' modules of one axis give them.
+
+    A pair of a head's numbers turns by ``frequencies`` [d / 2] radians per position.
+    """
+
+    frequencies: Tensor
+
+    def __init__(self, frequencies: Tensor, amplitude: float) -> None:
+        super().__init__()
+        self.register_buffer("frequencies", frequencies, persistent=False)
+        self.amplitude = amplitude
+
+    def forward(self, hidden: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """[1, N] -> cosines and sines, [1, N, d] each, in the format of ``hidden``"""
+        turns_1Nd = (position_ids[..., None].float() * self.frequencies).repeat(1, 1, 2)
+        cos_1Nd, sin_1Nd = turns_1Nd.cos() * self.amplitude, turns_1Nd.sin() * self.amplitude
+        return cos_1Nd.to(hidden.dtype), sin_1Nd.to(hidden.dtype)
+
+
+POSITIONS: Final = (0, 1, 2, 1000, 123456)
+"""Positions at which a rotary embedding is compared with ``Rotary``."""
+
+
+@torch.no_grad()
+def rotary(theirs: Any) -> nn.Module:
+    """A ``Rotary`` that gives the same bits as an architecture's own embedding, or else that itself."""
+    frequencies, amplitude = getattr(theirs, "inv_freq", None), getattr(theirs, "attention_scaling", 1.0)
+    if isinstance(theirs, Rotary) or not isinstance(frequencies, Tensor) or type(amplitude) not in (int, float):
+        return theirs  # type: ignore[no-any-return]
+    own, positions_1N = (
+        Rotary(frequencies.detach().float(), float(amplitude)),
+        frequencies.new_tensor([POSITIONS]).long(),
+    )
+    rows = frequencies.new_empty(0, dtype=torch.float32)
+    alike = all(map(identical, own(rows, positions_1N), theirs(rows, positions_1N)))
+    return own if alike else theirs
+
+
 # ----------------------------------------------------------------------------------------------------------------- base
 # A stage's layers without the base model of their architecture around them.
+
+
+class States(NamedTuple):
+    """The output of a base model, as transformers' classes have it."""
+
+    last_hidden_state: Tensor
 
 
 class FusedBase(nn.Module):
@@ -109,9 +153,9 @@ class FusedBase(nn.Module):
         inputs_embeds: Tensor | None = None,
         position_ids: Tensor,
         **options: Any,
-    ) -> BaseModelOutput:
+    ) -> States:
         hidden = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        return BaseModelOutput(last_hidden_state=self.through(hidden, self.turned(hidden, position_ids)))
+        return States(self.through(hidden, self.turned(hidden, position_ids)))
 
     def turned(self, hidden: Tensor, position_ids: Tensor) -> Any:
         """The result of ``rotation`` for these positions; the tensor says in which format, and on which device."""
@@ -248,6 +292,16 @@ ATTENTION_PARTS: Final = {"q_proj", "k_proj", "v_proj", "o_proj"}
 HEAD_NORMS: Final = {"q_norm", "k_norm"}
 """Norms over the width of each query and key head, as in qwen3."""
 MLP_PARTS: Final = {"gate_proj", "up_proj", "down_proj", "act_fn"}
+
+
+SAMPLES: Final = 33
+"""Numbers on which an activation is tried."""
+
+
+def is_silu(act: Any) -> bool:
+    """Whether an activation is x / (1 + e^-x), judged by its values on a sample."""
+    sample = torch.linspace(-8, 8, SAMPLES)
+    return agree(act(sample), F.silu(sample))
 
 
 class Heads:

@@ -12,7 +12,17 @@ from torch import Tensor, nn
 
 from penstock.checkpoint.gate import Parts
 from penstock.models.attention import attending
-from penstock.models.fused import FusedBase, FusedLayer, agree, has_form, identical, rotation_of, sample_of, widened
+from penstock.models.fused import (
+    FusedBase,
+    FusedLayer,
+    agree,
+    has_form,
+    identical,
+    rotary,
+    rotation_of,
+    sample_of,
+    widened,
+)
 from penstock.models.probe import HANDLED, problem_of
 
 # ------------------------------------------------------------------------------------------------------------- onlooker
@@ -91,23 +101,32 @@ def fuse(base: Any, parts: Parts, first: int, last: int, settle: Callable[[nn.Mo
     The norm behind the layers has to be taken out before. ``base`` loses its layers. ``settle`` is called with each
     fused layer before the next one's weights are copied.
     """
-    layers = getattr(base, parts.layers)
+    layers, embed = getattr(base, parts.layers), getattr(base, parts.embed)
     own = list(layers[first:last])
-    if not own or not turns_alike(base) or clips(base) or not all(has_form(layer) for layer in own):
+    # Of bare modules, which are built from a form, that is known.
+    scorings = getattr(base, "scorings", None) or scorings_of(base, own, embed if first == 0 else None)
+    if scorings is None:
         return base
-    embed = getattr(base, parts.embed)
-    sights = see(base, own, embed if first == 0 else None)
-    if sights is None:
-        return base
-    if not all(does_the_same(layer, sight) for layer, sight in zip(own, sights, strict=True)):
-        return base
-    fused = [FusedLayer(layer, sight.scoring) for layer, sight in zip(own, sights, strict=True)]
+    fused = [FusedLayer(layer, scoring) for layer, scoring in zip(own, scorings, strict=True)]
     own.clear()
     for index, layer in enumerate(fused, first):
         layers[index] = layer  # frees the replaced layer before the next one's weights are copied
         layer.join()
         settle(layer)
-    return FusedBase(embed, base.rotary_emb, layers, fused)
+    return FusedBase(embed, rotary(base.rotary_emb), layers, fused)
+
+
+def scorings_of(base: Any, own: Sequence[Any], embed: Any | None) -> list[dict[str, Any]] | None:
+    """The arguments of the attention of each of a stage's layers; None if any of them has another form.
+
+    The first stage has an embedding, ``embed``.
+    """
+    if not own or not turns_alike(base) or clips(base) or not all(has_form(layer) for layer in own):
+        return None
+    sights = see(base, own, embed)
+    if sights is None or not all(does_the_same(layer, sight) for layer, sight in zip(own, sights, strict=True)):
+        return None
+    return [sight.scoring for sight in sights]
 
 
 def turns_alike(base: Any) -> bool:

@@ -15,15 +15,14 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
-from transformers import logging as transformers_logging
 
-from penstock.checkpoint.checkpoint import Checkpoint, empty_fields
+from penstock.checkpoint.checkpoint import Checkpoint, empty_fields, remember
 from penstock.checkpoint.gate import OUTSIDE, carries, is_outside, layer_types, model_class, per_layer_width
 from penstock.checkpoint.tensors import WEIGHT_TYPES, Listener, check_finite, counted, layer_of
 from penstock.core import ConfigError, PenstockError
 from penstock.files import AUTO, CONFIG_FILE, EXACT, problem_in, read_json, said, torch_dtype
-from penstock.models.attention import ATTENTION
-from penstock.models.compiled.layer import check_form
+from penstock.models.attention import ATTENTION, plug_in
+from penstock.models.compiled.layer import have_form, inexact
 from penstock.models.quantized.linear import read_later
 from penstock.models.quantized.pack import Table, TableEmbedding
 
@@ -239,9 +238,10 @@ def _load(
     **options: Any,
 ) -> Any:
     """Load with tensors, not from the folder: transformers would choose among its files by itself."""
+    plug_in()
     with contextlib.ExitStack() as own, quiet(), refusing(checkpoint):
         files = own if later is None else later.files
-        slices = _own_slices(checkpoint, first, last, files)
+        slices = own_slices(checkpoint, first, last, files)
         if changed is not None:
             slices = {name: changed(one) for name, one in slices.items()}
         state: Mapping[str, Any] = files.enter_context(counted(slices, on_read))
@@ -249,7 +249,7 @@ def _load(
             state = later.standing_in(state)
         model, info = _staged_class(checkpoint, first, last, state, later).from_pretrained(
             None,
-            config=checkpoint.config,
+            config=checkpoint.transformers_config,
             state_dict=state,
             ignore_mismatched_sizes=True,
             output_loading_info=True,
@@ -359,7 +359,7 @@ def _checked_device(device: str) -> torch.device:
     return torch.device(device)
 
 
-def _own_slices(checkpoint: Checkpoint, first: int, last: int, files: contextlib.ExitStack) -> dict[str, Any]:
+def own_slices(checkpoint: Checkpoint, first: int, last: int, files: contextlib.ExitStack) -> dict[str, Any]:
     """The stage's tensors, not read yet."""
     # Tensors outside of the layers are embedding, norm and head: only the first and the last stage read them.
     at_an_end = first == 0 or last == checkpoint.num_layers
@@ -380,7 +380,7 @@ def _staged_class(checkpoint: Checkpoint, first: int, last: int, stored: Mapping
 
     A tied embedding and head are both kept on either end while loading, so that it does not matter which is stored.
     """
-    cls, parts = model_class(checkpoint.config), checkpoint.parts
+    cls, parts = model_class(checkpoint.transformers_config), checkpoint.parts
     is_first, is_last = first == 0, last == checkpoint.num_layers
     tied = bool(checkpoint.config.tie_word_embeddings) and (is_first or is_last)
 
@@ -483,6 +483,8 @@ def _drop_foreign(model: Any, checkpoint: Checkpoint, first: int, last: int) -> 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Without progress bars and reports of missing tensors within the block: the caller raises for those."""
+    from transformers import logging as transformers_logging
+
     verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
@@ -509,19 +511,27 @@ def check_loads(checkpoint: Checkpoint, numerics: str = AUTO) -> None:
 
     With ``numerics`` "exact" also if the layers have no form for that.
 
-    The whole model is built from tensors that take no memory, so that transformers itself reports what it misses.
+    The whole model is built from tensors that take no memory, so that transformers itself reports what it misses. Of a
+    GGUF file that is done once (``checkpoint.known``).
     """
     options = {"dtype": torch.float32, "attn_implementation": ATTENTION}
     with contextlib.ExitStack() as files:
         found = checkpoint.weights.slices(checkpoint.weights.names(), files)
         check_head(checkpoint, found)
-        model = _load(checkpoint, 0, checkpoint.num_layers, None, HollowTensor, **options)
-        check_routing(model, checkpoint)
-        check_windows(model, checkpoint)
-        if numerics == EXACT:
-            parts = checkpoint.parts
-            check_form(getattr(getattr(model, parts.base), parts.layers))
+        if checkpoint.known is None:
+            model = _load(checkpoint, 0, checkpoint.num_layers, None, HollowTensor, **options)
+            check_routing(model, checkpoint)
+            check_windows(model, checkpoint)
+            check_form(getattr(getattr(model, checkpoint.parts.base), checkpoint.parts.layers), checkpoint, numerics)
         check_finite(str(checkpoint.source), vectors(found))
+
+
+def check_form(layers: Sequence[nn.Module], checkpoint: Checkpoint, numerics: str) -> None:
+    """Raise FieldError if layers shall be "exact" and have another form; a record is kept of a file with that form."""
+    if have_form(layers):
+        remember(checkpoint)
+    elif numerics == EXACT:
+        raise inexact()
 
 
 def check_routing(model: nn.Module, checkpoint: Checkpoint) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
-from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from penstock.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from penstock.checkpoint.gate import carries, layer_types, made_by, refusal, row_width, streams
@@ -38,6 +37,7 @@ from penstock.models.compiled.attention import CompiledAttention
 from penstock.models.compiled.blocks import GROUP
 from penstock.models.compiled.float_blocks import QUAD
 from penstock.models.compiled.layer import CompiledNorm, can_compile, compiled, inexact
+from penstock.models.form import FormRecord, build, form_of
 from penstock.models.fused import RMSNorm, rms_norm
 from penstock.models.fusing import fuse
 from penstock.models.graphs import MET_BEFORE, CudaGraphs, FramePlan, Graphs, Recorder
@@ -63,10 +63,18 @@ from penstock.stage.visibility import BatchView, NearSlots, part_of, view_of
 
 
 @dataclass
-class FinalStates(MoeModelOutputWithPast):  # type: ignore[misc]
-    """A base model's output for its head, with the field that Gemma 4's head looks up."""
+class FinalStates:
+    """A base model's output for its head, with the fields that heads of transformers look up."""
 
+    last_hidden_state: Tensor
+    past_key_values: None = None
+    hidden_states: None = None
+    attentions: None = None
+    router_logits: None = None
     shared_kv_states: None = None
+
+    def __getitem__(self, index: int) -> Tensor:
+        return (self.last_hidden_state,)[index]
 
 
 class NormOnly(nn.Module):
@@ -134,6 +142,8 @@ class StageModel:
         self._host = Host(near_capacity, torch.device("cpu"), partial(new_state, plain, self._precise))
         install(checkpoint.config, own, self._host)
         self._replace_base(own)
+        self.form = None if plain or not self._on_cpu else form_of(self._base, self._causal, self._norm)
+        """The form of which a later start can build the stage; None where the layers have none."""
         self._loops = self._precise and not plain and dtype == "float32"
         self.exact = (exact or self._precise) and first == last
         """Whether a row's bits depend on nothing but what it sees, on every layer that is here."""
@@ -172,6 +182,7 @@ class StageModel:
         norm = getattr(self._base, parts.norm)
         if not self._plain:
             norm = rms_norm(norm)
+        self._norm = norm if self.is_last else None
         if isinstance(norm, RMSNorm) and (exact or self._precise):
             norm = CompiledNorm(norm)
         setattr(self._causal, parts.base, NormOnly(norm, self._base))
@@ -523,10 +534,14 @@ def load_stage(
     check_computed("quantization", quantization, device)
     checkpoint = open_checkpoint(path)
     target = open_checkpoint(tokenizer) if tokenizer else checkpoint
-    grammars = grammars_of(target)
+    record = FormRecord(checkpoint, first, last, dtype, max_model_len)
     with contextlib.ExitStack() as files:
-        packs = quantization != "none"
-        module = read_module(checkpoint, first, last, dtype, device, on_read, files if packs else None)
+        form = record.read() if device == "cpu" and numerics != REFERENCE else None
+        later = files if quantization != "none" else None
+        if form is None:
+            module = read_module(checkpoint, first, last, dtype, device, on_read, later)
+        else:
+            module = build(checkpoint, form, dtype, on_read, later)
         files.enter_context(refusing(checkpoint))
         files.enter_context(room_for(f"layers {first} to {last}", device))
         files.enter_context(all_cores(device))
@@ -540,10 +555,11 @@ def load_stage(
             dtype=dtype,
             device=device,
             quantization=quantization,
-            grammars=grammars,
+            grammars=grammars_of(target),
             numerics=numerics,
             gives_back=gives_back,
         )
+    record.write(stage.form if form is None else None)
     if stage.device.type == "cuda":
         stage.record_steps(CudaGraphs(stage.device))
     stage.drafted = target.vocab_size

@@ -1,10 +1,11 @@
-"""The fork server: forks stages from one process that has imported torch and transformers once.
+"""The fork server: forks stages from one process that has imported torch once, and transformers if they need it.
 
 It is a fresh interpreter: the user's ``__main__`` is not imported again, so scripts need no guard. A command may fork
 it from its own process instead, which needs the same imports (``fork_from_here``). Its standard input is a socket, on
 which both sides write lines of JSON:
 
-  engine --{"start": {...}}-->      fork server --fork--> stage 0, stage 1, ...
+  engine --{"transformers": true}-> fork server           stages will need transformers
+         --{"start": {...}}-->      fork server --fork--> stage 0, stage 1, ...
          --{..., "fresh": {...}}-->             --spawn-> a stage on a GPU
          <-{"started": true, ...}-- each stage, before anything else, with a descriptor of its own process
          <-{"cause": ..., ...}----- fork server, when a stage has ended
@@ -47,12 +48,12 @@ from penstock.pipeline.loss import EngineUnreached
 
 PRELOADED: Final = (
     "torch",
-    "transformers.modeling_utils",
-    "transformers.models.auto.modeling_auto",
     "penstock.models.stage_model",
     "penstock.pipeline.worker",
 )
 """The modules that every stage needs, imported once."""
+TRANSFORMERS: Final = ("transformers.modeling_utils", "transformers.models.auto.modeling_auto")
+"""Further modules for stages of models whose layers transformers builds."""
 SERVERS: Final = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 """The environment of the server, whose stages set their own numbers of threads."""
 COMMANDS: Final = 0
@@ -84,15 +85,15 @@ def serve(lifeline: int, folder: str) -> None:
         os._exit(0)  # tearing down torch's interpreter would take a second
 
 
-def preload() -> None:
-    """Import what every stage needs, without the collector of garbage.
+def preload(*more: str) -> None:
+    """Import what every stage needs, and ``more``, without the collector of garbage.
 
     It would look through all modules again and again while they are imported, a fifth of the time that this takes, and
     passes over them from then on.
     """
     gc.disable()
     try:
-        for module in PRELOADED:
+        for module in (*PRELOADED, *more):
             importlib.import_module(module)
     finally:
         gc.enable()
@@ -165,6 +166,11 @@ class Server:
             for pid, name in self._children.items():
                 if name == command["kill"]:
                     os.kill(pid, signal.SIGKILL)
+            return
+        if command.get("transformers"):
+            with contextlib.suppress(Exception):  # a stage that needs them fails by itself, and says why
+                preload(*TRANSFORMERS)
+        if "start" not in command:
             return
         try:
             spec = msgspec.convert(command["start"], StageSpec)
@@ -239,10 +245,10 @@ def preload_architecture(model: str) -> None:
     checkpoint may come from anybody. A bad one fails in the stage, which reports it.
     """
     with contextlib.suppress(Exception):
-        from transformers.models.auto.configuration_auto import model_type_to_module_name
-
         config = Path(model) / CONFIG_FILE
         if config.is_file() and config.stat().st_size < MOST_CONFIG:
+            from transformers.models.auto.configuration_auto import model_type_to_module_name
+
             stated = json.loads(config.read_bytes())
             kind = stated.get("text_config", stated)["model_type"]
             if MODEL_TYPE.fullmatch(kind):

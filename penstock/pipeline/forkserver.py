@@ -25,7 +25,7 @@ import msgspec
 from penstock.api_keys import API_KEY_VARIABLE, without_api_keys
 from penstock.files import PREFIX, let_go, make_scratch
 from penstock.pipeline.base import StagePlan, StageSpec
-from penstock.pipeline.forking import SERVERS, become_server, exit_report, preload
+from penstock.pipeline.forking import SERVERS, TRANSFORMERS, become_server, exit_report, preload
 
 END_TIMEOUT: Final = 5.0
 """Seconds that the server may take to exit before it is killed, and that killed stages may take to be gone."""
@@ -95,9 +95,14 @@ class ForkServer:
         with self._lock:
             self._listeners.pop(process, None)
 
+    def expect_transformers(self) -> None:
+        """Have transformers imported, which stages would otherwise do one by one."""
+        self._write({"transformers": True})
+
     def start(self, spec: StageSpec) -> None:
         """Start a stage process. A failure to start is reported like any other exit."""
-        command = {"start": msgspec.to_builtins(spec)}
+        # Where the engine's own process has needed transformers to look at the model, stages do, too.
+        command = {"start": msgspec.to_builtins(spec), "transformers": "transformers" in sys.modules}
         if (environment := fresh_environment(spec.plan)) is not None:
             command["fresh"] = environment
         self._write(command)
@@ -288,9 +293,11 @@ def shared_fork_server() -> ForkServer:
     return _shared
 
 
-def fork_from_here() -> None:
+def fork_from_here(model: str = "") -> None:
     """Have stages forked from this process itself, once it has imported what they need, rather than from a server that
     imports the same once more.
+
+    Transformers is imported, too, unless it is told a ``model`` that can be loaded without.
 
     For commands, before they read what stages have no use for. A server of its own is begun instead where a fork could
     do harm or would be seen: another thread runs, which may hold a lock; the environment has an API key, which
@@ -304,6 +311,10 @@ def fork_from_here() -> None:
     for name, value in LIBRARIES.items():
         os.environ.setdefault(name, value)
     preload()
+    from penstock.checkpoint.checkpoint import is_known
+
+    if not is_known(model):
+        preload(*TRANSFORMERS)
     end_with_process()
     _shared = ForkServer(from_here=True)
 

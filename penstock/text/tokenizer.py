@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import inspect
 import json
 import re
 import threading
@@ -29,6 +28,7 @@ from penstock.files import (
     said,
     shown,
 )
+from penstock.text.plain_tokenizer import PlainTokenizer
 from penstock.text.templates import BrokenTemplate, Rendered, in_its_form, reading_of, render
 from penstock.text.tokenizer_bounds import TOKENIZER_FILE, check_tokenizer, check_tokenizer_files
 from penstock.text.workers import Failed, Job, Overrun, Vocabulary, workers
@@ -172,6 +172,12 @@ llama.cpp, though its template writes none."""
 TEMPLATE_TOKENS: Final = "template_tokens"
 """Another such field: the values of a template's ``bos_token`` and the like, even where these are ordinary tokens."""
 
+TAKEN: Final = frozenset(
+    {"messages", "conversation", "tools", "documents", "chat_template", "add_generation_prompt"}
+    | {"continue_final_message", "tokenize", "sanitize_control_tokens", "padding", "truncation", "max_length"}
+    | {"return_tensors", "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs", "kwargs"}
+)
+"""Names that no variable of a template may have: the arguments of transformers' ``apply_chat_template``."""
 NO_TEMPLATE: Final = "the checkpoint has no chat template: send a plain prompt to the completions interface"
 REMEDY: Final = "pass token ids and set skip_tokenizer_init, or copy tokenizer.json into the folder"
 
@@ -184,7 +190,10 @@ class Tokenizer:
     """
 
     def __init__(self, inner: Any, eos_token_ids: Sequence[int] = ()) -> None:
-        """``inner`` is a transformers tokenizer with a ``tokenizers`` backend; its own EOS joins ``eos_token_ids``."""
+        """``inner`` is a transformers tokenizer with a ``tokenizers`` backend, or a ``PlainTokenizer``.
+
+        Its own EOS joins ``eos_token_ids``.
+        """
         self._inner = inner
         self._backend = inner.backend_tokenizer
         self._one_at_a_time = threading.Lock()
@@ -381,9 +390,8 @@ class Tokenizer:
         return frozenset() if template is None else reading_of(template).looked_for
 
     def _check_variables(self, names: Iterable[str]) -> None:
-        taken = {"messages", *inspect.signature(self._inner.apply_chat_template).parameters}
         for name in names:
-            if name in taken:
+            if name in TAKEN:
                 raise RequestError(f"chat_template_kwargs.{name} is no variable of the chat template; remove it")
 
     @property
@@ -467,6 +475,8 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
 
 def _from_folder(folder: Path) -> Any:
+    if BEGINS_CHATS in read_json(folder / TOKENIZER_CONFIG_FILE) and (folder / TOKENIZER_FILE).is_file():
+        return PlainTokenizer(folder)
     from transformers import AutoTokenizer
 
     inner = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
@@ -520,12 +530,12 @@ def check_tokenizer_class(folder: Path) -> None:
 
 def check_own_tokenizer(folder: Path) -> None:
     """Raise ConfigError if only the checkpoint's own code could make its tokenizer."""
-    from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES, tokenizer_class_from_name
-
     file = folder / TOKENIZER_CONFIG_FILE
     table = read_json(file)
     if not (asked := table.get(CODE_FIELD)):
         return
+    from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES, tokenizer_class_from_name
+
     if (named := table.get("tokenizer_class")) is None:
         model_type = read_json(folder / CONFIG_FILE).get("model_type")
         if not (isinstance(model_type, str) and model_type in TOKENIZER_MAPPING_NAMES):

@@ -96,21 +96,21 @@ LONGEST_REASON: Final = 300
 
 
 def template_library() -> Callable[..., Any]:
-    from transformers.utils.chat_template_utils import render_jinja_template
+    from penstock.text.rendering import render_template
 
-    return render_jinja_template  # type: ignore[no-any-return]
+    return render_template
 
 
 def renderer(_: str, __: dict[str, Any]) -> Callable[..., Any]:
     return template_library()
 
 
-def render(render_jinja_template: Callable[..., Any], **job: Any) -> dict[str, Any]:
+def render(render_template: Callable[..., Any], **job: Any) -> dict[str, Any]:
     """A conversation as text, or the reason for none: "broken" is the template's fault, "refused" the messages'."""
     from jinja2 import TemplateSyntaxError
 
     try:
-        (text,), marked = render_jinja_template(**job)
+        text, marked = render_template(**job)
     except MemoryError:
         raise
     except TemplateSyntaxError as error:
@@ -119,7 +119,7 @@ def render(render_jinja_template: Callable[..., Any], **job: Any) -> dict[str, A
         return {"refused": (str(error) or type(error).__name__)[:LONGEST_REASON]}
     if len(text) > MOST_CHARACTERS:
         return {"refused": f"it makes {len(text)} characters of them, and there may be at most {MOST_CHARACTERS}"}
-    return {"text": text, "marked": marked[0] if marked else []}
+    return {"text": text, "marked": marked}
 
 
 # --------------------------------------------------------------------------------------------------------- grammars

@@ -83,7 +83,6 @@ HEAVY_WHEN_CALLED = {
     "pipeline.engine_end",
     "pipeline.forking",
     "text.tokenizer",
-    "text.worker_tasks",
 }
 
 DECISIONS = (

@@ -65,7 +65,7 @@ def save(module: Any, folder: Path, target: Checkpoint) -> None:
 
 def small_model(target: Checkpoint, picked: Sequence[int]) -> Any:
     """The target with only these of its layers."""
-    config, parts, last = with_layers(target.config, picked), target.parts, target.num_layers
+    config, parts, last = with_layers(target.transformers_config, picked), target.parts, target.num_layers
     made = model_class(config)(config)
     base = getattr(made, parts.base)
     first_end, last_end = (load_module(target, end, end, "float32", "cpu") for end in (0, last))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,10 +21,7 @@ from penstock.models.compiled.products import size_of, whole_team
 from penstock.models.compiled.records import ATTENTION, LAYER, NORM, STACK, address_of
 from penstock.models.compiled.stack import KINDS, go
 from penstock.models.compiled.threads import COUNTERS, share
-from penstock.models.fused import FusedBase, FusedLayer, RMSNorm, agree, has_form
-
-SAMPLES: Final = 33
-"""Values between -8 and 8 at which activations are compared."""
+from penstock.models.fused import FusedBase, FusedLayer, RMSNorm, has_form, is_silu
 
 
 class Turn(NamedTuple):
@@ -263,13 +260,12 @@ def _can_compile(layer: FusedLayer, inputs: int) -> bool:
     )
 
 
-def check_form(layers: Sequence[nn.Module]) -> None:
-    """Raise FieldError if decoder layers, as transformers has built them, are of no form that can be ``exact``.
+def have_form(layers: Sequence[nn.Module]) -> bool:
+    """Whether decoder layers, as transformers has built them, are of a form that can be ``exact``.
 
     Whether they compute what their form says shows only when they are loaded.
     """
-    if not all(has_form(layer) and is_silu(layer.mlp.act_fn) for layer in layers):
-        raise inexact()
+    return all(has_form(layer) and is_silu(layer.mlp.act_fn) for layer in layers)
 
 
 def inexact() -> FieldError:
@@ -279,9 +275,3 @@ def inexact() -> FieldError:
         f"is {EXACT!r}, which takes layers of llama's form on a CPU, with RMS norms and silu; this model's layers run "
         "in transformers' modules, whose sums depend on the rows beside a row: leave it out, or give 'fast'",
     )
-
-
-def is_silu(act: Any) -> bool:
-    """Whether an activation is x / (1 + e^-x), judged by its values on a sample."""
-    sample = torch.linspace(-8, 8, SAMPLES)
-    return agree(act(sample), torch.nn.functional.silu(sample))

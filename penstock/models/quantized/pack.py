@@ -67,6 +67,11 @@ class TableEmbedding(nn.Module):
         embedding.weight = nn.Parameter(embedding.weight[:0], requires_grad=False)
         embedding.padding_idx = None
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it only looks rows up."""
+        return self._derived is None
+
     def forward(self, ids: Tensor) -> Tensor:
         """[..] -> [.., D]"""
         rows = self.table.rows(ids).to(self._dtype)

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers.activations import ACT2FN
 
 from penstock.checkpoint.gate import refusal
 from penstock.models.fused import agree, sample_of, widened
@@ -208,7 +207,7 @@ class DeltaNet(StatefulMixer):
     def __init__(self, own: Any, host: Host, project: Project) -> None:
         super().__init__(host, own.conv1d)
         self._project = project
-        self._activation = ACT2FN[own.activation]
+        self._activation = activation_of(own)
         gates = getattr(own, "forget_gate", own)
         heads = gates.A_log.numel()
         self.register_buffer("rate_H1", -gates.A_log.detach().float().exp().view(heads, 1))
@@ -262,7 +261,7 @@ class Mamba2(StatefulMixer):
 
     def __init__(self, own: Any, host: Host) -> None:
         super().__init__(host, own.conv1d)
-        self._activation = ACT2FN[own.activation]
+        self._activation = activation_of(own)
         self._least_step, self._most_step = own.time_step_limit
         self._groups, self._state_width = int(own.n_groups), int(own.ssm_state_size)
         self._width, self._heads = int(own.intermediate_size), int(own.num_heads)
@@ -342,6 +341,13 @@ MIXERS: Final[Mapping[str, Callable[[Any, Host], Mixer]]] = {
 
 
 @torch.inference_mode()
+def activation_of(own: Any) -> Callable[[Tensor], Tensor]:
+    from transformers.activations import ACT2FN
+
+    found: Callable[[Tensor], Tensor] = ACT2FN[own.activation]
+    return found
+
+
 def install(config: Any, layers: Sequence[nn.Module], host: Host) -> None:
     """Replace the mixers of these layers, in place. Raises ConfigError if one computes something unexpected."""
     for layer in layers:
