@@ -115,6 +115,13 @@ def speculators_eagle3(
     return Draft(config, tensors)
 
 
+def eagle31(target: Checkpoint, *, seed: int = 0) -> Draft:
+    """EAGLE-3.1 as SpecForge and vLLM store it: a norm for each state that it reads, and its output normed."""
+    made, drawn = eagle3(target, seed=seed), _Drawn(seed + 1)
+    made.tensors |= {f"fc_norm.{i}.weight": drawn.norm(target.hidden_size) for i in range(3)}
+    return Draft({**made.config, "fc_norm": True, "norm_output": True}, made.tensors)
+
+
 def medusa(target: Checkpoint, *, seed: int = 0, heads: int = 3, layers: int = 1) -> Draft:
     """Medusa heads in FasterDecoding's format, stored as medusa_lm_head.safetensors; the stated number is wrong."""
     drawn, width = _Drawn(seed), target.hidden_size

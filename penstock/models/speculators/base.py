@@ -125,6 +125,8 @@ class SpeculatorCheckpoint:
     layer: Any = None
     norm_before_residual: bool = False
     norm_before_fc: bool = False
+    normed_states: int = 0
+    norm_output: bool = False
     heads: int = 0
     layers: int = 1
     levels: tuple[tuple[int, ...], ...] = ()

@@ -207,6 +207,8 @@ def _eagle(
             biased=biased,
             norm_before_residual=checkpoint.norm_before_residual,
             norm_before_fc=checkpoint.norm_before_fc,
+            normed_states=checkpoint.normed_states,
+            norm_output=checkpoint.norm_output,
         )
 
 

@@ -23,6 +23,7 @@ LAYOUTS: dict[str, Callable[[Checkpoint], Draft]] = {
     "eagle": speculators.eagle,
     "eagle3": speculators.eagle3,
     "speculators_eagle3": speculators.speculators_eagle3,
+    "eagle31": speculators.eagle31,
     "medusa": speculators.medusa,
     "vllm_medusa": speculators.vllm_medusa,
     "mtp": speculators.mtp,

@@ -143,7 +143,27 @@ WRONG: dict[str, tuple[Callable[[Checkpoint], Draft], Change, str]] = {
     "norm of each state": (
         speculators.speculators_eagle3,
         lambda d: d.config.update(fc_norm=True),
-        "fc_norm is True, which is not supported yet",
+        r"fc_norm is True, but the file lacks fc_norm\.0\.weight",
+    ),
+    "norms of each state unannounced": (
+        speculators.eagle31,
+        lambda d: d.config.update(fc_norm=False),
+        r"fc_norm is False, but the file holds fc_norm\.0\.weight",
+    ),
+    "a norm of one state too few": (
+        speculators.eagle31,
+        lambda d: d.tensors.pop("fc_norm.2.weight"),
+        r"lacks the tensor fc_norm\.2\.weight \[32\]",
+    ),
+    "a norm of one state too many": (
+        speculators.eagle31,
+        lambda d: d.tensors.update({"fc_norm.3.weight": torch.ones(32)}),
+        r"holds the tensor fc_norm\.3\.weight, which no layout",
+    ),
+    "normed output in words": (
+        speculators.eagle31,
+        lambda d: d.config.update(norm_output="yes"),
+        "norm_output is 'yes'; it has to be true or false",
     ),
     "type": (
         speculators.speculators_eagle3,
