@@ -37,9 +37,9 @@ from penstock.stage.visibility import BatchView, RequestView
 # EAGLE's modules: the next token's embedding beside hidden states of the target, through one layer.
 #
 # Source: Li et al., EAGLE (arXiv 2401.15077), section 3.1, and EAGLE-3 (arXiv 2503.01840), section 3; SafeAILab/EAGLE,
-# cnets1.py and cnets.py; vllm-project/speculators for ``norm_before_residual`` and ``norm_before_fc``. EAGLE-3.1's norms
-# are those of arXiv 2605.09992, as vllm-project/speculators and SpecForge store them (``fc_norm``, ``norm_output``).
-# Shapes as in layer.py.
+# cnets1.py and cnets.py; vllm-project/speculators for ``norm_before_residual`` and ``norm_before_fc``. The norms
+# of EAGLE-3.1 are those of arXiv 2605.09992, as vllm-project/speculators and SpecForge store them (``fc_norm``,
+# ``norm_output``). Shapes as in layer.py.
 
 
 class Eagle(nn.Module):
@@ -187,7 +187,7 @@ Tensors = Mapping[str, Stored]
 
 def parse_eagle(path: Path, config: Mapping[str, Any], tensors: Tensors, target: Checkpoint) -> SpeculatorCheckpoint:
     """Parse EAGLE-1's layout, which EAGLE-2 shares. Raises FieldError if it does not fit ``target``."""
-    layer = _layer_config(path, config, config, target)
+    layer = layer_config(path, config, config, target)
     check_equal(path, "hidden_size", layer.hidden_size, target.hidden_size, "the target's")
     _agrees(path, config, "bias", True, tensors, "fc.bias")
     width, vocab = layer.hidden_size, target.vocab_size
@@ -205,7 +205,7 @@ def parse_eagle(path: Path, config: Mapping[str, Any], tensors: Tensors, target:
 def parse_eagle3(path: Path, config: Mapping[str, Any], tensors: Tensors, target: Checkpoint) -> SpeculatorCheckpoint:
     """Parse EAGLE-3's layout, SafeAILab's or vllm-project's. Raises FieldError if it does not fit ``target``."""
     config = flattened(path, config)
-    layer = _layer_config(path, config, config.get("transformer_layer_config", config), target)
+    layer = layer_config(path, config, config.get("transformer_layer_config", config), target)
     check_equal(path, "target_hidden_size", config.get("target_hidden_size"), target.hidden_size, "the target's width")
     tensors = {name.replace("layers.0.", "midlayer."): stored for name, stored in tensors.items()}
     reads = _reads(path, config, target)
@@ -291,8 +291,11 @@ def bias_shapes(prefix: str, layer: Any) -> Shapes:
     return {name.replace("weight", "bias"): shape[:1] for name, shape in attention if "self_attn" in name}
 
 
-def _layer_config(path: Path, config: Mapping[str, Any], layer: Any, target: Checkpoint) -> Any:
-    """The LlamaConfig of the drafter's layer, from ``layer``, config.json's table of it."""
+def layer_config(path: Path, config: Mapping[str, Any], layer: Any, target: Checkpoint, depth: int | None = 1) -> Any:
+    """The LlamaConfig of a drafter's layers, from ``layer``, config.json's table of them.
+
+    ``depth`` is the only number of layers that is read; None where there may be any.
+    """
     if not config:
         raise refusal(path, "there is no config.json beside its tensors: download it again")
     if not isinstance(layer, Mapping):
@@ -300,7 +303,8 @@ def _layer_config(path: Path, config: Mapping[str, Any], layer: Any, target: Che
     for name in NEEDED:
         if type(layer.get(name)) is not int or layer[name] < 1:
             raise refusal(path, f"config.json: {name} is {layer.get(name)!r}; it has to be an integer above 0")
-    check_equal(path, "num_hidden_layers", layer.get("num_hidden_layers"), 1, "EAGLE's is")
+    if depth is not None:
+        check_equal(path, "num_hidden_layers", layer.get("num_hidden_layers"), depth, "EAGLE's is")
     check_equal(path, "vocab_size", layer.get("vocab_size"), target.vocab_size, "the target's")
     try:
         made = LlamaConfig(**{name: layer[name] for name in TAKEN if layer.get(name) is not None})

@@ -167,8 +167,8 @@ WRONG: dict[str, tuple[Callable[[Checkpoint], Draft], Change, str]] = {
     ),
     "type": (
         speculators.speculators_eagle3,
-        lambda d: d.config.update(speculators_model_type="dflash"),
-        "speculators_model_type is 'dflash'; only 'eagle3' is supported",
+        lambda d: d.config.update(speculators_model_type="mlp"),
+        "speculators_model_type is 'mlp'; 'eagle3' and 'dflash' are supported",
     ),
     "table": (
         speculators.speculators_eagle3,
@@ -203,7 +203,7 @@ WRONG: dict[str, tuple[Callable[[Checkpoint], Draft], Change, str]] = {
     "another model": (
         speculators.eagle,
         lambda d: d.tensors.pop("fc.weight"),
-        "no EAGLE, EAGLE-3, Medusa, MTP or SPD checkpoint",
+        "no EAGLE, EAGLE-3, Medusa, MTP, SPD or DFlash checkpoint",
     ),
     "spd's width": (
         speculators.spd,
