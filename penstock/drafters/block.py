@@ -83,6 +83,7 @@ class BlockDrafter(LearnedDrafter):
     def forget(self, request: Request) -> None:
         super().forget(request)
         self._drafted.pop(request.number, None)
+        self._request_of = {node: number for node, number in self._request_of.items() if number != request.number}
 
     def _level_for(self, request: Request, node: Node) -> Level | None:
         """Candidates for a node that were drafted with one above it; None if a pass has to answer."""
@@ -117,17 +118,19 @@ class BlockDrafter(LearnedDrafter):
         return batch
 
     def _take(self, answers: Sequence[Candidates]) -> None:
+        below: dict[int, list[Level]] = {}
         for answer in answers:
-            if answer.level == 0:
-                self._begin_levels(self._asked[answer.node])
-        super()._take([answer for answer in answers if answer.level == 0])
-        for answer in answers:
-            if answer.level > 0 and (number := self._request_of.get(answer.node)) in self._drafted:
-                levels = self._drafted[number][answer.node][1]
-                levels.append(list(zip(answer.tokens, answer.scores, strict=True)))
+            if answer.level > 0:
+                below.setdefault(answer.node, []).append(list(zip(answer.tokens, answer.scores, strict=True)))
+        own = [answer for answer in answers if answer.level == 0]
+        for answer in own:
+            self._keep(self._asked[answer.node], below.get(answer.node, []))
+        super()._take(own)
 
-    def _begin_levels(self, node: Node) -> None:
-        """Keep what comes below a node, and drop what is kept of nodes that have died."""
-        number = self._request_of[node.id]
-        known = self._drafted.get(number, {})
-        self._drafted[number] = {i: entry for i, entry in known.items() if entry[0].open} | {node.id: (node, [])}
+    def _keep(self, node: Node, levels: list[Level]) -> None:
+        """Keep what comes below a node, and drop what is kept of nodes that have left the tree."""
+        number = self._request_of.get(node.id)
+        if number is not None:
+            known = self._drafted.get(number, {})
+            kept = {i: entry for i, entry in known.items() if entry[0].open}
+            self._drafted[number] = kept | {node.id: (node, levels)}

@@ -103,7 +103,7 @@ MOST_SCRATCH: Final = 512
 
 
 @dataclass(frozen=True)
-class _Block:
+class Block:
     """The block of one row that is asked about: the slots that it sees as context, and its tokens before the masks."""
 
     row: int
@@ -178,7 +178,7 @@ class BlockStage(AttendingReader):
             first += more
         return answers
 
-    def _block(self, view: BatchView, row: int) -> _Block:
+    def _block(self, view: BatchView, row: int) -> Block:
         """The block for a row, of what it sees."""
         seen = next(one for one in view.views if one.request == view.requests[row])
         sees = seen.mask[np.searchsorted(seen.rows, row)]
@@ -194,10 +194,10 @@ class BlockStage(AttendingReader):
         # Of a path longer than any block only the end is shown.
         tokens = tokens[-(rows - (not shape.from_anchor)) :]
         position = int(positions[-1]) + 1 - len(tokens)
-        return _Block(row, slots[:begin][held[:begin]], positions[:begin][held[:begin]], tokens, position, rows)
+        return Block(row, slots[:begin][held[:begin]], positions[:begin][held[:begin]], tokens, position, rows)
 
     def _answers(
-        self, view: BatchView, blocks: Sequence[_Block], samplings: Sequence[Sampling], count: int
+        self, view: BatchView, blocks: Sequence[Block], samplings: Sequence[Sampling], count: int
     ) -> list[Candidates]:
         shape = self.module.shape
         batch = self._batch(blocks)
@@ -223,7 +223,7 @@ class BlockStage(AttendingReader):
         ranked = rank_candidates(logits_nV, of_rows, positions.tolist(), nodes.tolist(), count, contexts)
         return [msgspec.structs.replace(one, level=level) for one, level in zip(ranked, levels, strict=True)]
 
-    def _batch(self, blocks: Sequence[_Block]) -> BatchView:
+    def _batch(self, blocks: Sequence[Block]) -> BatchView:
         """The blocks' rows in scratch slots, each seeing its context and all of its block."""
         mask, views, tokens, positions = self.module.shape.mask_token, [], [], []
         start = 0
