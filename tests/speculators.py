@@ -28,6 +28,8 @@ KEY_HEADS: Final = 2
 INNER: Final = 40
 BLOCK: Final = 5
 """Rows of a block drafter's block."""
+RANK: Final = 6
+"""Width of DSpark's Markov head."""
 MASK: Final = 3
 """The token that stands for those that it has yet to draft."""
 
@@ -333,6 +335,50 @@ def speculators_dflash(target: Checkpoint, *, seed: int = 0, from_anchor: bool =
 def anchored_dflash(target: Checkpoint, *, seed: int = 0) -> Draft:
     """The same, each row of a block saying what follows it."""
     return speculators_dflash(target, seed=seed, from_anchor=True)
+
+
+def dspark(target: Checkpoint, *, seed: int = 0, taps: Sequence[int] = (1, 4, 6)) -> Draft:
+    """DSpark as DeepSpec stores it: all fields at the top level, embedding, head and Markov head of its own."""
+    made, drawn, width = dflash(target, seed=seed, taps=taps), _Drawn(seed + 1), target.hidden_size
+    made.tensors |= {
+        "embed_tokens.weight": drawn.matrix(target.vocab_size, width),
+        "lm_head.weight": drawn.matrix(target.vocab_size, width),
+        **_markov(drawn, target, target.vocab_size),
+    }
+    made.config |= {"architectures": ["Qwen3DSparkModel"], "markov_rank": RANK, "markov_head_type": "vanilla"}
+    made.config |= {"num_anchors": 512, "enable_confidence_head": True, "confidence_head_with_markov": True}
+    made.config |= made.config.pop("dflash_config")
+    return made
+
+
+def gated_dspark(target: Checkpoint, *, seed: int = 0) -> Draft:
+    """DSpark as SpecForge stores it: the target's embedding and head, and a gate in the Markov head."""
+    made, drawn, width = dflash(target, seed=seed), _Drawn(seed + 1), target.hidden_size
+    made.tensors |= _markov(drawn, target, target.vocab_size)
+    made.tensors["markov_head.gate_proj.weight"] = drawn.matrix(RANK, width + RANK)
+    made.tensors["markov_head.gate_proj.bias"] = drawn.matrix(RANK)
+    made.config["architectures"] = ["DSparkDraftModel"]
+    made.config["dflash_config"] |= {"projector_type": "dspark", "markov_rank": RANK, "markov_head_type": "gated"}
+    return made
+
+
+def speculators_dspark(target: Checkpoint, *, seed: int = 0) -> Draft:
+    """DSpark as vllm-project/speculators stores it, with a vocabulary of its own."""
+    made = speculators_dflash(target, seed=seed, from_anchor=True)
+    made.tensors |= _markov(_Drawn(seed + 2), target, DRAFTED)
+    made.config |= {"architectures": ["DSparkSpeculator"], "speculators_model_type": "dspark"}
+    made.config |= {"markov_rank": RANK, "markov_head_type": "vanilla", "enable_confidence_head": True}
+    return made
+
+
+def _markov(drawn: _Drawn, target: Checkpoint, drafted: int) -> dict[str, Tensor]:
+    """The tensors of a Markov and a confidence head."""
+    return {
+        "markov_head.markov_w1.weight": drawn.matrix(target.vocab_size, RANK, scale=1.0),
+        "markov_head.markov_w2.weight": drawn.matrix(drafted, RANK, scale=1.0),
+        "confidence_head.proj.weight": drawn.matrix(1, target.hidden_size + RANK),
+        "confidence_head.proj.bias": drawn.matrix(1),
+    }
 
 
 def _spd_config(target: Checkpoint, layers: int, drafted: bool) -> dict[str, Any]:

@@ -318,13 +318,13 @@ UNSUPPORTED: Final = {"hydra": "Hydra", "mlp": "MLP"}
 BLOCK_NAMES: Final = {
     "dflash2": "DFlash 2",
     "dflash": "dflash",
-    "qwen3dspark": "DSpark",
-    "dspark": "DSpark",
+    "qwen3dspark": "dspark",
+    "dspark": "dspark",
     "peagle": "P-EAGLE",
     "jetspec": "jetspec",
 }
 """Beginnings of names in the configurations of drafters that draft a block at a time -> the kind."""
-BLOCK_READ: Final = ("dflash", "jetspec")
+BLOCK_READ: Final = ("dflash", "dspark", "jetspec")
 """Kinds of block drafters that are supported; each is a method."""
 NAMED_BY: Final = ("speculators_model_type", "model_type", "architectures", "algorithm")
 MEDUSA: Final = re.compile(r"blocks\.\d+\.layers\.\d+\.weight|\d+\.\d+\.linear\.weight")
@@ -443,7 +443,7 @@ def block_kind(config: Mapping[str, Any]) -> str | None:
     if projector == "domino":
         return "Domino"
     if projector == "dspark":
-        return "DSpark"
+        return "dspark"
     if config.get("parallel_drafting") or "ptd_token_id" in config:
         return "P-EAGLE"
     stated = flat([config.get("speculators_model_type"), config.get("architectures"), config.get("model_type")])

@@ -228,6 +228,7 @@ DRAFTERS: Final[Registry[DrafterOptions]] = Registry(
     {
         "draft_model": "small_model:SmallModelOptions",
         "dflash": "block:BlockOptions",
+        "dspark": "block:BlockOptions",
         "eagle": "learned:FollowingOptions",
         "eagle3": "learned:FollowingOptions",
         "early_exit": "spd:EarlyExitOptions",

@@ -96,7 +96,7 @@ IGNORED: Final = (
 MAPS: Final = ("d2t", "token_map")
 """Tensors that hold the target's token ids; all others are weights."""
 
-Kind = Literal["eagle", "eagle3", "medusa", "mtp", "spd", "early_exit", "dflash", "jetspec"]
+Kind = Literal["eagle", "eagle3", "medusa", "mtp", "spd", "early_exit", "dflash", "dspark", "jetspec"]
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -106,7 +106,8 @@ class BlockShape:
 
     A block has ``size`` rows: the tokens known, then ``mask_token``. With ``from_anchor`` a row says what follows it,
     without it what stands in its own place. ``causal`` [layers]: whether a layer's rows see only the block's rows
-    before them; ``windows`` [layers]: how many positions it looks back over, None for all.
+    before them; ``windows`` [layers]: how many positions it looks back over, None for all. ``markov`` is the type of
+    the head that adds what a row's own token says of the next one, "" without, and ``rank`` its width.
     """
 
     size: int
@@ -114,11 +115,14 @@ class BlockShape:
     from_anchor: bool
     causal: tuple[bool, ...]
     windows: tuple[int | None, ...]
+    markov: str = ""
+    rank: int = 0
 
     @property
     def ahead(self) -> int:
-        """Levels below the children of its first token that one pass drafts."""
-        return self.size - 2 + self.from_anchor
+        """Levels below the children of its first token that one pass drafts; with a Markov head none: it has to know
+        the token before."""
+        return 0 if self.markov else self.size - 2 + self.from_anchor
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_
 
 from penstock.messages import Candidates, Sampling
 from penstock.models.attention import Arenas, Attend, SlotAttention
-from penstock.models.speculators.base import BlockShape, Rotation
+from penstock.models.speculators.base import BlockShape, DraftVocabulary, Rotation
 from penstock.models.speculators.reader import AttendingReader
 from penstock.models.speculators.spd import SpecLayer
 from penstock.stage.sampler import contexts_of, needs_path, rank_candidates
@@ -26,7 +26,30 @@ from penstock.stage.visibility import BatchView, ProtocolError, RequestView
 # tokens that are known and the others the mask token. JetSpec (arXiv 2606.18394) is the same, causal within the block.
 #
 # Shapes as in layer.py: N rows, n rows of which logits are asked, D hidden size, F the width of all states read side
-# by side, K key heads, d width of a head, V the target's vocabulary.
+# by side, K key heads, d width of a head, V the target's vocabulary, v the tokens that can be drafted, r the rank of a
+# Markov head.
+
+
+class MarkovHead(nn.Module):
+    """DSpark's low-rank matrix from a token to logits of the next one (arXiv 2607.05147; deepseek-ai/DeepSpec).
+
+    With ``gated`` the row's state decides how much of each of the ``rank`` parts counts.
+    """
+
+    def __init__(self, width: int, rank: int, drafted: int, vocabulary: DraftVocabulary, *, gated: bool) -> None:
+        super().__init__()
+        self.markov_w1 = nn.Embedding(vocabulary.vocab_size, rank)
+        self.markov_w2 = nn.Linear(rank, drafted, bias=False)
+        self.gate_proj = nn.Linear(width + rank, rank) if gated else None
+        self.vocabulary = vocabulary
+
+    def forward(self, hidden_nD: Tensor, tokens_n: Tensor) -> Tensor:
+        """Logits to be added for the tokens after ``tokens_n``, float32 [n, V]; -inf for those it cannot draft."""
+        latent_nr = self.markov_w1(tokens_n)
+        if self.gate_proj is not None:
+            latent_nr = latent_nr * torch.sigmoid(self.gate_proj(torch.cat([hidden_nD, latent_nr], dim=-1)))
+        logits_nV: Tensor = self.vocabulary(self.markov_w2(latent_nr))
+        return logits_nV
 
 
 class BlockModule(nn.Module):
@@ -46,10 +69,12 @@ class BlockModule(nn.Module):
         head: nn.Module,
         *,
         biased: Collection[str],
+        markov_head: MarkovHead | None = None,
     ) -> None:
         super().__init__()
         self.hidden_size: int = config.hidden_size
         self.shape = shape
+        self.markov_head = markov_head
         self.embed_tokens = embed_tokens
         self.fc = nn.Linear(features_width, config.hidden_size, bias=False)
         self.hidden_norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -84,13 +109,13 @@ class BlockModule(nn.Module):
             hidden_ND = layer(hidden_ND, rotation, attend)
         return self.norm(hidden_ND)
 
-    def logits(self, hidden_nD: Tensor) -> Tensor:
+    def logits(self, hidden_nD: Tensor, before_n: Tensor) -> Tensor:
         """The logits of rows, float32 [n, V], from ``forward``'s output; -inf for tokens it cannot draft.
 
-        They are of the row's own place or, with ``from_anchor``, of the next one.
+        They are of the row's own place or, with ``from_anchor``, of the next one; ``before_n`` are the tokens before.
         """
         logits_nV: Tensor = self.head(hidden_nD)
-        return logits_nV
+        return logits_nV if self.markov_head is None else logits_nV + self.markov_head(hidden_nD, before_n)
 
 
 # --------------------------------------------------------------------------------------------------------- block stage
@@ -206,18 +231,22 @@ class BlockStage(AttendingReader):
             torch.from_numpy(batch.positions).to(self.device),
             BlockAttention(shape, batch, self.attention),
         )
-        picked, rows, levels, of_rows = [], [], [], []
+        picked, rows, levels, of_rows, last = [], [], [], [], []
         start = 0
         for block, sampling in zip(blocks, samplings, strict=True):
             first = len(block.tokens) - shape.from_anchor
             left = block.rows - first
-            for level in range(1 if needs_path(sampling) else min(left, 1 + view.ahead)):
+            further = 0 if needs_path(sampling) or shape.markov else view.ahead
+            for level in range(min(left, 1 + further)):
                 picked.append(start + first + level)
                 rows.append(block.row)
                 levels.append(level)
                 of_rows.append(sampling)
+                last.append(int(block.tokens[-1]))
             start += block.rows
-        logits_nV = self.module.logits(hidden_ND[torch.tensor(picked, device=self.device)])
+        # The token before is known for a block's first answer alone, and the Markov head is asked for no other.
+        index_n, before_n = (torch.tensor(one, device=self.device) for one in (picked, last))
+        logits_nV = self.module.logits(hidden_ND[index_n], before_n)
         positions, nodes = view.positions[rows] + 1 + np.array(levels), view.nodes[rows]
         contexts = contexts_of(view, rows, of_rows, self.grammars)
         ranked = rank_candidates(logits_nV, of_rows, positions.tolist(), nodes.tolist(), count, contexts)

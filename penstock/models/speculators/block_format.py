@@ -2,7 +2,8 @@
 
 Block drafters are told by what their configuration says, never by one tensor's name: ``checkpoint.look.block_kind``.
 Their layouts: z-lab/dflash's and SpecForge's (Qwen3's fields, and ``dflash_config``), JetSpec's (the same with
-``causal_head``), and vllm-project/speculators' (``transformer_layer_config``, a vocabulary of its own).
+``causal_head``), DeepSpec's (DSpark: all fields at the top level, embedding and head of its own), and
+vllm-project/speculators' (``transformer_layer_config``, a vocabulary of its own).
 """
 
 from __future__ import annotations
@@ -36,11 +37,14 @@ NEUTRAL: Final = {"input_embedding_scale": 1.0, "output_multiplier": 1.0, "draft
 INNER_FIELDS: Final = frozenset(
     {
         *("mask_token_id", "target_layer_ids", "block_size", "causal_head", "projector_type", "attention_mode"),
+        *("markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov"),
         *NEUTRAL,
         "final_logit_softcapping",
     }
 )
-PROJECTORS: Final = ("dflash", None)
+PROJECTORS: Final = ("dflash", "dspark", None)
+MARKOV: Final = ("vanilla", "gated")
+"""Types of DSpark's Markov head that are computed."""
 DEFAULTS: Final = ("qwen3", "llama")
 """Types whose layers' fields may be left out where they are transformers' defaults, as speculators writes them."""
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -90,14 +94,17 @@ def parse_block(path: Path, config: Mapping[str, Any], tensors: Tensors, target:
     _check_neutral(stated, target)
     reads = _reads(stated, target)
     vocab = _draft_vocab_size(stated, tensors, target)
-    needed, optional = _shapes(layer, depth, len(reads), vocab, target)
+    shape = _shape(stated, depth, target, markov=kind == "dspark")
+    needed, optional = _shapes(layer, depth, len(reads), target)
+    if shape.markov:
+        _add_markov(stated, shape, layer.hidden_size, vocab, target, needed, optional)
     biases = stated.layers.get("attention_bias")
     if biases is not None and bool(biases) != ("layers.0.self_attn.q_proj.bias" in tensors):
         raise refusal(path, f"config.json: attention_bias is {biases!r}, which the file's tensors contradict")
     mapped = draft_vocabulary(path, tensors, "d2t", vocab, target)
     (needed if mapped else optional)["lm_head.weight"] = (vocab, layer.hidden_size)
     return SpeculatorCheckpoint(
-        "jetspec" if kind == "jetspec" else "dflash",
+        kind,  # type: ignore[arg-type]
         path,
         reads,
         layer.hidden_size,
@@ -105,7 +112,7 @@ def parse_block(path: Path, config: Mapping[str, Any], tensors: Tensors, target:
         check_shapes(path, tensors, {**needed, **mapped}, optional),
         layer,
         layers=depth,
-        block=_shape(stated, depth, target),
+        block=shape,
     )
 
 
@@ -153,7 +160,9 @@ def _check_neutral(stated: _Stated, target: Checkpoint) -> None:
             raise refusal(stated.path, f"config.json: {name} is {value!r}, which is not supported; only {neutral} is")
     projector = stated.others.get("projector_type")
     if projector not in PROJECTORS:
-        raise refusal(stated.path, f"config.json: projector_type is {projector!r}; only 'dflash' is supported")
+        raise refusal(
+            stated.path, f"config.json: projector_type is {projector!r}; only 'dflash' and 'dspark' are supported"
+        )
     if stated.others.get("attention_mode") not in ("gqa", None):
         mode = stated.others["attention_mode"]
         raise refusal(stated.path, f"config.json: attention_mode is {mode!r}; only 'gqa' is supported")
@@ -189,21 +198,53 @@ def _draft_vocab_size(stated: _Stated, tensors: Tensors, target: Checkpoint) -> 
     return stated.integer("draft_vocab_size")
 
 
-def _shape(stated: _Stated, depth: int, target: Checkpoint) -> BlockShape:
-    size = stated.integer("block_size", None if stated.offset == 0 else DEFAULT_BLOCK, least=2)
+def _shape(stated: _Stated, depth: int, target: Checkpoint, *, markov: bool) -> BlockShape:
+    size = stated.integer("block_size", None if stated.offset == 0 or markov else DEFAULT_BLOCK, least=2)
     mask = stated.integer("mask_token_id", least=0)
     if mask >= target.vocab_size:
         raise refusal(stated.path, f"config.json: mask_token_id is {mask}; the target has {target.vocab_size} tokens")
     windows = _windows(stated, depth)
     causal, everywhere = stated.flag("is_causal"), bool(stated.flag("causal_head"))
     sliding = not stated.flag("sliding_window_non_causal") if causal is None else causal
+    from_anchor, head = stated.flag("sample_from_anchor"), stated.others.get("markov_head_type") if markov else ""
+    if markov and head not in MARKOV:
+        raise refusal(
+            stated.path, f"config.json: markov_head_type is {head!r}; {' and '.join(map(repr, MARKOV))} are supported"
+        )
     return BlockShape(
         size=size,
         mask_token=mask,
-        from_anchor=bool(stated.flag("sample_from_anchor")),
+        from_anchor=markov if from_anchor is None else from_anchor,
         causal=tuple(everywhere or (sliding if kind == SLIDING else bool(causal)) for kind, _ in windows),
         windows=tuple(window for _, window in windows),
+        markov=head or "",
+        rank=stated.integer("markov_rank") if markov else 0,
     )
+
+
+def _add_markov(
+    stated: _Stated,
+    shape: BlockShape,
+    width: int,
+    vocab: int,
+    target: Checkpoint,
+    needed: dict[str, Any],
+    optional: dict[str, Any],
+) -> None:
+    """Add the tensors of DSpark's heads. The confidence head is known, and nothing is computed with it: chances are
+    calibrated by what the target accepts."""
+    head = "markov_head"
+    needed |= {
+        f"{head}.markov_w1.weight": (target.vocab_size, shape.rank),
+        f"{head}.markov_w2.weight": (vocab, shape.rank),
+    }
+    if shape.markov == "gated":
+        needed |= {
+            f"{head}.gate_proj.weight": (shape.rank, width + shape.rank),
+            f"{head}.gate_proj.bias": (shape.rank,),
+        }
+    known = width + (shape.rank if stated.flag("confidence_head_with_markov") is not False else 0)
+    optional |= {"confidence_head.proj.weight": (1, known), "confidence_head.proj.bias": (1,)}
 
 
 def _windows(stated: _Stated, depth: int) -> list[tuple[str, int | None]]:
@@ -230,9 +271,7 @@ def _windows(stated: _Stated, depth: int) -> list[tuple[str, int | None]]:
     return [(kind, window if kind == SLIDING else None) for kind in kinds]
 
 
-def _shapes(
-    layer: Any, depth: int, states: int, vocab: int, target: Checkpoint
-) -> tuple[dict[str, Any], dict[str, Any]]:
+def _shapes(layer: Any, depth: int, states: int, target: Checkpoint) -> tuple[dict[str, Any], dict[str, Any]]:
     """The needed and the optional tensors, without head and draft vocabulary."""
     width = layer.hidden_size
     needed: dict[str, Any] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -311,6 +312,9 @@ def layer_config(path: Path, config: Mapping[str, Any], layer: Any, target: Chec
     except Exception as error:
         raise refusal(path, f"config.json cannot be used: {error}") from error
     _warn_of_theta(path, layer, target)
+    theta = (made.rope_parameters or {}).get("rope_theta", DEFAULT_THETA)
+    if type(theta) not in (int, float) or not 0 < theta < math.inf:
+        raise refusal(path, f"config.json: rope_theta is {theta!r}; it has to be a number above 0")
     if made.num_key_value_heads < 1 or made.num_attention_heads % made.num_key_value_heads:
         raise refusal(
             path,

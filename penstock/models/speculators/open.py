@@ -22,6 +22,7 @@ from penstock.models.loader import load_module
 from penstock.models.quantized.pack import pack
 from penstock.models.speculators.base import (
     MAPS,
+    BlockShape,
     DraftVocabulary,
     Kind,
     SpeculatorCheckpoint,
@@ -30,7 +31,7 @@ from penstock.models.speculators.base import (
     read_tensors,
     refusal,
 )
-from penstock.models.speculators.block import BlockModule, BlockStage
+from penstock.models.speculators.block import BlockModule, BlockStage, MarkovHead
 from penstock.models.speculators.block_format import INNER_FIELDS, parse_block
 from penstock.models.speculators.eagle import Eagle, Eagle3, EagleStage, parse_eagle, parse_eagle3
 from penstock.models.speculators.medusa import Medusa, MedusaStage, is_medusa, parse_medusa
@@ -80,7 +81,7 @@ READ: Final = frozenset(
         *("shallow_hidden_layer_indices", "post_state", "embed_requires_grad", "has_no_defaults_at_init"),
         *("dflash_config", "num_target_layers", "layer_types", "sliding_window", "use_sliding_window", "is_causal"),
         *("aux_hidden_state_layer_ids", "sample_from_anchor", "sliding_window_non_causal", "max_window_layers"),
-        *INNER_FIELDS,
+        *("num_anchors", *INNER_FIELDS),
     }
 )
 """Fields of drafters' configurations, beside a layer's, that are read or do not concern the computation."""
@@ -135,7 +136,9 @@ def _kind(path: Path, config: Mapping[str, Any], tensors: Mapping[str, Stored], 
     stated = config.get(TYPE_FIELD)
     if stated is not None:
         if stated != "eagle3":
-            raise refusal(path, f"config.json: {TYPE_FIELD} is {stated!r}; 'eagle3' and 'dflash' are supported")
+            raise refusal(
+                path, f"config.json: {TYPE_FIELD} is {stated!r}; 'eagle3', 'dflash' and 'dspark' are supported"
+            )
         return "eagle3"
     if any(name.startswith("midlayer.") for name in tensors) or "layers.0.hidden_norm.weight" in tensors:
         return "eagle3"
@@ -190,7 +193,7 @@ def load_speculator(checkpoint: SpeculatorCheckpoint, target: Checkpoint, dtype:
         embedding = _embedding(weights, target, dtype, device)
         head = _head(weights, vocabulary, target, dtype, device)
         if checkpoint.block is not None:
-            module = _block(checkpoint, weights, embedding, head)
+            module = _block(checkpoint, checkpoint.block, weights, embedding, head, vocabulary)
         elif checkpoint.kind == "mtp":
             module = _mtp(checkpoint, target, dtype, device, embedding, head)
         elif checkpoint.levels:
@@ -225,13 +228,21 @@ def _eagle(
 
 
 def _block(
-    checkpoint: SpeculatorCheckpoint, weights: Mapping[str, Tensor], embedding: nn.Module, head: nn.Module
+    checkpoint: SpeculatorCheckpoint,
+    shape: BlockShape,
+    weights: Mapping[str, Tensor],
+    embedding: nn.Module,
+    head: nn.Module,
+    vocabulary: DraftVocabulary,
 ) -> BlockModule:
-    assert checkpoint.block is not None
-    biased = {name.split(".")[-2] for name in weights if name.endswith("_proj.bias")}
-    width = weights["fc.weight"].shape[1]
+    layer, width = checkpoint.layer, weights["fc.weight"].shape[1]
+    biased = {name.split(".")[-2] for name in weights if ".self_attn." in name and name.endswith("_proj.bias")}
+    markov = None
     with torch.device("meta"):
-        return BlockModule(checkpoint.layer, checkpoint.block, width, embedding, head, biased=biased)
+        if shape.markov:
+            drafted, gated = checkpoint.draft_vocab_size, shape.markov == "gated"
+            markov = MarkovHead(layer.hidden_size, shape.rank, drafted, vocabulary, gated=gated)
+        return BlockModule(layer, shape, width, embedding, head, biased=biased, markov_head=markov)
 
 
 def _spd(
@@ -333,6 +344,7 @@ def _target_ids(checkpoint: SpeculatorCheckpoint, target: Checkpoint, stored: Ma
 
 STAGES: Final[dict[Kind, type[FeatureReader]]] = {
     "dflash": BlockStage,
+    "dspark": BlockStage,
     "eagle": EagleStage,
     "eagle3": EagleStage,
     "early_exit": SpdStage,

@@ -42,7 +42,7 @@ CASES = [(kind, stages) for kind in ("eagle", "eagle3", "medusa") for stages in 
 CASES += [("mtp", 3), ("speculators_eagle3", 3), ("eagle31", 3), ("vllm_medusa", 3), ("spd_paper", 3)]
 CASES += [(kind, stages) for kind in ("spd", "early_exit") for stages in (1, 3, 5, 8)]
 CASES += [(kind, stages) for kind in ("dflash", "anchored_dflash") for stages in (1, 3, 5)]
-CASES += [("sliding_dflash", 3), ("speculators_dflash", 3), ("jetspec", 3)]
+CASES += [("sliding_dflash", 3), ("speculators_dflash", 3), ("jetspec", 3), ("dspark", 3)]
 SAMPLINGS = (Sampling(), Sampling(seed=11, temperature=1.0, top_p=0.95))
 NONE, EVERY = 0, range(1, len(strategies(1)))
 """Indices of ``strategies``: plain decoding, and those that speculate."""

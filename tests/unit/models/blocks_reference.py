@@ -100,3 +100,13 @@ def attention(
             heads.append(sum(w * values[i][group] for w, i in zip(weights / weights.sum(), seen, strict=True)))
         outputs.append(np.concatenate(heads))
     return np.stack(outputs) @ t[f"{name}.o_proj.weight"].T + t.get(f"{name}.o_proj.bias", 0.0)
+
+
+def markov(t: Arrays, hidden: np.ndarray, token: int) -> np.ndarray:
+    """Logits that DSpark's Markov head adds to those of a row in state ``hidden`` [D], by the token before [v]."""
+    latent = t["markov_head.markov_w1.weight"][token]
+    if "markov_head.gate_proj.weight" in t:
+        entering = np.concatenate([hidden, latent])
+        gate = t["markov_head.gate_proj.weight"] @ entering + t["markov_head.gate_proj.bias"]
+        latent = latent / (1 + np.exp(-gate))
+    return t["markov_head.markov_w2.weight"] @ latent

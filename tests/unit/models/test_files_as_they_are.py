@@ -30,6 +30,7 @@ from tests.checkpoints import BYTE_VOCAB, make_checkpoint
 from tests.speculators import (
     Draft,
     dflash,
+    dspark,
     eagle,
     eagle3,
     early_exit,
@@ -53,6 +54,7 @@ KINDS: dict[str, Callable[..., Draft]] = {
     "mtp": mtp,
     "dflash": dflash,
     "jetspec": jetspec,
+    "dspark": dspark,
 }
 
 
@@ -303,9 +305,6 @@ def test_the_method_is_told_by_the_drafters_checkpoint(tmp_path: Path, kind: str
         ({"architectures": ["DFlash2DraftModel"], "dflash_config": {"selector_rank": 16}}, "DFlash 2"),
         ({"architectures": ["DFlashDraftModel"], "dflash_config": {"projector_type": "domino"}}, "Domino"),
         ({"speculators_model_type": "dflash", "projector_type": "domino"}, "Domino"),
-        ({"architectures": ["Qwen3DSparkModel"], "markov_rank": 16}, "DSpark"),
-        ({"architectures": ["DSparkDraftModel"], "dflash_config": {"projector_type": "dspark"}}, "DSpark"),
-        ({"speculators_model_type": "dspark"}, "DSpark"),
         ({"speculators_model_type": "peagle"}, "P-EAGLE"),
         ({"architectures": ["LlamaForCausalLMEagle3"], "parallel_drafting": True}, "P-EAGLE"),
     ],

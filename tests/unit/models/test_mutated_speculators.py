@@ -28,6 +28,8 @@ LAYOUTS: dict[str, Callable[[Checkpoint], Draft]] = {
     "sliding_dflash": speculators.sliding_dflash,
     "speculators_dflash": speculators.speculators_dflash,
     "jetspec": speculators.jetspec,
+    "dspark": speculators.dspark,
+    "gated_dspark": speculators.gated_dspark,
     "medusa": speculators.medusa,
     "vllm_medusa": speculators.vllm_medusa,
     "mtp": speculators.mtp,
