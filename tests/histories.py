@@ -220,10 +220,10 @@ class History:
             inner = SpdDrafter(drafting, rng.choice([2, 8, 64]), self._depths(levels))
         elif kind == "block":
             self.reads = sorted(rng.sample(range(self.stages), rng.randint(1, min(3, self.stages))))
-            drafting = self.drafter_kind(
-                self._drivers([HashBlock(self.pool.total, self.vocabulary, self.reads)]), self.clock
-            )
-            shape = BlockShape(rng.choice([2, 4, 9]), 0, rng.random() < 0.5, (False,), (None,))
+            markov = rng.choice(["", "vanilla"])
+            shape = BlockShape(rng.choice([2, 4, 9]), 0, rng.random() < 0.5, (False,), (None,), markov)
+            reader = HashBlock(self.pool.total, self.vocabulary, self.reads, shape)
+            drafting = self.drafter_kind(self._drivers([reader]), self.clock)
             inner = BlockDrafter(drafting, rng.choice([2, 8, 64]), shape, rng.choice([None, 0, 1]))
         else:
             layers = [HashLayers(0, self.pool.total, self.vocabulary)]

@@ -18,7 +18,7 @@ from penstock.tree import Node
 if TYPE_CHECKING:
     from penstock.models.speculators.base import BlockShape
 
-PATH, CONTEXT = 0, 1
+PATH, CONTEXT, KEPT = 0, 1, 2
 """Levels of rows, as ``models.speculators.block`` reads them."""
 
 
@@ -47,56 +47,59 @@ class BlockDrafter(LearnedDrafter):
     Committed tokens before the root give context by their own states, which have left the last stage with the result
     that made the root, so that no pass waits for more. A node that has entered, or is asked about again, gets a pass
     of its own, in which the tokens from the root down to it are shown. One that has not entered is answered from the
-    levels that a pass for a node above it has drafted, if they reach it: that costs no message.
+    levels that a pass for a node above it has drafted, if they reach it: that costs no message, or with a Markov head
+    one row, since the node's own token has its say.
     """
 
     def __init__(self, pipeline: Pipeline, chunk: int, shape: BlockShape, ahead: int | None = None) -> None:
         super().__init__(pipeline, chunk)
-        self._rows_of_block: Final = shape.size
+        self._shape: Final = shape
         self._ahead = shape.ahead if ahead is None else min(ahead, shape.ahead)
         self._levels: dict[int, int] = {}
         """The level of each row that has yet to be sent, by node."""
-        self._drafted: dict[int, dict[int, tuple[Node, list[Level]]]] = {}
-        """The levels below nodes that were asked about, by request and node."""
-        self._request_of: dict[int, int] = {}
-        """The request of each node that is being asked about."""
+        self._drafted: dict[int, dict[int, tuple[Node, int, list[Level]]]] = {}
+        """How many levels were drafted below nodes that were asked about, by request and node; the levels themselves
+        where they are known without their nodes."""
+        self._blocks: dict[int, tuple[int, int]] = {}
+        """The request of each node that a block is being computed for, and how many levels below it that reaches."""
 
     def ask(self, asks: Sequence[DraftRequest]) -> int:
         """Begin a round. Returns its rows, those of the blocks included."""
         self._levels.clear()
-        self._request_of.clear()
-        left, blocks = [], 0
+        self._blocks.clear()
+        left = []
         for ask in asks:
             nodes = []
             for node in ask.nodes:
-                level = self._level_for(ask.request, node)
-                if level is None:
-                    nodes.append(node)
+                levels, distance = self._above(ask.request, node)
+                if levels:
+                    self._drafts.append(Draft(node, levels[distance - 1][: ask.count]))
+                    continue
+                nodes.append(node)
+                if distance:
+                    self._levels[node.id] = KEPT
                 else:
-                    self._drafts.append(Draft(node, level[: ask.count]))
+                    shown = node.position - ask.request.tree.root.position + 1
+                    self._blocks[node.id] = ask.request.number, min(self._ahead, self._shape.reach(shown))
             if nodes:
                 left.append(replace(ask, nodes=nodes))
-                self._request_of.update((node.id, ask.request.number) for node in nodes)
-                blocks += len(nodes)
-        return super().ask(left) + blocks * (self._rows_of_block - 1)
+        return super().ask(left) + len(self._blocks) * (self._shape.size - 1)
 
     def forget(self, request: Request) -> None:
         super().forget(request)
         self._drafted.pop(request.number, None)
-        self._request_of = {node: number for node, number in self._request_of.items() if number != request.number}
+        self._blocks = {node: entry for node, entry in self._blocks.items() if entry[0] != request.number}
 
-    def _level_for(self, request: Request, node: Node) -> Level | None:
-        """Candidates for a node that were drafted with one above it; None if a pass has to answer."""
-        if node.entered or node.candidates is not None:
-            return None
-        drafted = self._drafted.get(request.number, {})
+    def _above(self, request: Request, node: Node) -> tuple[list[Level], int]:
+        """The levels that were drafted with a node above, and how far above it is; 0 where a pass has to answer."""
+        drafted = self._drafted.get(request.number)
         above, distance = node.parent, 1
-        while above is not None:
-            if above.id in drafted:
-                levels = drafted[above.id][1]
-                return levels[distance - 1] if distance <= len(levels) else None
+        if node.entered or node.candidates is not None or not drafted:
+            return [], 0
+        while above is not None and above.id not in drafted:
             above, distance = above.parent, distance + 1
-        return None
+        _, reach, levels = drafted[above.id] if above is not None else (node, 0, [])
+        return (levels, distance) if distance <= reach else ([], 0)
 
     def _rows(self, ask: DraftRequest) -> list[Node]:
         request, root = ask.request, ask.request.tree.root
@@ -110,7 +113,7 @@ class BlockDrafter(LearnedDrafter):
 
     def _batch(self, entries: Entries, count: int) -> Batch:
         batch = super()._batch(entries, count)
-        batch.ahead = self._ahead
+        batch.ahead = 0 if self._shape.markov else self._ahead
         batch.feature_levels = [self._levels.pop(node, PATH) for node in batch.rows.nodes]
         batch.feature_nodes = [
             node if level == CONTEXT else 0 for node, level in zip(batch.rows.nodes, batch.feature_levels, strict=True)
@@ -124,13 +127,14 @@ class BlockDrafter(LearnedDrafter):
                 below.setdefault(answer.node, []).append(list(zip(answer.tokens, answer.scores, strict=True)))
         own = [answer for answer in answers if answer.level == 0]
         for answer in own:
-            self._keep(self._asked[answer.node], below.get(answer.node, []))
+            self._keep(answer.node, below.get(answer.node, []))
         super()._take(own)
 
-    def _keep(self, node: Node, levels: list[Level]) -> None:
+    def _keep(self, node: int, levels: list[Level]) -> None:
         """Keep what comes below a node, and drop what is kept of nodes that have left the tree."""
-        number = self._request_of.get(node.id)
-        if number is not None:
-            known = self._drafted.get(number, {})
+        if node in self._blocks:
+            request, reach = self._blocks[node]
+            known = self._drafted.get(request, {})
             kept = {i: entry for i, entry in known.items() if entry[0].open}
-            self._drafted[number] = kept | {node.id: (node, levels)}
+            reach = reach if self._shape.markov else len(levels)
+            self._drafted[request] = kept | {node: (self._asked[node], reach, levels)}

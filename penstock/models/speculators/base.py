@@ -120,9 +120,12 @@ class BlockShape:
 
     @property
     def ahead(self) -> int:
-        """Levels below the children of its first token that one pass drafts; with a Markov head none: it has to know
-        the token before."""
-        return 0 if self.markov else self.size - 2 + self.from_anchor
+        """Levels below the children of its first token that one pass drafts."""
+        return self.reach(1)
+
+    def reach(self, shown: int) -> int:
+        """Levels below the next token's that one pass drafts where its block shows so many tokens."""
+        return max(0, self.size - shown - 1 + self.from_anchor)
 
 
 @dataclass(frozen=True)

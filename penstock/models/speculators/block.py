@@ -121,8 +121,9 @@ class BlockModule(nn.Module):
 # --------------------------------------------------------------------------------------------------------- block stage
 # A block drafter behind the stage core's interface: states to context, and a block of rows for each node asked about.
 
-PATH, CONTEXT = 0, 1
-"""Levels of rows: a token of a path, whose states are not known, and one that becomes context."""
+PATH, CONTEXT, KEPT = 0, 1, 2
+"""Levels of rows: a token of a path, whose states are not known; one that becomes context; and one that is answered
+from a block that was computed for a node above it."""
 MOST_SCRATCH: Final = 512
 """Rows of blocks that are computed at once; their keys and values lie behind the slots, and are thrown away."""
 
@@ -152,6 +153,9 @@ class BlockStage(AttendingReader):
         c0 c1 c2 c3  | r0   r1  r2  r3  r4  r5         r3 says what follows b, r4 and r5 what comes further below
 
     With ``from_anchor`` a row says what follows it, so r2 answers for b. A slot whose context has been lost is hidden.
+
+    With a Markov head r4 says nothing before the token that follows b is known. The states of such rows are kept, and a
+    child of b asks at level ``KEPT``: then its own token joins r4, and no block is computed.
     """
 
     def __init__(self, module: Any, reads: Sequence[int], width: int, capacity: int, dtype: str, device: str) -> None:
@@ -160,17 +164,27 @@ class BlockStage(AttendingReader):
         self._arenas = Arenas(capacity + MOST_SCRATCH)
         self._context_of = np.zeros(capacity, dtype=np.int64)
         """The node whose context each slot holds."""
+        self._parent_of = np.full(capacity, -1, dtype=np.int64)
+        self._below: dict[int, Tensor] = {}
+        """States of a block's rows [levels, D] below the first answer, by the slot of the node that was asked about."""
 
     def forget(self) -> None:
         super().forget()
         self._context_of[:] = 0
+        self._parent_of[:] = -1
+        self._below.clear()
 
     @torch.inference_mode()
     def forward(self, view: BatchView, hidden: None) -> Tensor:
         """Store the context of the rows that give any. Returns [N, 0]: blocks are computed for what is asked."""
-        if view.levels is None or not PATH <= view.levels.min() <= view.levels.max() <= CONTEXT:
-            raise ProtocolError("a block drafter's rows have level 0 or 1")
+        if view.levels is None or not PATH <= view.levels.min() <= view.levels.max() <= KEPT:
+            raise ProtocolError(f"a block drafter's rows have a level of 0 to {KEPT}")
+        # What a slot's node drafted ends with the node, or as it becomes context: the tree is then below it.
+        over = (self._node_at[view.slots] != view.nodes) | (view.levels == CONTEXT)
+        for slot in view.slots[over].tolist():
+            self._below.pop(slot, None)
         self.register(view)
+        self._parent_of[view.slots] = view.parents
         rows = np.flatnonzero(view.levels == CONTEXT)
         # A slot that holds a new node has no context any more; one that is asked about again keeps what it has.
         rows = rows[self.store.has(view.slots[rows], view.nodes[rows])]
@@ -191,8 +205,11 @@ class BlockStage(AttendingReader):
 
         Penalties and grammars depend on the tokens in between, so that requests with any get no further levels.
         """
-        blocks = [self._block(view, row) for row in wanted]
-        answers: list[Candidates] = []
+        assert view.levels is not None
+        kept = [i for i, row in enumerate(wanted) if view.levels[row] == KEPT]
+        answers = self._from_kept(view, [wanted[i] for i in kept], [samplings[i] for i in kept], count)
+        samplings = [sampling for i, sampling in enumerate(samplings) if i not in kept]
+        blocks = [self._block(view, row) for row in wanted if view.levels[row] != KEPT]
         first = 0
         while first < len(blocks):
             # At least one block, and as many more as find room.
@@ -202,6 +219,29 @@ class BlockStage(AttendingReader):
             answers += self._answers(view, blocks[part], samplings[part], count)
             first += more
         return answers
+
+    def _from_kept(
+        self, view: BatchView, rows: Sequence[int], samplings: Sequence[Sampling], count: int
+    ) -> list[Candidates]:
+        """Candidates after rows from the nearest block above each; a row that no block reaches gets none."""
+        states = [self._kept_for(int(view.slots[row])) for row in rows]
+        found = [i for i, state in enumerate(states) if state is not None]
+        if not found:
+            return []
+        rows, samplings = [rows[i] for i in found], [samplings[i] for i in found]
+        hidden_nD = torch.stack([state for state in states if state is not None])
+        logits_nV = self.module.logits(hidden_nD, torch.from_numpy(view.tokens[rows]).to(self.device))
+        positions, nodes = view.positions[rows] + 1, view.nodes[rows]
+        contexts = contexts_of(view, rows, samplings, self.grammars)
+        return rank_candidates(logits_nV, samplings, positions.tolist(), nodes.tolist(), count, contexts)
+
+    def _kept_for(self, slot: int) -> Tensor | None:
+        """The state [D] that the nearest block above a slot has for what follows the slot's token."""
+        above, distance = int(self._parent_of[slot]), 0
+        while above >= 0 and above not in self._below:
+            above, distance = int(self._parent_of[above]), distance + 1
+        below = self._below.get(above)
+        return below[distance] if below is not None and distance < len(below) else None
 
     def _block(self, view: BatchView, row: int) -> Block:
         """The block for a row, of what it sees."""
@@ -243,6 +283,8 @@ class BlockStage(AttendingReader):
                 levels.append(level)
                 of_rows.append(sampling)
                 last.append(int(block.tokens[-1]))
+            if shape.markov:
+                self._below[int(view.slots[block.row])] = hidden_ND[start + first + 1 : start + block.rows].clone()
             start += block.rows
         # The token before is known for a block's first answer alone, and the Markov head is asked for no other.
         index_n, before_n = (torch.tensor(one, device=self.device) for one in (picked, last))

@@ -25,7 +25,6 @@ from penstock.models.speculators.spd import SpdStage
 from penstock.requests.request import Request
 from penstock.stage.visibility import BatchView
 from penstock.strategies.auto import Auto
-from penstock.strategies.continuous import Continuous
 from penstock.strategies.pipedec import PipeDec
 from penstock.strategies.static_tree import StaticTree
 from penstock.transport.addresses import LinkSecurity
@@ -335,19 +334,21 @@ class BlockWatch:
         self.rows.append(0)
 
 
-@pytest.mark.parametrize("strategy", ["static_tree", "continuous"])
-def test_one_pass_drafts_a_tree_of_several_levels(target: Path, strategy: str, tmp_path: Path) -> None:
-    """The drafter's stage sees one batch for the levels of a tree that no token of which has entered."""
-    folder = speculators.dflash(open_checkpoint(str(target))).save(tmp_path / "dflash")
-    passes = {}
+@pytest.mark.parametrize("kind", ["dflash", "dspark"])
+def test_one_pass_drafts_a_tree_of_several_levels(target: Path, kind: str, tmp_path: Path) -> None:
+    """No token of the tree has entered: its levels come from the root's block. A Markov head is told each node."""
+    folder = getattr(speculators, kind)(open_checkpoint(str(target))).save(tmp_path / kind)
+    blocks, messages = {}, {}
     for ahead in (0, None):
         engine = InProcessEngine(target, 3, learned=folder, ahead=ahead)
-        kind = StaticTree(12, 4, 3) if strategy == "static_tree" else Continuous(width=12, children=4)
-        request = engine.submit(PROMPTS[1], Sampling(), TOKENS, kind)
+        watch = BlockWatch(engine)
+        request = engine.submit(PROMPTS[1], Sampling(), TOKENS, StaticTree(12, 4, 3))
         engine.run()
-        passes[ahead] = engine.drafter._builder.next_stream
         assert isinstance(request.output, Picks)
-    assert passes[None] < passes[0] / (3 if strategy == "static_tree" else 1)
+        assert len(request.output.tokens) == TOKENS
+        blocks[ahead], messages[ahead] = len(watch.shown), engine.drafter._builder.next_stream
+    assert blocks[None] < blocks[0] / 4
+    assert (messages[None] < messages[0] / 3) == (kind == "dflash")
 
 
 class SpdWatch:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from penstock.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from penstock.config import FieldError
 from penstock.messages import Batch, Features, Opened, Rows, Sampling
-from penstock.models.speculators.block import CONTEXT, PATH, BlockStage
+from penstock.models.speculators.block import CONTEXT, KEPT, PATH, BlockStage
 from penstock.models.speculators.open import load_speculator_stage, open_speculator
 from penstock.stage.core import StageCore
 from tests import speculators
@@ -57,11 +57,23 @@ class Text:
         return position + 1
 
 
-def asked(stage: BlockStage, text: Text, known: int, count: int, ahead: int) -> list[tuple[list[int], list[float]]]:
-    """The candidates after the text's last token, level by level, where the states of the first ``known`` are known."""
-    core = StageCore(stage, CAPACITY, is_last=True)
+def asked(
+    stage: BlockStage,
+    text: Text,
+    known: int,
+    count: int,
+    ahead: int,
+    *,
+    core: StageCore | None = None,
+    until: int | None = None,
+) -> list[tuple[list[int], list[float]]]:
+    """The candidates after the text's last token, level by level, where the states of the first ``known`` are known.
+
+    ``until``: only so many of its tokens have come.
+    """
+    core = core or StageCore(stage, CAPACITY, is_last=True)
     core.reader = stage
-    every = range(len(text.tokens))
+    every = range(until or len(text.tokens))
     stage.add_features(
         Features(
             layers=list(NAMED_TAPS), nodes=[text.node(i) for i in range(known)], slots=text.slots[:known], width=96
@@ -203,6 +215,46 @@ def test_a_lost_context_is_hidden(tmp_path: Path, target: Checkpoint) -> None:
     (tokens, scores), (before, _) = again[0], first[0]
     np.testing.assert_allclose(scores, chances[tokens], atol=1e-5, rtol=1e-5)
     assert tokens != before
+
+
+def test_a_markov_head_answers_below_a_block_by_the_nodes_own_token(tmp_path: Path, target: Checkpoint) -> None:
+    """Two children and a chain below one, without a block of their own; the last is further than the block reaches."""
+    draft = speculators.gated_dspark(target)
+    stage = load_speculator_stage(
+        str(draft.save(tmp_path)), str(target.path), capacity=CAPACITY, dtype="float32", device="cpu"
+    )
+    assert isinstance(stage, BlockStage)
+    text = Text(15)
+    core = StageCore(stage, CAPACITY, is_last=True)
+    core.reader = stage
+    first = asked(stage, text, 8, VOCAB, 0, core=core, until=9)
+    assert len(first) == 1
+    rows = Rows()
+    for place, parent, position in ((9, 8, 9), (10, 8, 9), (11, 9, 10), (12, 11, 11), (13, 12, 12), (14, 13, 13)):
+        rows.append(7, text.node(place), text.slots[place], text.slots[parent], position, text.tokens[place])
+    batch = Batch(stream=1, rows=rows, wanted=list(range(6)), candidates=VOCAB, feature_levels=[KEPT] * 6)
+    batch.alive = list(range(6))
+    stage._block = lambda *_: pytest.fail("a block was computed")  # type: ignore[method-assign]
+    answers = core.process(batch, None)[3]
+    assert [answer.node for answer in answers] == [text.node(place) for place in (9, 10, 11, 12, 13)]
+    t = {name: tensor.double().numpy() for name, tensor in draft.tensors.items()}
+    own = {name: tensor.double().numpy() for name, tensor in load_file(target.path / "model.safetensors").items()}
+    hidden = reference.block(
+        t,
+        own["model.embed_tokens.weight"],
+        text.states[:8].double().numpy(),
+        range(8),
+        [text.tokens[8], *[MASK] * (BLOCK - 1)],
+        8,
+        causal=(False, False),
+        windows=(None, None),
+        theta=THETA,
+        eps=EPS,
+    )
+    for answer, row, place in zip(answers, (1, 1, 2, 3, 4), (9, 10, 11, 12, 13), strict=True):
+        logits = hidden[row] @ own["lm_head.weight"].T + reference.markov(t, hidden[row], text.tokens[place])
+        chances = logits - np.log(np.exp(logits).sum())
+        np.testing.assert_allclose(answer.scores, chances[answer.tokens], atol=1e-5, rtol=1e-5)
 
 
 def asked_again(stage: BlockStage, text: Text) -> list[tuple[list[int], list[float]]]:
