@@ -213,7 +213,8 @@ class Batch(msgspec.Struct, tag=BATCH, kw_only=True, rename=SHORT_NAMES):
 
     ``alive`` are the indices of the rows that no stage so far has dropped: the tensor frame has one line for each.
     ``wanted`` are the indices of the rows whose next token the last stage is to pick; ``candidates`` above 0 asks
-    for that many noise-ranked candidates of each instead (the drafter's question). ``feature_nodes`` are the nodes
+    for that many noise-ranked candidates of each instead (the drafter's question), and ``ahead`` for that many further
+    levels below them. ``feature_nodes`` are the nodes
     whose features a learned drafter must have before it computes the rows, one entry per row, 0 if it needs none;
     empty where no features are read. ``feature_levels`` say how deep in the target the features are to be, one entry
     per row, as the drafter counts levels; empty where it reads the same for every row.
@@ -226,6 +227,7 @@ class Batch(msgspec.Struct, tag=BATCH, kw_only=True, rename=SHORT_NAMES):
     rows: Rows
     wanted: Indices = []
     candidates: Index = 0
+    ahead: Index = 0
     feature_nodes: Numbers = []
     feature_levels: Indices = []
     alive: Indices = []
@@ -264,11 +266,15 @@ class SampledToken(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Candidates(msgspec.Struct, frozen=True, array_like=True):
-    """A drafter's answer for one row: tokens best first, and the log of the chance that the target picks each."""
+    """A drafter's answer for one row: tokens best first, and the log of the chance that the target picks each.
+
+    ``level`` is 0 for the tokens after the row, and k for those k tokens further on, whichever tokens stand between.
+    """
 
     node: Word
     tokens: Indices
     scores: Annotated[list[Logarithm], Many]
+    level: Index = 0
 
 
 class Result(msgspec.Struct, tag="result", kw_only=True):

@@ -154,7 +154,10 @@ def methods_of(method: object) -> tuple[str, list[str]]:
 
 
 def with_our_names(table: Mapping[str, Any], strategies: Sequence[str]) -> dict[str, Any]:
-    """Replace vLLM's ``num_speculative_tokens``, the depth of what is drafted at a time, by ``tree_depth``."""
+    """Replace vLLM's ``num_speculative_tokens``, the depth of what is drafted at a time, by ``tree_depth``.
+
+    Its ``parallel_drafting`` has to be false.
+    """
     options = dict(table)
     if "num_speculative_tokens" in options:
         if not any("tree_depth" in names_of(STRATEGIES[strategy]) for strategy in strategies):
@@ -162,6 +165,10 @@ def with_our_names(table: Mapping[str, Any], strategies: Sequence[str]) -> dict[
         if "tree_depth" in options:
             raise FieldError("num_speculative_tokens", "is another name of tree_depth, which is set too; remove one")
         options["tree_depth"] = options.pop("num_speculative_tokens")
+    if options.pop("parallel_drafting", False):
+        raise FieldError(
+            "parallel_drafting", "is P-EAGLE's, which is not supported yet; remove it or use another model"
+        )
     return options
 
 

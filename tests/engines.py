@@ -68,6 +68,7 @@ class InProcessEngine:
         slots: int = 2048,
         learned: Path | None = None,
         post_state: bool = False,
+        ahead: int | None = None,
         quantization: str = "none",
         dtype: str = "float32",
         gives_back: bool = False,
@@ -97,7 +98,9 @@ class InProcessEngine:
             core.reader = self.reader
             reading = InProcessPipeline([StageDriver(0, core, self.clock.now)], self.clock)
             speculator = open_speculator(str(learned), open_checkpoint(str(target)))
-            options = DRAFTERS[speculator.kind](**({"post_state": True} if post_state else {}))
+            options = DRAFTERS[speculator.kind](
+                **({"post_state": True} if post_state else {}), **({} if ahead is None else {"ahead": ahead})
+            )
             parts = DrafterParts(0, layers, 256, speculator, answer=lambda request: [], start_weights=lambda: reading)
             draft = self.drafter = options.start(parts)
         if isinstance(draft, Path):

@@ -16,7 +16,9 @@ from itertools import accumulate
 
 import numpy as np
 
+from penstock.drafters.block import CONTEXT, KEPT
 from penstock.messages import Candidates, Features, SampledToken, Sampling
+from penstock.models.speculators.base import BlockShape
 from penstock.stage.visibility import BatchView, RequestView, Visibility
 
 
@@ -183,6 +185,73 @@ class HashSpd(HashLayers):
             assert [position for position, _ in visible] == list(range(int(view.positions[row]) + 1))
             out[row] = digest("out", [self.kv[slot] for _, slot in visible])
         return HiddenRows(out)
+
+
+class HashBlock(HashLayers):
+    """A block drafter: committed tokens give context by their own states; what is asked gets several levels at once."""
+
+    def __init__(self, capacity: int, vocabulary: int, reads: Sequence[int], shape: BlockShape) -> None:
+        super().__init__(0, capacity, vocabulary)
+        self.reads = reads
+        self.shape = shape
+        self.known: dict[tuple[int, int], int] = {}
+        self._node_at: dict[int, int] = {}
+        self._parent_of: dict[int, int] = {}
+        self._context_of: dict[int, int] = {}
+        self._drafted: dict[int, tuple[int, int]] = {}
+        """For each slot whose node had a block: the node, and how many levels below it that reached."""
+
+    def add_features(self, features: Features, states: HiddenRows) -> None:
+        (layer,) = features.layers
+        self.known.update(((node, layer), state) for node, state in zip(features.nodes, states, strict=True))
+
+    def missing_features(self, awaited: set[tuple[int, int]]) -> set[tuple[int, int]]:
+        return {(node, layer) for node, _ in awaited for layer in self.reads} - self.known.keys()
+
+    def forward(self, view: BatchView, hidden: None) -> HiddenRows:
+        assert view.levels is not None
+        columns = (view.nodes, view.slots, view.parents, view.levels)
+        for node, slot, parent, level in zip(*map(np.ndarray.tolist, columns), strict=True):
+            self._node_at[slot], self._parent_of[slot] = node, parent
+            if level == CONTEXT:
+                self.kv[slot] = digest("context", [self.known[node, layer] for layer in self.reads])
+                self._context_of[slot] = node
+        return HiddenRows([0] * len(view))
+
+    def candidates(
+        self, view: BatchView, hidden: list[int], wanted: Sequence[int], samplings: Sequence[Sampling], count: int
+    ) -> list[Candidates]:
+        sees = {row: (seen, line) for seen in view.views for line, row in enumerate(seen.rows.tolist())}
+        answers = []
+        for row in wanted:
+            seen, line = sees[row]
+            visible = sorted((int(seen.positions[c]), int(seen.slots[c])) for c in seen.mask[line].nonzero()[0])
+            assert [position for position, _ in visible] == list(range(int(view.positions[row]) + 1))
+            assert view.levels is not None
+            if view.levels[row] == KEPT:
+                assert self._reaches(int(view.slots[row])), "a block above has drafted what is asked of it"
+            held = [self._context_of.get(slot) == self._node_at[slot] for _, slot in visible]
+            assert held == sorted(held, reverse=True), "the context of a block has no hole"
+            assert not held[-1], "a row that is asked about stands in its block"
+            seen_as = [self.kv[slot] if known else 0 for (_, slot), known in zip(visible, held, strict=True)]
+            if view.levels[row] != KEPT:
+                reach = self.shape.reach(held.count(False))
+                self._drafted[int(view.slots[row])] = int(view.nodes[row]), reach
+            for level in range(1 + view.ahead):
+                key = digest("block", level, seen_as, view.path(row).tolist())
+                ranked = sorted(range(self.vocabulary), key=lambda token, key=key: digest("rank", key, token))[:count]
+                scores = [-0.5 * (k + 1) for k in range(len(ranked))]
+                answers.append(Candidates(int(view.nodes[row]), ranked, scores, level))
+        return answers
+
+    def _reaches(self, slot: int) -> bool:
+        distance = 0
+        while (slot := self._parent_of[slot]) >= 0:
+            distance += 1
+            node, reach = self._drafted.get(slot, (0, 0))
+            if node == self._node_at[slot]:
+                return distance <= reach
+        return False
 
 
 def columns(view: BatchView) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -15,6 +15,7 @@ from typing import ClassVar
 
 from penstock.core import FinishReason
 from penstock.drafters.base import Drafter, DraftRequest
+from penstock.drafters.block import BlockDrafter
 from penstock.drafters.learned import FollowingDrafter, LearnedDrafter
 from penstock.drafters.lookup import RatedLookup
 from penstock.drafters.merged import MergedDrafter, NgramDrafter
@@ -27,6 +28,7 @@ from penstock.emulation.stage import StageEmulation, emulated_driver
 from penstock.engine.loop import EngineLoop, Observer
 from penstock.engine.scheduler import Scheduler
 from penstock.messages import Cancel, SampledToken, Sampling
+from penstock.models.speculators.base import BlockShape
 from penstock.pipeline.base import VirtualClock
 from penstock.pipeline.inprocess import InProcessPipeline
 from penstock.requests.request import Request
@@ -40,7 +42,7 @@ from penstock.strategies.flowspec import FlowSpec, FlowSpecOptions
 from penstock.strategies.pipedec import PipeDec
 from penstock.strategies.plain import Autoregressive
 from penstock.strategies.static_tree import StaticTree
-from tests.hash_model import HashLayers, HashReader, HashSpd, committed_slots, plain_decode, plain_kv
+from tests.hash_model import HashBlock, HashLayers, HashReader, HashSpd, committed_slots, plain_decode, plain_kv
 
 FLOWSPEC_SIZES = {"tree_size": 20, "tree_depth": 4, "segment": 6, "expansion_depth": 3}
 
@@ -187,7 +189,7 @@ class History:
         drivers = []
         for i, one in enumerate(layers):
             core = StageCore(one, self.pool.total, i == len(layers) - 1, [i] if i in reads else [])
-            core.reader = one if isinstance(one, HashReader | HashSpd) else None
+            core.reader = one if isinstance(one, HashReader | HashSpd | HashBlock) else None
             down, up, to_drafter = (RandomTiming(rng, scale) for scale in (0.2, 0.1, 0.5))
             speed = RandomTiming(rng, rng.choice([0.1, 1.0, 4.0]))
             stage = StageEmulation(timing=speed, up=up, down=down, to_drafter=to_drafter)  # type: ignore[arg-type]
@@ -196,7 +198,9 @@ class History:
 
     def _drafter(self) -> EmulatedDrafter:
         rng = self.rng
-        kind = rng.choice(["synthetic", "synthetic", "ngram", "small", "small", "learned", "learned", "spd", "spd"])
+        kind = rng.choice(
+            ["synthetic", "synthetic", "ngram", "small", "small", "learned", "learned", "spd", "spd", "block"]
+        )
         if kind == "synthetic":
             profile = sorted(rng.random() for _ in range(min(4, self.vocabulary - 1)))
             inner: Drafter = SyntheticDrafter(profile, self.vocabulary, rng.randrange(1000), self.plain)
@@ -214,6 +218,13 @@ class History:
             self.reads = sorted({stage for level in levels for stage in level})
             drafting = self.drafter_kind(self._drivers([HashSpd(self.pool.total, self.vocabulary, levels)]), self.clock)
             inner = SpdDrafter(drafting, rng.choice([2, 8, 64]), self._depths(levels))
+        elif kind == "block":
+            self.reads = sorted(rng.sample(range(self.stages), rng.randint(1, min(3, self.stages))))
+            markov = rng.choice(["", "vanilla"])
+            shape = BlockShape(rng.choice([2, 4, 9]), 0, rng.random() < 0.5, (False,), (None,), markov)
+            reader = HashBlock(self.pool.total, self.vocabulary, self.reads, shape)
+            drafting = self.drafter_kind(self._drivers([reader]), self.clock)
+            inner = BlockDrafter(drafting, rng.choice([2, 8, 64]), shape, rng.choice([None, 0, 1]))
         else:
             layers = [HashLayers(0, self.pool.total, self.vocabulary)]
             drafting = self.drafter_kind(self._drivers(layers), self.clock)

@@ -26,6 +26,12 @@ FIRST_DRAFTED: Final = 7
 HEADS: Final = 4
 KEY_HEADS: Final = 2
 INNER: Final = 40
+BLOCK: Final = 5
+"""Rows of a block drafter's block."""
+RANK: Final = 6
+"""Width of DSpark's Markov head."""
+MASK: Final = 3
+"""The token that stands for those that it has yet to draft."""
 
 
 @dataclass
@@ -113,6 +119,13 @@ def speculators_eagle3(
         config["eagle_aux_hidden_state_layer_ids"] = list(reads)
         tensors["fc.weight"] = _Drawn(seed + 1).matrix(target.hidden_size, len(reads) * target.hidden_size, scale=0.1)
     return Draft(config, tensors)
+
+
+def eagle31(target: Checkpoint, *, seed: int = 0) -> Draft:
+    """EAGLE-3.1 as SpecForge and vLLM store it: a norm for each state that it reads, and its output normed."""
+    made, drawn = eagle3(target, seed=seed), _Drawn(seed + 1)
+    made.tensors |= {f"fc_norm.{i}.weight": drawn.norm(target.hidden_size) for i in range(3)}
+    return Draft({**made.config, "fc_norm": True, "norm_output": True}, made.tensors)
 
 
 def medusa(target: Checkpoint, *, seed: int = 0, heads: int = 3, layers: int = 1) -> Draft:
@@ -248,6 +261,124 @@ def _experts(name: str, drawn: _Drawn, shape: Sequence[int]) -> dict[str, Tensor
     rows = shape[1] // len(parts)
     experts = range(shape[0])
     return {f"{layer}.{i}.{part}.weight": drawn.matrix(rows, shape[2]) for i in experts for part in parts}
+
+
+def dflash(target: Checkpoint, *, seed: int = 0, layers: int = 2, taps: Sequence[int] = (1, 4, 6)) -> Draft:
+    """DFlash as z-lab stores it: neither embedding nor head; ``taps`` are layers whose outputs are read."""
+    drawn, width = _Drawn(seed), target.hidden_size
+    tensors = {
+        "fc.weight": drawn.matrix(width, len(taps) * width, scale=0.1),
+        "hidden_norm.weight": drawn.norm(width),
+        "norm.weight": drawn.norm(width),
+    }
+    for i in range(layers):
+        tensors |= _layer(f"layers.{i}", drawn, width, width)
+        tensors[f"layers.{i}.input_layernorm.weight"] = drawn.norm(width)
+        tensors |= {f"layers.{i}.self_attn.{name}.weight": drawn.norm(width // HEADS) for name in ("q_norm", "k_norm")}
+    config = {
+        **_config(target),
+        "architectures": ["DFlashDraftModel"],
+        "model_type": "qwen3",
+        "num_hidden_layers": layers,
+        "head_dim": width // HEADS,
+        "attention_bias": False,
+        "rope_theta": 10000.0,
+        "layer_types": ["full_attention"] * layers,
+        "block_size": BLOCK,
+        "num_target_layers": target.num_layers,
+        "dflash_config": {"mask_token_id": MASK, "target_layer_ids": list(taps)},
+    }
+    return Draft(config, tensors)
+
+
+def sliding_dflash(target: Checkpoint, *, seed: int = 0) -> Draft:
+    """DFlash as SpecForge stores it, its first layer with a window; the size of blocks stands with DFlash's fields."""
+    made = dflash(target, seed=seed)
+    del made.config["block_size"]
+    made.config |= {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 7}
+    made.config["use_sliding_window"] = True
+    made.config["dflash_config"] |= {"block_size": BLOCK, "projector_type": "dflash", "attention_mode": "gqa"}
+    return made
+
+
+def jetspec(target: Checkpoint, *, seed: int = 0) -> Draft:
+    """JetSpec's module: DFlash's layout, causal within the block."""
+    made = dflash(target, seed=seed)
+    made.config["dflash_config"]["causal_head"] = True
+    return made
+
+
+def speculators_dflash(target: Checkpoint, *, seed: int = 0, from_anchor: bool = False) -> Draft:
+    """DFlash as vllm-project/speculators stores it: an embedding of its own, and a head over ``DRAFTED`` tokens."""
+    made, drawn = dflash(target, seed=seed), _Drawn(seed + 1)
+    layer = {name: made.config[name] for name in (*_config(target), "model_type", "head_dim", "rope_theta")}
+    made.tensors |= {
+        "embed_tokens.weight": drawn.matrix(target.vocab_size, target.hidden_size),
+        "lm_head.weight": drawn.matrix(DRAFTED, target.hidden_size),
+        **_vocabulary(target),
+    }
+    config = {
+        "architectures": ["DFlashSpeculator"],
+        "speculators_model_type": "dflash",
+        "speculators_version": "0.8.0",
+        "transformer_layer_config": layer,
+        "draft_vocab_size": DRAFTED,
+        "block_size": BLOCK,
+        "mask_token_id": MASK,
+        "aux_hidden_state_layer_ids": [2, 5, 7],
+        "sample_from_anchor": from_anchor,
+        "sliding_window_non_causal": False,
+    }
+    return Draft(config, made.tensors)
+
+
+def anchored_dflash(target: Checkpoint, *, seed: int = 0) -> Draft:
+    """The same, each row of a block saying what follows it."""
+    return speculators_dflash(target, seed=seed, from_anchor=True)
+
+
+def dspark(target: Checkpoint, *, seed: int = 0, taps: Sequence[int] = (1, 4, 6)) -> Draft:
+    """DSpark as DeepSpec stores it: all fields at the top level, embedding, head and Markov head of its own."""
+    made, drawn, width = dflash(target, seed=seed, taps=taps), _Drawn(seed + 1), target.hidden_size
+    made.tensors |= {
+        "embed_tokens.weight": drawn.matrix(target.vocab_size, width),
+        "lm_head.weight": drawn.matrix(target.vocab_size, width),
+        **_markov(drawn, target, target.vocab_size),
+    }
+    made.config |= {"architectures": ["Qwen3DSparkModel"], "markov_rank": RANK, "markov_head_type": "vanilla"}
+    made.config |= {"num_anchors": 512, "enable_confidence_head": True, "confidence_head_with_markov": True}
+    made.config |= made.config.pop("dflash_config")
+    return made
+
+
+def gated_dspark(target: Checkpoint, *, seed: int = 0) -> Draft:
+    """DSpark as SpecForge stores it: the target's embedding and head, and a gate in the Markov head."""
+    made, drawn, width = dflash(target, seed=seed), _Drawn(seed + 1), target.hidden_size
+    made.tensors |= _markov(drawn, target, target.vocab_size)
+    made.tensors["markov_head.gate_proj.weight"] = drawn.matrix(RANK, width + RANK)
+    made.tensors["markov_head.gate_proj.bias"] = drawn.matrix(RANK)
+    made.config["architectures"] = ["DSparkDraftModel"]
+    made.config["dflash_config"] |= {"projector_type": "dspark", "markov_rank": RANK, "markov_head_type": "gated"}
+    return made
+
+
+def speculators_dspark(target: Checkpoint, *, seed: int = 0) -> Draft:
+    """DSpark as vllm-project/speculators stores it, with a vocabulary of its own."""
+    made = speculators_dflash(target, seed=seed, from_anchor=True)
+    made.tensors |= _markov(_Drawn(seed + 2), target, DRAFTED)
+    made.config |= {"architectures": ["DSparkSpeculator"], "speculators_model_type": "dspark"}
+    made.config |= {"markov_rank": RANK, "markov_head_type": "vanilla", "enable_confidence_head": True}
+    return made
+
+
+def _markov(drawn: _Drawn, target: Checkpoint, drafted: int) -> dict[str, Tensor]:
+    """The tensors of a Markov and a confidence head."""
+    return {
+        "markov_head.markov_w1.weight": drawn.matrix(target.vocab_size, RANK, scale=1.0),
+        "markov_head.markov_w2.weight": drawn.matrix(drafted, RANK, scale=1.0),
+        "confidence_head.proj.weight": drawn.matrix(1, target.hidden_size + RANK),
+        "confidence_head.proj.bias": drawn.matrix(1),
+    }
 
 
 def _spd_config(target: Checkpoint, layers: int, drafted: bool) -> dict[str, Any]:

@@ -313,8 +313,19 @@ EMBEDDING: Final = "token_embd.weight"
 DRAFT_MODEL: Final = "draft_model"
 MOST_HEADER: Final = 1 << 26
 """The largest header of a safetensors file, in bytes."""
-UNSUPPORTED: Final = {"dflash": "DFlash", "dspark": "DSpark", "peagle": "P-EAGLE", "hydra": "Hydra", "mlp": "MLP"}
+UNSUPPORTED: Final = {"hydra": "Hydra", "mlp": "MLP"}
 """Beginnings of names in the configurations of unsupported drafters -> what the drafter is called."""
+BLOCK_NAMES: Final = {
+    "dflash2": "DFlash 2",
+    "dflash": "dflash",
+    "qwen3dspark": "dspark",
+    "dspark": "dspark",
+    "peagle": "P-EAGLE",
+    "jetspec": "jetspec",
+}
+"""Beginnings of names in the configurations of drafters that draft a block at a time -> the kind."""
+BLOCK_READ: Final = ("dflash", "dspark", "jetspec")
+"""Kinds of block drafters that are supported; each is a method."""
 NAMED_BY: Final = ("speculators_model_type", "model_type", "architectures", "algorithm")
 MEDUSA: Final = re.compile(r"blocks\.\d+\.layers\.\d+\.weight|\d+\.\d+\.linear\.weight")
 
@@ -421,11 +432,35 @@ def method_of(model: str) -> str:
     return found or DRAFT_MODEL
 
 
+def block_kind(config: Mapping[str, Any]) -> str | None:
+    """The kind of a drafter that drafts a block at a time, by its configuration alone; None if it is none.
+
+    Kinds in ``BLOCK_READ`` can be run, the others are refused by their names.
+    """
+    inner = config.get("dflash_config")
+    inner = inner if isinstance(inner, Mapping) else {}
+    projector = inner.get("projector_type", config.get("projector_type"))
+    if projector == "domino":
+        return "Domino"
+    if projector == "dspark":
+        return "dspark"
+    if config.get("parallel_drafting") or "ptd_token_id" in config:
+        return "P-EAGLE"
+    stated = flat([config.get("speculators_model_type"), config.get("architectures"), config.get("model_type")])
+    named = [kind for name in stated for word, kind in BLOCK_NAMES.items() if name.lower().startswith(word)]
+    if not named and not inner:
+        return None
+    kind = named[0] if named else "dflash"
+    return "jetspec" if kind == "dflash" and inner.get("causal_head", config.get("causal_head")) else kind
+
+
 def learned(config: Mapping[str, Any], names: frozenset[str], place: Path) -> str | None:
     """The method of a supported learned drafter; None if it is none."""
     stated = config.get("speculator")
     if isinstance(stated, str):
         return stated
+    if (kind := block_kind(config)) is not None:
+        return kind if kind in BLOCK_READ else None
     if config.get("speculators_model_type") == "eagle3":
         return "eagle3"
     if any(name.startswith("midlayer.") for name in names) or "layers.0.hidden_norm.weight" in names:
@@ -451,10 +486,17 @@ def refuse_unsupported(config: Mapping[str, Any], place: Path) -> None:
 
 
 def unsupported_names(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    if (kind := block_kind(config)) is not None and kind not in BLOCK_READ:
+        yield named_by(config), kind
     stated: list[Any] = [config.get(field) for field in NAMED_BY]
     stated += [f"{key}" for key in config if key.endswith("_config")]
     for name in flat(stated):
         yield from ((name, kind) for word, kind in UNSUPPORTED.items() if re.match(word, name.lower()))
+
+
+def named_by(config: Mapping[str, Any]) -> str:
+    """The first name in a drafter's configuration that says what it is."""
+    return next(flat([config.get(field) for field in NAMED_BY]), "parallel_drafting")
 
 
 def flat(values: Iterable[Any]) -> Iterator[str]:

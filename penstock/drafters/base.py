@@ -227,9 +227,12 @@ DRAFTERS: Final[Registry[DrafterOptions]] = Registry(
     "penstock.drafters",
     {
         "draft_model": "small_model:SmallModelOptions",
+        "dflash": "block:BlockOptions",
+        "dspark": "block:BlockOptions",
         "eagle": "learned:FollowingOptions",
         "eagle3": "learned:FollowingOptions",
         "early_exit": "spd:EarlyExitOptions",
+        "jetspec": "block:BlockOptions",
         "medusa": "learned:FollowingOptions",
         "mtp": "learned:MtpOptions",
         "ngram": "merged:NgramOptions",

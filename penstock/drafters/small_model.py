@@ -93,7 +93,7 @@ class SmallModelDrafter:
         for result in self.pipeline.poll():
             self._outstanding -= 1
             self._spans += result.spans
-            self._drafts += [self._draft(answer) for answer in result.candidates]
+            self._take(result.candidates)
         self._submit()
         if not self._queue and not self._outstanding:
             self._drafts += [Draft(node, None) for node in self._asked.values() if node.alive and not node.candidates]
@@ -140,8 +140,12 @@ class SmallModelDrafter:
             self._outstanding += 1
             self.pipeline.submit(batch)
 
-    def _draft(self, answer: Candidates) -> Draft:
-        return Draft(self._asked.pop(answer.node), list(zip(answer.tokens, answer.scores, strict=True)))
+    def _take(self, answers: Sequence[Candidates]) -> None:
+        """Take in a batch's answers."""
+        self._drafts += [
+            Draft(self._asked.pop(answer.node), list(zip(answer.tokens, answer.scores, strict=True)))
+            for answer in answers
+        ]
 
 
 def timing_of(spans: Sequence[Span]) -> DraftTiming:

@@ -99,7 +99,8 @@ class EmulatedDrafter:
     def ask(self, asks: Sequence[DraftRequest]) -> int:
         started = self._clock.now()
         rows = self.inner.ask(asks)
-        self._link_s = self._link.seconds(rows) if self._link is not None else 0.0
+        # Without rows the drafter has answered at the engine, from what it knows already.
+        self._link_s = self._link.seconds(rows) if self._link is not None and rows else 0.0
         self._pass_s = self._timing.seconds(rows, attended_by_asks(asks, rows))
         self._asked_at = self._begins_at = started + self._link_s
         self._turn = None

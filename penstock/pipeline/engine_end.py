@@ -83,12 +83,14 @@ class EngineEnd:
         wanted = set() if due is None else {due.rows.nodes[row] for row in due.wanted}
         if result.stream != stream:
             raise ProtocolError(f"result {result.stream} arrived where {stream} was due")
-        answered = [pick.node for pick in result.picks] + [answer.node for answer in result.candidates]
+        first = [answer for answer in result.candidates if answer.level == 0]
+        answered = [pick.node for pick in result.picks] + [answer.node for answer in first]
         if len(set(answered)) < len(answered) or not wanted.issuperset(answered):
             raise ProtocolError(f"result {stream} speaks of nodes that it was not asked about")
         if (token := highest_token(result)) >= self._vocab_size:
             raise ProtocolError(f"result {stream} names token {token}; the model's are 0 to {self._vocab_size - 1}")
         if due is not None:
+            check_levels(due, result)
             self._check_answers(due, wanted.difference(answered), result)
         self._awaited.popleft()
 
@@ -123,6 +125,17 @@ class EngineEnd:
             return free
         arrives = self._results[0][1]
         return arrives if free is None else min(arrives, free)
+
+
+def check_levels(due: Batch, result: Result) -> None:
+    """Raise ProtocolError unless each node's answers are of levels 0, 1, ..., as many as were asked for."""
+    next_level: dict[int, int] = {}
+    for answer in result.candidates:
+        if not answer.level == next_level.get(answer.node, 0) <= due.ahead:
+            raise ProtocolError(
+                f"result {result.stream} answers level {answer.level} of node {answer.node} out of turn"
+            )
+        next_level[answer.node] = answer.level + 1
 
 
 def highest_token(result: Result) -> int:

@@ -67,6 +67,8 @@ class BatchView:
     """The token in each slot of the stage, valid until the next batch."""
     closed: Sequence[int] = ()
     """Requests that have ended since the last view."""
+    ahead: int = 0
+    """Levels of candidates wanted below those of the rows asked about."""
 
     def __len__(self) -> int:
         return len(self.nodes)
@@ -234,6 +236,7 @@ class Visibility:
             levels=array_of(column(batch.feature_levels)) if batch.feature_levels else None,
             slot_tokens=self._tokens,
             closed=closed,
+            ahead=batch.ahead,
             views=[self._view_request(request, indices, slots, positions) for request, indices in by_request.items()],
         )
 

@@ -99,7 +99,12 @@ def features(draw: st.DrawFn) -> tuple[Features, list[bytes]]:
 
 picks = st.builds(SampledToken, word, index, logarithm, index, st.lists(st.tuples(index, logarithm), max_size=2))
 ranked = st.lists(st.tuples(index, logarithm), max_size=2)
-candidates = st.builds(lambda node, pairs: Candidates(node, [t for t, _ in pairs], [s for _, s in pairs]), word, ranked)
+candidates = st.builds(
+    lambda node, pairs, level: Candidates(node, [t for t, _ in pairs], [s for _, s in pairs], level),
+    word,
+    ranked,
+    index,
+)
 others: st.SearchStrategy[Message] = st.one_of(
     st.builds(Result, stream=word, picks=st.lists(picks, max_size=3), candidates=st.lists(candidates, max_size=3)),
     st.builds(Cancel, before=word, nodes=st.lists(word)),

@@ -94,6 +94,9 @@ def test_options_of_their_method_and_strategy_pass(table: dict[str, Any]) -> Non
         ({"method": "early_exit", "strategy": "static_tree"}, "strategy", "with method 'early_exit' a token has to"),
         ({"method": "spd", "post_state": True, "strategy": "flowspec"}, "strategy", "with post_state a token has to"),
         ({"num_speculative_tokens": 5}, "num_speculative_tokens", "remove it or use width, children"),
+        ({"method": "eagle3", "parallel_drafting": True}, "parallel_drafting", "is P-EAGLE's, which is not supported"),
+        ({"method": "dflash", "ahead": -1}, "ahead", "is -1"),
+        ({"method": "eagle3", "ahead": 1}, "ahead", "belongs to method 'dflash', not 'eagle3'"),
         (
             {"strategy": "static_tree", "num_speculative_tokens": 5, "tree_depth": 5},
             "num_speculative_tokens",

@@ -96,8 +96,36 @@ IGNORED: Final = (
 MAPS: Final = ("d2t", "token_map")
 """Tensors that hold the target's token ids; all others are weights."""
 
-Kind = Literal["eagle", "eagle3", "medusa", "mtp", "spd", "early_exit"]
+Kind = Literal["eagle", "eagle3", "medusa", "mtp", "spd", "early_exit", "dflash", "dspark", "jetspec"]
 Shapes = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class BlockShape:
+    """How a block drafter fills its blocks, and what its layers see.
+
+    A block has ``size`` rows: the tokens known, then ``mask_token``. With ``from_anchor`` a row says what follows it,
+    without it what stands in its own place. ``causal`` [layers]: whether a layer's rows see only the block's rows
+    before them; ``windows`` [layers]: how many positions it looks back over, None for all. ``markov`` is the type of
+    the head that adds what a row's own token says of the next one, "" without, and ``rank`` its width.
+    """
+
+    size: int
+    mask_token: int
+    from_anchor: bool
+    causal: tuple[bool, ...]
+    windows: tuple[int | None, ...]
+    markov: str = ""
+    rank: int = 0
+
+    @property
+    def ahead(self) -> int:
+        """Levels below the children of its first token that one pass drafts."""
+        return self.reach(1)
+
+    def reach(self, shown: int) -> int:
+        """Levels below the next token's that one pass drafts where its block shows so many tokens."""
+        return max(0, self.size - shown - 1 + self.from_anchor)
 
 
 @dataclass(frozen=True)
@@ -113,7 +141,7 @@ class SpeculatorCheckpoint:
     that SPD's module reads for a token, by how far the token has got; ``stages`` is the only number of stages that it
     works with, None for any; ``asking`` is the level of the rows that it is asked about. ``draft_ids`` are the target's
     ids of the tokens that it can draft, where the configuration states them; None: all. ``place`` is the layer of the
-    target that an MTP head's own layer resembles.
+    target that an MTP head's own layer resembles. ``block`` is how a block drafter drafts.
     """
 
     kind: Kind
@@ -125,6 +153,8 @@ class SpeculatorCheckpoint:
     layer: Any = None
     norm_before_residual: bool = False
     norm_before_fc: bool = False
+    normed_states: int = 0
+    norm_output: bool = False
     heads: int = 0
     layers: int = 1
     levels: tuple[tuple[int, ...], ...] = ()
@@ -132,6 +162,7 @@ class SpeculatorCheckpoint:
     asking: int = 0
     draft_ids: tuple[int, ...] | None = None
     place: int = 0
+    block: BlockShape | None = None
 
     @property
     def depth(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -37,8 +38,9 @@ from penstock.stage.visibility import BatchView, RequestView
 # EAGLE's modules: the next token's embedding beside hidden states of the target, through one layer.
 #
 # Source: Li et al., EAGLE (arXiv 2401.15077), section 3.1, and EAGLE-3 (arXiv 2503.01840), section 3; SafeAILab/EAGLE,
-# cnets1.py and cnets.py; vllm-project/speculators for ``norm_before_residual`` and ``norm_before_fc``. Shapes as in
-# layer.py.
+# cnets1.py and cnets.py; vllm-project/speculators for ``norm_before_residual`` and ``norm_before_fc``. The norms
+# of EAGLE-3.1 are those of arXiv 2605.09992, as vllm-project/speculators and SpecForge store them (``fc_norm``,
+# ``norm_output``). Shapes as in layer.py.
 
 
 class Eagle(nn.Module):
@@ -99,6 +101,9 @@ class Eagle3(nn.Module):
     A row is a token and the feature of the token before it; the output predicts the token's own feature. A feature is
     ``fuse`` of the target's states, or the output of the row before. ``features_width`` is F, the width of all the
     states that it reads side by side. ``head`` gives logits over the target's vocabulary.
+
+    EAGLE-3.1 norms each of the states that it reads by itself (``normed_states``, their number; 0 if it does not), and
+    hands on its output after the last norm (``norm_output``).
     """
 
     def __init__(
@@ -111,29 +116,42 @@ class Eagle3(nn.Module):
         biased: Collection[str],
         norm_before_residual: bool,
         norm_before_fc: bool,
+        normed_states: int = 0,
+        norm_output: bool = False,
     ) -> None:
         super().__init__()
         self.hidden_size: int = config.hidden_size
         self.embed_tokens = embed_tokens
+        self.fc_norm = nn.ModuleList(
+            LlamaRMSNorm(features_width // normed_states, config.rms_norm_eps) for _ in range(normed_states)
+        )
         self.input_norm = LlamaRMSNorm(features_width, config.rms_norm_eps) if norm_before_fc else nn.Identity()
         self.fc = nn.Linear(features_width, config.hidden_size, bias=False)
         self.midlayer = MidLayer(config, biased, norm_before_residual)
         self.norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
         self.rotation = Rotation(config)
         self.head = head
+        self._norm_output = norm_output
 
     def fuse(self, features_NF: Tensor) -> Tensor:
         """The features [N, D] that rows take from the target's states [N, F]."""
+        if self.fc_norm:
+            states = features_NF.chunk(len(self.fc_norm), dim=-1)
+            features_NF = torch.cat([norm(state) for norm, state in zip(self.fc_norm, states, strict=True)], dim=-1)
         return self.fc(self.input_norm(features_NF))
 
     def forward(self, tokens_N: Tensor, feature_ND: Tensor, positions_N: Tensor, attend: Attend) -> Tensor:
-        """The predicted features [N, D] of the rows' own tokens, before the norm. ``attend`` stores keys and values."""
+        """The predicted features [N, D] of the rows' own tokens: before the norm, or behind it with ``norm_output``.
+
+        ``attend`` stores keys and values.
+        """
         entering_NI, residual_ND = self.midlayer.join(self.embed_tokens(tokens_N), feature_ND)
-        return self.midlayer(entering_NI, residual_ND, self.rotation(feature_ND, positions_N), attend)
+        hidden_ND = self.midlayer(entering_NI, residual_ND, self.rotation(feature_ND, positions_N), attend)
+        return self.norm(hidden_ND) if self._norm_output else hidden_ND
 
     def logits(self, hidden_nD: Tensor) -> Tensor:
         """The logits after each row, float32 [n, V], from ``forward``'s output; -inf for tokens it cannot draft."""
-        return self.head(self.norm(hidden_nD))
+        return self.head(hidden_nD if self._norm_output else self.norm(hidden_nD))
 
 
 # --------------------------------------------------------------------------------------------------------- eagle format
@@ -160,16 +178,18 @@ DEFAULT_THETA: Final = 10000.0
 AUX_LAYERS: Final = "eagle_aux_hidden_state_layer_ids"
 INNER: Final = "eagle_config"
 """A table in SafeAILab's and vLLM's configurations of EAGLE-3 that holds some of its fields."""
-INNER_FIELDS: Final = frozenset({AUX_LAYERS, "use_aux_hidden_state", "norm_before_fc", "norm_before_residual"})
-NOT_SUPPORTED: Final = ("fc_norm", "norm_output")
-"""Fields of vllm-project/speculators' eagle3 that change the computation and are not supported."""
+FC_NORM: Final = "fc_norm"
+"""EAGLE-3.1's field, and what the names of its norms begin with."""
+INNER_FIELDS: Final = frozenset(
+    {AUX_LAYERS, "use_aux_hidden_state", "norm_before_fc", "norm_before_residual", FC_NORM, "norm_output"}
+)
 
 Tensors = Mapping[str, Stored]
 
 
 def parse_eagle(path: Path, config: Mapping[str, Any], tensors: Tensors, target: Checkpoint) -> SpeculatorCheckpoint:
     """Parse EAGLE-1's layout, which EAGLE-2 shares. Raises FieldError if it does not fit ``target``."""
-    layer = _layer_config(path, config, config, target)
+    layer = layer_config(path, config, config, target)
     check_equal(path, "hidden_size", layer.hidden_size, target.hidden_size, "the target's")
     _agrees(path, config, "bias", True, tensors, "fc.bias")
     width, vocab = layer.hidden_size, target.vocab_size
@@ -187,15 +207,15 @@ def parse_eagle(path: Path, config: Mapping[str, Any], tensors: Tensors, target:
 def parse_eagle3(path: Path, config: Mapping[str, Any], tensors: Tensors, target: Checkpoint) -> SpeculatorCheckpoint:
     """Parse EAGLE-3's layout, SafeAILab's or vllm-project's. Raises FieldError if it does not fit ``target``."""
     config = flattened(path, config)
-    for name in NOT_SUPPORTED:
-        if config.get(name):
-            raise refusal(path, f"config.json: {name} is {config[name]!r}, which is not supported yet")
-    layer = _layer_config(path, config, config.get("transformer_layer_config", config), target)
+    layer = layer_config(path, config, config.get("transformer_layer_config", config), target)
     check_equal(path, "target_hidden_size", config.get("target_hidden_size"), target.hidden_size, "the target's width")
     tensors = {name.replace("layers.0.", "midlayer."): stored for name, stored in tensors.items()}
     reads = _reads(path, config, target)
     draft_vocab = _draft_vocab_size(path, config, tensors, target)
     needed, optional = _eagle3_shapes(layer, len(reads) * target.hidden_size, target)
+    normed = _agrees(path, config, FC_NORM, False, tensors, f"{FC_NORM}.0.weight")
+    if normed:
+        needed |= {f"{FC_NORM}.{i}.weight": (target.hidden_size,) for i in range(len(reads))}
     mapped = draft_vocabulary(path, tensors, "d2t", draft_vocab, target)
     head = {"lm_head.weight": (draft_vocab, layer.hidden_size)}
     (needed if mapped or layer.hidden_size != target.hidden_size else optional).update(head)
@@ -209,6 +229,8 @@ def parse_eagle3(path: Path, config: Mapping[str, Any], tensors: Tensors, target
         layer,
         norm_before_residual=_norm_before_residual(path, config),
         norm_before_fc=_agrees(path, config, "norm_before_fc", False, tensors, "input_norm.weight"),
+        normed_states=len(reads) if normed else 0,
+        norm_output=_norm_output(path, config, normed),
     )
 
 
@@ -271,8 +293,11 @@ def bias_shapes(prefix: str, layer: Any) -> Shapes:
     return {name.replace("weight", "bias"): shape[:1] for name, shape in attention if "self_attn" in name}
 
 
-def _layer_config(path: Path, config: Mapping[str, Any], layer: Any, target: Checkpoint) -> Any:
-    """The LlamaConfig of the drafter's layer, from ``layer``, config.json's table of it."""
+def layer_config(path: Path, config: Mapping[str, Any], layer: Any, target: Checkpoint, depth: int | None = 1) -> Any:
+    """The LlamaConfig of a drafter's layers, from ``layer``, config.json's table of them.
+
+    ``depth`` is the only number of layers that is read; None where there may be any.
+    """
     if not config:
         raise refusal(path, "there is no config.json beside its tensors: download it again")
     if not isinstance(layer, Mapping):
@@ -280,13 +305,17 @@ def _layer_config(path: Path, config: Mapping[str, Any], layer: Any, target: Che
     for name in NEEDED:
         if type(layer.get(name)) is not int or layer[name] < 1:
             raise refusal(path, f"config.json: {name} is {layer.get(name)!r}; it has to be an integer above 0")
-    check_equal(path, "num_hidden_layers", layer.get("num_hidden_layers"), 1, "EAGLE's is")
+    if depth is not None:
+        check_equal(path, "num_hidden_layers", layer.get("num_hidden_layers"), depth, "EAGLE's is")
     check_equal(path, "vocab_size", layer.get("vocab_size"), target.vocab_size, "the target's")
     try:
         made = LlamaConfig(**{name: layer[name] for name in TAKEN if layer.get(name) is not None})
     except Exception as error:
         raise refusal(path, f"config.json cannot be used: {error}") from error
     _warn_of_theta(path, layer, target)
+    theta = (made.rope_parameters or {}).get("rope_theta", DEFAULT_THETA)
+    if type(theta) not in (int, float) or not 0 < theta < math.inf:
+        raise refusal(path, f"config.json: rope_theta is {theta!r}; it has to be a number above 0")
     if made.num_key_value_heads < 1 or made.num_attention_heads % made.num_key_value_heads:
         raise refusal(
             path,
@@ -330,6 +359,20 @@ def _agrees(path: Path, config: Mapping[str, Any], field: str, default: bool, te
     if stated is not None and bool(stated) != held:
         raise refusal(path, f"config.json: {field} is {stated}, but the file {'holds' if held else 'lacks'} {name}")
     return held
+
+
+def _norm_output(path: Path, config: Mapping[str, Any], normed: bool) -> bool:
+    """Whether the module's own output is handed on behind the last norm, which no tensor tells."""
+    stated = config.get("norm_output")
+    if stated is None and normed:
+        log.warning(
+            "%s: config.json has no norm_output: false is taken, though EAGLE-3.1's modules with norms of each state "
+            "usually have it. If drafts are seldom accepted, set it",
+            path,
+        )
+    if stated is not None and not isinstance(stated, bool):
+        raise refusal(path, f"config.json: norm_output is {stated!r}; it has to be true or false")
+    return bool(stated)
 
 
 def _norm_before_residual(path: Path, config: Mapping[str, Any]) -> bool:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 
 from penstock.checkpoint.checkpoint import Checkpoint, open_checkpoint
-from penstock.checkpoint.look import GGUF, resolve
+from penstock.checkpoint.look import GGUF, block_kind, resolve
 from penstock.checkpoint.tensors import check_finite
 from penstock.config import FieldError
 from penstock.core import ConfigError
@@ -22,6 +22,7 @@ from penstock.models.loader import load_module
 from penstock.models.quantized.pack import pack
 from penstock.models.speculators.base import (
     MAPS,
+    BlockShape,
     DraftVocabulary,
     Kind,
     SpeculatorCheckpoint,
@@ -30,6 +31,8 @@ from penstock.models.speculators.base import (
     read_tensors,
     refusal,
 )
+from penstock.models.speculators.block import BlockModule, BlockStage, MarkovHead
+from penstock.models.speculators.block_format import INNER_FIELDS, parse_block
 from penstock.models.speculators.eagle import Eagle, Eagle3, EagleStage, parse_eagle, parse_eagle3
 from penstock.models.speculators.medusa import Medusa, MedusaStage, is_medusa, parse_medusa
 from penstock.models.speculators.mtp import LAYER, Mtp, is_mtp, load_base, no_head, parse_mtp
@@ -41,8 +44,9 @@ from penstock.models.stage_model import NormOnly, grammars_of
 # Opens a learned drafter's checkpoint: recognises its layout by the files, and checks it against its target.
 #
 # Only headers and configuration are read. The layouts: SafeAILab/EAGLE's for EAGLE-1 (cnets1) and EAGLE-3 (cnets),
-# vllm-project/speculators' for eagle3, FasterDecoding/Medusa's, vLLM's for Medusa,
-# yuyijiong/speculative_pipeline_decoding's for SPD, and MTP heads in a target's own checkpoint.
+# vllm-project/speculators' for eagle3 and dflash, z-lab/dflash's, SpecForge's and JetSpec's for blocks,
+# FasterDecoding/Medusa's, vLLM's for Medusa, yuyijiong/speculative_pipeline_decoding's for SPD, and MTP heads in a
+# target's own checkpoint.
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +58,7 @@ PARSERS: Final = {
     "medusa": parse_medusa,
     "mtp": parse_mtp,
     "spd": parse_spd,
+    "block": parse_block,
 }
 OWN_NOTES: Final = ("_", "trained_with_")
 """Beginnings of fields in which libraries and Penstock's own training leave notes."""
@@ -74,6 +79,9 @@ READ: Final = frozenset(
         *("transformer_layer_config", "speculators_model_type", "speculators_version", "speculators_config"),
         *("speculator", "num_stages", "num_spec_layers", "num_aggr_types", "aggr_feature_bound", "draft_token_ids"),
         *("shallow_hidden_layer_indices", "post_state", "embed_requires_grad", "has_no_defaults_at_init"),
+        *("dflash_config", "num_target_layers", "layer_types", "sliding_window", "use_sliding_window", "is_causal"),
+        *("aux_hidden_state_layer_ids", "sample_from_anchor", "sliding_window_non_causal", "max_window_layers"),
+        *("num_anchors", *INNER_FIELDS),
     }
 )
 """Fields of drafters' configurations, beside a layer's, that are read or do not concern the computation."""
@@ -117,7 +125,10 @@ def _named(path: str) -> Iterator[None]:
         raise refusal(Path(path), str(error).removeprefix("model: ")) from error
 
 
-def _kind(path: Path, config: Mapping[str, Any], tensors: Mapping[str, Stored], target: Checkpoint) -> Kind:
+def _kind(path: Path, config: Mapping[str, Any], tensors: Mapping[str, Stored], target: Checkpoint) -> str:
+    """The name of the parser. A configuration that names a kind counts before any tensor's name."""
+    if block_kind(config) is not None and path != target.path:
+        return "block"
     if is_mtp(tensors, target):
         return "mtp"
     if path == target.path:
@@ -125,7 +136,9 @@ def _kind(path: Path, config: Mapping[str, Any], tensors: Mapping[str, Stored], 
     stated = config.get(TYPE_FIELD)
     if stated is not None:
         if stated != "eagle3":
-            raise refusal(path, f"config.json: {TYPE_FIELD} is {stated!r}; only 'eagle3' is supported so far")
+            raise refusal(
+                path, f"config.json: {TYPE_FIELD} is {stated!r}; 'eagle3', 'dflash' and 'dspark' are supported"
+            )
         return "eagle3"
     if any(name.startswith("midlayer.") for name in tensors) or "layers.0.hidden_norm.weight" in tensors:
         return "eagle3"
@@ -138,7 +151,7 @@ def _kind(path: Path, config: Mapping[str, Any], tensors: Mapping[str, Stored], 
     some = ", ".join(sorted(tensors)[:3])
     raise refusal(
         path,
-        f"it is no EAGLE, EAGLE-3, Medusa, MTP or SPD checkpoint; its tensors are {some}, ...; "
+        f"it is no EAGLE, EAGLE-3, Medusa, MTP, SPD or DFlash checkpoint; its tensors are {some}, ...; "
         "a small model of its own drafts with method 'draft_model'",
     )
 
@@ -161,7 +174,7 @@ class TargetHead(nn.Module):
         return self._causal(inputs_embeds=hidden_nD[None], use_cache=False).logits[0].float()
 
 
-Module = Eagle | Eagle3 | Medusa | Mtp | Spd
+Module = BlockModule | Eagle | Eagle3 | Medusa | Mtp | Spd
 
 
 def load_speculator(checkpoint: SpeculatorCheckpoint, target: Checkpoint, dtype: str, device: str) -> Module:
@@ -179,7 +192,9 @@ def load_speculator(checkpoint: SpeculatorCheckpoint, target: Checkpoint, dtype:
     else:
         embedding = _embedding(weights, target, dtype, device)
         head = _head(weights, vocabulary, target, dtype, device)
-        if checkpoint.kind == "mtp":
+        if checkpoint.block is not None:
+            module = _block(checkpoint, checkpoint.block, weights, embedding, head, vocabulary)
+        elif checkpoint.kind == "mtp":
             module = _mtp(checkpoint, target, dtype, device, embedding, head)
         elif checkpoint.levels:
             module = _spd(checkpoint, weights, embedding, final_norm(target, dtype, device), head)
@@ -207,7 +222,27 @@ def _eagle(
             biased=biased,
             norm_before_residual=checkpoint.norm_before_residual,
             norm_before_fc=checkpoint.norm_before_fc,
+            normed_states=checkpoint.normed_states,
+            norm_output=checkpoint.norm_output,
         )
+
+
+def _block(
+    checkpoint: SpeculatorCheckpoint,
+    shape: BlockShape,
+    weights: Mapping[str, Tensor],
+    embedding: nn.Module,
+    head: nn.Module,
+    vocabulary: DraftVocabulary,
+) -> BlockModule:
+    layer, width = checkpoint.layer, weights["fc.weight"].shape[1]
+    biased = {name.split(".")[-2] for name in weights if ".self_attn." in name and name.endswith("_proj.bias")}
+    markov = None
+    with torch.device("meta"):
+        if shape.markov:
+            drafted, gated = checkpoint.draft_vocab_size, shape.markov == "gated"
+            markov = MarkovHead(layer.hidden_size, shape.rank, drafted, vocabulary, gated=gated)
+        return BlockModule(layer, shape, width, embedding, head, biased=biased, markov_head=markov)
 
 
 def _spd(
@@ -308,9 +343,12 @@ def _target_ids(checkpoint: SpeculatorCheckpoint, target: Checkpoint, stored: Ma
 # Loads a learned drafter as the stage of a pipeline of its own.
 
 STAGES: Final[dict[Kind, type[FeatureReader]]] = {
+    "dflash": BlockStage,
+    "dspark": BlockStage,
     "eagle": EagleStage,
     "eagle3": EagleStage,
     "early_exit": SpdStage,
+    "jetspec": BlockStage,
     "medusa": MedusaStage,
     "mtp": EagleStage,
     "spd": SpdStage,

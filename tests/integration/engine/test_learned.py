@@ -19,11 +19,14 @@ from penstock.drafters.spd import SpdDrafter
 from penstock.engine.job import Prompt
 from penstock.lab.bench.comparison import decode
 from penstock.messages import Features, Sampling
+from penstock.models.speculators.block import Block, BlockStage
 from penstock.models.speculators.eagle import EagleStage
 from penstock.models.speculators.spd import SpdStage
+from penstock.requests.request import Request
 from penstock.stage.visibility import BatchView
 from penstock.strategies.auto import Auto
 from penstock.strategies.pipedec import PipeDec
+from penstock.strategies.static_tree import StaticTree
 from penstock.transport.addresses import LinkSecurity
 from penstock.tree import Node
 from tests import speculators
@@ -35,8 +38,10 @@ from tests.links import host_of
 from tests.unit.models import speculators_reference as reference
 
 CASES = [(kind, stages) for kind in ("eagle", "eagle3", "medusa") for stages in (1, 3, 5)]
-CASES += [("mtp", 3), ("speculators_eagle3", 3), ("vllm_medusa", 3), ("spd_paper", 3)]
+CASES += [("mtp", 3), ("speculators_eagle3", 3), ("eagle31", 3), ("vllm_medusa", 3), ("spd_paper", 3)]
 CASES += [(kind, stages) for kind in ("spd", "early_exit") for stages in (1, 3, 5, 8)]
+CASES += [(kind, stages) for kind in ("dflash", "anchored_dflash") for stages in (1, 3, 5)]
+CASES += [("sliding_dflash", 3), ("speculators_dflash", 3), ("jetspec", 3), ("dspark", 3)]
 SAMPLINGS = (Sampling(), Sampling(seed=11, temperature=1.0, top_p=0.95))
 NONE, EVERY = 0, range(1, len(strategies(1)))
 """Indices of ``strategies``: plain decoding, and those that speculate."""
@@ -53,6 +58,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
         *((kind, stages, some_strategies(number)) for number, (kind, stages) in enumerate(CASES)),
         ("eagle3", 3, EVERY),
         ("spd", 3, EVERY),
+        ("dflash", 3, EVERY),
         *(pytest.param(*case, EVERY, id=f"{case}-all", marks=pytest.mark.whole) for case in CASES),
     ],
 )
@@ -98,14 +104,23 @@ def check_strategies(target: Path, drafter: Path, stages: int, speculating: Sequ
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("kind", "link"), [("eagle3", "tls"), ("eagle3", "ipc"), ("medusa", "tcp"), ("spd", "tls"), ("early_exit", "tcp")]
+    ("methods", "link"),
+    [
+        (["eagle3"], "tls"),
+        (["eagle3"], "ipc"),
+        (["medusa"], "tcp"),
+        (["spd"], "tls"),
+        (["early_exit"], "tcp"),
+        (["dflash"], "tcp"),
+        (["dflash", "ngram"], "ipc"),
+    ],
 )
 def test_stage_processes_send_their_states_to_the_drafters(
-    target: Path, security: LinkSecurity, kind: str, link: str, tmp_path: Path
+    target: Path, security: LinkSecurity, methods: list[str], link: str, tmp_path: Path
 ) -> None:
-    folder = getattr(speculators, kind)(open_checkpoint(str(target))).save(tmp_path / kind)
+    folder = getattr(speculators, methods[0])(open_checkpoint(str(target))).save(tmp_path / methods[0])
     # ``auto`` may find, in real time, that nothing is worth drafting for models that are so small.
-    speculation = {"method": kind, "model": str(folder), "strategy": "continuous", "width": 12, "children": 4}
+    speculation = {"method": methods, "model": str(folder), "strategy": "continuous", "width": 12, "children": 4}
     prompts: list[Prompt] = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
     params = [SamplingParams(temperature=t, seed=3, max_tokens=TOKENS, ignore_eos=True) for t in (0.0, 1.0)]
     options = {"max_model_len": 128, "prefill_chunk": 8, "skip_tokenizer_init": True, "host": host_of(link, security)}
@@ -246,6 +261,94 @@ def test_an_asked_row_is_what_the_features_of_its_path_give(
         under_way = [levels for levels in seen if deepest not in levels[1:]]
         assert under_way, "the pipeline was full: every token under way had a depth of its own"
         assert len(seen) > 1, "and at other times it was not"
+
+
+TEXT = [(7 * i * i + 3) % 150 for i in range(45)]
+"""A prompt of two whole blocks of the prefix cache, and more."""
+
+
+@pytest.mark.parametrize("stages", [1, 4])
+def test_every_block_has_the_whole_text_before_its_root_as_context(target: Path, stages: int, tmp_path: Path) -> None:
+    """The text's own states, of the layers that the file names, also where another request has left its prompt."""
+    checkpoint = open_checkpoint(str(target))
+    engine = InProcessEngine(target, stages, learned=speculators.dflash(checkpoint).save(tmp_path / "dflash"))
+    watch = BlockWatch(engine)
+    found = []
+    for _ in range(2):
+        request = engine.submit(TEXT, Sampling(), TOKENS, strategies(stages)[-2])
+        watch.request = request
+        engine.run()
+        assert isinstance(request.output, Picks)
+        found.append(request.output.tokens)
+        watch.ended()
+    assert found[0] == found[1]
+    shown, contexts, rows = watch.shown, watch.contexts, watch.rows
+    assert max(shown) > 1 or stages == 1, "tokens in flight are shown"
+    assert min(contexts[0]) >= len(TEXT) - 1
+    assert rows[1] < rows[0] - 16, "the second request's prompt has its context already"
+    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
+    with torch.inference_mode():
+        states = model(torch.tensor([watch.tokens]), output_hidden_states=True).hidden_states
+    wanted = torch.cat([states[k][0] for k in (2, 5, 7)], dim=-1)[: len(watch.states)]
+    torch.testing.assert_close(watch.states, wanted, atol=1e-4, rtol=1e-3)
+
+
+class BlockWatch:
+    """Notes, of every block, how many tokens are its context and how many are shown, and checks them by the text."""
+
+    def __init__(self, engine: InProcessEngine) -> None:
+        assert isinstance(engine.reader, BlockStage)
+        self.request: Request | None = None
+        self.shown: list[int] = []
+        self.contexts: list[list[int]] = [[]]
+        """Tokens of context of each block, by request."""
+        self.rows: list[int] = [0]
+        """Rows that gave context, by request."""
+        self.tokens: list[int] = []
+        self.states = torch.empty(0)
+        self._stage = engine.reader
+        self._block, self._forward = engine.reader._block, engine.reader.forward
+        engine.reader._block = self.block  # type: ignore[method-assign]
+        engine.reader.forward = self.forward  # type: ignore[method-assign]
+
+    def forward(self, view: BatchView, hidden: None) -> torch.Tensor:
+        assert view.levels is not None
+        self.rows[-1] += int(view.levels.sum())
+        return self._forward(view, hidden)
+
+    def block(self, view: BatchView, row: int) -> Block:
+        made = self._block(view, row)
+        path = view.path(row).tolist()
+        assert made.context_positions.tolist() == list(range(made.position)), "the context has no hole"
+        assert made.tokens.tolist() == path[made.position :], "the block shows what comes after it"
+        self.shown.append(len(made.tokens))
+        self.contexts[-1].append(made.position)
+        self.tokens, self.states = path[: made.position], self._stage.store.states(made.context)
+        return made
+
+    def ended(self) -> None:
+        """The request has ended, and another follows."""
+        assert self.request is not None
+        assert self.tokens == [node.token for node in self.request.committed[: len(self.tokens)]] or not self.tokens
+        self.contexts.append([])
+        self.rows.append(0)
+
+
+@pytest.mark.parametrize("kind", ["dflash", "dspark"])
+def test_one_pass_drafts_a_tree_of_several_levels(target: Path, kind: str, tmp_path: Path) -> None:
+    """No token of the tree has entered: its levels come from the root's block. A Markov head is told each node."""
+    folder = getattr(speculators, kind)(open_checkpoint(str(target))).save(tmp_path / kind)
+    blocks, messages = {}, {}
+    for ahead in (0, None):
+        engine = InProcessEngine(target, 3, learned=folder, ahead=ahead)
+        watch = BlockWatch(engine)
+        request = engine.submit(PROMPTS[1], Sampling(), TOKENS, StaticTree(12, 4, 3))
+        engine.run()
+        assert isinstance(request.output, Picks)
+        assert len(request.output.tokens) == TOKENS
+        blocks[ahead], messages[ahead] = len(watch.shown), engine.drafter._builder.next_stream
+    assert blocks[None] < blocks[0] / 4
+    assert (messages[None] < messages[0] / 3) == (kind == "dflash")
 
 
 class SpdWatch:

@@ -89,7 +89,7 @@ def speculation(target: Path, draft: Path, folder: Path, method: str, strategy: 
     if method == "ngram":
         return {"method": method, "strategy": strategy}
     if method != "draft_model":
-        options = {"anchors": [0, 2, 4]} if method == "spd" else {}
+        options = {"spd": {"anchors": [0, 2, 4]}, "dflash": {"taps": [0, 2]}}.get(method, {})
         draft = getattr(speculators, method)(open_checkpoint(str(target)), **options).save(folder / method)
     return {"method": method, "model": str(draft), "strategy": strategy}
 
@@ -105,8 +105,19 @@ def speculation(target: Path, draft: Path, folder: Path, method: str, strategy: 
         ("eagle3", "continuous", 1, SAMPLED),
         ("spd", "continuous", 3, SAMPLED),
         ("mtp", "continuous", 3, SAMPLED),
+        ("dflash", "continuous", 1, SAMPLED),
     ],
-    ids=["stage", "stage-ngram", "drafter", "stage-drafter", "fork-server", "eagle3", "stage-spd", "stage-mtp"],
+    ids=[
+        "stage",
+        "stage-ngram",
+        "drafter",
+        "stage-drafter",
+        "fork-server",
+        "eagle3",
+        "stage-spd",
+        "stage-mtp",
+        "dflash",
+    ],
 )
 def test_tokens_are_the_same_whatever_is_killed(
     target: Path,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import pytest
 
@@ -35,6 +36,23 @@ def test_an_emulated_drafter_answers_when_its_device_would() -> None:
     assert [draft.candidates[0][0] for draft in drafter.poll()] == [2]
     assert not drafter.busy
     assert (drafter.asks, drafter.overruns) == (1, 0)
+
+
+class Knowing(NgramDrafter):
+    """A drafter that has the answer already, so that nothing leaves the engine."""
+
+    def ask(self, asks: Sequence[DraftRequest]) -> int:
+        super().ask(asks)
+        return 0
+
+
+def test_an_answer_that_the_engine_has_takes_neither_link_nor_device() -> None:
+    clock = VirtualClock()
+    drafter = EmulatedDrafter(Knowing(4, 1), taking(1.0), LinkTiming(0.25, math.inf, 0.0), clock)
+    request = make_request([1, 2, 1])
+    assert drafter.ask([DraftRequest(request, [request.tree.root], 2)]) == 0
+    assert [draft.candidates[0][0] for draft in drafter.poll()] == [2]
+    assert not drafter.busy
 
 
 def taking(seconds: float) -> StageTiming:

@@ -27,7 +27,20 @@ from penstock.models.stage_model import fitted
 from penstock.speculation import SpeculativeConfig
 from penstock.text.tokenizer import load_tokenizer
 from tests.checkpoints import BYTE_VOCAB, make_checkpoint
-from tests.speculators import Draft, eagle, eagle3, early_exit, medusa, mtp, spd, speculators_eagle3, vllm_medusa
+from tests.speculators import (
+    Draft,
+    dflash,
+    dspark,
+    eagle,
+    eagle3,
+    early_exit,
+    jetspec,
+    medusa,
+    mtp,
+    spd,
+    speculators_eagle3,
+    vllm_medusa,
+)
 from tests.staged import Staged, chain_rows
 
 KINDS: dict[str, Callable[..., Draft]] = {
@@ -39,6 +52,9 @@ KINDS: dict[str, Callable[..., Draft]] = {
     "spd": spd,
     "early_exit": early_exit,
     "mtp": mtp,
+    "dflash": dflash,
+    "jetspec": jetspec,
+    "dspark": dspark,
 }
 
 
@@ -286,9 +302,11 @@ def test_the_method_is_told_by_the_drafters_checkpoint(tmp_path: Path, kind: str
 @pytest.mark.parametrize(
     ("config", "kind"),
     [
-        ({"architectures": ["DFlashDraftModel"], "model_type": "qwen3"}, "DFlash"),
-        ({"dflash_config": {"block_size": 16}}, "DFlash"),
+        ({"architectures": ["DFlash2DraftModel"], "dflash_config": {"selector_rank": 16}}, "DFlash 2"),
+        ({"architectures": ["DFlashDraftModel"], "dflash_config": {"projector_type": "domino"}}, "Domino"),
+        ({"speculators_model_type": "dflash", "projector_type": "domino"}, "Domino"),
         ({"speculators_model_type": "peagle"}, "P-EAGLE"),
+        ({"architectures": ["LlamaForCausalLMEagle3"], "parallel_drafting": True}, "P-EAGLE"),
     ],
 )
 def test_a_drafter_that_is_not_supported_is_refused_by_its_kind(
@@ -297,6 +315,18 @@ def test_a_drafter_that_is_not_supported_is_refused_by_its_kind(
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ConfigError, match=rf"a drafter of kind {kind} .* which is not supported; use another one"):
         EngineOptions(model="demo", speculative_config={"model": str(tmp_path)})
+
+
+@pytest.mark.parametrize("method", ["dflash", "eagle3"])
+def test_no_drafter_is_taken_for_another_kind_by_a_tensors_name(tmp_path: Path, method: str) -> None:
+    """Each of these holds fc.weight and a first layer, as EAGLE-1 does; the configuration says what it is."""
+    target = open_checkpoint(str(make_checkpoint(tmp_path / "target", num_hidden_layers=8)))
+    draft = dflash(target)
+    draft.config["dflash_config"]["projector_type"] = "domino"
+    folder = draft.save(tmp_path / "drafter")
+    options = {"method": method, "model": str(folder)}
+    with pytest.raises(ConfigError, match=r"it is a drafter of kind Domino, which is not supported yet"):
+        resolve_options(EngineOptions(model=str(target.path), speculative_config=options))
 
 
 def test_a_small_model_is_a_draft_model(tmp_path: Path) -> None:

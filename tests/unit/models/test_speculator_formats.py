@@ -143,12 +143,32 @@ WRONG: dict[str, tuple[Callable[[Checkpoint], Draft], Change, str]] = {
     "norm of each state": (
         speculators.speculators_eagle3,
         lambda d: d.config.update(fc_norm=True),
-        "fc_norm is True, which is not supported yet",
+        r"fc_norm is True, but the file lacks fc_norm\.0\.weight",
+    ),
+    "norms of each state unannounced": (
+        speculators.eagle31,
+        lambda d: d.config.update(fc_norm=False),
+        r"fc_norm is False, but the file holds fc_norm\.0\.weight",
+    ),
+    "a norm of one state too few": (
+        speculators.eagle31,
+        lambda d: d.tensors.pop("fc_norm.2.weight"),
+        r"lacks the tensor fc_norm\.2\.weight \[32\]",
+    ),
+    "a norm of one state too many": (
+        speculators.eagle31,
+        lambda d: d.tensors.update({"fc_norm.3.weight": torch.ones(32)}),
+        r"holds the tensor fc_norm\.3\.weight, which no layout",
+    ),
+    "normed output in words": (
+        speculators.eagle31,
+        lambda d: d.config.update(norm_output="yes"),
+        "norm_output is 'yes'; it has to be true or false",
     ),
     "type": (
         speculators.speculators_eagle3,
-        lambda d: d.config.update(speculators_model_type="dflash"),
-        "speculators_model_type is 'dflash'; only 'eagle3' is supported",
+        lambda d: d.config.update(speculators_model_type="mlp"),
+        "speculators_model_type is 'mlp'; 'eagle3', 'dflash' and 'dspark' are supported",
     ),
     "table": (
         speculators.speculators_eagle3,
@@ -183,7 +203,7 @@ WRONG: dict[str, tuple[Callable[[Checkpoint], Draft], Change, str]] = {
     "another model": (
         speculators.eagle,
         lambda d: d.tensors.pop("fc.weight"),
-        "no EAGLE, EAGLE-3, Medusa, MTP or SPD checkpoint",
+        "no EAGLE, EAGLE-3, Medusa, MTP, SPD or DFlash checkpoint",
     ),
     "spd's width": (
         speculators.spd,

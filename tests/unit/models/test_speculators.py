@@ -163,6 +163,26 @@ def test_eagle3_is_its_formula(tmp_path: Path, target: Checkpoint, parents, layo
     assert_same(module.logits(expected_ND), reference.scattered(logits_nv, DRAFTED_IDS, VOCAB))
 
 
+@pytest.mark.parametrize("norm_output", [True, False])
+def test_eagle31_norms_each_state_and_its_output(tmp_path: Path, target: Checkpoint, norm_output: bool) -> None:
+    draft = speculators.eagle31(target)
+    draft.config["norm_output"] = norm_output
+    module, rows, t = load(opened(draft, tmp_path, target), target), Rows(TREE, 96), draft.tensors
+    states = rows.features_NF.split(32, dim=-1)
+    normed = torch.cat([reference.rms(state, t[f"fc_norm.{i}.weight"]) for i, state in enumerate(states)], dim=-1)
+    feature_ND = module.fuse(rows.features_NF)
+    assert_same(feature_ND, normed @ t["fc.weight"].T)
+    embedding = target_weights(target)["model.embed_tokens.weight"]
+    given = (rows.tokens_N, feature_ND, rows.positions_N, rows.sees_NN, THETA)
+    before_ND = reference.eagle3(t, embedding, *given)
+    normed_ND = reference.rms(before_ND, t["norm.weight"])
+    expected_ND = normed_ND if norm_output else before_ND
+    for batches in at_once_and_apart(rows):
+        assert_same(run(module, rows, feature_ND, batches), expected_ND)
+    logits_nv = normed_ND @ t["lm_head.weight"].T
+    assert_same(module.logits(expected_ND), reference.scattered(logits_nv, DRAFTED_IDS, VOCAB))
+
+
 def test_what_comes_out_goes_in_as_the_next_feature(tmp_path: Path, target: Checkpoint) -> None:
     """A tree drafted level by level, each row's feature its parent's output: as each path alone as a chain."""
     draft = speculators.eagle3(target)

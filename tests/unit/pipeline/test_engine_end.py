@@ -34,6 +34,8 @@ def awaiting(*streams: int) -> EngineEnd:
         (Result(stream=0, candidates=[Candidates(4, [3, 77, 4], [0.0] * 3)]), "names token 77"),
         (Result(stream=0), r"result 0 does not speak of nodes \[4\]"),
         (Result(stream=0, candidates=[Candidates(4, [3], [0.0])]), "answers another question"),
+        (Result(stream=0, candidates=[Candidates(4, [3], [0.0], 1)]), "answers level 1 of node 4 out of turn"),
+        (Result(stream=0, candidates=[Candidates(4, [3], [0.0], n) for n in (0, 1)]), "level 1 of node 4 out of turn"),
     ],
 )
 def test_results_that_answer_no_batch_are_refused(result: Result, complaint: str) -> None:

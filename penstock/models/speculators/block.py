@@ -1,0 +1,353 @@
+"""Block drafters: a module that drafts a block of tokens in one pass, and its part on the target's stages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
+
+from penstock.messages import Candidates, Sampling
+from penstock.models.attention import Arenas, Attend, SlotAttention
+from penstock.models.speculators.base import BlockShape, DraftVocabulary, Rotation
+from penstock.models.speculators.reader import AttendingReader
+from penstock.models.speculators.spd import SpecLayer
+from penstock.stage.sampler import contexts_of, needs_path, rank_candidates
+from penstock.stage.visibility import BatchView, ProtocolError, RequestView
+
+# ---------------------------------------------------------------------------------------------------------------- block
+# DFlash's module (z-lab/dflash, dflash/model.py): a few Qwen3 layers over a block of rows, of which the first hold the
+# tokens that are known and the others the mask token. JetSpec (arXiv 2606.18394) is the same, causal within the block.
+#
+# Shapes as in layer.py: N rows, n rows of which logits are asked, D hidden size, F the width of all states read side
+# by side, K key heads, d width of a head, V the target's vocabulary, v the tokens that can be drafted, r the rank of a
+# Markov head.
+
+
+class MarkovHead(nn.Module):
+    """DSpark's low-rank matrix from a token to logits of the next one (arXiv 2607.05147; deepseek-ai/DeepSpec).
+
+    With ``gated`` the row's state decides how much of each of the ``rank`` parts counts.
+    """
+
+    def __init__(self, width: int, rank: int, drafted: int, vocabulary: DraftVocabulary, *, gated: bool) -> None:
+        super().__init__()
+        self.markov_w1 = nn.Embedding(vocabulary.vocab_size, rank)
+        self.markov_w2 = nn.Linear(rank, drafted, bias=False)
+        self.gate_proj = nn.Linear(width + rank, rank) if gated else None
+        self.vocabulary = vocabulary
+
+    def forward(self, hidden_nD: Tensor, tokens_n: Tensor) -> Tensor:
+        """Logits to be added for the tokens after ``tokens_n``, float32 [n, V]; -inf for those it cannot draft."""
+        latent_nr = self.markov_w1(tokens_n)
+        if self.gate_proj is not None:
+            latent_nr = latent_nr * torch.sigmoid(self.gate_proj(torch.cat([hidden_nD, latent_nr], dim=-1)))
+        logits_nV: Tensor = self.vocabulary(self.markov_w2(latent_nr))
+        return logits_nV
+
+
+class BlockModule(nn.Module):
+    """Layers whose rows attend to each other and to the *context*: the target's states of the tokens before the block.
+
+    The context is made once for a token, of its states, and gives every layer keys and values through the projections
+    that the rows use; it is neither normed by the layer nor changed from one layer to the next. ``head`` gives logits
+    over the target's vocabulary of states that have been normed. ``features_width`` is F.
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        shape: BlockShape,
+        features_width: int,
+        embed_tokens: nn.Module,
+        head: nn.Module,
+        *,
+        biased: Collection[str],
+        markov_head: MarkovHead | None = None,
+    ) -> None:
+        super().__init__()
+        self.hidden_size: int = config.hidden_size
+        self.shape = shape
+        self.markov_head = markov_head
+        self.embed_tokens = embed_tokens
+        self.fc = nn.Linear(features_width, config.hidden_size, bias=False)
+        self.hidden_norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.layers = nn.ModuleList(SpecLayer(config, i, biased, normed=True) for i in range(len(shape.causal)))
+        self.norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.rotation = Rotation(config)
+        self.head = head
+
+    def fuse(self, features_NF: Tensor) -> Tensor:
+        """The context [N, D] that tokens give with the target's states [N, F]."""
+        context_ND: Tensor = self.hidden_norm(self.fc(features_NF))
+        return context_ND
+
+    def context(self, context_ND: Tensor, positions_N: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Keys and values [K, N, d] of each layer for tokens at these positions, from ``fuse``'s output."""
+        rotation = self.rotation(context_ND, positions_N)
+        for layer in self.layers:
+            own: Any = layer.self_attn
+            key_KNd, value_KNd = (
+                projection(context_ND).unflatten(-1, (-1, own.head_dim)).transpose(0, 1)
+                for projection in (own.k_proj, own.v_proj)
+            )
+            key_KNd = own.k_norm(key_KNd)
+            # Queries and keys turn alike; the function wants both.
+            yield apply_rotary_pos_emb(key_KNd, key_KNd, *rotation, unsqueeze_dim=0)[1], value_KNd
+
+    def forward(self, tokens_N: Tensor, positions_N: Tensor, attend: Attend) -> Tensor:
+        """The states [N, D] of a block's rows, normed. ``attend`` stores keys and values: see ``Attend``."""
+        hidden_ND: Tensor = self.embed_tokens(tokens_N)
+        rotation = self.rotation(hidden_ND, positions_N)
+        for layer in self.layers:
+            hidden_ND = layer(hidden_ND, rotation, attend)
+        return self.norm(hidden_ND)
+
+    def logits(self, hidden_nD: Tensor, before_n: Tensor) -> Tensor:
+        """The logits of rows, float32 [n, V], from ``forward``'s output; -inf for tokens it cannot draft.
+
+        They are of the row's own place or, with ``from_anchor``, of the next one; ``before_n`` are the tokens before.
+        """
+        logits_nV: Tensor = self.head(hidden_nD)
+        return logits_nV if self.markov_head is None else logits_nV + self.markov_head(hidden_nD, before_n)
+
+
+# --------------------------------------------------------------------------------------------------------- block stage
+# A block drafter behind the stage core's interface: states to context, and a block of rows for each node asked about.
+
+PATH, CONTEXT, KEPT = 0, 1, 2
+"""Levels of rows: a token of a path, whose states are not known; one that becomes context; and one that is answered
+from a block that was computed for a node above it."""
+MOST_SCRATCH: Final = 512
+"""Rows of blocks that are computed at once; their keys and values lie behind the slots, and are thrown away."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """The block of one row that is asked about: the slots that it sees as context, and its tokens before the masks."""
+
+    row: int
+    context: np.ndarray
+    context_positions: np.ndarray
+    tokens: np.ndarray
+    position: int
+    """Position of the first token."""
+    rows: int
+    """Rows of the block, masks included."""
+
+
+class BlockStage(AttendingReader):
+    """A block drafter over slots; implements ``stage.core.Layers`` and ``Reader``.
+
+    Committed tokens before the root come at level ``CONTEXT`` with the target's states, and their keys and values stay
+    in the token's slot. All other rows only hold their place; a node that is asked about is answered by a block of its
+    own, over the context before the first token whose states are not known:
+
+        context      | root  a   b   M   M   M         b is asked about, two tokens below the root
+        c0 c1 c2 c3  | r0   r1  r2  r3  r4  r5         r3 says what follows b, r4 and r5 what comes further below
+
+    With ``from_anchor`` a row says what follows it, so r2 answers for b. A slot whose context has been lost is hidden.
+
+    With a Markov head r4 says nothing before the token that follows b is known. The states of such rows are kept, and a
+    child of b asks at level ``KEPT``: then its own token joins r4, and no block is computed.
+    """
+
+    def __init__(self, module: Any, reads: Sequence[int], width: int, capacity: int, dtype: str, device: str) -> None:
+        super().__init__(module, reads, width, capacity, dtype, device)
+        self._capacity = capacity
+        self._arenas = Arenas(capacity + MOST_SCRATCH)
+        self._context_of = np.zeros(capacity, dtype=np.int64)
+        """The node whose context each slot holds."""
+        self._parent_of = np.full(capacity, -1, dtype=np.int64)
+        self._below: dict[int, Tensor] = {}
+        """States of a block's rows [levels, D] below the first answer, by the slot of the node that was asked about."""
+
+    def forget(self) -> None:
+        super().forget()
+        self._context_of[:] = 0
+        self._parent_of[:] = -1
+        self._below.clear()
+
+    @torch.inference_mode()
+    def forward(self, view: BatchView, hidden: None) -> Tensor:
+        """Store the context of the rows that give any. Returns [N, 0]: blocks are computed for what is asked."""
+        if view.levels is None or not PATH <= view.levels.min() <= view.levels.max() <= KEPT:
+            raise ProtocolError(f"a block drafter's rows have a level of 0 to {KEPT}")
+        # What a slot's node drafted ends with the node, or as it becomes context: the tree is then below it.
+        over = (self._node_at[view.slots] != view.nodes) | (view.levels == CONTEXT)
+        for slot in view.slots[over].tolist():
+            self._below.pop(slot, None)
+        self.register(view)
+        self._parent_of[view.slots] = view.parents
+        rows = np.flatnonzero(view.levels == CONTEXT)
+        # A slot that holds a new node has no context any more; one that is asked about again keeps what it has.
+        rows = rows[self.store.has(view.slots[rows], view.nodes[rows])]
+        if len(rows):
+            slots, positions_N = view.slots[rows], torch.from_numpy(view.positions[rows]).to(self.device)
+            slots_N = torch.from_numpy(slots).to(self.device)
+            context_ND = self.module.fuse(self.store.states(slots)).to(self.dtype)
+            for layer, (key_KNd, value_KNd) in enumerate(self.module.context(context_ND, positions_N)):
+                self._arenas.store(layer, slots_N, key_KNd.to(self.dtype), value_KNd.to(self.dtype))
+            self._context_of[slots] = view.nodes[rows]
+        return torch.empty(len(view), 0)
+
+    @torch.inference_mode()
+    def candidates(
+        self, view: BatchView, hidden: Tensor, wanted: Sequence[int], samplings: Sequence[Sampling], count: int
+    ) -> list[Candidates]:
+        """``count`` noise-ranked candidates after each row in ``wanted``, and for up to ``view.ahead`` levels below.
+
+        Penalties and grammars depend on the tokens in between, so that requests with any get no further levels.
+        """
+        assert view.levels is not None
+        kept = [i for i, row in enumerate(wanted) if view.levels[row] == KEPT]
+        answers = self._from_kept(view, [wanted[i] for i in kept], [samplings[i] for i in kept], count)
+        samplings = [sampling for i, sampling in enumerate(samplings) if i not in kept]
+        blocks = [self._block(view, row) for row in wanted if view.levels[row] != KEPT]
+        first = 0
+        while first < len(blocks):
+            # At least one block, and as many more as find room.
+            ends = np.cumsum([block.rows for block in blocks[first:]])
+            more = max(1, int(np.searchsorted(ends, MOST_SCRATCH, side="right")))
+            part = slice(first, first + more)
+            answers += self._answers(view, blocks[part], samplings[part], count)
+            first += more
+        return answers
+
+    def _from_kept(
+        self, view: BatchView, rows: Sequence[int], samplings: Sequence[Sampling], count: int
+    ) -> list[Candidates]:
+        """Candidates after rows from the nearest block above each; a row that no block reaches gets none."""
+        states = [self._kept_for(int(view.slots[row])) for row in rows]
+        found = [i for i, state in enumerate(states) if state is not None]
+        if not found:
+            return []
+        rows, samplings = [rows[i] for i in found], [samplings[i] for i in found]
+        hidden_nD = torch.stack([state for state in states if state is not None])
+        logits_nV = self.module.logits(hidden_nD, torch.from_numpy(view.tokens[rows]).to(self.device))
+        positions, nodes = view.positions[rows] + 1, view.nodes[rows]
+        contexts = contexts_of(view, rows, samplings, self.grammars)
+        return rank_candidates(logits_nV, samplings, positions.tolist(), nodes.tolist(), count, contexts)
+
+    def _kept_for(self, slot: int) -> Tensor | None:
+        """The state [D] that the nearest block above a slot has for what follows the slot's token."""
+        above, distance = int(self._parent_of[slot]), 0
+        while above >= 0 and above not in self._below:
+            above, distance = int(self._parent_of[above]), distance + 1
+        below = self._below.get(above)
+        return below[distance] if below is not None and distance < len(below) else None
+
+    def _block(self, view: BatchView, row: int) -> Block:
+        """The block for a row, of what it sees."""
+        seen = next(one for one in view.views if one.request == view.requests[row])
+        sees = seen.mask[np.searchsorted(seen.rows, row)]
+        order = np.argsort(seen.positions[sees], kind="stable")
+        slots, positions = seen.slots[sees][order], seen.positions[sees][order]
+        held = (self._context_of[slots] == self._node_at[slots]) & (self._context_of[slots] > 0)
+        held[-1] = False  # an asked row stands in its block, however much is known of it
+        last = np.flatnonzero(held)
+        begin = int(last[-1]) + 1 if len(last) else 0
+        assert view.slot_tokens is not None, "only a stage's own view knows what its slots hold"
+        tokens, shape = view.slot_tokens[slots[begin:]], self.module.shape
+        rows = min(max(shape.size, len(tokens) + (not shape.from_anchor)), MOST_SCRATCH)
+        # Of a path longer than any block only the end is shown.
+        tokens = tokens[-(rows - (not shape.from_anchor)) :]
+        position = int(positions[-1]) + 1 - len(tokens)
+        return Block(row, slots[:begin][held[:begin]], positions[:begin][held[:begin]], tokens, position, rows)
+
+    def _answers(
+        self, view: BatchView, blocks: Sequence[Block], samplings: Sequence[Sampling], count: int
+    ) -> list[Candidates]:
+        shape = self.module.shape
+        batch = self._batch(blocks)
+        hidden_ND = self.module(
+            torch.from_numpy(batch.tokens).to(self.device),
+            torch.from_numpy(batch.positions).to(self.device),
+            BlockAttention(shape, batch, self.attention),
+        )
+        picked, rows, levels, of_rows, last = [], [], [], [], []
+        start = 0
+        for block, sampling in zip(blocks, samplings, strict=True):
+            first = len(block.tokens) - shape.from_anchor
+            left = block.rows - first
+            further = 0 if needs_path(sampling) or shape.markov else view.ahead
+            for level in range(min(left, 1 + further)):
+                picked.append(start + first + level)
+                rows.append(block.row)
+                levels.append(level)
+                of_rows.append(sampling)
+                last.append(int(block.tokens[-1]))
+            if shape.markov:
+                self._below[int(view.slots[block.row])] = hidden_ND[start + first + 1 : start + block.rows].clone()
+            start += block.rows
+        # The token before is known for a block's first answer alone, and the Markov head is asked for no other.
+        index_n, before_n = (torch.tensor(one, device=self.device) for one in (picked, last))
+        logits_nV = self.module.logits(hidden_ND[index_n], before_n)
+        positions, nodes = view.positions[rows] + 1 + np.array(levels), view.nodes[rows]
+        contexts = contexts_of(view, rows, of_rows, self.grammars)
+        ranked = rank_candidates(logits_nV, of_rows, positions.tolist(), nodes.tolist(), count, contexts)
+        return [msgspec.structs.replace(one, level=level) for one, level in zip(ranked, levels, strict=True)]
+
+    def _batch(self, blocks: Sequence[Block]) -> BatchView:
+        """The blocks' rows in scratch slots, each seeing its context and all of its block."""
+        mask, views, tokens, positions = self.module.shape.mask_token, [], [], []
+        start = 0
+        for number, block in enumerate(blocks):
+            own = np.arange(start, start + block.rows)
+            places = block.position + np.arange(block.rows)
+            views.append(
+                RequestView(
+                    number,
+                    own,
+                    np.concatenate([block.context, self._capacity + own]),
+                    np.concatenate([block.context_positions, places]),
+                    np.ones((block.rows, len(block.context) + block.rows), dtype=bool),
+                    len(block.context),
+                )
+            )
+            tokens += [block.tokens, np.full(block.rows - len(block.tokens), mask, dtype=np.int64)]
+            positions.append(places)
+            start += block.rows
+        every = np.arange(start)
+        return BatchView(
+            requests=np.repeat(np.arange(len(blocks)), [block.rows for block in blocks]),
+            nodes=every,
+            slots=self._capacity + every,
+            positions=np.concatenate(positions),
+            tokens=np.concatenate(tokens),
+            views=views,
+            parents=np.full(start, -1, dtype=np.int64),
+        )
+
+
+class BlockAttention:
+    """Answers the attention calls of a batch of blocks: each layer causal within the block or not, with its window."""
+
+    def __init__(self, shape: BlockShape, view: BatchView, attention: Callable[[BatchView], SlotAttention]) -> None:
+        """``attention`` makes the attention over what a batch's rows see."""
+        self._shape = shape
+        self._view = view
+        self._attention = attention
+
+    def __call__(self, module: Any, *arguments: Any, **options: Any) -> Tensor:
+        layer = module.layer_idx
+        attend = self._causal if self._shape.causal[layer] else self._whole
+        return attend(module, *arguments, sliding_window=self._shape.windows[layer], **options)
+
+    @cached_property
+    def _whole(self) -> SlotAttention:
+        return self._attention(self._view)
+
+    @cached_property
+    def _causal(self) -> SlotAttention:
+        views = [
+            replace(one, mask=one.mask & (one.positions[None, :] <= self._view.positions[one.rows, None]))
+            for one in self._view.views
+        ]
+        return self._attention(replace(self._view, views=views))

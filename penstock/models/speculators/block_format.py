@@ -1,0 +1,288 @@
+"""Checkpoints of block drafters: their configuration in each published dialect, and the tensors that they need.
+
+Block drafters are told by what their configuration says, never by one tensor's name: ``checkpoint.look.block_kind``.
+Their layouts: z-lab/dflash's and SpecForge's (Qwen3's fields, and ``dflash_config``), JetSpec's (the same with
+``causal_head``), DeepSpec's (DSpark: all fields at the top level, embedding and head of its own), and
+vllm-project/speculators' (``transformer_layer_config``, a vocabulary of its own).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from transformers import AutoConfig
+
+from penstock.checkpoint.checkpoint import Checkpoint
+from penstock.checkpoint.look import BLOCK_READ, block_kind
+from penstock.models.speculators.base import (
+    BlockShape,
+    SpeculatorCheckpoint,
+    Stored,
+    check_equal,
+    check_shapes,
+    draft_vocabulary,
+    refusal,
+)
+from penstock.models.speculators.eagle import TAKEN, bias_shapes, layer_config, layer_shapes
+
+INNER: Final = "dflash_config"
+"""z-lab's, SpecForge's and JetSpec's table of the fields that are not Qwen3's."""
+LAYERS: Final = "transformer_layer_config"
+"""The table of the layers' fields in vllm-project/speculators' configurations."""
+NEUTRAL: Final = {"input_embedding_scale": 1.0, "output_multiplier": 1.0, "draft_shift": False, "shift_label": False}
+"""Fields that would change the computation -> the only value with which they are followed."""
+INNER_FIELDS: Final = frozenset(
+    {
+        *("mask_token_id", "target_layer_ids", "block_size", "causal_head", "projector_type", "attention_mode"),
+        *("markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov"),
+        *NEUTRAL,
+        "final_logit_softcapping",
+    }
+)
+PROJECTORS: Final = ("dflash", "dspark", None)
+MARKOV: Final = ("vanilla", "gated")
+"""Types of DSpark's Markov head that are computed."""
+DEFAULTS: Final = ("qwen3", "llama")
+"""Types whose layers' fields may be left out where they are transformers' defaults, as speculators writes them."""
+SLIDING, FULL = "sliding_attention", "full_attention"
+DEFAULT_BLOCK: Final = 16
+"""The size of z-lab's blocks where the configuration states none."""
+
+Tensors = Mapping[str, Stored]
+
+
+@dataclass(frozen=True)
+class _Stated:
+    """A configuration's fields in one dialect: those of the layers, and the others."""
+
+    path: Path
+    layers: Mapping[str, Any]
+    others: Mapping[str, Any]
+    offset: int
+    """The hidden state that is called layer 0's: 1 where outputs of layers are counted, 0 where hidden states are."""
+    taps: str
+    """The field that lists the states that are read."""
+
+    def integer(self, name: str, default: int | None = None, least: int = 1) -> int:
+        value = self.others.get(name, default)
+        if type(value) is not int or value < least:
+            raise refusal(self.path, f"config.json: {name} is {value!r}; it has to be an integer of {least} or more")
+        return value
+
+    def flag(self, name: str) -> bool | None:
+        value = self.others.get(name)
+        if value is not None and not isinstance(value, bool):
+            raise refusal(self.path, f"config.json: {name} is {value!r}; it has to be true or false")
+        return value
+
+
+def parse_block(path: Path, config: Mapping[str, Any], tensors: Tensors, target: Checkpoint) -> SpeculatorCheckpoint:
+    """Parse a block drafter in any of the layouts. Raises FieldError if it is of a kind that is not read, or does not
+    fit ``target``."""
+    kind = block_kind(config)
+    if kind not in BLOCK_READ:
+        raise refusal(path, f"it is a drafter of kind {kind}, which is not supported yet; use another one")
+    stated = _stated(path, config)
+    layer, depth = layer_config(path, stated.layers, stated.layers, target, depth=None), _depth(stated, tensors)
+    check_equal(path, "hidden_size", layer.hidden_size, target.hidden_size, "the target's")
+    for name in ("num_target_layers", "target_num_hidden_layers"):
+        check_equal(path, name, config.get(name), target.num_layers, "the target's layers are")
+    check_equal(path, "target_hidden_size", config.get("target_hidden_size"), target.hidden_size, "the target's width")
+    _check_neutral(stated, target)
+    reads = _reads(stated, target)
+    vocab = _draft_vocab_size(stated, tensors, target)
+    shape = _shape(stated, depth, target, markov=kind == "dspark")
+    needed, optional = _shapes(layer, depth, len(reads), target)
+    if shape.markov:
+        _add_markov(stated, shape, layer.hidden_size, vocab, target, needed, optional)
+    biases = stated.layers.get("attention_bias")
+    if biases is not None and bool(biases) != ("layers.0.self_attn.q_proj.bias" in tensors):
+        raise refusal(path, f"config.json: attention_bias is {biases!r}, which the file's tensors contradict")
+    mapped = draft_vocabulary(path, tensors, "d2t", vocab, target)
+    (needed if mapped else optional)["lm_head.weight"] = (vocab, layer.hidden_size)
+    return SpeculatorCheckpoint(
+        kind,  # type: ignore[arg-type]
+        path,
+        reads,
+        layer.hidden_size,
+        vocab,
+        check_shapes(path, tensors, {**needed, **mapped}, optional),
+        layer,
+        layers=depth,
+        block=shape,
+    )
+
+
+def _stated(path: Path, config: Mapping[str, Any]) -> _Stated:
+    if LAYERS in config:
+        layers = config[LAYERS]
+        if not isinstance(layers, Mapping):
+            raise refusal(path, f"config.json: {LAYERS} is {layers!r}; it has to be a table")
+        return _Stated(path, _with_defaults(layers), config, 0, "aux_hidden_state_layer_ids")
+    inner = config.get(INNER, {})
+    if not isinstance(inner, Mapping):
+        raise refusal(path, f"config.json: {INNER} is {inner!r}; it has to be a table")
+    if unknown := sorted(inner.keys() - INNER_FIELDS):
+        raise refusal(path, f"config.json: {INNER}.{unknown[0]} is {inner[unknown[0]]!r}, which is not known here")
+    for name in inner.keys() & config.keys():
+        if inner[name] != config[name]:
+            raise refusal(path, f"config.json: {name} is {config[name]!r}, and in {INNER} {inner[name]!r}")
+    return _Stated(path, _with_defaults(config), {**config, **inner}, 1, "target_layer_ids")
+
+
+def _with_defaults(layers: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The layers' fields, with transformers' defaults for those that a file leaves out because they are these."""
+    kind = layers.get("model_type", DEFAULTS[0])
+    if not isinstance(kind, str) or kind not in DEFAULTS:
+        return layers
+    usual = AutoConfig.for_model(kind)
+    names = [name for name in (*TAKEN, "num_hidden_layers") if not name.startswith("rope_")]
+    return {**{name: getattr(usual, name) for name in names if hasattr(usual, name)}, **layers}
+
+
+def _depth(stated: _Stated, tensors: Tensors) -> int:
+    depth = stated.layers.get("num_hidden_layers")
+    if type(depth) is not int or not 1 <= depth <= len(tensors):
+        raise refusal(
+            stated.path, f"config.json: num_hidden_layers is {depth!r}; the file holds {len(tensors)} tensors"
+        )
+    return depth
+
+
+def _check_neutral(stated: _Stated, target: Checkpoint) -> None:
+    """Raise FieldError for a field that changes the computation in a way that is not followed."""
+    for name, neutral in NEUTRAL.items():
+        value = stated.others.get(name)
+        if value is not None and value != neutral:
+            raise refusal(stated.path, f"config.json: {name} is {value!r}, which is not supported; only {neutral} is")
+    projector = stated.others.get("projector_type")
+    if projector not in PROJECTORS:
+        raise refusal(
+            stated.path, f"config.json: projector_type is {projector!r}; only 'dflash' and 'dspark' are supported"
+        )
+    if stated.others.get("attention_mode") not in ("gqa", None):
+        mode = stated.others["attention_mode"]
+        raise refusal(stated.path, f"config.json: attention_mode is {mode!r}; only 'gqa' is supported")
+    cap = stated.others.get("final_logit_softcapping")
+    own = getattr(target.config, "final_logit_softcapping", None)
+    if cap is not None and cap != own:
+        raise refusal(stated.path, f"config.json: final_logit_softcapping is {cap!r}, the target's is {own}")
+
+
+def _reads(stated: _Stated, target: Checkpoint) -> tuple[int, ...]:
+    """The target's hidden states that are read, in transformers' numbering.
+
+    z-lab counts the layers whose outputs are read, so that its layer k is hidden state k + 1, and -1 the embedding;
+    speculators counts hidden states. An error of one is not seen in shapes: it makes drafts worse.
+    """
+    listed, last = stated.others.get(stated.taps), target.num_layers
+    first, end = -stated.offset, last - stated.offset
+    if (
+        not isinstance(listed, list)
+        or not listed
+        or not all(type(state) is int and first <= state <= end for state in listed)
+    ):
+        raise refusal(
+            stated.path, f"config.json: {stated.taps} is {listed!r}; it has to be a list of integers, {first} to {end}"
+        )
+    return tuple(state + stated.offset for state in listed)
+
+
+def _draft_vocab_size(stated: _Stated, tensors: Tensors, target: Checkpoint) -> int:
+    size = stated.others.get("draft_vocab_size")
+    if size is None:
+        return tensors["lm_head.weight"].shape[0] if "lm_head.weight" in tensors else target.vocab_size
+    return stated.integer("draft_vocab_size")
+
+
+def _shape(stated: _Stated, depth: int, target: Checkpoint, *, markov: bool) -> BlockShape:
+    size = stated.integer("block_size", None if stated.offset == 0 or markov else DEFAULT_BLOCK, least=2)
+    mask = stated.integer("mask_token_id", least=0)
+    if mask >= target.vocab_size:
+        raise refusal(stated.path, f"config.json: mask_token_id is {mask}; the target has {target.vocab_size} tokens")
+    windows = _windows(stated, depth)
+    causal, everywhere = stated.flag("is_causal"), bool(stated.flag("causal_head"))
+    sliding = not stated.flag("sliding_window_non_causal") if causal is None else causal
+    from_anchor, head = stated.flag("sample_from_anchor"), stated.others.get("markov_head_type") if markov else ""
+    if markov and head not in MARKOV:
+        raise refusal(
+            stated.path, f"config.json: markov_head_type is {head!r}; {' and '.join(map(repr, MARKOV))} are supported"
+        )
+    return BlockShape(
+        size=size,
+        mask_token=mask,
+        from_anchor=markov if from_anchor is None else from_anchor,
+        causal=tuple(everywhere or (sliding if kind == SLIDING else bool(causal)) for kind, _ in windows),
+        windows=tuple(window for _, window in windows),
+        markov=head or "",
+        rank=stated.integer("markov_rank") if markov else 0,
+    )
+
+
+def _add_markov(
+    stated: _Stated,
+    shape: BlockShape,
+    width: int,
+    vocab: int,
+    target: Checkpoint,
+    needed: dict[str, Any],
+    optional: dict[str, Any],
+) -> None:
+    """Add the tensors of DSpark's heads. The confidence head is known, and nothing is computed with it: chances are
+    calibrated by what the target accepts."""
+    head = "markov_head"
+    needed |= {
+        f"{head}.markov_w1.weight": (target.vocab_size, shape.rank),
+        f"{head}.markov_w2.weight": (vocab, shape.rank),
+    }
+    if shape.markov == "gated":
+        needed |= {
+            f"{head}.gate_proj.weight": (shape.rank, width + shape.rank),
+            f"{head}.gate_proj.bias": (shape.rank,),
+        }
+    known = width + (shape.rank if stated.flag("confidence_head_with_markov") is not False else 0)
+    optional |= {"confidence_head.proj.weight": (1, known), "confidence_head.proj.bias": (1,)}
+
+
+def _windows(stated: _Stated, depth: int) -> list[tuple[str, int | None]]:
+    """Each layer's kind and window. As in Qwen3's configuration, windows count where ``use_sliding_window`` is set."""
+    fields = stated.layers
+    window, used, kinds = (fields.get(name) for name in ("sliding_window", "use_sliding_window", "layer_types"))
+    if kinds is None:
+        if window is not None and used:
+            raise refusal(stated.path, "config.json: sliding_window is set without layer_types, which say where")
+        return [(FULL, None)] * depth
+    if not isinstance(kinds, list) or len(kinds) != depth or not set(kinds) <= {SLIDING, FULL}:
+        raise refusal(
+            stated.path, f"config.json: layer_types is {kinds!r}; it has to list {FULL} or {SLIDING} for {depth} layers"
+        )
+    if SLIDING not in kinds:
+        return [(kind, None) for kind in kinds]
+    size = stated.others.get("block_size", DEFAULT_BLOCK)
+    if used is False or type(window) is not int or window < size:
+        raise refusal(
+            stated.path,
+            f"config.json: sliding_window is {window!r} and use_sliding_window {used!r}, though layers slide; the "
+            f"window has to be at least the block's {size}",
+        )
+    return [(kind, window if kind == SLIDING else None) for kind in kinds]
+
+
+def _shapes(layer: Any, depth: int, states: int, target: Checkpoint) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The needed and the optional tensors, without head and draft vocabulary."""
+    width = layer.hidden_size
+    needed: dict[str, Any] = {
+        "fc.weight": (width, states * target.hidden_size),
+        "hidden_norm.weight": (width,),
+        "norm.weight": (width,),
+    }
+    optional: dict[str, Any] = {"t2d": (target.vocab_size,), "embed_tokens.weight": (target.vocab_size, width)}
+    for i in range(depth):
+        needed |= layer_shapes(f"layers.{i}", layer, width)
+        needed[f"layers.{i}.input_layernorm.weight"] = (width,)
+        needed |= {f"layers.{i}.self_attn.{name}.weight": (layer.head_dim,) for name in ("q_norm", "k_norm")}
+        optional |= bias_shapes(f"layers.{i}", layer)
+    return needed, optional

@@ -1,0 +1,112 @@
+"""Block drafters written down plainly in numpy from their papers' and files' words, row by row, for the tests.
+
+One layer of DFlash: queries of the block's rows; keys and values of the context and of the rows, by the same matrices.
+Nothing here is shared with the modules.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from tests.speculators import HEADS, KEY_HEADS
+
+Arrays = Mapping[str, np.ndarray]
+
+
+def rms(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
+    return x / np.sqrt((x**2).mean(-1, keepdims=True) + eps) * weight
+
+
+def rotated(x: np.ndarray, position: int, theta: float) -> np.ndarray:
+    """One head's vector [d], turned by its position."""
+    half = len(x) // 2
+    angle = position / theta ** (np.arange(half) / half)
+    one, other = x[:half], x[half:]
+    return np.concatenate([one * np.cos(angle) - other * np.sin(angle), other * np.cos(angle) + one * np.sin(angle)])
+
+
+def heads_of(x: np.ndarray, count: int) -> np.ndarray:
+    return x.reshape(count, -1)
+
+
+def block(
+    t: Arrays,
+    embedding: np.ndarray,
+    states: np.ndarray,
+    positions: Sequence[int],
+    tokens: Sequence[int],
+    first: int,
+    *,
+    causal: Sequence[bool],
+    windows: Sequence[int | None],
+    theta: float,
+    eps: float,
+) -> np.ndarray:
+    """The normed states [rows, D] of a block of ``tokens``, masks among them, whose first stands at position ``first``.
+
+    ``states`` [context, F] are the target's, side by side, of the tokens at ``positions`` before the block.
+    """
+    context = rms(states @ t["fc.weight"].T, t["hidden_norm.weight"], eps)
+    x = embedding[list(tokens)].astype(np.float64)
+    places = [first + i for i in range(len(tokens))]
+    for layer, (blind, window) in enumerate(zip(causal, windows, strict=True)):
+        name = f"layers.{layer}"
+        normed = rms(x, t[f"{name}.input_layernorm.weight"], eps)
+        x = x + attention(t, f"{name}.self_attn", normed, places, context, list(positions), blind, window, theta, eps)
+        inner = rms(x, t[f"{name}.post_attention_layernorm.weight"], eps)
+        gate, up = inner @ t[f"{name}.mlp.gate_proj.weight"].T, inner @ t[f"{name}.mlp.up_proj.weight"].T
+        x = x + (gate / (1 + np.exp(-gate)) * up) @ t[f"{name}.mlp.down_proj.weight"].T
+    return rms(x, t["norm.weight"], eps)
+
+
+def attention(
+    t: Arrays,
+    name: str,
+    rows: np.ndarray,
+    places: list[int],
+    context: np.ndarray,
+    before: list[int],
+    causal: bool,
+    window: int | None,
+    theta: float,
+    eps: float,
+) -> np.ndarray:
+    """The output [rows, D] of a block's rows, at ``places``, over the context, at ``before``, and each other."""
+
+    def projected(which: str, x: np.ndarray) -> np.ndarray:
+        return x @ t[f"{name}.{which}_proj.weight"].T + t.get(f"{name}.{which}_proj.bias", 0.0)
+
+    every, at = np.concatenate([context, rows]), before + places
+    keys = [
+        [rotated(rms(k, t[f"{name}.k_norm.weight"], eps), p, theta) for k in heads_of(x, KEY_HEADS)]
+        for x, p in zip(projected("k", every), at, strict=True)
+    ]
+    values = [heads_of(x, KEY_HEADS) for x in projected("v", every)]
+    outputs = []
+    for row, place in zip(projected("q", rows), places, strict=True):
+        seen = [
+            i
+            for i, p in enumerate(at)
+            if not (causal and p > place) and not (window is not None and place - p >= window)
+        ]
+        heads = []
+        for h, query in enumerate(heads_of(row, HEADS)):
+            turned, group = rotated(rms(query, t[f"{name}.q_norm.weight"], eps), place, theta), h * KEY_HEADS // HEADS
+            scores = np.array([turned @ keys[i][group] for i in seen]) / math.sqrt(len(query))
+            weights = np.exp(scores - scores.max())
+            heads.append(sum(w * values[i][group] for w, i in zip(weights / weights.sum(), seen, strict=True)))
+        outputs.append(np.concatenate(heads))
+    return np.stack(outputs) @ t[f"{name}.o_proj.weight"].T + t.get(f"{name}.o_proj.bias", 0.0)
+
+
+def markov(t: Arrays, hidden: np.ndarray, token: int) -> np.ndarray:
+    """Logits that DSpark's Markov head adds to those of a row in state ``hidden`` [D], by the token before [v]."""
+    latent = t["markov_head.markov_w1.weight"][token]
+    if "markov_head.gate_proj.weight" in t:
+        entering = np.concatenate([hidden, latent])
+        gate = t["markov_head.gate_proj.weight"] @ entering + t["markov_head.gate_proj.bias"]
+        latent = latent / (1 + np.exp(-gate))
+    return t["markov_head.markov_w2.weight"] @ latent
