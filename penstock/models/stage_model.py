@@ -546,7 +546,7 @@ class Holding(TypedDict, total=False):
     gives_back: bool
     """Whether layers with a limited reach free slots that are out of reach; no two requests may share slots then."""
     ranks: Ranks
-    """The stage's place among several ranks, of which it holds one's share; they gather rows once they have an exchange."""
+    """The stage's place among several ranks; it holds a share, and they gather rows once they have an exchange."""
 
 
 def load_stage(
