@@ -248,6 +248,12 @@ class GroupedWeight:
         """The tensors of floats among its parts."""
         return [self.scales] if self.minimums is None else [self.scales, self.minimums]
 
+    def rows(self, rows: slice) -> GroupedWeight:
+        """Some of the outputs."""
+        cut = {name: getattr(self, name)[rows] for name in ("values", "scales")}
+        cut |= {name: held[rows] for name in ("minimums", "zeros") if (held := getattr(self, name)) is not None}
+        return replace(self, **cut)
+
     def divided(self, group: int) -> GroupedWeight:
         """The same weight with smaller groups, whose size divides the present one."""
         times = self.group // group

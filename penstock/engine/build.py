@@ -128,6 +128,7 @@ def stage_plans(setup: Resolved, drafter: Drafter | None = None) -> list[StagePl
             numerics=setup.options.numerics,
             gives_back=not setup.options.enable_prefix_caching,
             threads=setup.threads[i],
+            ranks=setup.options.tensor_parallel_size,
             max_model_len=setup.max_model_len,
             vocab_size=setup.checkpoint.vocab_size,
             tap=tap,

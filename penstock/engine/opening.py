@@ -349,10 +349,11 @@ def loaded(setup: Resolved, start: Start, numerics: str) -> str:
     ``numerics`` is ``LLM.numerics``.
     """
     form = setup.options.dtype if setup.quantization == "none" else setup.quantization
+    ranks = setup.options.tensor_parallel_size
     weights, room = (f"{held / 1e6:,.0f} MB" for held in (start.weight_bytes, start.kv_bytes))
     parts = [
         f"{setup.checkpoint.num_layers} layers in {form}, {numerics} numerics, "
-        f"{setup.stages} stage{'s' * (setup.stages != 1)}",
+        f"{setup.stages} stage{'s' * (setup.stages != 1)}{f' of {ranks} ranks' * (ranks > 1)}",
         f"{weights} of weights, {room} for {setup.capacity:,} tokens",
         f"loaded in {start.seconds:.1f} s",
     ]

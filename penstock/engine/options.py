@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 from penstock.cluster import Cluster, load_cluster, preset_names
-from penstock.config import check
-from penstock.files import DTYPES, NUMERICS, QUANTIZATIONS
+from penstock.config import FieldError, check
+from penstock.files import DTYPES, FAST, NUMERICS, QUANTIZATIONS
 from penstock.hosts.placement import asked_hosts
 from penstock.library.names import PAIR, short_names
 from penstock.library.pull import place_of
@@ -75,10 +75,19 @@ Stages = Annotated[
         default="as the cluster or the split says, else 1",
     ),
 ]
+Ranks = Annotated[
+    int,
+    Option(
+        "Processes that share every layer of a stage, each with a part of its outputs: of dense models on this host's "
+        "processors. At most as many as a layer has groups of keys and values.",
+        PIPELINE,
+        names=("--tensor-parallel-size", "-tp"),
+    ),
+]
 Threads = Annotated[
     int | None,
     Option(
-        "Threads that each stage, and a drafter with weights, computes with.",
+        "Threads that each stage, whose ranks share them, and a drafter with weights compute with.",
         PIPELINE,
         default="this host's cores, shared among them",
     ),
@@ -133,6 +142,7 @@ class PipelineOptions:
     """The stages, and where they are."""
 
     pipeline_parallel_size: Stages = None
+    tensor_parallel_size: Ranks = 1
     layer_split: Annotated[
         str | None,
         Option(
@@ -235,9 +245,18 @@ class EngineOptions(SharingOptions, PipelineOptions, ModelOptions):
             free = self.pipeline_parallel_size is None or self.layer_split != AUTO or asked_hosts(self.hosts).come
             wanted = "left out with layer_split auto: the plan says how many stages"
             check(free, "pipeline_parallel_size", self.pipeline_parallel_size, wanted)
+        check_ranks(self)
         wanted = "left out with a cluster: its file says what stages hold, and penstock plan what they had better hold"
         check(self.cluster is None or self.layer_split != AUTO, "layer_split", self.layer_split, wanted)
-        positive = ("pipeline_parallel_size", "threads", "max_model_len", "max_num_seqs", "kv_slots", "prefill_chunk")
+        positive = (
+            "pipeline_parallel_size",
+            "tensor_parallel_size",
+            "threads",
+            "max_model_len",
+            "max_num_seqs",
+            "kv_slots",
+            "prefill_chunk",
+        )
         for name in positive:
             value = getattr(self, name)
             check(value is None or (isinstance(value, int) and value >= 1), name, value, "a whole number, at least 1")
@@ -256,6 +275,26 @@ class EngineOptions(SharingOptions, PipelineOptions, ModelOptions):
         slots = self.speculative_slots
         whole = slots is None or (isinstance(slots, int) and slots >= 0)
         check(whole, "speculative_slots", slots, "a whole number, 0 or above")
+
+
+def check_ranks(options: EngineOptions) -> None:
+    """Raise FieldError where the ranks of a stage are asked for in a place, or with numerics, that have none."""
+    size = options.tensor_parallel_size
+    if not isinstance(size, int) or size <= 1:
+        return
+    instead = "use pipeline_parallel_size"
+    for name, value, holds in (
+        ("device", options.device, options.device == "cpu"),
+        ("hosts", options.hosts, options.hosts is None),
+        ("cluster", options.cluster and options.cluster.name, options.cluster is None),  # type: ignore[union-attr]
+        ("numerics", options.numerics, options.numerics != FAST),
+    ):
+        if not holds:
+            raise FieldError(
+                "tensor_parallel_size",
+                f"is {size}, and {name} is {value!r}: ranks share layers in exact numerics on this host's processors "
+                f"alone; {instead}",
+            )
 
 
 def model_folder(name: str, part: str) -> str:

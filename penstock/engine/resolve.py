@@ -103,7 +103,7 @@ def resolve_options(options: EngineOptions, living: Mapping[str, HostFacts] | No
     assert not isinstance(cluster, str)
     checkpoint = open_checkpoint(model_folder(options.model, "target"))
     check_numerics(options.numerics, options.device)
-    check_loads(checkpoint, options.numerics)
+    check_loads(checkpoint, options.numerics, options.tensor_parallel_size)
     quantization = weights_format(options.quantization, options.device, checkpoint)
     options = replace(options, dtype=computed_in(options, checkpoint, quantization, living or {}))
     draft = speculator = None

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from penstock.models.attention import attend
 from penstock.models.quantized.linear import is_read_later, join
+from penstock.models.shares import ALONE, cut_of
 
 # -------------------------------------------------------------------------------------------------------------- linears
 # Linear layers that read the same input, as one layer whose weight has the rows of them all.
@@ -327,6 +328,7 @@ class FusedLayer(nn.Module):
         self.layer_idx: int = attention.layer_idx
         self.heads = Heads(attention)
         self.scoring = scoring
+        self.cut = cut_of(ALONE, attention, mlp)
         self.input_norm = rms_norm(layer.input_layernorm)
         self.mlp_norm = rms_norm(layer.post_attention_layernorm)
         self.qkv: nn.Module = SideBySide([attention.q_proj, attention.k_proj, attention.v_proj])

@@ -22,9 +22,10 @@ from penstock.checkpoint.tensors import WEIGHT_TYPES, Listener, check_finite, co
 from penstock.core import ConfigError, PenstockError
 from penstock.files import AUTO, CONFIG_FILE, EXACT, problem_in, read_json, said, torch_dtype
 from penstock.models.attention import ATTENTION, plug_in
-from penstock.models.compiled.layer import have_form, inexact
-from penstock.models.quantized.linear import read_later
+from penstock.models.compiled.layer import has_own_form, have_form, inexact
+from penstock.models.quantized.linear import read_later, works
 from penstock.models.quantized.pack import Table, TableEmbedding
+from penstock.models.shares import Ranks, cut_of, lacking, uncut
 
 # ------------------------------------------------------------------------------------------------------------- own part
 # Cuts tensors that hold something for every layer to a stage's own layers, so that nothing else is read.
@@ -189,15 +190,18 @@ def read_module(
     device: str,
     on_read: Listener | None = None,
     files: contextlib.ExitStack | None = None,
+    *,
+    held: bool = True,
 ) -> Any:
     """The causal language model with layers [first, last) only; embedding, norm and head where they belong.
 
     It is on the CPU. If another ``device`` shall get it, weights that need no conversion stay mapped to their files.
 
     The first stage (``first`` 0) has the embedding, the last one (``last`` all layers) norm and head. Other stages'
-    parts are ``PassThrough``s. ``on_read`` is told how much has been read. With ``files`` linear weights of layers are
-    samples: packing reads each from its file, and ``files`` is to be open until then. Raises ConfigError naming tensors
-    that are missing, of the wrong shape, or not finite.
+    parts are ``PassThrough``s. ``on_read`` is told how much has been read. With ``files`` linear weights of layers
+    are samples: packing reads each from its file, and ``files`` is to be open until then. Unless ``held``, weights
+    may stay mapped to their files for now, on the CPU, too: ``hold_in_memory`` copies those that are needed. Raises
+    ConfigError naming tensors that are missing, of the wrong shape, or not finite.
     """
     if not 0 <= first <= last <= checkpoint.num_layers:
         raise ConfigError(f"layers {first} to {last} of a model with {checkpoint.num_layers} layers")
@@ -207,7 +211,7 @@ def read_module(
     model = _load(checkpoint, first, last, on_read, later=later, dtype=torch_format, attn_implementation=ATTENTION)
     _drop_foreign(model, checkpoint, first, last)
     check_finite(str(checkpoint.source), ((name, one.detach()) for name, one in model.named_parameters()))
-    if checkpoint.source.is_dir() and target.type == "cpu":
+    if held and checkpoint.source.is_dir() and target.type == "cpu":
         hold_in_memory(model)
     return model.requires_grad_(False)
 
@@ -506,10 +510,11 @@ class HollowTensor(StandIn):
         return torch.zeros(()).expand(self.get_shape())
 
 
-def check_loads(checkpoint: Checkpoint, numerics: str = AUTO) -> None:
+def check_loads(checkpoint: Checkpoint, numerics: str = AUTO, ranks: int = 1) -> None:
     """Raise ConfigError if a stage could not load its part: tensors are missing or do not fit, or vectors hold NaN.
 
-    With ``numerics`` "exact" also if the layers have no form for that.
+    With ``numerics`` "exact" also if the layers have no form for that, and with several ``ranks`` if these cannot share
+    the layers.
 
     The whole model is built from tensors that take no memory, so that transformers itself reports what it misses. Of a
     GGUF file that is done once (``checkpoint.known``).
@@ -518,11 +523,14 @@ def check_loads(checkpoint: Checkpoint, numerics: str = AUTO) -> None:
     with contextlib.ExitStack() as files:
         found = checkpoint.weights.slices(checkpoint.weights.names(), files)
         check_head(checkpoint, found)
-        if checkpoint.known is None:
+        if checkpoint.known is None or ranks > 1:
             model = _load(checkpoint, 0, checkpoint.num_layers, None, HollowTensor, **options)
             check_routing(model, checkpoint)
             check_windows(model, checkpoint)
-            check_form(getattr(getattr(model, checkpoint.parts.base), checkpoint.parts.layers), checkpoint, numerics)
+            layers = getattr(getattr(model, checkpoint.parts.base), checkpoint.parts.layers)
+            check_form(layers, checkpoint, numerics)
+            if ranks > 1:
+                check_shares(layers, ranks)
         check_finite(str(checkpoint.source), vectors(found))
 
 
@@ -532,6 +540,17 @@ def check_form(layers: Sequence[nn.Module], checkpoint: Checkpoint, numerics: st
         remember(checkpoint)
     elif numerics == EXACT:
         raise inexact()
+
+
+def check_shares(layers: Iterable[Any], ranks: int) -> None:
+    """Raise FieldError if ranks cannot share decoder layers, as transformers has built them."""
+    if not works():
+        raise uncut("this processor lacks the instructions of compiled layers")
+    for layer in layers:
+        if not has_own_form(layer):
+            raise uncut("ranks share layers of llama's form alone, with RMS norms and silu")
+        if problem := lacking(cut_of(Ranks(0, ranks), layer.self_attn, layer.mlp)):
+            raise uncut(problem, ranks)
 
 
 def check_routing(model: nn.Module, checkpoint: Checkpoint) -> None:

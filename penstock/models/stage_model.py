@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -35,14 +35,15 @@ from penstock.models.attention import (
 from penstock.models.carried import CarryingBase, keep_cutoffs
 from penstock.models.compiled.attention import CompiledAttention
 from penstock.models.compiled.blocks import GROUP
+from penstock.models.compiled.dot import LANES
 from penstock.models.compiled.float_blocks import QUAD
-from penstock.models.compiled.layer import CompiledNorm, can_compile, compiled, inexact
+from penstock.models.compiled.layer import CompiledBase, CompiledNorm, can_compile, compiled, inexact
 from penstock.models.form import FormRecord, build, form_of
-from penstock.models.fused import RMSNorm, rms_norm
+from penstock.models.fused import FusedLayer, RMSNorm, rms_norm
 from penstock.models.fusing import fuse
 from penstock.models.graphs import MET_BEFORE, CudaGraphs, FramePlan, Graphs, Recorder
 from penstock.models.latent import LatentAttention, keep_latents
-from penstock.models.loader import quantize_own, read_module, refusing
+from penstock.models.loader import hold_in_memory, quantize_own, read_module, refusing
 from penstock.models.probe import ProbedAttention, check_calls, check_entry, check_mixers, pin_rope
 from penstock.models.quantized.choice import (
     all_cores,
@@ -57,6 +58,7 @@ from penstock.models.quantized.linear import weight_bytes, works
 from penstock.models.quantized.pack import check_covered, exact_ends, pack, pack_sliced, quantize_ends, share_tied
 from penstock.models.recurrent.mixers import Host, install
 from penstock.models.recurrent.state import FoldedState, State, SteppedState
+from penstock.models.shares import ALONE, Columns, GatheredHead, Ranks, cut_rows, narrow, uncut
 from penstock.stage.grammar import GrammarMasks, Grammars
 from penstock.stage.sampler import contexts_of, pick_tokens, rank_candidates
 from penstock.stage.visibility import BatchView, NearSlots, part_of, view_of
@@ -99,7 +101,11 @@ class StageModel:
     holds more than the weights, nor the CPU's memory all layers in a form of their own.
     """
 
+    grammars: GrammarMasks
+    """The grammars of requests; whoever makes a stage adds them."""
     _graphs: Graphs | None = None
+    _head: GatheredHead | None = None
+    """The head that ranks share."""
 
     def __init__(
         self,
@@ -112,15 +118,15 @@ class StageModel:
         dtype: str,
         device: str,
         quantization: str,
-        grammars: GrammarMasks,
         numerics: str = AUTO,
         gives_back: bool = False,
+        ranks: Ranks = ALONE,
     ) -> None:
         parts = checkpoint.parts
+        self.ranks = ranks
         # The size of the vocabulary for candidates; a target's may differ from its draft model's.
         self.drafted = checkpoint.vocab_size
         self.checkpoint = checkpoint
-        self.grammars = grammars
         self.first, self.last = first, last
         self.dtype = dtype
         self.device = torch.device(device)
@@ -171,6 +177,7 @@ class StageModel:
     def _replace_ends(self, exact: bool) -> None:
         """Replace embedding, head and last norm, which runs with the head, for the wanted rows only."""
         config, parts = self.checkpoint.config, self.checkpoint.parts
+        tokens = self._cut_head()
         if self._precise or self._sliced != "none":
             tied = bool(config.tie_word_embeddings)
             quantize_ends(self._causal, self._base, parts.embed, tied=tied, sliced=not self._on_cpu)
@@ -179,6 +186,9 @@ class StageModel:
             exact_ends(self._causal, self._base, parts.embed)
         elif not self._plain and self._on_cpu:
             share_tied(self._causal, self._base, parts.embed)
+        if tokens is not None:
+            self._head = GatheredHead(self._causal.get_output_embeddings(), self.ranks, tokens)
+            self._causal.set_output_embeddings(self._head)
         norm = getattr(self._base, parts.norm)
         if not self._plain:
             norm = rms_norm(norm)
@@ -198,8 +208,33 @@ class StageModel:
         elif not self._plain:
             self._base = fuse(self._base, self.checkpoint.parts, self.first, self.last, self._settle)
 
+    def _cut_head(self) -> Columns | None:
+        """Cut the head to this rank's tokens, in place. Returns the tokens of all ranks, None where none is cut."""
+        head = self._causal.get_output_embeddings() if self.ranks.size > 1 and self.is_last else None
+        if head is None:
+            return None
+        if type(head) is not nn.Linear:
+            raise uncut("its head is no plain product")
+        tokens = self.ranks.share(head.out_features, LANES)
+        self._causal.set_output_embeddings(cut_rows(head, [tokens.own]))
+        return tokens
+
+    def _share(self) -> None:
+        """Have the ranks compute with the first one's rows."""
+        if not isinstance(self._base, CompiledBase):
+            raise uncut("ranks share compiled layers of llama's form alone")
+        self._base.ranks = self.ranks
+
+    def hold_share(self) -> None:
+        """Copy what weights of this rank's share are still mapped to files, and let go of what the first rank has."""
+        if self.ranks.rank:
+            setattr(self._base, self.checkpoint.parts.embed, nn.Identity())
+        hold_in_memory(nn.ModuleList([self._base, self._causal]))
+
     def _settle(self, layer: nn.Module) -> None:
-        """Pack a layer for another device, and move it there, in place."""
+        """Cut a layer to the rank's outputs, or pack it for another device and move it there, in place."""
+        if self.ranks.size > 1 and isinstance(layer, FusedLayer):
+            narrow(layer, self.ranks)
         if not self._on_cpu:
             pack_sliced(layer, self._sliced)
             move(layer, self.device)
@@ -228,6 +263,8 @@ class StageModel:
         self.exact |= compiles
         if compiles:
             self._base = compiled(self._base, torch_dtype(self.dtype))
+        if self.ranks.size > 1:
+            self._share()
 
     @torch.inference_mode()
     def prepare(self) -> None:
@@ -354,6 +391,15 @@ class StageModel:
             return parts[0]
         self._tapped = {index: torch.cat([one[index] for one in tapped], dim=1) for index in tapped[0]}
         return torch.cat(parts)
+
+    @torch.inference_mode()
+    def follow(self, view: BatchView, asked: int) -> None:
+        """Compute this rank's share of a batch, of which the first rank picks tokens after ``asked`` rows."""
+        dtype = torch_dtype(self.dtype)
+        self.forward(view, torch.zeros(len(view), self.hidden_size, dtype=dtype))
+        if asked:
+            assert self._head is not None, "only the last stage is asked for tokens"
+            self._head(torch.zeros(1, asked, self.hidden_size, dtype=dtype))
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor, wanted: Sequence[int]) -> Tensor:
@@ -505,6 +551,15 @@ def grammars_of(checkpoint: Checkpoint) -> Grammars:
     return Grammars(checkpoint.path, checkpoint.vocab_size, checkpoint.eos_token_ids)
 
 
+class Holding(TypedDict, total=False):
+    """How a stage holds its layers."""
+
+    gives_back: bool
+    """Whether layers with a limited reach free slots that are out of reach; no two requests may share slots then."""
+    ranks: Ranks
+    """The stage's place among several ranks; it holds a share, and they gather rows once they have an exchange."""
+
+
 def load_stage(
     path: str,
     first: int,
@@ -517,29 +572,29 @@ def load_stage(
     max_model_len: int | None = None,
     tokenizer: str = "",
     numerics: str = AUTO,
-    gives_back: bool = False,
     on_read: Listener | None = None,
+    **holding: Unpack[Holding],
 ) -> StageModel:
     """Load layers [first, last) of the checkpoint ``path``: folder, GGUF file or hub id, with ``capacity`` slots.
 
     ``quantization`` is "none" or a format of ``quantization.pack``, ``numerics`` one of ``dtypes.NUMERICS``, or
     REFERENCE for the slow reference path. ``max_model_len`` is needed only for rotary embeddings that depend on the
-    length of a text. A draft model's grammars are those of its target, the checkpoint in ``tokenizer``. With
-    ``gives_back`` layers with a limited reach free slots that are out of reach; no two requests may share slots then.
-    ``on_read`` is called with how many numbers have been read, and how many there are. Raises ConfigError for anything
-    that cannot work.
+    length of a text. A draft model's grammars are those of its target, the checkpoint in ``tokenizer``. ``on_read`` is
+    called with how many numbers have been read, and how many there are. Raises ConfigError for anything that cannot
+    work.
     """
     # Here, too: another host's processor may lack what the engine's has.
     check_numerics(numerics, device)
     check_computed("quantization", quantization, device)
     checkpoint = open_checkpoint(path)
     target = open_checkpoint(tokenizer) if tokenizer else checkpoint
-    record = FormRecord(checkpoint, first, last, dtype, max_model_len)
+    record, shared = FormRecord(checkpoint, first, last, dtype, max_model_len), holding.get("ranks", ALONE).size > 1
     with contextlib.ExitStack() as files:
-        form = record.read() if device == "cpu" and numerics != REFERENCE else None
+        # A record is that of whole layers.
+        form = record.read() if device == "cpu" and numerics != REFERENCE and not shared else None
         later = files if quantization != "none" else None
         if form is None:
-            module = read_module(checkpoint, first, last, dtype, device, on_read, later)
+            module = read_module(checkpoint, first, last, dtype, device, on_read, later, held=not shared)
         else:
             module = build(checkpoint, form, dtype, on_read, later)
         files.enter_context(refusing(checkpoint))
@@ -555,14 +610,15 @@ def load_stage(
             dtype=dtype,
             device=device,
             quantization=quantization,
-            grammars=grammars_of(target),
             numerics=numerics,
-            gives_back=gives_back,
+            **holding,
         )
-    record.write(stage.form if form is None else None)
+        if shared:
+            stage.hold_share()
+    record.write(stage.form if form is None and not shared else None)
     if stage.device.type == "cuda":
         stage.record_steps(CudaGraphs(stage.device))
-    stage.drafted = target.vocab_size
+    stage.drafted, stage.grammars = target.vocab_size, grammars_of(target)
     return stage
 
 

@@ -19,6 +19,8 @@ from penstock.transport.addresses import LinkSecurity
 
 MOST_THREADS: Final = 1024
 """The most threads of a stage."""
+MOST_RANKS: Final = 64
+"""The most ranks of a stage."""
 
 
 class TapSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,7 +54,9 @@ class StagePlan(msgspec.Struct, frozen=True, kw_only=True):
     gives_back: bool = False
     """Whether layers with a limited reach free slots that are out of reach. Only where no requests share slots."""
     threads: Annotated[int, msgspec.Meta(ge=1, le=MOST_THREADS)] = 1
-    """How many threads compute, where the stage has a process of its own."""
+    """How many threads compute, where the stage has a process of its own; its ranks share them."""
+    ranks: Annotated[int, msgspec.Meta(ge=1, le=MOST_RANKS)] = 1
+    """How many processes share every layer, as the ranks of a tensor parallel group."""
     tap: TapSpec | None = None
     target: FilePath = ""
     """The target whose features a learned drafter reads; ``model`` is then the drafter's checkpoint. Else empty."""

@@ -13,6 +13,7 @@ from penstock.messages import MOST, Batch, Cancel, GrammarPrepared, Message, Rea
 from penstock.pipeline.base import Clock, StagePlan
 from penstock.stage.core import StageCore
 from penstock.stage.driver import Accelerator, Core, Device, Link, StageDriver
+from penstock.stage.follower import Leader
 from penstock.stage.visibility import ProtocolError
 
 # ----------------------------------------------------------------------------------------------------------- engine end
@@ -151,11 +152,12 @@ def highest_token(result: Result) -> int:
 # From a stage's plan to its parts: layers, core and driver.
 
 
-def load_layers(plan: StagePlan, on_read: Callable[[int, int], None] | None = None) -> Any:
-    """Load the stage's layers, or the learned drafter's module.
+def load_layers(plan: StagePlan, on_read: Callable[[int, int], None] | None = None, rank: int = 0) -> Any:
+    """Load a rank's share of the stage's layers, or the learned drafter's module.
 
     ``on_read`` is called with how many numbers have been read, and how many there are.
     """
+    from penstock.models.shares import Ranks
     from penstock.models.stage_model import load_stage
 
     if plan.target:
@@ -182,6 +184,7 @@ def load_layers(plan: StagePlan, on_read: Callable[[int, int], None] | None = No
         numerics=plan.numerics,
         gives_back=plan.gives_back,
         on_read=on_read,
+        ranks=Ranks(rank, plan.ranks),
     )
 
 
@@ -192,14 +195,18 @@ def compute_with(threads: int) -> None:
     torch.set_num_threads(threads)
 
 
-def make_core(plan: StagePlan, index: int, stages: int, layers: Any) -> StageCore:
-    """The core of stage ``index`` of ``stages``, which computes with ``layers`` from ``load_layers``."""
+def make_core(plan: StagePlan, index: int, stages: int, layers: Any, leader: Leader | None = None) -> StageCore:
+    """The core of stage ``index`` of ``stages``, which computes with ``layers`` from ``load_layers``.
+
+    ``leader`` has the stage's other ranks compute their shares.
+    """
     taps = plan.tap.layers if plan.tap is not None else ()
     if taps:
         layers.tap(taps)
     if not plan.target:
         layers.prepare()
     core = StageCore(layers, plan.capacity, is_last=index == stages - 1, taps=taps, vocab_size=plan.vocab_size)
+    core.leader = leader
     if plan.target:
         core.reader = layers
     return core

@@ -48,7 +48,9 @@ from penstock.messages import (
 from penstock.pipeline.base import StageSpec
 from penstock.pipeline.engine_end import compute_with, load_layers, make_core, make_driver
 from penstock.pipeline.loss import EngineUnreached
+from penstock.pipeline.ranks import join_ranks, led, threads_of
 from penstock.stage.driver import Core, Outgoing, UnexpectedMessage
+from penstock.stage.follower import Leader
 from penstock.stage.grammar import GrammarMasks
 from penstock.stage.grammar_process import GrammarProcess
 from penstock.stage.visibility import FeaturesError, ProtocolError
@@ -159,14 +161,20 @@ def run(spec: StageSpec) -> None:
 
     Any error is reported to the engine before the process ends with it.
     """
-    with Sockets(spec.security, spec.private_network) as sockets, sockets.inbox(spec.bind) as inbox:
+    with (
+        led(spec.plan) as leader,  # forks, and therefore comes first
+        Sockets(spec.security, spec.private_network) as sockets,
+        sockets.inbox(spec.bind) as inbox,
+    ):
         layers: Any = None
         following: StageSpec | None = spec
         while following is not None:
-            layers, following = serve_session(from_inside(following), sockets, inbox, layers)
+            layers, following = serve_session(from_inside(following), sockets, inbox, layers, leader)
 
 
-def serve_session(spec: StageSpec, sockets: Sockets, inbox: Inbox, layers: Any) -> tuple[Any, StageSpec | None]:
+def serve_session(
+    spec: StageSpec, sockets: Sockets, inbox: Inbox, layers: Any, leader: Leader | None
+) -> tuple[Any, StageSpec | None]:
     """Serve until told to leave the session. ``layers`` come from the session before; None in the first one.
 
     Returns the layers, and the specification to go on with, None to stop.
@@ -174,7 +182,7 @@ def serve_session(spec: StageSpec, sockets: Sockets, inbox: Inbox, layers: Any) 
     inbox.admit(spec.session)
     engine = sockets.connect(spec.engine, spec.session)
     try:
-        worker = Worker(spec, sockets, inbox, engine, layers)
+        worker = Worker(spec, sockets, inbox, engine, layers, leader)
         following = worker.serve()
     except Exception as error:
         details = traceback.format_exc()
@@ -197,8 +205,17 @@ class Worker:
     Loads its layers, or takes over ``layers`` from another session and clears their state.
     """
 
-    def __init__(self, spec: StageSpec, sockets: Sockets, inbox: Inbox, engine: Outbox, layers: Any) -> None:
+    def __init__(
+        self,
+        spec: StageSpec,
+        sockets: Sockets,
+        inbox: Inbox,
+        engine: Outbox,
+        layers: Any,
+        leader: Leader | None = None,
+    ) -> None:
         self._spec = spec
+        self._leader = leader
         self._inbox = inbox
         self._sockets = sockets
         self._outboxes: dict[str, Outbox] = {"engine": engine}
@@ -213,18 +230,23 @@ class Worker:
         self._wired = self._stopped = self._acknowledged = False
         """``_acknowledged``: the engine has answered the latest heartbeat, or there was none yet."""
         self._following: StageSpec | None = None
-        compute_with(spec.plan.threads)
+        compute_with(threads_of(spec.plan, 0))
         if layers is None:
             with returned_at_once():
                 layers = load_layers(spec.plan, self._tell_reading)
             layers.grammars = GrammarProcess(*layers.grammars.over)
+            layers.held_elsewhere = (0, 0) if leader is None else join_ranks(leader, layers)
         else:
             layers.forget()
         self.layers = layers
+        if leader is not None:
+            leader.begin()
+            for peer in leader.exchange.peers.values():
+                inbox.watch(peer.fileno(), leader.check)
         # Read once: asking a checkpoint's configuration takes as long as a message.
         self._width = layers.hidden_size
         self._entering, self._leaving = layers.entering_width, layers.leaving_width
-        self._core = self._framed(make_core(spec.plan, spec.index, spec.stages, layers))
+        self._core = self._framed(make_core(spec.plan, spec.index, spec.stages, layers, leader))
         self._driver = make_driver(spec.plan, spec.index, self._core, time.monotonic)
         if spec.plan.tap is not None:
             self._outboxes["drafter"] = sockets.connect(spec.plan.tap.address, spec.plan.tap.session)
@@ -232,8 +254,8 @@ class Worker:
         started = Started(
             stage=spec.index,
             address=inbox.address,
-            kv_bytes=layers.kv_bytes,
-            weight_bytes=layers.weight_bytes,
+            kv_bytes=layers.kv_bytes + layers.held_elsewhere[1],
+            weight_bytes=layers.weight_bytes + layers.held_elsewhere[0],
             exact=layers.exact,
         )
         self._tell_engine(started)
@@ -273,6 +295,9 @@ class Worker:
         for outbox in self._outboxes.values():
             self._sockets.disconnect(outbox)
         self._grammars.close()
+        if self._leader is not None:
+            for peer in self._leader.exchange.peers.values():
+                self._inbox.unwatch(peer.fileno())
         if isinstance(self._core, BackgroundCore):
             self._core.close()
 

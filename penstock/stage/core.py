@@ -95,6 +95,14 @@ class Reader(Protocol):
         ...
 
 
+class Leads(Protocol):
+    """The hold of a stage's first rank on the others: see ``stage.follower.Leader``."""
+
+    def step(self, batch: Batch, rows: Sequence[int], asked: int) -> None:
+        """Have the other ranks compute these rows of a batch, and then the logits of ``asked`` of them."""
+        ...
+
+
 class StageCore:
     """One stage: drops dead rows and computes the others; the last stage also picks tokens or ranks candidates."""
 
@@ -106,6 +114,8 @@ class StageCore:
         """Layers whose hidden states go to a learned drafter."""
         self.reader: Reader | None = None
         """``layers`` once more if they are a learned drafter's, else None."""
+        self.leader: Leads | None = None
+        """The stage's other ranks, if it has any."""
         self.visibility = Visibility(capacity, vocab_size)
         self._vocab_size = vocab_size
         self.is_last = is_last
@@ -159,6 +169,9 @@ class StageCore:
         self.visibility.apply_header(batch)
         rows = self._cancels.surviving(batch)
         self._cancels.passed(batch.stream)
+        if self.leader is not None:
+            asked = len(set(batch.wanted).intersection(rows)) if self.is_last else 0
+            self.leader.step(batch, rows, asked)
         if not rows:
             return rows, None, [], []
         view = self.visibility.view(batch, rows)

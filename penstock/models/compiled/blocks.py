@@ -41,25 +41,25 @@ LARGEST: Final = 127.0
 SMALLEST: Final = 2.0**-100
 """The least value for a group's largest magnitude, so that a group of zeros has a scale."""
 ARGUMENTS: Final = (
-    "weights", "scales", "rows", "row_scales", "row_sums", "out", "groups", "outputs", "shift",
+    "weights", "scales", "rows", "row_scales", "row_sums", "out", "groups", "width", "shift",
 )  # fmt: skip
 
 
 def block_of(kind: str, bits: int) -> Callable[..., None]:
     """A block's product for compiled code, with an instruction of ``dot`` and weights of ``bits`` bits.
 
-    Its arguments: the addresses of weights, scales, rows, the rows' scales and sums, and results; the numbers of groups
-    and outputs; ``shift``, where ``group >> shift`` is the index of a group's scales; and the number of rows, a
-    constant.
+    Its arguments: the addresses of weights, scales, rows, the rows' scales and sums, and results; the number of groups;
+    how many numbers lie from one row of results to the next; ``shift``, where ``group >> shift`` is the index of a
+    group's scales; and the number of rows, a constant.
     """
     writer = {4: _FourBits, 8: _EightBits}[bits]
 
     @intrinsic(prefer_literal=True)
     def block(
         typing: Any, weights: Any, scales: Any, rows: Any, row_scales: Any, row_sums: Any, out: Any, groups: Any,
-        outputs: Any, shift: Any, count: Any,
+        width: Any, shift: Any, count: Any,
     ) -> Any:  # fmt: skip
-        signature = types.void(weights, scales, rows, row_scales, row_sums, out, groups, outputs, shift, count)
+        signature = types.void(weights, scales, rows, row_scales, row_sums, out, groups, width, shift, count)
 
         def generate(_: Any, build: Any, signature: Any, arguments: Any) -> Any:
             writer(build, kind, arguments, signature.args[-1].literal_value).write()
@@ -96,7 +96,7 @@ class _Block:
             for row, place in enumerate(sums):
                 build.store(self.added(build.load(place), row, loop.index, weights), place)
         for row, place in enumerate(sums):
-            at = build.mul(self.given["outputs"], ir.Constant(LONG, 4 * row))
+            at = build.mul(self.given["width"], ir.Constant(LONG, 4 * row))
             build.store(build.load(place), self.pointer("out", at, FLOATS), align=4)
 
     def fetch(self, group: Any) -> None:

@@ -96,13 +96,13 @@ def rows_of_blocks(blocks: Tensor, outputs: Tensor) -> Tensor:
 def float_block_of(form: int) -> Any:
     """A block's product for weights of a form, as compiled code calls it.
 
-    Its arguments: the addresses of weights, rows and results, the numbers of inputs and outputs, both filled up, and
-    how many rows: a constant.
+    Its arguments: the addresses of weights, rows and results, the number of inputs, filled up, how many numbers lie
+    from one row of results to the next, and how many rows: a constant.
     """
 
     @intrinsic(prefer_literal=True)
-    def block(typing: Any, weights: Any, rows: Any, out: Any, inputs: Any, outputs: Any, count: Any) -> Any:
-        signature = types.void(weights, rows, out, inputs, outputs, count)
+    def block(typing: Any, weights: Any, rows: Any, out: Any, inputs: Any, width: Any, count: Any) -> Any:
+        signature = types.void(weights, rows, out, inputs, width, count)
 
         def generate(_: Any, build: Any, signature: Any, arguments: Any) -> Any:
             writer = _BrainBlock if form == BFLOAT16 else _FloatBlock
@@ -121,7 +121,7 @@ class _FloatBlock:
 
     def __init__(self, build: Any, form: int, arguments: Any, count: int) -> None:
         self.build, self.form, self.count = build, form, count
-        self.given_weights, self.rows, self.out, self.inputs, self.outputs = arguments
+        self.given_weights, self.rows, self.out, self.inputs, self.width = arguments
         self.weight_size = 4 if form == FLOAT32 else 2
         self.row_size = 2 if form == BFLOAT16 else 4
 
@@ -141,7 +141,7 @@ class _FloatBlock:
                 for which, sum_ in enumerate(places):
                     build.store(self.added(build.load(sum_), values[which], number, which), sum_)
         for row, (even, odd) in enumerate(sums):
-            at = build.add(self.out, build.mul(self.outputs, ir.Constant(LONG, 4 * row)))
+            at = build.add(self.out, build.mul(self.width, ir.Constant(LONG, 4 * row)))
             whole = build.fadd(build.load(even), build.load(odd))
             build.store(whole, build.inttoptr(at, FLOATS.as_pointer()), align=4)
 

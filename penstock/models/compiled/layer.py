@@ -19,9 +19,10 @@ from penstock.models.compiled.float_blocks import FORMS
 from penstock.models.compiled.kernels import attention_of, norm_rows
 from penstock.models.compiled.products import size_of, whole_team
 from penstock.models.compiled.records import ATTENTION, LAYER, NORM, STACK, address_of
-from penstock.models.compiled.stack import KINDS, go
+from penstock.models.compiled.stack import ATTEND, DOWN, GATE, KINDS, OUT, go
 from penstock.models.compiled.threads import COUNTERS, share
 from penstock.models.fused import FusedBase, FusedLayer, RMSNorm, has_form, is_silu
+from penstock.models.shares import ALONE, Columns, Cut
 
 
 class Turn(NamedTuple):
@@ -69,7 +70,8 @@ class CompiledLayer(nn.Module):
         self.gate_up, self.down_proj = layer.gate_up, layer.down_proj
         self.norms = [layer.input_norm, layer.mlp_norm, layer.query_norm, layer.key_norm]
         self.bias = None if layer.qkv.bias is None else layer.qkv.bias.detach().float().contiguous()
-        self.form = layer.scoring.get("sliding_window"), vars(layer.heads), layer.o_proj.outputs, layer.down_proj.inputs
+        self.cut: Cut = layer.cut
+        self.form = layer.scoring.get("sliding_window"), vars(layer.heads), self.cut
         """The form of the layer. Layers of one form share their buffers, and the slots that their rows see."""
         self.alone = Stack([self])
 
@@ -98,7 +100,8 @@ class Stack:
         first = self._layers[0]
         self._dtype = first.dtype
         self._heads, self._window = first.heads, first.scoring.get("sliding_window")
-        self._width, self._inner = first.o_proj.outputs, first.down_proj.inputs
+        self._cut = first.cut
+        self._inner = first.gate_up.outputs // 2
         self._records, self._attentions = np.zeros(len(layers), LAYER), np.zeros(len(layers), ATTENTION)
         self._counters = np.zeros(len(layers) * KINDS * COUNTERS, np.int64)
         self._sinks = [sinks_of(layer.scoring.get("s_aux"), self._heads.queries) for layer in layers]
@@ -110,10 +113,13 @@ class Stack:
             ("layers", address_of(self._records)), ("attentions", address_of(self._attentions)),
             ("counters", address_of(self._counters)), ("count", len(layers)), ("queries", self._heads.queries),
             ("groups", self._heads.groups), ("width", self._heads.width), ("inner", self._inner),
+            ("own_change", 4 * self._cut.change.first), ("own_opened", 4 * self._cut.opened.first),
             ("form", FORMS[self._dtype]),
         ):  # fmt: skip
             self._stack[name] = number
         self._buffers: list[np.ndarray] = []
+        self._shared: dict[str, np.ndarray] = {}
+        """The float32 buffers among them, by name."""
         self._count = 0
         self._arenas: tuple[Arenas, int] | None = None
 
@@ -140,17 +146,36 @@ class Stack:
         stack["threads"] = threads
         # The threads count units up to the end of each phase: every run begins at 0.
         self._counters.fill(0)
+        first = 0
+        for last, rows, columns in self._gathers():
+            stack["first"], stack["last"] = first, last
+            share(parallel, go.address, address_of(stack), threads)
+            self._cut.ranks.gather(rows, columns)
+            first = last
+        stack["first"], stack["last"] = first, KINDS * len(self._layers)
         share(parallel, go.address, address_of(stack), threads)
         return left_ND.to(self._dtype)[None]
+
+    def _gathers(self) -> Iterator[tuple[int, np.ndarray, Columns]]:
+        """The phases before which whole rows are needed, of which each rank has made its own columns."""
+        cut = self._cut
+        if cut.ranks.size == 1:
+            return
+        for phase in range(0, KINDS * len(self._layers), KINDS):
+            yield phase + ATTEND + 1, self._shared["attended"], cut.attended
+            yield phase + OUT + 1, self._shared["change"], cut.change
+            yield phase + GATE + 1, self._shared["opened"], cut.opened
+            yield phase + DOWN + 1, self._shared["change"], cut.change
 
     def _make_buffers(self, count: int) -> None:
         """Make buffers for ``count`` rows, and record their addresses."""
         heads, padded = self._heads, self._layers[0].down_proj.weights.inputs
         queries = heads.queries * heads.width
-        most = max(self._width, queries, padded)
+        attended, width = self._cut.attended.total, self._cut.change.total
+        most = max(width, attended, padded)
         widths = {
-            "normed": self._width, "qkv": queries + 2 * heads.groups * heads.width, "query": queries,
-            "attended": queries, "change": self._width, "gates": 2 * self._inner, "opened": padded,
+            "normed": width, "qkv": queries + 2 * heads.groups * heads.width, "query": queries,
+            "attended": attended, "change": width, "gates": 2 * self._inner, "opened": padded,
         }  # fmt: skip
         buffers = {name: np.zeros((count, width), np.float32) for name, width in widths.items()}
         most_bytes = most * size_of(self._layers[0].down_proj.weights.form)
@@ -158,14 +183,15 @@ class Stack:
             np.empty((count, most_bytes), np.int8),
             *(np.empty((count, most // GROUP), np.float32) for _ in range(2)),
         ]
-        self._count, self._buffers = count, [*buffers.values(), *rows]
+        self._count, self._buffers, self._shared = count, [*buffers.values(), *rows], buffers
         for name, buffer in buffers.items():
             self._stack[name] = address_of(buffer)
         self._stack["rows"] = (*map(address_of, rows), count)
         size, task = 4 * heads.width, self._attentions
-        for name in ("query", "out"):
-            task[f"{name}_head"], task[f"{name}_row"] = size, size * heads.queries
-        task["query"], task["out"] = self._stack["query"], self._stack["attended"]
+        task["query_head"] = task["out_head"] = size
+        task["query_row"], task["out_row"] = size * heads.queries, 4 * attended
+        task["query"] = self._stack["query"]
+        task["out"] = self._stack["attended"] + 4 * self._cut.attended.first
 
     def _follow(self, arenas: Arenas) -> None:
         """Record the addresses of the layers' arenas.
@@ -185,6 +211,7 @@ class CompiledBase(FusedBase):
 
     def __init__(self, embed: nn.Module, rotary: nn.Module, layers: nn.ModuleList, own: Sequence[Any]) -> None:
         super().__init__(embed, rotary, layers, own)
+        self.ranks = ALONE
         self._stacks: dict[tuple[int, int], Stack] = {}
 
     def turned(self, hidden: Tensor, position_ids: Tensor) -> Turn:
@@ -195,6 +222,10 @@ class CompiledBase(FusedBase):
         return Turn(cos_1Nd[0].contiguous().numpy(), sin_1Nd[0].contiguous().numpy())
 
     def through(self, hidden: Tensor, rotation: Turn) -> Tensor:
+        if self.ranks.size > 1:
+            rows = hidden[0].to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+            self.ranks.lead(rows.numpy())
+            hidden = rows.to(hidden.dtype)[None]
         for first, last in self._parts():
             if is_watched(self.own[first]):
                 hidden = self.own[first](hidden, rotation)
@@ -265,7 +296,12 @@ def have_form(layers: Sequence[nn.Module]) -> bool:
 
     Whether they compute what their form says shows only when they are loaded.
     """
-    return all(has_form(layer) and is_silu(layer.mlp.act_fn) for layer in layers)
+    return all(map(has_own_form, layers))
+
+
+def has_own_form(layer: Any) -> bool:
+    """Whether a decoder layer, as transformers has built it, has the form of compiled ones."""
+    return has_form(layer) and is_silu(layer.mlp.act_fn)
 
 
 def inexact() -> FieldError:

@@ -72,16 +72,16 @@ def rows_of(block: Callable[..., None]) -> Callable[..., None]:
     @part
     def rows(
         weights: int, scales: int, rows: int, row_scales: int, row_sums: int, out: int,
-        groups: int, outputs: int, shift: int, count: int,
+        groups: int, width: int, shift: int, count: int,
     ) -> None:  # fmt: skip
         if count == 8:
-            block(weights, scales, rows, row_scales, row_sums, out, groups, outputs, shift, 8)
+            block(weights, scales, rows, row_scales, row_sums, out, groups, width, shift, 8)
         elif count == 4:
-            block(weights, scales, rows, row_scales, row_sums, out, groups, outputs, shift, 4)
+            block(weights, scales, rows, row_scales, row_sums, out, groups, width, shift, 4)
         elif count == 2:
-            block(weights, scales, rows, row_scales, row_sums, out, groups, outputs, shift, 2)
+            block(weights, scales, rows, row_scales, row_sums, out, groups, width, shift, 2)
         else:
-            block(weights, scales, rows, row_scales, row_sums, out, groups, outputs, shift, 1)
+            block(weights, scales, rows, row_scales, row_sums, out, groups, width, shift, 1)
 
     return rows  # type: ignore[no-any-return]
 
@@ -90,15 +90,15 @@ def float_rows_of(block: Callable[..., None]) -> Callable[..., None]:
     """The same for a block of floats."""
 
     @part
-    def rows(weights: int, rows: int, out: int, inputs: int, outputs: int, count: int) -> None:
+    def rows(weights: int, rows: int, out: int, inputs: int, width: int, count: int) -> None:
         if count == 8:
-            block(weights, rows, out, inputs, outputs, 8)
+            block(weights, rows, out, inputs, width, 8)
         elif count == 4:
-            block(weights, rows, out, inputs, outputs, 4)
+            block(weights, rows, out, inputs, width, 4)
         elif count == 2:
-            block(weights, rows, out, inputs, outputs, 2)
+            block(weights, rows, out, inputs, width, 2)
         else:
-            block(weights, rows, out, inputs, outputs, 1)
+            block(weights, rows, out, inputs, width, 1)
 
     return rows  # type: ignore[no-any-return]
 
@@ -108,17 +108,20 @@ _rows32, _rows_brain, _rows_half = (float_rows_of(float_block_of(form)) for form
 
 
 @part
-def multiply(weights: Any, rows: Any, out: int, first: int, last: int) -> None:
-    """Multiply the rows by the blocks of outputs [first, last), and write to the address ``out``. Takes records."""
+def multiply(weights: Any, rows: Any, out: int, width: int, first: int, last: int) -> None:
+    """Multiply the rows by the blocks of outputs [first, last), and write to the address ``out``. Takes records.
+
+    Two rows of results lie ``width`` numbers apart: the number of outputs, or more where others stand beside them.
+    """
     if weights.form in (INT4, INT8):
-        _multiply_whole(weights, rows, out, first, last)
+        _multiply_whole(weights, rows, out, width, first, last)
     else:
-        _multiply_floats(weights, rows, out, first, last)
+        _multiply_floats(weights, rows, out, width, first, last)
 
 
 @part
-def _multiply_whole(weights: Any, rows: Any, out: int, first: int, last: int) -> None:
-    count, inputs, outputs, bits, shift = rows.count, weights.inputs, weights.outputs, weights.form, weights.shift
+def _multiply_whole(weights: Any, rows: Any, out: int, width: int, first: int, last: int) -> None:
+    count, inputs, bits, shift = rows.count, weights.inputs, weights.form, weights.shift
     groups = inputs // GROUP
     size = groups * GROUP * LANES * bits // 8
     scales_size = (groups >> shift) * LANES * (4 if bits == INT4 else 2)
@@ -126,31 +129,31 @@ def _multiply_whole(weights: Any, rows: Any, out: int, first: int, last: int) ->
         own, own_scales, row = weights.values + block * size, weights.scales + block * scales_size, 0
         while row < count:
             several = together(count - row, TOGETHER)
-            x, y = rows.numbers + row * inputs, out + (row * outputs + block * LANES) * 4
+            x, y = rows.numbers + row * inputs, out + (row * width + block * LANES) * 4
             x_scales, x_sums = rows.scales + row * groups * 4, rows.sums + row * groups * 4
             if bits == INT4:
-                _rows4(own, own_scales, x, x_scales, x_sums, y, groups, outputs, shift, several)
+                _rows4(own, own_scales, x, x_scales, x_sums, y, groups, width, shift, several)
             else:
-                _rows8(own, own_scales, x, x_scales, x_sums, y, groups, outputs, shift, several)
+                _rows8(own, own_scales, x, x_scales, x_sums, y, groups, width, shift, several)
             row += several
 
 
 @part
-def _multiply_floats(weights: Any, rows: Any, out: int, first: int, last: int) -> None:
-    inputs, outputs, form, size = weights.inputs, weights.outputs, weights.form, size_of(weights.form)
+def _multiply_floats(weights: Any, rows: Any, out: int, width: int, first: int, last: int) -> None:
+    inputs, form, size = weights.inputs, weights.form, size_of(weights.form)
     block_size = inputs * LANES * (4 if form == FLOAT32 else 2)
     before = flush_small() if form == BFLOAT16 else np.int32(0)
     for block in range(first, last):
         own, row = weights.values + block * block_size, 0
         while row < rows.count:
             several = together(rows.count - row, AT_ONCE)
-            x, y = rows.numbers + row * inputs * size, out + (row * outputs + block * LANES) * 4
+            x, y = rows.numbers + row * inputs * size, out + (row * width + block * LANES) * 4
             if form == FLOAT32:
-                _rows32(own, x, y, inputs, outputs, several)
+                _rows32(own, x, y, inputs, width, several)
             elif form == BFLOAT16:
-                _rows_brain(own, x, y, inputs, outputs, several)
+                _rows_brain(own, x, y, inputs, width, several)
             else:
-                _rows_half(own, x, y, inputs, outputs, several)
+                _rows_half(own, x, y, inputs, width, several)
             row += several
     if form == BFLOAT16:
         set_floats(before)
@@ -204,7 +207,8 @@ def _work(pointer: Any) -> None:
     several = at_once(blocks, product.threads)
     first = taken(product.counters, several)
     while first < blocks:
-        multiply(product.weights, product.rows, product.out, first, min(first + several, blocks))
+        last = min(first + several, blocks)
+        multiply(product.weights, product.rows, product.out, product.weights.outputs, first, last)
         first = taken(product.counters, several)
 
 

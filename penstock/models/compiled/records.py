@@ -49,12 +49,16 @@ LAYER: Final = record(
 )  # fmt: skip
 STACK: Final = record(
     ("layers", ADDRESS), ("attentions", ADDRESS), ("count", NUMBER), ("queries", NUMBER), ("groups", NUMBER),
-    ("width", NUMBER), ("inner", NUMBER), ("hidden", ADDRESS), ("normed", ADDRESS), ("qkv", ADDRESS),
+    ("width", NUMBER), ("inner", NUMBER), ("own_change", NUMBER), ("own_opened", NUMBER),
+    ("hidden", ADDRESS), ("normed", ADDRESS), ("qkv", ADDRESS),
     ("query", ADDRESS), ("cos", ADDRESS), ("sin", ADDRESS), ("slots", ADDRESS), ("attended", ADDRESS),
     ("change", ADDRESS), ("gates", ADDRESS), ("opened", ADDRESS), ("rows", ROWS), ("form", NUMBER),
-    ("counters", ADDRESS), ("threads", NUMBER),
+    ("counters", ADDRESS), ("threads", NUMBER), ("first", NUMBER), ("last", NUMBER),
 )  # fmt: skip
 """Layers and the buffers that they share; ``inner`` is F, ``count`` the number of layers.
+
+A run goes through the phases [first, last), counted over all layers. Of a tensor parallel rank ``queries``, ``groups``
+and ``inner`` are its own, and ``own_change`` and ``own_opened`` say how many bytes of a row stand before its own.
 
 ``form`` is that of hidden states between layers, and of keys and values; the states lie in float32.
 """

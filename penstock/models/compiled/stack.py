@@ -17,8 +17,8 @@ from penstock.models.compiled.products import multiply, round_row
 from penstock.models.compiled.records import STACK_TYPE, attentions_at, layers_at, numbers
 from penstock.models.compiled.threads import COUNTERS, LINE, at_once, await_units, call_units, finished, taken
 
-ENTER, QKV, TURN, ATTEND, ROUND, OUT, MIDDLE, GATE_UP, GATE, DOWN, LEAVE = range(11)
-KINDS: Final = 11
+ENTER, QKV, TURN, ATTEND, ROUND, OUT, MIDDLE, GATE_UP, GATE, OPEN, DOWN, LEAVE = range(12)
+KINDS: Final = 12
 """How many kinds of phases a layer has.
 
 The units of products are blocks of outputs, those of ``ATTEND`` the attention's own, all others are rows.
@@ -32,8 +32,10 @@ def _units(kind: int, stack: Any, layer: Any, attention: Any) -> int:
         units = layer.qkv.outputs // LANES
     elif kind == ATTEND:
         units = attention.units
-    elif kind in (OUT, DOWN):
+    elif kind == OUT:
         units = layer.o_proj.outputs // LANES
+    elif kind == DOWN:
+        units = layer.down_proj.outputs // LANES
     elif kind == GATE_UP:
         units = layer.gate_up.outputs // LANES
     return units
@@ -41,15 +43,16 @@ def _units(kind: int, stack: Any, layer: Any, attention: Any) -> int:
 
 @part
 def _multiply(kind: int, stack: Any, layer: Any, first: int, last: int) -> None:
+    # A rank's own outputs go to their columns of the whole row (``change``), where the others' are gathered.
     if kind == QKV:
-        weights, out = layer.qkv, stack.qkv
+        weights, out, width = layer.qkv, stack.qkv, layer.qkv.outputs
     elif kind == OUT:
-        weights, out = layer.o_proj, stack.change
+        weights, out, width = layer.o_proj, stack.change + stack.own_change, layer.input_norm.width
     elif kind == GATE_UP:
-        weights, out = layer.gate_up, stack.gates
+        weights, out, width = layer.gate_up, stack.gates, layer.gate_up.outputs
     else:
-        weights, out = layer.down_proj, stack.change
-    multiply(weights, stack.rows, out, first, last)
+        weights, out, width = layer.down_proj, stack.change + stack.own_change, layer.input_norm.width
+    multiply(weights, stack.rows, out, width, first, last)
 
 
 @exact
@@ -92,9 +95,11 @@ def _do_row(kind: int, row: int, stack: Any, layer: Any) -> None:
         norm(hidden, layer.mlp_norm, normed)
         round_row(row, normed, stack.rows, layer.gate_up.inputs, layer.gate_up.form)
     elif kind == GATE:
-        weights, opened = layer.down_proj, stack.opened + 4 * layer.down_proj.inputs * row
+        opened = stack.opened + 4 * layer.down_proj.inputs * row + stack.own_opened
         gate(stack.gates + 8 * stack.inner * row, stack.inner, opened)
-        round_row(row, opened, stack.rows, weights.inputs, weights.form)
+    elif kind == OPEN:
+        weights = layer.down_proj
+        round_row(row, stack.opened + 4 * weights.inputs * row, stack.rows, weights.inputs, weights.form)
     else:
         add(hidden, change, hidden, width)
         # Another stage may begin here: what it would be sent is what the next layer gets.
@@ -120,22 +125,22 @@ def _do(kind: int, stack: Any, index: int, first: int, last: int) -> None:
 
 @called_by_address(types.void(types.CPointer(STACK_TYPE)))
 def go(pointer: Any) -> None:
-    """One thread's part of all layers."""
+    """One thread's part of the phases [first, last) of all layers."""
     stack = carray(pointer, 1)[0]
     layers = carray(layers_at(stack.layers), stack.count)
     attentions = carray(attentions_at(stack.attentions), stack.count)
     # Every phase has its own counters, so that a late thread cannot take units of a phase that is over.
-    for index in range(stack.count):
-        for kind in range(KINDS):
-            counter = stack.counters + 8 * COUNTERS * (KINDS * index + kind)
-            done = counter + 8 * LINE
-            units = _units(kind, stack, layers[index], attentions[index])
-            several = at_once(units, stack.threads)
+    for phase in range(stack.first, stack.last):
+        index, kind = phase // KINDS, phase % KINDS
+        counter = stack.counters + 8 * COUNTERS * phase
+        done = counter + 8 * LINE
+        units = _units(kind, stack, layers[index], attentions[index])
+        several = at_once(units, stack.threads)
+        first = taken(counter, several)
+        while first < units:
+            last = min(first + several, units)
+            _do(kind, stack, index, first, last)
+            finished(done, last - first)
             first = taken(counter, several)
-            while first < units:
-                last = min(first + several, units)
-                _do(kind, stack, index, first, last)
-                finished(done, last - first)
-                first = taken(counter, several)
-            # The next phase reads what all threads have written in this one.
-            await_units(done, units)
+        # The next phase reads what all threads have written in this one.
+        await_units(done, units)

@@ -208,6 +208,8 @@ class StoredRows(NamedTuple):
     tensor: Any
     """The tensor in its file; None if the layer's own weight holds the numbers."""
     file: str
+    first: int = 0
+    """The first of the outputs, as the tensor counts them."""
 
     def packed(
         self,
@@ -222,11 +224,26 @@ class StoredRows(NamedTuple):
         if self.tensor is None:
             return rounded(weight)
         if not getattr(self.tensor, "is_grouped", False):
-            return rounded(self._checked(self.tensor[...].to(weight.dtype)))
+            return rounded(self._checked(self._read().to(weight.dtype)))
         whole = self.tensor.grouped()
+        if self._in_part:
+            whole = whole.rows(self._rows)
         check_finite(self.file, ((self.name, floats) for floats in whole.floats))
         own = kept(whole)
         return rounded(self._checked(whole.dequantize().to(weight.dtype))) if own is None else own
+
+    @property
+    def _rows(self) -> slice:
+        return slice(self.first, self.first + self.outputs)
+
+    @property
+    def _in_part(self) -> bool:
+        return self.outputs != int(self.tensor.get_shape()[0])
+
+    def _read(self) -> Tensor:
+        found: Tensor = self.tensor[self._rows if self._in_part else ...]
+        # Tensors that are made of others, as those of GGUF files, give all of themselves.
+        return found[self._rows] if len(found) != self.outputs else found
 
     def _checked(self, floats: Tensor) -> Tensor:
         check_finite(self.file, [(self.name, floats)])

@@ -1,0 +1,113 @@
+"""The processes of a tensor parallel stage: the stage's own leads, and forks the others before it loads anything."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from typing import Any, Final
+
+from penstock.core import ConfigError
+from penstock.pipeline.base import StagePlan
+from penstock.pipeline.engine_end import compute_with, load_layers
+from penstock.stage.exchange import SharedExchange, StageRankLost, exchanges
+from penstock.stage.follower import Leader, Loaded, follow, say_loaded
+
+PR_SET_PDEATHSIG: Final = 1
+"""The option of Linux's prctl that names the signal which a process gets when its parent ends."""
+CHARACTERS: Final = 400
+"""Most characters of a rank's problem that the stage tells on."""
+
+
+class RankLoadError(ConfigError):
+    """A rank of a stage could not load its share; the text is its own."""
+
+
+@contextlib.contextmanager
+def led(plan: StagePlan) -> Iterator[Leader | None]:
+    """Start the other ranks of a stage, and end them with the block. None for a stage of one.
+
+    They are forked from this process while it has one thread that matters and nothing loaded, and end with it.
+    """
+    if plan.ranks == 1:
+        yield None
+        return
+    ends, parent = exchanges(plan.ranks), os.getpid()
+    children = []
+    for rank in range(1, plan.ranks):
+        pid = os.fork()
+        if pid == 0:
+            become_rank(plan, rank, ends, parent)
+        children.append(pid)
+    for end in ends[1:]:
+        end.close()
+    try:
+        yield Leader(ends[0])
+    finally:
+        ends[0].close()
+        for pid in children:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+
+
+def become_rank(plan: StagePlan, rank: int, ends: list[SharedExchange], parent: int) -> None:
+    """Run as a rank's process from its beginning. It never returns."""
+    code = 1
+    try:
+        end_with_parent(parent)
+        for other, end in enumerate(ends):
+            if other != rank:
+                end.close()
+        serve_rank(plan, rank, ends[rank])
+    except StageRankLost:  # the stage has ended, and this rank with it
+        code = 0
+    except BaseException as error:
+        if os.environ.get("PENSTOCK_DEBUG"):
+            sys.excepthook(type(error), error, error.__traceback__)
+    finally:
+        os._exit(code)
+
+
+def serve_rank(plan: StagePlan, rank: int, exchange: SharedExchange) -> None:
+    compute_with(threads_of(plan, rank))
+    try:
+        layers = load_layers(plan, rank=rank)
+    except Exception as error:
+        say_loaded(exchange, Loaded(problem=f"{type(error).__name__}: {error}"[:CHARACTERS]))
+        raise
+    layers.ranks.exchange = exchange
+    say_loaded(exchange, Loaded(weight_bytes=layers.weight_bytes, kv_bytes=layers.kv_bytes))
+    follow(exchange, layers, plan.capacity, plan.vocab_size)
+
+
+def join_ranks(leader: Leader, layers: Any) -> tuple[int, int]:
+    """Join loaded ``layers`` with the other ranks'. Returns their bytes of weights, and of keys and values.
+
+    Raises RankLoadError where one could not load, and StageRankLost.
+    """
+    told = leader.loaded()
+    if problem := next((one.problem for one in told if one.problem), ""):
+        raise RankLoadError(problem)
+    layers.ranks.exchange = leader.exchange
+    return sum(one.weight_bytes for one in told), sum(one.kv_bytes for one in told)
+
+
+def threads_of(plan: StagePlan, rank: int) -> int:
+    """A rank's part of the threads of its stage: as many as the others, or one more, and one at least."""
+    return max(1, plan.threads * (rank + 1) // plan.ranks - plan.threads * rank // plan.ranks)
+
+
+def end_with_parent(parent: int) -> None:
+    """Have the system kill this process when the stage's own ends, where it can: on Linux.
+
+    Elsewhere the process ends when it next hears of the stage, that its sockets are closed.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(0)

@@ -1,0 +1,110 @@
+"""Stages of several ranks, as processes: the tokens of one, also where a rank is killed, and nothing that is left."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import psutil
+import pytest
+
+from penstock import LLM, SamplingParams, StructuredOutputsParams
+from penstock.config import FieldError
+from penstock.engine.loop import Observer
+from penstock.models.quantized.linear import works
+from penstock.pipeline.forkserver import shared_fork_server
+from tests.processes import descendants
+from tests.serving import until
+
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.skipif(not works(), reason="this processor lacks what compiled products need"),
+]
+
+TEXTS: Final = ["def read_lines(path):", "class Stack:", "import os\n"]
+PARAMS: Final = [
+    SamplingParams(temperature=0.0, max_tokens=40, logprobs=2),
+    SamplingParams(temperature=0.8, seed=3, max_tokens=40, repetition_penalty=1.2),
+    SamplingParams(temperature=0.0, max_tokens=24, structured_outputs=StructuredOutputsParams(regex=r"[a-z ]{8,20}")),
+]
+RUNS: Final = [
+    (1, "auto", None, "none"),
+    (2, "pipedec", {"method": "draft_model"}, "int8"),
+    (1, "flowspec", {"method": "draft_model"}, "int4"),
+    (2, "continuous", {"method": "eagle3"}, "int8"),
+]
+
+
+def answers(llm: LLM) -> list[Any]:
+    return [(one.outputs[0].token_ids, one.outputs[0].logprobs) for one in llm.generate(TEXTS, PARAMS)]
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, list[Any]]:
+    found = {}
+    for quantization in ("none", "int8", "int4"):
+        with LLM("demo", quantization=quantization, speculative_config=None) as llm:
+            found[quantization] = answers(llm)
+    return found
+
+
+def forked() -> list[psutil.Process]:
+    server = psutil.Process(shared_fork_server()._process.pid)
+    return [one for one in descendants(server.pid) if one.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.mark.parametrize(("stages", "strategy", "drafter", "quantization"), RUNS)
+def test_tokens_and_log_probabilities_are_those_of_one_rank(
+    expected: dict[str, list[Any]], stages: int, strategy: str, drafter: dict[str, Any] | None, quantization: str
+) -> None:
+    config = {"strategy": strategy, **(drafter or {})}
+    with LLM(
+        "demo",
+        pipeline_parallel_size=stages,
+        tensor_parallel_size=2,
+        quantization=quantization,
+        speculative_config=config,
+    ) as llm:
+        for _ in range(2):  # the second time with what the prefix cache holds
+            assert answers(llm) == expected[quantization]
+    assert not forked()
+
+
+class Killing(Observer):
+    """Kills a process once so many results have come."""
+
+    def __init__(self, victim: psutil.Process, results: int) -> None:
+        self.victim, self.results = victim, results
+
+    def arrived(self, *told: Any) -> None:
+        self.results -= 1
+        if self.results == 0:
+            self.victim.kill()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_is_killed_amid_an_answer_is_replaced(expected: dict[str, list[Any]], rank: int) -> None:
+    with LLM("demo", tensor_parallel_size=2, quantization="int8", speculative_config=None) as llm:
+        ranks = forked()[:2]  # the oldest first: a rank is older than what compiles grammars
+        with llm.observing(Killing(ranks[rank], 15)):
+            assert answers(llm) == expected["int8"]
+        assert not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in ranks)
+    until(lambda: not forked())
+
+
+def refusals() -> Sequence[tuple[dict[str, Any], str]]:
+    return [
+        ({"tensor_parallel_size": 3}, "its layers have 2 groups of keys and values; use pipeline_parallel_size"),
+        ({"tensor_parallel_size": 2, "device": "cuda"}, "and device is 'cuda'"),
+        ({"tensor_parallel_size": 2, "numerics": "fast"}, "and numerics is 'fast'"),
+        ({"tensor_parallel_size": 2, "cluster": "demo"}, "and cluster is 'demo'"),
+        ({"tensor_parallel_size": 0}, "a whole number, at least 1"),
+    ]
+
+
+@pytest.mark.parametrize(("options", "said"), refusals())
+def test_what_ranks_cannot_do_is_refused_before_anything_starts(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(FieldError, match=said) as refused:
+        LLM("demo", **options)
+    assert refused.value.field == "tensor_parallel_size"
+    assert not forked()

@@ -1,0 +1,124 @@
+"""The ranks of a tensor parallel stage compute the very bits of one rank, in every format of weights."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Kind
+from torch import Tensor
+
+from penstock.checkpoint.checkpoint import open_checkpoint
+from penstock.core import ConfigError
+from penstock.models.quantized.linear import works
+from penstock.models.shares import Ranks
+from penstock.models.stage_model import StageModel, load_stage
+from penstock.stage.exchange import HALF, StageRankLost, exchanges
+from penstock.stage.visibility import BatchView, view_of
+from tests.checkpoints import LAYERS, make_checkpoint
+from tests.gguf_files import make_gguf
+from tests.unit.models.compiled.formats import FORMATS
+
+pytestmark = pytest.mark.skipif(not works(), reason="this processor lacks what compiled products need")
+
+TOKENS = [17, 3, 99, 42, 8, 64, 110, 11, 12, 13, 14]
+BATCHES = [range(9), range(9, 10), range(10, 11)]
+UNEVEN = {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 16}
+"""Three groups of two heads, three blocks of inner rows: for two ranks, and for three."""
+
+
+def of_ranks(path: Path, size: int, **options: Any) -> list[StageModel]:
+    count = open_checkpoint(str(path)).num_layers
+    stages = [load_stage(str(path), 0, count, capacity=32, ranks=Ranks(rank, size), **options) for rank in range(size)]
+    if size > 1:
+        for stage, exchange in zip(stages, exchanges(size), strict=True):
+            stage.ranks.exchange = exchange
+    return stages
+
+
+def computed(stages: Sequence[StageModel], view: BatchView) -> tuple[Tensor, Tensor]:
+    """The states and logits of all rows, which the first rank computes while the others follow it."""
+    followers = [threading.Thread(target=stage.follow, args=(view, len(view))) for stage in stages[1:]]
+    for follower in followers:
+        follower.start()
+    hidden = stages[0].forward(view, None)
+    logits = stages[0].logits(hidden, range(len(view)))
+    for follower in followers:
+        follower.join()
+    return hidden, logits
+
+
+def compared(path: Path, sizes: Sequence[int], **options: Any) -> None:
+    whole, *shared = [of_ranks(path, size, **options) for size in (1, *sizes)]
+    for rows in BATCHES:
+        view = view_of(TOKENS, rows)
+        states, logits = computed(whole, view)
+        for stages in shared:
+            found = computed(stages, view)
+            assert torch.equal(found[0], states), (len(stages), rows)
+            assert torch.equal(found[1], logits), (len(stages), rows)
+    for stages in shared:
+        held = [stage.kv_bytes for stage in stages]
+        assert sum(held) == whole[0].kv_bytes
+        assert max(stage.weight_bytes for stage in stages) < whole[0].weight_bytes
+
+
+@pytest.mark.parametrize("options", FORMATS.values(), ids=FORMATS)
+def test_every_format(tmp_path: Path, options: dict[str, Any]) -> None:
+    compared(make_checkpoint(tmp_path, "llama", **UNEVEN), [2, 3], **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "changes"),
+    [
+        ("qwen2", {"quantization": "int4"}, {}),
+        ("qwen3", {"dtype": "bfloat16"}, {}),
+        ("mistral", {"quantization": "int8"}, {}),
+        ("llama", {"quantization": "int8", "dtype": "bfloat16"}, {"tie_word_embeddings": True}),
+        ("llama", {}, {"tie_word_embeddings": True}),
+    ],
+)
+def test_families(tmp_path: Path, name: str, options: dict[str, Any], changes: dict[str, Any]) -> None:
+    compared(make_checkpoint(tmp_path, name, **changes), [2], **options)
+
+
+@pytest.mark.parametrize(("kind", "quantization"), [(Kind.Q4_0, "int4"), (Kind.Q8_0, "int8")])
+def test_files_of_whole_numbers(tmp_path: Path, kind: Kind, quantization: str) -> None:
+    compared(make_gguf(tmp_path, kind=kind), [2], quantization=quantization)
+
+
+def test_what_ranks_cannot_share_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="tensor_parallel_size cannot be more than 1 for this model: ranks share"):
+        of_ranks(make_checkpoint(tmp_path / "gemma2", "gemma2"), 2)
+    with pytest.raises(ConfigError, match=r"tensor_parallel_size is 5, .* its layers have 2 groups"):
+        of_ranks(make_checkpoint(tmp_path / "llama", "llama"), LAYERS)
+
+
+def test_rows_larger_than_the_memory_are_gathered_in_pieces() -> None:
+    width = HALF // 4 // 2 - 3
+    ends, bounds = exchanges(3), (0, 5, 5, width)
+    whole = np.arange(5 * width, dtype=np.float32).reshape(5, -1)
+    rows = [np.zeros_like(whole) for _ in ends]
+    for rank, own in enumerate(rows):
+        own[:, bounds[rank] : bounds[rank + 1]] = whole[:, bounds[rank] : bounds[rank + 1]]
+    threads = [threading.Thread(target=end.gather, args=(own, bounds)) for end, own in zip(ends, rows, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(np.array_equal(own, whole) for own in rows)
+
+
+def test_a_rank_that_has_ended_is_named() -> None:
+    one, other = exchanges(2)
+    one.check(1)
+    other.close()
+    with pytest.raises(StageRankLost, match="rank 1 of the stage has ended"):
+        one.check(1)
+    with pytest.raises(StageRankLost, match="rank 1 of the stage has ended"):
+        one.gather(np.zeros((1, 4), np.float32), (0, 2, 4))
