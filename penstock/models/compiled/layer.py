@@ -301,7 +301,10 @@ def have_form(layers: Sequence[nn.Module]) -> bool:
 
 def has_own_form(layer: Any) -> bool:
     """Whether a decoder layer, as transformers has built it, has the form of compiled ones."""
-    return has_form(layer) and is_silu(layer.mlp.act_fn)
+    if not has_form(layer) or not is_silu(layer.mlp.act_fn):
+        return False
+    unbiased = (layer.self_attn.o_proj, layer.mlp.gate_proj, layer.mlp.up_proj, layer.mlp.down_proj)
+    return all(getattr(linear, "bias", None) is None for linear in unbiased)
 
 
 def inexact() -> FieldError:

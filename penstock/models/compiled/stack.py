@@ -38,6 +38,8 @@ def _units(kind: int, stack: Any, layer: Any, attention: Any) -> int:
         units = layer.down_proj.outputs // LANES
     elif kind == GATE_UP:
         units = layer.gate_up.outputs // LANES
+    elif kind == OPEN and stack.inner == layer.down_proj.inputs:
+        units = 0  # nothing was gathered: GATE has rounded the row
     return units
 
 
@@ -95,8 +97,11 @@ def _do_row(kind: int, row: int, stack: Any, layer: Any) -> None:
         norm(hidden, layer.mlp_norm, normed)
         round_row(row, normed, stack.rows, layer.gate_up.inputs, layer.gate_up.form)
     elif kind == GATE:
-        opened = stack.opened + 4 * layer.down_proj.inputs * row + stack.own_opened
+        weights = layer.down_proj
+        opened = stack.opened + 4 * weights.inputs * row + stack.own_opened
         gate(stack.gates + 8 * stack.inner * row, stack.inner, opened)
+        if stack.inner == weights.inputs:
+            round_row(row, opened, stack.rows, weights.inputs, weights.form)
     elif kind == OPEN:
         weights = layer.down_proj
         round_row(row, stack.opened + 4 * weights.inputs * row, stack.rows, weights.inputs, weights.form)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.core import ConfigError
+from penstock.models.loader import check_loads
 from penstock.models.quantized.linear import works
 from penstock.models.shares import Ranks
 from penstock.models.stage_model import StageModel, load_stage
@@ -97,6 +98,16 @@ def test_what_ranks_cannot_share_is_refused_by_name(tmp_path: Path) -> None:
         of_ranks(make_checkpoint(tmp_path / "gemma2", "gemma2"), 2)
     with pytest.raises(ConfigError, match=r"tensor_parallel_size is 5, .* its layers have 2 groups"):
         of_ranks(make_checkpoint(tmp_path / "llama", "llama"), LAYERS)
+
+
+@pytest.mark.parametrize("changes", [{"attention_bias": True}, {"mlp_bias": True}])
+def test_biases_that_ranks_cannot_share_are_refused_before_anything_starts(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    checkpoint = open_checkpoint(str(make_checkpoint(tmp_path, "llama", **changes)))
+    check_loads(checkpoint)
+    with pytest.raises(ConfigError, match="tensor_parallel_size cannot be more than 1 for this model: ranks share"):
+        check_loads(checkpoint, ranks=2)
 
 
 def test_rows_larger_than_the_memory_are_gathered_in_pieces() -> None:
