@@ -110,8 +110,8 @@ class Trial:
         """Plain tokens still to be measured before speculation may begin."""
         self._since_measured = 0
         """Tokens of speculation since plain decoding was measured."""
-        self._pauses = 1
-        """Pauses of speculation in which plain decoding is measured, the next one included."""
+        self._pauses = 2
+        """Pauses of speculation in which plain decoding is measured, and two to begin with."""
         self._most_s = self._charged_at = 0.0
         """Largest value of ``left_s`` in this trial, and the seconds per plain token that speculation is charged by."""
         self._charged = 0
@@ -171,8 +171,8 @@ class Trial:
 
     @property
     def _until_measured(self) -> float:
-        """Tokens of speculation after which plain decoding is measured: twice ``MEMORY``, or so many that the
-        measurement costs half of ``SHARE`` of their time if that is more, and twice as many after each measurement."""
+        """Tokens of speculation after which plain decoding is measured: four times ``MEMORY``, or so many that it costs
+        a quarter of ``SHARE`` of their time if that is more, and twice as many after each measurement."""
         affordable = PLAIN_TOKENS * (self.speed_up - 1) / SHARE
         return float(2**self._pauses) * self.requests * max(MEMORY, affordable)
 
