@@ -403,10 +403,6 @@ class EngineLoop:
         self.estimates.drafts.record_hits(done.hits, len(done.committed))
         for root in done.verdicts:
             self.estimates.drafts.record_pick(root)
-            if request.strategy.on_trial:
-                assert root.candidates
-                right = root.picked == root.candidates[0][0]
-                self.estimates.trials.foretell(len(self.scheduler.running), right)
         for observer in self.observers:
             observer.advanced(request, done, now)
         if done.committed:
@@ -489,8 +485,6 @@ class EngineLoop:
             self.estimates.trials.interrupt()
             if request.sampling.grammar:
                 self._prepare_grammar(request)
-            if len(self.scheduler.running) == 1:
-                self.estimates.trials.begin_text()
             for observer in self.observers:
                 observer.admitted(request, self.clock.now())
         if len(self.scheduler.running) > 1:

@@ -51,7 +51,7 @@ class Estimates:
         """Seconds of the drafter's rounds, by their rows."""
         self.pipeline = PipelineTimes(contended, apart, slowed)
         self.round_trips = RoundTrips(self.pipeline)
-        self.trials = Trials(contended, stages, self._has_room)
+        self.trials = Trials(contended, stages, self._predicted_gain)
         self._kept_alone_s = 0.0
         """``Experience.alone_s`` of the earlier run, until it has been compared with this run's; 0 afterwards."""
 
@@ -98,10 +98,14 @@ class Estimates:
         self._kept_alone_s = 0.0
         self.trials.interrupt()
 
-    def _has_room(self, requests: int, times: int) -> bool:
-        """Whether batches could hold ``times`` times the rows at hardly more time while this many requests decode."""
+    def _predicted_gain(self, requests: int) -> float:
+        """Predicted speed with a drafted row beside each root, right in half of the cases, relative to roots alone,
+        while this many requests decode and all stages are busy; 0 while such batches have not been seen."""
         # Requests are spread over the stages, so a batch holds the ceiling of requests / stages.
-        return self._stages is not None and self.pipeline.has_room(-(-requests // self._stages), times)
+        roots = -(-requests // self._stages) if self._stages is not None else 0
+        if not roots or not self.pipeline.has_seen(2 * roots):
+            return 0.0
+        return 1.5 * self.pipeline.step_s(roots) / self.pipeline.step_s(2 * roots)
 
     @property
     def plain_s(self) -> float:
@@ -127,9 +131,10 @@ class Estimates:
 
         While decoding is plain, the drafter takes no time from any stage. With several real stages, each computes
         faster while the others are idle, as they are when one request decodes plainly. Such batches do not count as
-        stage times: beside them, rows would look expensive.
+        stage times: beside them, rows would look expensive. A prompt's rows count.
         """
-        if self._stages == 1 or not (self.trials.contended and self.trials.alone):
+        plain = self.trials.contended and self.trials.alone and all(span.rows <= 1 for span in result.spans)
+        if self._stages == 1 or not plain:
             self.pipeline.record_spans(result.spans)
         if self.trials.contended and self._stages != 1:
             self.pipeline.record_overlap(result.spans)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Final
 
 # --------------------------------------------------------------------------------------------------------- running mean
@@ -45,7 +45,7 @@ fast afterwards."""
 SELDOMEST: Final = 64 * FADES
 """Upper limit of ``FADES`` for a size that was confirmed again and again, in batches."""
 FURTHER: Final = 2
-"""Batches of real devices are taken to be no slower up to this multiple of the largest size seen: little is risked."""
+"""Batches of real devices are taken to be no slower up to this multiple of a size seen: little is risked."""
 ASKED: Final = 256
 """The table reaches at least this many rows, more than a strategy sends of one request."""
 SIZE_OF: Final = [SIZES[bisect_left(SIZES, rows)] for rows in range(SIZES[-1] + 1)]
@@ -61,10 +61,11 @@ class BatchTimes:
     row than a larger one. Sizes above all those seen are taken to be no slower. Below them half of the time is taken to
     grow with the rows, and the other half to be fixed.
 
-    With ``fade``, for real devices, times lie on straight lines between the sizes seen. Batches then grow by the rows
-    that pay even so, and each one that is seen says more about the next. No size is slower than a larger one that was
-    seen. Above all sizes a batch is no slower up to ``FURTHER`` times as many rows, and beyond that its time is
-    proportional to its rows.
+    With ``fade``, for real devices, times lie on straight lines between the sizes seen, but a size of ``FURTHER`` times
+    as many rows as one seen is taken to be as fast as larger ones allow, until it is seen. So each size is tried once,
+    and a batch risks at most the time by which it is slower than half of its rows. On the line to a prompt's many rows
+    a second row can look too dear to be ever sent. No size is slower than a larger one that was seen. Above all sizes a
+    batch is no slower up to ``FURTHER`` times as many rows, and beyond that its time is proportional to its rows.
 
     A time also fades: the mean of a size counts less and less while only other sizes are seen, and is dropped when the
     size is seen again. It falls to the time of the smaller sizes, or to what a larger size seen since allows, as
@@ -237,6 +238,13 @@ class BatchTimes:
         # Half of the time of the smallest size seen is taken to be fixed, half to grow with the rows.
         if rows > 1:
             points.insert(0, (1.0, seconds * (1 + 1 / rows) / 2))
+        # A size beyond each one seen is tried as if it took no longer, if the next one seen allows that.
+        tried = [
+            (FURTHER * rows, max(seconds, FURTHER * rows / larger * of_larger))
+            for (rows, seconds), (larger, of_larger) in pairwise(points)
+            if FURTHER * rows < larger
+        ]
+        points = sorted([*points, *tried])
         rows, seconds = points[-1]
         if FURTHER * rows < longest:
             points += [(FURTHER * rows, seconds), (float(longest), seconds * longest / (FURTHER * rows))]

@@ -14,15 +14,6 @@ from penstock.tree import Node, TokenTree
 MISLED: Final = -0.05
 """Least gain of corrections at which they are still taken: tokens turned right less tokens turned wrong, as a share."""
 
-RISKED: Final = 1 / 3
-"""Fraction of the trial's remaining stake that one batch may risk."""
-SURE: Final = 0.9
-"""Least chance that a batch holds a row of the target's path where trials advise caution.
-
-Found by simulation of stages that share a host: with fair and poor drafts 0.8 and 0.9 gain, and 0.65 loses. Where
-stages do not share a host it costs little.
-"""
-
 
 @dataclass(frozen=True, kw_only=True)
 class AutoOptions(ContinuousOptions):
@@ -39,9 +30,9 @@ class Auto(Continuous):
     scores fall until nothing is worth that. The drafter is still asked, so that an improvement is noticed, unless so
     many requests decode that not even a sure row would be worth its place.
 
-    So much for the expected worth of batches. Where stages may slow each other, trials measure what speculation really
-    gains (``estimates/trials.py``). While it loses, roots enter alone, and the drafter is not asked; one that costs
-    nothing is asked about the root that has just entered, and its answer is compared with the target's token.
+    So much for the expected worth of batches. Where stages may slow each other, a sequential test measures what
+    speculation really gains (``estimates/trials.py``). While it loses, roots enter alone, and the drafter is not asked;
+    one that costs nothing is asked about the root that has just entered, so that its candidates stay calibrated.
 
     Where the drafter would use the device of the only stage, it is not asked: its passes would come on top of plain
     decoding.
@@ -82,8 +73,6 @@ class Auto(Continuous):
         step, latency = context.estimates.pipeline.step_and_latency_s(1)
         # In trips: a miss falls into this step with the chance step / latency, and the root then waits step / latency.
         worth = context.load.requests * (step / latency) ** 2 if latency else 0.0
-        if context.estimates.trials.cautious(on_trial(context)):
-            worth = max(worth, SURE)
         best = math.exp(self._order.best_unsent(tree))
         return now_if(best >= worth or self._order.mass_unsent(tree, self.width) >= worth)
 
@@ -91,9 +80,9 @@ class Auto(Continuous):
         return speculates(context) and super().can_piggyback(tree, context)
 
     def most_rows(self, context: Context) -> int:
-        """Most rows that may enter. Even if all are wrong, they cost no more time than the trial may risk."""
+        """Most rows that may enter. Even if all are wrong, they cost at most half of what the trial may still lose."""
         times, load = context.estimates.pipeline, context.load
-        longest = times.latency_s(load.requests) + RISKED * context.estimates.trials.stake_s(on_trial(context))
+        longest = times.latency_s(load.requests) + context.estimates.trials.left_s(on_trial(context)) / 2
         return bisect_right(range(1, self.width + 1), longest, key=lambda rows: times.latency_s(load.rows + rows))
 
     def enter(self, tree: TokenTree, context: Context) -> list[Node]:

@@ -179,11 +179,21 @@ def test_sizes_far_above_those_seen_are_by_the_row_where_times_fade() -> None:
     assert modelled.seconds(128) == pytest.approx(0.020)
 
 
-def test_where_times_fade_sizes_between_those_seen_lie_on_a_line() -> None:
+def test_where_times_fade_a_size_is_tried_and_those_further_between_lie_on_a_line() -> None:
+    """Two rows are taken to be as fast as one, until they are seen; then four as two. Prompts show the rest."""
     times = BatchTimes(fade=True)
     times.record(1, 0.010)
-    times.record(64, 0.073)
-    assert [times.seconds(rows) for rows in (1, 2, 9, 33)] == pytest.approx([0.010, 0.011, 0.018, 0.042])
+    times.record(64, 0.072)
+    assert [times.seconds(rows) for rows in (1, 2, 33, 64)] == pytest.approx([0.010, 0.010, 0.041, 0.072])
+    times.record(2, 0.014)
+    assert [times.seconds(rows) for rows in (2, 4, 34)] == pytest.approx([0.014, 0.014, 0.043])
+
+
+def test_where_times_fade_a_size_that_is_tried_is_no_faster_by_the_row_than_a_larger_one() -> None:
+    times = BatchTimes(fade=True)
+    times.record(1, 0.010)
+    times.record(4, 0.040)
+    assert times.seconds(2) == pytest.approx(0.020)
 
 
 def test_where_times_fade_what_was_late_is_no_slower_than_a_larger_size() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from penstock.estimates.drafts import DraftTiming, Experience, Verdicts
 from penstock.estimates.estimates import Estimates
 from penstock.estimates.times import FADES, SIZES, BatchTimes
-from penstock.estimates.trials import SHARE, STAKE
+from penstock.estimates.trials import LIMIT, SHARE
 from penstock.messages import Result, SampledToken, Span
 
 CANDIDATES = ((7, math.log(0.8)), (8, math.log(0.1)))
@@ -120,12 +120,10 @@ def test_a_first_batch_that_is_late_says_nothing_of_a_time_that_was_kept() -> No
 
 @pytest.mark.parametrize(("speed_up", "at_once"), [(2.0, True), (0.5, False)], ids=["it gained", "it lost"])
 def test_speculation_begins_at_once_where_it_gained(speed_up: float, at_once: bool) -> None:
-    trial = again(taught(speed_up)).trials.of(1)
-    trial.record(1, PLAIN, settled=True, foretold=True)
-    assert trial.speculates is at_once
-    for _ in range(10):
-        trial.record(1, PLAIN, settled=True, foretold=True)
-    assert trial.speculates is at_once
+    trials = again(taught(speed_up)).trials
+    for token in range(10):
+        trials.record_tokens(1, token * PLAIN, 1, token, token, free=True)
+        assert trials.speculates(1) is (at_once and token > 0), "one plain token is measured"
 
 
 @pytest.mark.parametrize("slower", [0.5, 1.0, 3.0])
@@ -138,14 +136,15 @@ def test_what_plain_decoding_took_before_is_measured_anew_where_speculation_ends
         took += seconds
         trial.record(1, seconds, settled=True)
     assert trial.plain.seconds_per_token == pytest.approx(plain)
-    assert took <= tokens * plain * (1 + SHARE) + 2 * STAKE * max(plain, PLAIN)
+    assert took <= tokens * plain * (1 + SHARE) + 2 * LIMIT * max(plain, PLAIN)
 
 
-def test_where_it_lost_a_stake_has_to_be_set_aside_again() -> None:
-    trial = again(taught(0.5)).trials.of(1)
-    for _ in range(10):
-        trial.record(1, PLAIN, settled=True)
-    assert not trial.speculates
+def test_where_it_lost_there_is_no_head_start() -> None:
+    trials = again(taught(0.5)).trials
+    for token in range(10):
+        trials.record_tokens(1, token * PLAIN, 1, token, token)
+    assert trials.of(1).plain.weight > 0
+    assert not trials.speculates(1)
 
 
 def test_verdicts_of_other_bins_count_as_none() -> None:

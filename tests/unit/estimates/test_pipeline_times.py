@@ -35,14 +35,12 @@ def test_a_stage_that_gives_its_device_to_a_drafter_takes_its_pass_longer() -> N
     assert times.latency_s(1) == pytest.approx(0.07)
 
 
-@pytest.mark.parametrize(("knee", "rows", "room"), [(8, 4, True), (8, 5, False), (8, 8, False), (64, 16, True)])
-def test_batches_have_room_where_twice_the_rows_take_hardly_longer(knee: int, rows: int, room: bool) -> None:
+def test_a_size_has_been_seen_once_every_stage_has_had_as_many_rows() -> None:
     times = PipelineTimes()
-    assert not times.has_room(rows, 2), "nothing is known"
-    for size in (1, 2, 4, 8, 12, 16, 32):
-        times.record_spans(spans(0.0, [0.01 * max(1.0, size / knee)] * 2, 0.0, size))
-    assert times.has_room(rows, 2) is room
-    assert not times.has_room(20, 2), "no batch of so many was seen"
+    assert not times.has_seen(1), "nothing is known"
+    times.record_spans([*spans(0.0, [0.01], 0.0, 16), *spans(0.01, [0.0, 0.01], 0.0, 8)[1:]])
+    assert times.has_seen(8)
+    assert not times.has_seen(16), "the second stage has had eight"
 
 
 def test_a_batch_without_surviving_rows_says_nothing_of_the_stages_time() -> None:

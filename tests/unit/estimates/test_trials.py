@@ -7,7 +7,7 @@ import math
 import pytest
 
 from penstock.estimates.estimates import Estimates
-from penstock.estimates.trials import PLAIN_TOKENS, STAKE, Trials, load_of
+from penstock.estimates.trials import LIMIT, PLAIN_TOKENS, SHARE, Trials, load_of
 from tests.unit.estimates.ways import spans
 
 TRIP = 0.05
@@ -54,7 +54,7 @@ def test_more_requests_than_stages_are_on_trial_whatever_the_devices() -> None:
     assert [trials.speculates(requests) for requests in (1, 4, 5, 1024)] == [True, True, False, False]
 
 
-def test_batches_without_a_drafted_row_are_plain_where_drafts_are_foretold() -> None:
+def test_batches_without_a_drafted_row_are_plain_where_drafts_are_free() -> None:
     trials, stream = Trials(contended=True), 0
     trial = trials.of(1)
 
@@ -63,12 +63,11 @@ def test_batches_without_a_drafted_row_are_plain_where_drafts_are_foretold() -> 
         if drafted:
             trials.record_drafted(stream)
         stream += 1
-        trials.record_tokens(1, stream * TRIP, 1, stream, stream, foretold=True)
+        trials.record_tokens(1, stream * TRIP, 1, stream, stream, free=True)
         trials.record_draft()
 
     while not trial.speculates:
         token()
-        trials.foretell(1, right=True)
     for _ in range(4):
         token()
     assert trial.speculating.weight == 0
@@ -136,14 +135,14 @@ def test_speculation_is_measured_once_the_drafter_has_answered_and_old_batches_a
 def test_speculation_is_charged_for_no_token_before_the_drafter_has_answered() -> None:
     engine = Engine()
     engine.measure_plain()
-    stake = engine.trials.stake_s(1)
+    left = engine.trials.left_s(1)
     for _ in range(20):
         engine.tokens(seconds=1.5 * TRIP)  # a long text is being read
     assert engine.trials.speculates(1)
-    assert engine.trials.stake_s(1) == stake
+    assert engine.trials.left_s(1) == left
     engine.trials.record_draft()
     engine.tokens(seconds=1.5 * TRIP)
-    assert engine.trials.stake_s(1) < stake
+    assert engine.trials.left_s(1) < left
 
 
 def test_plain_decoding_is_measured_once_what_was_drafted_is_out() -> None:
@@ -162,47 +161,37 @@ def test_plain_decoding_is_measured_once_what_was_drafted_is_out() -> None:
     assert plain.seconds_per_token == pytest.approx(TRIP)
 
 
-def test_a_stake_is_given_where_stages_have_time_to_spare_and_nothing_has_lost() -> None:
+def decode(trials: Trials, requests: int, batches: int) -> bool:
+    """Have so many batches come out, each with a token of every request. Returns whether there is speculation then."""
+    trials.interrupt()
+    for token in range(batches + 1):
+        trials.record_tokens(requests, token * TRIP, requests, token, token)
+    return trials.speculates(requests)
+
+
+def test_a_trial_has_a_head_start_where_stages_have_time_to_spare_and_nothing_has_lost() -> None:
     trials = Trials(contended=True, stages=2)
-
-    def given(requests: int) -> bool:
-        trial = trials.of(requests)
-        for _ in range(PLAIN_TOKENS * trial.requests):
-            trial.record(1, TRIP, settled=True)
-        return trial.speculates
-
-    assert [given(requests) for requests in (1, 2, 3)] == [True, True, False]
+    assert [decode(trials, requests, PLAIN_TOKENS + 1) for requests in (1, 2, 3)] == [True, True, False]
     other = Trials(contended=True, stages=2)
     other.of(1).failures = 1
-    trials = other
-    assert not given(2)
+    assert not decode(other, 2, PLAIN_TOKENS + 1)
+    assert decode(other, 2, round(PLAIN_TOKENS / SHARE) + 3), "it has been saved for"
 
 
-def test_more_requests_than_stages_have_a_stake_where_batches_have_room() -> None:
-    """The batches of eight requests over four stages hold two rows; those of prompts were no slower."""
-    for seconds, given in ((TRIP, True), (4 * TRIP, False)):
-        estimates = Estimates(stages=4)
-        for rows, took in ((1, TRIP), (2, TRIP), (4, seconds), (16, 4 * seconds)):
-            for _ in range(3):
-                estimates.pipeline.record_spans(spans(0.0, [took] * 4, 0.0, rows))
-        trial = estimates.trials.of(8)
-        for _ in range(PLAIN_TOKENS * trial.requests):
-            trial.record(1, TRIP, settled=True)
-        assert trial.speculates is given
-
-
-def test_a_stake_is_given_once_it_shows_that_batches_have_room() -> None:
-    """A trial that begins before any batch has come out has to find out later."""
+@pytest.mark.parametrize(("slower", "starts"), [(1.0, True), (1.4, True), (1.6, False)])
+def test_more_requests_than_stages_have_a_head_start_where_drafted_rows_are_predicted_to_gain(
+    slower: float, starts: bool
+) -> None:
+    """The batches of eight requests over four stages hold two rows; half of the drafts are taken to be right."""
     estimates = Estimates(stages=4)
     trials = estimates.trials
-    assert not trials.speculates(8)
-    for rows in (1, 2, 4, 16):
+    assert not decode(trials, 8, 10), "no batch of four rows has been seen"
+    for rows, took in ((1, TRIP), (2, TRIP), (4, slower * TRIP), (16, 4 * slower * TRIP)):
         for _ in range(3):
-            estimates.pipeline.record_spans(spans(0.0, [TRIP] * 4, 0.0, rows))
-    for token in range(PLAIN_TOKENS * 8 + 2):
-        trials.record_tokens(1, token * TRIP, 8, token, token + 1)
-    assert trials.speculates(8)
-    assert trials.stake_s(8) == pytest.approx(STAKE * 8 * TRIP, rel=0.2)
+            estimates.pipeline.record_spans(spans(0.0, [took] * 4, 0.0, rows))
+    assert decode(trials, 8, PLAIN_TOKENS + 1) is starts
+    if starts:
+        assert trials.left_s(8) == pytest.approx(LIMIT / 2 * TRIP, rel=0.2)
 
 
 @pytest.mark.parametrize(
@@ -219,22 +208,5 @@ def test_a_prompt_counts_once_its_load_has_been_tried() -> None:
 
 
 def test_what_may_be_lost_is_without_bound_where_nothing_is_tried() -> None:
-    assert Trials().stake_s(1) == math.inf
-    assert Trials(contended=True).stake_s(1) == 0.0
-
-
-@pytest.mark.parametrize("rows_are_dear", [True, False])
-def test_drafts_that_are_foretold_have_to_be_in_each_text_where_wrong_ones_cost_something(rows_are_dear: bool) -> None:
-    trials = Trials(contended=True, stages=2, has_room=lambda requests, times: not rows_are_dear)
-    trials.begin_text()  # the first one: nothing is known yet
-    trial, now = trials.of(1), 0.0
-    for stream in range(50):
-        now += TRIP
-        trials.foretell(1, right=True)
-        if trial.speculates:
-            trials.record_draft()
-            trials.record_drafted(stream)
-        trials.record_tokens(1 + trial.speculates, now, 1, stream, stream + 1, foretold=True)
-    assert trials.speculates(1)
-    trials.begin_text()
-    assert trials.speculates(1) is not rows_are_dear
+    assert Trials().left_s(1) == math.inf
+    assert Trials(contended=True).left_s(1) == 0.0

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from penstock.estimates.estimates import Estimates
 from penstock.estimates.times import SIZES
 from penstock.messages import Span
-from penstock.strategies.auto import RISKED, Auto
+from penstock.strategies.auto import Auto
 from penstock.strategies.base import NOW, ON_EVENT, Context
 from penstock.strategies.continuous import FRESH, Continuous
 from penstock.tree import Node, TokenTree
@@ -427,11 +427,11 @@ def test_over_a_single_stage_a_row_is_worth_less_where_others_wait_for_it() -> N
 
 def test_auto_sends_no_more_rows_than_its_trial_may_lose() -> None:
     estimates = Estimates(contended=True)
-    for rows in (1, 101):
+    for rows in (*SIZES[:12], 101):
         estimates.pipeline.record_spans([Span(0, 0.0, 0.0, STEP * (rows + 99) / 100, 0.0, 0.0, rows)])
     trial, strategy, told = estimates.trials.of(1), Auto(64, 2), context(estimates)
     assert strategy.most_rows(told) == 1
-    trial.stake_s = 0.105 * STEP / RISKED
+    trial.left_s = 2 * 0.105 * STEP
     assert strategy.most_rows(told) == 11
-    trial.stake_s = 10 * STEP / RISKED
+    trial.left_s = 2 * 10 * STEP
     assert strategy.most_rows(told) == 64

@@ -127,7 +127,7 @@ def test_batches_go_one_after_another_on_stages_that_slow_each_other(
     little, much = (
         speed_up(cluster, accuracy, "auto", SharedHost(cores=stages, streams=share * stages)) for share in (0.75, 0.4)
     )
-    assert much > 0.98 * little > 1.0
+    assert much > 0.95 * little > 1.0
 
 
 @pytest.mark.parametrize("name", CONTENDED)
@@ -142,7 +142,7 @@ def test_on_stages_with_a_core_each_auto_speculates(accuracy: tuple[float, ...],
     host = SharedHost(cores=2)
     as_told, auto = (speed_up(two_stages, accuracy, strategy, host) for strategy in ("continuous", "auto"))
     assert as_told > 1.6
-    assert auto > 0.99 * as_told
+    assert auto > 0.985 * as_told
 
 
 @pytest.mark.parametrize(("first", "share"), [(0, 0.5), (1, 0.25)], ids=["it comes", "it goes"])
