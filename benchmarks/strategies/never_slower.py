@@ -4,8 +4,8 @@
 
 Each case runs plain decoding (never), `continuous` (always) and `auto` on the same script in virtual time. The ratio is
 the speed of `auto` over that of the better of the two; the regret is the time that `auto` took longer than plain
-decoding, in plain tokens of every request. ``--only`` selects cases whose names hold every word. ``--save`` writes ratios to a JSON file, and ``--beside`` prints those of such a file as well,
-which compares two versions of the rule.
+decoding, in plain tokens of every request. ``--only`` selects cases whose names hold every word. ``--save`` writes
+ratios to a JSON file, and ``--beside`` prints those of such a file as well, which compares two versions of the rule.
 
 Stages share a host with a core each, with one core, with memory that feeds 1.3 of them, or with another process. Rows
 cost nothing up to a hundred ("free rows"), or time from the third one on, as on processors ("dear rows"). Drafters are
