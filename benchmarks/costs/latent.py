@@ -21,7 +21,7 @@ from transformers import DeepseekV3Config
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Attention
 
 from benchmarks.shared.benchmark import show
-from penstock.models.attention import ATTENTION, Arenas, attending, fast_attention
+from penstock.models.attention import ATTENTION, Arenas, Plan, attending, fast_attention
 from penstock.models.latent import Latent, LatentAttention, keep_latents
 from penstock.stage.visibility import BatchView, RequestView
 
@@ -63,7 +63,7 @@ class Way:
         self.arenas = Arenas(MOST)
 
     def seconds(self, hidden_1ND: torch.Tensor, batch: BatchView) -> float:
-        attend: Any = fast_attention(self.arenas, batch, torch.device("cpu"), torch.float32)
+        attend: Any = fast_attention(self.arenas, Plan(batch, torch.device("cpu"), in_place=True), torch.float32)
         rows = len(batch)
         turned = torch.ones(1, rows, 64), torch.zeros(1, rows, 64)
         begun = time.perf_counter()
