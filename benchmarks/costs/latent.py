@@ -21,7 +21,7 @@ from transformers import DeepseekV3Config
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Attention
 
 from benchmarks.shared.benchmark import show
-from penstock.models.attention import ATTENTION, Arenas, Plan, attending, fast_attention
+from penstock.models.attention import ATTENTION, Arenas, Plan, attending, fast_attention, plug_in
 from penstock.models.latent import Latent, LatentAttention, keep_latents
 from penstock.stage.visibility import BatchView, RequestView
 
@@ -76,6 +76,7 @@ class Way:
 def measured() -> dict[str, Any]:
     """Milliseconds by case, and bytes of a row, of keys and values and of latents."""
     torch.set_num_threads(1)
+    plug_in()
     whole, compressed = layer(), layer()
     compressed.load_state_dict(deepcopy(whole.state_dict()))
     ways = Way(whole, {}), Way(compressed, keep_latents([SimpleNamespace(self_attn=compressed)]))
