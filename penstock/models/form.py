@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -124,11 +125,11 @@ class FormRecord:
     """
 
     def __init__(self, checkpoint: Checkpoint, first: int, last: int, dtype: str, max_model_len: int | None) -> None:
-        self._file = record_of(checkpoint.path, f"layers-{first}-{last}-{dtype}")
-        self._asked = ""
+        self._file, self._asked = Path(), ""
         self._layers = list(range(first, last))
         pinned = max_model_len if rope_kinds(checkpoint.config) & LENGTH_DEPENDENT else None
         if checkpoint.known is not None and isinstance(checkpoint.weights, GgufWeights) and self._layers:
+            self._file = record_of(checkpoint.path, f"layers-{first}-{last}-{dtype}")
             with contextlib.suppress(OSError):  # a file is gone: reading it will say so
                 self._asked = question(checkpoint.path, checkpoint.weights.files, first, last, dtype, pinned)
 

@@ -167,8 +167,8 @@ def test_never_more_than_one_stage_is_in_memory(
     loaded: list[tuple[int, int]] = []
     read_module = stage_model.read_module
 
-    def watched(checkpoint: Checkpoint, first: int, last: int, *options: Any) -> Any:
-        module = read_module(checkpoint, first, last, *options)
+    def watched(checkpoint: Checkpoint, first: int, last: int, *rest: Any, **options: Any) -> Any:
+        module = read_module(checkpoint, first, last, *rest, **options)
         if last > first:
             assert [ref for ref in alive if ref() is not None] == []
             loaded.append((first, last))

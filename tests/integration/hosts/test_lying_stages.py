@@ -34,11 +34,12 @@ class Company:
 def company(keys: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Company]:
     folder = tmp_path_factory.mktemp("lying")
     lie = folder / "lie"
-    with ExitStack() as there, pytest.MonkeyPatch.context() as patched:
+    with ExitStack() as there:
         honest = there.enter_context(workers(2, keys))
-        for name, value in lying(folder / "site", lie).items():
-            patched.setenv(name, value)
-        liar = there.enter_context(closing(Worker("127.0.0.9:0", "--keys", str(keys))))
+        with pytest.MonkeyPatch.context() as patched:  # for the liar alone: this process may begin a fork server, too
+            for name, value in lying(folder / "site", lie).items():
+                patched.setenv(name, value)
+            liar = there.enter_context(closing(Worker("127.0.0.9:0", "--keys", str(keys))))
         yield Company(liar, honest, lie)
 
 

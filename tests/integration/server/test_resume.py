@@ -165,7 +165,7 @@ def test_the_client_of_the_how_to_holds_an_answer_across_two_servers(other: Serv
     (program,) = [one for one in HOW_TO.read_text().split("```python\n") if "penstock_resume" in one.split("```")[0]]
     asked = {"prompt": "def fibonacci(n):", "max_tokens": 60, "seed": 4}
     whole = httpx.post(other.url + COMPLETIONS, json=asked, timeout=PATIENCE).json()["choices"][0]["text"]
-    with breaking(other, events=5) as first:
+    with breaking(other, events=2) as first:  # the first token is an event of its own, the rest may be few
         text = (
             program.split("```")[0].replace("http://127.0.0.1:8000", first).replace("http://127.0.0.1:8001", other.url)
         )

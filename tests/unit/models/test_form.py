@@ -22,6 +22,7 @@ from penstock.models.form import FormRecord, StageForm
 from penstock.models.loader import check_loads
 from penstock.models.stage_model import StageModel, load_stage
 from penstock.stage.visibility import view_of
+from tests.checkpoints import make_checkpoint
 from tests.gguf_files import ARCHITECTURES, make_gguf
 
 FAMILIES = ("llama", "llama_tied", "qwen2", "qwen3")
@@ -241,3 +242,9 @@ def test_a_cache_that_cannot_be_written_to_keeps_nothing(tmp_path: Path) -> None
     (tmp_path / "file").write_text("")
     keep(place, "asked", {})
     assert recall(place, "asked", dict) is None
+
+
+def test_a_checkpoint_may_be_named_by_a_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_checkpoint(tmp_path / "model", "llama")
+    monkeypatch.chdir(tmp_path)
+    assert load_stage("model", 0, 1, capacity=8).is_first
