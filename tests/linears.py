@@ -23,6 +23,9 @@ class Stored:
     def __init__(self, weight: GroupedWeight) -> None:
         self._weight = weight
 
+    def get_shape(self) -> list[int]:
+        return list(self._weight.shape)
+
     def grouped(self) -> GroupedWeight:
         return self._weight
 

@@ -52,7 +52,8 @@ def test_a_host_whose_engine_does_not_start_is_closed(
 
 @pytest.mark.parametrize(("quantization", "form"), [("int4", "int4"), ("none", "float32")])
 def test_memory_and_time(quantization: str, form: str) -> None:
-    options, checkpoint = SimpleNamespace(dtype="float32"), SimpleNamespace(num_layers=30)
+    options = SimpleNamespace(dtype="float32", tensor_parallel_size=1)
+    checkpoint = SimpleNamespace(num_layers=30)
     setup: Any = SimpleNamespace(
         options=options, checkpoint=checkpoint, quantization=quantization, stages=2, capacity=8192
     )

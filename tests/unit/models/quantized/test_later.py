@@ -31,9 +31,9 @@ SAMPLE = ("qwen3", "gemma2", "deepseek_v3", "nemotron_h", "gemma3n")
 """Fused layers, others, latents, states from row to row, and rows that carry more than one state."""
 
 
-def at_once(checkpoint, first, last, dtype, device, on_read=None, files=None):
+def at_once(checkpoint, first, last, dtype, device, on_read=None, files=None, *, held=True):
     """``read_module`` with all numbers; whole ones are read once more by packing."""
-    module = read_module(checkpoint, first, last, dtype, device, on_read)
+    module = read_module(checkpoint, first, last, dtype, device, on_read, held=held)
     stored = checkpoint.weights.slices(checkpoint.weights.names(), files) if files else {}
     for name, linear in module.named_modules():
         tensor = stored.get(f"{name}.weight")
