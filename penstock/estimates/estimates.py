@@ -105,7 +105,8 @@ class Estimates:
         roots = -(-requests // self._stages) if self._stages is not None else 0
         if not roots or not self.pipeline.has_seen(2 * roots):
             return 0.0
-        return 1.5 * self.pipeline.step_s(roots) / self.pipeline.step_s(2 * roots)
+        slower = self.pipeline.step_s(2 * roots)
+        return 1.5 * self.pipeline.step_s(roots) / slower if slower else 0.0
 
     @property
     def plain_s(self) -> float:
