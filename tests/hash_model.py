@@ -111,26 +111,37 @@ class HashLayers:
         return answers
 
 
-class HashReader(HashLayers):
-    """A learned drafter: a row's KV is a hash of its token and of its parent's features, or of its own output there."""
+class HashLearned(HashLayers):
+    """A learned drafter: it keeps the features that come."""
 
-    def __init__(self, capacity: int, vocabulary: int, reads: Sequence[int], needs_all: bool = False) -> None:
-        """With ``needs_all`` it says nothing of a row whose parent's features have not come."""
+    def __init__(self, capacity: int, vocabulary: int, reads: Sequence[int] = ()) -> None:
+        """``reads`` are the stages whose outputs it reads."""
         super().__init__(0, capacity, vocabulary)
-        self.needs_all = needs_all
         self.reads = reads
         self.known: dict[tuple[int, int], int] = {}
-        self.read: dict[int, bool] = {}
-        """For each node whose row has entered: whether its parent's features were there when it last did so."""
-        self._node_at: dict[int, int] = {}
-        self._own: dict[int, int] = {}
 
     def add_features(self, features: Features, states: HiddenRows) -> None:
         (layer,) = features.layers
         self.known.update(((node, layer), state) for node, state in zip(features.nodes, states, strict=True))
 
     def missing_features(self, awaited: set[tuple[int, int]]) -> set[tuple[int, int]]:
-        return {(node, layer) for node, _ in awaited for layer in self.reads} - self.known.keys()
+        return {(node, layer) for node, level in awaited for layer in self._reads(level)} - self.known.keys()
+
+    def _reads(self, level: int) -> Sequence[int]:
+        return self.reads
+
+
+class HashReader(HashLearned):
+    """A learned drafter: a row's KV is a hash of its token and of its parent's features, or of its own output there."""
+
+    def __init__(self, capacity: int, vocabulary: int, reads: Sequence[int], needs_all: bool = False) -> None:
+        """With ``needs_all`` it says nothing of a row whose parent's features have not come."""
+        super().__init__(capacity, vocabulary, reads)
+        self.needs_all = needs_all
+        self.read: dict[int, bool] = {}
+        """For each node whose row has entered: whether its parent's features were there when it last did so."""
+        self._node_at: dict[int, int] = {}
+        self._own: dict[int, int] = {}
 
     def forward(self, view: BatchView, hidden: None) -> HiddenRows:
         out: list[int] = [0] * len(view)
@@ -156,21 +167,16 @@ class HashReader(HashLayers):
         return super().candidates(view, hidden, kept, samplings, count)
 
 
-class HashSpd(HashLayers):
+class HashSpd(HashLearned):
     """SPD's module: a row's KV is a hash of its token and of the states that its level reads, its own."""
 
     def __init__(self, capacity: int, vocabulary: int, levels: Sequence[Sequence[int]]) -> None:
         """``levels`` are the stages whose outputs each level reads."""
-        super().__init__(0, capacity, vocabulary)
+        super().__init__(capacity, vocabulary)
         self.levels = levels
-        self.known: dict[tuple[int, int], int] = {}
 
-    def add_features(self, features: Features, states: HiddenRows) -> None:
-        (layer,) = features.layers
-        self.known.update(((node, layer), state) for node, state in zip(features.nodes, states, strict=True))
-
-    def missing_features(self, awaited: set[tuple[int, int]]) -> set[tuple[int, int]]:
-        return {(node, layer) for node, level in awaited for layer in self.levels[level]} - self.known.keys()
+    def _reads(self, level: int) -> Sequence[int]:
+        return self.levels[level]
 
     def forward(self, view: BatchView, hidden: None) -> HiddenRows:
         assert view.levels is not None
@@ -187,26 +193,17 @@ class HashSpd(HashLayers):
         return HiddenRows(out)
 
 
-class HashBlock(HashLayers):
+class HashBlock(HashLearned):
     """A block drafter: committed tokens give context by their own states; what is asked gets several levels at once."""
 
     def __init__(self, capacity: int, vocabulary: int, reads: Sequence[int], shape: BlockShape) -> None:
-        super().__init__(0, capacity, vocabulary)
-        self.reads = reads
+        super().__init__(capacity, vocabulary, reads)
         self.shape = shape
-        self.known: dict[tuple[int, int], int] = {}
         self._node_at: dict[int, int] = {}
         self._parent_of: dict[int, int] = {}
         self._context_of: dict[int, int] = {}
         self._drafted: dict[int, tuple[int, int]] = {}
         """For each slot whose node had a block: the node, and how many levels below it that reached."""
-
-    def add_features(self, features: Features, states: HiddenRows) -> None:
-        (layer,) = features.layers
-        self.known.update(((node, layer), state) for node, state in zip(features.nodes, states, strict=True))
-
-    def missing_features(self, awaited: set[tuple[int, int]]) -> set[tuple[int, int]]:
-        return {(node, layer) for node, _ in awaited for layer in self.reads} - self.known.keys()
 
     def forward(self, view: BatchView, hidden: None) -> HiddenRows:
         assert view.levels is not None

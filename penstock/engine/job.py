@@ -102,14 +102,19 @@ def check_known(tokenizer: Tokenizer, ids: Sequence[int], vocabulary: int) -> No
             )
 
 
-def token_ids_of(given: Any, vocabulary: int) -> list[int]:
-    """Token ids of a prompt, as Python's own integers. Raises RequestError naming the first that is none."""
+def token_ids_of(
+    given: Any, vocabulary: int, name: str = "prompt_token_ids", one: str = "a prompt's token id"
+) -> list[int]:
+    """Token ids as Python's own integers. Raises RequestError naming the first that is none.
+
+    ``name`` is the field's, and ``one`` stands for a single id, in the error.
+    """
     if isinstance(given, str) or not isinstance(given, Iterable):
-        raise RequestError(f"prompt_token_ids is {given!r}; it has to be a list of token ids")
-    ids = [whole("a prompt's token id", token) for token in given]
+        raise RequestError(f"{name} is {given!r}; it has to be a list of token ids")
+    ids = [whole(one, token) for token in given]
     for token in ids:
         if not 0 <= token < vocabulary:
-            raise RequestError(f"prompt_token_ids holds {token}; the model's token ids are 0 to {vocabulary - 1}")
+            raise RequestError(f"{name} holds {token}; the model's token ids are 0 to {vocabulary - 1}")
     return ids
 
 

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from typing import Any
 
-from penstock.core import FinishReason, RequestError, SamplingParams, whole
+from penstock.core import FinishReason, RequestError, SamplingParams
 from penstock.engine.completion import Completion
+from penstock.engine.job import token_ids_of
 from penstock.requests.request import Request
 from penstock.text.tokenizer import Tokenizer
 
@@ -26,7 +27,10 @@ def resumed_ids(given: Any, params: SamplingParams, vocabulary: int) -> list[lis
     lists = list(given)
     if len(lists) != params.n:
         raise RequestError(f"resumed has {len(lists)} lists of token ids for n = {params.n} completions")
-    found = [_ids(f"resumed[{index}]", one, vocabulary) for index, one in enumerate(lists)]
+    found = [
+        token_ids_of(one, vocabulary, f"resumed[{index}]", f"resumed[{index}]: a token id")
+        for index, one in enumerate(lists)
+    ]
     for index, ids in enumerate(found):
         _check_possible(f"resumed[{index}]", ids, params)
     if any(found) and params.temperature > 0 and params.seed is None:
@@ -34,16 +38,6 @@ def resumed_ids(given: Any, params: SamplingParams, vocabulary: int) -> list[lis
             "seed is not given; with resumed tokens of a sampled answer it has to be that of its beginning"
         )
     return found
-
-
-def _ids(name: str, given: Any, vocabulary: int) -> list[int]:
-    if isinstance(given, str) or not isinstance(given, Iterable):
-        raise RequestError(f"{name} is {given!r}; it has to be a list of token ids")
-    ids = [whole(f"{name}: a token id", token) for token in given]
-    for token in ids:
-        if not 0 <= token < vocabulary:
-            raise RequestError(f"{name} holds {token}; the model's token ids are 0 to {vocabulary - 1}")
-    return ids
 
 
 def _check_possible(name: str, ids: list[int], params: SamplingParams) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from penstock.messages import MOST, Batch, Cancel, Candidates, Features, Opened, SampledToken, Sampling
+from penstock.stage.follower import Leader
 from penstock.stage.visibility import BatchView, FeaturesError, ProtocolError, Visibility
 
 # -------------------------------------------------------------------------------------------------------------- cancels
@@ -95,14 +96,6 @@ class Reader(Protocol):
         ...
 
 
-class Leads(Protocol):
-    """The hold of a stage's first rank on the others: see ``stage.follower.Leader``."""
-
-    def step(self, batch: Batch, rows: Sequence[int], asked: int) -> None:
-        """Have the other ranks compute these rows of a batch, and then the logits of ``asked`` of them."""
-        ...
-
-
 class StageCore:
     """One stage: drops dead rows and computes the others; the last stage also picks tokens or ranks candidates."""
 
@@ -114,7 +107,7 @@ class StageCore:
         """Layers whose hidden states go to a learned drafter."""
         self.reader: Reader | None = None
         """``layers`` once more if they are a learned drafter's, else None."""
-        self.leader: Leads | None = None
+        self.leader: Leader | None = None
         """The stage's other ranks, if it has any."""
         self.visibility = Visibility(capacity, vocab_size)
         self._vocab_size = vocab_size

@@ -63,7 +63,10 @@ class Leader:
         self._tell(Begin())
 
     def step(self, batch: Batch, rows: Sequence[int], asked: int) -> None:
-        """Have the others compute these rows of a batch, which this rank computes now. Raises StageRankLost."""
+        """Have the others compute these rows of a batch, as this rank does now, and then the logits of ``asked``.
+
+        Raises StageRankLost.
+        """
         # Spans are the stages' notes of their times, and no rank's matter.
         self._tell(Step(batch=msgspec.structs.replace(batch, spans=[]), rows=list(rows), asked=asked))
 
