@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 from torch import Tensor, nn
 
-from penstock.checkpoint.tensors import GroupedWeight
+from penstock.checkpoint.tensors import GroupedWeight, StoredTensor
 from penstock.models.compiled.blocks import GROUP
 
 
@@ -15,19 +17,10 @@ def linear_of(reads: int, gives: int, bias: bool = False) -> nn.Linear:
     return nn.Linear(reads, gives, bias=bias).requires_grad_(False)
 
 
-class Stored:
-    """A tensor that has not been read yet, of whole numbers."""
-
-    is_grouped = True
-
-    def __init__(self, weight: GroupedWeight) -> None:
-        self._weight = weight
-
-    def get_shape(self) -> list[int]:
-        return list(self._weight.shape)
-
-    def grouped(self) -> GroupedWeight:
-        return self._weight
+def stored(weight: GroupedWeight) -> StoredTensor:
+    """A tensor that has not been read yet, of integers."""
+    shape = (weight.shape[0], weight.shape[1])
+    return StoredTensor(Path("a file"), "a weight", shape, "F32", lambda i: weight.dequantize()[i], lambda: weight)
 
 
 def as_multiplied(rows: Tensor) -> Tensor:

@@ -15,10 +15,10 @@ from penstock.checkpoint.gate import Parts, check_supported, text_config
 from penstock.checkpoint.gguf import GgufWeights, files_of, folder_for, place_for
 from penstock.checkpoint.gguf_header import Header, read_header
 from penstock.checkpoint.known import MODEL, Known, keep, question, recall, record_of
-from penstock.checkpoint.look import HEAD, TextPart, Weights, even_split, is_wrapper, resolve, stated_config
+from penstock.checkpoint.look import HEAD, even_split, is_wrapper, resolve, stated_config
 from penstock.checkpoint.packed import FIELD, PackedShards, method_of
 from penstock.checkpoint.packed_formats import Method
-from penstock.checkpoint.tensors import Shards, layer_of
+from penstock.checkpoint.tensors import Shards, TextPart, Weights, layer_of
 from penstock.core import ConfigError, RequestError, SamplingParams
 from penstock.files import (
     CONFIG_FILE,

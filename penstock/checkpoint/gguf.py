@@ -11,7 +11,6 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from importlib.metadata import version
-from math import prod
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,7 +26,7 @@ from penstock.checkpoint.gguf_header import REQUANTISE, Header, TensorInfo
 from penstock.checkpoint.gguf_tokenizer import write_tokenizer
 from penstock.checkpoint.gguf_vocabulary import TOKENS, Vocabulary, sampling, vocabulary_of
 from penstock.checkpoint.known import Known
-from penstock.checkpoint.tensors import GroupedWeight
+from penstock.checkpoint.tensors import GroupedWeight, StoredTensor, Weights, bits_of
 from penstock.core import ConfigError
 from penstock.files import CONFIG_FILE, GENERATION_FILE, problem_in, said, scratch_folder
 from penstock.text.tokenizer import usable_tokenizer
@@ -139,43 +138,36 @@ FORMATS: Final = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "B
 """Format -> safetensors' name for it."""
 
 
-class GgufTensor:
-    """A tensor that has not been read; ``tensor[...]`` reads it, as for safetensors' slices."""
+def gguf_tensor(info: TensorInfo, order: Order) -> StoredTensor:
+    """A tensor of a GGUF file; blocks are read as float32, or as the integers that they hold."""
 
-    def __init__(self, info: TensorInfo, order: Order) -> None:
-        self._info = info
-        self._order = order
-
-    def get_shape(self) -> list[int]:
-        return list(self._info.shape)
-
-    def get_dtype(self) -> str:
-        """The format that reading gives; blocks become float32."""
-        return FORMATS[FLOATS.get(self._info.kind, torch.float32)]
-
-    def __getitem__(self, _: Any) -> Tensor:
-        return self._arranged(floats(self._info))
-
-    @property
-    def is_grouped(self) -> bool:
-        """Whether it is stored as whole numbers with scales, which can be used unchanged."""
-        return self._info.kind in UNPACKERS
-
-    def grouped(self) -> GroupedWeight:
-        """A matrix [out, in] that ``is_grouped``, as it is stored."""
-        found = grouped(self._info)
-        minimums = None if found.minimums is None else self._arranged(found.minimums)
-        return GroupedWeight(
-            self._arranged(found.values), self._arranged(found.scales), minimums, found.bits, found.group
-        )
-
-    def _arranged(self, rows: Tensor) -> Tensor:
+    def arranged(rows: Tensor) -> Tensor:
         """In transformers' form: llama.cpp permutes the rows of queries and keys, and adds 1 to gemma's norms."""
         if rows.dim() == 1:
             rows = rows.float()  # it may be added to a norm
         bits = rows.view(torch.int16) if rows.dtype == torch.bfloat16 else rows  # numpy has no bfloat16
-        found = self._order(bits.numpy(), self._info.name)
+        found = order(bits.numpy(), info.name)
         return torch.from_numpy(found).contiguous().view(rows.dtype)
+
+    def arranged_groups() -> GroupedWeight:
+        found = grouped(info)
+        minimums = None if found.minimums is None else arranged(found.minimums)
+        return GroupedWeight(arranged(found.values), arranged(found.scales), minimums, found.bits, found.group)
+
+    return StoredTensor(
+        info.file,
+        info.name,
+        info.shape,
+        FORMATS[FLOATS.get(info.kind, torch.float32)],
+        lambda index: arranged(floats(info))[index],
+        arranged_groups if info.kind in UNPACKERS else None,
+        None if info.kind in FLOATS else 4 if info.kind in OF_FOUR_BITS else 8,
+    )
+
+
+def zero_bias(file: Path, name: str, shape: tuple[int, ...]) -> StoredTensor:
+    """Zeros in place of a bias that one layer of the file lacks and others have."""
+    return StoredTensor(file, name, shape, FORMATS[torch.float32], lambda index: torch.zeros(shape)[index])
 
 
 def files_of(header: Header) -> list[Path]:
@@ -183,25 +175,7 @@ def files_of(header: Header) -> list[Path]:
     return sorted({header.path, *(info.file for info in header.tensors.values())})
 
 
-class ZeroBias:
-    """Zeros in place of a bias that one layer of the file lacks and others have."""
-
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        self._shape = shape
-
-    def get_shape(self) -> list[int]:
-        return list(self._shape)
-
-    def get_dtype(self) -> str:
-        return FORMATS[torch.float32]
-
-    def __getitem__(self, _: Any) -> Tensor:
-        return torch.zeros(self._shape)
-
-    is_grouped = False
-
-
-class GgufWeights:
+class GgufWeights(Weights):
     """The weights of a GGUF file. Raises ConfigError for tensors that no part of the model takes."""
 
     def __init__(self, header: Header, config: Any, known: Known | None = None) -> None:
@@ -214,8 +188,10 @@ class GgufWeights:
         else:
             theirs = order_of(header, config)
             self.interleaved = interleaved_parts(theirs, header, config)
-        self._order: Order = theirs if self.interleaved is None else partial(in_order, self.interleaved)
-        self._tensors, self._zeros = named(header, config, self.first, self.biases)
+        order: Order = theirs if self.interleaved is None else partial(in_order, self.interleaved)
+        found, zeros = named(header, config, self.first, self.biases)
+        self._tensors = {name: gguf_tensor(info, order) for name, info in found.items()}
+        self._tensors |= {name: zero_bias(header.path, name, shape) for name, shape in zeros.items()}
 
     @property
     def files(self) -> list[Path]:
@@ -223,27 +199,14 @@ class GgufWeights:
 
     @property
     def bits(self) -> int | None:
-        """The bits of most weights that are whole numbers, 4 or 8; None where all weights are floats."""
-        whole = [info for info in self._tensors.values() if info.kind not in FLOATS]
-        four = sum(prod(info.shape) for info in whole if info.kind in OF_FOUR_BITS)
-        return None if not whole else 4 if 2 * four > sum(prod(info.shape) for info in whole) else 8
+        return bits_of(self._tensors.values())
 
     def names(self) -> list[str]:
-        return [*self._tensors, *self._zeros]
+        return list(self._tensors)
 
-    def sizes(self) -> dict[str, int]:
-        """Name -> number of elements, for every tensor."""
-        shapes = {name: info.shape for name, info in self._tensors.items()} | self._zeros
-        return {name: prod(shape) for name, shape in shapes.items()}
-
-    def slices(self, names: Iterable[str], files: contextlib.ExitStack) -> dict[str, GgufTensor | ZeroBias]:
+    def slices(self, names: Iterable[str], files: contextlib.ExitStack) -> dict[str, StoredTensor]:
         """Name -> tensor, not read yet; each maps its part of the file when it is read."""
-        return {name: self._tensor(name) for name in names}
-
-    def _tensor(self, name: str) -> GgufTensor | ZeroBias:
-        if name in self._zeros:
-            return ZeroBias(self._zeros[name])
-        return GgufTensor(self._tensors[name], self._order)
+        return {name: self._tensors[name] for name in names}
 
 
 Order = Callable[[np.ndarray, str], np.ndarray]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import re
@@ -10,9 +9,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from math import prod
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from penstock.checkpoint.gguf_header import Header, check_purpose, read_header
 from penstock.config import FieldError
@@ -162,53 +160,6 @@ def text_name(name: str) -> str | None:
 def is_read(stated: Mapping[str, Any], name: str) -> bool:
     """Whether a stage or a drafter may read this tensor of a checkpoint with that configuration file."""
     return not is_wrapper(stated) or text_name(name) is not None or name.startswith(MTP)
-
-
-class Weights(Protocol):
-    """The weights of a checkpoint, however they are stored."""
-
-    @property
-    def bits(self) -> int | None: ...
-
-    @property
-    def files(self) -> list[Path]: ...
-
-    def names(self) -> list[str]: ...
-
-    def sizes(self) -> dict[str, int]: ...
-
-    def slices(self, names: Iterable[str], files: contextlib.ExitStack) -> dict[str, Any]: ...
-
-
-class TextPart:
-    """The tensors among ``weights`` that belong to the text part. No other is read."""
-
-    def __init__(self, weights: Weights) -> None:
-        self._weights = weights
-        named = {text_name(stored): stored for stored in weights.names()}
-        self._stored = {name: stored for name, stored in named.items() if name is not None}
-
-    @property
-    def bits(self) -> int | None:
-        return self._weights.bits
-
-    @property
-    def files(self) -> list[Path]:
-        return self._weights.files
-
-    def names(self) -> list[str]:
-        return list(self._stored)
-
-    def sizes(self) -> dict[str, int]:
-        """Name -> number of elements, for every tensor."""
-        with contextlib.ExitStack() as files:
-            return {name: prod(found.get_shape()) for name, found in self.slices(self._stored, files).items()}
-
-    def slices(self, names: Iterable[str], files: contextlib.ExitStack) -> dict[str, Any]:
-        """Name -> tensor, not read yet, until ``files`` closes them."""
-        wanted = list(names)
-        found = self._weights.slices([self._stored[name] for name in wanted], files)
-        return {name: found[self._stored[name]] for name in wanted}
 
 
 # --------------------------------------------------------------------------------------------------------------- places

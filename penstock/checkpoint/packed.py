@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping
-from math import prod
 from pathlib import Path
 from typing import Any, Final
 
 from torch import Tensor
 
-from penstock.checkpoint.packed_formats import AWQ, BITSANDBYTES, COMPRESSED, Method, Part, Parts, gptq
-from penstock.checkpoint.tensors import GroupedWeight, Shards, open_shard, shards_of_stages
+from penstock.checkpoint.packed_formats import AWQ, BITSANDBYTES, COMPRESSED, Method, Parts, gptq
+from penstock.checkpoint.tensors import (
+    GroupedWeight,
+    Shards,
+    StoredTensor,
+    Weights,
+    bits_of,
+    shards_of_stages,
+    stored_in,
+)
 from penstock.core import ConfigError
 from penstock.files import problem_in, shown
 
@@ -82,39 +89,25 @@ def refusal(file: Path, field: str, found: object, readable: tuple[str, ...]) ->
 # The weights of a folder with packed ones, under the names that they have as floats.
 
 
-class PackedTensor:
-    """A weight that has not been read; ``tensor[...]`` reads it as floats, as for safetensors' slices."""
+def packed_tensor(name: str, parts: Parts, method: Method) -> StoredTensor:
+    """The weight [out, in] that ``parts`` are unpacked to. Raises ConfigError where they contradict each other."""
+    outline = method.outline(parts)
 
-    def __init__(self, method: Method, parts: Parts) -> None:
-        """Raises ConfigError where the parts contradict each other."""
-        self._method = method
-        self._parts = parts
-        self.outline = method.outline(parts)
-
-    def get_shape(self) -> list[int]:
-        return list(self.outline.shape)
-
-    def get_dtype(self) -> str:
-        """The format that reading gives."""
-        return "F32"
-
-    def __getitem__(self, _: Any) -> Tensor:
-        found = self._method.unpack(self._parts)
-        return found.dequantize() if isinstance(found, GroupedWeight) else found
-
-    @property
-    def is_grouped(self) -> bool:
-        """Whether it is stored as whole numbers with scales for groups of neighbours."""
-        return self.outline.is_grouped
-
-    def grouped(self) -> GroupedWeight:
-        """A matrix [out, in] that ``is_grouped``, as it is stored."""
-        found = self._method.unpack(self._parts)
+    def grouped() -> GroupedWeight:
+        found = method.unpack(parts)
         assert isinstance(found, GroupedWeight)
         return found
 
+    def select(index: Any) -> Tensor:
+        found = method.unpack(parts)
+        return (found.dequantize() if isinstance(found, GroupedWeight) else found)[index]
 
-class PackedShards:
+    file = next(iter(parts.values())).file
+    as_grouped = grouped if outline.is_grouped else None
+    return StoredTensor(file, name, outline.shape, "F32", select, as_grouped, outline.bits)
+
+
+class PackedShards(Weights):
     """The weights of a checkpoint of which ``method`` has packed some."""
 
     def __init__(self, folder: Path, method: Method) -> None:
@@ -125,16 +118,14 @@ class PackedShards:
         taken: set[str] = set()
         for layer, parts in packed_layers(found, method).items():
             check_whole(layer, parts, method)
-            self._packed[f"{layer}.weight"] = PackedTensor(method, parts)
+            name = f"{layer}.weight"
+            self._packed[name] = packed_tensor(name, parts, method)
             taken.update(part.name for part in parts.values())
         self._others = [name for name in found if name not in taken]
 
     @property
     def bits(self) -> int | None:
-        """The bits of most weights that are whole numbers, 4 or 8; None where all weights are floats."""
-        outlines = [tensor.outline for tensor in self._packed.values()]
-        four = sum(prod(found.shape) for found in outlines if found.bits == 4)
-        return None if not outlines else 4 if 2 * four > sum(prod(found.shape) for found in outlines) else 8
+        return bits_of(self._packed.values())
 
     @property
     def files(self) -> list[Path]:
@@ -143,35 +134,27 @@ class PackedShards:
     def names(self) -> list[str]:
         return [*self._others, *self._packed]
 
-    def sizes(self) -> dict[str, int]:
-        """Name -> number of elements, for every tensor."""
-        with contextlib.ExitStack() as files:
-            return {name: prod(found.get_shape()) for name, found in self.slices(self.names(), files).items()}
-
-    def slices(self, names: Iterable[str], files: contextlib.ExitStack) -> dict[str, Any]:
-        """Name -> tensor, not read yet. Opens the shards of those that are not packed until ``files`` closes them."""
+    def slices(self, names: Iterable[str], files: contextlib.ExitStack) -> dict[str, StoredTensor]:
         asked = list(names)
         plain = self._plain.slices([name for name in asked if name not in self._packed], files)
         return {name: self._packed.get(name) or plain[name] for name in asked}
 
 
-def parts_of(places: Mapping[str, Path]) -> dict[str, Part]:
+def parts_of(places: Mapping[str, Path]) -> dict[str, StoredTensor]:
     """Name -> tensor, from the shards' headers. Raises ConfigError for one that is not in its shard."""
     found = {}
     for file in sorted(set(places.values())):
-        with open_shard(file) as opened:
-            held = set(opened.keys())
-            for name in (name for name, place in places.items() if place == file):
-                if name not in held:
-                    raise ConfigError(f"model: the index says that {file.name} holds {name!r}, but it does not")
-                part = opened.get_slice(name)
-                found[name] = Part(file, name, tuple(part.get_shape()), part.get_dtype())
+        held = {tensor.name: tensor for tensor in stored_in(file)}
+        for name in (name for name, place in places.items() if place == file):
+            if name not in held:
+                raise ConfigError(f"model: the index says that {file.name} holds {name!r}, but it does not")
+            found[name] = held[name]
     return found
 
 
-def packed_layers(found: Mapping[str, Part], method: Method) -> dict[str, dict[str, Part]]:
+def packed_layers(found: Mapping[str, StoredTensor], method: Method) -> dict[str, dict[str, StoredTensor]]:
     """Layer -> name of a part -> part, for every layer whose weight is packed."""
-    layers: dict[str, dict[str, Part]] = {}
+    layers: dict[str, dict[str, StoredTensor]] = {}
     for name, part in found.items():
         if (kind := next((kind for kind in method.parts if name.endswith(f".{kind}")), None)) is not None:
             layers.setdefault(name.removesuffix(f".{kind}"), {})[kind] = part

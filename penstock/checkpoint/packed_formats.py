@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from math import prod
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
 
-from penstock.checkpoint.tensors import GroupedWeight, open_shard
-from penstock.core import ConfigError
-from penstock.files import problem_in, torch_dtype
+from penstock.checkpoint.tensors import GroupedWeight, StoredTensor
+from penstock.files import torch_dtype
 
 # ---------------------------------------------------------------------------------------------------------------- parts
 # The tensors that make up one packed weight, and the properties of it that a method knows before they are read.
@@ -24,26 +21,7 @@ WORD: Final = 32
 """Bits of the whole numbers that values are packed into."""
 
 
-@dataclass(frozen=True)
-class Part:
-    """A tensor of a shard that has not been read. ``dtype`` is safetensors' name."""
-
-    file: Path
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-
-    def read(self) -> Tensor:
-        with open_shard(self.file) as opened:
-            found: Tensor = opened.get_tensor(self.name)
-        return found
-
-    def wrong(self, problem: str) -> ConfigError:
-        """The error that refuses it."""
-        return problem_in(self.file, self.name, problem)
-
-
-Parts = Mapping[str, Part]
+Parts = Mapping[str, StoredTensor]
 """Name behind the layer's (``qweight`` in ``model.layers.0.mlp.up_proj.qweight``) -> part."""
 
 
@@ -73,7 +51,7 @@ class Method(NamedTuple):
     """The weight of outlined parts: whole numbers with scales, or floats where it is not grouped."""
 
 
-def check(part: Part, dtypes: tuple[str, ...], shape: tuple[int, ...] | None = None, rank: int = 2) -> None:
+def check(part: StoredTensor, dtypes: tuple[str, ...], shape: tuple[int, ...] | None = None, rank: int = 2) -> None:
     """Raise ConfigError unless a part has one of these types and this shape, or, without a shape, ``rank`` axes.
 
     An axis of length 0 is refused, too.
@@ -169,7 +147,7 @@ def gptq_outline(parts: Parts) -> Outline:
     return Outline((outputs, inputs), bits if in_order else 8, in_order)
 
 
-def is_in_order(index: Part, groups: int) -> bool:
+def is_in_order(index: StoredTensor, groups: int) -> bool:
     """Whether the inputs of each group are neighbours. Raises ConfigError for a group that does not exist."""
     found = index.read().long()
     if int(found.min()) < 0 or int(found.max()) >= groups:
@@ -283,7 +261,7 @@ def is_size(value: Any) -> bool:
     return type(value) is int and 0 < value < 1 << 31
 
 
-def table_of(part: Part) -> dict[str, Any]:
+def table_of(part: StoredTensor) -> dict[str, Any]:
     if part.shape[0] > MOST_STATE:
         raise part.wrong(f"has {part.shape[0]} bytes; there may be {MOST_STATE}")
     try:
@@ -396,7 +374,7 @@ def stated_shape(parts: Parts) -> tuple[int, int]:
 def plain_shape(parts: Parts) -> tuple[tuple[int, int], int]:
     if "weight" not in parts:
         raise parts["weight_scale"].wrong("belongs to no weight: save the checkpoint again")
-    part: Part = parts["weight"]
+    part = parts["weight"]
     check(part, ("I8", FLOAT8))
     outputs, inputs = part.shape
     return (outputs, inputs), 8

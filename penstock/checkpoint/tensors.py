@@ -7,9 +7,11 @@ import itertools
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,8 +19,162 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from penstock.checkpoint.look import MTP, SINGLE_FILE, check_weights, indexed, missing_shard, uses_index, warn_of_two
+from penstock.checkpoint.look import (
+    MTP,
+    SINGLE_FILE,
+    check_weights,
+    indexed,
+    missing_shard,
+    text_name,
+    uses_index,
+    warn_of_two,
+)
 from penstock.core import ConfigError
+from penstock.files import problem_in
+
+# -------------------------------------------------------------------------------------------------------------- tensors
+# A tensor in a file, of whatever format: its name, shape and type, and the way to read it.
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor of a checkpoint that has not been read.
+
+    transformers loads from it as from a slice of safetensors, by ``get_shape``, ``get_dtype`` and ``tensor[...]``.
+    """
+
+    file: Path
+    name: str
+    """The name in the file."""
+    shape: tuple[int, ...]
+    dtype: str
+    """Type of the numbers that reading gives, under safetensors' name."""
+    select: Callable[[Any], Tensor]
+    """Reads the part that an index selects."""
+    as_grouped: Callable[[], GroupedWeight] | None = None
+    """Reads a matrix [out, in] as integers with scales, as it is stored; None where it is stored otherwise."""
+    bits: int | None = None
+    """Bits of the integers that it is stored as; 8 for other numbers that are packed, None for floats."""
+
+    def get_shape(self) -> list[int]:
+        return list(self.shape)
+
+    def get_dtype(self) -> str:
+        return self.dtype
+
+    def __getitem__(self, index: Any) -> Tensor:
+        return self.select(index)
+
+    def read(self) -> Tensor:
+        """The whole tensor."""
+        return self.select(...)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def is_grouped(self) -> bool:
+        """Whether it is stored as integers with scales for groups of neighbours."""
+        return self.as_grouped is not None
+
+    def grouped(self) -> GroupedWeight:
+        """A matrix [out, in] that ``is_grouped``, as it is stored."""
+        assert self.as_grouped is not None
+        return self.as_grouped()
+
+    def cut(self, rows: slice, columns: slice) -> StoredTensor:
+        """Some rows and columns of a matrix; of a safetensors file, reading reads only these."""
+        shape = tuple(len(range(size)[part]) for size, part in zip(self.shape, (rows, columns), strict=True))
+        return replace(self, shape=shape, select=lambda index: self[rows, columns][index], as_grouped=None)
+
+    def wrong(self, problem: str) -> ConfigError:
+        """The error that refuses it."""
+        return problem_in(self.file, self.name, problem)
+
+
+Tensors = Mapping[str, StoredTensor]
+
+
+def stored_in(file: Path) -> Iterator[StoredTensor]:
+    """The tensors of a safetensors file, each of which opens the file when it is read. Raises like ``open_shard``."""
+    with open_shard(file) as opened:
+        for name in opened.keys():  # noqa: SIM118
+            found = opened.get_slice(name)
+            select = partial(read_from, file, name)
+            yield StoredTensor(file, name, tuple(found.get_shape()), found.get_dtype(), select)
+
+
+def read_from(file: Path, name: str, index: Any) -> Tensor:
+    """The part of a tensor of a safetensors file that ``index`` selects."""
+    with open_shard(file) as opened:
+        found: Tensor = opened.get_tensor(name) if index is ... else opened.get_slice(name)[index]
+    return found
+
+
+def bits_of(tensors: Iterable[StoredTensor]) -> int | None:
+    """Bits of most packed numbers, 4 or 8; None where all tensors are floats."""
+    packed = [tensor for tensor in tensors if tensor.bits is not None]
+    four = sum(tensor.size for tensor in packed if tensor.bits == 4)
+    return None if not packed else 4 if 2 * four > sum(tensor.size for tensor in packed) else 8
+
+
+# -------------------------------------------------------------------------------------------------------------- weights
+# The tensors of a checkpoint, whatever its files are; of a multimodal one, those of its text part.
+
+
+class Weights(ABC):
+    """The weights of a checkpoint, however they are stored."""
+
+    @property
+    def bits(self) -> int | None:
+        """Bits of most weights that are packed, 4 or 8; None where all weights are floats."""
+        return None
+
+    @property
+    @abstractmethod
+    def files(self) -> list[Path]:
+        """The files that hold them."""
+
+    @abstractmethod
+    def names(self) -> list[str]:
+        """The tensors' names, as transformers has them."""
+
+    def sizes(self) -> dict[str, int]:
+        """Name -> number of elements, for every tensor, from the files' headers."""
+        with contextlib.ExitStack() as files:
+            return {name: found.size for name, found in self.slices(self.names(), files).items()}
+
+    @abstractmethod
+    def slices(self, names: Iterable[str], files: contextlib.ExitStack) -> dict[str, StoredTensor]:
+        """Name -> tensor, not read yet. Opens no more files than have to be, until ``files`` closes them."""
+
+
+class TextPart(Weights):
+    """The tensors among ``weights`` that belong to the text part. No other is read."""
+
+    def __init__(self, weights: Weights) -> None:
+        self._weights = weights
+        named = {text_name(stored): stored for stored in weights.names()}
+        self._stored = {name: stored for name, stored in named.items() if name is not None}
+
+    @property
+    def bits(self) -> int | None:
+        return self._weights.bits
+
+    @property
+    def files(self) -> list[Path]:
+        return self._weights.files
+
+    def names(self) -> list[str]:
+        return list(self._stored)
+
+    def slices(self, names: Iterable[str], files: contextlib.ExitStack) -> dict[str, StoredTensor]:
+        wanted = list(names)
+        found = self._weights.slices([self._stored[name] for name in wanted], files)
+        return {name: found[self._stored[name]] for name in wanted}
+
 
 # --------------------------------------------------------------------------------------------------------------- shards
 # The weights of a folder: each tensor's file, type and size, from indexes and headers.
@@ -31,15 +187,12 @@ LONGEST_NUMBER: Final = 10
 """Digits; a longer number is no layer's."""
 
 
-class Shards:
+class Shards(Weights):
     """The weights of a checkpoint in safetensors files."""
 
     def __init__(self, folder: Path) -> None:
         """Raises ConfigError if there are none in the folder, or its index is wrong."""
         self._places = shards_of_stages(folder)
-
-    bits = None
-    """The bits of quantised weights: None, since these files hold floats."""
 
     @property
     def files(self) -> list[Path]:
@@ -48,13 +201,7 @@ class Shards:
     def names(self) -> list[str]:
         return list(self._places)
 
-    def sizes(self) -> dict[str, int]:
-        """Name -> number of elements, for every tensor, from the shards' headers."""
-        with contextlib.ExitStack() as files:
-            slices = self.slices(self._places, files)
-            return {name: math.prod(found.get_shape()) for name, found in slices.items()}
-
-    def slices(self, names: Iterable[str], files: contextlib.ExitStack) -> dict[str, Any]:
+    def slices(self, names: Iterable[str], files: contextlib.ExitStack) -> dict[str, StoredTensor]:
         """Name -> tensor, not read yet. Opens only the shards that hold one, until ``files`` closes them."""
         opened: dict[Path, Any] = {}
         found = {}
@@ -92,7 +239,7 @@ def open_shard(file: Path) -> Any:
         raise ConfigError(f"model: {file.name} cannot be read ({error}): download it again") from error
 
 
-def slice_of(opened: Any, file: Path, name: str) -> Any:
+def slice_of(opened: Any, file: Path, name: str) -> StoredTensor:
     """A tensor of an open shard, not read yet. Raises ConfigError if it is missing, or of a type that no weight has."""
     try:
         found = opened.get_slice(name)
@@ -103,7 +250,7 @@ def slice_of(opened: Any, file: Path, name: str) -> Any:
             f"model: {file}: {name} is stored as {found.get_dtype()}; a weight has to be a float: "
             f"{', '.join(sorted(WEIGHT_TYPES))}"
         )
-    return found
+    return StoredTensor(file, name, tuple(found.get_shape()), found.get_dtype(), found.__getitem__)
 
 
 def layer_of(name: str) -> int | None:
@@ -146,37 +293,30 @@ class Reading:
         """Report that everything has been read. A stage at one end of the model skips tensors of the other end."""
         self._listener(self._total, self._total)
 
+    def of(self, tensor: StoredTensor) -> StoredTensor:
+        """The same tensor, whose numbers are counted when it is read."""
 
-class CountedTensor:
-    """A tensor that has not been read; reading it is counted."""
+        def select(index: Any) -> Tensor:
+            found = tensor[index]
+            self.add(found.numel())
+            return found
 
-    def __init__(self, tensor: Any, reading: Reading) -> None:
-        self._tensor = tensor
-        self._reading = reading
+        def grouped() -> GroupedWeight:
+            found = tensor.grouped()
+            self.add(found.values.numel())
+            return found
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._tensor, name)
-
-    def __getitem__(self, index: Any) -> Tensor:
-        found: Tensor = self._tensor[index]
-        self._reading.add(found.numel())
-        return found
-
-    def grouped(self) -> GroupedWeight:
-        """A matrix of whole numbers as it is stored."""
-        found: GroupedWeight = self._tensor.grouped()
-        self._reading.add(found.values.numel())
-        return found
+        return replace(tensor, select=select, as_grouped=grouped if tensor.is_grouped else None)
 
 
 @contextmanager
-def counted(tensors: dict[str, Any], listener: Listener | None) -> Iterator[dict[str, Any]]:
+def counted(tensors: dict[str, StoredTensor], listener: Listener | None) -> Iterator[dict[str, StoredTensor]]:
     """These tensors, wrapped so that ``listener`` is told within the block how much of them has been read."""
     if listener is None:
         yield tensors
         return
-    reading = Reading(sum(math.prod(tensor.get_shape()) for tensor in tensors.values()), listener)
-    yield {name: CountedTensor(tensor, reading) for name, tensor in tensors.items()}
+    reading = Reading(sum(tensor.size for tensor in tensors.values()), listener)
+    yield {name: reading.of(tensor) for name, tensor in tensors.items()}
     reading.end()
 
 

@@ -8,7 +8,6 @@ way from there on, and does without transformers.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 from penstock.checkpoint.checkpoint import Checkpoint
 from penstock.checkpoint.gguf import GgufWeights
 from penstock.checkpoint.known import keep, question, recall, record_of
-from penstock.checkpoint.tensors import Listener, check_finite, counted
+from penstock.checkpoint.tensors import Listener, Tensors, check_finite, counted
 from penstock.files import torch_dtype
 from penstock.models.fused import FusedBase, FusedLayer, RMSNorm, Rotary, States, identical, is_silu, sample_of
 from penstock.models.loader import PassThrough, own_slices
@@ -182,7 +181,7 @@ class BareBase(nn.Module):
 class Builder:
     """Builds modules from a stage's ``tensors``, in ``dtype``. With ``later`` linear weights wait to be packed."""
 
-    def __init__(self, tensors: Mapping[str, Any], dtype: torch.dtype, file: str, later: bool) -> None:
+    def __init__(self, tensors: Tensors, dtype: torch.dtype, file: str, later: bool) -> None:
         self._tensors, self._dtype, self._file, self._later = tensors, dtype, file, later
 
     def parameter(self, name: str) -> nn.Parameter:

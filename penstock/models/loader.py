@@ -6,10 +6,10 @@ import contextlib
 import copy
 import inspect
 import logging
-import math
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from penstock.checkpoint.checkpoint import Checkpoint, empty_fields, remember
 from penstock.checkpoint.gate import OUTSIDE, carries, is_outside, layer_types, model_class, per_layer_width
-from penstock.checkpoint.tensors import WEIGHT_TYPES, Listener, check_finite, counted, layer_of
+from penstock.checkpoint.tensors import WEIGHT_TYPES, Listener, StoredTensor, Tensors, check_finite, counted, layer_of
 from penstock.core import ConfigError, PenstockError
 from penstock.files import AUTO, CONFIG_FILE, EXACT, problem_in, read_json, said, torch_dtype
 from penstock.models.attention import ATTENTION, plug_in
@@ -31,25 +31,7 @@ from penstock.models.shares import Ranks, cut_of, lacking, uncut
 # Cuts tensors that hold something for every layer to a stage's own layers, so that nothing else is read.
 
 
-class TensorPart:
-    """Some rows and columns of a tensor that has not been read yet; reading it reads only these."""
-
-    def __init__(self, whole: Any, rows: slice, columns: slice) -> None:
-        self._whole = whole
-        self._index = rows, columns
-
-    def get_dtype(self) -> str:
-        return str(self._whole.get_dtype())
-
-    def get_shape(self) -> list[int]:
-        return [len(range(size)[part]) for size, part in zip(self._whole.get_shape(), self._index, strict=True)]
-
-    def __getitem__(self, index: Any) -> Tensor:
-        found: Tensor = self._whole[self._index][index]
-        return found
-
-
-def own_tensors(stored: Mapping[str, Any], config: Any, first: int, last: int) -> dict[str, Any]:
+def own_tensors(stored: Tensors, config: Any, first: int, last: int) -> dict[str, StoredTensor]:
     """The ``stored`` tensors, with those of ``OUTSIDE`` cut to layers [first, last)."""
     if not carries(config):
         return dict(stored)
@@ -60,7 +42,7 @@ def own_tensors(stored: Mapping[str, Any], config: Any, first: int, last: int) -
     for name in filter(is_outside, stored):
         module_weight = ".".join(name.split(".")[-2:])
         if module_weight in cuts:
-            found[name] = TensorPart(stored[name], *cuts[module_weight])
+            found[name] = stored[name].cut(*cuts[module_weight])
     return found
 
 
@@ -237,7 +219,7 @@ def _load(
     first: int,
     last: int,
     on_read: Listener | None,
-    changed: Callable[[Any], Any] | None = None,
+    changed: Callable[[StoredTensor], StoredTensor] | None = None,
     later: Later | None = None,
     **options: Any,
 ) -> Any:
@@ -248,7 +230,7 @@ def _load(
         slices = own_slices(checkpoint, first, last, files)
         if changed is not None:
             slices = {name: changed(one) for name, one in slices.items()}
-        state: Mapping[str, Any] = files.enter_context(counted(slices, on_read))
+        state: Tensors = files.enter_context(counted(slices, on_read))
         if later is not None:
             state = later.standing_in(state)
         model, info = _staged_class(checkpoint, first, last, state, later).from_pretrained(
@@ -279,13 +261,13 @@ class Later:
         self._chosen: dict[str, str] = {}
         """Tensor -> the place within its layer."""
         self._samples: dict[tuple[str, torch.Size], Tensor] = {}
-        self._stored: dict[str, LaterTensor] = {}
+        self._stored: Tensors = {}
         self._lock = threading.Lock()  # transformers reads with several threads
 
-    def standing_in(self, stored: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The ``stored`` tensors, each of which reads as a sample if it is chosen."""
-        self._stored = {name: LaterTensor(tensor, partial(self._sample_of, name)) for name, tensor in stored.items()}
-        return self._stored
+    def standing_in(self, stored: Tensors) -> Tensors:
+        """The ``stored`` tensors, each of which reads as a sample of its shape if it is chosen by then."""
+        self._stored = stored
+        return {name: replace(one, select=partial(self._select, name)) for name, one in stored.items()}
 
     def choose(self, model: Any, tied: bool) -> None:
         """Choose the weights of all plain linear layers that packing replaces, but not a head's that is ``tied``."""
@@ -299,45 +281,21 @@ class Later:
         """Have the layers read their weights as they are packed."""
         for name in self._chosen.keys() & self._stored.keys():
             linear: Any = model.get_submodule(name.removesuffix(".weight"))
-            read_later(linear, name, self._stored[name].tensor, file)
+            read_later(linear, name, self._stored[name], file)
 
-    def _sample_of(self, name: str, tensor: Any) -> Tensor | None:
-        """The sample for a tensor; None if it is not chosen."""
+    def _select(self, name: str, index: Any) -> Tensor:
         if name not in self._chosen:
-            return None
-        key = self._chosen[name], torch.Size(tensor.get_shape())
+            return self._stored[name][index]
+        return self._sample(self._chosen[name], torch.Size(self._stored[name].shape))[index]
+
+    def _sample(self, place: str, shape: torch.Size) -> Tensor:
+        key = place, shape
         with self._lock:
             if key not in self._samples:
                 generator = torch.Generator().manual_seed(len(self._samples))
-                sample = torch.randn(key[1], generator=generator) * SAMPLE_SPREAD
+                sample = torch.randn(shape, generator=generator) * SAMPLE_SPREAD
                 self._samples[key] = sample.to(self._dtype)
             return self._samples[key]
-
-
-class StandIn:
-    """The shape and type of ``tensor``, which has not been read; a subclass says what reading gives."""
-
-    def __init__(self, tensor: Any) -> None:
-        self.tensor = tensor
-
-    def get_shape(self) -> list[int]:
-        return list(self.tensor.get_shape())
-
-    def get_dtype(self) -> str:
-        return str(self.tensor.get_dtype())
-
-
-class LaterTensor(StandIn):
-    """Reading gives the tensor or, where there is one, a sample of its shape."""
-
-    def __init__(self, tensor: Any, sample: Callable[[Any], Tensor | None]) -> None:
-        super().__init__(tensor)
-        self._sample = sample
-
-    def __getitem__(self, index: Any) -> Tensor:
-        sample = self._sample(self.tensor)
-        found: Tensor = (self.tensor if sample is None else sample)[index]
-        return found
 
 
 @contextlib.contextmanager
@@ -363,7 +321,7 @@ def _checked_device(device: str) -> torch.device:
     return torch.device(device)
 
 
-def own_slices(checkpoint: Checkpoint, first: int, last: int, files: contextlib.ExitStack) -> dict[str, Any]:
+def own_slices(checkpoint: Checkpoint, first: int, last: int, files: contextlib.ExitStack) -> dict[str, StoredTensor]:
     """The stage's tensors, not read yet."""
     # Tensors outside of the layers are embedding, norm and head: only the first and the last stage read them.
     at_an_end = first == 0 or last == checkpoint.num_layers
@@ -377,7 +335,7 @@ def own_slices(checkpoint: Checkpoint, first: int, last: int, files: contextlib.
     return own_tensors(found, checkpoint.config, first, last)
 
 
-def _staged_class(checkpoint: Checkpoint, first: int, last: int, stored: Mapping[str, Any], later: Later | None) -> Any:
+def _staged_class(checkpoint: Checkpoint, first: int, last: int, stored: Tensors, later: Later | None) -> Any:
     """The model's class with a constructor (on the meta device) that leaves out other stages' parts.
 
     ``stored`` are the stage's tensors: a model that they cannot fill is refused before it takes memory.
@@ -414,21 +372,21 @@ def _staged_class(checkpoint: Checkpoint, first: int, last: int, stored: Mapping
     return type(cls.__name__, (cls,), body)
 
 
-def check_fits(model: nn.Module, stored: Mapping[str, Any], where: str) -> None:
+def check_fits(model: nn.Module, stored: Tensors, where: str) -> None:
     """Raise ConfigError if shapes differ, a weight is no float, or the model is far larger than its tensors.
 
     Some architectures store a tensor in parts or under another name; those shapes are compared at loading.
     """
     wanted = dict(model.named_parameters())
     for name in wanted.keys() & stored.keys():
-        if (dtype := stored[name].get_dtype()) not in WEIGHT_TYPES:
+        if (dtype := stored[name].dtype) not in WEIGHT_TYPES:
             raise ConfigError(f"model: {where}: {name} is stored as {dtype}; a weight has to be a float")
-    shapes = {name: tuple(stored[name].get_shape()) for name in wanted.keys() & stored.keys()}
+    shapes = {name: stored[name].shape for name in wanted.keys() & stored.keys()}
     if wrong := {name: shape for name, shape in shapes.items() if shape != tuple(wanted[name].shape)}:
         shaped = ((name, shape, wanted[name].shape) for name, shape in wrong.items())
         raise _wrong_shapes(where, shaped, model)
     size = sum(tensor.numel() for tensor in (*wanted.values(), *model.buffers()))
-    held = sum(math.prod(one.get_shape()) for one in stored.values())
+    held = sum(one.size for one in stored.values())
     if size > MOST_COPIES * held + SPARE:
         raise ConfigError(
             f"model: {where}: config.json describes {size} numbers, the shards hold {held}{_sizes(model)}"
@@ -503,11 +461,9 @@ def quiet() -> Iterator[None]:
 # ----------------------------------------------------------------------------------------- before any stage is started
 
 
-class HollowTensor(StandIn):
-    """A tensor of a checkpoint with only its shape and type; its numbers are zeros."""
-
-    def __getitem__(self, _: Any) -> Tensor:
-        return torch.zeros(()).expand(self.get_shape())
+def hollow(tensor: StoredTensor) -> StoredTensor:
+    """A tensor of the same shape and type whose numbers are zeros, which take no memory."""
+    return replace(tensor, select=lambda index: torch.zeros(()).expand(tensor.shape)[index])
 
 
 def check_loads(checkpoint: Checkpoint, numerics: str = AUTO, ranks: int = 1) -> None:
@@ -524,7 +480,7 @@ def check_loads(checkpoint: Checkpoint, numerics: str = AUTO, ranks: int = 1) ->
         found = checkpoint.weights.slices(checkpoint.weights.names(), files)
         check_head(checkpoint, found)
         if checkpoint.known is None or ranks > 1:
-            model = _load(checkpoint, 0, checkpoint.num_layers, None, HollowTensor, **options)
+            model = _load(checkpoint, 0, checkpoint.num_layers, None, hollow, **options)
             check_routing(model, checkpoint)
             check_windows(model, checkpoint)
             layers = getattr(getattr(model, checkpoint.parts.base), checkpoint.parts.layers)
@@ -578,7 +534,7 @@ def check_windows(model: nn.Module, checkpoint: Checkpoint) -> None:
             raise problem_in(file, "layer_types", f"has {kind}, and a {model_type} (model_type) has no sliding window")
 
 
-def check_head(checkpoint: Checkpoint, tensors: Mapping[str, Any]) -> None:
+def check_head(checkpoint: Checkpoint, tensors: Tensors) -> None:
     """Warn if the head shall be the embedding, and is stored with other numbers: a stage takes those.
 
     Raises ConfigError if it is stored with another shape.
@@ -588,23 +544,22 @@ def check_head(checkpoint: Checkpoint, tensors: Mapping[str, Any]) -> None:
     heads = [name for name in tensors if name in HEADS]
     if not checkpoint.config.tie_word_embeddings or not inputs or not heads:
         return
-    shapes = [list(tensors[name].get_shape()) for name in (heads[0], inputs[0])]
+    shapes = [tensors[name].get_shape() for name in (heads[0], inputs[0])]
     if shapes[0] != shapes[1]:
         raise problem_in(
             checkpoint.path / CONFIG_FILE,
             "tie_word_embeddings",
             f"is true, and {heads[0]} is {shapes[0]}, {inputs[0]} {shapes[1]}: take one of them out",
         )
-    if not torch.equal(tensors[inputs[0]][...], tensors[heads[0]][...]):
+    if not torch.equal(tensors[inputs[0]].read(), tensors[heads[0]].read()):
         log.warning(
             f"{checkpoint.source}: tie_word_embeddings is true, and {heads[0]} holds other numbers than {inputs[0]}: "
             f"{heads[0]} is the head, as in transformers; state tie_word_embeddings false, or take the tensor out"
         )
 
 
-def vectors(tensors: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+def vectors(tensors: Tensors) -> Iterator[tuple[str, Tensor]]:
     """Those of the tensors that are short enough to be read before any stage is started."""
     for name, tensor in tensors.items():
-        sizes = list(tensor.get_shape())
-        if len(sizes) == 1 and sizes[0] <= LONGEST_VECTOR:
-            yield name, tensor[...]
+        if len(tensor.shape) == 1 and tensor.size <= LONGEST_VECTOR:
+            yield name, tensor.read()

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from penstock.checkpoint.tensors import GroupedWeight, check_finite, in_groups, in_signed_groups, raised, stacked
+from penstock.checkpoint.tensors import (
+    GroupedWeight,
+    StoredTensor,
+    check_finite,
+    in_groups,
+    in_signed_groups,
+    raised,
+    stacked,
+)
 from penstock.models.compiled.blocks import GROUP
 from penstock.models.compiled.dot import LANES, instruction
 from penstock.models.compiled.float_blocks import FORMS, QUAD, in_float_blocks, rows_of_blocks
@@ -205,7 +213,7 @@ class StoredRows(NamedTuple):
 
     outputs: int
     name: str
-    tensor: Any
+    tensor: StoredTensor | None
     """The tensor in its file; None if the layer's own weight holds the numbers."""
     file: str
     first: int = 0
@@ -223,34 +231,20 @@ class StoredRows(NamedTuple):
         """
         if self.tensor is None:
             return rounded(weight)
-        if not getattr(self.tensor, "is_grouped", False):
-            return rounded(self._checked(self._read().to(weight.dtype)))
-        whole = self.tensor.grouped()
-        if self._in_part:
-            whole = whole.rows(self._rows)
+        rows = slice(self.first, self.first + self.outputs)
+        if not self.tensor.is_grouped:
+            return rounded(self._checked(self.tensor[rows].to(weight.dtype)))
+        whole = self.tensor.grouped().rows(rows)
         check_finite(self.file, ((self.name, floats) for floats in whole.floats))
         own = kept(whole)
         return rounded(self._checked(whole.dequantize().to(weight.dtype))) if own is None else own
-
-    @property
-    def _rows(self) -> slice:
-        return slice(self.first, self.first + self.outputs)
-
-    @property
-    def _in_part(self) -> bool:
-        return self.outputs != int(self.tensor.get_shape()[0])
-
-    def _read(self) -> Tensor:
-        found: Tensor = self.tensor[self._rows if self._in_part else ...]
-        # Tensors that are made of others, as those of GGUF files, give all of themselves.
-        return found[self._rows] if len(found) != self.outputs else found
 
     def _checked(self, floats: Tensor) -> Tensor:
         check_finite(self.file, [(self.name, floats)])
         return floats
 
 
-def read_later(linear: nn.Linear, name: str, tensor: Any, file: str) -> None:
+def read_later(linear: nn.Linear, name: str, tensor: StoredTensor, file: str) -> None:
     """Have a layer's weight read from ``tensor`` when the layer is packed, whatever its own weight holds until then."""
     linear.stored = [StoredRows(linear.out_features, name, tensor, file)]  # type: ignore[assignment]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -14,7 +14,7 @@ from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, Lla
 
 from penstock.checkpoint.checkpoint import Checkpoint
 from penstock.checkpoint.look import INDEX_FILE, MEDUSA_FILE, SINGLE_FILE, is_read, shards_of, uses_index
-from penstock.checkpoint.tensors import WEIGHT_TYPES, open_shard
+from penstock.checkpoint.tensors import WEIGHT_TYPES, StoredTensor, Tensors, stored_in
 from penstock.config import FieldError
 from penstock.core import ConfigError
 from penstock.files import CONFIG_FILE, read_json
@@ -32,29 +32,9 @@ REMEDY: Final = (
 )
 
 
-@dataclass(frozen=True)
-class Stored:
-    """One tensor: its file, its name there, its type under safetensors' name, its shape."""
-
-    file: Path
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-
-
-def find_tensors(path: Path) -> dict[str, Stored]:
+def find_tensors(path: Path) -> dict[str, StoredTensor]:
     """Name -> tensor, for every tensor of the speculator in a file or folder. Raises ConfigError if there are none."""
-    return {stored.name: stored for file in _files(path) for stored in _stored(file)}
-
-
-def read_tensors(wanted: Mapping[str, Stored]) -> dict[str, Tensor]:
-    """The contents of tensors, under the same names. Each file is opened once."""
-    contents: dict[str, Tensor] = {}
-    for file in {stored.file for stored in wanted.values()}:
-        here = {name: stored.name for name, stored in wanted.items() if stored.file == file}
-        with open_shard(file) as opened:
-            contents |= {name: opened.get_tensor(inner) for name, inner in here.items()}
-    return contents
+    return {stored.name: stored for file in _files(path) for stored in stored_in(file)}
 
 
 def _files(path: Path) -> list[Path]:
@@ -70,13 +50,6 @@ def _files(path: Path) -> list[Path]:
     if (path / SINGLE_FILE).is_file():
         return [path / SINGLE_FILE]
     raise ConfigError(f"it holds none of {SINGLE_FILE}, {INDEX_FILE}, {MEDUSA_FILE}; {REMEDY}")
-
-
-def _stored(file: Path) -> Iterator[Stored]:
-    with open_shard(file) as opened:
-        for name in opened.keys():  # noqa: SIM118
-            found = opened.get_slice(name)
-            yield Stored(file, name, found.get_dtype(), tuple(found.get_shape()))
 
 
 # ----------------------------------------------------------------------------------------------------------------- base
@@ -149,7 +122,7 @@ class SpeculatorCheckpoint:
     reads: tuple[int, ...]
     hidden_size: int
     draft_vocab_size: int
-    tensors: Mapping[str, Stored]
+    tensors: Tensors
     layer: Any = None
     norm_before_residual: bool = False
     norm_before_fc: bool = False
@@ -181,7 +154,7 @@ def check_equal(path: Path, name: str, own: Any, target: int, of_target: str) ->
         raise refusal(path, f"{name} is {own}, {of_target} {target}: it was trained for another model")
 
 
-def check_shapes(path: Path, tensors: Mapping[str, Stored], needed: Shapes, optional: Shapes) -> dict[str, Stored]:
+def check_shapes(path: Path, tensors: Tensors, needed: Shapes, optional: Shapes) -> dict[str, StoredTensor]:
     """The tensors that belong to the drafter.
 
     Raises FieldError for a tensor that is missing, misshapen or unknown, and for a weight that is no float.
@@ -204,7 +177,7 @@ def check_shapes(path: Path, tensors: Mapping[str, Stored], needed: Shapes, opti
     return used
 
 
-def draft_vocabulary(path: Path, tensors: Mapping[str, Stored], name: str, size: int, target: Checkpoint) -> Shapes:
+def draft_vocabulary(path: Path, tensors: Tensors, name: str, size: int, target: Checkpoint) -> Shapes:
     """The shape of tensor ``name``, which maps a vocabulary of ``size`` to the target's; empty where both are the same.
 
     Raises FieldError if the drafter's vocabulary is larger than the target's.

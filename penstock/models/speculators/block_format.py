@@ -17,10 +17,10 @@ from transformers import AutoConfig
 
 from penstock.checkpoint.checkpoint import Checkpoint
 from penstock.checkpoint.look import BLOCK_READ, block_kind
+from penstock.checkpoint.tensors import Tensors
 from penstock.models.speculators.base import (
     BlockShape,
     SpeculatorCheckpoint,
-    Stored,
     check_equal,
     check_shapes,
     draft_vocabulary,
@@ -50,8 +50,6 @@ DEFAULTS: Final = ("qwen3", "llama")
 SLIDING, FULL = "sliding_attention", "full_attention"
 DEFAULT_BLOCK: Final = 16
 """The size of z-lab's blocks where the configuration states none."""
-
-Tensors = Mapping[str, Stored]
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from penstock.checkpoint.checkpoint import Checkpoint
+from penstock.checkpoint.tensors import Tensors
 from penstock.core import ConfigError
 from penstock.models.attention import Attend
 from penstock.models.probe import LENGTH_DEPENDENT, rope_kinds
@@ -25,7 +26,6 @@ from penstock.models.speculators.base import (
     Rotation,
     Shapes,
     SpeculatorCheckpoint,
-    Stored,
     check_equal,
     check_shapes,
     draft_vocabulary,
@@ -183,8 +183,6 @@ FC_NORM: Final = "fc_norm"
 INNER_FIELDS: Final = frozenset(
     {AUX_LAYERS, "use_aux_hidden_state", "norm_before_fc", "norm_before_residual", FC_NORM, "norm_output"}
 )
-
-Tensors = Mapping[str, Stored]
 
 
 def parse_eagle(path: Path, config: Mapping[str, Any], tensors: Tensors, target: Checkpoint) -> SpeculatorCheckpoint:

@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from penstock.checkpoint.checkpoint import Checkpoint
+from penstock.checkpoint.tensors import StoredTensor, Tensors
 from penstock.messages import Candidates, Sampling
 from penstock.models.speculators.base import (
     DraftVocabulary,
     SpeculatorCheckpoint,
-    Stored,
     check_equal,
     check_shapes,
     draft_vocabulary,
@@ -80,13 +80,11 @@ MOST_BLOCKS: Final = 10_000
 """Far more blocks than any Medusa has: the names in a file may hold any number."""
 
 
-def is_medusa(tensors: Mapping[str, Stored]) -> bool:
+def is_medusa(tensors: Tensors) -> bool:
     return any(BLOCK.fullmatch(name) for name in _renamed(tensors))
 
 
-def parse_medusa(
-    path: Path, config: Mapping[str, Any], tensors: Mapping[str, Stored], target: Checkpoint
-) -> SpeculatorCheckpoint:
+def parse_medusa(path: Path, config: Mapping[str, Any], tensors: Tensors, target: Checkpoint) -> SpeculatorCheckpoint:
     """Parse either layout of Medusa. Raises FieldError if it does not fit ``target``."""
     tensors = _renamed(tensors)
     found = [match.groups() for match in map(BLOCK.fullmatch, tensors) if match]
@@ -110,7 +108,7 @@ def parse_medusa(
     )
 
 
-def _renamed(tensors: Mapping[str, Stored]) -> dict[str, Stored]:
+def _renamed(tensors: Tensors) -> dict[str, StoredTensor]:
     return {_name(name): stored for name, stored in tensors.items()}
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
-import math
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
@@ -17,13 +16,12 @@ from torch import Tensor, nn
 
 from penstock.checkpoint.checkpoint import Checkpoint
 from penstock.checkpoint.gate import carries, layer_types
-from penstock.checkpoint.look import Weights
-from penstock.checkpoint.tensors import layer_of, open_shard, slice_of
+from penstock.checkpoint.tensors import StoredTensor, Tensors, Weights, layer_of
 from penstock.config import FieldError
 from penstock.models.attention import Attend, attending
 from penstock.models.loader import EMBEDDING_FACTORS, PassThrough, load_module
 from penstock.models.probe import LENGTH_DEPENDENT, rope_kinds
-from penstock.models.speculators.base import SpeculatorCheckpoint, Stored, check_shapes, refusal
+from penstock.models.speculators.base import SpeculatorCheckpoint, check_shapes, refusal
 
 # ------------------------------------------------------------------------------------------------------------------ mtp
 # Multi-token prediction (MTP): one more layer like the target's, over its last state and the next token's embedding.
@@ -92,7 +90,7 @@ def tensors_of_layer(target: Checkpoint, place: int) -> dict[str, str]:
     return {name.split(f"layers.{place}.", 1)[1]: name for name in names}
 
 
-def load_base(target: Checkpoint, place: int, tensors: Mapping[str, Stored], dtype: str, device: str) -> Any:
+def load_base(target: Checkpoint, place: int, tensors: Tensors, dtype: str, device: str) -> Any:
     """The target's base model with only the layer at ``place``, made of ``tensors`` (by their names within the layer).
 
     Raises ConfigError for tensors that the layer lacks.
@@ -108,10 +106,10 @@ def load_base(target: Checkpoint, place: int, tensors: Mapping[str, Stored], dty
     return base
 
 
-class _Swapped:
+class _Swapped(Weights):
     """``weights`` with one layer's tensors replaced."""
 
-    def __init__(self, weights: Weights, layer: Mapping[str, str], tensors: Mapping[str, Stored]) -> None:
+    def __init__(self, weights: Weights, layer: Mapping[str, str], tensors: Tensors) -> None:
         """``layer`` maps names within the layer, as in ``tensors``, to names in the checkpoint."""
         some, name = next(iter(layer.items()))
         prefix = name.removesuffix(some)
@@ -119,7 +117,6 @@ class _Swapped:
         self._weights = weights
         self._others = [name for name in weights.names() if name not in left_out]
         self._swapped = {f"{prefix}{inner}": stored for inner, stored in tensors.items()}
-        self.bits = None
 
     @property
     def files(self) -> list[Path]:
@@ -128,20 +125,10 @@ class _Swapped:
     def names(self) -> list[str]:
         return [*self._others, *self._swapped]
 
-    def sizes(self) -> dict[str, int]:
-        """Name -> number of elements, for every tensor."""
-        with contextlib.ExitStack() as files:
-            return {name: math.prod(found.get_shape()) for name, found in self.slices(self.names(), files).items()}
-
-    def slices(self, names: Iterable[str], files: contextlib.ExitStack) -> dict[str, Any]:
-        """Name -> tensor, not read yet, until ``files`` closes them."""
+    def slices(self, names: Iterable[str], files: contextlib.ExitStack) -> dict[str, StoredTensor]:
         wanted = list(names)
         found = self._weights.slices([name for name in wanted if name not in self._swapped], files)
-        for name in wanted:
-            if stored := self._swapped.get(name):
-                opened = files.enter_context(open_shard(stored.file))
-                found[name] = slice_of(opened, stored.file, stored.name)
-        return found
+        return found | {name: self._swapped[name] for name in wanted if name in self._swapped}
 
 
 # ----------------------------------------------------------------------------------------------------------- mtp format
@@ -167,8 +154,6 @@ COPIES: Final = ("embed_tokens.weight", "shared_head.head.weight")
 """Copies of the target's embedding and head, which are used instead: DeepSeek-V3's head shares them."""
 EXPERTS: Final = ".experts."
 """Marks the tensors of experts, which are stored in several forms; the loader checks them."""
-
-Tensors = Mapping[str, Stored]
 
 
 def is_mtp(tensors: Tensors, target: Checkpoint) -> bool:
@@ -206,7 +191,7 @@ def no_head(target: Checkpoint) -> FieldError:
     )
 
 
-def _of_head(path: Path, tensors: Tensors, layers: int) -> dict[str, Stored]:
+def _of_head(path: Path, tensors: Tensors, layers: int) -> dict[str, StoredTensor]:
     """The tensors of the first head, under the names of the module here."""
     found, heads = {}, set()
     for name, stored in tensors.items():
@@ -238,7 +223,7 @@ def _layer_shapes(target: Checkpoint, place: int) -> dict[str, tuple[int, ...]]:
     checked = without_experts(own)
     with contextlib.ExitStack() as files:
         slices = target.weights.slices([own[inner] for inner in checked], files)
-        return {LAYER + inner: tuple(slices[own[inner]].get_shape()) for inner in checked}
+        return {LAYER + inner: slices[own[inner]].shape for inner in checked}
 
 
 def without_experts(names: Collection[str]) -> set[str]:

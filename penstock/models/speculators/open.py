@@ -14,7 +14,7 @@ from transformers import LlamaConfig
 
 from penstock.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from penstock.checkpoint.look import GGUF, block_kind, resolve
-from penstock.checkpoint.tensors import check_finite
+from penstock.checkpoint.tensors import Tensors, check_finite
 from penstock.config import FieldError
 from penstock.core import ConfigError
 from penstock.files import check_folder, read_json, torch_dtype
@@ -26,9 +26,7 @@ from penstock.models.speculators.base import (
     DraftVocabulary,
     Kind,
     SpeculatorCheckpoint,
-    Stored,
     find_tensors,
-    read_tensors,
     refusal,
 )
 from penstock.models.speculators.block import BlockModule, BlockStage, MarkovHead
@@ -125,7 +123,7 @@ def _named(path: str) -> Iterator[None]:
         raise refusal(Path(path), str(error).removeprefix("model: ")) from error
 
 
-def _kind(path: Path, config: Mapping[str, Any], tensors: Mapping[str, Stored], target: Checkpoint) -> str:
+def _kind(path: Path, config: Mapping[str, Any], tensors: Tensors, target: Checkpoint) -> str:
     """The name of the parser. A configuration that names a kind counts before any tensor's name."""
     if block_kind(config) is not None and path != target.path:
         return "block"
@@ -183,7 +181,7 @@ def load_speculator(checkpoint: SpeculatorCheckpoint, target: Checkpoint, dtype:
     Raises ConfigError for an unknown dtype, or ids of tokens that the target does not have.
     """
     torch_format = torch_dtype(dtype)
-    stored = read_tensors({name: one for name, one in checkpoint.tensors.items() if not name.startswith(LAYER)})
+    stored = {name: one.read() for name, one in checkpoint.tensors.items() if not name.startswith(LAYER)}
     vocabulary = DraftVocabulary(_target_ids(checkpoint, target, stored), target.vocab_size)
     weights = {name: tensor.to(torch_format) for name, tensor in stored.items() if name not in MAPS}
     check_finite(str(checkpoint.path), weights.items())
@@ -315,8 +313,7 @@ def _head(
 
 def check_draft_ids(checkpoint: SpeculatorCheckpoint, target: Checkpoint) -> None:
     """Raise FieldError if a drafter's map names tokens that its target does not have, or its vectors hold NaN."""
-    small = {name: one for name, one in checkpoint.tensors.items() if name in MAPS or len(one.shape) == 1}
-    stored = read_tensors(small)
+    stored = {name: one.read() for name, one in checkpoint.tensors.items() if name in MAPS or len(one.shape) == 1}
     _target_ids(checkpoint, target, stored)
     check_finite(str(checkpoint.path), stored.items())
 

@@ -15,6 +15,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from penstock.checkpoint.checkpoint import Checkpoint
+from penstock.checkpoint.tensors import Tensors
 from penstock.models.attention import Attend
 from penstock.models.probe import LENGTH_DEPENDENT, rope_kinds
 from penstock.models.speculators.base import (
@@ -22,7 +23,6 @@ from penstock.models.speculators.base import (
     Kind,
     Rotation,
     SpeculatorCheckpoint,
-    Stored,
     check_equal,
     check_shapes,
     refusal,
@@ -169,7 +169,6 @@ STORED: Final = (
 )
 """(pattern of a name in files, the name in the modules here)."""
 
-Tensors = Mapping[str, Stored]
 Levels = tuple[tuple[int, ...], ...]
 
 

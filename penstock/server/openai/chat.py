@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,8 +12,7 @@ from fastapi.responses import Response
 
 from penstock.core import OutlineOutput
 from penstock.server.http.errors import ApiError, ErrorResponse, invalid_field
-from penstock.server.http.middleware import record_of
-from penstock.server.openai.generation import Generation, Service, Summary, metrics_of, usage_of
+from penstock.server.openai.generation import Call, Generation, Service, Summary, metrics_of, usage_of
 from penstock.server.openai.params import chat_params
 from penstock.server.openai.prompts import Prompt
 from penstock.server.openai.protocol import (
@@ -206,6 +205,7 @@ def call_reply(call: ToolCallDelta) -> ToolCallReply:
 # ----------------------------------------------------------------------------------------------------------------- chat
 # ``/v1/chat/completions``.
 
+NO_NAMES: Final[Mapping[str, str]] = {}
 FORMS: Final = ("tools", "response_format", "structured_outputs", *(f"guided_{kind}" for kind in GUIDED))
 
 
@@ -217,35 +217,37 @@ def chat_router(service: Service) -> APIRouter:
     async def create_chat_completion(body: ChatCompletionRequest, request: Request) -> Response:
         """Answer a conversation."""
         begun = await start_chat(service, body, request)
-        name, generation = record_of(request).request_id, begun.generation
+        generation = begun.generation
         writer = ChatWriter(
             body,
-            begun.prompt,
-            name,
+            generation.call.prompts[0],
+            generation.call.record.request_id,
             service.model,
             service.token_bytes,
             generation.outline,
             generation.seeds,
             [one.index for one in generation.resumed] if body.stream else (),
         )
-        return await reply_of(request, body, begun.generation, begun.choices, writer, begun.names, begun.tokenizer)
+        return await reply_of(generation, begun.choices, writer, service.prompts.tokenizer)
 
     return routes
 
 
 @dataclass(frozen=True)
 class Begun:
-    """A conversation whose answer has begun. ``names`` maps Penstock's names of fields to the request's."""
+    """A conversation whose answer has begun."""
 
-    prompt: Prompt
     generation: Generation
     choices: list[Choice]
-    names: dict[str, str]
-    tokenizer: Tokenizer
 
 
-async def start_chat(service: Service, body: ChatCompletionRequest, request: Request) -> Begun:
-    """Submit the conversation to the engine. Raises ApiError naming the field for what cannot be answered."""
+async def start_chat(
+    service: Service, body: ChatCompletionRequest, request: Request, names: Mapping[str, str] = NO_NAMES
+) -> Begun:
+    """Submit the conversation to the engine. Raises ApiError naming the field for what cannot be answered.
+
+    ``names`` maps fields of ``body`` to those that the client's request has in their place.
+    """
     service.check_model(body.model)
     with api_errors(body):
         tokenizer = service.prompts.tokenizer
@@ -254,16 +256,17 @@ async def start_chat(service: Service, body: ChatCompletionRequest, request: Req
         plan = plan_reply(body, tools, prompt.text, tokenizer)
         room = service.prompts.room(prompt, "messages")
         params = chat_params(body, service.defaults(), room, plan)
+    call = Call(request, body, [prompt], [params], {**params.names, **names})
     with api_errors(body, params.names):
         if body.outline_decoding in (None, "off"):
-            generation = await service.generate(request, body, [prompt], [params])
+            generation = await service.generate(call)
         else:
             refuse_with_points(body)
             dialogue = service.prompts.dialogue(body.messages, template_variables(body))
-            generation = await service.generate_in_points(request, body, prompt, params, dialogue)
+            generation = await service.generate_in_points(call, dialogue, body.outline_decoding)
     ends = hidden_ends(body, plan, tokenizer)
     choices = [Choice(service.token_bytes, plan, ends) for _ in range(generation.choices)]
-    return Begun(prompt, generation, choices, params.names, tokenizer)
+    return Begun(generation, choices)
 
 
 def refuse_with_points(body: ChatCompletionRequest) -> None:

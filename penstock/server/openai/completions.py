@@ -10,7 +10,7 @@ from fastapi.responses import Response
 
 from penstock.server.http.errors import ApiError, ErrorResponse, invalid_field
 from penstock.server.http.middleware import record_of
-from penstock.server.openai.generation import Service, Summary, metrics_of, usage_of
+from penstock.server.openai.generation import Call, Service, Summary, metrics_of, usage_of
 from penstock.server.openai.params import completion_params
 from penstock.server.openai.prompts import Prompt, Prompts
 from penstock.server.openai.protocol import (
@@ -120,13 +120,13 @@ def completion_router(service: Service) -> APIRouter:
             defaults = service.defaults()
             params = [completion_params(body, defaults, service.prompts.room(prompt, "prompt")) for prompt in prompts]
         with api_errors(body, params[0].names):
-            generation = await service.generate(request, body, prompts, params)
+            generation = await service.generate(Call(request, body, prompts, params, params[0].names))
         choices = [Choice(service.token_bytes, places=places) for places in places_of(service, body, prompts)]
         name = record_of(request).request_id
         writer = CompletionWriter(
             body, prompts, generation.n, name, service.model, service.token_bytes, generation.seeds
         )
-        return await reply_of(request, body, generation, choices, writer, params[0].names, service.prompts.tokenizer)
+        return await reply_of(generation, choices, writer, service.prompts.tokenizer)
 
     return routes
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import reprlib
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache, partial
 from typing import Any, Final
@@ -18,12 +18,11 @@ from penstock.engine.completion import CompletionDelta
 from penstock.engine.stream import OutlineStream, RequestDelta, RequestStream
 from penstock.outlines.dialogue import Dialogue
 from penstock.server.http.errors import ApiError, api_error, busy, client_closed, invalid_field, timed_out
-from penstock.server.http.middleware import record_of
+from penstock.server.http.middleware import Record, record_of
 from penstock.server.http.serving import Gate
 from penstock.server.openai.params import RequestParams
 from penstock.server.openai.prompts import Prompt, Prompts
 from penstock.server.openai.protocol import (
-    ChatCompletionRequest,
     CompletionDetails,
     GenerationFields,
     Metrics,
@@ -128,6 +127,38 @@ def metrics_of(summary: Summary) -> Metrics:
     )
 
 
+# ----------------------------------------------------------------------------------------------------------------- call
+# A request of the API with all that has been made of it before the engine gets it.
+
+
+@dataclass(frozen=True)
+class Call:
+    """A checked request on its way to the engine.
+
+    ``params`` are one for each of the ``prompts``. ``names`` maps Penstock's names of fields to the request's.
+    """
+
+    request: Request
+    body: GenerationFields
+    prompts: Sequence[Prompt]
+    params: Sequence[RequestParams]
+    names: Mapping[str, str]
+
+    @property
+    def record(self) -> Record:
+        """The request's line in the log."""
+        return record_of(self.request)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The engine's options beside prompt and sampling parameters."""
+        return {
+            "request_id": self.record.request_id,
+            "priority": self.body.priority or 0,
+            "client": self.body.user or self.record.client,
+        }
+
+
 # ----------------------------------------------------------------------------------------------------------- generation
 # The generation of one HTTP request: from the engine's queue to the last token, however it ends.
 
@@ -141,7 +172,7 @@ class Generation:
 
     def __init__(
         self,
-        request: Request,
+        call: Call,
         streams: Sequence[RequestStream | OutlineStream],
         n: int,
         settings: ServerSettings,
@@ -149,7 +180,8 @@ class Generation:
         began: float,
         on_close: Callable[[Generation], None],
     ) -> None:
-        """``request``'s body was read at ``began`` (seconds, ``time.monotonic``). ``on_close`` is called once."""
+        """The body was read at ``began`` (seconds, ``time.monotonic``). ``on_close`` is called once."""
+        self.call = call
         self.n = n
         self._streams = streams
         self._settings = settings
@@ -169,7 +201,7 @@ class Generation:
             if choice.resumed
         ]
         """The choices that go on with an earlier answer, as their client has them; deltas come after these."""
-        self._watch = asyncio.ensure_future(self._watch_client(request))
+        self._watch = asyncio.ensure_future(self._watch_client(call.request))
         gate.enter(self)
 
     @property
@@ -324,21 +356,19 @@ class Service:
             message = f"model {reprlib.repr(name)} is not served here; there is {', '.join(names)}"
             raise ApiError(404, message, param="model", code="model_not_found")
 
-    async def generate(
-        self, request: Request, body: GenerationFields, prompts: Sequence[Prompt], params: Sequence[RequestParams]
-    ) -> Generation:
+    async def generate(self, call: Call) -> Generation:
         """Submit prompts to the engine. Raises as its ``prepare`` and ``submit`` do, and ApiError while draining."""
-        for one in params:
+        for one in call.params:
             await self._prepare(one)
         # Asked only now: the server may have begun to drain while a worker checked the grammars.
         self._gate.check_open()
         began = time.monotonic()
-        if body.penstock_resume is None:
-            streams = self._submit(request, body, prompts, params)
+        if call.body.penstock_resume is None:
+            streams = self._submit(call)
         else:
-            check_resumable(body, prompts)
-            streams = [await self._resume(request, body, body.penstock_resume, prompts[0], params[0])]
-        return self._generation(request, body, prompts, streams, params[0].sampling.n, began)
+            check_resumable(call)
+            streams = [await self._resume(call, call.body.penstock_resume)]
+        return self._generation(call, streams, call.params[0].sampling.n, began)
 
     async def _prepare(self, params: RequestParams) -> None:
         """Have the engine check a grammar. Raises ApiError naming the field that holds the faulty part."""
@@ -352,80 +382,40 @@ class Service:
                     raise api_error(error, names={f"structured_outputs.{part.kind}": name}) from error
             raise
 
-    async def generate_in_points(
-        self, request: Request, body: ChatCompletionRequest, prompt: Prompt, params: RequestParams, dialogue: Dialogue
-    ) -> Generation:
+    async def generate_in_points(self, call: Call, dialogue: Dialogue, decoding: str) -> Generation:
         """Submit a prompt to be answered in points. Raises as ``generate`` does."""
-        steps = self.llm.steps(dialogue, params.sampling, body.outline_decoding or "off")
+        steps = self.llm.steps(dialogue, call.params[0].sampling, decoding)
         first = await aside(partial(next, steps))
         self._gate.check_open()
-        began, record = time.monotonic(), record_of(request)
-        stream = self.llm.submit_in_points(
-            {"prompt": prompt.text, "prompt_token_ids": prompt.token_ids},
-            steps,
-            first,
-            aside,
-            request_id=record.request_id,
-            priority=body.priority or 0,
-            client=body.user or record.client,
-        )
-        return self._generation(request, body, [prompt], [stream], 1, began)
+        began = time.monotonic()
+        stream = self.llm.submit_in_points(call.prompts[0].inputs, steps, first, aside, **call.options)
+        return self._generation(call, [stream], 1, began)
 
     def _generation(
-        self,
-        request: Request,
-        body: GenerationFields,
-        prompts: Sequence[Prompt],
-        streams: Sequence[RequestStream | OutlineStream],
-        n: int,
-        began: float,
+        self, call: Call, streams: Sequence[RequestStream | OutlineStream], n: int, began: float
     ) -> Generation:
-        return Generation(
-            request,
-            streams,
-            n,
-            self.settings,
-            self._gate,
-            began,
-            lambda ended: self._note(request, ended, body, prompts),
-        )
+        return Generation(call, streams, n, self.settings, self._gate, began, self._note)
 
-    def _submit(
-        self, request: Request, body: GenerationFields, prompts: Sequence[Prompt], params: Sequence[RequestParams]
-    ) -> list[RequestStream]:
+    def _submit(self, call: Call) -> list[RequestStream]:
         """Queue all prompts, or none if one is refused."""
-        record = record_of(request)
+        options, name, several = call.options, call.record.request_id, len(call.prompts) > 1
         streams: list[RequestStream] = []
         try:
-            for number, (prompt, one) in enumerate(zip(prompts, params, strict=True)):
-                stream = self.llm.submit(
-                    {"prompt": prompt.text, "prompt_token_ids": prompt.token_ids},
-                    one.sampling,
-                    request_id=record.request_id if len(prompts) == 1 else f"{record.request_id}-{number}",
-                    priority=body.priority or 0,
-                    client=body.user or record.client,
-                )
-                streams.append(stream)
+            for number, (prompt, one) in enumerate(zip(call.prompts, call.params, strict=True)):
+                options["request_id"] = f"{name}-{number}" if several else name
+                streams.append(self.llm.submit(prompt.inputs, one.sampling, **options))
         except BaseException:
             for stream in streams:
                 stream.abort()
             raise
         return streams
 
-    async def _resume(
-        self, request: Request, body: GenerationFields, resumed: Resume, prompt: Prompt, params: RequestParams
-    ) -> RequestStream:
+    async def _resume(self, call: Call, resumed: Resume) -> RequestStream:
         """Queue a prompt whose answer goes on. Raises ApiError naming the field for tokens that cannot have come."""
-        record = record_of(request)
         names = {"resumed": RESUMED} | {f"resumed[{i}]": f"{RESUMED}[{i}]" for i in range(len(resumed.token_ids))}
-        with api_errors(body, params.names | names):
+        with api_errors(call.body, {**call.names, **names}):
             stream = await self.llm.resume(
-                {"prompt": prompt.text, "prompt_token_ids": prompt.token_ids},
-                params.sampling,
-                resumed=resumed.token_ids,
-                request_id=record.request_id,
-                priority=body.priority or 0,
-                client=body.user or record.client,
+                call.prompts[0].inputs, call.params[0].sampling, resumed=resumed.token_ids, **call.options
             )
         try:
             self._gate.check_open()  # once more: the server may have begun to drain while the tokens were read
@@ -434,17 +424,15 @@ class Service:
             raise
         return stream
 
-    def _note(
-        self, request: Request, generation: Generation, body: GenerationFields, prompts: Sequence[Prompt]
-    ) -> None:
+    def _note(self, generation: Generation) -> None:
         """Report an ended generation to the metrics and in the request's line in the log."""
-        summary = generation.summary()
+        summary, call = generation.summary(), generation.call
         self._on_end(summary)
-        details = record_of(request).details
-        details |= {"stream": bool(body.stream)} | details_of(summary)
+        details = call.record.details
+        details |= {"stream": bool(call.body.stream)} | details_of(summary)
         if self.settings.log_prompts:
             details |= {
-                "prompts": [prompt.text for prompt in prompts],
+                "prompts": [prompt.text for prompt in call.prompts],
                 "texts": [choice.text for choice in generation.whole()],
             }
 
@@ -452,12 +440,12 @@ class Service:
         return self.prompts.tokenizer.token_bytes(token)
 
 
-def check_resumable(body: GenerationFields, prompts: Sequence[Prompt]) -> None:
+def check_resumable(call: Call) -> None:
     """Raise ApiError, naming the field, for requests that cannot go on with an earlier answer."""
-    if len(prompts) > 1:
-        raise invalid_field("penstock_resume", f"goes with one prompt; here are {len(prompts)}: resume each by itself")
-    logprobs = getattr(body, "logprobs", None)  # a number in completions, where 0 asks for them, too
-    if logprobs is not None and logprobs is not False and not body.stream:
+    if (given := len(call.prompts)) > 1:
+        raise invalid_field("penstock_resume", f"goes with one prompt; here are {given}: resume each by itself")
+    logprobs = getattr(call.body, "logprobs", None)  # a number in completions, where 0 asks for them, too
+    if logprobs is not None and logprobs is not False and not call.body.stream:
         raise invalid_field(
             "penstock_resume",
             "is set with logprobs, which tokens that have come do not get again; set stream to true, or remove one",

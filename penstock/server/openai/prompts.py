@@ -19,6 +19,11 @@ class Prompt:
     text: str
     token_ids: list[int]
 
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """The prompt in the form that the engine takes."""
+        return {"prompt": self.text, "prompt_token_ids": self.token_ids}
+
 
 class Room(NamedTuple):
     """Room behind a prompt: ``tokens`` may follow it; ``of`` is the model's limit on prompt and output together."""

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, Protocol
 
-from fastapi import Request
 from fastapi.responses import Response
 from pydantic import BaseModel
 
@@ -16,7 +15,6 @@ from penstock.core import CompletionOutput, FinishReason, Logprob
 from penstock.engine.completion import CompletionDelta
 from penstock.engine.job import words_of_empty
 from penstock.server.http.errors import TIMEOUT, ApiError, api_error
-from penstock.server.http.middleware import record_of
 from penstock.server.http.sse import DONE, EventStream, event
 from penstock.server.openai.generation import Generation, Summary
 from penstock.server.openai.protocol import (
@@ -255,28 +253,20 @@ class Writer(Protocol):
         ...
 
 
-async def reply_of(
-    request: Request,
-    body: GenerationFields,
-    generation: Generation,
-    choices: Sequence[Choice],
-    writer: Writer,
-    names: Mapping[str, str],
-    tokenizer: Tokenizer,
-) -> Response:
+async def reply_of(generation: Generation, choices: Sequence[Choice], writer: Writer, tokenizer: Tokenizer) -> Response:
     """Wait for the first token, so that an earlier failure gets a status of its own; then stream or collect.
 
-    The generation is closed here, or once the stream has been sent. ``names`` maps Penstock's names of fields to the
-    request's. Raises ApiError where the generation fails.
+    The generation is closed here, or once the stream has been sent. Raises ApiError where the generation fails.
     """
-    deltas = named_errors(generation.deltas(), body, names)
+    body = generation.call.body
+    deltas = named_errors(generation.deltas(), body, generation.call.names)
     try:
         if body.stream:
             await aside(partial(resume, choices, generation.resumed))
         first = await anext(deltas)
         if body.stream:
             news = warned(first, deltas, choices, tokenizer, plain_text=writer.continues_text)
-            return EventStream(events(request, generation, news, writer), generation.close, body.warning_headers())
+            return EventStream(events(generation, news, writer), generation.close, body.warning_headers())
         late = await rest_of(deltas)
         completions = generation.whole()
         warning = late or words_of_empty(completions, tokenizer, plain_text=writer.continues_text)
@@ -339,7 +329,7 @@ async def following(first: CompletionDelta, rest: AsyncIterator[CompletionDelta]
 
 
 async def events(
-    request: Request, generation: Generation, deltas: AsyncIterator[ChoiceDelta], writer: Writer
+    generation: Generation, deltas: AsyncIterator[ChoiceDelta], writer: Writer
 ) -> AsyncGenerator[bytes, None]:
     """The stream's events. In any case the last one before ``[DONE]`` says how the generation ended."""
     try:
@@ -352,7 +342,7 @@ async def events(
         problem = api_error(error)
         if problem.status_code == 500:
             log.exception("a stream has failed")
-        record_of(request).note(problem)
+        generation.call.record.note(problem)
         yield framed(writer.failure(problem), writer)
     if not writer.named_events:
         yield DONE

@@ -239,10 +239,9 @@ def responses_router(service: Service) -> APIRouter:
         """Answer a conversation, in the words of OpenAI's Responses API. Nothing is kept."""
         chat = as_chat(body)
         with in_own_words():
-            begun = await start_chat(service, chat, request)
+            begun = await start_chat(service, chat, request, NAMES)
             writer = ResponseWriter(body, record_of(request).request_id, service.model)
-            names = begun.names | NAMES
-            return await reply_of(request, chat, begun.generation, begun.choices, writer, names, begun.tokenizer)
+            return await reply_of(begun.generation, begun.choices, writer, service.prompts.tokenizer)
 
     @routes.api_route("/v1/responses/{name:path}", methods=["GET", "DELETE", "POST"], include_in_schema=False)
     async def kept_response(name: str) -> None:

@@ -23,7 +23,7 @@ VALUES: Final = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=
 
 
 @dataclass
-class Call:
+class ParsedCall:
     """A call. ``arguments`` is a JSON object, as text. With an empty name it continues the last call's arguments."""
 
     name: str
@@ -57,7 +57,7 @@ class ValueEnd:
         return None
 
 
-def calls_in(text: str, *, whole: bool = False) -> list[Call] | None:
+def calls_in(text: str, *, whole: bool = False) -> list[ParsedCall] | None:
     """The calls of a text that is objects, or lists of them, one after another; None for any other text.
 
     With ``whole``, an object without arguments is no call.
@@ -74,7 +74,7 @@ def calls_in(text: str, *, whole: bool = False) -> list[Call] | None:
     return calls or None
 
 
-def call_of(text: str, start: int, *, whole: bool = False) -> Call:
+def call_of(text: str, start: int, *, whole: bool = False) -> ParsedCall:
     """The call in the object at ``start``. Raises ValueError if it is no call."""
     found = {key: text[first:last] for key, first, last in members(text, start)}
     name = json.loads(found.get("name", "null"))
@@ -88,7 +88,7 @@ def call_of(text: str, start: int, *, whole: bool = False) -> Call:
         arguments = "{}"
     if not arguments.lstrip().startswith("{"):
         raise ValueError("a call's arguments are an object")
-    return Call(name, arguments)
+    return ParsedCall(name, arguments)
 
 
 def members(text: str, start: int) -> Iterator[tuple[str, int, int]]:
@@ -153,7 +153,7 @@ LONGEST_NAME: Final = 256
 class Found:
     """A parser's result: ``calls``, which end before the character ``end``. Without calls the text is no call."""
 
-    calls: list[Call]
+    calls: list[ParsedCall]
     end: int = 0
 
 
@@ -271,7 +271,7 @@ class NamedParser:
         end = self._value.find(behind[first:])
         if end is None:
             return NO_CALL if ended else None
-        return Found([Call(name, behind[first : first + end])], shift + first + end)
+        return Found([ParsedCall(name, behind[first : first + end])], shift + first + end)
 
 
 def named_before(before: str, behind: str) -> tuple[str, int] | None:
@@ -325,7 +325,7 @@ class XmlParser:
         name, (values, end) = head["name"].strip(), found
         schema = self._arguments.get(name, {})
         parts = [f"{json.dumps(key, ensure_ascii=False)}: {value_of(text, key, schema)}" for key, text in values]
-        return Found([Call(name, "{" + ", ".join(parts) + "}")], end)
+        return Found([ParsedCall(name, "{" + ", ".join(parts) + "}")], end)
 
     def _parameters(self, held: str, at: int, ended: bool) -> tuple[list[tuple[str, str]], int] | None:
         """The parameters from ``at`` on, and the function's end; None if the function does not end."""

@@ -12,11 +12,11 @@ from typing import Final, Protocol
 from penstock.server.openai.tool_parsers import (
     GAPS,
     Arguments,
-    Call,
     CallParser,
     DeepSeekParser,
     JsonParser,
     MistralParser,
+    ParsedCall,
     ValueEnd,
     XmlParser,
     call_of,
@@ -108,7 +108,7 @@ class ParsedDelta:
     """The new part of a reply: its text, its calls, and the model's reasoning."""
 
     content: str = ""
-    calls: list[Call] = field(default_factory=list)
+    calls: list[ParsedCall] = field(default_factory=list)
     reasoning: str = ""
 
     def __add__(self, later: ParsedDelta) -> ParsedDelta:
@@ -243,7 +243,7 @@ class ListReader:
         """The end of the reply; a call that was cut off is text."""
         return ParsedDelta(self._held.strip(GAPS).removesuffix("]").strip(GAPS))
 
-    def _next(self) -> Call | None:
+    def _next(self) -> ParsedCall | None:
         self._held = self._held.lstrip(GAPS)
         if not self._held.startswith("{") or (end := self._value.find(self._held)) is None:
             return None
@@ -263,10 +263,10 @@ class ArgumentsReader:
 
     def push(self, text: str) -> ParsedDelta:
         name, self._name = self._name, ""
-        return ParsedDelta(calls=[Call(name, text)])
+        return ParsedDelta(calls=[ParsedCall(name, text)])
 
     def finish(self) -> ParsedDelta:
-        return ParsedDelta(calls=[Call(self._name, "")] if self._name else [])
+        return ParsedDelta(calls=[ParsedCall(self._name, "")] if self._name else [])
 
 
 def begins_call(held: str, names: Collection[str]) -> bool | None:
@@ -405,14 +405,14 @@ class HarmonyReader:
             if text.strip():
                 parsed.content += self._header + text
             else:
-                parsed.calls.append(Call(self._function, "{}"))
+                parsed.calls.append(ParsedCall(self._function, "{}"))
             self._held = rest
             self._end(mark)
             return bool(mark)
         end = self._value.find(self._held[first:])
         if end is None:
             return False
-        parsed.calls.append(Call(self._function, self._held[first : first + end]))
+        parsed.calls.append(ParsedCall(self._function, self._held[first : first + end]))
         self._header, self._held = CALLED, self._held[first + end :]
         return True
 

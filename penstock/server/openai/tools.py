@@ -29,7 +29,7 @@ from penstock.server.openai.tool_grammars import (
     quoted,
     thought_grammar,
 )
-from penstock.server.openai.tool_parsers import Call
+from penstock.server.openai.tool_parsers import ParsedCall
 from penstock.server.openai.tool_readers import (
     HARMONY,
     HERMES,
@@ -327,7 +327,7 @@ class ReplyStream:
         calls = [call for call in numbered if call.index == 0 or not self._single]
         return ReplyDelta(parsed.content, parsed.reasoning, calls)
 
-    def _numbered(self, call: Call) -> ToolCallDelta:
+    def _numbered(self, call: ParsedCall) -> ToolCallDelta:
         if call.name:
             self.calls += 1
         return ToolCallDelta(self.calls - 1, self._format.new_id() if call.name else "", call.name, call.arguments)

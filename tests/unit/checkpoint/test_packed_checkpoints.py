@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, CompressedTensorsConfig
 
 from penstock.checkpoint.checkpoint import open_checkpoint
-from penstock.checkpoint.packed_formats import Part
+from penstock.checkpoint.tensors import StoredTensor
 from penstock.core import ConfigError
 from penstock.models.loader import load_module, load_whole
 from tests.packed_checkpoints import (
@@ -119,8 +119,8 @@ def test_awq(tmp_path: Path) -> None:
 def test_a_stage_reads_its_own_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = open_checkpoint(str(by_gptq(tmp_path)))
     read: list[str] = []
-    whole = Part.read
-    monkeypatch.setattr(Part, "read", lambda part: read.append(part.name) or whole(part))
+    whole = StoredTensor.read
+    monkeypatch.setattr(StoredTensor, "read", lambda part: read.append(part.name) or whole(part))
     load_module(checkpoint, 1, 3, "float32", "cpu")
     assert {name.split(".")[2] for name in read} == {"1", "2"}
     assert {name.split(".")[-1] for name in read} == {"qweight", "qzeros", "scales", "g_idx"}

@@ -8,8 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from penstock.checkpoint.packed import PackedTensor, parts_of
+from penstock.checkpoint.packed import packed_tensor, parts_of
 from penstock.checkpoint.packed_formats import AWQ, Method, fields, gptq
+from penstock.checkpoint.tensors import StoredTensor
 from penstock.core import ConfigError
 from tests.packed_checkpoints import along_rows
 
@@ -17,10 +18,10 @@ WRITTEN = Path(__file__).parent / "written"
 """Layers that gptqmodel 7.7 packed, with what its own ``dequantize_weight`` makes of them in float32."""
 
 
-def tensor_in(file: Path, method: Method) -> PackedTensor:
+def tensor_in(file: Path, method: Method) -> StoredTensor:
     names = [name for name in load_file(file) if name.startswith("layer.")]
     parts = parts_of(dict.fromkeys(names, file))
-    return PackedTensor(method, {name.removeprefix("layer."): part for name, part in parts.items()})
+    return packed_tensor("layer", {name.removeprefix("layer."): part for name, part in parts.items()}, method)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +39,7 @@ def test_what_gptqmodel_wrote_is_read_as_it_reads_it(file: str, method: Method, 
     path = WRITTEN / f"{file}.safetensors"
     tensor, expected = tensor_in(path, method), load_file(path)["weight"]
     assert tensor.get_shape() == [32, 64] == list(expected.shape)
-    assert (tensor.outline.bits, tensor.is_grouped) == (bits, is_grouped)
+    assert (tensor.bits, tensor.is_grouped) == (bits, is_grouped)
     assert torch.equal(tensor[...], expected)
     if is_grouped:
         assert torch.equal(tensor.grouped().dequantize(), expected)

@@ -10,8 +10,9 @@ from torch import nn
 
 from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.checkpoint.look import SINGLE_FILE
+from penstock.checkpoint.tensors import StoredTensor
 from penstock.hosts.weights import ranges_of
-from penstock.models.loader import PerLayerTable, TensorPart, load_module
+from penstock.models.loader import PerLayerTable, load_module
 from penstock.models.quantized.pack import usable
 from tests.checkpoints import VOCAB, make_checkpoint
 from tests.staged import Staged
@@ -26,26 +27,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("gemma4"), "gemma4_shared", seed=2)
 
 
-class Lazy:
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor = tensor
-
-    def get_shape(self) -> list[int]:
-        return list(self.tensor.shape)
-
-    def get_dtype(self) -> str:
-        return "F32"
-
-    def __getitem__(self, index: object) -> torch.Tensor:
-        return self.tensor[index]  # type: ignore[index]
-
-
 def test_a_part_of_a_tensor_has_the_shape_of_what_it_gives() -> None:
     whole = torch.arange(12.0).view(3, 4)
-    part = TensorPart(Lazy(whole), slice(None), slice(1, 3))
-    assert part.get_shape() == [3, 2]
-    assert part.get_dtype() == "F32"
+    part = StoredTensor(Path("a file"), "whole", (3, 4), "F32", whole.__getitem__).cut(slice(None), slice(1, 3))
+    assert (part.get_shape(), part.get_dtype(), part.is_grouped) == ([3, 2], "F32", False)
     torch.testing.assert_close(part[...], whole[:, 1:3])
+    torch.testing.assert_close(part[1:], whole[1:, 1:3])
 
 
 def test_every_stage_holds_the_embeddings_of_its_own_layers(folder: Path) -> None:

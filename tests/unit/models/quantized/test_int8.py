@@ -19,7 +19,7 @@ from penstock.models.quantized.linear import Int8Linear, in_eight_bits, read_lat
 from penstock.models.stage_model import load_stage
 from tests.checkpoints import LAYERS
 from tests.gguf_files import make_gguf
-from tests.linears import Stored, as_multiplied, linear_of
+from tests.linears import as_multiplied, linear_of, stored
 
 pytestmark = pytest.mark.skipif(not works(), reason="this processor lacks what compiled products need")
 WIDTHS = [(64, 96), (576, 192), (1536, 576), (40, 7)]
@@ -99,7 +99,7 @@ def test_values_without_a_magnitude_of_their_own_are_rounded() -> None:
     weight = GroupedWeight(values, torch.ones(16, 1), None, 8, 32)
     linear = linear_of(32, 16)
     linear.weight.copy_(weight.dequantize())
-    read_later(linear, "a weight", Stored(weight), "a file")
+    read_later(linear, "a weight", stored(weight), "a file")
     found = in_eight_bits(linear)
     assert int(found.values.min()) == -127
     torch.testing.assert_close(found.dequantize(), weight.dequantize(), rtol=1e-3, atol=0)

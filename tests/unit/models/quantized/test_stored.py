@@ -19,7 +19,7 @@ from penstock.models.quantized.linear import Int4Linear, from_zero, in_four_bits
 from penstock.models.stage_model import load_stage
 from tests.checkpoints import LAYERS
 from tests.gguf_files import make_gguf
-from tests.linears import Stored, linear_of
+from tests.linears import linear_of, stored
 from tests.packed_checkpoints import by_awq, by_gptq, compressed
 
 pytestmark = pytest.mark.skipif(not works(), reason="this processor lacks what compiled products need")
@@ -91,7 +91,7 @@ def a_weight(group: int, bits: int = 4, rows: int = 16) -> GroupedWeight:
 def holding(weight: GroupedWeight) -> nn.Linear:
     linear = linear_of(256, len(weight.values))
     linear.weight.copy_(weight.dequantize())
-    read_later(linear, "a weight", Stored(weight), "a file")
+    read_later(linear, "a weight", stored(weight), "a file")
     return linear
 
 

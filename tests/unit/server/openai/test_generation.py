@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +21,7 @@ from penstock.server.http.errors import ApiError, api_error
 from penstock.server.http.middleware import Record
 from penstock.server.http.serving import Gate
 from penstock.server.openai.completions import CompletionWriter
-from penstock.server.openai.generation import Generation, Service, Summary
+from penstock.server.openai.generation import Call, Generation, Service, Summary
 from penstock.server.openai.params import RequestParams
 from penstock.server.openai.prompts import Prompt
 from penstock.server.openai.protocol import CompletionRequest
@@ -113,7 +114,8 @@ class Bench:
     async def begin(self, prompts: int = 1, n: int = 1) -> Generation:
         body = CompletionRequest(prompt="a", priority=3)
         params = RequestParams(SamplingParams(n=n))
-        return await self.service.generate(self.client.request, body, [Prompt("a", [1])] * prompts, [params] * prompts)
+        call = Call(self.client.request, body, [Prompt("a", [1])] * prompts, [params] * prompts, {})
+        return await self.service.generate(call)
 
 
 def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -353,4 +355,5 @@ async def streamed(bench: Bench, generation: Generation, n: int) -> list[dict[st
 async def answered(bench: Bench, generation: Generation, body: CompletionRequest, n: int) -> Response:
     writer = CompletionWriter(body, [Prompt("a", [1])], n, "x", "m", str)
     choices = [Choice(str) for _ in range(n)]
-    return await reply_of(bench.client.request, body, generation, choices, writer, {}, byte_level())
+    generation.call = replace(generation.call, body=body)
+    return await reply_of(generation, choices, writer, byte_level())
