@@ -14,6 +14,9 @@ STACKS := tests/stacks/requirements.txt tests/stacks/requirements-instructor.txt
 # README.md and docs/start/install.md have the same line (tests/unit/test_install.py).
 INSTALL := pip install --constraint constraints.txt --editable
 
+# Modules are compiled once, and tests rewritten for pytest once, not by every process: that takes as long as collecting.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: install demo test test-all test-page test-clients test-arm test-image check figures wheel release clean
 
 install: $(VENV)/.installed

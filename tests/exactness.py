@@ -88,7 +88,7 @@ def some_pairs(number: int, counts: Sequence[int]) -> list[Pair]:
 
 
 def some_strategies(number: int, count: int = 3) -> list[int]:
-    """So many speculating strategies for the case of this number; the cases go through all of them in turn."""
+    """``count`` speculating strategies for the case of this number; the cases go through all of them in turn."""
     speculating = len(strategies(1)) - 1
     return [1 + (count * number + i) % speculating for i in range(count)]
 

@@ -57,10 +57,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("kind", "stages", "speculating"),
     [
-        *(
-            (*case, EVERY if case in WITH_EVERY else some_strategies(number, 1))
-            for number, case in enumerate(CASES)
-        ),
+        *((*case, EVERY if case in WITH_EVERY else some_strategies(number, 1)) for number, case in enumerate(CASES)),
         *(pytest.param(*case, EVERY, id=f"{case}-all", marks=pytest.mark.whole) for case in CASES),
     ],
 )

@@ -14,12 +14,11 @@ from penstock.strategies.base import Strategy
 from penstock.tree import Node, TokenTree
 from tests.histories import History
 
-
 HISTORIES = 120
 
 
 def test_numbered_histories(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the histories are there to try happens in them: corrections, shared prefixes, preemptions and trials."""
+    """Corrections, shared prefixes, preemptions and trials happen in them: else they would test nothing of those."""
     corrected: list[Node] = []
     monkeypatch.setattr(TokenTree, "correct", noting(TokenTree.correct, corrected))
     happened: Counter[str] = Counter()
