@@ -8,11 +8,16 @@ SOURCES := pyproject.toml constraints.txt
 SKIPS := $(VENV)/skipped.txt
 # PAGE= where there is no Chromium: its tests are then counted among the skipped.
 PAGE := --page
+# How many examples hypothesis tries: a profile of tests/conftest.py.
+EXAMPLES := penstock
 CLIENTS := $(VENV)/clients
 ARM := $(VENV)/arm
 STACKS := tests/stacks/requirements.txt tests/stacks/requirements-instructor.txt tests/stacks/package-lock.json
 # README.md and docs/start/install.md have the same line (tests/unit/test_install.py).
 INSTALL := pip install --constraint constraints.txt --editable
+
+# Modules are compiled once, and tests rewritten for pytest once, not by every process: that takes as long as collecting.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: install demo test test-all test-page test-clients test-arm test-image check figures wheel release clean
 
@@ -23,16 +28,17 @@ demo: $(VENV)/.installed
 
 test: $(VENV)/.installed-dev check
 	@: > $(SKIPS)
-	$(BIN)/python -m pytest -m "not processes and not stacks and not whole and not arm and not image" --numprocesses auto --dist worksteal --skips=$(SKIPS)
-	$(BIN)/python -m pytest -m "processes and not page and not stacks and not whole and not arm and not image" --numprocesses auto --maxprocesses 4 --dist worksteal --skips=$(SKIPS)
+	$(BIN)/python -m pytest -m "not processes and not stacks and not whole and not arm and not image" --hypothesis-profile $(EXAMPLES) --numprocesses auto --dist worksteal --skips=$(SKIPS)
+	$(BIN)/python -m pytest -m "processes and not page and not stacks and not whole and not arm and not image" --hypothesis-profile $(EXAMPLES) --numprocesses auto --maxprocesses 4 --dist worksteal --skips=$(SKIPS)
 	@echo 'NOT RUN: the web page in Chromium. To run it: apt-get install chromium, then make test-page'
 	@echo 'NOT RUN: the clients of other projects. To run them: apt-get install nodejs npm, then make test-clients'
 	@echo 'NOT RUN: the container image, made without Docker. To run it, as root on Linux: make test-image'
 	@cat $(SKIPS)
 
-# The matrices from which the tests above sample.
+# The matrices from which the tests above sample, and more examples of what hypothesis draws.
+test-all: EXAMPLES := whole
 test-all: test
-	$(BIN)/python -m pytest -m whole --numprocesses auto --dist worksteal
+	$(BIN)/python -m pytest -m whole --hypothesis-profile $(EXAMPLES) --numprocesses auto --dist worksteal
 
 test-page: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m page $(PAGE) --skips=$(SKIPS) tests/integration/server/test_page.py

@@ -7,6 +7,9 @@ mask that is wrong anywhere changes them.
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import shutil
+import tempfile
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +19,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 from transformers import logging as transformers_logging
 
 from tests.relatives import EXPERTS, LATENT, LATENT_KEYS, MIXED, RELATIVES, ROUTED, SHARED_EXPERTS, WINDOW
+
+_made = tempfile.TemporaryDirectory(prefix="penstock-tests-")
+"""Checkpoints that ``make_checkpoint`` has made, by what it was told: many tests want the same ones."""
 
 VOCAB: Final = 160
 BYTE_VOCAB: Final = 259
@@ -321,10 +327,21 @@ def make_checkpoint(
 ) -> Path:
     """Write a random checkpoint of an architecture named above into ``folder``; ``overrides`` go into its config.
 
-    With ``tokenizer`` a byte-level tokenizer is saved beside it, and the vocabulary grows to hold every byte.
+    With ``tokenizer`` a byte-level tokenizer is saved beside it, and the vocabulary grows to hold every byte. The files
+    are the caller's own: copies of those that this process has made before, where it has.
     """
     vocabulary = {"vocab_size": BYTE_VOCAB} if tokenizer else {}
     settings = {**settings_of(architecture), **vocabulary, **overrides}
+    key = hashlib.sha256(repr((sorted(settings.items()), seed, max_shard_size, tokenizer)).encode()).hexdigest()
+    made = Path(_made.name) / key
+    if not made.is_dir():
+        _make(made.with_suffix(".unfinished"), settings, seed, max_shard_size, tokenizer).rename(made)
+    shutil.copytree(made, folder, copy_function=shutil.copyfile, dirs_exist_ok=True)
+    return folder
+
+
+def _make(folder: Path, settings: dict[str, Any], seed: int, max_shard_size: str, tokenizer: bool) -> Path:
+    shutil.rmtree(folder, ignore_errors=True)  # of a failure before
     config = AutoConfig.for_model(**settings)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -14,8 +14,9 @@ from hypothesis import settings
 from penstock.transport.addresses import LinkSecurity
 from tests.skips import Skips
 
-# How long an example takes says how busy the machine is.
-settings.register_profile("penstock", deadline=None)
+# How long an example takes says how busy the machine is. `make test-all` tries twice as many examples (``whole``).
+settings.register_profile("penstock", deadline=None, max_examples=50)
+settings.register_profile("whole", deadline=None)
 settings.load_profile("penstock")
 
 # A shell that starts the tests in the background has them ignore Ctrl-C, and so would every process they start.

@@ -87,10 +87,10 @@ def some_pairs(number: int, counts: Sequence[int]) -> list[Pair]:
     return [(counts[(number + i) % len(counts)], which) for i, which in enumerate(some_strategies(number))]
 
 
-def some_strategies(number: int) -> list[int]:
-    """Three speculating strategies for the case of this number; the cases go through all of them in turn."""
+def some_strategies(number: int, count: int = 3) -> list[int]:
+    """``count`` speculating strategies for the case of this number; the cases go through all of them in turn."""
     speculating = len(strategies(1)) - 1
-    return [1 + (3 * number + i) % speculating for i in range(3)]
+    return [1 + (count * number + i) % speculating for i in range(count)]
 
 
 def submit_with(

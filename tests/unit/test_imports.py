@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -152,7 +153,10 @@ def in_package(full: str, base: str) -> str:
     return full if is_module else base
 
 
-IMPORTS = [found for name, tree in modules() for found in imports_of(name, tree)]
+@cache
+def imports() -> list[Import]:
+    """Every import of the package. They are read by the first test that asks, not by whoever collects the tests."""
+    return [found for name, tree in modules() for found in imports_of(name, tree)]
 
 
 def under(module: str, prefix: str) -> bool:
@@ -180,7 +184,7 @@ def test_the_layout_page_lists_them_in_this_order() -> None:
 
 def test_imports_point_upwards() -> None:
     wrong = []
-    for found in IMPORTS:
+    for found in imports():
         own = found.imported.removeprefix("penstock").lstrip(".")
         if not under(found.imported, "penstock") or found.when == "for types" or not found.importer:
             continue
@@ -193,17 +197,17 @@ def test_the_servers_wings_stand_apart() -> None:
     def wing(module: str) -> str | None:
         return next((name for name in APART if under(module.removeprefix("penstock."), name)), None)
 
-    between = [(wing(found.importer), wing(found.imported), found) for found in IMPORTS]
+    between = [(wing(found.importer), wing(found.imported), found) for found in imports()]
     assert [found for own, other, found in between if own and other and own != other] == []
 
 
 def test_the_package_itself_imports_the_core_only() -> None:
-    own = [found for found in IMPORTS if not found.importer and under(found.imported, "penstock")]
+    own = [found for found in imports() if not found.importer and under(found.imported, "penstock")]
     assert {found.imported for found in own if found.when == "at once"} == {"penstock.core"}
 
 
 def test_the_laboratory_is_the_command_lines_alone() -> None:
-    importers = {found.importer for found in IMPORTS if under(found.imported, "penstock.lab")}
+    importers = {found.importer for found in imports() if under(found.imported, "penstock.lab")}
     assert {name for name in importers if not under(name, "lab") and not under(name, "cli")} == set()
 
 
@@ -212,7 +216,7 @@ def may_be_heavy(module: str) -> bool:
 
 
 def test_torch_and_its_kin_stay_where_tensors_are() -> None:
-    heavy = [found for found in IMPORTS if found.imported.split(".")[0] in HEAVY and found.when != "for types"]
+    heavy = [found for found in imports() if found.imported.split(".")[0] in HEAVY and found.when != "for types"]
     elsewhere = [found for found in heavy if not may_be_heavy(found.importer)]
     assert [found for found in elsewhere if found.when == "at once"] == []
     assert {found.importer for found in elsewhere} == HEAVY_WHEN_CALLED
@@ -222,7 +226,7 @@ def test_nobody_else_loads_torch_by_importing_who_does() -> None:
     """A module that does not hold tensors itself imports those that do when it is called, not at once."""
     reached = [
         found
-        for found in IMPORTS
+        for found in imports()
         if found.when == "at once"
         and not may_be_heavy(found.importer)
         and may_be_heavy(found.imported.removeprefix("penstock."))
@@ -232,19 +236,19 @@ def test_nobody_else_loads_torch_by_importing_who_does() -> None:
 
 def test_typer_is_the_command_lines_alone() -> None:
     """Users of the engine, of a client or of a bench from Python need no option parser."""
-    importers = {found.importer for found in IMPORTS if found.imported.split(".")[0] == "typer"}
+    importers = {found.importer for found in imports() if found.imported.split(".")[0] == "typer"}
     assert {name for name in importers if not under(name, "cli")} == {"generate", "server.command"}
 
 
 def test_an_engine_at_work_knows_nothing_of_emulation() -> None:
-    knowing = {found.importer for found in IMPORTS if under(found.imported, "penstock.emulation")}
+    knowing = {found.importer for found in imports() if under(found.imported, "penstock.emulation")}
     assert [name for name in sorted(knowing) if not any(under(name, part) for part in MAY_EMULATE)] == []
 
 
 @pytest.mark.parametrize("part", DECISIONS)
 def test_decisions_know_no_clock_and_no_socket(part: str) -> None:
     outside = [
-        found for found in IMPORTS if under(found.importer, part) and found.imported.split(".")[0] in OUTSIDE_WORLD
+        found for found in imports() if under(found.importer, part) and found.imported.split(".")[0] in OUTSIDE_WORLD
     ]
     assert outside == []
 
@@ -310,4 +314,4 @@ def test_this_test_sees_what_it_should() -> None:
     )
     found = {(one.imported, one.when) for one in imports_of("x", tree)}
     assert found == {("a", "at once"), ("b", "for types"), ("c", "at once"), ("d", "when called")}
-    assert Import("pipeline.worker", "penstock.transport.inbox", "at once") in IMPORTS
+    assert Import("pipeline.worker", "penstock.transport.inbox", "at once") in imports()

@@ -42,7 +42,8 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, tests: str, 
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     pytester.makeconftest(CONFTEST)
     pytester.makepyfile(tests)
-    return pytester.runpytest_subprocess(*options)
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # others' plugins take seconds to be imported
+    return pytester.runpytest_subprocess("-p", "xdist", *options)
 
 
 @SIDE_BY_SIDE

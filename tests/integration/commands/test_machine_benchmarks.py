@@ -30,6 +30,7 @@ def figures(folder: Path, *command: str) -> dict[str, dict[str, Any]]:
     return {name: one["figures"] for name, one in found.items()}
 
 
+@pytest.mark.whole
 def test_the_accelerators_parts_work_on_a_processor(tmp_path: Path) -> None:
     found = figures(tmp_path, "benchmarks.gpu", "--device", "cpu")
     assert found["facts"]["read_gb_s"] > 0
@@ -57,6 +58,7 @@ def test_the_accelerators_parts_work_on_a_processor(tmp_path: Path) -> None:
     assert all(times["layer_ms"] for times in found["profile"]["times"].values())
 
 
+@pytest.mark.whole
 @pytest.mark.skipif(usable_cores() < 2, reason="needs two cores")
 def test_a_pipeline_of_processes_is_compared_with_plain_decoding(tmp_path: Path) -> None:
     found = figures(tmp_path, "benchmarks.real_pipeline", "--cores", "2")

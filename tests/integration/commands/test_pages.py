@@ -2,6 +2,8 @@
 
 A page's reader has hosts, homes and a network of its own, small random models where the page names models, and types
 what stands there. What no test can type is in ``NOT_RUN`` and ``INSTEAD``; its options are checked all the same.
+``penstock`` is a fork of a process that has imported what commands need (``tests/warm.py``), since a page has dozens of
+them; how it starts when it is installed is seen by test_cli.py, test_first_hour.py and test_wheel.py.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -35,6 +38,7 @@ from tests.gguf_files import TEMPLATE, make_gguf
 from tests.gguf_files import write as write_gguf
 from tests.page_hosts import ADDRESSES, CERTIFICATE, NAMES, can_be_made, entering, network
 from tests.pages import INLINE, PAGES, ROOT, Source, Typed, parse, steps_of, unknown_in, words_for_penstock
+from tests.warm import warmed, write_command
 
 INSTALLED: Final = "fetches packages: tests/integration/commands/test_wheel.py"
 LONG: Final = "minutes of a quiet machine: tests/integration/commands/test_machine_benchmarks.py"
@@ -240,6 +244,9 @@ class Reader:
     models: Path
     held: Mapping[str, int]
     environment: dict[str, str]
+    warm: ExitStack
+    """The processes from which commands are forked, one a host, begun when a host is first used."""
+    warm_hosts: set[str] = field(default_factory=set)
     going: list[Background] = field(default_factory=list)
 
     def begin(self) -> None:
@@ -261,6 +268,9 @@ class Reader:
     def start(self, command: str, host: str, stdin: int) -> tuple[subprocess.Popen[bytes], Path]:
         """Start a shell's command in a host's home, in a session of its own; its output goes to the file."""
         home = self.folder / host
+        if host not in self.warm_hosts:
+            self.warm.enter_context(warmed(home, entering(self.held[host]), self.environment))
+            self.warm_hosts.add(host)
         log = self.folder / f"{len(list(self.folder.glob('*.log')))}.log"
         # A folder that nsenter has opened would belong to another file system than the same one by its path.
         shell = ["bash", "-c", f"cd '{home}' && set -eo pipefail && {command}"]
@@ -367,10 +377,11 @@ exec {entering} sh -c 'cd ~ && exec "$@"' sh "$@"
 """Reaches the second host, whoever is asked for."""
 
 
-@pytest.fixture
-def reader(models: Path, tmp_path: Path) -> Iterator[Reader]:
+@pytest.fixture(scope="module")
+def person(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
     if not can_be_made():
         pytest.skip("network namespaces need root, iproute2, util-linux and curl")
+    tmp_path = tmp_path_factory.mktemp("hosts")
     (cache_folder() / "compiled").mkdir(parents=True, exist_ok=True)
     authority = trustme.CA()
     authority.cert_pem.write_to_path(tmp_path / "authority.pem")
@@ -387,7 +398,7 @@ def reader(models: Path, tmp_path: Path) -> Iterator[Reader]:
         "NO_PROXY": "*",
         "COLUMNS": "140",
     }
-    with network(tmp_path / "names") as held:
+    with network(tmp_path / "names") as held, ExitStack() as warm:
         ssh = tmp_path / "bin" / "ssh"
         ssh.write_text(SSH.format(entering=shlex.join(entering(held["second"])), home=tmp_path / "second"))
         ssh.chmod(0o755)
@@ -395,14 +406,20 @@ def reader(models: Path, tmp_path: Path) -> Iterator[Reader]:
         with subprocess.Popen(hub, stdout=subprocess.PIPE, text=True) as others:
             assert others.stdout is not None
             environment["HF_ENDPOINT"] = others.stdout.readline().strip()
-            reader = Reader(tmp_path, models, held, environment)
+            write_command(tmp_path / "bin" / "penstock")
             try:
-                reader.begin()
-                yield reader
+                yield Reader(tmp_path, models, held, environment, warm)
             finally:
-                for one in reader.going:
-                    kill(one.process)
                 others.terminate()
+
+
+@pytest.fixture
+def reader(person: Reader) -> Iterator[Reader]:
+    """The person, on hosts on which nothing has been done yet."""
+    person.begin()
+    yield person
+    while person.going:
+        kill(person.going.pop().process)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -118,17 +118,27 @@ def test_the_drafter_opens_and_gives_plain_decodings_tokens(model: Path, trained
 
 
 @pytest.mark.parametrize(
-    "kind", ["eagle", "spd", *(pytest.param(kind, marks=pytest.mark.whole) for kind in ("eagle3", "draft"))]
+    ("kind", "kills"),
+    [
+        ("eagle", ("step",)),
+        ("spd", ("saving",)),
+        *(
+            pytest.param(kind, ("step", "saving"), id=kind, marks=pytest.mark.whole)
+            for kind in ("eagle", "spd", "eagle3", "draft")
+        ),
+    ],
 )
-def test_a_killed_run_goes_on_to_the_same_weights(model: Path, texts: Path, tmp_path: Path, kind: str) -> None:
-    """Killed before a random step, then while a state is written; eagle draws noise in every step, spd a pipeline."""
+def test_a_killed_run_goes_on_to_the_same_weights(
+    model: Path, texts: Path, tmp_path: Path, kind: str, kills: tuple[str, ...]
+) -> None:
+    """Killed before a random step, or while a state is written; eagle draws noise in every step, spd a pipeline."""
     whole = run_train(options(kind, model, texts, tmp_path / "whole")).path
     steps = load_steps(whole)
     at = random.randrange(1, steps - 4)
-    saving = at // 4 * 4 + 4
+    places = {"step": at, "saving": at // 4 * 4 + 4}
     arguments = [kind, str(model), str(texts), str(tmp_path / "killed")]
-    for where, step in (("step", at), ("saving", saving)):
-        killed = subprocess.run([sys.executable, "-c", KILLED, *arguments, where, str(step)], check=False)
+    for where in kills:
+        killed = subprocess.run([sys.executable, "-c", KILLED, *arguments, where, str(places[where])], check=False)
         assert killed.returncode == -signal.SIGKILL
         assert not (tmp_path / "killed" / "config.json").exists()
     assert load_steps(tmp_path / "killed", missing=0) == at // 4 * 4

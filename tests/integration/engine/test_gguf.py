@@ -91,7 +91,7 @@ def answers(real: Path) -> tuple[Any, list[list[int]]]:
 
 @pytest.mark.slow
 @pytest.mark.processes
-@pytest.mark.parametrize("stages", [1, 2, 4])
+@pytest.mark.parametrize("stages", [4, *(pytest.param(few, marks=pytest.mark.whole) for few in (1, 2))])
 def test_a_real_models_ids_are_those_of_transformers(
     real: Path, answers: tuple[Any, Sequence[list[int]]], stages: int
 ) -> None:

@@ -42,6 +42,8 @@ CASES += [("mtp", 3), ("speculators_eagle3", 3), ("eagle31", 3), ("vllm_medusa",
 CASES += [(kind, stages) for kind in ("spd", "early_exit") for stages in (1, 3, 5, 8)]
 CASES += [(kind, stages) for kind in ("dflash", "anchored_dflash") for stages in (1, 3, 5)]
 CASES += [("sliding_dflash", 3), ("speculators_dflash", 3), ("jetspec", 3), ("dspark", 3)]
+WITH_EVERY = [("eagle3", 3), ("spd", 3), ("dflash", 3)]
+"""Cases in which every strategy runs: a head, a module in the pipeline, a block. The others have one strategy each."""
 SAMPLINGS = (Sampling(), Sampling(seed=11, temperature=1.0, top_p=0.95))
 NONE, EVERY = 0, range(1, len(strategies(1)))
 """Indices of ``strategies``: plain decoding, and those that speculate."""
@@ -55,10 +57,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("kind", "stages", "speculating"),
     [
-        *((kind, stages, some_strategies(number)) for number, (kind, stages) in enumerate(CASES)),
-        ("eagle3", 3, EVERY),
-        ("spd", 3, EVERY),
-        ("dflash", 3, EVERY),
+        *((*case, EVERY if case in WITH_EVERY else some_strategies(number, 1)) for number, case in enumerate(CASES)),
         *(pytest.param(*case, EVERY, id=f"{case}-all", marks=pytest.mark.whole) for case in CASES),
     ],
 )
@@ -69,7 +68,7 @@ def test_every_strategy_gives_plain_decodings_tokens(
     check_strategies(target, folder, stages, speculating)
 
 
-@pytest.mark.parametrize("speculating", [some_strategies(0), pytest.param(EVERY, marks=pytest.mark.whole)])
+@pytest.mark.parametrize("speculating", [some_strategies(4, 1), pytest.param(EVERY, marks=pytest.mark.whole)])
 @pytest.mark.parametrize(("architecture", "stages"), [("qwen3_5_moe", 3), ("glm4_moe", 3), ("deepseek_v3", 1)])
 def test_with_the_head_that_a_checkpoint_ships_too(
     architecture: str, stages: int, speculating: Sequence[int], tmp_path: Path

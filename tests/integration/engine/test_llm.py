@@ -154,8 +154,17 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
-@pytest.mark.parametrize("stages", [1, 3, 5])
+EACH = [(3, "draft_model"), (1, "ngram"), (5, "synthetic")]
+"""Every drafter, every kind of link and every number of stages; all of their pairs are in the whole matrices."""
+
+
+@pytest.mark.parametrize(
+    ("stages", "drafter"),
+    [
+        pytest.param(*pair, marks=[pytest.mark.whole] * (pair not in EACH))
+        for pair in itertools.product((1, 3, 5), DRAFTERS)
+    ],
+)
 def test_same_tokens_from_every_stage_count_strategy_and_drafter(
     target: Path, draft: Path, security: LinkSecurity, alone: list[list[CompletionOutput]], stages: int, drafter: str
 ) -> None:

@@ -94,7 +94,13 @@ CHECKPOINTS: Final[dict[str, Callable[[Path], Path]]] = {
 }
 
 
-@pytest.mark.parametrize("kind", CHECKPOINTS)
+SENT: Final = ("shards", "split gguf")
+"""The kinds of which a host holds some files and not others; the rest runs with the whole matrices."""
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(one, marks=[pytest.mark.whole] * (one not in SENT)) for one in CHECKPOINTS]
+)
 def test_a_host_without_the_checkpoint_is_sent_its_layers(
     hosts: list[Namespace], keys: Path, tmp_path: Path, kind: str
 ) -> None:

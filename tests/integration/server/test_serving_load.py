@@ -48,7 +48,7 @@ def test_whatever_clients_do_every_answer_is_right_and_nothing_is_left(cases: li
 @pytest.mark.slow
 def test_at_any_concurrency_a_request_has_the_tokens_that_it_has_alone(cases: list[Case]) -> None:
     with served("demo", "-pp", "2", "--no-web", api_key=KEY) as server:
-        for concurrency in (1, 2, 4, 8, 16, 32):
+        for concurrency in (1, 4, 16, 32):
             some = cases[: max(8, concurrency)]
             outcomes = asyncio.run(asked(server.address, some, concurrency))
             assert [one for one in outcomes if one.problem is not None or one.status != 200] == [], concurrency

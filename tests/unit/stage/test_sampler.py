@@ -91,7 +91,7 @@ distinct_logits = st.lists(st.integers(-60, 60), min_size=1, max_size=30, unique
 tied_logits = st.lists(st.integers(-3, 3), min_size=1, max_size=30).map(lambda values: np.array(values) / 2.0)
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(logits=distinct_logits, sampling=samplings, position=st.integers(0, 5000))
 def test_allowed_set_and_pick_equal_huggingface(logits, sampling, position):
     assume(boundary_gap(logits, sampling) > 1e-9)
@@ -100,7 +100,7 @@ def test_allowed_set_and_pick_equal_huggingface(logits, sampling, position):
     assert pick(logits, sampling, position) == reference_pick(logits, sampling, position, allowed)
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(logits=tied_logits, sampling=samplings, position=st.integers(0, 5000))
 def test_allowed_set_and_pick_equal_a_full_sort_with_ties(logits, sampling, position):
     assume(boundary_gap(logits, sampling) > 1e-9)
@@ -129,7 +129,7 @@ scores_and_draws = st.integers(1, 60).flatmap(
 )
 
 
-@settings(max_examples=500)
+@settings(max_examples=200)
 @given(rows=scores_and_draws)
 def test_noise_that_is_left_out_changes_no_pick(rows):
     scores, draws = np.array(rows[0]), np.array(rows[1], dtype=np.uint64)

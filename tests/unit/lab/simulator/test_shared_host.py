@@ -106,8 +106,9 @@ CONTENDED = {
 }
 
 
-@pytest.mark.parametrize("name", CONTENDED)
-@pytest.mark.parametrize("accuracy", [POOR, WRONG], ids=["poor", "wrong"])
+@pytest.mark.parametrize(
+    ("name", "accuracy"), [("one core", WRONG), ("memory", POOR), ("other work", POOR), ("other work", WRONG)]
+)
 def test_on_contended_stages_nothing_is_lost_where_batches_that_overlap_lose(
     name: str, accuracy: tuple[float, ...], two_stages: Cluster
 ) -> None:
@@ -117,8 +118,7 @@ def test_on_contended_stages_nothing_is_lost_where_batches_that_overlap_lose(
     assert speed_up(two_stages, accuracy, "auto", host) > 0.98
 
 
-@pytest.mark.parametrize("stages", [2, 4])
-@pytest.mark.parametrize("accuracy", [GOOD, FAIR, POOR], ids=["good", "fair", "poor"])
+@pytest.mark.parametrize(("accuracy", "stages"), [(GOOD, 2), (FAIR, 4), (POOR, 2)])
 def test_batches_go_one_after_another_on_stages_that_slow_each_other(
     accuracy: tuple[float, ...], stages: int, two_stages: Cluster
 ) -> None:

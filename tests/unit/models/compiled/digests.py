@@ -1,12 +1,13 @@
 """Digests of logits by format of weights, for processes that compile for processors of other kinds.
 
-python -m tests.unit.models.compiled.digests CHECKPOINT
+python -m tests.unit.models.compiled.digests CHECKPOINT FORMAT ...
 """
 
 from __future__ import annotations
 
 import hashlib
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -19,9 +20,9 @@ from tests.unit.models.compiled.formats import FORMATS
 TOKENS = [17, 3, 99, 42, 8, 64, 120, 11, 12, 13, 14]
 
 
-def digests(checkpoint: Path) -> list[str]:
+def digests(checkpoint: Path, formats: Sequence[str]) -> list[str]:
     """A digest for each format of its ``logits``."""
-    found = (logits(checkpoint, options) for options in FORMATS.values())
+    found = (logits(checkpoint, FORMATS[name]) for name in formats)
     return [hashlib.sha256(each.numpy().tobytes()).hexdigest() for each in found]
 
 
@@ -33,4 +34,4 @@ def logits(checkpoint: Path, options: dict[str, str]) -> Tensor:
 
 
 if __name__ == "__main__":
-    print(instruction(), "avx512bf16" in features(), *digests(Path(sys.argv[1])))
+    print(instruction(), "avx512bf16" in features(), *digests(Path(sys.argv[1]), sys.argv[2:]))
