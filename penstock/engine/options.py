@@ -78,8 +78,8 @@ Stages = Annotated[
 Ranks = Annotated[
     int,
     Option(
-        "Processes that share every layer of a stage, each with a part of its outputs: of dense models on this host's "
-        "processors. At most as many as a layer has groups of keys and values.",
+        "Processes that share every layer of a stage, each with a part of its outputs: of dense models on processors. "
+        "At most as many as a layer has groups of keys and values. With hosts enough each has one of its own.",
         PIPELINE,
         names=("--tensor-parallel-size", "-tp"),
     ),
@@ -285,15 +285,15 @@ def check_ranks(options: EngineOptions) -> None:
     instead = "use pipeline_parallel_size"
     for name, value, holds in (
         ("device", options.device, options.device == "cpu"),
-        ("hosts", options.hosts, options.hosts is None),
+        ("layer_split", options.layer_split, options.layer_split != AUTO),
         ("cluster", options.cluster and options.cluster.name, options.cluster is None),  # type: ignore[union-attr]
         ("numerics", options.numerics, options.numerics != FAST),
     ):
         if not holds:
             raise FieldError(
                 "tensor_parallel_size",
-                f"is {size}, and {name} is {value!r}: ranks share layers in exact numerics on this host's processors "
-                f"alone; {instead}",
+                f"is {size}, and {name} is {value!r}: ranks share layers in exact numerics on processors alone, and in "
+                f"equal stages; {instead}",
             )
 
 
