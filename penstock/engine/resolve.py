@@ -17,7 +17,7 @@ from penstock.drafters.base import Weights
 from penstock.drafters.learned import LearnedOptions
 from penstock.drafters.small_model import SmallModelOptions
 from penstock.emulation.cluster import check_drafter
-from penstock.engine.options import AUTO, DEMO, EngineOptions, model_folder
+from penstock.engine.options import AUTO, DEMO, EngineOptions, check_ranks, model_folder
 from penstock.hosts.facts import HostFacts, own_facts, shared_threads, usable_cores
 from penstock.hosts.placement import (
     HERE,
@@ -171,12 +171,15 @@ def check_ranks_load(checkpoint: Checkpoint, options: EngineOptions) -> None:
         check_loads(checkpoint, options.numerics, options.tensor_parallel_size)
         return
     sizes = [len(stage.devices) for stage in cluster.stages]
+    size, largest = max(sizes), sizes.index(max(sizes))
     try:
-        check_loads(checkpoint, options.numerics, max(sizes))
+        check_ranks(size, options)
+        check_loads(checkpoint, options.numerics, size)
     except FieldError as error:
         if error.field != "tensor_parallel_size":
             raise
-        raise FieldError(f"stages[{sizes.index(max(sizes))}].devices", error.problem) from error
+        problem = f"name {size}, as ranks of one stage; tensor_parallel_size {error.problem}"
+        raise FieldError(f"stages[{largest}].devices", problem) from error
 
 
 def drafter_quantization(

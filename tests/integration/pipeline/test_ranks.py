@@ -97,7 +97,8 @@ def refusals() -> Sequence[tuple[dict[str, Any], str]]:
         ({"tensor_parallel_size": 3}, "its layers have 2 groups of keys and values; use pipeline_parallel_size"),
         ({"tensor_parallel_size": 2, "device": "cuda"}, "and device is 'cuda'"),
         ({"tensor_parallel_size": 2, "numerics": "fast"}, "and numerics is 'fast'"),
-        ({"tensor_parallel_size": 2, "cluster": "demo"}, "and cluster is 'demo'"),
+        ({"tensor_parallel_size": 2, "cluster": "demo"}, "left out with a cluster: its stages say which"),
+        ({"tensor_parallel_size": 2, "layer_split": "auto"}, "and layer_split is 'auto'"),
         ({"tensor_parallel_size": 0}, "a whole number, at least 1"),
     ]
 
