@@ -403,6 +403,10 @@ class ProcessPipeline:
     def last_heartbeat(self) -> list[float]:
         return list(self._last_heartbeat)
 
+    @property
+    def rank_bytes(self) -> list[list[int]]:
+        return [[one.weights + one.kv for one in started.ranks] for _, started in sorted(self.started.items())]
+
     def submit(self, batch: Batch) -> None:
         self._rows.append(len(batch.rows))
         self._submitted.append(self._host.now())

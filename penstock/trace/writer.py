@@ -257,12 +257,12 @@ def trace_writer(
     cluster = setup.cluster
     if cluster is None:
         names = [
-            f"stage {i}: layers {first}-{last - 1}{on_host(host, clock_errors or {})}"
+            f"stage {i}: layers {first}-{last - 1}{on_host(host, clock_errors or {})}{ranks_of(setup, i)}"
             for i, ((first, last), host) in enumerate(zip(setup.layers, setup.hosts, strict=True))
         ]
         return TraceWriter(names, f"penstock: {setup.options.model}", drafter, row_bytes, shared)
     names = [
-        f"stage {i}: {', '.join(stage.devices)}{on_host(host, clock_errors or {})}"
+        f"stage {i}: {', '.join(stage.devices)}{on_host(host, clock_errors or {})}{ranks_of(setup, i)}"
         for i, (stage, host) in enumerate(zip(cluster.stages, setup.hosts, strict=True))
     ]
     label = f" ({EMULATED})" if cluster.emulated else ""
@@ -277,11 +277,18 @@ def on_host(host: str, clock_errors: Mapping[str, float]) -> str:
     return f" on {host}" + (f", times ±{1e3 * clock_errors[host]:.2f} ms" if host in clock_errors else "")
 
 
+def ranks_of(setup: Resolved, stage: int) -> str:
+    said = setup.ranks_said(stage)
+    return f", {said}" if said else ""
+
+
 def shared_cores(setup: Resolved) -> SharedCores | None:
     """Cores and threads of this host; None where nothing computes on them in its own time."""
     if setup.emulated or setup.options.device != "cpu":
         return None
     here = [threads for threads, host in zip(setup.threads, setup.hosts, strict=False) if not host]
+    if setup.ranks:
+        here = [place.threads for ranks in setup.ranks for place in ranks if not place.host]
     if setup.draft is not None or setup.speculator is not None:
         here.append(setup.threads[-1])
     return SharedCores(sum(here), usable_cores())

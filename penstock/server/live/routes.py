@@ -111,7 +111,9 @@ class Frame(msgspec.Struct, frozen=True):
 
 def setup_of(setup: Resolved) -> Setup:
     cluster, speculation = setup.cluster, setup.speculation
-    names = [", ".join(stage.devices) for stage in cluster.stages] if cluster is not None else [""] * setup.stages
+    names = [setup.ranks_said(stage) for stage in range(setup.stages)]
+    if cluster is not None:
+        names = [", ".join(stage.devices) for stage in cluster.stages]
     return Setup(
         run=RUN,
         stages=[

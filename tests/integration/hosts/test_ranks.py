@@ -59,6 +59,9 @@ def test_tokens_and_log_probabilities_are_those_of_one_rank(
     ) as llm:
         for _ in range(2):  # the second time with what the prefix cache holds
             assert answers(llm) == expected
+        held = llm.loop.pipeline.rank_bytes
+        assert [len(ranks) for ranks in held] == [2] * stages
+        assert 0 < held[0][1] < held[0][0]  # the first one has the embedding, too
         started = [stage for worker in four[:count] for stage in worker.stages()]
     assert ended(started, GONE_S)
     assert [worker.stages() for worker in four] == [[]] * 4

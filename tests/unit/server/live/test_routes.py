@@ -23,7 +23,11 @@ SECRET = "sesame"
 
 def stats(ended: str | None = None) -> EngineStats:
     counts = dict.fromkeys((name for name in EngineStats.__dataclass_fields__ if name != "finished"), 0)
-    lists: dict[str, Any] = {"stage_busy_seconds": [0.0, 0.0], "stage_heard_seconds_ago": [0.0, 0.0]}
+    lists: dict[str, Any] = {
+        "stage_busy_seconds": [0.0, 0.0],
+        "stage_heard_seconds_ago": [0.0, 0.0],
+        "stage_rank_bytes": [[], []],
+    }
     return EngineStats(**(counts | lists | {"last_step_seconds_ago": None, "recovering": None, "ended": ended}))
 
 
