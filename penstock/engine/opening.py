@@ -19,7 +19,14 @@ from penstock.config import FieldError, check
 from penstock.core import CheckpointChanged, ConfigError
 from penstock.drafters.base import Weights
 from penstock.engine.options import AUTO, EngineOptions, model_folder
-from penstock.engine.profile.hosts import HostsProfile, cluster_of_hosts, completed, known_profile, with_prefill_times
+from penstock.engine.profile.hosts import (
+    HostsProfile,
+    cluster_of_hosts,
+    completed,
+    known_profile,
+    slow_groups,
+    with_prefill_times,
+)
 from penstock.engine.profile.measure import OnStep, kept_for_sharing, needed_by_rank
 from penstock.engine.resolve import Resolved, resolve_options
 from penstock.extras import RAY, require
@@ -219,6 +226,8 @@ def resolve_on(options: EngineOptions, host: Host) -> Resolved:
     living = fleet.joined_by(other_hosts(hosts_asked_for(options.hosts, options.cluster)))
     setup = told(resolve_options(options, living))
     check_here(setup)
+    for remark in slow_groups(setup, living, encrypted=fleet.security is not None):
+        log.warning("%s", remark)
     for due in providing(setup, host, living):
         host.wait(due)
     return with_prefill_times(setup, living, encrypted=fleet.security is not None)

@@ -87,13 +87,6 @@ class Resolved:
         placed = tuple(tuple(place.host for place in ranks) for ranks in self.ranks)
         return placed or tuple((host,) for host in self.hosts)
 
-    def ranks_said(self, stage: int) -> str:
-        """The ranks of a stage for people: "2 ranks", or "2 ranks on a + b"; empty for one."""
-        group = self.groups[stage]
-        named = list(dict.fromkeys(host or HERE for host in group))
-        where = f" on {' + '.join(named)}" if len(named) > 1 else ""
-        return f"{len(group)} ranks{where}" if len(group) > 1 else ""
-
     @property
     def all_hosts(self) -> tuple[str, ...]:
         """The host of every rank, stage by stage."""

@@ -124,6 +124,13 @@ def hosts_of_ranks(hosts: str | None, cluster: Cluster | None, stages: int, rank
     return grouped(spread(hosts_asked_for(hosts, cluster), stages * ranks), [ranks] * stages)
 
 
+def ranks_said(group: Sequence[str]) -> str:
+    """The ranks of a stage for people, by their hosts: "2 ranks", or "2 ranks on a + b"; empty for one."""
+    named = list(dict.fromkeys(host or HERE for host in group))
+    where = f" on {' + '.join(named)}" if len(named) > 1 else ""
+    return f"{len(group)} ranks{where}" if len(group) > 1 else ""
+
+
 def grouped(hosts: Sequence[str], sizes: Iterable[int]) -> Groups:
     """The hosts of all ranks in order, stage by stage: so many for each."""
     left = iter(hosts)

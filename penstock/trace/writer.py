@@ -26,6 +26,7 @@ from penstock.engine.loop import Observer
 from penstock.engine.run_log import LoggedBatch, RunLog
 from penstock.estimates.drafts import DraftTiming
 from penstock.hosts.facts import usable_cores
+from penstock.hosts.placement import ranks_said
 from penstock.messages import Batch, Result, Span
 from penstock.requests.request import Request
 
@@ -254,16 +255,16 @@ def trace_writer(
     ``clock_errors``: seconds by which the times of a host's stages may be wrong relative to this host's, by host.
     """
     row_bytes, shared = feature_bytes(setup), shared_cores(setup)
-    cluster = setup.cluster
+    cluster, said = setup.cluster, [f", {ranks}" if (ranks := ranks_said(group)) else "" for group in setup.groups]
     if cluster is None:
         names = [
-            f"stage {i}: layers {first}-{last - 1}{on_host(host, clock_errors or {})}{ranks_of(setup, i)}"
-            for i, ((first, last), host) in enumerate(zip(setup.layers, setup.hosts, strict=True))
+            f"stage {i}: layers {first}-{last - 1}{on_host(host, clock_errors or {})}{ranks}"
+            for i, ((first, last), host, ranks) in enumerate(zip(setup.layers, setup.hosts, said, strict=True))
         ]
         return TraceWriter(names, f"penstock: {setup.options.model}", drafter, row_bytes, shared)
     names = [
-        f"stage {i}: {', '.join(stage.devices)}{on_host(host, clock_errors or {})}{ranks_of(setup, i)}"
-        for i, (stage, host) in enumerate(zip(cluster.stages, setup.hosts, strict=True))
+        f"stage {i}: {', '.join(stage.devices)}{on_host(host, clock_errors or {})}{ranks}"
+        for i, (stage, host, ranks) in enumerate(zip(cluster.stages, setup.hosts, said, strict=True))
     ]
     label = f" ({EMULATED})" if cluster.emulated else ""
     title = f"penstock: {setup.options.model} on cluster {cluster.name}{label}"
@@ -275,11 +276,6 @@ def on_host(host: str, clock_errors: Mapping[str, float]) -> str:
     if not host:
         return ""
     return f" on {host}" + (f", times ±{1e3 * clock_errors[host]:.2f} ms" if host in clock_errors else "")
-
-
-def ranks_of(setup: Resolved, stage: int) -> str:
-    said = setup.ranks_said(stage)
-    return f", {said}" if said else ""
 
 
 def shared_cores(setup: Resolved) -> SharedCores | None:
