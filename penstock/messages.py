@@ -22,6 +22,8 @@ from penstock.files import DTYPE_BYTES
 
 PROTOCOL: Final = 1
 """Version of what stages, hosts and the engine say to each other. Unequal ones are refused."""
+MOST_RANKS: Final = 64
+"""The most ranks of a stage."""
 MAX_HEADER_BYTES: Final = 16 << 20
 """Most bytes of a message's header, its first frame."""
 Frame = bytes | bytearray
@@ -340,10 +342,25 @@ class Loading(msgspec.Struct, tag="loading", kw_only=True):
     total: Word
 
 
+class RanksMeet(msgspec.Struct, tag="ranks_meet", kw_only=True):
+    """The first rank of a stage on several hosts listens for the others at ``address``, and loads its share."""
+
+    stage: Index
+    address: Address
+
+
+class RankBytes(msgspec.Struct, frozen=True, array_like=True):
+    """The memory that a rank of a stage holds: of weights, and of keys and values."""
+
+    weights: Word
+    kv: Word
+
+
 class Started(msgspec.Struct, tag="started", kw_only=True):
     """A stage has loaded its layers and listens at ``address``. ``kv_bytes`` is the size of its KV arenas.
 
-    ``exact``: whether a row's bits depend on nothing but what it sees.
+    ``exact``: whether a row's bits depend on nothing but what it sees. ``ranks``: what each rank has of these bytes,
+    where several share the layers.
     """
 
     stage: Index
@@ -351,6 +368,7 @@ class Started(msgspec.Struct, tag="started", kw_only=True):
     kv_bytes: Word
     weight_bytes: Word
     exact: bool = False
+    ranks: Annotated[list[RankBytes], msgspec.Meta(max_length=MOST_RANKS)] = []
 
 
 class ConnectNeighbours(msgspec.Struct, tag="connect_neighbours", kw_only=True):
@@ -383,13 +401,14 @@ class Failed(msgspec.Struct, tag="failed", kw_only=True):
     """A stage cannot go on; ``cause`` is one line for people, ``details`` its traceback.
 
     ``unusable`` says what the stage was sent that it cannot use: a "batch", which the one before it has sent, or a
-    "message", whose sender it cannot tell. It is empty where the fault is the stage's own.
+    "message", whose sender it cannot tell. It is "rank" where another rank of the stage has ended, and empty where the
+    fault is the stage's own.
     """
 
     stage: AnyStage
     cause: Words
     details: Details = ""
-    unusable: Annotated[str, msgspec.Meta(max_length=7, pattern=r"\A(?:batch|message)?\Z")] = ""
+    unusable: Annotated[str, msgspec.Meta(max_length=7, pattern=r"\A(?:batch|message|rank)?\Z")] = ""
 
 
 class Recall(msgspec.Struct, tag="recall", kw_only=True):
@@ -436,6 +455,7 @@ Message = (
     | GrammarPrepared
     | ForgetGrammar
     | Loading
+    | RanksMeet
     | Started
     | ConnectNeighbours
     | Rejoin

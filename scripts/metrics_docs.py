@@ -40,7 +40,13 @@ def page() -> str:
 def a_server() -> Any:
     """Something that has statistics, as a server with one stage that has served."""
     counts: dict[str, Any] = {field.name: 0 for field in dataclasses.fields(EngineStats)}
-    one = {"finished": {"stop": 1}, "stage_busy_seconds": [0.0], "stage_heard_seconds_ago": [0.0], "ended": None}
+    one = {
+        "finished": {"stop": 1},
+        "stage_busy_seconds": [0.0],
+        "stage_heard_seconds_ago": [0.0],
+        "stage_rank_bytes": [[0, 0]],
+        "ended": None,
+    }
     return SimpleNamespace(stats=lambda: EngineStats(**counts | one))
 
 

@@ -1,15 +1,16 @@
 """Processes killed at random tokens, again and again: every token is compared with plain decoding's.
 
-    python -m benchmarks.load.chaos [KILLS] [SEED]
+    python -m benchmarks.load.chaos [KILLS] [SEED] [ranks]
 
 Four requests run at once on two stages of the demo target, greedy and at T = 0.8, with each strategy and each kind of
 drafter, on this host and on two workers with addresses of their own, which have no checkpoint and are sent their
 layers. A process is killed at a random result: a stage, the drafter or, less often, the fork server or a worker's
 agent, which returns with its cache or with an empty one. It needs root. Afterwards slots are audited, and remaining
-processes are counted. KILLS is the least number of kills (100).
+processes are counted. KILLS is the least number of kills (100). With ``ranks`` every stage has two ranks, on one host
+or on the two workers.
 
-The results are added to benchmarks/measured/load/chaos.json, replacing those of the same seed. The exit code is 1 if
-anything was wrong.
+The results are added to benchmarks/measured/load/chaos.json, replacing those of the same seed; those with ``ranks`` are
+shown alone. The exit code is 1 if anything was wrong.
 """
 
 from __future__ import annotations
@@ -52,6 +53,12 @@ class Setting(NamedTuple):
     method: str
     strategy: str
     on_workers: bool = False
+    ranks: int = 1
+
+    @property
+    def stages(self) -> int:
+        """One where its ranks are to be on both workers."""
+        return 1 if self.on_workers and self.ranks > 1 else STAGES
 
     @property
     def drafts(self) -> bool:
@@ -60,7 +67,8 @@ class Setting(NamedTuple):
 
     def __str__(self) -> str:
         drafter = f", {self.method}" if self.method != "none" else ""
-        return f"{self.strategy}{drafter}{', on workers' if self.on_workers else ''}"
+        ranks = f", {self.stages} x {self.ranks} ranks" if self.ranks > 1 else ""
+        return f"{self.strategy}{drafter}{', on workers' if self.on_workers else ''}{ranks}"
 
 
 SETTINGS: Final = (
@@ -80,6 +88,14 @@ SETTINGS: Final = (
     Setting("spd", "continuous"),
     Setting("spd", "continuous", on_workers=True),
 )
+RANKED: Final = (
+    Setting("none", "autoregressive", on_workers=True, ranks=2),
+    Setting("none", "autoregressive", ranks=2),
+    Setting("draft_model", "pipedec", on_workers=True, ranks=2),
+    Setting("draft_model", "continuous", ranks=2),
+    Setting("ngram", "auto", on_workers=True, ranks=2),
+)
+"""The settings whose stages have several ranks."""
 
 
 class Killer(Observer):
@@ -115,7 +131,8 @@ class Killer(Observer):
 def engine(setting: Setting, others: Sequence[KilledWorker]) -> Iterator[LLM]:
     config = {"method": setting.method, "strategy": setting.strategy} if setting.method != "none" else None
     places = {"hosts": ",".join(one.host for one in others), "keys": str(others[0].keys)} if others else {}
-    with LLM("demo", pipeline_parallel_size=STAGES, speculative_config=config, **places) as llm:
+    shape = {"pipeline_parallel_size": setting.stages, "tensor_parallel_size": setting.ranks}
+    with LLM("demo", speculative_config=config, **shape, **places) as llm:
         yield llm
 
 
@@ -198,7 +215,7 @@ def together(portions: Iterable[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def main(kills: int = KILLS, seed: int = 0) -> int:
+def main(kills: int = KILLS, seed: int = 0, settings: Sequence[Setting] = SETTINGS) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     logging.disable()
     rng, begun = random.Random(seed), time.monotonic()
@@ -207,13 +224,17 @@ def main(kills: int = KILLS, seed: int = 0) -> int:
     found: list[tuple[Setting, dict[str, Any]]] = []
     with tempfile.TemporaryDirectory() as folder, workers(WORKERS, Path(folder)) as others:
         while sum(len(one["killed"]) for _, one in found) < kills:
-            setting = SETTINGS[(seed + len(found)) % len(SETTINGS)]
+            setting = settings[(seed + len(found)) % len(settings)]
             found.append((setting, attacked(setting, others if setting.on_workers else (), rng, expected)))
-    portions = kept_figures(NAME) | {str(seed): figures_of(found, time.monotonic() - begun)}
-    show(together([portions[str(seed)]]))
-    store(NAME, HOW, (["python -m benchmarks.load.chaos KILLS SEED"], portions))
-    return 1 if portions[str(seed)]["problems"] else 0
+    portion = figures_of(found, time.monotonic() - begun)
+    show(together([portion]))
+    if settings is SETTINGS:
+        portions = kept_figures(NAME) | {str(seed): portion}
+        store(NAME, HOW, (["python -m benchmarks.load.chaos KILLS SEED"], portions))
+    return 1 if portion["problems"] else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(*map(int, sys.argv[1:])))
+    *numbers, last = sys.argv[1:] or [""]
+    ranked = last == "ranks"
+    sys.exit(main(*map(int, numbers if ranked else sys.argv[1:]), settings=RANKED if ranked else SETTINGS))

@@ -558,9 +558,6 @@ def refuse_emulation(cluster: Cluster) -> None:
     if cluster.kv_slots != KV_SLOTS:
         raise FieldError("kv_slots", "counts in the memory of modelled devices, and as_model is missing; remove it")
     for i, stage in enumerate(cluster.stages):
-        if stage.tensor_parallel:
-            remedy = "as_model has them priced, simulated and planned; to run the model give each device its own stage"
-            raise FieldError(f"stages[{i}].split", f'is "tensors": tensor parallel stages are not run yet; {remedy}')
-        if len(stage.devices) > 1:
-            remedy = "a real stage runs on one: give each device a stage of its own"
+        if len(stage.devices) > 1 and not stage.tensor_parallel:
+            remedy = 'a real stage runs on one: give each device a stage of its own, or state split = "tensors"'
             raise FieldError(f"stages[{i}].devices", f"names {len(stage.devices)} devices, and {remedy}")

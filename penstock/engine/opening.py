@@ -19,8 +19,15 @@ from penstock.config import FieldError, check
 from penstock.core import CheckpointChanged, ConfigError
 from penstock.drafters.base import Weights
 from penstock.engine.options import AUTO, EngineOptions, model_folder
-from penstock.engine.profile.hosts import HostsProfile, cluster_of_hosts, completed, known_profile, with_prefill_times
-from penstock.engine.profile.measure import OnStep, kept_for_sharing, needed_bytes
+from penstock.engine.profile.hosts import (
+    HostsProfile,
+    cluster_of_hosts,
+    completed,
+    known_profile,
+    slow_groups,
+    with_prefill_times,
+)
+from penstock.engine.profile.measure import OnStep, kept_for_sharing, needed_by_rank
 from penstock.engine.resolve import Resolved, resolve_options
 from penstock.extras import RAY, require
 from penstock.files import CHANGED, DTYPE_BYTES, FileStamps
@@ -117,7 +124,9 @@ def may_be_planned(options: EngineOptions) -> bool:
     """Whether the options leave the layers of stages open, and give each host one stage."""
     assert options.hosts is not None
     names = asked_hosts(options.hosts).names
-    return options.layer_split is None and len(names) > 1 and options.pipeline_parallel_size in (None, len(names))
+    alone = options.tensor_parallel_size == 1
+    open_ = options.layer_split is None and options.pipeline_parallel_size in (None, len(names))
+    return alone and open_ and len(names) > 1
 
 
 def alike(times: Iterable[LayerTimes]) -> bool:
@@ -217,6 +226,8 @@ def resolve_on(options: EngineOptions, host: Host) -> Resolved:
     living = fleet.joined_by(other_hosts(hosts_asked_for(options.hosts, options.cluster)))
     setup = told(resolve_options(options, living))
     check_here(setup)
+    for remark in slow_groups(setup, living, encrypted=fleet.security is not None):
+        log.warning("%s", remark)
     for due in providing(setup, host, living):
         host.wait(due)
     return with_prefill_times(setup, living, encrypted=fleet.security is not None)
@@ -268,9 +279,9 @@ def size_in_floats(setup: Resolved) -> tuple[str, str]:
 
 def check_here(setup: Resolved) -> None:
     """Raise ConfigError if the stages on this host do not fit. Only before they start: free memory is what is left."""
-    if "" in setup.hosts:
+    if "" in setup.all_hosts:
         here = own_facts("", gpus=any(device != "cpu" for device in setup.devices))
-        check_memory(setup.hosts, setup.devices, needed_bytes(setup), {"": here})
+        check_memory(setup.all_hosts, devices_by_rank(setup), needed_by_rank(setup), {"": here})
 
 
 def providing(setup: Resolved, host: FleetHost, living: Mapping[str, HostFacts]) -> Generator[float]:
@@ -279,7 +290,7 @@ def providing(setup: Resolved, host: FleetHost, living: Mapping[str, HostFacts])
     ``living``: facts of the hosts for which the setup was made. Raises ConfigError for a host that cannot hold them and
     for files that cannot be read, and CheckpointChanged.
     """
-    check_memory(setup.hosts, setup.devices, needed_bytes(setup), living)
+    check_memory(setup.all_hosts, devices_by_rank(setup), needed_by_rank(setup), living)
     layers = layers_by_host(setup)
     try:
         host.fleet.ask(host.offer(setup.checkpoint.source, setup.checkpoint.num_layers), layers)
@@ -298,12 +309,18 @@ def present(hosts: str, fleet: Fleet) -> list[str]:
     return [*named, *(name for name in fleet.hosts if name not in named)]
 
 
+def devices_by_rank(setup: Resolved) -> list[str]:
+    """The device of each rank, stage by stage: all of a stage are on devices of one kind."""
+    return [device for device, group in zip(setup.devices, setup.groups, strict=False) for _ in group]
+
+
 def layers_by_host(setup: Resolved) -> dict[str, list[tuple[int, int]]]:
     """The layers [first, last) of the stages on each of the other hosts, by host name."""
     found: dict[str, list[tuple[int, int]]] = {}
-    for name, layers in zip(setup.hosts, setup.layers, strict=True):
-        if name:
-            found.setdefault(name, []).append(layers)
+    for group, layers in zip(setup.groups, setup.layers, strict=True):
+        for name in dict.fromkeys(group):
+            if name:
+                found.setdefault(name, []).append(layers)
     return found
 
 
@@ -349,7 +366,7 @@ def loaded(setup: Resolved, start: Start, numerics: str) -> str:
     ``numerics`` is ``LLM.numerics``.
     """
     form = setup.options.dtype if setup.quantization == "none" else setup.quantization
-    ranks = setup.options.tensor_parallel_size
+    ranks = max(map(len, setup.groups))
     weights, room = (f"{held / 1e6:,.0f} MB" for held in (start.weight_bytes, start.kv_bytes))
     parts = [
         f"{setup.checkpoint.num_layers} layers in {form}, {numerics} numerics, "

@@ -78,8 +78,8 @@ Stages = Annotated[
 Ranks = Annotated[
     int,
     Option(
-        "Processes that share every layer of a stage, each with a part of its outputs: of dense models on this host's "
-        "processors. At most as many as a layer has groups of keys and values.",
+        "Processes that share every layer of a stage, each with a part of its outputs: of dense models on processors. "
+        "At most as many as a layer has groups of keys and values. With hosts enough each has one of its own.",
         PIPELINE,
         names=("--tensor-parallel-size", "-tp"),
     ),
@@ -245,7 +245,10 @@ class EngineOptions(SharingOptions, PipelineOptions, ModelOptions):
             free = self.pipeline_parallel_size is None or self.layer_split != AUTO or asked_hosts(self.hosts).come
             wanted = "left out with layer_split auto: the plan says how many stages"
             check(free, "pipeline_parallel_size", self.pipeline_parallel_size, wanted)
-        check_ranks(self)
+        check_ranks(self.tensor_parallel_size, self)
+        wanted = "left out with a cluster: its stages say which devices are ranks"
+        ranks = self.tensor_parallel_size
+        check(self.cluster is None or ranks == 1, "tensor_parallel_size", ranks, wanted)
         wanted = "left out with a cluster: its file says what stages hold, and penstock plan what they had better hold"
         check(self.cluster is None or self.layer_split != AUTO, "layer_split", self.layer_split, wanted)
         positive = (
@@ -277,23 +280,21 @@ class EngineOptions(SharingOptions, PipelineOptions, ModelOptions):
         check(whole, "speculative_slots", slots, "a whole number, 0 or above")
 
 
-def check_ranks(options: EngineOptions) -> None:
-    """Raise FieldError where the ranks of a stage are asked for in a place, or with numerics, that have none."""
-    size = options.tensor_parallel_size
+def check_ranks(size: int, options: EngineOptions) -> None:
+    """Raise FieldError where a stage is to have ``size`` ranks on devices, or with numerics, that have none."""
     if not isinstance(size, int) or size <= 1:
         return
     instead = "use pipeline_parallel_size"
     for name, value, holds in (
         ("device", options.device, options.device == "cpu"),
-        ("hosts", options.hosts, options.hosts is None),
-        ("cluster", options.cluster and options.cluster.name, options.cluster is None),  # type: ignore[union-attr]
+        ("layer_split", options.layer_split, options.layer_split != AUTO),
         ("numerics", options.numerics, options.numerics != FAST),
     ):
         if not holds:
             raise FieldError(
                 "tensor_parallel_size",
-                f"is {size}, and {name} is {value!r}: ranks share layers in exact numerics on this host's processors "
-                f"alone; {instead}",
+                f"is {size}, and {name} is {value!r}: ranks share layers in exact numerics on processors alone, and in "
+                f"equal stages; {instead}",
             )
 
 

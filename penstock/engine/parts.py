@@ -25,12 +25,12 @@ from penstock.engine.build import (
     weights_plan,
 )
 from penstock.engine.opening import LoadedFiles, layers_by_host, present, providing
-from penstock.engine.profile.measure import needed_bytes
-from penstock.engine.resolve import Resolved, devices_of, resolve_options, threads_of
+from penstock.engine.profile.measure import needed_by_rank
+from penstock.engine.resolve import Resolved, places_of, resolve_options
 from penstock.files import EXACT
 from penstock.hosts.facts import HostFacts
 from penstock.hosts.fleet import Fleet, FleetHost
-from penstock.hosts.placement import HERE, has_room, in_plans, moved
+from penstock.hosts.placement import HERE, grouped, has_room, in_plans, moved
 from penstock.pipeline.base import Host, HostedPipeline, StagePlan
 
 # --------------------------------------------------------------------------------------------------------------- moving
@@ -56,7 +56,7 @@ def resolving(asked: Resolved, host: Host) -> Generator[float, None, Resolved]:
     living = host.fleet.living
     names = names_there(asked, host.fleet, living)
     if asked.options.hosts is None:  # a cluster file's stages have their places
-        if missing := [name for name in asked.hosts if name not in names]:
+        if missing := [name for name in asked.all_hosts if name not in names]:
             raise PipelineError(f"host {missing[0]} is not there")
         makers: list[Callable[[], Resolved]] = [partial(replace, asked)]
     else:
@@ -97,7 +97,7 @@ def names_there(asked: Resolved, fleet: Fleet, living: Living) -> list[str]:
 
 def lost_a_host(running: Resolved, host: Host) -> bool:
     """Whether a host that stages are on is not there any more."""
-    return isinstance(host, FleetHost) and any(name and name not in host.fleet.living for name in running.hosts)
+    return isinstance(host, FleetHost) and any(name and name not in host.fleet.living for name in running.all_hosts)
 
 
 def better_place(asked: Resolved, running: Resolved, host: Host) -> bool:
@@ -109,7 +109,7 @@ def better_place(asked: Resolved, running: Resolved, host: Host) -> bool:
         return False
     living = host.fleet.living
     names = names_there(asked, host.fleet, living)
-    if len(set(running.hosts)) >= min(len(set(asked.hosts)), len(names)):
+    if len(set(running.all_hosts)) >= min(len(set(asked.all_hosts)), len(names)):
         return False
     try:
         layers = layers_by_host(same_split(asked, names, living))
@@ -122,30 +122,26 @@ def better_place(asked: Resolved, running: Resolved, host: Host) -> bool:
 
 
 def same_split(asked: Resolved, names: Sequence[str], living: Living) -> Resolved:
-    """The same stages on the hosts ``names``. Raises ConfigError if a stage fits nowhere."""
-    needed, options = needed_bytes(asked), asked.options
+    """The same stages on the hosts ``names``, rank by rank. Raises ConfigError if a stage fits nowhere."""
+    needed, options = needed_by_rank(asked), asked.options
 
-    def takes(name: str, stages: Sequence[int]) -> bool:
-        wanted = [needed[stage] for stage in sorted(stages)]
+    def takes(name: str, ranks: Sequence[int]) -> bool:
+        wanted = [needed[rank] for rank in sorted(ranks)]
         return not name or (name in living and has_room(name, living[name], options.device, wanted))
 
-    hosts = moved(asked.hosts, names, takes)
+    groups = grouped(moved(asked.all_hosts, names, takes), map(len, asked.groups))
     drafts = asked.draft is not None or asked.speculator is not None
-    return replace(
-        asked,
-        hosts=hosts,
-        devices=devices_of(options, hosts, living),
-        threads=threads_of(options, asked.cluster, hosts, living, drafts=drafts),
-    )
+    return replace(asked, **places_of(options, groups, living, drafts=drafts))
 
 
 def split_anew(asked: Resolved, names: Sequence[str], living: Living) -> Resolved:
     """The layers split evenly over ``names``, no more stages on a host than were asked for. Raises ConfigError."""
-    each = -(-asked.stages // len(set(asked.hosts)))
+    each = -(-len(asked.all_hosts) // len(set(asked.all_hosts)))
+    stages = max(1, each * len(names) // asked.options.tensor_parallel_size)
     options = replace(
         asked.options,
         hosts=",".join(name or HERE for name in names),
-        pipeline_parallel_size=min(asked.stages, each * len(names)),
+        pipeline_parallel_size=min(asked.stages, stages),
         layer_split=None,
         max_model_len=asked.max_model_len,
         kv_slots=asked.kv_slots,
@@ -270,7 +266,7 @@ class EngineParts:
     @property
     def may_return(self) -> bool:
         """Whether hosts that are lost may come back, so that it is worth waiting for them."""
-        return any(self._asked.hosts)
+        return any(self._asked.all_hosts)
 
     @property
     def _drafter_reads(self) -> bool:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock.checkpoint.look import Glance, check_built_for, check_version, glance, parse_layer_split, resolve
 from penstock.cluster import Cluster, LinkTiming, StageTiming
@@ -17,16 +17,18 @@ from penstock.drafters.base import Weights
 from penstock.drafters.learned import LearnedOptions
 from penstock.drafters.small_model import SmallModelOptions
 from penstock.emulation.cluster import check_drafter
-from penstock.engine.options import AUTO, DEMO, EngineOptions, model_folder
+from penstock.engine.options import AUTO, DEMO, EngineOptions, check_ranks, model_folder
 from penstock.hosts.facts import HostFacts, own_facts, shared_threads, usable_cores
 from penstock.hosts.placement import (
     HERE,
+    Groups,
     check_gpus,
     devices_elsewhere,
     hosts_asked_for,
-    hosts_of_stages,
+    hosts_of_ranks,
     threads_elsewhere,
 )
+from penstock.pipeline.base import RankPlace
 from penstock.requests.slots import speculative_slots
 from penstock.speculation import SpeculativeConfig
 
@@ -72,10 +74,23 @@ class Resolved:
     speculative_slots: int
     prefill_times: PrefillTimes | None = None
     """Times of the stages, where all are real and have been measured; None otherwise."""
+    ranks: tuple[tuple[RankPlace, ...], ...] = ()
+    """The places of each stage's ranks, the first one's first; empty where every stage has one."""
 
     @property
     def stages(self) -> int:
         return len(self.layers)
+
+    @property
+    def groups(self) -> Groups:
+        """The hosts of each stage's ranks, as plans name them."""
+        placed = tuple(tuple(place.host for place in ranks) for ranks in self.ranks)
+        return placed or tuple((host,) for host in self.hosts)
+
+    @property
+    def all_hosts(self) -> tuple[str, ...]:
+        """The host of every rank, stage by stage."""
+        return tuple(chain.from_iterable(self.groups))
 
     @property
     def capacity(self) -> int:
@@ -103,7 +118,7 @@ def resolve_options(options: EngineOptions, living: Mapping[str, HostFacts] | No
     assert not isinstance(cluster, str)
     checkpoint = open_checkpoint(model_folder(options.model, "target"))
     check_numerics(options.numerics, options.device)
-    check_loads(checkpoint, options.numerics, options.tensor_parallel_size)
+    check_ranks_load(checkpoint, options)
     quantization = weights_format(options.quantization, options.device, checkpoint)
     options = replace(options, dtype=computed_in(options, checkpoint, quantization, living or {}))
     draft = speculator = None
@@ -122,8 +137,8 @@ def resolve_options(options: EngineOptions, living: Mapping[str, HostFacts] | No
             check_loads(draft)
     check_layers(options, checkpoint.num_layers)
     layers = tuple(split_layers(options, checkpoint, cluster))
-    hosts = hosts_of_stages(options.hosts, cluster, len(layers))
-    devices = devices_of(options, hosts, living or {})
+    groups = hosts_of_ranks(options.hosts, cluster, len(layers), options.tensor_parallel_size)
+    places = places_of(options, groups, living or {}, drafts=draft is not None or speculator is not None)
     if speculator is not None and speculation is not None:
         speculation.drafter_options.check_speculator(speculator, layers)
     slots = options.speculative_slots
@@ -131,22 +146,40 @@ def resolve_options(options: EngineOptions, living: Mapping[str, HostFacts] | No
     longest = options.max_model_len or min(positions_of(checkpoint), DEFAULT_MODEL_LEN)
     check(longest <= positions_of(checkpoint), "max_model_len", longest, f"at most {positions_of(checkpoint)}")
     return Resolved(
-        options,
-        checkpoint,
-        quantization,
-        draft,
-        drafter_quantization(options, speculation, draft),
-        speculator,
-        cluster,
-        speculation,
-        layers,
-        hosts,
-        devices,
-        threads_of(options, cluster, hosts, living or {}, drafts=draft is not None or speculator is not None),
-        longest,
-        options.kv_slots or max(2 * longest, DEFAULT_MODEL_LEN),
-        speculative_slots(len(layers), most_rows) if slots is None else slots,
+        options=options,
+        checkpoint=checkpoint,
+        quantization=quantization,
+        draft=draft,
+        draft_quantization=drafter_quantization(options, speculation, draft),
+        speculator=speculator,
+        cluster=cluster,
+        speculation=speculation,
+        layers=layers,
+        max_model_len=longest,
+        kv_slots=options.kv_slots or max(2 * longest, DEFAULT_MODEL_LEN),
+        speculative_slots=speculative_slots(len(layers), most_rows) if slots is None else slots,
+        **places,
     )
+
+
+def check_ranks_load(checkpoint: Checkpoint, options: EngineOptions) -> None:
+    """Raise ConfigError if the layers do not load, naming the field that asks for more ranks than can share them."""
+    from penstock.models.loader import check_loads
+
+    cluster = options.cluster
+    if not isinstance(cluster, Cluster) or cluster.emulated:
+        check_loads(checkpoint, options.numerics, options.tensor_parallel_size)
+        return
+    sizes = [len(stage.devices) for stage in cluster.stages]
+    size, largest = max(sizes), sizes.index(max(sizes))
+    try:
+        check_ranks(size, options)
+        check_loads(checkpoint, options.numerics, size)
+    except FieldError as error:
+        if error.field != "tensor_parallel_size":
+            raise
+        problem = f"name {size}, as ranks of one stage; tensor_parallel_size {error.problem}"
+        raise FieldError(f"stages[{largest}].devices", problem) from error
 
 
 def drafter_quantization(
@@ -211,6 +244,34 @@ def devices_of(options: EngineOptions, hosts: Sequence[str], living: Mapping[str
     return (*(devices[stage] for stage in range(len(hosts))), own[-1])
 
 
+def places_of(
+    options: EngineOptions, groups: Groups, living: Mapping[str, HostFacts], *, drafts: bool
+) -> dict[str, Any]:
+    """The fields of ``Resolved`` that say where stages and their ranks are, for ranks on the hosts ``groups``."""
+    cluster = options.cluster
+    assert not isinstance(cluster, str)
+    hosts = tuple(group[0] for group in groups)
+    places: dict[str, Any] = {"hosts": hosts, "devices": devices_of(options, hosts, living), "ranks": ()}
+    *each, drafting = threads_of(options, cluster, tuple(chain.from_iterable(groups)), living, drafts=drafts)
+    if len(each) > len(groups):
+        threads = iter(each)
+        ranks = tuple(tuple(RankPlace(host=host, threads=next(threads)) for host in group) for group in groups)
+        if options.threads is not None:
+            ranks = tuple(map(sharing_threads, ranks))
+        places["ranks"], each = ranks, [sum(place.threads for place in group) for group in ranks]
+    return places | {"threads": (*each, drafting)}
+
+
+def sharing_threads(group: tuple[RankPlace, ...]) -> tuple[RankPlace, ...]:
+    """The ranks of a stage, where those of one host share the threads that each of them was given."""
+    found = []
+    for rank, place in enumerate(group):
+        before, count = (sum(one.host == place.host for one in some) for some in (group[:rank], group))
+        share = place.threads * (before + 1) // count - place.threads * before // count
+        found.append(RankPlace(host=place.host, threads=max(1, share)))
+    return tuple(found)
+
+
 def threads_of(
     options: EngineOptions,
     cluster: Cluster | None,
@@ -219,7 +280,7 @@ def threads_of(
     *,
     drafts: bool,
 ) -> tuple[int, ...]:
-    """Threads of each stage, then of a drafter with weights, which is on this host.
+    """Threads of each stage, or of each rank, then of a drafter with weights, which is on this host.
 
     One thread does where the processor's cores do not set the pace: on GPUs, and in an emulated cluster.
     """
@@ -230,7 +291,7 @@ def threads_of(
         return (1,) * (stages + 1)
     stated: list[int | None] = [None] * (stages + 1)
     if cluster is not None:
-        names = [stage.devices[0] for stage in cluster.stages] + [cluster.drafter]
+        names = [name for stage in cluster.stages for name in stage.devices] + [cluster.drafter]
         stated = [None if name is None else cluster.device(name).threads for name in names]
     threads = threads_elsewhere(hosts, living, stated)
     here = [stage for stage, host in enumerate(hosts) if not host] + [stages] * drafts
@@ -260,11 +321,16 @@ def split_layers(options: EngineOptions, checkpoint: Checkpoint, cluster: Cluste
         if stages is not None and len(ranges) != stages:
             raise FieldError("layer_split", f"names {len(ranges)} stages, there are {stages}")
         return ranges
-    stages = stages or len(hosts_asked_for(options.hosts, cluster))
+    stages = stages or stages_named(options)
     if cluster is not None and cluster.emulated and stages > checkpoint.num_layers:
         bounds = [round(i * checkpoint.num_layers / stages) for i in range(stages + 1)]
         return list(pairwise(bounds))
     return checkpoint.even_split(stages)
+
+
+def stages_named(options: EngineOptions) -> int:
+    """How many stages ``hosts`` means where nothing states their number: one for each host, or for each group."""
+    return max(1, len(hosts_asked_for(options.hosts, None)) // options.tensor_parallel_size)
 
 
 # --------------------------------------------------------------------------------------------------------- at a glance
@@ -411,8 +477,8 @@ def check_layers(options: EngineOptions, layers: int) -> None:
     if options.layer_split not in (None, AUTO):
         parse_layer_split(options.layer_split, layers)
         return
-    named = len(hosts_asked_for(options.hosts, None))
-    stages = len(cluster.stages) if isinstance(cluster, Cluster) else options.pipeline_parallel_size or named
+    stages = len(cluster.stages) if isinstance(cluster, Cluster) else options.pipeline_parallel_size
+    stages = stages or stages_named(options)
     if stages <= layers or (isinstance(cluster, Cluster) and cluster.emulated):
         return
     problem = f"the model has {layers} layers, and a stage needs one at least"

@@ -69,6 +69,8 @@ class EngineStats:
     """Seconds for which each stage has computed."""
     stage_heard_seconds_ago: list[float]
     """Seconds since each stage was last heard of."""
+    stage_rank_bytes: list[list[int]]
+    """Bytes of weights, keys and values that each rank of a stage holds, by stage; none for a stage of one rank."""
     last_step_seconds_ago: float | None
     """Seconds since the last result came; None before the first."""
     recovering: str | None
@@ -162,6 +164,7 @@ class Counters(Observer):
             emulated_overruns=counted["overruns"],
             stage_busy_seconds=list(self._busy),
             stage_heard_seconds_ago=[now - heard for heard in loop.pipeline.last_heartbeat],
+            stage_rank_bytes=loop.pipeline.rank_bytes,
             last_step_seconds_ago=None if self._last_result is None else now - self._last_result,
             recovering=None if recovery is None or loop.ended is not None else recovery.reason,
             resting=recovery is not None and recovery.resting,

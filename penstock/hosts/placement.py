@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 from penstock.cluster import Cluster
@@ -13,6 +14,8 @@ from penstock.core import ConfigError
 from penstock.hosts.facts import DeviceFacts, HostFacts, shared_threads
 from penstock.transport.addresses import MOST_PORT
 
+Groups = tuple[tuple[str, ...], ...]
+"""The hosts of each stage's ranks, the first one's first, as plans name them."""
 HERE: Final = "localhost"
 """The engine's own host among others. Plans name it by the empty string."""
 JOIN: Final = "join://"
@@ -106,22 +109,36 @@ def hosts_asked_for(hosts: str | None, cluster: Cluster | None) -> tuple[str, ..
         return asked_hosts(hosts).names
     if cluster is None or cluster.emulated:
         return (HERE,)
-    return tuple(dict.fromkeys(stage_hosts_of(cluster)))
-
-
-def stage_hosts_of(cluster: Cluster) -> list[str]:
-    return [cluster.device(stage.devices[0]).host for stage in cluster.stages]
+    return tuple(dict.fromkeys(cluster.device(name).host for stage in cluster.stages for name in stage.devices))
 
 
 def hosts_of_stages(hosts: str | None, cluster: Cluster | None, stages: int) -> tuple[str, ...]:
     """The host of each stage, as plans name it."""
+    return tuple(group[0] for group in hosts_of_ranks(hosts, cluster, stages))
+
+
+def hosts_of_ranks(hosts: str | None, cluster: Cluster | None, stages: int, ranks: int = 1) -> Groups:
+    """The hosts of each stage's ranks, of which it has so many unless a cluster says otherwise, as plans name them."""
     if hosts is None and cluster is not None and not cluster.emulated:
-        return tuple(in_plans(name) for name in stage_hosts_of(cluster))
-    return spread(hosts_asked_for(hosts, cluster), stages)
+        return tuple(tuple(in_plans(cluster.device(name).host) for name in stage.devices) for stage in cluster.stages)
+    return grouped(spread(hosts_asked_for(hosts, cluster), stages * ranks), [ranks] * stages)
+
+
+def ranks_said(group: Sequence[str]) -> str:
+    """The ranks of a stage for people, by their hosts: "2 ranks", or "2 ranks on a + b"; empty for one."""
+    named = list(dict.fromkeys(host or HERE for host in group))
+    where = f" on {' + '.join(named)}" if len(named) > 1 else ""
+    return f"{len(group)} ranks{where}" if len(group) > 1 else ""
+
+
+def grouped(hosts: Sequence[str], sizes: Iterable[int]) -> Groups:
+    """The hosts of all ranks in order, stage by stage: so many for each."""
+    left = iter(hosts)
+    return tuple(tuple(islice(left, size)) for size in sizes)
 
 
 def spread(names: Sequence[str], stages: int) -> tuple[str, ...]:
-    """The host of each stage, as plans name it: neighbours share a host. Hosts beyond the stages' number are spares."""
+    """The host of each stage, or rank, as plans name it: neighbours share one. Hosts beyond their number are spares."""
     used = names[:stages]
     # Runs of consecutive stages, so that most hidden states stay on their host; lengths differ by one at most.
     return tuple(in_plans(used[stage * len(used) // stages]) for stage in range(stages))

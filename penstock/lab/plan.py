@@ -207,7 +207,7 @@ def remarks(planning: Planning, chosen: Choice, more: Choice | None) -> Iterator
         "links free."
     )
     if any(stage.tensor_parallel for stage in chosen.cluster.stages):
-        yield "Devices joined by + are tensor parallel ranks, which are simulated and emulated, and not run yet."
+        yield "Devices joined by + are the tensor parallel ranks of one stage, which share every layer of it."
     if (out := left_out(planning, chosen)) or chosen.cluster.drafter is not None:
         drafter = f"The drafter runs on {chosen.cluster.drafter}" if chosen.cluster.drafter else "Nothing drafts"
         yield f"{drafter}, the engine on {chosen.cluster.engine}" + (f"; left out: {some_of(out)}." if out else ".")

@@ -11,7 +11,19 @@ import msgspec
 from penstock.core import PenstockError
 from penstock.emulation.stage import StageEmulation
 from penstock.files import AUTO
-from penstock.messages import MOST, MOST_LAYERS, Address, Batch, Cancel, FilePath, Index, Label, Message, Result
+from penstock.messages import (
+    MOST,
+    MOST_LAYERS,
+    MOST_RANKS,
+    Address,
+    Batch,
+    Cancel,
+    FilePath,
+    Index,
+    Label,
+    Message,
+    Result,
+)
 from penstock.transport.addresses import LinkSecurity
 
 # ----------------------------------------------------------------------------------------------------------------- plan
@@ -19,8 +31,6 @@ from penstock.transport.addresses import LinkSecurity
 
 MOST_THREADS: Final = 1024
 """The most threads of a stage."""
-MOST_RANKS: Final = 64
-"""The most ranks of a stage."""
 
 
 class TapSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,6 +39,28 @@ class TapSpec(msgspec.Struct, frozen=True, kw_only=True):
     layers: Annotated[tuple[Index, ...], msgspec.Meta(max_length=MOST_LAYERS)]
     address: Address
     session: Label
+
+
+Threads = Annotated[int, msgspec.Meta(ge=1, le=MOST_THREADS)]
+
+
+class RankPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """The host of one rank of a stage, as its launcher is named, and the threads that it computes with there."""
+
+    host: Label = ""
+    threads: Threads = 1
+
+
+class RankLink(msgspec.Struct, frozen=True, kw_only=True):
+    """The place of a process among the ranks of a stage on several hosts.
+
+    ``secret`` begins all connections between them, as a session's does. The first rank listens for the others at
+    ``leader``; its own is empty, since nobody knows its address before it does.
+    """
+
+    rank: Annotated[int, msgspec.Meta(ge=0, lt=MOST_RANKS)]
+    secret: Label
+    leader: Address | None = None
 
 
 class StagePlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,10 +85,12 @@ class StagePlan(msgspec.Struct, frozen=True, kw_only=True):
     """The target's vocabulary, for a drafter, too."""
     gives_back: bool = False
     """Whether layers with a limited reach free slots that are out of reach. Only where no requests share slots."""
-    threads: Annotated[int, msgspec.Meta(ge=1, le=MOST_THREADS)] = 1
+    threads: Threads = 1
     """How many threads compute, where the stage has a process of its own; its ranks share them."""
     ranks: Annotated[int, msgspec.Meta(ge=1, le=MOST_RANKS)] = 1
     """How many processes share every layer, as the ranks of a tensor parallel group."""
+    places: Annotated[tuple[RankPlace, ...], msgspec.Meta(max_length=MOST_RANKS)] = ()
+    """The places of the ranks, in order, where they are not all on ``host``: the first one's is."""
     tap: TapSpec | None = None
     target: FilePath = ""
     """The target whose features a learned drafter reads; ``model`` is then the drafter's checkpoint. Else empty."""
@@ -88,6 +122,8 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
     bind: Annotated[str, msgspec.Meta(max_length=256)]
     engine: Address
     plan: StagePlan
+    link: RankLink | None = None
+    """The process's place among the ranks of a stage on several hosts; None elsewhere."""
     security: LinkSecurity | None = None
     private_network: bool = False
 
@@ -112,6 +148,11 @@ class Pipeline(Protocol):
 
         A stage sends nothing while it computes: a long silence is a long computation, or one that will not end.
         """
+        ...
+
+    @property
+    def rank_bytes(self) -> list[list[int]]:
+        """Bytes of weights, keys and values of each rank, by stage; none for a stage of one. From any thread."""
         ...
 
     def submit(self, batch: Batch) -> None: ...

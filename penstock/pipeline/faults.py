@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
+
+from penstock.messages import Delivery, Failed, Frame
+
+log = logging.getLogger(__name__)
 
 ANY_STAGE: Final = -1
 """The number that stands for an unknown stage of a pipeline."""
@@ -14,6 +19,20 @@ FAULTS_WITHIN_S: Final = 600.0
 """A host is cut off when its stages have failed MOST_FAULTS times within this many seconds."""
 RECALL_S: Final = 1.0
 """Seconds that stages have to say what a batch was: fewer than an ended connection waits for a better cause."""
+
+
+Owner = Callable[[Delivery, Sequence[Frame]], bool]
+"""Takes in a message with its frames, and returns whether the engine now has something to do."""
+
+
+def handed(owner: Owner, delivery: Delivery, frames: Sequence[Frame]) -> bool:
+    """Hand a message to its owner. If that fails, only the owner's pipeline is lost."""
+    try:
+        return owner(delivery, frames)
+    except Exception as error:
+        log.exception("a message could not be taken in")
+        failed = Failed(stage=ANY_STAGE, cause=f"{type(delivery.message).__name__}: {type(error).__name__}: {error}")
+        return owner(Delivery(message=failed), [])
 
 
 class HostFaults:

@@ -23,6 +23,7 @@ and exit when the engine's end closes. Each then removes the folder of the socke
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import importlib
 import json
@@ -35,6 +36,7 @@ import socket
 import sys
 import tempfile
 import threading
+import time
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
@@ -65,6 +67,10 @@ MOST_CONFIG: Final = 1 << 20
 MODEL_TYPE: Final = re.compile(r"[a-z0-9_-]{1,64}")
 MOST_CAUSE: Final = 500
 """Characters of a cause. JSON makes at most six bytes of each, and a pipe writes up to 4096 bytes at once."""
+PR_SET_CHILD_SUBREAPER: Final = 36
+"""The option of Linux's prctl by which a process becomes the parent of its descendants' orphans."""
+ORPHANS_S: Final = 0.5
+"""Seconds that the server waits, as it ends, for what its stages have left: ranks, which end with them."""
 UNREACHED: Final = 3
 """The exit code of a stage that cannot reach the engine."""
 
@@ -72,6 +78,7 @@ UNREACHED: Final = 3
 def serve(lifeline: int, folder: str) -> None:
     """The server's main function. It never returns."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    adopt_orphans()
     server = Server(lifeline, folder)
     try:
         preload()
@@ -83,6 +90,16 @@ def serve(lifeline: int, folder: str) -> None:
     finally:
         server.end()
         os._exit(0)  # tearing down torch's interpreter would take a second
+
+
+def adopt_orphans() -> None:
+    """Have what a stage has forked become this process's child when the stage ends: on Linux.
+
+    A stage that is killed cannot wait for its other ranks, and a container's first process may not either: they would
+    be left as zombies.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def preload(*more: str) -> None:
@@ -212,7 +229,7 @@ class Server:
                 pid, status = os.waitpid(-1, os.WNOHANG)
                 if pid == 0:
                     return
-                if pid not in self._children:  # a library's own child
+                if pid not in self._children:  # a library's own child, or one that a stage has left
                     continue
                 name = self._children.pop(pid)
                 self._engine.sendall(exit_report(name, cause_of(os.waitstatus_to_exitcode(status))))
@@ -221,9 +238,12 @@ class Server:
         """Kill the stages, and remove the folder of the sockets."""
         for pid in self._children:
             os.kill(pid, signal.SIGKILL)
+        for pid in self._children:
+            os.waitpid(pid, 0)  # a stage that is still alive could make another socket
+        deadline = time.monotonic() + ORPHANS_S
         with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, 0):
-                pass  # a stage that is still alive could make another socket
+            while os.waitpid(-1, os.WNOHANG) != (0, 0) or time.monotonic() < deadline:
+                time.sleep(ORPHANS_S / 100)
         shutil.rmtree(self._folder, ignore_errors=True)
 
 

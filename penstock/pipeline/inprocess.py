@@ -54,6 +54,10 @@ class InProcessPipeline:
         """The present moment: the stages are as alive as the engine."""
         return [self._clock.now()] * self.stages
 
+    @property
+    def rank_bytes(self) -> list[list[int]]:
+        return [[] for _ in range(self.stages)]
+
     def submit(self, batch: Batch) -> None:
         self.tell(0, batch, self._end.sending(batch))
 

@@ -33,6 +33,7 @@ from penstock.messages import (
     MalformedMessage,
     Message,
     PrepareGrammar,
+    RanksMeet,
     Ready,
     Recall,
     Recalled,
@@ -47,10 +48,10 @@ from penstock.messages import (
 )
 from penstock.pipeline.base import Elsewhere, Launcher, StagePlan, StageSpec, TapSpec
 from penstock.pipeline.engine_end import EngineEnd, entrance
-from penstock.pipeline.faults import ANY_STAGE, RECALL_S, Blame, HostFaults
+from penstock.pipeline.faults import ANY_STAGE, RECALL_S, Blame, HostFaults, Owner, handed
 from penstock.pipeline.forkserver import ForkServer, shared_fork_server
 from penstock.pipeline.loss import LEAST_PATIENCE, Listening, Loss, Patience, Silence, Source
-from penstock.pipeline.stage_process import StageProcess, living, take
+from penstock.pipeline.stage_process import StageProcess, living, take, with_ranks
 from penstock.stage.visibility import ProtocolError
 from penstock.transport.addresses import IPC, LinkSecurity
 from penstock.transport.inbox import Inbox
@@ -66,20 +67,6 @@ CLOSE_TIMEOUT = 5.0
 """Seconds that stages may take to leave before they are killed."""
 EXIT_LOOK_EVERY = 0.05
 """Seconds between two checks for ended processes that the fork server may not report."""
-
-
-Owner = Callable[[Delivery, Sequence[Frame]], bool]
-"""Takes in a message with its frames, and returns whether the engine now has something to do."""
-
-
-def handed(owner: Owner, delivery: Delivery, frames: Sequence[Frame]) -> bool:
-    """Hand a message to its owner. If that fails, only the owner's pipeline is lost."""
-    try:
-        return owner(delivery, frames)
-    except Exception as error:
-        log.exception("a message could not be taken in")
-        failed = Failed(stage=ANY_STAGE, cause=f"{type(delivery.message).__name__}: {type(error).__name__}: {error}")
-        return owner(Delivery(message=failed), [])
 
 
 OnBroken = Callable[[], None]
@@ -260,15 +247,17 @@ class ProcessHost:
         if found is not None:
             return found
         process = StageProcess(plan, self.launcher(plan.host))
-        self._processes[process.name] = process
-        # Before the start, so that no end can be missed.
-        process.launcher.listen(process.name, self._report_pipe)
+        process.ranks = [StageProcess(plan, self.launcher(place.host), reported=True) for place in plan.places[1:]]
+        for one in with_ranks([process]):
+            self._processes[one.name] = one
+            # Before the start, so that no end can be missed.
+            one.launcher.listen(one.name, self._report_pipe)
         return process
 
     def keep(self, processes: Sequence[StageProcess]) -> None:
         """Keep these processes for later pipelines; they are in none now."""
         for process in processes:
-            process.on_end = None
+            process.watched(None)
         self._unused += processes
 
     def end_unused(self) -> None:
@@ -277,6 +266,7 @@ class ProcessHost:
 
     def end(self, processes: Sequence[StageProcess], seconds: float = 0.0) -> None:
         """End processes. Those that have not left after ``seconds`` are killed."""
+        processes = with_ranks(processes)
         try:
             self._wait_until_gone(processes, seconds)
         finally:
@@ -370,7 +360,7 @@ class ProcessPipeline:
     def _call(self, index: int, plan: StagePlan) -> None:
         """Start a process as a stage of this pipeline, or call a running one into it."""
         process = self._processes[index]
-        process.on_end = partial(self._on_exit, index, Source.PROCESS)
+        process.watched(partial(self._on_exit, index, Source.PROCESS))
         spec = self._spec(index, plan)
         if process.address:
             self._start_by[index] = self._host.now() + max(LEAST_PATIENCE, process.patience)
@@ -412,6 +402,10 @@ class ProcessPipeline:
     @property
     def last_heartbeat(self) -> list[float]:
         return list(self._last_heartbeat)
+
+    @property
+    def rank_bytes(self) -> list[list[int]]:
+        return [[one.weights + one.kv for one in started.ranks] for _, started in sorted(self.started.items())]
 
     def submit(self, batch: Batch) -> None:
         self._rows.append(len(batch.rows))
@@ -488,7 +482,7 @@ class ProcessPipeline:
 
     def _may_go_on(self, index: int) -> bool:
         process = self._processes[index]
-        return not process.gone and not process.distrusted and process.launcher.alive
+        return process.usable and process.launcher.alive
 
     def _leave(self, ending: Sequence[StageProcess], seconds: float) -> None:
         """End the session and these processes; those that have not left after ``seconds`` are killed."""
@@ -536,6 +530,7 @@ class ProcessPipeline:
             bind=self._host.bind_address(self._processes[index].name[:8]),
             engine=self._host.inbox.address,
             plan=plan,
+            link=self._processes[index].link,
             security=self._host.security,
             private_network=self._host.private_network,
         )
@@ -549,6 +544,10 @@ class ProcessPipeline:
         if isinstance(message, Loading) and len(self.started) < self.stages and message.stage < self.stages:
             self._give_time(message)
             self._tell_loading(message)
+            return False
+        if isinstance(message, RanksMeet) and len(self.started) < self.stages and message.stage < self.stages:
+            spec = self._spec(message.stage, self._plans[message.stage])
+            self._processes[message.stage].meet(spec, message.address, self._host.bind_address)
             return False
         if isinstance(message, Started) and len(self.started) < self.stages and message.stage < self.stages:
             self.started[message.stage] = message
@@ -617,7 +616,9 @@ class ProcessPipeline:
         if message.unusable == "batch" and 0 < message.stage < self.stages:  # stage 0 has its batches from the engine
             self._blame.complain(message.stage, f"cannot use what it has sent: {message.cause}", message.details)
         else:  # nobody is at fault who was sent a message by nobody knows whom: that it has ended is all that is known
-            source = Source.PROCESS if message.unusable == "message" else Source.STAGE
+            source = Source.PROCESS if message.unusable in ("message", "rank") else Source.STAGE
+            if message.unusable == "rank" and 0 <= message.stage < self.stages:
+                self._processes[message.stage].distrusted = True  # it is about to end, too
             self._lose(message.stage, source, message.cause, message.details)
 
     def _inquire(self, result: Result, complaint: str) -> None:

@@ -1,4 +1,12 @@
-"""The processes of a tensor parallel stage: the stage's own leads, and forks the others before it loads anything."""
+"""The processes of a tensor parallel stage.
+
+The stage's own leads. On its host it forks the others before it loads anything. Over several hosts each rank is a
+process that the engine has started, the others once the first one listens for them:
+
+    engine   starts rank 0                starts the others there
+    rank 0      '--> listens, RanksMeet --'   loads               hears them, says where each is | joins the pipeline
+    others                                    '--> load, Loaded --'                              | follow
+"""
 
 from __future__ import annotations
 
@@ -11,10 +19,13 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from penstock.core import ConfigError
-from penstock.pipeline.base import StagePlan
+from penstock.messages import RankBytes
+from penstock.pipeline.base import StagePlan, StageSpec
 from penstock.pipeline.engine_end import compute_with, load_layers
-from penstock.stage.exchange import SharedExchange, StageRankLost, exchanges
+from penstock.stage.exchange import RankExchange, SharedExchange, StageRankLost, exchanges
 from penstock.stage.follower import Leader, Loaded, follow, say_loaded
+from penstock.stage.linked import LinkedExchange
+from penstock.transport.outbox import Sockets
 
 PR_SET_PDEATHSIG: Final = 1
 """The option of Linux's prctl that names the signal which a process gets when its parent ends."""
@@ -28,11 +39,11 @@ class RankLoadError(ConfigError):
 
 @contextlib.contextmanager
 def led(plan: StagePlan) -> Iterator[Leader | None]:
-    """Start the other ranks of a stage, and end them with the block. None for a stage of one.
+    """Start the other ranks of a stage on one host, and end them with the block. None for any other stage.
 
     They are forked from this process while it has one thread that matters and nothing loaded, and end with it.
     """
-    if plan.ranks == 1:
+    if plan.ranks == 1 or plan.places:
         yield None
         return
     ends, parent = exchanges(plan.ranks), os.getpid()
@@ -55,6 +66,25 @@ def led(plan: StagePlan) -> Iterator[Leader | None]:
                 os.waitpid(pid, 0)
 
 
+@contextlib.contextmanager
+def linked(spec: StageSpec, sockets: Sockets) -> Iterator[LinkedExchange | None]:
+    """The end of a rank's connections to the others on several hosts. None for any other stage."""
+    if spec.link is None:
+        yield None
+        return
+    with sockets.inbox(spec.bind) as inbox:
+        yield LinkedExchange(spec.link.rank, spec.plan.ranks, spec.link.secret, inbox, sockets)
+
+
+def follow_elsewhere(spec: StageSpec, exchange: LinkedExchange) -> None:
+    """Run as a rank behind the first, which listens for this one, until that one ends."""
+    assert spec.link is not None
+    assert spec.link.leader is not None
+    exchange.connect({0: spec.link.leader})
+    with contextlib.suppress(StageRankLost):
+        serve_rank(spec.plan, spec.link.rank, exchange)
+
+
 def become_rank(plan: StagePlan, rank: int, ends: list[SharedExchange], parent: int) -> None:
     """Run as a rank's process from its beginning. It never returns."""
     code = 1
@@ -73,7 +103,8 @@ def become_rank(plan: StagePlan, rank: int, ends: list[SharedExchange], parent: 
         os._exit(code)
 
 
-def serve_rank(plan: StagePlan, rank: int, exchange: SharedExchange) -> None:
+def serve_rank(plan: StagePlan, rank: int, exchange: RankExchange) -> None:
+    """Load a rank's share, and follow the first one. Raises StageRankLost once that has ended."""
     compute_with(threads_of(plan, rank))
     try:
         layers = load_layers(plan, rank=rank)
@@ -85,8 +116,8 @@ def serve_rank(plan: StagePlan, rank: int, exchange: SharedExchange) -> None:
     follow(exchange, layers, plan.capacity, plan.vocab_size)
 
 
-def join_ranks(leader: Leader, layers: Any) -> tuple[int, int]:
-    """Join loaded ``layers`` with the other ranks'. Returns their bytes of weights, and of keys and values.
+def join_ranks(leader: Leader, layers: Any) -> list[RankBytes]:
+    """Join loaded ``layers`` with the other ranks'. Returns the bytes that each rank holds, the first one's first.
 
     Raises RankLoadError where one could not load, and StageRankLost.
     """
@@ -94,11 +125,13 @@ def join_ranks(leader: Leader, layers: Any) -> tuple[int, int]:
     if problem := next((one.problem for one in told if one.problem), ""):
         raise RankLoadError(problem)
     layers.ranks.exchange = leader.exchange
-    return sum(one.weight_bytes for one in told), sum(one.kv_bytes for one in told)
+    return [RankBytes(weights=one.weight_bytes, kv=one.kv_bytes) for one in (layers, *told)]
 
 
 def threads_of(plan: StagePlan, rank: int) -> int:
-    """A rank's part of the threads of its stage: as many as the others, or one more, and one at least."""
+    """A rank's threads: those of its place, or a part of its stage's, as many as the others or one more."""
+    if plan.places:
+        return plan.places[rank].threads
     return max(1, plan.threads * (rank + 1) // plan.ranks - plan.threads * rank // plan.ranks)
 
 

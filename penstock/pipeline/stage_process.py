@@ -5,11 +5,13 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
 
 from msgspec.structs import replace
 
 from penstock.files import AUTO, EXACT
-from penstock.pipeline.base import Launcher, StagePlan
+from penstock.pipeline.base import Launcher, RankLink, StagePlan, StageSpec
 
 
 @dataclass(eq=False)
@@ -28,13 +30,45 @@ class StageProcess:
     distrusted: bool = False
     """Whether it was silent for too long, or broke the protocol."""
     reported: bool = False
-    """Whether its end has been reported."""
+    """Whether its end has been reported, or nobody has started it."""
     on_end: Callable[[str], None] | None = None
     """Called with the cause when it has ended."""
+    secret: str = field(default_factory=lambda: secrets.token_hex(16))
+    """The secret of the connections between the ranks, where these are on several hosts."""
+    ranks: list[StageProcess] = field(default_factory=list)
+    """The processes of the ranks behind the first, where these are on several hosts: their ends are this one's."""
+    met: bool = False
+    """Whether they have been started."""
 
     @property
     def gone(self) -> bool:
         return self.reported or self.launcher.ended(self.name)
+
+    @property
+    def usable(self) -> bool:
+        """Whether it can serve a pipeline: it lives, and so do the other ranks."""
+        return not any(one.gone or one.distrusted for one in (self, *self.ranks))
+
+    @property
+    def link(self) -> RankLink | None:
+        """Its place as the first of ranks on several hosts."""
+        return RankLink(rank=0, secret=self.secret) if self.ranks else None
+
+    def watched(self, on_end: Callable[[str], None] | None) -> None:
+        """Have ``on_end`` called with the cause when this process has ended, or that of another rank."""
+        self.on_end = on_end
+        for rank, one in enumerate(self.ranks, start=1):
+            one.on_end = None if on_end is None else partial(rank_ended, on_end, rank)
+
+    def meet(self, spec: StageSpec, address: str, bind: Callable[[str], str]) -> None:
+        """Start the other ranks, now that the first listens for them at ``address``. ``bind``: addresses by names."""
+        if self.met:
+            return
+        self.met = True
+        for rank, one in enumerate(self.ranks, start=1):
+            link = RankLink(rank=rank, secret=self.secret, leader=address)
+            one.reported = False
+            one.launcher.start(replace(spec, process=one.name, bind=bind(one.name[:8]), link=link))
 
     def end(self, cause: str) -> None:
         """Note that it has ended."""
@@ -53,12 +87,13 @@ def held(plan: StagePlan) -> StagePlan:
     An engine asks for exact numerics only where it has them, so that a process loaded with "auto" computes the same.
     """
     numerics = AUTO if plan.numerics == EXACT else plan.numerics
-    return replace(plan, numerics=numerics, threads=1, tap=None, emulation=None)
+    places = tuple(replace(place, threads=1) for place in plan.places)
+    return replace(plan, numerics=numerics, threads=1, places=places, tap=None, emulation=None)
 
 
 def take(processes: list[StageProcess], plan: StagePlan) -> StageProcess | None:
     """Remove and return a living process that holds what the plan needs; None if there is none."""
-    found = next((one for one in processes if one.holds(plan) and not one.gone), None)
+    found = next((one for one in processes if one.holds(plan) and one.usable), None)
     if found is not None:
         processes.remove(found)
     return found
@@ -66,3 +101,12 @@ def take(processes: list[StageProcess], plan: StagePlan) -> StageProcess | None:
 
 def living(processes: Iterable[StageProcess]) -> list[StageProcess]:
     return [one for one in processes if not one.gone]
+
+
+def with_ranks(processes: Iterable[StageProcess]) -> list[StageProcess]:
+    """These processes and those of their other ranks, each once."""
+    return list(dict.fromkeys(chain.from_iterable((one, *one.ranks) for one in processes)))
+
+
+def rank_ended(on_end: Callable[[str], None], rank: int, cause: str) -> None:
+    on_end(f"rank {rank}: {cause}")

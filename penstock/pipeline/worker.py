@@ -35,6 +35,7 @@ from penstock.messages import (
     MalformedMessage,
     Message,
     PrepareGrammar,
+    RanksMeet,
     Recall,
     Recalled,
     Rejoin,
@@ -48,8 +49,9 @@ from penstock.messages import (
 from penstock.pipeline.base import StageSpec
 from penstock.pipeline.engine_end import compute_with, load_layers, make_core, make_driver
 from penstock.pipeline.loss import EngineUnreached
-from penstock.pipeline.ranks import join_ranks, led, threads_of
+from penstock.pipeline.ranks import follow_elsewhere, join_ranks, led, linked, threads_of
 from penstock.stage.driver import Core, Outgoing, UnexpectedMessage
+from penstock.stage.exchange import StageRankLost
 from penstock.stage.follower import Leader
 from penstock.stage.grammar import GrammarMasks
 from penstock.stage.grammar_process import GrammarProcess
@@ -164,8 +166,14 @@ def run(spec: StageSpec) -> None:
     with (
         led(spec.plan) as leader,  # forks, and therefore comes first
         Sockets(spec.security, spec.private_network) as sockets,
+        linked(spec, sockets) as exchange,
         sockets.inbox(spec.bind) as inbox,
     ):
+        if exchange is not None and exchange.rank:
+            follow_elsewhere(spec, exchange)
+            return
+        if exchange is not None:
+            leader = Leader(exchange)
         layers: Any = None
         following: StageSpec | None = spec
         while following is not None:
@@ -232,17 +240,19 @@ class Worker:
         self._following: StageSpec | None = None
         compute_with(threads_of(spec.plan, 0))
         if layers is None:
+            if leader is not None and leader.exchange.address:
+                self._tell_engine(RanksMeet(stage=spec.index, address=leader.exchange.address))
             with returned_at_once():
                 layers = load_layers(spec.plan, self._tell_reading)
             layers.grammars = GrammarProcess(*layers.grammars.over)
-            layers.held_elsewhere = (0, 0) if leader is None else join_ranks(leader, layers)
+            layers.rank_bytes = [] if leader is None else join_ranks(leader, layers)
         else:
             layers.forget()
         self.layers = layers
         if leader is not None:
             leader.begin()
-            for peer in leader.exchange.peers.values():
-                inbox.watch(peer.fileno(), leader.check)
+            for descriptor in leader.exchange.descriptors:
+                inbox.watch(descriptor, leader.check)
         # Read once: asking a checkpoint's configuration takes as long as a message.
         self._width = layers.hidden_size
         self._entering, self._leaving = layers.entering_width, layers.leaving_width
@@ -254,9 +264,10 @@ class Worker:
         started = Started(
             stage=spec.index,
             address=inbox.address,
-            kv_bytes=layers.kv_bytes + layers.held_elsewhere[1],
-            weight_bytes=layers.weight_bytes + layers.held_elsewhere[0],
+            kv_bytes=layers.kv_bytes + sum(one.kv for one in layers.rank_bytes[1:]),
+            weight_bytes=layers.weight_bytes + sum(one.weights for one in layers.rank_bytes[1:]),
             exact=layers.exact,
+            ranks=layers.rank_bytes,
         )
         self._tell_engine(started)
         self._beat_at = time.monotonic() + HEARTBEAT
@@ -296,8 +307,8 @@ class Worker:
             self._sockets.disconnect(outbox)
         self._grammars.close()
         if self._leader is not None:
-            for peer in self._leader.exchange.peers.values():
-                self._inbox.unwatch(peer.fileno())
+            for descriptor in self._leader.exchange.descriptors:
+                self._inbox.unwatch(descriptor)
         if isinstance(self._core, BackgroundCore):
             self._core.close()
 
@@ -344,6 +355,8 @@ class Worker:
         if time.monotonic() < self._beat_at:
             return
         self._look_at_links()
+        if self._leader is not None:
+            self._leader.check()
         self._beat_at = time.monotonic() + HEARTBEAT
         if self._acknowledged:
             self._tell_engine(Heartbeat(stage=self._spec.index))
@@ -411,9 +424,11 @@ class Worker:
 
 
 def unusable(error: Exception) -> str:
-    """Whether an error comes of a batch, of another message or of neither, in the words of ``Failed``."""
+    """Whether an error comes of a batch, of another message, of another rank or of none, in the words of ``Failed``."""
     if isinstance(error, ProtocolError | MalformedBatch):
         return "batch"
+    if isinstance(error, StageRankLost):
+        return "rank"
     return "message" if isinstance(error, FeaturesError | MalformedMessage | UnexpectedMessage) else ""
 
 

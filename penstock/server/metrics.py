@@ -150,3 +150,9 @@ class EngineCollector(Collector):
             heard.add_metric([self._model, str(stage)], seconds)
         yield busy
         yield heard
+        text = "Weights, keys and values that a rank of a stage holds; of stages with several ranks."
+        held = GaugeMetricFamily("penstock:stage_rank_bytes", text, labels=[*labels, "rank"])
+        for stage, ranks in enumerate(stats.stage_rank_bytes):
+            for rank, count in enumerate(ranks):
+                held.add_metric([self._model, str(stage), str(rank)], count)
+        yield held

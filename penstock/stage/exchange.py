@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import mmap
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 
@@ -32,8 +32,54 @@ class StageRankLost(PenstockError):
     """Another rank of the stage has ended."""
 
 
+class RankExchange(Protocol):
+    """One rank's end of an exchange, over shared memory or connections: rows to gather, and messages beside them.
+
+    All methods raise StageRankLost where another rank has ended.
+    """
+
+    rank: int
+
+    @property
+    def peers(self) -> Iterable[int]:
+        """The numbers of the other ranks."""
+        ...
+
+    @property
+    def address(self) -> str:
+        """The address at which this rank listens for the others; empty where all were joined from the beginning."""
+        ...
+
+    @property
+    def descriptors(self) -> list[int]:
+        """File descriptors of which one is readable when another rank has ended."""
+        ...
+
+    def gather(self, rows_NW: np.ndarray, bounds: Sequence[int]) -> None:
+        """Fill in the other ranks' columns: see ``models.shares.Exchange``."""
+        ...
+
+    def send(self, peer: int, message: bytes) -> None:
+        """Send a message beside the rows."""
+        ...
+
+    def receive(self, peer: int) -> bytes:
+        """The next message of another rank."""
+        ...
+
+    def check(self) -> None:
+        """Raise StageRankLost if another rank has ended. Only while none has anything to say."""
+        ...
+
+    def connect(self, addresses: Mapping[int, str]) -> None:
+        """Connect to the ranks that listen at these addresses, by their numbers."""
+        ...
+
+
 class SharedExchange:
     """One rank's end of the exchange. ``peers`` are the sockets to the others, ``memory`` is what all have mapped."""
+
+    address = ""
 
     def __init__(self, rank: int, memory: mmap.mmap, peers: Mapping[int, socket.socket]) -> None:
         self.rank = rank
@@ -67,8 +113,19 @@ class SharedExchange:
         """The next message of another rank. Raises StageRankLost."""
         return self._receive(peer, int.from_bytes(self._receive(peer, LENGTH)))
 
-    def check(self, peer: int) -> None:
+    @property
+    def descriptors(self) -> list[int]:
+        return [peer.fileno() for peer in self.peers.values()]
+
+    def connect(self, addresses: Mapping[int, str]) -> None:
+        """Do nothing: the ranks were joined before they were forked."""
+
+    def check(self) -> None:
         """Raise StageRankLost if a rank that has nothing to say has ended."""
+        for peer in self.peers:
+            self._check(peer)
+
+    def _check(self, peer: int) -> None:
         try:
             ended = not self.peers[peer].recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:

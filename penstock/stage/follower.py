@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import msgspec
 
-from penstock.messages import MOST, Batch
-from penstock.stage.exchange import SharedExchange
+from penstock.messages import MOST, MOST_RANKS, Address, Batch
+from penstock.stage.exchange import RankExchange
 from penstock.stage.visibility import BatchView, Visibility
 
 
@@ -25,16 +25,27 @@ class Step(msgspec.Struct, tag="step", kw_only=True):
 
 
 class Loaded(msgspec.Struct, tag="loaded", kw_only=True):
-    """A rank has loaded its share, which takes so many bytes. A ``problem`` says why it could not."""
+    """A rank has loaded its share, which takes so many bytes. A ``problem`` says why it could not.
+
+    Others reach it at ``address``, where they were not joined from the beginning.
+    """
 
     weight_bytes: int = 0
     kv_bytes: int = 0
     problem: str = ""
+    address: Address | None = None
+
+
+class Meet(msgspec.Struct, tag="meet", kw_only=True):
+    """The addresses of all ranks, in order, once they have loaded: each connects to those that it has not met yet."""
+
+    addresses: Annotated[list[Address], msgspec.Meta(max_length=MOST_RANKS)]
 
 
 _encode = msgspec.msgpack.Encoder().encode
 _step = msgspec.msgpack.Decoder(Begin | Step)
 _loaded = msgspec.msgpack.Decoder(Loaded)
+_meet = msgspec.msgpack.Decoder(Meet)
 
 
 class ShareOfLayers(Protocol):
@@ -52,12 +63,17 @@ class ShareOfLayers(Protocol):
 class Leader:
     """The first rank's hold on the others."""
 
-    def __init__(self, exchange: SharedExchange) -> None:
+    def __init__(self, exchange: RankExchange) -> None:
         self.exchange = exchange
 
     def loaded(self) -> list[Loaded]:
-        """The others' reports, once all of them have loaded. Raises StageRankLost."""
-        return [_loaded.decode(self.exchange.receive(peer)) for peer in self.exchange.peers]
+        """The others' reports, once all of them have loaded and know each other. Raises StageRankLost."""
+        told = {peer: _loaded.decode(self.exchange.receive(peer)) for peer in self.exchange.peers}
+        addresses = {peer: one.address for peer, one in told.items() if one.address}
+        if addresses and not any(one.problem for one in told.values()):
+            self.exchange.connect(addresses)
+            self._tell(Meet(addresses=[self.exchange.address, *(addresses[peer] for peer in sorted(addresses))]))
+        return list(told.values())
 
     def begin(self) -> None:
         self._tell(Begin())
@@ -72,20 +88,23 @@ class Leader:
 
     def check(self) -> None:
         """Raise StageRankLost if another rank has ended. Only between two steps."""
-        for peer in self.exchange.peers:
-            self.exchange.check(peer)
+        self.exchange.check()
 
-    def _tell(self, message: Begin | Step) -> None:
+    def _tell(self, message: Begin | Step | Meet) -> None:
         told = _encode(message)
         for peer in self.exchange.peers:
             self.exchange.send(peer, told)
 
 
-def say_loaded(exchange: SharedExchange, told: Loaded) -> None:
-    exchange.send(0, _encode(told))
+def say_loaded(exchange: RankExchange, told: Loaded) -> None:
+    """Tell the first rank, and meet the others where they were not joined from the beginning. Raises StageRankLost."""
+    exchange.send(0, _encode(msgspec.structs.replace(told, address=exchange.address or None)))
+    if exchange.address and not told.problem:
+        addresses = _meet.decode(exchange.receive(0)).addresses
+        exchange.connect({peer: addresses[peer] for peer in exchange.peers if peer})
 
 
-def follow(exchange: SharedExchange, layers: ShareOfLayers, capacity: int, vocab_size: int = MOST) -> None:
+def follow(exchange: RankExchange, layers: ShareOfLayers, capacity: int, vocab_size: int = MOST) -> None:
     """Compute what the first rank says until it ends, which raises StageRankLost."""
     visibility = Visibility(capacity, vocab_size)
     while True:

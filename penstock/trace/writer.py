@@ -26,6 +26,7 @@ from penstock.engine.loop import Observer
 from penstock.engine.run_log import LoggedBatch, RunLog
 from penstock.estimates.drafts import DraftTiming
 from penstock.hosts.facts import usable_cores
+from penstock.hosts.placement import ranks_said
 from penstock.messages import Batch, Result, Span
 from penstock.requests.request import Request
 
@@ -254,16 +255,16 @@ def trace_writer(
     ``clock_errors``: seconds by which the times of a host's stages may be wrong relative to this host's, by host.
     """
     row_bytes, shared = feature_bytes(setup), shared_cores(setup)
-    cluster = setup.cluster
+    cluster, said = setup.cluster, [f", {ranks}" if (ranks := ranks_said(group)) else "" for group in setup.groups]
     if cluster is None:
         names = [
-            f"stage {i}: layers {first}-{last - 1}{on_host(host, clock_errors or {})}"
-            for i, ((first, last), host) in enumerate(zip(setup.layers, setup.hosts, strict=True))
+            f"stage {i}: layers {first}-{last - 1}{on_host(host, clock_errors or {})}{ranks}"
+            for i, ((first, last), host, ranks) in enumerate(zip(setup.layers, setup.hosts, said, strict=True))
         ]
         return TraceWriter(names, f"penstock: {setup.options.model}", drafter, row_bytes, shared)
     names = [
-        f"stage {i}: {', '.join(stage.devices)}{on_host(host, clock_errors or {})}"
-        for i, (stage, host) in enumerate(zip(cluster.stages, setup.hosts, strict=True))
+        f"stage {i}: {', '.join(stage.devices)}{on_host(host, clock_errors or {})}{ranks}"
+        for i, (stage, host, ranks) in enumerate(zip(cluster.stages, setup.hosts, said, strict=True))
     ]
     label = f" ({EMULATED})" if cluster.emulated else ""
     title = f"penstock: {setup.options.model} on cluster {cluster.name}{label}"
@@ -282,6 +283,8 @@ def shared_cores(setup: Resolved) -> SharedCores | None:
     if setup.emulated or setup.options.device != "cpu":
         return None
     here = [threads for threads, host in zip(setup.threads, setup.hosts, strict=False) if not host]
+    if setup.ranks:
+        here = [place.threads for ranks in setup.ranks for place in ranks if not place.host]
     if setup.draft is not None or setup.speculator is not None:
         here.append(setup.threads[-1])
     return SharedCores(sum(here), usable_cores())

@@ -223,6 +223,10 @@ class Readable:
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
 
+    def fileno(self) -> int:
+        """The descriptor of the set itself, which is readable while one in it is."""
+        return self._selector.fileno()  # type: ignore[attr-defined,no-any-return]  # of epoll and kqueue
+
     def add(self, fd: int) -> None:
         self._selector.register(fd, selectors.EVENT_READ)
 
@@ -233,7 +237,7 @@ class Readable:
     def wait(self, seconds: float | None) -> list[int]:
         """The readable descriptors; none if ``seconds``, or slightly less, pass before. None waits without a limit."""
         if seconds is not None and seconds > 0:
-            own = self._selector.fileno()
+            own = self.fileno()
             if own >= SELECTABLE:
                 # ``selectors`` rounds a timeout up to whole milliseconds: half of one less gives the last one before
                 # the moment.

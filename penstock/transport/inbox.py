@@ -179,6 +179,10 @@ class Inbox:
         self._woken: list[int] = []
         """The descriptors that ended the latest ``wait``, until ``take`` has handled them."""
 
+    def fileno(self) -> int:
+        """A descriptor that is readable while ``take`` may find something: another inbox may ``watch`` it."""
+        return self._readable.fileno()
+
     def watch(self, fd: int, on_readable: Callable[[], None]) -> None:
         """Also wake for a file descriptor; ``on_readable`` is called from ``take``."""
         self._watched[fd] = on_readable

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 from typing import Final
+
+import msgspec
 
 from penstock.cluster.spec import Cluster, Device, LayerTimes, Link, LinkBetween, Links, ModelPrice, Stage, eagle
 from penstock.cluster.timing import MESSAGE_ROW_BYTES, LinkTiming, MeasuredTiming, StageTiming
@@ -19,7 +21,7 @@ from penstock.files import DTYPE_BYTES
 from penstock.hosts.doctor import examine_links
 from penstock.hosts.facts import HostFacts, own_facts
 from penstock.hosts.fleet import Fleet, FleetHost
-from penstock.hosts.placement import HERE, asked_hosts, other_hosts
+from penstock.hosts.placement import HERE, asked_hosts, other_hosts, ranks_said
 from penstock.hosts.probe import LinkRates
 from penstock.pipeline.base import Host
 
@@ -136,11 +138,41 @@ LOCAL_BYTES_PER_S: Final = 1e9
 def with_prefill_times(setup: Resolved, living: Mapping[str, HostFacts], *, encrypted: bool) -> Resolved:
     """The setup with its pipeline's times, if every stage's device and every link has been measured."""
     folder = profiles_folder()
-    if setup.emulated or setup.options.prefill_chunk is not None or not folder.is_dir():
+    # What was measured are whole layers, of which a rank computes a share.
+    if setup.ranks or setup.emulated or setup.options.prefill_chunk is not None or not folder.is_dir():
         return setup
     store = ProfileStore(folder)
     stages, links = stage_times(setup, living, store), link_times(setup, store, encrypted=encrypted)
     return setup if stages is None or links is None else replace(setup, prefill_times=PrefillTimes(stages, links))
+
+
+GATHERS: Final = 4
+"""Times in a layer that the ranks of a stage wait for each other's columns."""
+
+
+def slow_groups(setup: Resolved, living: Mapping[str, HostFacts], *, encrypted: bool) -> Iterator[str]:
+    """A remark on each stage whose ranks wait longer for each other than they save, as far as that was measured.
+
+    It is a lower bound for a batch of one row: every gather takes the slowest link's latency at least.
+    """
+    folder = profiles_folder()
+    for stage, (group, (first, last)) in enumerate(zip(setup.groups, setup.layers, strict=True)):
+        hosts = list(dict.fromkeys(map(named, group)))
+        if len(hosts) == 1 or not folder.is_dir():
+            continue
+        store, first_facts = ProfileStore(folder), own_facts("") if hosts[0] == HERE else living[hosts[0]]
+        links = stored_links(sorted(hosts), store, encrypted=encrypted)
+        key = key_of(hosts[0], first_facts, setup, digest_of(setup.checkpoint.source), stage=stage)
+        times = store.times(msgspec.structs.replace(key, threads=setup.ranks[stage][0].threads))
+        if links is None or times is None:
+            continue
+        alone_ms = (last - first) * times.layer_ms[0][0]
+        waits_ms = (last - first) * GATHERS * max(link.latency_ms for link in links)
+        if waits_ms > alone_ms * (1 - 1 / len(group)):
+            yield (
+                f"stage {stage}: its {ranks_said(group)} wait for each other for {waits_ms:.1f} ms a batch, and "
+                f"{hosts[0]} alone would take {alone_ms:.1f} ms for its layers; use pipeline_parallel_size there"
+            )
 
 
 def stage_times(

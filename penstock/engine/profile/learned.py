@@ -85,7 +85,7 @@ def engine_key(setup: Resolved) -> EngineKey:
     facts, hosts = own_facts(""), (*setup.hosts, "")  # the drafter is here
     return EngineKey(
         node=facts.name,
-        hosts=setup.hosts,
+        hosts=setup.all_hosts,
         devices=setup.devices,
         device_models=tuple(
             "" if host else model_of(facts, one) for host, one in zip(hosts, setup.devices, strict=True)

@@ -208,6 +208,18 @@ def needed_bytes(setup: Resolved) -> list[int]:
     ]
 
 
+def needed_by_rank(setup: Resolved) -> list[int]:
+    """Bytes of each rank, stage by stage: an equal share of the stage's, and the first one's embedding."""
+    numbers = numbers_by_part(setup.checkpoint.weights.sizes())
+    width = WHOLE_NUMBERS.get(setup.quantization, float(DTYPE_BYTES[setup.options.dtype]))
+    found = []
+    for stage, (needed, group) in enumerate(zip(needed_bytes(setup), setup.groups, strict=True)):
+        alone = min(needed, round(width * numbers.get("embedding", 0))) if stage == 0 and len(group) > 1 else 0
+        share = -(-(needed - alone) // len(group))
+        found += [share + alone, *[share] * (len(group) - 1)]
+    return found
+
+
 def slot_bytes(setup: Resolved) -> list[int]:
     """Bytes that each layer keeps in its slots: keys and values, state, or both."""
     config, dtype = setup.checkpoint.config, DTYPE_BYTES[setup.options.dtype]

@@ -63,7 +63,8 @@ class EngineKey(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that an engine's estimates depend on: layers as stages hold them, the drafter, and the versions."""
 
     node: str
-    """The engine's host, by its own name for itself; ``hosts`` are the stages', as plans name them."""
+    """The engine's host, by its own name for itself; ``hosts`` are those of stages and their ranks, as plans name them.
+    """
     hosts: tuple[str, ...]
     devices: tuple[str, ...]
     device_models: tuple[str, ...]

@@ -19,6 +19,7 @@ from fastapi.responses import StreamingResponse
 from penstock.engine.async_llm import AsyncLLM
 from penstock.engine.resolve import Resolved
 from penstock.engine.stats import EngineStats
+from penstock.hosts.placement import ranks_said
 from penstock.server.http.errors import busy
 from penstock.server.http.sse import HEADERS, MEDIA_TYPE, event
 from penstock.server.live.state import BatchDone, BatchInFlight, LiveState, RequestTimeline, TreeView, View, Watcher
@@ -111,7 +112,9 @@ class Frame(msgspec.Struct, frozen=True):
 
 def setup_of(setup: Resolved) -> Setup:
     cluster, speculation = setup.cluster, setup.speculation
-    names = [", ".join(stage.devices) for stage in cluster.stages] if cluster is not None else [""] * setup.stages
+    names = [ranks_said(group) for group in setup.groups]
+    if cluster is not None:
+        names = [", ".join(stage.devices) for stage in cluster.stages]
     return Setup(
         run=RUN,
         stages=[

@@ -19,6 +19,7 @@ from penstock.cluster.spec import ModelPrice, llama
 from penstock.cluster.tensor_parallel import Exchange, check_divisible, exchange_of, rank_prices, shares_of
 from penstock.cluster.timing import GroupTiming, held_by_part
 from penstock.config import FieldError, parse
+from penstock.hosts.placement import hosts_of_ranks
 from tests.unit.cluster.sample import EMULATED, KIND
 
 # A layer of SMALL: q, k, v 64 x (64 + 2 x 32) = 8,192 parameters, o 4,096, down 8,192, gate and up 16,384, norms 128.
@@ -279,11 +280,13 @@ def test_what_a_file_cannot_say(changes: dict[str, Any], path: str, words: str) 
     assert words in error.value.problem
 
 
-def test_the_engine_does_not_run_a_group_yet() -> None:
-    real = {"name": "real", "devices": [{"name": "a"}, {"name": "b"}]}
-    with pytest.raises(FieldError, match="tensor parallel stages are not run yet") as error:
-        resolve(parse(ClusterFile, {**real, **ranks("a", "b")}))
-    assert error.value.field == "stages[0].split"
+def test_real_devices_share_a_stage_as_ranks_alone() -> None:
+    real = {"name": "real", "devices": [{"name": "a"}, {"name": "b", "host": "far"}]}
+    cluster = resolve(parse(ClusterFile, {**real, **ranks("a", "b")}))
+    assert hosts_of_ranks(None, cluster, 1) == (("", "far"),)
+    with pytest.raises(FieldError, match="names 2 devices, and a real stage runs on one") as error:
+        resolve(parse(ClusterFile, {**real, "stages": [{"devices": ["a", "b"]}]}))
+    assert error.value.field == "stages[0].devices"
 
 
 def test_every_model_of_a_preset_can_be_divided_by_two() -> None:

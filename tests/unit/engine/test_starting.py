@@ -52,10 +52,15 @@ def test_a_host_whose_engine_does_not_start_is_closed(
 
 @pytest.mark.parametrize(("quantization", "form"), [("int4", "int4"), ("none", "float32")])
 def test_memory_and_time(quantization: str, form: str) -> None:
-    options = SimpleNamespace(dtype="float32", tensor_parallel_size=1)
+    options = SimpleNamespace(dtype="float32")
     checkpoint = SimpleNamespace(num_layers=30)
     setup: Any = SimpleNamespace(
-        options=options, checkpoint=checkpoint, quantization=quantization, stages=2, capacity=8192
+        options=options,
+        checkpoint=checkpoint,
+        quantization=quantization,
+        stages=2,
+        groups=(("",), ("",)),
+        capacity=8192,
     )
     assert loaded(setup, Start(4.21, 97_400_000, 188_743_680), "exact") == (
         f"30 layers in {form}, exact numerics, 2 stages · 97 MB of weights, 189 MB for 8,192 tokens · loaded in 4.2 s"

@@ -199,7 +199,7 @@ def test_groups_are_chosen_where_their_link_is_fast(tmp_path: Path) -> None:
     assert outcome.chosen.value("latency") > max(one.value("latency") for one in outcome.compared[1:])
     assert "a + b" in shown
     assert "left out: c" in shown
-    assert "tensor parallel ranks, which are simulated and emulated, and not run yet" in " ".join(shown.split())
+    assert "Devices joined by + are the tensor parallel ranks of one stage" in " ".join(shown.split())
     loaded = load_cluster(str(tmp_path / "plan.toml"))
     assert loaded.stages == outcome.chosen.cluster.stages
     assert stage_timings(loaded) == stage_timings(outcome.chosen.cluster)

@@ -157,6 +157,7 @@ def test_tracks_are_named_after_devices_and_emulation_is_said() -> None:
         options=SimpleNamespace(model="m"),
         layers=[],
         hosts=("",) * 4,
+        groups=(("",),) * 4,
         stages=4,
         speculator=None,
     )
@@ -169,15 +170,16 @@ def test_tracks_are_named_after_devices_and_emulation_is_said() -> None:
         options=SimpleNamespace(model="m", device="cuda"),
         layers=[(0, 4), (4, 16), (16, 20)],
         hosts=("", "b:7700", "c"),
+        groups=(("", ""), ("b:7700",), ("c", "d")),
         stages=3,
         speculator=None,
     )
     trace = trace_writer(setup, clock_errors={"b:7700": 0.00012}).as_dict()
     assert "emulated" not in trace["otherData"]["title"]
     assert trace["otherData"]["stages"] == [
-        "stage 0: layers 0-3",
+        "stage 0: layers 0-3, 2 ranks",
         "stage 1: layers 4-15 on b:7700, times ±0.12 ms",
-        "stage 2: layers 16-19 on c",
+        "stage 2: layers 16-19 on c, 2 ranks on c + d",
     ]
 
 

@@ -23,7 +23,11 @@ SECRET = "sesame"
 
 def stats(ended: str | None = None) -> EngineStats:
     counts = dict.fromkeys((name for name in EngineStats.__dataclass_fields__ if name != "finished"), 0)
-    lists: dict[str, Any] = {"stage_busy_seconds": [0.0, 0.0], "stage_heard_seconds_ago": [0.0, 0.0]}
+    lists: dict[str, Any] = {
+        "stage_busy_seconds": [0.0, 0.0],
+        "stage_heard_seconds_ago": [0.0, 0.0],
+        "stage_rank_bytes": [[], []],
+    }
     return EngineStats(**(counts | lists | {"last_step_seconds_ago": None, "recovering": None, "ended": ended}))
 
 
@@ -35,6 +39,7 @@ class Engine:
             stages=2,
             layers=((0, 3), (3, 5)),
             hosts=("", "10.0.0.2"),
+            groups=(("",), ("10.0.0.2", "10.0.0.3")),
             cluster=None,
             emulated=False,
             speculation=None,
@@ -72,7 +77,7 @@ def test_a_stream_begins_with_the_setup_and_a_frame() -> None:
     assert (kind, name) == ("setup", "frame")
     assert setup["stages"] == [
         {"name": "", "host": "", "first": 0, "last": 3},
-        {"name": "", "host": "10.0.0.2", "first": 3, "last": 5},
+        {"name": "2 ranks on 10.0.0.2 + 10.0.0.3", "host": "10.0.0.2", "first": 3, "last": 5},
     ]
     assert setup["strategy"] == "autoregressive"
     assert frame["tree"] is None

@@ -1,0 +1,131 @@
+"""The exchange of rows between the ranks of a stage on several hosts: connections like those between stages.
+
+Every rank has an inbox of its own for the others, and an outbox to each of them. All begin with one secret, which the
+engine made for these ranks, and are encrypted where links between stages are. A message is a header, which names the
+sender, and one frame: columns of rows, or a message beside them. Ranks compute the same steps in the same order, and a
+receiver therefore knows which of the two comes next from whom:
+
+    rank 0   sends its columns to all, waits for the others', the next gather ...
+    rank 1   sends its columns to all, waits for the others', the next gather ...
+
+A rank that is ahead may have sent columns of the next gather: each sender's messages wait in a queue of their own.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+import numpy as np
+
+from penstock.messages import Frame, begins, opening
+from penstock.stage.exchange import StageRankLost
+from penstock.transport.inbox import Inbox
+from penstock.transport.outbox import Outbox, Sockets
+
+log = logging.getLogger(__name__)
+
+LOOK_S: Final = 1.0
+"""Seconds between two looks at the connections while a rank waits for another one."""
+
+
+class LinkedExchange:
+    """One rank's end of the exchange between ``ranks`` of them: it listens at ``inbox``, and connects by ``sockets``.
+
+    ``secret`` admits the others.
+    """
+
+    def __init__(self, rank: int, ranks: int, secret: str, inbox: Inbox, sockets: Sockets) -> None:
+        self.rank = rank
+        self._secret = secret
+        self._inbox, self._sockets = inbox, sockets
+        self._outboxes: dict[int, Outbox] = {}
+        self._came: dict[int, deque[Frame]] = {peer: deque() for peer in range(ranks) if peer != rank}
+        self._ended = False
+        """Whether a connection of another rank has ended."""
+        self._opening = opening(secret)
+        self._header = self._opening + bytes([rank])  # an array of three: protocol, secret, rank
+        inbox.admit(secret)
+
+    @property
+    def peers(self) -> Iterable[int]:
+        """The numbers of the other ranks."""
+        return self._came
+
+    @property
+    def address(self) -> str:
+        return self._inbox.address
+
+    @property
+    def descriptors(self) -> list[int]:
+        return [self._inbox.fileno()]
+
+    def connect(self, addresses: Mapping[int, str]) -> None:
+        for peer, address in addresses.items():
+            if peer not in self._outboxes:
+                self._outboxes[peer] = self._sockets.connect(address, self._secret)
+
+    def gather(self, rows_NW: np.ndarray, bounds: Sequence[int]) -> None:
+        """Fill in the other ranks' columns: see ``models.shares.Exchange``. Raises StageRankLost."""
+        columns = [slice(bounds[rank], bounds[rank + 1]) for rank in range(len(bounds) - 1)]
+        own = columns[self.rank]
+        if own.start < own.stop:
+            content = np.ascontiguousarray(rows_NW[:, own]).data.cast("B")
+            for peer in self.peers:
+                self._outboxes[peer].send(self._header, content)
+        for peer in self.peers:
+            theirs = columns[peer]
+            if theirs.start < theirs.stop:
+                came = self._next(peer)
+                rows = rows_NW[:, theirs]
+                if len(came) != rows.nbytes:
+                    raise StageRankLost(f"rank {peer} of the stage has sent {len(came)} bytes of {rows.nbytes}")
+                rows[:] = np.frombuffer(came, np.float32).reshape(rows.shape)
+
+    def send(self, peer: int, message: bytes) -> None:
+        """Send a message beside the rows."""
+        self._outboxes[peer].send(self._header, message)
+
+    def receive(self, peer: int) -> bytes:
+        """The next message of another rank. Raises StageRankLost."""
+        return bytes(self._next(peer))
+
+    def check(self) -> None:
+        """Raise StageRankLost if another rank has ended, or is out of reach."""
+        self._take_in()
+        if problem := self._problem:
+            raise StageRankLost(problem)
+
+    def _next(self, peer: int) -> Frame:
+        came = self._came[peer]
+        while not came:
+            self._inbox.wait(time.monotonic() + LOOK_S)
+            self._take_in()
+            # What has come counts also if its sender has ended since.
+            if not came and (problem := self._problem):
+                raise StageRankLost(problem)
+        return came.popleft()
+
+    def _take_in(self) -> None:
+        """Queue the messages that have arrived."""
+        for frames in self._inbox.take():
+            header = frames[0]
+            sender = header[-1] if len(header) == len(self._header) else self.rank
+            if begins(header, self._opening) and sender in self._came and len(frames) == 2:
+                self._came[sender].append(frames[1])
+            else:
+                log.warning("rank %d refused a frame that no rank of its stage has sent", self.rank)
+        self._ended |= bool(self._inbox.broken())
+
+    @property
+    def _problem(self) -> str:
+        """The reason why no more comes from another rank, or gets there; empty where nothing is known."""
+        if self._ended:
+            return "another rank of the stage has ended"
+        for peer, outbox in self._outboxes.items():
+            if cause := outbox.unreached:
+                return f"rank {peer} of the stage is out of reach: {cause}"
+        return ""
