@@ -80,17 +80,18 @@ class Model:
 
     def weights_gb(self, bits: int) -> float:
         price = self.price(bits)
-        return (price.weight_bytes(self.layers, head=True) + price.embedding_bytes) / 1e9
+        return (price.weight_bytes(price.all_layers, head=True) + price.embedding_bytes) / 1e9
 
     def kv_gb(self) -> float:
         """Keys and values of CONTEXT tokens, in 16 bits."""
-        return CONTEXT * self.price(16).slot_bytes(self.layers) / 1e9
+        price = self.price(16)
+        return CONTEXT * price.slot_bytes(price.all_layers) / 1e9
 
     def devices(self, bits: int, memory_gb: float) -> int:
         """The fewest such devices, with layers split evenly: the first has the embedding, the last the head."""
         price = self.price(bits)
         for number in count(1):
-            layers, alone = ceil(self.layers / number), number == 1
+            layers, alone = range(ceil(self.layers / number)), number == 1
             first = held_by(price, layers, CONTEXT, embedding=True, head=alone)
             last = held_by(price, layers, CONTEXT, embedding=alone, head=True)
             if max(first.total, last.total) <= USABLE * memory_gb * 1e9:

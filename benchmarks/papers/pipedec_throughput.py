@@ -79,7 +79,7 @@ def tokens_that_fit() -> int:
     cluster = load_cluster(CLUSTER)
     model = cluster.as_model
     assert model is not None
-    layers = max(count for stage in cluster.stages for count in stage.layers)
+    layers = range(max(count for stage in cluster.stages for count in stage.layers))
     held = held_by(model, layers, 0, embedding=False, head=False)
     return int((1e9 * LEFT_GB - held.activations) / model.slot_bytes(layers))
 

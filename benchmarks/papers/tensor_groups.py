@@ -113,7 +113,9 @@ def layer(card: str, name: str) -> dict[str, Any]:
     speeds = (1.0, 1.0)
     # Neither head nor overhead counts, so that one layer stands for all.
     device, one = replace(device, overhead_ms=0.0), replace(model, layers=1)
-    whole, shared = (device_timing(device, part, 1, 1.0, head=False) for part in (one, rank_prices(one, speeds)[0]))
+    whole, shared = (
+        device_timing(device, part, range(1), 1.0, head=False) for part in (one, rank_prices(one, speeds)[0])
+    )
     bytes_per_row = exchange_of(one, speeds, 1, head=False).row_bytes - model.row_bytes  # without the way in
     saved = {rows: whole.seconds(rows) - shared.seconds(rows) for rows in ROWS}
     return {

@@ -25,6 +25,7 @@ from penstock.cluster.spec import (
     Links,
     ModelPrice,
     Stage,
+    parts_of,
 )
 from penstock.cluster.tensor_parallel import check_divisible
 from penstock.cluster.timing import check_memory, held_by_part, part_timing
@@ -127,11 +128,12 @@ def layers_by_speed(parts: Sequence[Sequence[Device]], cluster: Cluster, model: 
     """Layers of each part such that the slowest one is as fast as it can be.
 
     Each layer goes to the part that would be done first with it. A part whose memory is full gets no more, unless all
-    are full.
+    are full. Where layers differ, a part is weighed with those that it would have if no more went to the parts before.
     """
 
     def after(i: int) -> tuple[bool, float]:
-        devices, layers, head = parts[i], counts[i] + 1, i == len(parts) - 1
+        begin = sum(counts[:i])
+        devices, layers, head = parts[i], range(begin, begin + counts[i] + 1), i == len(parts) - 1
         each = held_by_part(model, devices, layers, cluster.kv_slots, embedding=i == 0, head=head)
         full = any(
             device.memory_gb is not None and held.total > device.memory_gb * 1e9
@@ -181,8 +183,8 @@ def with_rates(cluster: Cluster, stages: tuple[Stage, ...], model: ModelPrice) -
     last = stages[-1].last_device
     rates: dict[str, float] = {}
     by_kind: dict[str, float] = {}
-    for stage in stages:
-        for (name, *_), layers in stage.parts:
+    for parts in parts_of(stages):
+        for (name, *_), layers in parts:
             device = cluster.device(name)
             if device.pass_ms is not None:  # no rank of a group has one (check_groups)
                 # Bytes per millisecond are 1e-6 times 1e9 bytes/s.

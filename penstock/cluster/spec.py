@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
-from itertools import combinations, pairwise, product
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from itertools import accumulate, combinations, pairwise, product
 from typing import Final
 
 from penstock.config import FieldError, check, check_positive
@@ -20,8 +20,35 @@ from penstock.config import FieldError, check, check_positive
 
 
 @dataclass(frozen=True, kw_only=True)
+class LayerKind:
+    """Sizes of layers of one kind, in a model whose layers differ. A size that is None is the model's own.
+
+    In a hybrid most layers carry a state in place of keys and values (``attention_size`` 0, ``state_bytes``), in many
+    models most see a window alone (``reach``), and in some the first feed-forward networks are no mixtures of experts
+    (``layer_parameters``). Raises FieldError.
+    """
+
+    layer_parameters: int | None = None
+    attention_size: int | None = None
+    key_value_size: int | None = None
+    reach: int | None = None
+    """Tokens that a row sees at most; None: all before it."""
+    state_bytes: float = 0.0
+    """Bytes of the state that a layer carries along, read and written for every row, and held for every slot."""
+    held_slots: int | None = None
+    """Tokens whose keys and values, or states, a layer holds at most; None: those of all slots."""
+
+    def __post_init__(self) -> None:
+        check_positive(self, "layer_parameters", "reach", "held_slots")
+        check_positive(self, "attention_size", "key_value_size", "state_bytes", or_zero=True)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelPrice:
-    """A model's sizes; ``as_model`` in a cluster file names one of PRICES or holds these fields. Raises FieldError."""
+    """A model's sizes; ``as_model`` in a cluster file names one of PRICES or holds these fields. Raises FieldError.
+
+    Layers are given as a range of their numbers, from 0 on, since not every layer need be like the others.
+    """
 
     layers: int
     hidden_size: int
@@ -48,6 +75,10 @@ class ModelPrice:
     gathered_bytes: float | None = None
     """Bytes of one element of what enters ``o`` and ``down`` where ranks gather it; None: activation_bytes. With int8
     and int4 it is 1.125: the eight bits in which these formats multiply, and a 32-bit scale for 32 neighbours."""
+    kinds: tuple[LayerKind, ...] = ()
+    """The kinds of layers that there are; empty where all are alike."""
+    pattern: tuple[int, ...] = ()
+    """The kind of each layer, a place in ``kinds``; repeated from the beginning until every layer has one."""
 
     def __post_init__(self) -> None:
         check_positive(self, "layers", "hidden_size", "layer_parameters", "bytes_per_parameter", "activation_bytes")
@@ -57,25 +88,103 @@ class ModelPrice:
         for name, size in (("attention_size", self.queries), ("key_value_size", self.keys)):
             heads = self.key_value_heads
             check(heads is None or size % heads == 0, name, size, f"a multiple of key_value_heads, {heads}")
+        self._check_kinds()
 
-    def weight_bytes(self, layers: int, *, head: bool) -> float:
-        """Bytes of weights that a device with ``layers`` layers reads per pass."""
+    def _check_kinds(self) -> None:
+        wanted = f"places in kinds, which has {len(self.kinds)}, and none where kinds is empty"
+        known = all(0 <= kind < len(self.kinds) for kind in self.pattern)
+        check(known and bool(self.pattern) == bool(self.kinds), "pattern", list(self.pattern), wanted)
+        reaches = {kind.reach for kind in self.kinds} - {None}
+        check(len(reaches) < 2, "kinds", sorted(filter(None, reaches)), "of one reach, where some have one")
+
+    def weight_bytes(self, layers: range, *, head: bool) -> float:
+        """Bytes of weights that a device with ``layers`` reads per pass."""
         return self.read_parameters(layers, head=head) * self.bytes_per_parameter
 
-    def row_operations(self, layers: int, *, head: bool) -> float:
-        """Floating-point operations per row on a device with ``layers`` layers."""
+    def row_operations(self, layers: range, *, head: bool) -> float:
+        """Floating-point operations per row on a device with ``layers``, without those of attention and states."""
         return 2.0 * self.read_parameters(layers, head=head)
 
-    def read_parameters(self, layers: int, *, head: bool) -> int:
-        return layers * self.layer_parameters + (self.head_parameters if head else 0)
+    def read_parameters(self, layers: range, *, head: bool) -> int:
+        read = sum(count * each.layer_parameters for each, count in self._of_kinds(layers))
+        return read + (self.head_parameters if head else 0)
 
-    def pair_operations(self, layers: int) -> float:
-        """Floating-point operations of attention per pair of a row and a token that it sees."""
-        return 4.0 * layers * self.queries
+    def pair_operations(self, layers: range, *, near: bool = False) -> float:
+        """Floating-point operations of attention per pair of a row and a token that it sees.
 
-    def slot_bytes(self, layers: int) -> float:
-        """Bytes of one token's keys and values on a device with ``layers`` layers."""
-        return 2.0 * layers * self.keys * (self.activation_bytes if self.cache_bytes is None else self.cache_bytes)
+        ``near``: of the layers whose rows see ``reach`` tokens at most; otherwise of those whose rows see all.
+        """
+        return sum(4.0 * count * each.queries for each, count in self._of_kinds(layers, near=near))
+
+    def slot_bytes(self, layers: range, *, near: bool = False) -> float:
+        """Bytes of one token's keys and values on a device with ``layers``; ``near`` as for pairs."""
+        return sum(count * each._token_bytes for each, count in self._of_kinds(layers, near=near))
+
+    def state_bytes(self, layers: range) -> float:
+        """Bytes of one row's states on a device with ``layers``."""
+        return sum(count * self.kinds[kind].state_bytes for kind, count in enumerate(self.counts(layers)) if self.kinds)
+
+    def held_bytes(self, layers: range, slots: int) -> float:
+        """Bytes of keys, values and states that a device with ``layers`` holds for ``slots`` tokens."""
+        if not self.kinds:
+            return slots * self.slot_bytes(layers)
+        held = 0.0
+        for kind, each, count in zip(self.kinds, self._by_kind, self.counts(layers), strict=True):
+            kept = slots if kind.held_slots is None else min(slots, kind.held_slots)
+            held += count * kept * (each._token_bytes + kind.state_bytes)
+        return held
+
+    def counts(self, layers: range) -> tuple[int, ...]:
+        """How many of these layers are of each kind; one number where all are alike. Two ranges that give the same
+        numbers take the same time and memory."""
+        if not self.kinds:
+            return (len(layers),)
+        return tuple(before[layers.stop] - before[layers.start] for before in self._layers_before)
+
+    @property
+    def all_layers(self) -> range:
+        return range(self.layers)
+
+    @property
+    def reach(self) -> int | None:
+        """Tokens that a row sees at most in layers that have a window; None where none has one."""
+        return next((kind.reach for kind in self.kinds if kind.reach is not None), None)
+
+    @property
+    def layer_kinds(self) -> tuple[int, ...]:
+        """The kind of each layer, all 0 where they are alike."""
+        return tuple(self.pattern[i % len(self.pattern)] if self.pattern else 0 for i in range(self.layers))
+
+    @cached_property
+    def _layers_before(self) -> tuple[tuple[int, ...], ...]:
+        """[kinds][layers + 1]: how many of the layers before each one are of the kind."""
+        return tuple(
+            tuple(accumulate((one == kind for one in self.layer_kinds), initial=0)) for kind in range(len(self.kinds))
+        )
+
+    def of_kind(self, kind: int) -> ModelPrice:
+        """The model as it would be if all its layers were of this kind, with no bound on how many there are."""
+        return self._by_kind[kind]
+
+    @cached_property
+    def _by_kind(self) -> tuple[ModelPrice, ...]:
+        names = ("layer_parameters", "attention_size", "key_value_size")
+        # Heads are checked against the model's own sizes, and a kind need not have any.
+        alike = replace(self, kinds=(), pattern=(), key_value_heads=None)
+        own = [{name: size for name in names if (size := getattr(kind, name)) is not None} for kind in self.kinds]
+        return tuple(replace(alike, **sizes) for sizes in own)
+
+    def _of_kinds(self, layers: range, *, near: bool | None = None) -> Iterator[tuple[ModelPrice, int]]:
+        """(the model as if all were of the kind, layers of it) for all kinds, or for those with or without a reach."""
+        if not self.kinds:
+            return iter(() if near else ((self, len(layers)),))
+        each = zip(self.kinds, self._by_kind, self.counts(layers), strict=True)
+        return ((model, count) for kind, model, count in each if near in (None, kind.reach is not None))
+
+    @property
+    def _token_bytes(self) -> float:
+        """Bytes of one token's keys and values in one layer, where all are alike."""
+        return 2.0 * self.keys * (self.activation_bytes if self.cache_bytes is None else self.cache_bytes)
 
     @property
     def queries(self) -> int:
@@ -231,31 +340,52 @@ class LayerTimes:
     rows: tuple[int, ...]
     contexts: tuple[int, ...]
     layer_ms: Grid
-    """[rows][contexts]: milliseconds of one layer, the mean of several."""
+    """[rows][contexts]: milliseconds of one layer, the mean of all."""
     stage_ms: tuple[float, ...]
     """[rows]: milliseconds of a stage beside its layers."""
     head_ms: tuple[float, ...]
     """[rows]: milliseconds of the head."""
+    kind_ms: tuple[Grid, ...] = ()
+    """[kinds][rows][contexts]: milliseconds of one layer of each of the model's kinds; empty: all take ``layer_ms``."""
 
     def __post_init__(self) -> None:
         for name in ("rows", "contexts"):
             values = getattr(self, name)
             rising = bool(values) and values[0] >= 0 and all(one < two for one, two in pairwise(values))
             check(rising, name, list(values), "numbers from 0 on, each larger than the one before")
-        for name in ("layer_ms", "stage_ms", "head_ms"):
+        for name in ("stage_ms", "head_ms"):
             found = len(getattr(self, name))
             check(found == len(self.rows), name, found, f"as long as rows, {len(self.rows)}")
-        for i, line in enumerate(self.layer_ms):
-            check(len(line) == len(self.contexts), f"layer_ms[{i}]", len(line), "as long as contexts")
-        every = [*self.stage_ms, *self.head_ms, *(ms for line in self.layer_ms for ms in line)]
-        check(min(every) >= 0, "layer_ms", min(every), "0 or above, as stage_ms and head_ms")
+        grids = {"layer_ms": self.layer_ms} | {f"kind_ms[{kind}]": grid for kind, grid in enumerate(self.kind_ms)}
+        for name, grid in grids.items():
+            check(len(grid) == len(self.rows), name, len(grid), f"as long as rows, {len(self.rows)}")
+            for i, line in enumerate(grid):
+                check(len(line) == len(self.contexts), f"{name}[{i}]", len(line), "as long as contexts")
+        every = [*self.stage_ms, *self.head_ms, *(ms for grid in grids.values() for line in grid for ms in line)]
+        check(min(every) >= 0, "layer_ms", min(every), "0 or above, as stage_ms, head_ms and kind_ms")
 
-    def of_stage(self, layers: int, *, head: bool) -> Grid:
-        """[rows][contexts]: seconds of a stage with ``layers`` layers."""
+    def of_stage(self, layers: Sequence[int], *, head: bool) -> Grid:
+        """[rows][contexts]: seconds of a stage with so many layers of each kind (``ModelPrice.counts``)."""
+        times, counts = (self.kind_ms, layers) if self.kind_ms else ((self.layer_ms,), (sum(layers),))
         beside = [stage + head * last for stage, last in zip(self.stage_ms, self.head_ms, strict=True)]
         return tuple(
-            tuple((ms + layers * one) / 1e3 for one in line) for ms, line in zip(beside, self.layer_ms, strict=True)
+            tuple(
+                (ms + sum(count * grid[i][j] for count, grid in zip(counts, times, strict=True))) / 1e3
+                for j in range(len(self.contexts))
+            )
+            for i, ms in enumerate(beside)
         )
+
+
+def mean_grid(grids: Sequence[Grid], counts: Sequence[int]) -> Grid:
+    """The mean of these grids, each of which counts so many times."""
+    return tuple(
+        tuple(
+            sum(count * ms for count, ms in zip(counts, each, strict=True)) / sum(counts)
+            for each in zip(*lines, strict=True)
+        )
+        for lines in zip(*grids, strict=True)
+    )
 
 
 def between(places: Sequence[int], at: float) -> tuple[int, int, float]:
@@ -400,18 +530,23 @@ class Stage:
         """The device that sends the stage's states on: the last one, or a group's leader."""
         return self.devices[0] if self.tensor_parallel else self.devices[-1]
 
-    @property
-    def parts(self) -> list[tuple[tuple[str, ...], int]]:
-        """(devices, layers) of each part of the stage that computes in its turn: a device, or a whole group of
-        ranks."""
-        if self.tensor_parallel:
-            return [(self.devices, self.layers[0])]
-        return [((name,), layers) for name, layers in zip(self.devices, self.layers, strict=True)]
+    def parts(self, first: int) -> list[tuple[tuple[str, ...], range]]:
+        """(devices, layers) of each part of the stage that computes in its turn, a device or a whole group of ranks.
+        ``first``: the stage's first layer."""
+        names = [self.devices] if self.tensor_parallel else [(name,) for name in self.devices]
+        ends = [*accumulate(self.layers, initial=first)]
+        return [(some, range(begin, end)) for some, (begin, end) in zip(names, pairwise(ends), strict=True)]
 
     @property
     def inner_hops(self) -> list[tuple[str, str]]:
         """The pairs of its devices that exchange messages: neighbours in sequence, or any two ranks."""
         return list(combinations(self.devices, 2) if self.tensor_parallel else pairwise(self.devices))
+
+
+def parts_of(stages: Sequence[Stage]) -> list[list[tuple[tuple[str, ...], range]]]:
+    """The ``parts`` of each of these stages, which hold a model from its first layer on."""
+    firsts = accumulate((sum(stage.layers) for stage in stages), initial=0)
+    return [stage.parts(first) for stage, first in zip(stages, firsts, strict=False)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -53,6 +53,9 @@ def check_divisible(model: ModelPrice, ranks: int, where: str) -> None:
 
     The error names a field of ``as_model`` where a size is unknown or wrong.
     """
+    if model.kinds:
+        problem = f"says that layers differ, and {where} are tensor parallel ranks, which share layers that are alike"
+        raise FieldError("as_model.kinds", f'{problem}: split the stage by "layers"')
     for name in ("key_value_heads", "intermediate_size"):
         if getattr(model, name) is None:
             remedy = f'state it, or split the stage by "layers" (mixtures of experts have no {name} to be split by yet)'

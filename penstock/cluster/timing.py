@@ -10,7 +10,7 @@ from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
-from penstock.cluster.spec import Cluster, Device, ModelPrice, interpolated
+from penstock.cluster.spec import Cluster, Device, ModelPrice, interpolated, parts_of
 from penstock.cluster.tensor_parallel import exchange_of, rank_prices
 from penstock.config import FieldError
 from penstock.core import ConfigError
@@ -53,7 +53,9 @@ def chunk(rows: int, cached: int = 0) -> Attended:
 class DeviceTiming(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """One device's part of a stage: fixed time per batch, time to read its weights, time to compute one row.
 
-    ``pair_s`` is the time of a row's attention to one token, ``slot_s`` that to read one token's keys and values.
+    ``pair_s`` is the time of a row's attention to one token, ``slot_s`` that to read one token's keys and values,
+    ``state_s`` that to read and write the states of one row. ``near_pair_s`` and ``near_slot_s`` are of layers whose
+    rows see ``reach`` tokens at most.
     """
 
     fixed_s: Seconds
@@ -61,14 +63,24 @@ class DeviceTiming(msgspec.Struct, frozen=True, array_like=True, tag=True):
     row_s: Seconds
     pair_s: Seconds = 0.0
     slot_s: Seconds = 0.0
+    state_s: Seconds = 0.0
+    near_pair_s: Seconds = 0.0
+    near_slot_s: Seconds = 0.0
+    reach: Index = 0
 
     def seconds(self, rows: int, attended: Attended = NOTHING) -> float:
         """Seconds for a batch; 0 without surviving rows, since it is only passed on."""
         if not rows:
             return 0.0
-        reading = self.weight_s + self.slot_s * attended.slots
+        reading = self.weight_s + self.slot_s * attended.slots + self.state_s * rows
+        computing = self.row_s * rows + self.pair_s * attended.pairs
+        if self.reach and attended.pairs:
+            # As if every row saw as many tokens as the others: the share of them that is within reach.
+            near = min(1.0, self.reach * rows / attended.pairs)
+            reading += near * self.near_slot_s * attended.slots
+            computing += near * self.near_pair_s * attended.pairs
         # Reading and computing overlap, so the longer of them counts.
-        return self.fixed_s + max(reading, self.row_s * rows + self.pair_s * attended.pairs)
+        return self.fixed_s + max(reading, computing)
 
 
 class MeasuredTiming(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -144,14 +156,13 @@ def stage_timings(cluster: Cluster) -> tuple[StageTiming, ...]:
         StageTiming(
             devices=tuple(
                 part_timing(cluster, model, [*map(cluster.device, names)], layers, head=last in names)
-                for names, layers in stage.parts
+                for names, layers in parts
             ),
             between=tuple(
-                link_timing(cluster, one[-1], other[0], model.row_bytes)
-                for (one, _), (other, _) in pairwise(stage.parts)
+                link_timing(cluster, one[-1], other[0], model.row_bytes) for (one, _), (other, _) in pairwise(parts)
             ),
         )
-        for stage in cluster.stages
+        for parts in parts_of(cluster.stages)
     )
 
 
@@ -166,21 +177,21 @@ def draft_timing(cluster: Cluster) -> StageTiming | None:
     """One pass of the draft model, priced on the drafter's device; None where the cluster names no drafter."""
     if cluster.drafter is None or cluster.draft_as_model is None:
         return None
-    return drafter_timing(cluster, cluster.draft_as_model, cluster.draft_as_model.layers)
+    return drafter_timing(cluster, cluster.draft_as_model, cluster.draft_as_model.all_layers)
 
 
 def speculator_timing(cluster: Cluster, depth: int) -> StageTiming | None:
-    """One pass of a learned drafter: ``depth`` layers of the target's model and its head; None without a drafter.
+    """One pass of a learned drafter: the target's first ``depth`` layers and its head; None without a drafter.
 
     If the cluster file states a measured pass, that counts.
     """
     if cluster.drafter is None or cluster.as_model is None:
         return None
-    return drafter_timing(cluster, cluster.as_model, depth)
+    return drafter_timing(cluster, cluster.as_model, range(depth))
 
 
-def drafter_timing(cluster: Cluster, model: ModelPrice, layers: int) -> StageTiming:
-    """One pass over ``layers`` layers of a model and its head on the drafter's device."""
+def drafter_timing(cluster: Cluster, model: ModelPrice, layers: range) -> StageTiming:
+    """One pass over ``layers`` of a model and its head on the drafter's device."""
     assert cluster.drafter is not None
     device = cluster.device(cluster.drafter)
     if cluster.draft_pass_ms is not None:
@@ -216,14 +227,14 @@ def emulated_model(cluster: Cluster) -> ModelPrice:
 
 
 def part_timing(
-    cluster: Cluster, model: ModelPrice, devices: Sequence[Device], layers: int, *, head: bool
+    cluster: Cluster, model: ModelPrice, devices: Sequence[Device], layers: range, *, head: bool
 ) -> PartTiming:
-    """Times of ``layers`` layers on a device, or on several as the ranks of a tensor parallel group."""
+    """Times of ``layers`` on a device, or on several as the ranks of a tensor parallel group."""
     if len(devices) == 1:
         return stage_part(devices[0], model, layers, cluster.time_scale, head=head)
     speeds = speeds_of(devices)
     ranks = zip(devices, rank_prices(model, speeds), strict=True)
-    exchange = exchange_of(model, speeds, layers, head=head)
+    exchange = exchange_of(model, speeds, len(layers), head=head)
     slowest = slowest_link(cluster, devices)
     return GroupTiming(
         ranks=tuple(device_timing(device, part, layers, cluster.time_scale, head=head) for device, part in ranks),
@@ -243,33 +254,40 @@ def slowest_link(cluster: Cluster, devices: Sequence[Device]) -> LinkTiming:
 
 
 def stage_part(
-    device: Device, model: ModelPrice, layers: int, time_scale: float, *, head: bool
+    device: Device, model: ModelPrice, layers: range, time_scale: float, *, head: bool
 ) -> DeviceTiming | MeasuredTiming:
-    """Times of ``layers`` layers of ``as_model`` on a device: measured if they were, else priced."""
+    """Times of ``layers`` of ``as_model`` on a device: measured if they were, else priced."""
     times = device.measured
     if times is None:
         return device_timing(device, model, layers, time_scale, head=head)
-    grid = tuple(tuple(time_scale * s for s in line) for line in times.of_stage(layers, head=head))
+    grid = tuple(tuple(time_scale * s for s in line) for line in times.of_stage(model.counts(layers), head=head))
     return MeasuredTiming(times.rows, times.contexts, grid)
 
 
-def device_timing(device: Device, model: ModelPrice, layers: int, time_scale: float, *, head: bool) -> DeviceTiming:
-    """Price ``layers`` layers of a model on a device; its measured pass, if stated, is the time that all rows share."""
+def device_timing(device: Device, model: ModelPrice, layers: range, time_scale: float, *, head: bool) -> DeviceTiming:
+    """Price ``layers`` of a model on a device; its measured pass, if stated, is the time that all rows share."""
     assert device.compute_tflops is not None
     operation_s = time_scale / (device.compute_tflops * 1e12)
-    row_s = operation_s * model.row_operations(layers, head=head)
-    pair_s = operation_s * model.pair_operations(layers)
+    computing = DeviceTiming(
+        fixed_s=0.0,
+        weight_s=0.0,
+        row_s=operation_s * model.row_operations(layers, head=head),
+        pair_s=operation_s * model.pair_operations(layers),
+        near_pair_s=operation_s * model.pair_operations(layers, near=True),
+        reach=model.reach or 0,
+    )
     if device.pass_ms is not None:
-        return DeviceTiming(fixed_s=0.0, weight_s=time_scale * device.pass_ms / 1e3, row_s=row_s, pair_s=pair_s)
+        return msgspec.structs.replace(computing, weight_s=time_scale * device.pass_ms / 1e3)
     assert device.overhead_ms is not None
     assert device.weight_bandwidth_gb_s is not None
     byte_s = time_scale / (device.weight_bandwidth_gb_s * 1e9)
-    return DeviceTiming(
+    return msgspec.structs.replace(
+        computing,
         fixed_s=time_scale * device.overhead_ms / 1e3,
         weight_s=byte_s * model.weight_bytes(layers, head=head),
-        row_s=row_s,
-        pair_s=pair_s,
         slot_s=byte_s * model.slot_bytes(layers),
+        near_slot_s=byte_s * model.slot_bytes(layers, near=True),
+        state_s=2 * byte_s * model.state_bytes(layers),  # read and written
     )
 
 
@@ -310,19 +328,19 @@ class Held(NamedTuple):
         return Held(self.weights + other.weights, self.cache + other.cache, max(self.activations, other.activations))
 
 
-def held_by(model: ModelPrice, layers: int, kv_slots: int, *, embedding: bool, head: bool) -> Held:
-    """Bytes of ``layers`` layers of a model with the KV of ``kv_slots`` tokens, and of embedding and head if stated."""
+def held_by(model: ModelPrice, layers: range, kv_slots: int, *, embedding: bool, head: bool) -> Held:
+    """Bytes of ``layers`` of a model with the KV of ``kv_slots`` tokens, and of embedding and head if stated."""
     return Held(
         weights=model.weight_bytes(layers, head=head) + (model.embedding_bytes if embedding else 0.0),
-        cache=kv_slots * model.slot_bytes(layers),
+        cache=model.held_bytes(layers, kv_slots),
         activations=BATCH_ROWS * ROW_STATES * model.row_bytes,
     )
 
 
 def held_by_part(
-    model: ModelPrice, devices: Sequence[Device], layers: int, kv_slots: int, *, embedding: bool, head: bool
+    model: ModelPrice, devices: Sequence[Device], layers: range, kv_slots: int, *, embedding: bool, head: bool
 ) -> list[Held]:
-    """Bytes on each device that holds ``layers`` layers: one has all of them, the ranks of a group their shares."""
+    """Bytes on each device that holds ``layers``: one has all of them, the ranks of a group their shares."""
     prices = [model] if len(devices) == 1 else rank_prices(model, speeds_of(devices))
     return [held_by(price, layers, kv_slots, embedding=embedding, head=head) for price in prices]
 
@@ -335,14 +353,14 @@ def check_memory(cluster: Cluster, model: ModelPrice) -> None:
     draft = cluster.draft_as_model
     drafting = None
     if draft is not None:
-        drafting = held_by(draft, draft.layers, cluster.kv_slots, embedding=True, head=True)
+        drafting = held_by(draft, draft.all_layers, cluster.kv_slots, embedding=True, head=True)
     last, entered = cluster.stages[-1].last_device, cluster.stages[0].devices[0]
-    for i, stage in enumerate(cluster.stages):
-        for names, layers in stage.parts:
+    for i, (stage, parts) in enumerate(zip(cluster.stages, parts_of(cluster.stages), strict=True)):
+        for names, layers in parts:
             devices = [*map(cluster.device, names)]
             embedding, head = entered in names, last in names
             each = held_by_part(model, devices, layers, cluster.kv_slots, embedding=embedding, head=head)
-            what = f"{layers} layers" if len(names) == 1 else f"share of {layers} layers"
+            what = f"{len(layers)} layers" if len(names) == 1 else f"share of {len(layers)} layers"
             for device, held in zip(devices, each, strict=True):
                 where = f"stages[{i}].devices[{stage.devices.index(device.name)}]"
                 check_fits(where, device, held, f"its {what}", cluster.kv_slots)

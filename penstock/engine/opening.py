@@ -76,7 +76,7 @@ def open_on_ray(options: EngineOptions, address: str, on_loading: OnLoading | No
 log = logging.getLogger(__name__)
 
 ALIKE: Final = 1.1
-"""Devices whose speeds are within this factor count as alike: an even split is as good."""
+"""Devices and layers whose times are within this factor count as alike: an even split is as good."""
 PLAIN: Final = Batch(rows=1, context=512)
 SPECULATIVE: Final = Batch(rows=8, context=512)
 LOOKED_UP, DRAFTED = 0.25, 0.6
@@ -88,8 +88,8 @@ def planned(options: EngineOptions, host: FleetHost) -> EngineOptions:
     """The options with the planned layers, and hosts in the planned order. The log says what was decided.
 
     "auto" measures what has not been measured. Without ``layer_split`` there is a plan only if the hosts have been
-    measured and differ; else they share the layers evenly. Hosts that play an emulated cluster are not planned for.
-    Raises ConfigError if the model fits in no way.
+    measured, and they or the model's layers differ; else they share the layers evenly. Hosts that play an emulated
+    cluster are not planned for. Raises ConfigError if the model fits in no way.
     """
     asked = options.layer_split == AUTO
     if options.hosts is None or options.cluster is not None or not (asked or may_be_planned(options)):
@@ -130,10 +130,10 @@ def may_be_planned(options: EngineOptions) -> bool:
 
 
 def alike(times: Iterable[LayerTimes]) -> bool:
-    """Whether the devices take about the same time for a layer, with one row and with many."""
+    """Whether all devices take about the same time for every kind of layer, with one row and with many."""
     found = list(times)
     for row in (0, -1):
-        each = [one.layer_ms[row][0] for one in found]
+        each = [grid[row][0] for one in found for grid in (one.layer_ms, *one.kind_ms)]
         if max(each) > ALIKE * min(each):
             return False
     return True

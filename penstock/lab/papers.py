@@ -88,7 +88,7 @@ class Group:
 
     def held(self, method: Method, index: int) -> Held:
         """Bytes that a device has to hold. Under tensor parallelism that is its share, and the whole embedding."""
-        whole = held_by(self.model, self.model.layers, self.kv_slots, embedding=True, head=True)
+        whole = held_by(self.model, self.model.all_layers, self.kv_slots, embedding=True, head=True)
         if method.replicas:
             return whole
         share = self._share(index)
@@ -108,7 +108,7 @@ class Group:
         return rates[index] / sum(rates)
 
     def _whole(self, device: Device) -> DeviceTiming:
-        return device_timing(device, self.model, self.model.layers, 1.0, head=True)
+        return device_timing(device, self.model, self.model.all_layers, 1.0, head=True)
 
     def _share_seconds(self, method: Method, index: int, rows: int, cached: int) -> float:
         """Seconds of a device's share: a replica computes some rows with all weights, a shard all rows with some

@@ -129,13 +129,13 @@ def some_of(names: Sequence[str]) -> str:
     return f"{', '.join(names[: NAMED - 1])} and {len(names) - NAMED + 1} others"
 
 
-def stage_seconds(planning: Planning, chosen: Choice) -> Iterator[tuple[str, int, float]]:
+def stage_seconds(planning: Planning, chosen: Choice) -> Iterator[tuple[str, range, float]]:
     """(device or group, layers, seconds of a batch) of each stage."""
     done = 0
     for part in chosen.plan.parts:
-        seconds = float(planning.problem.stage_s[part.device, done, done + part.layers])
-        done += part.layers
-        yield planning.names[part.device], part.layers, seconds
+        layers = range(done, done + part.layers)
+        yield planning.names[part.device], layers, float(planning.problem.stage_s[part.device, done, layers.stop])
+        done = layers.stop
 
 
 def link_seconds(planning: Planning, chosen: Choice) -> Iterator[tuple[str, float]]:
@@ -168,10 +168,10 @@ def stages_table(planning: Planning, chosen: Choice) -> FiguresTable:
         each = held_by_part(model, group, layers, cluster.kv_slots, embedding=embedding, head=head)
         for rank, (device, held) in enumerate(zip(group, each, strict=True)):
             if device.name == cluster.drafter and (draft := cluster.draft_as_model) is not None:
-                held += held_by(draft, draft.layers, cluster.kv_slots, embedding=True, head=True)
+                held += held_by(draft, draft.all_layers, cluster.kv_slots, embedding=True, head=True)
             has = "?" if device.memory_gb is None else f"{round(device.memory_gb, 2):g}"
             # A group has a line for each rank, and its layers and its time in the first one.
-            shown = (device.name, "", "") if rank else (name, str(layers), f"{1e3 * seconds:.1f}")
+            shown = (device.name, "", "") if rank else (name, str(len(layers)), f"{1e3 * seconds:.1f}")
             table.add_row(*shown, f"{held.total / 1e9:.2f}", has)
     return table
 

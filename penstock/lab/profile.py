@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from penstock.cluster import load_devices
-from penstock.cluster.spec import Cluster, Device, LayerTimes, LinkBetween, ModelPrice, interpolated
+from penstock.cluster.spec import Cluster, Device, Grid, LayerTimes, LinkBetween, ModelPrice, interpolated, mean_grid
 from penstock.cluster.timing import chunk, held_by, stage_part
 from penstock.config import FieldError, check
 from penstock.engine.opening import open_host
@@ -173,23 +173,40 @@ def times_by_price(cluster: Cluster) -> dict[str, LayerTimes]:
 
 
 def times_on(device: Device, model: ModelPrice, time_scale: float) -> LayerTimes:
-    """The device's times of a layer within a stage of many, of a stage beside its layers, and of the head."""
-    many = max(2, model.layers)
+    """The device's times of a layer within a stage of many, by kind and on average; of a stage beside its layers, and
+    of the head."""
+    if device.measured is not None:
+        return scaled(device.measured, time_scale)
+    many, each = max(2, model.layers), [model.of_kind(kind) for kind in range(len(model.kinds))]
 
-    def stage_ms(layers: int, rows: int, context: int, *, head: bool = False) -> float:
-        return 1e3 * stage_part(device, model, layers, time_scale, head=head).seconds(rows, chunk(rows, context))
+    def stage_ms(model: ModelPrice, layers: int, rows: int, context: int, *, head: bool = False) -> float:
+        part = stage_part(device, model, range(layers), time_scale, head=head)
+        return 1e3 * part.seconds(rows, chunk(rows, context))
 
-    def layer_ms(rows: int, context: int) -> float:
+    def layer_ms(model: ModelPrice, rows: int, context: int) -> float:
         # The difference of a long and a short stage leaves out the fixed time of a batch.
-        return (stage_ms(many, rows, context) - stage_ms(1, rows, context)) / (many - 1)
+        return (stage_ms(model, many, rows, context) - stage_ms(model, 1, rows, context)) / (many - 1)
 
+    def grid(model: ModelPrice) -> Grid:
+        return tuple(tuple(layer_ms(model, rows, context) for context in CONTEXTS) for rows in ROWS)
+
+    alike = each[0] if each else model
     return LayerTimes(
         rows=ROWS,
         contexts=CONTEXTS,
-        layer_ms=tuple(tuple(layer_ms(rows, context) for context in CONTEXTS) for rows in ROWS),
-        stage_ms=tuple(max(0.0, stage_ms(1, rows, 0) - layer_ms(rows, 0)) for rows in ROWS),
-        head_ms=tuple(max(0.0, stage_ms(1, rows, 0, head=True) - stage_ms(1, rows, 0)) for rows in ROWS),
+        layer_ms=mean_grid([grid(one) for one in each], model.counts(model.all_layers)) if each else grid(model),
+        stage_ms=tuple(max(0.0, stage_ms(alike, 1, rows, 0) - layer_ms(alike, rows, 0)) for rows in ROWS),
+        head_ms=tuple(max(0.0, stage_ms(alike, 1, rows, 0, head=True) - stage_ms(alike, 1, rows, 0)) for rows in ROWS),
+        kind_ms=tuple(map(grid, each)),
     )
+
+
+def scaled(times: LayerTimes, factor: float) -> LayerTimes:
+    def of_grid(grid: Grid) -> Grid:
+        return tuple(tuple(factor * ms for ms in line) for line in grid)
+
+    (stage_ms, head_ms), kind_ms = of_grid((times.stage_ms, times.head_ms)), tuple(map(of_grid, times.kind_ms))
+    return replace(times, layer_ms=of_grid(times.layer_ms), stage_ms=stage_ms, head_ms=head_ms, kind_ms=kind_ms)
 
 
 # ----------------------------------------------------------------------------------------------------------------- show
@@ -212,23 +229,30 @@ def report_of(profile: Profile) -> Report:
 
 
 def device_table(profile: Profile, name: str) -> FiguresTable:
-    """Milliseconds by rows of a batch: of a layer after several contexts, of a stage beside its layers, of the head."""
-    times = profile.times[name]
+    """Milliseconds by rows of a batch: of a layer after several contexts, of a stage beside its layers, of the head.
+
+    Where layers differ, each kind has lines of its own, under the number of the first layer that is of it.
+    """
+    times, model = profile.times[name], profile.model
     table = FiguresTable(
         "rows",
         *(f"layer behind\n{context}, ms" for context in times.contexts),
         "stage beside,\nms",
         "head, ms",
-        title=f"{name}: from {least_rows(times, profile.model.layers)} rows on 90% of the best rows per second",
+        title=f"{name}: from {least_rows(times, model)} rows on 90% of the best rows per second",
     )
     for rows, layer, stage, head in zip(times.rows, times.layer_ms, times.stage_ms, times.head_ms, strict=True):
         table.add_row(str(rows), *(f"{ms:.3f}" for ms in layer), f"{stage:.3f}", f"{head:.3f}")
+    for kind, grid in enumerate(times.kind_ms):
+        count, first = model.counts(model.all_layers)[kind], model.layer_kinds.index(kind)
+        for rows, layer in zip(times.rows, grid, strict=True):
+            table.add_row(f"{rows}, {count} as layer {first}", *(f"{ms:.3f}" for ms in layer), "", "")
     return table
 
 
-def least_rows(times: LayerTimes, layers: int) -> int:
+def least_rows(times: LayerTimes, model: ModelPrice) -> int:
     """The paper's b: the smallest number of rows that still uses the device well."""
-    grid = times.of_stage(layers, head=False)
+    grid = times.of_stage(model.counts(model.all_layers), head=False)
     return least_piece(lambda rows: rows / interpolated(times.rows, times.contexts, grid, rows, 0), times.rows[-1])
 
 
@@ -236,7 +260,11 @@ def held_table(profile: Profile) -> FiguresTable:
     """Megabytes that a device holds for one layer and for the whole model."""
     model, slots = profile.model, profile.kv_slots
     table = FiguresTable("held, MB", "weights", f"KV of {slots} tokens")
-    parts = {"a layer": (1, False, False), "the whole model": (model.layers, True, True)}
+    parts = {"a layer": (range(1), False, False), "the whole model": (model.all_layers, True, True)}
+    if model.kinds:
+        del parts["a layer"]
+        firsts = map(model.layer_kinds.index, range(len(model.kinds)))
+        parts = {f"layer {first}": (range(first, first + 1), False, False) for first in firsts} | parts
     for what, (layers, embedding, head) in parts.items():
         held = held_by(model, layers, slots, embedding=embedding, head=head)
         table.add_row(what, f"{held.weights / 1e6:.1f}", f"{held.cache / 1e6:.1f}")

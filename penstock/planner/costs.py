@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations, product
 from typing import Final, NamedTuple
@@ -184,57 +184,60 @@ def busy(link: LinkTiming, batch: Batch) -> float:
 
 def stage_table(cluster: Cluster, model: ModelPrice, group: Group, batch: Batch) -> Seconds:
     """[L + 1, L + 1]: seconds for layers i to j - 1, with the head if j is L; infinite for no layer."""
-    counts = range(1, model.layers + 1)
-    inner, last = (
-        [part_timing(cluster, model, group, n, head=head).seconds(batch.rows, batch.attended) for n in counts]
-        for head in (False, True)
-    )
-    table = by_range(model.layers, inner)
-    table[:-1, -1] = last[::-1]  # layers i to L - 1 are L - i layers: from L of them in row 0 down to one
-    return table
+
+    def seconds(layers: range, *, head: bool) -> float:
+        return part_timing(cluster, model, group, layers, head=head).seconds(batch.rows, batch.attended)
+
+    return by_range(model, lambda layers: seconds(layers, head=layers.stop == model.layers))
 
 
-def by_range(layers: int, by_count: Sequence[float]) -> Seconds:
-    """[L + 1, L + 1]: a value for layers i to j - 1, from those of 1, 2, ... layers; infinite for none."""
-    ends = np.arange(layers + 1)
-    # Entry (i, j) is that of j - i layers; where j < i, the clip makes it that of none.
-    table: Seconds = np.array([math.inf, *by_count])[np.clip(ends[None, :] - ends[:, None], 0, None)]
+def by_range(model: ModelPrice, value: Callable[[range], float]) -> Seconds:
+    """[L + 1, L + 1]: the ``value`` of layers i to j - 1, infinite for none.
+
+    It is asked for once for each mix of kinds of layers; that may begin with the first layer or end with the last one.
+    """
+    table: Seconds = np.full((model.layers + 1, model.layers + 1), math.inf)
+    known: dict[object, float] = {}
+    for i, j in combinations(range(model.layers + 1), 2):
+        mix = model.counts(range(i, j)), i == 0, j == model.layers
+        if mix not in known:
+            known[mix] = value(range(i, j))
+        table[i, j] = known[mix]
     return table
 
 
 def holdable(cluster: Cluster, model: ModelPrice, group: Group) -> npt.NDArray[np.bool_]:
     """[L + 1, L + 1]: whether every device has the memory for its part of layers i to j - 1, and of the drafter where
     it drafts."""
-    layers, draft = model.layers, cluster.draft_as_model
+    draft = cluster.draft_as_model
     if all(device.memory_gb is None for device in group):
-        return np.full((layers + 1, layers + 1), True)
+        return np.full((model.layers + 1, model.layers + 1), True)
 
-    def excess(count: int, *, embedding: bool, head: bool) -> float:
+    def excess(layers: range) -> float:
         """Bytes that the device with the least room to spare lacks; 0 or below where all have room."""
-        each, lacking = held_by_part(model, group, count, cluster.kv_slots, embedding=embedding, head=head), -math.inf
+        embedding, head = layers.start == 0, layers.stop == model.layers
+        each, lacking = held_by_part(model, group, layers, cluster.kv_slots, embedding=embedding, head=head), -math.inf
         for device, held in zip(group, each, strict=True):
             if draft is not None and device.name == cluster.drafter:
-                held += held_by(draft, draft.layers, cluster.kv_slots, embedding=True, head=True)
+                held += held_by(draft, draft.all_layers, cluster.kv_slots, embedding=True, head=True)
             if device.memory_gb is not None:
                 lacking = max(lacking, held.total - device.memory_gb * 1e9)
         return lacking
 
-    # Row 0 adds the embedding, the last column the head; the corner, the whole model, has both.
-    counts = range(1, layers + 1)
-    table = by_range(layers, [excess(n, embedding=False, head=False) for n in counts])
-    table[:-1, -1] = [excess(n, embedding=False, head=True) for n in reversed(counts)]
-    table[0, 1:] = [excess(n, embedding=True, head=n == layers) for n in counts]
-    return table <= 0
+    return by_range(model, excess) <= 0
 
 
 def shortage(cluster: Cluster, devices: Sequence[Device]) -> str:
     """The reason why no plan fits: the memory that the model needs and that these devices have, in GB."""
     model = cluster.as_model
     assert model is not None
-    whole = held_by(model, model.layers, cluster.kv_slots, embedding=True, head=True)
-    layer = held_by(model, 1, cluster.kv_slots, embedding=False, head=False)
+    whole = held_by(model, model.all_layers, cluster.kv_slots, embedding=True, head=True)
+    each = [held_by(model, range(i, i + 1), cluster.kv_slots, embedding=False, head=False) for i in model.all_layers]
+    layer = max(each, key=lambda one: one.weights + one.cache)
     have = ", ".join(f"{one.name} {round(one.memory_gb, 2):g}" for one in devices if one.memory_gb is not None)
+    which = "the largest" if model.kinds else "a"
     return (
         f"the model needs {whole.total / 1e9:.2f} GB (weights {whole.weights / 1e9:.2f}, {cluster.kv_slots} tokens of "
-        f"KV {whole.cache / 1e9:.2f}), a layer {(layer.weights + layer.cache) / 1e9:.2f}; devices have, in GB: {have}"
+        f"KV {whole.cache / 1e9:.2f}), {which} layer {(layer.weights + layer.cache) / 1e9:.2f}; devices have, in GB: "
+        f"{have}"
     )

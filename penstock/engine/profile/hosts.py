@@ -14,7 +14,7 @@ from penstock.cluster.spec import Cluster, Device, LayerTimes, Link, LinkBetween
 from penstock.cluster.timing import MESSAGE_ROW_BYTES, LinkTiming, MeasuredTiming, StageTiming
 from penstock.core import ConfigError
 from penstock.engine.options import EngineOptions
-from penstock.engine.profile.measure import Candidate, Candidates, OnStep, candidates_on, key_of, profiled
+from penstock.engine.profile.measure import Candidate, Candidates, OnStep, candidates_on, key_of, price_of, profiled
 from penstock.engine.profile.store import LinkKey, LinkProfile, ProfileStore, digest_of, profiles_folder
 from penstock.engine.resolve import PrefillTimes, Resolved
 from penstock.files import DTYPE_BYTES
@@ -180,13 +180,13 @@ def stage_times(
 ) -> tuple[StageTiming, ...] | None:
     """Times of each stage, without the head, which only a prompt's last row needs; None if one is not measured."""
     facts = {name: own_facts("") if name == HERE else living[name] for name in map(named, setup.hosts)}
-    digest, found = digest_of(setup.checkpoint.source), []
-    for i, (first, last) in enumerate(setup.layers):
+    digest, found, price = digest_of(setup.checkpoint.source), [], price_of(setup)
+    for i, layers in enumerate(setup.layers):
         host = named(setup.hosts[i])
         times = store.times(key_of(host, facts[host], setup, digest, stage=i))
         if times is None:
             return None
-        grid = times.of_stage(last - first, head=False)
+        grid = times.of_stage(price.counts(range(*layers)), head=False)
         found.append(StageTiming(devices=(MeasuredTiming(times.rows, times.contexts, grid),)))
     return tuple(found)
 
@@ -251,13 +251,13 @@ def cluster_of_hosts(profile: HostsProfile, *, drafts: bool) -> Cluster:
 
 def measured_device(candidate: Candidate, times: LayerTimes, price: ModelPrice) -> Device:
     """The candidate with its measured layer times, and with rates derived from them, which price a drafter there."""
-    one_s, many_s = times.layer_ms[0][0] / 1e3, times.layer_ms[-1][0] / 1e3
+    one_s, many_s = (price.layers * times.layer_ms[row][0] / 1e3 for row in (0, -1))
     return Device(
         name=candidate.label,
         host=candidate.name,
         memory_gb=None if candidate.free is None else max(1, candidate.free) / 1e9,  # a cluster has no device of 0 GB
-        weight_bandwidth_gb_s=price.weight_bytes(1, head=False) / one_s / 1e9,
-        compute_tflops=price.row_operations(1, head=False) * times.rows[-1] / many_s / 1e12,
+        weight_bandwidth_gb_s=price.weight_bytes(price.all_layers, head=False) / one_s / 1e9,
+        compute_tflops=price.row_operations(price.all_layers, head=False) * times.rows[-1] / many_s / 1e12,
         overhead_ms=times.stage_ms[0],
         measured=times,
     )

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from statistics import median
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from penstock.cluster.spec import LayerTimes, ModelPrice
+from penstock.cluster.spec import LayerKind, LayerTimes, ModelPrice, mean_grid
 from penstock.config import FieldError
 from penstock.core import ConfigError
 from penstock.engine.build import stage_plans
@@ -77,9 +77,13 @@ class MeasuredText:
 # -------------------------------------------------------------------------------------------------------------- measure
 # Measures a model's layers on a device: real stages there compute batches of several sizes and lengths of text.
 #
-# A model is held as four stages, one after the other on the device: the first layer (with the embedding), the second,
-# as many of the rest as there is room for, and the last (with the head). The time of many layers less that of one gives
-# the time per layer; the rest of the one-layer stage's time is the overhead of a stage.
+# A model is held as stages, one after the other on the device: the first layer (with the embedding), then one layer of
+# each kind, beginning with the second, as many from the third on as there is room for, and the last (with the head).
+# With times a, b, ... of one layer of each kind, all with the overhead s of a stage, m layers together take T:
+#
+#     count_a x (a - s) + count_b x (b - s) + ... + s = T, therefore s = (count_a x a + count_b x b + ... - T) / (m - 1)
+#
+# Stages compute one batch at a time, so that layers which two of them hold disturb nothing.
 
 ROWS: Final = (1, 4, 16, 64, 256)
 CONTEXTS: Final = (0, 512, 2048)
@@ -99,11 +103,18 @@ OnStep = Callable[[int, int], None]
 """Called with the number of measurements that are done, and of all."""
 
 
-def parts_of(layers: int, most: int) -> tuple[Layers, ...]:
-    """The layers of the four stages, ``most`` at most for the third. Raises FieldError if the model has too few."""
+def parts_of(kinds: Sequence[int], most: int) -> tuple[Layers, ...]:
+    """The layers of the stages, given the kind of each: the first, one of each kind, at most ``most``, and the last.
+
+    A kind that only the first or the last layer is of has no stage. Raises FieldError if there are too few layers.
+    """
+    layers = len(kinds)
     if layers < LEAST_LAYERS:
         raise FieldError("model", f"has {layers} layers; a profile takes {LEAST_LAYERS}: write its layer_split down")
-    return (0, 1), (1, 2), (2, 2 + max(1, min(most, layers - 3))), (layers - 1, layers)
+    inner = kinds[1:-1]
+    singles = sorted(1 + inner.index(kind) for kind in set(inner))
+    many = 2, 2 + max(1, min(most, layers - 3))
+    return (0, 1), *((one, one + 1) for one in singles), many, (layers - 1, layers)
 
 
 def contexts_within(longest: int) -> tuple[int, ...]:
@@ -112,17 +123,24 @@ def contexts_within(longest: int) -> tuple[int, ...]:
 
 
 def measured_times(
-    host: Host, plans: Sequence[StagePlan], contexts: Sequence[int], on_step: OnStep, tokens: Sequence[int] = ()
+    host: Host,
+    plans: Sequence[StagePlan],
+    kinds: Sequence[int],
+    contexts: Sequence[int],
+    on_step: OnStep,
+    tokens: Sequence[int] = (),
 ) -> LayerTimes:
-    """Start the four stages, measure, and stop them. Raises PipelineError if one cannot start or is lost.
+    """Start the stages of ``parts_of``, measure, and stop them. Raises PipelineError if one cannot start or is lost.
 
-    ``tokens``: the text that is computed; empty for arbitrary tokens. The time of a mixture of experts depends on it.
+    ``kinds``: the kind of each of the model's layers. ``tokens``: the text that is computed; empty for arbitrary
+    tokens. The time of a mixture of experts depends on it.
     """
     pipeline = host.begin(plans, "profile")
     try:
         while not pipeline.joined():
             host.wait(pipeline.due)
-        return times_of(Bench(host, pipeline), plans, contexts, on_step, MeasuredText(plans[0].vocab_size, tokens))
+        text = MeasuredText(plans[0].vocab_size, tokens)
+        return times_of(Bench(host, pipeline), plans, kinds, contexts, on_step, text)
     finally:
         pipeline.close()
 
@@ -151,7 +169,12 @@ class Bench:
 
 
 def times_of(
-    bench: Bench, plans: Sequence[StagePlan], contexts: Sequence[int], on_step: OnStep, text: MeasuredText
+    bench: Bench,
+    plans: Sequence[StagePlan],
+    kinds: Sequence[int],
+    contexts: Sequence[int],
+    on_step: OnStep,
+    text: MeasuredText,
 ) -> LayerTimes:
     steps, done = len(contexts) * len(ROWS), 0
     grid: list[list[list[float]]] = [[] for _ in ROWS]
@@ -164,29 +187,62 @@ def times_of(
             grid[i].append([1e3 * median(stage) for stage in zip(*taken, strict=True)])
             done += 1
             on_step(done, steps)
-    return solved(grid, plans[2].last - plans[2].first, contexts)
+    return solved(grid, [range(plan.first, plan.last) for plan in plans], kinds, contexts)
 
 
-def solved(grid: Sequence[Sequence[Sequence[float]]], many: int, contexts: Sequence[int]) -> LayerTimes:
-    """Layer, stage and head times from milliseconds [rows][contexts][4 stages]; the third stage has ``many`` layers."""
-    layer = tuple(tuple(layer_ms(stages[1], stages[2], many) for stages in line) for line in grid)
-    beside = [
-        [(one - each, last - one) for (_, one, _, last), each in zip(line, layers, strict=True)]
-        for line, layers in zip(grid, layer, strict=True)
-    ]
+class Solved(NamedTuple):
+    """Milliseconds of a layer of each kind, of a stage beside its layers, and of the head."""
+
+    kinds: list[float]
+    stage: float
+    head: float
+
+
+def solved(
+    grid: Sequence[Sequence[Sequence[float]]], parts: Sequence[range], kinds: Sequence[int], contexts: Sequence[int]
+) -> LayerTimes:
+    """Layer, stage and head times from milliseconds [rows][contexts][stages] of stages with these parts."""
+    found = [[solved_batch(stages, parts, kinds) for stages in line] for line in grid]
+    by_kind = [tuple(tuple(one.kinds[kind] for one in line) for line in found) for kind in range(max(kinds) + 1)]
     return LayerTimes(
         rows=ROWS,
         contexts=tuple(contexts),
-        layer_ms=layer,
-        stage_ms=tuple(max(0.0, median(stage for stage, _ in line)) for line in beside),
-        head_ms=tuple(max(0.0, median(head for _, head in line)) for line in beside),
+        layer_ms=mean_grid(by_kind, [kinds.count(kind) for kind in range(len(by_kind))]),
+        stage_ms=tuple(max(0.0, median(one.stage for one in line)) for line in found),
+        head_ms=tuple(max(0.0, median(one.head for one in line)) for line in found),
+        kind_ms=tuple(by_kind) if len(by_kind) > 1 else (),
     )
 
 
-def layer_ms(one: float, many: float, layers: int) -> float:
-    """Milliseconds of one layer, from those of a stage of one layer and of a stage of ``layers``."""
-    # In a noisy measurement many layers may seem no slower than one: then their mean has to do.
-    return (many - one) / (layers - 1) if layers > 1 and many > one else many / layers
+def solved_batch(stages: Sequence[float], parts: Sequence[range], kinds: Sequence[int]) -> Solved:
+    """The times in one batch. The first layer alone of its kind has its own stage's time, the last one alone of its
+    kind the mean of the others: it is always beside the head, whose time makes up for the difference."""
+    first, *ones, many, last = stages
+    held = [kinds[layer] for layer in parts[-2]]
+    counts = [held.count(kinds[part.start]) for part in parts[1:-2]]
+    layer, beside = layers_ms(ones, many, counts)
+    unknown = max(0.0, min(sum(layer) / len(layer), last - beside))
+    known = {kinds[part.start]: ms for part, ms in zip(parts[1:-2], layer, strict=True)}
+    each = [known.get(kind, unknown) for kind in range(max(kinds) + 1)]
+    if kinds[0] not in known and kinds[0] != kinds[-1]:
+        each[kinds[0]] = max(0.0, first - beside)
+    return Solved(each, beside, last - beside - each[kinds[-1]])
+
+
+def layers_ms(ones: Sequence[float], many: float, counts: Sequence[int]) -> tuple[list[float], float]:
+    """Milliseconds of one layer of each kind, and of a stage beside its layers.
+
+    ``ones``: of a stage with one layer of each kind; ``many``: of one with so many (``counts``) of each.
+    """
+    layers, apart = sum(counts), sum(count * one for count, one in zip(counts, ones, strict=True))
+    if layers > 1:
+        beside = (apart - many) / (layers - 1)
+        if all(one > beside for one in ones):
+            return [one - beside for one in ones], beside
+    # In a noisy measurement many layers may seem no slower than one: then their mean has to do, shared by the times of
+    # the stages with one.
+    found = [one * many / apart for one in ones]
+    return found, ones[0] - found[0]
 
 
 # ------------------------------------------------------------------------------------------------------------ footprint
@@ -322,14 +378,19 @@ def state_bytes(config: Any, dtype: int, quantization: str) -> int:
 # A checkpoint's price list, from the sizes of its tensors: memory and arithmetic of its layers, bytes of a row.
 
 
+MOST_KINDS: Final = 4
+"""Kinds of layers that are told apart; where there are more, as where every layer has a width of its own, none are."""
+
+
 def price_of(setup: Resolved) -> ModelPrice:
-    """The price list of the target as it is held. A layer is the mean of all; its weights set its arithmetic."""
+    """The price list of the target as it is held; a layer's weights set its arithmetic. Its own sizes are the mean of
+    all layers', those of its kinds each kind's."""
     checkpoint, number = setup.checkpoint, DTYPE_BYTES[setup.options.dtype]
     numbers = numbers_by_part(checkpoint.weights.sizes())
     embedding, rest = numbers.get("embedding", 0), numbers.get("rest", 0)
     layers, config = checkpoint.num_layers, checkpoint.config
     keeping = sum(attending(config, layers)) / layers
-    width = kv_width(config)
+    kinds, pattern = kinds_of(setup, [numbers.get(i, 0) for i in range(layers)])
     return ModelPrice(
         layers=layers,
         hidden_size=checkpoint.hidden_size,
@@ -338,9 +399,46 @@ def price_of(setup: Resolved) -> ModelPrice:
         embedding_parameters=embedding,
         bytes_per_parameter=WHOLE_NUMBERS.get(setup.quantization, float(number)),
         activation_bytes=float(number),
-        key_value_size=width,
-        cache_bytes=number * keeping if keeping else None,
+        key_value_size=kv_width(config),
+        cache_bytes=(number if kinds else number * keeping) if keeping else None,
+        kinds=kinds,
+        pattern=pattern,
     )
+
+
+def kinds_of(setup: Resolved, weights: Sequence[int]) -> tuple[tuple[LayerKind, ...], tuple[int, ...]]:
+    """The kinds of the target's layers, and the kind of each; both empty where all are alike or cannot be told apart.
+
+    ``weights``: how many weights each layer has. Layers whose rows carry more than hidden states (Gemma 3n's) are not
+    told apart: a profile cannot hold one of them without those before it.
+    """
+    from penstock.checkpoint.gate import carries, layer_types
+    from penstock.models.attention import reach_of, windowed
+
+    config, layers = setup.checkpoint.config, setup.checkpoint.num_layers
+    attends, near = attending(config, layers), windowed(config, layers)
+    states = carrying(config) or [False] * layers
+    looks = [*zip(layer_types(config) or [""] * layers, weights, attends, near, states, strict=True)]
+    found = list(dict.fromkeys(looks))
+    if not 1 < len(found) <= MOST_KINDS or carries(config):
+        return (), ()
+    state, reach = 0, reach_of(config)
+    if any(states):
+        whole = setup.quantization if setup.options.device == "cpu" else "none"
+        state = state_bytes(config, DTYPE_BYTES[setup.options.dtype], whole)
+    kept = near_slots(setup) if near_slots(setup) < setup.capacity else None
+    kinds = tuple(
+        LayerKind(
+            layer_parameters=max(1, count),
+            attention_size=None if keeps else 0,
+            key_value_size=None if keeps else 0,
+            reach=reach if window else None,
+            state_bytes=float(state) if carried else 0.0,
+            held_slots=kept if window or carried else None,
+        )
+        for _, count, keeps, window, carried in found
+    )
+    return kinds, tuple(map(found.index, looks))
 
 
 # -------------------------------------------------------------------------------------------------------------- devices
@@ -486,18 +584,19 @@ def profiled(
     if isinstance(host, FleetHost) and candidate.name != HERE:
         offer = host.offer(setup.checkpoint.source, setup.checkpoint.num_layers)
         host.fleet.provide(offer, {candidate.name: setup.layers})
-    times = measured_times(host, stage_plans(setup), contexts, on_step, tokens)
+    kinds = price_of(candidate.setup).layer_kinds
+    times = measured_times(host, stage_plans(setup), kinds, contexts, on_step, tokens)
     store.keep(DeviceProfile(key=candidate.key, times=times))
     return times
 
 
 def in_parts(candidate: Candidate) -> Resolved:
-    """The four stages that are measured, with as many layers as there is memory for."""
+    """The stages that are measured, with as many layers as there is memory for."""
     whole = candidate.setup
-    layers = whole.checkpoint.num_layers
+    kinds = price_of(whole).layer_kinds
 
     def parted(most: int) -> Resolved:
-        parts = parts_of(layers, most)
+        parts = parts_of(kinds, most)
         return replace(
             whole,
             layers=parts,
@@ -507,10 +606,13 @@ def in_parts(candidate: Candidate) -> Resolved:
         )
 
     if candidate.free is None:
-        return parted(layers)
-    first, one, _, last = needed_bytes(parted(1))
-    left = candidate.free - first - one - last
+        return parted(len(kinds))
+    alone = needed_bytes(parted(1))
+    one, left = max(alone[1:-2]), candidate.free - sum(alone) + alone[-2]
     if left < one:
-        problem = f"host {candidate.name}: {candidate.device} has {in_gb(candidate.free)} free, and four layers with"
-        raise ConfigError(f"{problem} the embedding and the head take {in_gb(first + 2 * one + last)}")
+        have = f"host {candidate.name}: {candidate.device} has {in_gb(candidate.free)} free"
+        layers = {4: "four"}.get(len(alone), str(len(alone)))
+        raise ConfigError(
+            f"{have}, and {layers} layers with the embedding and the head take {in_gb(sum(alone) - alone[-2] + one)}"
+        )
     return parted(int(0.8 * left / one))

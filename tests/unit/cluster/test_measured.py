@@ -37,9 +37,9 @@ def test_one_context_holds_for_all() -> None:
 
 
 def test_a_stage_is_its_layers_what_it_takes_beside_and_the_head() -> None:
-    assert TIMES.of_stage(3, head=False) == ((0.0035, 0.0065), (0.01275, 0.01875))
-    assert TIMES.of_stage(1, head=True)[1][0] == pytest.approx(0.02475)
-    timing = MeasuredTiming(TIMES.rows, TIMES.contexts, TIMES.of_stage(3, head=False))
+    assert TIMES.of_stage((3,), head=False) == ((0.0035, 0.0065), (0.01275, 0.01875))
+    assert TIMES.of_stage((1,), head=True)[1][0] == pytest.approx(0.02475)
+    timing = MeasuredTiming(TIMES.rows, TIMES.contexts, TIMES.of_stage((3,), head=False))
     assert timing.seconds(0, Attended(0, 100)) == 0
     assert timing.seconds(4, chunk(4, cached=100)) == pytest.approx(0.01875)
 
@@ -50,7 +50,7 @@ def test_stages_on_measured_devices_take_what_was_measured_and_a_drafter_what_it
     devices = tuple(replace(one, measured=TIMES) if one.name == name else one for one in plain.devices)
     measured = replace(plain, devices=devices)
     first, *others = stage_timings(measured)
-    wanted = plain.time_scale * TIMES.of_stage(sum(plain.stages[0].layers), head=False)[0][0]
+    wanted = plain.time_scale * TIMES.of_stage(plain.stages[0].layers, head=False)[0][0]
     assert first.seconds(1, chunk(1)) == pytest.approx(wanted)
     assert others == list(stage_timings(plain)[1:])
     assert draft_timing(measured) == draft_timing(plain)

@@ -13,18 +13,18 @@ from tests.unit.cluster.sample import EMULATED
 
 def test_llama_2_7b_as_its_config_has_it() -> None:
     """Its cache takes 2 x 32 x 4096 x 2 bytes = 0.5 MiB a token; a grouped one an eighth of its heads' share."""
-    whole = held_by(PRICES["llama-2-7b-fp16"], 32, 4096, embedding=True, head=True)
+    whole = held_by(PRICES["llama-2-7b-fp16"], range(32), 4096, embedding=True, head=True)
     assert whole.weights == pytest.approx(6.738e9 * 2, rel=1e-3)
     assert whole.cache == 4096 * (1 << 19)
     grouped = PRICES["llama-3.1-70b-bf16"]
-    assert grouped.slot_bytes(80) == 2 * 80 * 1024 * 2
-    assert grouped.pair_operations(1) == 4 * 8192
-    assert PRICES["medusa-head-llama-2-7b-fp16"].slot_bytes(1) == 0
+    assert grouped.slot_bytes(range(80)) == 2 * 80 * 1024 * 2
+    assert grouped.pair_operations(range(1)) == 4 * 8192
+    assert PRICES["medusa-head-llama-2-7b-fp16"].slot_bytes(range(1)) == 0
 
 
 def test_two_models_on_a_device_share_the_room_for_activations() -> None:
     price = PRICES["llama-160m-fp16"]
-    one = held_by(price, 12, 100, embedding=True, head=True)
+    one = held_by(price, range(12), 100, embedding=True, head=True)
     both = one + one
     assert both.total == pytest.approx(2 * one.total - one.activations)
 

@@ -40,8 +40,8 @@ def test_what_is_exchanged_is_the_papers_table_1() -> None:
 
 
 def test_a_shard_reads_its_share_and_a_replica_all() -> None:
-    weights = MODEL.weight_bytes(32, head=True) / 8.3e9
-    cache = MODEL.slot_bytes(32) / 8.3e9
+    weights = MODEL.weight_bytes(range(32), head=True) / 8.3e9
+    cache = MODEL.slot_bytes(range(32)) / 8.3e9
     token = group(*FOUR).pass_times(METHODS["M-LM"], 1, 0)
     assert token.computing == pytest.approx(0.002 + (weights + cache) / 4)
     assert token.total == token.computing + token.exchanging
@@ -72,7 +72,7 @@ def test_whose_memory_does_not_suffice() -> None:
     assert group(*boards).lacking(METHODS["M-LM"]) == []
     assert len(group(*FOUR, model="llama-2-13b-4bit").lacking(METHODS["SP"])) == 4, "7.8 GB of 7.2"
     held = group(*FOUR).held(METHODS["M-LM"], 0)
-    assert held.weights == pytest.approx((MODEL.weight_bytes(32, head=True)) / 4 + MODEL.embedding_bytes)
+    assert held.weights == pytest.approx((MODEL.weight_bytes(range(32), head=True)) / 4 + MODEL.embedding_bytes)
 
 
 def test_a_sequence_is_its_prompt_and_its_tokens_one_by_one() -> None:

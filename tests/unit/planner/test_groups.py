@@ -79,7 +79,7 @@ def test_a_groups_row_of_the_problem_is_what_the_stage_takes() -> None:
         expected = problem.stage_s[i, 20 * i, 20 * i + 20]
         assert timing.seconds(BATCH.rows, BATCH.attended) == pytest.approx(expected)
     assert cluster.as_model is not None
-    held = held_by_part(cluster.as_model, pairs[0], 80, cluster.kv_slots, embedding=True, head=True)
+    held = held_by_part(cluster.as_model, pairs[0], range(80), cluster.kv_slots, embedding=True, head=True)
     assert np.isfinite(problem.stage_s[0, 0, 80]) == (held[0].total <= 80e9)
 
 

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import msgspec
 import pytest
 
-from penstock.cluster.spec import LayerTimes
+from penstock.cluster.spec import LayerTimes, mean_grid
 from penstock.cluster.timing import DeviceTiming, StageTiming, chunk
 from penstock.config import FieldError
 from penstock.emulation.stage import StageEmulation, emulated_driver
-from penstock.engine.profile.measure import ROWS, Bench, MeasuredText, contexts_within, layer_ms, parts_of, times_of
+from penstock.engine.profile.measure import ROWS, Bench, MeasuredText, contexts_within, layers_ms, parts_of, times_of
 from penstock.pipeline.base import StagePlan, VirtualClock
 from penstock.pipeline.inprocess import InProcessHost, InProcessPipeline
 from penstock.stage.core import StageCore
 from tests.hash_model import HashLayers
 
 CAPACITY = 300
-LAYER = DeviceTiming(fixed_s=0.0, weight_s=2.0, row_s=0.25, pair_s=0.001, slot_s=0.01)
+LAYERS = (
+    DeviceTiming(fixed_s=0.0, weight_s=2.0, row_s=0.25, pair_s=0.001, slot_s=0.01),
+    DeviceTiming(fixed_s=0.0, weight_s=3.0, row_s=0.125),
+    DeviceTiming(fixed_s=0.0, weight_s=1.0, row_s=0.5, pair_s=0.002),
+)
+"""A layer of each kind."""
 FIXED_S, HEAD_S = 0.5, 8.0
-
-
-def layers_of(plan: StagePlan) -> int:
-    return plan.last - plan.first
 
 
 def plan(first: int, last: int) -> StagePlan:
@@ -29,28 +33,28 @@ def plan(first: int, last: int) -> StagePlan:
     )
 
 
-def timing(layers: int, *, head: bool) -> StageTiming:
-    part = DeviceTiming(*(layers * number for number in (0.0, 2.0, 0.25, 0.001, 0.01)))
-    beside = DeviceTiming(FIXED_S + HEAD_S * head, 0.0, 0.0)
-    return StageTiming(devices=(part, beside))
+def timing(plan: StagePlan, kinds: Sequence[int], *, head: bool) -> StageTiming:
+    layers = [DeviceTiming(*msgspec.structs.astuple(LAYERS[kinds[i]])) for i in range(plan.first, plan.last)]
+    return StageTiming(devices=(*layers, DeviceTiming(FIXED_S + HEAD_S * head, 0.0, 0.0)), between=())
 
 
-def measured(contexts: tuple[int, ...]) -> LayerTimes:
+def measured(contexts: tuple[int, ...], kinds: Sequence[int] = (0,) * 10, most: int = 10) -> LayerTimes:
     clock = VirtualClock()
-    plans = [plan(*part) for part in parts_of(10, 10)]
+    plans = [plan(*part) for part in parts_of(kinds, most)]
+    last = len(plans) - 1
     drivers = [
         emulated_driver(
             i,
-            StageCore(HashLayers(i, CAPACITY, 50), CAPACITY, is_last=i == 3),
+            StageCore(HashLayers(i, CAPACITY, 50), CAPACITY, is_last=i == last),
             clock.now,
-            StageEmulation(timing=timing(layers_of(one), head=i == 3)),
+            StageEmulation(timing=timing(one, kinds, head=i == last)),
         )
         for i, one in enumerate(plans)
     ]
     host = InProcessHost(clock)
     steps: list[tuple[int, int]] = []
     bench = Bench(host, InProcessPipeline(drivers, clock))
-    found = times_of(bench, plans, contexts, lambda *step: steps.append(step), MeasuredText(50))
+    found = times_of(bench, plans, kinds, contexts, lambda *step: steps.append(step), MeasuredText(50))
     assert steps == [(i + 1, len(contexts) * len(ROWS)) for i in range(len(contexts) * len(ROWS))]
     return found
 
@@ -59,17 +63,50 @@ def test_layers_stages_and_head_are_told_apart() -> None:
     found = measured((0, 40))
     for i, rows in enumerate(ROWS):
         for j, context in enumerate((0, 40)):
-            assert found.layer_ms[i][j] == pytest.approx(1e3 * LAYER.seconds(rows, chunk(rows, context)))
+            assert found.layer_ms[i][j] == pytest.approx(1e3 * LAYERS[0].seconds(rows, chunk(rows, context)))
+    assert found.kind_ms == ()
     assert found.stage_ms == pytest.approx([1e3 * FIXED_S] * len(ROWS))
     assert found.head_ms == pytest.approx([1e3 * HEAD_S] * len(ROWS))
 
 
-def test_the_stages_are_the_ends_one_layer_and_as_many_as_fit() -> None:
-    assert parts_of(30, 99) == ((0, 1), (1, 2), (2, 29), (29, 30))
-    assert parts_of(30, 5) == ((0, 1), (1, 2), (2, 7), (29, 30))
-    assert parts_of(4, 0) == ((0, 1), (1, 2), (2, 3), (3, 4))
+@pytest.mark.parametrize(
+    ("kinds", "most"),
+    [
+        ((0, 0, 0, 1) * 3, 99),
+        ((0, 0, 0, 1) * 3, 2),
+        ((0, 1, 2, 0, 1, 2), 99),
+        ((1, 0, 0, 0, 0, 0), 99),  # the first layer is of a kind of its own
+        ((1, 1, 0, 1, 1), 99),
+    ],
+    ids=["hybrid", "little room", "three kinds", "one dense layer", "five layers"],
+)
+def test_layers_of_each_kind_are_told_apart(kinds: tuple[int, ...], most: int) -> None:
+    found = measured((0, 40), kinds, most)
+    for kind, grid in enumerate(found.kind_ms):
+        for i, rows in enumerate(ROWS):
+            for j, context in enumerate((0, 40)):
+                assert grid[i][j] == pytest.approx(1e3 * LAYERS[kind].seconds(rows, chunk(rows, context)))
+    assert len(found.kind_ms) == len(set(kinds))
+    assert found.layer_ms == mean_grid(found.kind_ms, [kinds.count(kind) for kind in range(max(kinds) + 1)])
+    assert found.stage_ms == pytest.approx([1e3 * FIXED_S] * len(ROWS))
+    assert found.head_ms == pytest.approx([1e3 * HEAD_S] * len(ROWS))
+
+
+def test_a_kind_that_the_last_layer_alone_is_of_is_right_together_with_the_head() -> None:
+    found = measured((0,), (0, 0, 0, 0, 1))
+    for i, rows in enumerate(ROWS):
+        whole = LAYERS[1].seconds(rows, chunk(rows)) + HEAD_S + FIXED_S
+        assert found.of_stage((0, 1), head=True)[i][0] == pytest.approx(whole)
+
+
+def test_the_stages_are_the_ends_a_layer_of_each_kind_and_as_many_as_fit() -> None:
+    assert parts_of([0] * 30, 99) == ((0, 1), (1, 2), (2, 29), (29, 30))
+    assert parts_of([0] * 30, 5) == ((0, 1), (1, 2), (2, 7), (29, 30))
+    assert parts_of([0] * 4, 0) == ((0, 1), (1, 2), (2, 3), (3, 4))
+    assert parts_of([0, 0, 0, 1] * 3, 99) == ((0, 1), (1, 2), (3, 4), (2, 11), (11, 12))
+    assert parts_of([1, 0, 0, 0, 2], 99) == ((0, 1), (1, 2), (2, 4), (4, 5))
     with pytest.raises(FieldError, match="model has 3 layers; a profile takes 4"):
-        parts_of(3, 1)
+        parts_of([0] * 3, 1)
 
 
 def test_a_text_is_as_long_as_the_model_takes() -> None:
@@ -79,8 +116,9 @@ def test_a_text_is_as_long_as_the_model_takes() -> None:
 
 
 def test_a_stage_of_many_that_is_no_slower_counts_alone() -> None:
-    assert layer_ms(one=3.0, many=2.0, layers=4) == 0.5
-    assert layer_ms(one=3.0, many=5.0, layers=1) == 5.0
+    assert layers_ms([3.0], many=2.0, counts=[4]) == ([0.5], 2.5)
+    assert layers_ms([3.0], many=5.0, counts=[1]) == ([5.0], -2.0)
+    assert layers_ms([3.0, 1.0], many=5.0, counts=[2, 4]) == ([1.5, 0.5], 1.5)
 
 
 def test_a_text_that_is_given_is_read_over_and_over() -> None:
