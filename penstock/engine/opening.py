@@ -14,6 +14,7 @@ from typing import Final, TypeVar
 from rich.console import Console
 
 from penstock.checkpoint.look import GGUF
+from penstock.cluster.load import ON_FIRST, ON_LAST
 from penstock.cluster.spec import LayerTimes
 from penstock.config import FieldError, check
 from penstock.core import CheckpointChanged, ConfigError
@@ -141,7 +142,10 @@ def alike(times: Iterable[LayerTimes]) -> bool:
 
 def decided(options: EngineOptions, profile: HostsProfile) -> EngineOptions:
     found, hits = profile.candidates, hits_of(options)
-    cluster = cluster_of_hosts(profile, drafts=hits == DRAFTED)  # a drafter with weights is held here, and needs room
+    # A drafter with weights needs room on its host; that of the last stage is known only once there is a plan.
+    drafter = hosts_for_drafter(options.drafter_on, None) or [HERE]
+    drafts = hits == DRAFTED and options.drafter_on not in (ON_FIRST, ON_LAST)
+    cluster = cluster_of_hosts(profile, drafts=drafts, drafter_host=drafter[0])
     devices = candidates(cluster)
     plain, drafted = (problem_of(cluster, devices, batch) for batch in (PLAIN, SPECULATIVE))
     plans = [plan.parts for problem in (plain, drafted) for plan in front(problem)]

@@ -16,7 +16,6 @@ from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.drafters.base import DRAFTERS, Weights
 from penstock.engine.profile.measure import drafter_bytes
 from penstock.hosts.fetching import held_bytes
-from penstock.hosts.weights import files_of
 from penstock.speculation import SpeculativeConfig
 from tests import speculators
 from tests.checkpoints import make_checkpoint
@@ -198,9 +197,11 @@ def test_a_host_without_the_drafter_is_sent_what_it_loads(
     hide = 'mount -t tmpfs none "$0"; mount -t tmpfs none "$1"; shift; exec "$@"'
     before = ["unshare", "--mount", "--fork", "--kill-child", "sh", "-c", hide, str(deep), config["model"]]
     command = ("127.0.0.8:0", "--keys", str(keys), "--cache", str(cache))
-    with closing(Worker(*command, before=before)) as own:
-        with LLM(deep, hosts="localhost", keys=str(keys), drafter_on=own.host, speculative_config=config, **OPTIONS) as llm:
-            assert ids(llm.generate(PROMPTS, PARAMS)) == plain(PARAMS)
+    with (
+        closing(Worker(*command, before=before)) as own,
+        LLM(deep, hosts="localhost", keys=str(keys), drafter_on=own.host, speculative_config=config, **OPTIONS) as llm,
+    ):
+        assert ids(llm.generate(PROMPTS, PARAMS)) == plain(PARAMS)
     sent = sorted(map(held_bytes, cache.iterdir()))
     assert len(sent) == 2  # the drafter as a whole, and of the target what is outside of its layers
     shutil.rmtree(cache)
@@ -235,9 +236,9 @@ def test_kinds_without_weights_are_refused_by_name(target: Path, method: str, pl
 
 def test_other_places_that_mean_nothing_are_refused_by_name(target: Path, config_of: Any) -> None:
     config = SpeculativeConfig(**config_of("draft_model"))
-    with pytest.raises(ConfigError, match="drafter_on.*Ray"):
+    with pytest.raises(ConfigError, match=r"drafter_on.*Ray"):
         LLM(target, hosts="ray", pipeline_parallel_size=2, drafter_on="127.0.0.9:7700", speculative_config=config)
-    with pytest.raises(ConfigError, match="drafter_on.*no device"):
+    with pytest.raises(ConfigError, match=r"drafter_on.*no device"):
         LLM(target, cluster="local-2", drafter_on="stage-9", speculative_config=config)
-    with pytest.raises(ConfigError, match="drafter_on.*nothing drafts"):
+    with pytest.raises(ConfigError, match=r"drafter_on.*nothing drafts"):
         LLM(target, drafter_on="last-stage", speculative_config=None)
