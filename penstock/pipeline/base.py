@@ -39,6 +39,8 @@ class TapSpec(msgspec.Struct, frozen=True, kw_only=True):
     layers: Annotated[tuple[Index, ...], msgspec.Meta(max_length=MOST_LAYERS)]
     address: Address
     session: Label
+    host: Label = ""
+    """The drafter's host, as its launcher is named; empty for the engine's own."""
 
 
 Threads = Annotated[int, msgspec.Meta(ge=1, le=MOST_THREADS)]
