@@ -234,7 +234,9 @@ def threads_of(
         stated = [None if name is None else cluster.device(name).threads for name in names]
     threads = threads_elsewhere(hosts, living, stated)
     here = [stage for stage, host in enumerate(hosts) if not host] + [stages] * drafts
-    threads |= zip(here, shared_threads([stated[process] for process in here], usable_cores()), strict=True)
+    # Every engine of the model has as many processes here, and the same share of the cores.
+    sharing = [stated[process] for process in here] * options.engines_here
+    threads |= zip(here, shared_threads(sharing, usable_cores()), strict=False)
     return tuple(threads.get(process, 1) for process in range(stages + 1))
 
 
