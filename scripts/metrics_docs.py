@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from prometheus_client import Metric
 
-from penstock.engine.stats import EngineStats
+from penstock.engine.stats import EngineStats, ReplicaState, ReplicaStats
 from penstock.server.metrics import ServerMetrics
 
 PAGE: Final = Path(__file__).parent.parent / "docs" / "reference" / "metrics.md"
@@ -41,7 +41,8 @@ def a_server() -> Any:
     """Something that has statistics, as a server with one stage that has served."""
     counts: dict[str, Any] = {field.name: 0 for field in dataclasses.fields(EngineStats)}
     one = {"finished": {"stop": 1}, "stage_busy_seconds": [0.0], "stage_heard_seconds_ago": [0.0], "ended": None}
-    return SimpleNamespace(stats=lambda: EngineStats(**counts | one))
+    stats = EngineStats(**counts | one | {"last_step_seconds_ago": 0.0})
+    return SimpleNamespace(replicas=lambda: [ReplicaStats(0, ReplicaState.UP, None, stats)])
 
 
 def row(metric: Metric) -> str:

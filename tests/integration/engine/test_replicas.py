@@ -289,7 +289,7 @@ def test_one_that_ends_its_replica_again_and_again_ends_itself_and_no_other(
     target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A prompt of a certain length kills the stages of whatever replica admits it."""
-    poison = {"prompt_token_ids": [33] * 61}
+    poison = {"prompt_token_ids": [33] * 40}
     admitted = LLM.start
 
     def start(llm: LLM, job: Any) -> None:
@@ -339,7 +339,7 @@ def test_a_replica_that_has_ended_is_made_again_but_not_of_other_files(target: P
         other = engine._replicas[1 - home.number]
         lose(other, 1)  # without recovery none is left, and nothing waits for one
         await until(lambda: other.has_ended)
-        with pytest.raises(PipelineError, match="no replica is up: replica 0: .*; replica 1: "):
+        with pytest.raises(PipelineError, match=r"no replica is up: replica 0: .*; replica 1: "):
             engine.submit(PROMPTS[0], params)
 
     engine = replicas_of(folder, recovery_timeout=0.0)
