@@ -25,9 +25,10 @@ from penstock import (
     SamplingParams,
 )
 from penstock.engine.replicas.supervise import Replica
-from penstock.engine.stats import ReplicaState
+from penstock.engine.stats import Counters, ReplicaState
 from penstock.engine.stream import Stream
 from penstock.pipeline.forkserver import shared_fork_server
+from penstock.requests.request import Request
 from tests.integration.engine.test_llm import assert_same
 from tests.integration.engine.test_processors import EXHAUSTED, EXHAUSTION
 from tests.integration.engine.test_resume import CASES, params_of
@@ -288,20 +289,18 @@ def test_a_stream_that_nobody_reads_moves_too_and_loses_nothing(engine: Replicas
 def test_one_that_ends_its_replica_again_and_again_ends_itself_and_no_other(
     target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A prompt of a certain length kills the stages of whatever replica admits it."""
+    """A certain prompt kills the stages of whatever replica admits it."""
     poison = {"prompt_token_ids": [33] * 40}
-    admitted = LLM.start
 
-    def start(llm: LLM, job: Any) -> None:
-        admitted(llm, job)
-        if job.ids == poison["prompt_token_ids"]:
-            (home,) = [one for one in engine._replicas if one.engine is not None and one.engine.llm is llm]
-            lose(home, 2)
+    def admitted(counters: Counters, request: Request, at: float) -> None:
+        if request.prompt == poison["prompt_token_ids"]:
+            loops = [(one, one.engine.llm.loop) for one in engine._replicas if one.engine is not None]
+            lose(next(one for one, loop in loops if counters in loop.observers), 2)
 
     async def run() -> None:
         params = params_of({"max_tokens": TOKENS, "ignore_eos": True}, 1.0)
         want = await read(engine.submit(PROMPTS[0], params))
-        monkeypatch.setattr(LLM, "start", start)
+        monkeypatch.setattr(Counters, "admitted", admitted)
         streams = [engine.submit(PROMPTS[0], params) for _ in range(4)]
         bad = engine.submit(poison, params)
         others = asyncio.gather(*map(read, streams))
