@@ -246,7 +246,7 @@ class MovingStream:
         self._metrics = [
             added(before, known.metrics) for before, known in zip(self._metrics, inner.output().outputs, strict=True)
         ]
-        if lost is not None and inner.started:
+        if lost is not None and has_run(inner):
             self.losses += 1
         inner.leave()
         if self._aborted:
@@ -287,6 +287,11 @@ class MovingStream:
 def at_fault(stream: RequestStream) -> bool:
     """Whether a request has ended because of an error of its own."""
     return any(request.error for request in stream.job.requests)
+
+
+def has_run(stream: RequestStream) -> bool:
+    """Whether a request ran on its engine, which has counted its losses, by the time that the engine was lost."""
+    return stream.started or any(request.losses for request in stream.job.requests)
 
 
 def added(one: SpeculationMetrics, other: SpeculationMetrics) -> SpeculationMetrics:
