@@ -26,6 +26,7 @@ from penstock.core import __version__ as __version__
 if TYPE_CHECKING:
     from penstock.engine.async_llm import AsyncLLM
     from penstock.engine.llm import LLM
+    from penstock.engine.replicas.replicas import Replicas
 
 __all__ = [
     "LLM",
@@ -37,6 +38,7 @@ __all__ = [
     "PenstockError",
     "PipelineError",
     "QueueFull",
+    "Replicas",
     "RequestError",
     "RequestOutput",
     "SamplingParams",
@@ -57,4 +59,8 @@ def __getattr__(name: str) -> Any:
         from penstock.engine.async_llm import AsyncLLM
 
         return AsyncLLM
+    if name == "Replicas":
+        from penstock.engine.replicas.replicas import Replicas
+
+        return Replicas
     raise AttributeError(f"module 'penstock' has no attribute {name!r}")

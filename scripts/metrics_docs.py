@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from prometheus_client import Metric
 
-from penstock.engine.stats import EngineStats
+from penstock.engine.stats import EngineStats, ReplicaState, ReplicaStats
 from penstock.server.metrics import ServerMetrics
 
 PAGE: Final = Path(__file__).parent.parent / "docs" / "reference" / "metrics.md"
@@ -46,8 +46,10 @@ def a_server() -> Any:
         "stage_heard_seconds_ago": [0.0],
         "stage_rank_bytes": [[0, 0]],
         "ended": None,
+        "last_step_seconds_ago": 0.0,
     }
-    return SimpleNamespace(stats=lambda: EngineStats(**counts | one))
+    stats = EngineStats(**counts | one)
+    return SimpleNamespace(replicas=lambda: [ReplicaStats(0, ReplicaState.UP, None, stats)])
 
 
 def row(metric: Metric) -> str:

@@ -27,6 +27,7 @@ COMMANDS: Final = {
     ),
     "doctor": "Measure this host, others and the links between them, and say what to change.",
     "rebalance": "Have a server's stages move back to hosts that are back now, not once no request runs.",
+    "replicas": "Show the engines of a server with --data-parallel-size, drain or restart them.",
     "demo": "Watch the plain pipeline and Penstock write the same text on four emulated edge boards.",
     "chat": "Talk to a model behind an OpenAI-compatible server; a pipe's lines are answered one after the other.",
     "simulate": (
@@ -50,7 +51,7 @@ The app of a command, ``NAME_app``, is in the module of its name, or in the one 
 PLACES: Final = {
     "chat": "run",
     **dict.fromkeys(("pull", "list", "rm"), "library"),
-    **dict.fromkeys(("worker", "keys", "hosts", "doctor", "profile", "rebalance"), "hosts"),
+    **dict.fromkeys(("worker", "keys", "hosts", "doctor", "profile", "rebalance", "replicas"), "hosts"),
     **dict.fromkeys(("bench", "simulate", "acceptance", "compare", "trace", "train", "plan", "demo"), "lab"),
 }
 

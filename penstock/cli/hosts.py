@@ -318,6 +318,29 @@ def rebalance(*, options: Server) -> None:
     rebalance(options)
 
 
+# ------------------------------------------------------------------------------------------------------------- replicas
+# ``penstock replicas``: the engines behind a server with --data-parallel-size.
+
+replicas_app = new_app()
+
+
+@replicas_app.command()
+@command
+def replicas(
+    *,
+    options: Server,
+    drain: Annotated[
+        int | None,
+        Option("Have this engine take no more requests; those that it has go on elsewhere.", SERVER, default=""),
+    ] = None,
+    restart: Annotated[int | None, Option("Drain this engine, and start it again.", SERVER, default="")] = None,
+    roll: Annotated[bool, Option("Restart every engine, one after the other.", SERVER)] = False,
+) -> None:
+    from penstock.clients.api import replicas
+
+    replicas(options, drain, restart, roll)
+
+
 # -------------------------------------------------------------------------------------------------------------- profile
 # ``penstock profile``: the time that a model's layers take on the devices at hand.
 

@@ -16,6 +16,7 @@ from penstock.engine.options import (
     EngineOptions,
     ModelOptions,
     PipelineOptions,
+    ReplicaOptions,
     SharingOptions,
     model_folder,
 )
@@ -45,10 +46,11 @@ def serve(
     sharing: SharingOptions,
     model: ServedModel,
     pipeline: PipelineOptions,
+    replicas: ReplicaOptions,
     speculation: SpeculationOptions,
 ) -> None:
     def engine_for(name: str) -> EngineOptions:
-        groups = (vars(sharing), vars(replace(model, model=name)), vars(pipeline))
+        groups = (vars(sharing), vars(replace(model, model=name)), vars(pipeline), vars(replicas))
         given = {field: value for group in groups for field, value in group.items()}
         return EngineOptions(**given, speculative_config=speculation.config(name))
 

@@ -245,3 +245,39 @@ def rebalance(server: Server) -> None:
         print("Stages move to hosts that are back; requests go on once they have.")
     else:
         print("No stage moves: each is where it belongs, or its host is not back.")
+
+
+# ------------------------------------------------------------------------------------------------------------- replicas
+# The work of ``penstock replicas``.
+
+RESTART_SECONDS: Final = 3600.0
+"""Seconds that an engine may take to be made again."""
+
+
+def replicas(server: Server, drain: int | None, restart: int | None, roll: bool) -> None:
+    """Drain or restart engines of the server, then print how each is. Raises ServerError."""
+    try:
+        with httpx.Client(**server.client_options | {"timeout": RESTART_SECONDS}) as client:
+            engines = loads(server, client)
+            deeds = [(drain, "drain")] if drain is not None else []
+            deeds += [(restart, "restart")] if restart is not None else []
+            deeds += [(one["engine"], "restart") for one in engines if roll]
+            for number, deed in deeds:
+                answer = client.post(f"{server.root}/replicas/{number}/{deed}", json={})
+                if not answer.is_success:
+                    raise refused(answer)
+            for one in loads(server, client):
+                reason = f" ({one['reason']})" if one["reason"] else ""
+                counts = f"{one['running']} running, {one['waiting']} waiting, {one['moved']} moved"
+                print(f"engine {one['engine']}: {one['state']}{reason}, {counts}, {one['restarts']} restarts")
+    except httpx.HTTPError as error:
+        raise server.lost(error) from error
+
+
+def loads(server: Server, client: httpx.Client) -> list[dict[str, Any]]:
+    """The engines behind a server, each as ``/load`` tells it."""
+    answer = client.get(f"{server.root}/load")
+    if not answer.is_success:
+        raise refused(answer)
+    found: list[dict[str, Any]] = answer.json()["engines"]
+    return found

@@ -4,29 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import threading
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
-from weakref import WeakValueDictionary
 
 from penstock.config import check
-from penstock.core import ConfigError, PipelineError, QueueFull, Recovering, RequestError, RequestOutput, SamplingParams
+from penstock.core import ConfigError, PipelineError, SamplingParams
+from penstock.engine.front import AsyncEngine
 from penstock.engine.job import Job, Prompt
 from penstock.engine.llm import LLM
 from penstock.engine.loop import Observer
 from penstock.engine.resolve import Resolved
-from penstock.engine.stats import Counters, EngineStats
-from penstock.engine.stream import Aside, OutlineStream, RequestStream, StreamUpdate
+from penstock.engine.stats import Counters, EngineStats, ReplicaState, ReplicaStats
+from penstock.engine.stream import RequestStream, Stream, StreamUpdate
 from penstock.outlines.dialogue import Dialogue
-from penstock.outlines.steps import Ask, Step, Steps
+from penstock.outlines.steps import Ask, Steps
 from penstock.pipeline.base import Host
-from penstock.text.chat import ChatFormat, Messages, encoded, rendered
 from penstock.text.tokenizer import Tokenizer
 from penstock.text.workers import aside
 
@@ -36,13 +34,11 @@ T = TypeVar("T")
 
 HEALTH_TIMEOUT: Final = 10.0
 """Seconds that the health check waits for a token; a result that came within them is proof enough."""
-MOST_FINISHED: Final = 256
-"""How many finished requests ``AsyncLLM.numbers`` still knows."""
 PROBE_PRIORITY: Final = -(2**31)
 """Priority of the health check's request for one token: it goes ahead of all others."""
 
 
-class AsyncLLM:
+class AsyncLLM(AsyncEngine):
     """One model over a pipeline of stage processes, for services: requests come and go while the engine runs.
 
     ```python
@@ -91,8 +87,8 @@ class AsyncLLM:
         method = config.get("method") if isinstance(config, Mapping) else getattr(config, "method", None)
         if method == "synthetic":
             raise ConfigError("method 'synthetic' has to know every answer: it measures engines offline, with LLM")
+        super().__init__(max_queue)
         self._llm = LLM(model, host=host, **options)
-        self._max_queue = max_queue
         if self._llm.loop.recovery is not None:
             # The engine's thread steps the loop without requests, too, so stages can be started after all have ended.
             self._llm.loop.recovery.keeps_trying = True
@@ -100,13 +96,9 @@ class AsyncLLM:
             self._llm.loop.idle_timeout = idle_timeout
         self._counters = Counters(self._llm.loop)
         self._llm.loop.observers.append(self._counters)
-        self._ids = itertools.count()
-        self._streams: dict[str, RequestStream] = {}
-        """Requests that have not finished on the event loop's thread, by request id."""
-        self._in_points: WeakValueDictionary[str, OutlineStream] = WeakValueDictionary()
-        """Answers in points that somebody still reads, by request id; their requests are among ``_streams``."""
-        self._finished: dict[str, list[int]] = {}
-        """Numbers of the last ``MOST_FINISHED`` requests that have finished, by request id."""
+        self.on_trouble: Callable[[], None] = lambda: None
+        """Called on the engine's thread whenever ``trouble`` has changed."""
+        self._told_trouble: str | None = None
         self._published: dict[str, RequestStream] = {}
         """Requests that have not finished on the engine's thread, which alone uses this."""
         # No lock for the next two: appending to a deque and popping from its left are atomic.
@@ -222,132 +214,15 @@ class AsyncLLM:
         self._check_queue()
         return self._queue(name, job)
 
-    def submit_in_points(
-        self,
-        prompt: Mapping[str, Any],
-        steps: Steps,
-        first: Step,
-        aside: Aside,
-        *,
-        request_id: str | None = None,
-        priority: int = 0,
-        client: str = "",
-    ) -> OutlineStream:
-        """Queue the ``first`` of an answer's ``steps`` and return what the answer is read from.
-
-        ``prompt`` is that of the plain answer; ``aside`` does work on another thread. Raises as ``submit`` does.
-        """
-        self._check_taking()
-        name = self._name(request_id)
-        before = self._in_points.get(name)
-        if before is not None and not before.finished:
-            raise RequestError(f"request_id {name!r} is that of a request under way: choose another")
-        self._check_queue()
-
-        def begin(ask: Ask) -> RequestStream:
-            job = self._llm.job(ask.prompt, ask.params, priority, client)
-            job.pinned = ask.pinned
-            return self._queue(self._name(f"{name}/{ask.name}"), job)
-
-        stream = self._in_points[name] = OutlineStream(name, prompt, steps, first, begin, aside)
-        return stream
-
-    async def generate(
-        self,
-        prompt: Prompt,
-        sampling_params: SamplingParams | None = None,
-        request_id: str | None = None,
-        *,
-        priority: int = 0,
-    ) -> AsyncGenerator[RequestOutput]:
-        """Iterate over a request: each output has all that has come so far. Leaving the iteration aborts the request.
-
-        Raises what ``submit`` raises, RequestError if a structured output cannot go on, and PipelineError if the engine
-        is lost meanwhile.
-        """
-        if sampling_params is not None:
-            await self.prepare(sampling_params)
-        stream = self.submit(prompt, sampling_params, request_id=request_id, priority=priority)
-        try:
-            async for _ in stream:
-                yield stream.output()
-        finally:
-            stream.abort()
-
-    async def chat(
-        self,
-        messages: Messages,
-        sampling_params: SamplingParams | None = None,
-        request_id: str | None = None,
-        *,
-        priority: int = 0,
-        chat_template: str | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        outline_decoding: str = "off",
-    ) -> AsyncGenerator[RequestOutput]:
-        """Iterate over the answer to a conversation, as ``generate`` does; messages and format are ``LLM.chat``'s.
-
-        ```python
-        import asyncio
-
-        from penstock import AsyncLLM, SamplingParams
-
-
-        async def main():
-            async with AsyncLLM("demo") as engine:
-                asked = [{"role": "user", "content": "class Queue:"}]
-                async for output in engine.chat(asked, SamplingParams(temperature=0, max_tokens=16)):
-                    pass
-                print(output.outputs[0].text)
-
-
-        asyncio.run(main())
-        ```
-
-        With ``outline_decoding`` the points are told in order, each as it grows. Raises what ``LLM.chat`` and
-        ``submit`` raise.
-        """
-        chat = ChatFormat(
-            chat_template=chat_template,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            tools=tools,
-            chat_template_kwargs=chat_template_kwargs,
-        )
-        tokenizer = self.get_tokenizer()
-        if outline_decoding != "off":
-            params = self.get_default_sampling_params() if sampling_params is None else sampling_params
-            dialogue = Dialogue(tokenizer, messages, chat)
-            answers = self._in_points_of(dialogue, params, outline_decoding, request_id, priority)
-            async with contextlib.aclosing(answers):
-                async for output in answers:
-                    yield output
-            return
-        prompt = encoded(tokenizer, await aside(partial(rendered, tokenizer, messages, chat)))
-        outputs = self.generate(prompt, sampling_params, request_id, priority=priority)
-        async with contextlib.aclosing(outputs):
-            async for output in outputs:
-                yield output
-
-    def abort(self, request_id: str) -> None:
-        """End a request; nothing happens if none of this name is under way."""
-        if (stream := self._streams.get(request_id) or self._in_points.get(request_id)) is not None:
-            stream.abort()
-
-    def numbers(self, request_id: str) -> list[int]:
-        """The numbers by which observers know a request, one per completion.
-
-        They are known while a request is under way, and of the last few that have finished; empty for any other.
-        """
-        stream = self._streams.get(request_id) or self._in_points.get(request_id)
-        return self._finished.get(request_id, []) if stream is None else stream.numbers
-
     def stats(self) -> EngineStats:
         """The engine's state now, and its counters since the start. Cheap; may be called from any thread."""
         return self._counters.stats()
+
+    def replicas(self) -> list[ReplicaStats]:
+        """This engine as the only one of its model."""
+        stats = self.stats()
+        state = ReplicaState.UP if stats.ended is None else ReplicaState.DOWN
+        return [ReplicaStats(0, state, stats.ended or stats.recovering, stats)]
 
     async def check_health(self, timeout: float = HEALTH_TIMEOUT) -> None:
         """Return if a token can be generated: one has come within ``timeout`` seconds, or comes now.
@@ -426,12 +301,6 @@ class AsyncLLM:
             self._thread.join()
         self._llm.close()  # after the thread, which steps the engine until it ends
 
-    async def __aenter__(self) -> AsyncLLM:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self.close()
-
     def steps(self, dialogue: Dialogue, params: SamplingParams, mode: str) -> Steps:
         """The steps of an answer with ``outline_decoding``, for ``submit_in_points``; may be called from any thread.
 
@@ -439,40 +308,44 @@ class AsyncLLM:
         """
         return self._llm.steps(dialogue, params, mode)
 
+    # ------------------------------------------------------------------------------------------- for ``Replicas``
+
+    @property
+    def llm(self) -> LLM:
+        """The engine itself, which its own thread steps: checks of requests are made from any thread."""
+        return self._llm
+
+    @property
+    def trouble(self) -> str | None:
+        """Why requests cannot go on here now: what was lost, or the engine's end. May be read from any thread."""
+        loop = self._llm.loop
+        if loop.trouble is not None or loop.recovery is None:
+            return loop.trouble
+        return loop.recovery.reason if loop.recovery.lost else None
+
+    def cached(self, ids: Sequence[int]) -> int:
+        """How many of the first tokens the prefix cache holds now. May be called from any thread."""
+        return self._llm.loop.pool.cache.length(ids)
+
+    def queue(self, job: Job) -> RequestStream:
+        """Queue a job that ``llm`` has made. Raises PipelineError if the engine takes no requests now."""
+        self._check_taking()
+        return self._queue(self._fresh_id(), job)
+
     # --------------------------------------------------------------------------------------------------- inside
+
+    def _begin(self, ask: Ask, name: str, priority: int, client: str) -> Stream:
+        job = self._llm.job(ask.prompt, ask.params, priority, client)
+        job.pinned = ask.pinned
+        return self._queue(name, job)
+
+    def _lost(self) -> str | None:
+        return self.stats().recovering
 
     def _check_taking(self) -> None:
         """Raise PipelineError if the engine takes no requests now."""
         self._llm.loop.check_taking()
         self._enter()
-
-    def _check_queue(self) -> None:
-        """Raise QueueFull if ``max_queue`` requests wait already."""
-        waiting = sum(not stream.started for stream in self._streams.values())
-        if self._max_queue is not None and waiting >= self._max_queue:
-            lost = self.stats().recovering
-            if lost is not None:
-                raise Recovering(f"{waiting} requests wait, as many as may, while the engine recovers: {lost}")
-            raise QueueFull(f"{waiting} requests wait already, as many as may: try again later")
-
-    def _name(self, request_id: str | None) -> str:
-        """The given id, or a fresh one. Raises RequestError if a request under way has it."""
-        name = self._fresh_id() if request_id is None else request_id
-        if name in self._streams:
-            raise RequestError(f"request_id {name!r} is that of a request under way: choose another")
-        return name
-
-    async def _in_points_of(
-        self, dialogue: Dialogue, params: SamplingParams, mode: str, request_id: str | None, priority: int
-    ) -> AsyncGenerator[RequestOutput]:
-        steps = self.steps(dialogue, params, mode)
-        prompt, first = await aside(lambda: (dialogue.plain(), next(steps)))
-        stream = self.submit_in_points(prompt, steps, first, aside, request_id=request_id, priority=priority)
-        try:
-            async for _ in stream:
-                yield stream.output()
-        finally:
-            stream.abort()
 
     def _enter(self) -> None:
         """Send updates to the running event loop from now on, beginning with those that the loop before it has left.
@@ -497,10 +370,6 @@ class AsyncLLM:
         self._idle.clear()
         self._command(lambda: self._start(stream))
         return stream
-
-    def _fresh_id(self) -> str:
-        """An id that no request under way has, whatever ids users choose."""
-        return next(name for number in self._ids if (name := f"request-{number}") not in self._streams)
 
     async def _probe(self) -> None:
         """Have one token generated ahead of all requests; calls that come meanwhile wait for the same token."""
@@ -545,15 +414,6 @@ class AsyncLLM:
         if not self._streams:
             self._idle.set()
 
-    def _forget(self, stream: RequestStream) -> None:
-        """Forget a stream except for its numbers, which may be asked for after a short request has finished."""
-        self._streams.pop(stream.request_id, None)
-        # An earlier request of the same name goes first, so that the new entry is the last one in the dict's order.
-        self._finished.pop(stream.request_id, None)
-        self._finished[stream.request_id] = stream.numbers
-        while len(self._finished) > MOST_FINISHED:
-            del self._finished[next(iter(self._finished))]
-
     # ------------------------------------------------------------------------------------- on the engine's thread
 
     def _run(self) -> None:
@@ -582,6 +442,9 @@ class AsyncLLM:
         while self._commands:
             self._commands.popleft()()
         self._publish()
+        if self.trouble != self._told_trouble:  # after the news, so that a stream knows all that came before the loss
+            self._told_trouble = self.trouble
+            self.on_trouble()
 
     def _start(self, stream: RequestStream) -> None:
         self._published[stream.request_id] = stream

@@ -28,7 +28,7 @@ from penstock.engine.job import (
 )
 from penstock.engine.loop import EngineLoop, Observer, fresh_seed
 from penstock.engine.opening import open_host, resolve_on
-from penstock.engine.options import EngineOptions
+from penstock.engine.options import EngineOptions, check_single
 from penstock.engine.parts import EngineParts
 from penstock.engine.profile.learned import Memory, PlannedPieces
 from penstock.engine.resolve import Resolved, check_options
@@ -191,6 +191,7 @@ class LLM:
             if name not in known:
                 raise unknown_option(name, list(known))
         checked = EngineOptions(model=str(model), **options)
+        check_single(checked)
         if host is None:
             check_options(checked)
             shared_fork_server()  # it imports torch while this process does
@@ -427,6 +428,10 @@ class LLM:
     def host(self) -> Host:
         return self._host
 
+    def number_from(self, first: int) -> None:
+        """Number requests from ``first`` on, which observers of several engines tell them apart by."""
+        self._numbers = itertools.count(first)
+
     def job(
         self,
         prompt: Prompt,
@@ -436,19 +441,21 @@ class LLM:
         *,
         speculation: SpeculativeConfig | None = None,
         resumed: Sequence[Sequence[int]] | None = None,
+        vouched: bool = False,
     ) -> Job:
         """A checked request, not yet queued; may be called from any thread. Raises RequestError if it can never run.
 
         ``speculation`` decodes it with another strategy over the engine's drafter and stages; None: with the engine's.
-        ``resumed`` are the token ids that each completion begins with, as ``AsyncLLM.resume`` has them.
+        ``resumed`` are the token ids that each completion begins with, as ``AsyncLLM.resume`` has them; ``vouched``: an
+        engine with this model has brought them, so that no grammar has to read them once more, which can take seconds.
         """
         self._turns.check_owner()
         (one,) = self._params(params, 1)
-        text, ids = self._tokens_of(prompt)
+        text, ids = self.tokens_of(prompt)
         if one.stop and self._tokenizer is None:
             raise RequestError("stop strings need a tokenizer; use stop_token_ids with skip_tokenizer_init=True")
         self.check(one)
-        came = self._resumed(resumed, one)
+        came = self._resumed(resumed, one, vouched)
         seed, ends = one.seed, ends_of(one, self._setup.checkpoint)
         if seed is None:
             seed = fresh_seed() if one.temperature > 0 else 0  # greedy decoding draws nothing
@@ -574,18 +581,18 @@ class LLM:
             raise RequestError(f"sampling_params has {len(given)} entries for {count} prompts")
         return list(given)
 
-    def _resumed(self, given: Sequence[Sequence[int]] | None, params: SamplingParams) -> list[list[int]]:
+    def _resumed(self, given: Sequence[Sequence[int]] | None, params: SamplingParams, vouched: bool) -> list[list[int]]:
         """The checked tokens that each completion begins with, none by default."""
         if given is None:
             return [[] for _ in range(params.n)]
         checkpoint = self._setup.checkpoint
         found = resumed_ids(given, params, checkpoint.vocab_size)
-        if params.structured_outputs is not None and self._tokenizer is not None:
+        if params.structured_outputs is not None and self._tokenizer is not None and not vouched:
             check_structure(found, params, self._tokenizer, checkpoint.vocab_size, checkpoint.eos_token_ids)
         return found
 
-    def _tokens_of(self, prompt: Prompt) -> tuple[str | None, list[int]]:
-        """Text and token ids of a prompt. Raises RequestError naming what is wrong with it."""
+    def tokens_of(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        """Text and token ids of a prompt; may be called from any thread. Raises RequestError saying what is wrong."""
         if isinstance(prompt, Mapping) and "prompt_token_ids" in prompt:
             return prompt.get("prompt"), token_ids_of(prompt["prompt_token_ids"], self._setup.checkpoint.vocab_size)
         text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -122,6 +122,16 @@ KeysFolder = Annotated[
 Insecure = Annotated[
     bool, Option("Talk to other hosts without keys or encryption: for a network that is private.", PIPELINE)
 ]
+ReplicaCount = Annotated[
+    int,
+    Option(
+        "Engines of the model, each with its own stages, behind one front end: requests go to the one that has the "
+        "fewest tokens to compute first, and go on elsewhere when it is lost. They share this host's cores; --hosts is "
+        "cut into as many equal parts.",
+        PIPELINE,
+        names=("--data-parallel-size", "-dp"),
+    ),
+]
 SpeculativeSlots = Annotated[
     int | None,
     Option(
@@ -217,7 +227,14 @@ class SharingOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineOptions(SharingOptions, PipelineOptions, ModelOptions):
+class ReplicaOptions:
+    """How many engines of one model there are."""
+
+    data_parallel_size: ReplicaCount = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions(SharingOptions, ReplicaOptions, PipelineOptions, ModelOptions):
     """Everything that can be set about an engine: the keyword arguments of ``LLM`` and ``AsyncLLM``.
 
     Names are vLLM's where it has them. Raises FieldError naming the field, and ConfigError for an invalid cluster.
@@ -233,6 +250,8 @@ class EngineOptions(SharingOptions, PipelineOptions, ModelOptions):
     speculative_slots: SpeculativeSlots = None
     transport: str = "ipc"
     """The transport between stages: ipc (Unix sockets) or tcp (the loopback interface)."""
+    engines_here: int = 1
+    """Engines among which this host's cores are divided, this one included; ``Replicas`` sets it."""
     skip_tokenizer_init: bool = False
     """Start without a tokenizer: prompts are token ids, and outputs have no text."""
 
@@ -264,11 +283,14 @@ class EngineOptions(SharingOptions, PipelineOptions, ModelOptions):
         wanted = "left out with a cluster: its stages say which devices are ranks"
         ranks = self.tensor_parallel_size
         check(self.cluster is None or ranks == 1, "tensor_parallel_size", ranks, wanted)
+        check_replicas(self)
         wanted = "left out with a cluster: its file says what stages hold, and penstock plan what they had better hold"
         check(self.cluster is None or self.layer_split != AUTO, "layer_split", self.layer_split, wanted)
         positive = (
             "pipeline_parallel_size",
             "tensor_parallel_size",
+            "data_parallel_size",
+            "engines_here",
             "threads",
             "max_model_len",
             "max_num_seqs",
@@ -311,6 +333,47 @@ def check_ranks(size: int, options: EngineOptions) -> None:
                 f"is {size}, and {name} is {value!r}: ranks share layers in exact numerics on processors alone, and in "
                 f"equal stages; {instead}",
             )
+
+
+def check_replicas(options: EngineOptions) -> None:
+    """Raise FieldError where several engines are asked for in a place that cannot be divided among them."""
+    count = options.data_parallel_size
+    if not isinstance(count, int) or count <= 1:
+        return
+    name, problem = "data_parallel_size", f"is {count}, and"
+    if isinstance(options.cluster, Cluster) and not options.cluster.emulated:
+        raise FieldError(name, f"{problem} cluster {options.cluster.name} places one engine: name hosts instead")
+    if options.hosts is None:
+        if options.device == "cuda":
+            raise FieldError(name, f"{problem} device cuda spreads one engine over all GPUs: use cuda:N, or hosts")
+        return
+    asked = asked_hosts(options.hosts)
+    if asked.come:
+        raise FieldError(name, f"{problem} hosts {options.hosts!r} has hosts come whose names are not known: name them")
+    if len(asked.names) % count:
+        raise FieldError(name, f"{problem} hosts names {len(asked.names)}; that has to be a multiple of it")
+
+
+def check_single(options: EngineOptions) -> None:
+    """Raise FieldError if several engines are asked for where there is one."""
+    if options.data_parallel_size > 1:
+        problem = f"is {options.data_parallel_size}, and this is one engine: use penstock.Replicas"
+        raise FieldError("data_parallel_size", problem)
+
+
+def options_of_replicas(options: EngineOptions) -> list[EngineOptions]:
+    """The options of each of ``data_parallel_size`` engines: the same, but for the hosts, which are cut in order.
+
+    Threads are an engine's share of the cores. Slots and limits are each engine's own: divided, they would refuse
+    requests that one engine takes. Raises FieldError where the part of the hosts does not suit the other options.
+    """
+    count = options.data_parallel_size
+    groups: list[str | None] = [options.hosts] * count
+    if options.hosts is not None and count > 1:
+        names = asked_hosts(options.hosts).names
+        each = len(names) // count
+        groups = [",".join(names[first : first + each]) for first in range(0, len(names), each)]
+    return [replace(options, hosts=hosts, data_parallel_size=1, engines_here=count) for hosts in groups]
 
 
 def model_folder(name: str, part: str) -> str:

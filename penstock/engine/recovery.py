@@ -168,6 +168,11 @@ class Recovery:
         self._tokens = -1
         """Tokens that had come by the latest loss; -1 before the first."""
 
+    @property
+    def lost(self) -> bool:
+        """Whether requests wait because of a loss, not of a move or a rest. May be read from any thread."""
+        return self._lost is not None and not self._moving and not self.resting
+
     def begin(self, loop: Requests, lost: PipelineLost) -> None:
         """Begin to recover from a loss. Raises it if there is to be no recovery."""
         if not self._timeout:
@@ -347,6 +352,6 @@ class Recovery:
             self._attempt = None
 
 
-def delay(failures: int) -> float:
-    """Seconds before the next attempt, after ``failures`` failed ones in a row."""
-    return 0.0 if failures <= 0 else min(LONGEST_DELAY, FIRST_DELAY * 2.0 ** (failures - 1))
+def delay(failures: int, longest: float = LONGEST_DELAY) -> float:
+    """Seconds, at most ``longest``, before the next attempt, after ``failures`` failed ones in a row."""
+    return 0.0 if failures <= 0 else min(longest, FIRST_DELAY * 2.0 ** min(failures - 1, 16))

@@ -324,7 +324,9 @@ def threads_of(
     places = [*hosts, drafter] if drafter is not None and (not drafter or drafter in living) else list(hosts)
     threads = threads_elsewhere(places, living, stated)
     here = [process for process, host in enumerate(places) if not host]
-    threads |= zip(here, shared_threads([stated[process] for process in here], usable_cores()), strict=True)
+    # Every engine of the model has as many processes here, and the same share of the cores.
+    sharing = [stated[process] for process in here] * options.engines_here
+    threads |= zip(here, shared_threads(sharing, usable_cores()), strict=False)
     return tuple(threads.get(process, 1) for process in range(stages + 1))
 
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from itertools import zip_longest
+from typing import Final
 
 from penstock.core import FinishReason
 from penstock.engine.commit import Advance
@@ -85,6 +89,81 @@ class EngineStats:
     """Times that the drafter was lost while requests went on."""
     ended: str | None
     """Why the engine takes no more requests; None while it does."""
+
+
+class ReplicaState(StrEnum):
+    """Whether one of several engines takes requests now."""
+
+    UP = "up"
+    STARTING = "starting"
+    """It is being made, or replaces a stage that it has lost."""
+    DRAINING = "draining"
+    """It was told to take no more requests; those that it had go on elsewhere."""
+    DOWN = "down"
+    """It has ended; it is made again after a while."""
+
+
+@dataclass(frozen=True)
+class ReplicaStats:
+    """One of the engines of a model."""
+
+    number: int
+    state: ReplicaState
+    problem: str | None
+    """Why it is not up, as far as there is a reason, or what it recovers from."""
+    stats: EngineStats | None
+    """The counters of all engines that have had this number, and the state of the present one; None before the first
+    has started."""
+    restarts: int = 0
+    """Times that it was made again."""
+    moved: int = 0
+    """Requests that left it, because it was lost or drained, and went on elsewhere."""
+    routed: dict[str, int] = field(default_factory=dict)
+    """Requests that were sent to it because it had more of their prompt ("prefix"), or less to do ("load")."""
+
+
+COUNTS: Final = (
+    *("prompt_tokens", "generation_tokens", "prefix_cache_queries", "prefix_cache_hits", "preemptions", "drafts"),
+    *("draft_tokens", "accepted_tokens", "misses", "rows_entered", "rows_dead", "emulated_passes"),
+    *("emulated_overruns", "recoveries", "recovery_seconds", "drafter_losses"),
+)
+"""The fields of ``EngineStats`` that never go down."""
+SUMS: Final = (
+    *COUNTS,
+    *("running", "waiting", "kv_slots", "kv_used", "kv_cached", "speculative_slots", "speculative_used"),
+    *("batches_in_flight", "rows_in_flight"),
+)
+
+
+def following(before: EngineStats | None, now: EngineStats) -> EngineStats:
+    """The state of an engine with the counters of those before it, so that no counter goes down at a restart."""
+    if before is None:
+        return now
+    both = zip_longest(before.stage_busy_seconds, now.stage_busy_seconds, fillvalue=0.0)
+    busy = [earlier + later for earlier, later in both]
+    finished = dict(Counter(before.finished) + Counter(now.finished))
+    counts = {name: getattr(before, name) + getattr(now, name) for name in COUNTS}
+    return replace(now, stage_busy_seconds=busy, finished=finished, **counts)
+
+
+def summed(stats: Sequence[EngineStats]) -> EngineStats:
+    """Several engines as one, which recovers, rests or has ended where all of them do; stages are numbered through."""
+    steps = [one.last_step_seconds_ago for one in stats if one.last_step_seconds_ago is not None]
+    finished: Counter[str] = Counter()
+    for one in stats:
+        finished.update(one.finished)
+    troubled = [one for one in stats if one.recovering is not None or one.ended is not None]
+    all_lost = len(troubled) == len(stats)
+    return EngineStats(
+        **{name: sum(getattr(one, name) for one in stats) for name in SUMS},
+        finished=dict(finished),
+        stage_busy_seconds=[seconds for one in stats for seconds in one.stage_busy_seconds],
+        stage_heard_seconds_ago=[seconds for one in stats for seconds in one.stage_heard_seconds_ago],
+        last_step_seconds_ago=min(steps, default=None),
+        recovering=next((one.recovering for one in troubled if one.recovering), None) if all_lost else None,
+        resting=bool(stats) and all(one.resting for one in stats),
+        ended=stats[0].ended if stats and all(one.ended is not None for one in stats) else None,
+    )
 
 
 class Counters(Observer):

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, Self
 
 from penstock.core import CompletionOutput, FinishReason, OutlineOutput, RequestOutput, SpeculationMetrics
 from penstock.engine.completion import CompletionDelta
@@ -37,6 +37,53 @@ class StreamUpdate:
     ended: str | None
 
 
+class Stream(Protocol):
+    """A request under way, as whoever reads it sees it: on one engine, or on whichever of several it is now."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    started: bool
+    """Whether an engine has admitted the request; else it waits in the queue."""
+
+    @property
+    def finished(self) -> bool: ...
+
+    @property
+    def seed(self) -> int:
+        """The seed of its noise, given or drawn."""
+        ...
+
+    @property
+    def numbers(self) -> list[int]:
+        """The numbers by which observers know the request, one per completion."""
+        ...
+
+    def abort(self) -> None: ...
+
+    def output(self) -> RequestOutput:
+        """All that has come so far."""
+        ...
+
+    def __aiter__(self) -> Self: ...
+
+    async def __anext__(self) -> RequestDelta: ...
+
+
+def beginning(job: Job) -> list[CompletionOutput]:
+    """The outputs of a job as they are before any new token: those that it was resumed with."""
+    return [
+        replace(
+            one.output,
+            token_ids=list(one.output.token_ids),
+            logprobs=None if one.output.logprobs is None else [],
+            finish_reason=None,
+            stop_reason=None,
+        )
+        for one in job.completions
+    ]
+
+
 class RequestStream:
     """A request under way: an async iterator over ``RequestDelta``, for the event loop's thread.
 
@@ -52,16 +99,9 @@ class RequestStream:
         self.started = False
         """Whether the engine has admitted the request; else it waits in the queue."""
         self._abort = abort
-        self._outputs = [
-            replace(
-                one.output,
-                token_ids=list(one.output.token_ids),  # those that the request was resumed with
-                logprobs=None if one.output.logprobs is None else [],
-                finish_reason=None,
-                stop_reason=None,
-            )
-            for one in job.completions
-        ]
+        self.on_update: Callable[[], None] = lambda: None
+        """Called on the event loop's thread after each update, read or not."""
+        self._outputs = beginning(job)
         self._cached = 0
         self._deltas: dict[int, CompletionDelta] = {}
         self._told = False
@@ -73,6 +113,11 @@ class RequestStream:
         """End the request within one step of the engine, with a last delta, and free its slots. Safe to call twice."""
         if not self.finished:
             self._abort(self)
+
+    def leave(self) -> None:
+        """Abort, and have a reader that waits return at once, without news."""
+        self.abort()
+        self._updates.set()
 
     @property
     def finished(self) -> bool:
@@ -135,6 +180,7 @@ class RequestStream:
             self._updates.set()
         if self.finished:
             self._end.set()
+        self.on_update()
 
 
 # --------------------------------------------------------------------------------------------------------------- joined
@@ -211,7 +257,7 @@ def timed(output: CompletionOutput, report: OutlineOutput, parts: Sequence[Reque
 # --------------------------------------------------------------------------------------------------------------- stream
 # An answer in points as the event loop's thread reads it: shaped like a request's stream, and made of several.
 
-Begin = Callable[[Ask], RequestStream]
+Begin = Callable[[Ask], Stream]
 """Queues one of the answer's requests."""
 Aside = Callable[[Callable[[], Step]], Awaitable[Step]]
 """Prepares the next step beside the event loop, since writing its prompts takes a while."""
@@ -234,9 +280,9 @@ class OutlineStream:
         self._begin = begin
         self._aside = aside
         self._output = CompletionOutput(0)
-        self._parts: list[RequestStream] = []
-        self._past: list[RequestStream] = []
-        self._reads: dict[RequestStream, asyncio.Future[RequestDelta]] = {}
+        self._parts: list[Stream] = []
+        self._past: list[Stream] = []
+        self._reads: dict[Stream, asyncio.Future[RequestDelta]] = {}
         self._aborted = False
         self._enter(first)
 
@@ -344,6 +390,6 @@ class OutlineStream:
         return RequestDelta([ended], True)
 
 
-async def read_all(stream: RequestStream) -> None:
+async def read_all(stream: Stream) -> None:
     async for _ in stream:
         pass

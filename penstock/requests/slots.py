@@ -77,6 +77,10 @@ class PrefixCache:
                 return
             yield before
 
+    def length(self, tokens: Sequence[int]) -> int:
+        """The number of a text's first tokens that are known. It only reads, and may be called from any thread."""
+        return BLOCK * sum(1 for _ in self.chain(tokens))
+
     def pin(self, tokens: Sequence[int]) -> None:
         """Pin the whole blocks of a text, present and future ones: they are evicted last."""
         text = tuple(tokens[: len(tokens) // BLOCK * BLOCK])

@@ -18,7 +18,9 @@ from pydantic import BaseModel
 
 import penstock
 from penstock.core import PenstockError
-from penstock.engine.async_llm import AsyncLLM
+from penstock.engine.front import AsyncEngine
+from penstock.engine.replicas.replicas import Replicas
+from penstock.engine.stats import EngineStats, ReplicaState, ReplicaStats
 from penstock.server.http import middleware
 from penstock.server.http.errors import error_responses
 from penstock.server.http.middleware import Auth, BodyLimits, Records, Sites, Targets, log_request, needs_json
@@ -32,6 +34,7 @@ from penstock.server.openai.lenience import REASONS
 from penstock.server.openai.other import model_router, token_router, unsupported_router
 from penstock.server.openai.protocol import WARNING
 from penstock.server.openai.responses_writer import responses_router
+from penstock.server.replicas import load_router, replica_router
 from penstock.server.settings import Listening, ServerSettings
 
 # ---------------------------------------------------------------------------------------------------------------- about
@@ -43,14 +46,25 @@ class StageHealth(BaseModel):
     heard_seconds_ago: float
 
 
+class EngineHealth(BaseModel):
+    """One of several engines."""
+
+    engine: int
+    state: ReplicaState
+    reason: str | None
+    stages: list[StageHealth]
+
+
 class Health(BaseModel):
     """``ok``: a token was generated just now, or can be. ``recovering``: what was lost is being replaced, and requests
-    wait meanwhile. ``idle``: the weights are freed until a request comes. ``draining``: the server is being stopped."""
+    wait meanwhile. ``idle``: the weights are freed until a request comes. ``draining``: the server is being stopped.
+    Of several engines, ``stages`` and ``last_step_seconds_ago`` are those of all."""
 
     status: Literal["ok", "recovering", "idle", "draining", "unavailable"]
     reason: str | None
     stages: list[StageHealth]
     last_step_seconds_ago: float | None
+    engines: list[EngineHealth]
 
 
 class Rebalanced(BaseModel):
@@ -61,12 +75,12 @@ class Version(BaseModel):
     version: str
 
 
-def about_router(llm: AsyncLLM, gate: Gate, registry: CollectorRegistry) -> APIRouter:
+def about_router(llm: AsyncEngine, gate: Gate, registry: CollectorRegistry) -> APIRouter:
     routes = APIRouter(tags=["server"])
 
     @routes.get("/health", response_model=Health, responses={503: {"model": Health}})
     async def health() -> Response:
-        """200 if a token can be generated end to end, while a lost stage is being replaced, and while idle."""
+        """200 if an engine can generate a token end to end, replaces a lost stage, or is idle."""
         found = await health_of(llm, gate)
         return JSONResponse(found.model_dump(), 200 if found.status in ("ok", "recovering", "idle") else 503)
 
@@ -90,25 +104,37 @@ def about_router(llm: AsyncLLM, gate: Gate, registry: CollectorRegistry) -> APIR
 METRICS = {"description": "Prometheus' text format.", "content": {"text/plain": {"schema": {"type": "string"}}}}
 
 
-async def health_of(llm: AsyncLLM, gate: Gate) -> Health:
+async def health_of(llm: AsyncEngine, gate: Gate) -> Health:
     status: Literal["ok", "recovering", "idle", "draining", "unavailable"] = "ok"
     reason = None
     try:
         await llm.check_health()
     except PenstockError as error:
         status, reason = "unavailable", str(error)
-    stats = llm.stats()
+    replicas, stats = llm.replicas(), llm.stats()
     if stats.recovering is not None:
         status, reason = "recovering", stats.recovering
     elif stats.resting:
         status, reason = "idle", "the weights are freed until a request comes"
     if gate.draining:
         status, reason = "draining", "the server is shutting down"
-    stages = [
-        StageHealth(stage=number, heard_seconds_ago=seconds)
-        for number, seconds in enumerate([] if stats.resting else stats.stage_heard_seconds_ago)
-    ]
-    return Health(status=status, reason=reason, stages=stages, last_step_seconds_ago=stats.last_step_seconds_ago)
+    engines = [engine_health(one) for one in replicas]
+    return Health(
+        status=status,
+        reason=reason,
+        stages=[stage for one in engines for stage in one.stages],
+        last_step_seconds_ago=stats.last_step_seconds_ago,
+        engines=engines,
+    )
+
+
+def engine_health(one: ReplicaStats) -> EngineHealth:
+    return EngineHealth(engine=one.number, state=one.state, reason=one.problem, stages=stages_of(one.stats))
+
+
+def stages_of(stats: EngineStats | None) -> list[StageHealth]:
+    heard = [] if stats is None or stats.resting else stats.stage_heard_seconds_ago
+    return [StageHealth(stage=number, heard_seconds_ago=seconds) for number, seconds in enumerate(heard)]
 
 
 # ------------------------------------------------------------------------------------------------------------- api page
@@ -209,7 +235,7 @@ def kind_of(schema: Mapping[str, Any]) -> str:
 # ``make_app``: an engine as an ASGI application, for ``penstock serve``, for tests, and to embed in other services.
 
 
-def make_app(llm: AsyncLLM, settings: ServerSettings, listening: Listening | None = None) -> FastAPI:
+def make_app(llm: AsyncEngine, settings: ServerSettings, listening: Listening | None = None) -> FastAPI:
     """The application over ``llm``, which stays the caller's to close. ``app.state.gate`` is its ``Gate``.
 
     It answers to the names that fit the address on which it is ``listening``; to any name without one. Call it on the
@@ -223,6 +249,9 @@ def make_app(llm: AsyncLLM, settings: ServerSettings, listening: Listening | Non
     for routes in (chat_router, completion_router, responses_router, token_router, model_router):
         app.include_router(routes(service))
     app.include_router(about_router(llm, gate, metrics.registry))
+    app.include_router(load_router(llm))
+    if isinstance(llm, Replicas):
+        app.include_router(replica_router(llm))
     app.include_router(unsupported_router())
     app.include_router(api_page_router(app), include_in_schema=False)
     if settings.web:

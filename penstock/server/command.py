@@ -22,8 +22,10 @@ import typer
 import penstock
 from penstock.api_keys import API_KEY_VARIABLE, read_api_keys
 from penstock.engine.async_llm import AsyncLLM
+from penstock.engine.front import AsyncEngine
 from penstock.engine.opening import watched
 from penstock.engine.options import EngineOptions
+from penstock.engine.replicas.replicas import Replicas
 from penstock.files import PROMISES
 from penstock.pipeline.loading import LoadingCount
 from penstock.server.app import make_app
@@ -80,8 +82,7 @@ async def serve(
     template: str | None,
 ) -> None:
     began = time.monotonic()
-    make = partial(AsyncLLM, max_queue=settings.max_queue, idle_timeout=settings.idle_timeout)
-    llm, _ = watched(make, options, LoadingLog())
+    llm = engine_of(options, settings)
     try:
         if template is not None:
             llm.get_tokenizer().use_chat_template(template)
@@ -98,7 +99,16 @@ async def serve(
     log.info("ended")
 
 
-def announce(llm: AsyncLLM, settings: ServerSettings, url: str, seconds: float) -> None:
+def engine_of(options: EngineOptions, settings: ServerSettings) -> AsyncEngine:
+    """One engine, or as many as are asked for. Raises ConfigError, and PipelineError when a stage cannot be started."""
+    limits = {"max_queue": settings.max_queue, "idle_timeout": settings.idle_timeout}
+    if options.data_parallel_size == 1:
+        return watched(partial(AsyncLLM, **limits), options, LoadingLog())[0]  # type: ignore[arg-type]
+    with LoadingLog() as loading:
+        return Replicas(on_loading=loading, **limits, **vars(options))  # type: ignore[arg-type]
+
+
+def announce(llm: AsyncEngine, settings: ServerSettings, url: str, seconds: float) -> None:
     """Announce the server: a line for people on stdout, one for programs in the log."""
     names = ", ".join(settings.served_model_name)
     tell(f"Penstock serves {names} at {url}" + (" (open it in a browser)" if settings.web else ""))
@@ -107,6 +117,7 @@ def announce(llm: AsyncLLM, settings: ServerSettings, url: str, seconds: float) 
         "url": url,
         "model": names,
         "stages": llm.setup.stages,
+        "engines": len(llm.replicas()),
         "numerics": llm.numerics,
         "seconds": round(seconds, 3),
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from http import HTTPMethod
 from typing import Final
 
@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessColl
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from penstock.engine.async_llm import AsyncLLM
-from penstock.engine.stats import EngineStats
+from penstock.engine.front import AsyncEngine
+from penstock.engine.stats import EngineStats, ReplicaState, ReplicaStats
 from penstock.server.http.middleware import Record
 from penstock.server.openai.generation import Summary
 
@@ -53,7 +53,7 @@ COUNTERS: Final = {
 class ServerMetrics:
     """The metrics of one server, in a registry of their own."""
 
-    def __init__(self, llm: AsyncLLM, model: str) -> None:
+    def __init__(self, llm: AsyncEngine, model: str) -> None:
         self.registry = CollectorRegistry()
         self.registry.register(EngineCollector(llm, model))
         ProcessCollector(registry=self.registry)
@@ -101,58 +101,97 @@ class ServerMetrics:
         return made.labels(self._model)
 
 
-class EngineCollector(Collector):
-    """A collector that reads the engine's counters whenever Prometheus asks."""
+Series = Sequence[tuple[Sequence[str], float]]
+"""The values of a metric, each with its labels after the model's name."""
 
-    def __init__(self, llm: AsyncLLM, model: str) -> None:
+
+class EngineCollector(Collector):
+    """A collector that reads the counters of every engine whenever Prometheus asks."""
+
+    def __init__(self, llm: AsyncEngine, model: str) -> None:
         self._llm = llm
         self._model = model
 
     def collect(self) -> Iterator[Metric]:
-        stats = self._llm.stats()
+        replicas = self._llm.replicas()
+        engines = {str(one.number): one.stats for one in replicas if one.stats is not None}
         for name, (field, text) in GAUGES.items():
-            yield self._gauge(name, text, getattr(stats, field))
-        used = stats.kv_used / stats.kv_slots if stats.kv_slots else 0.0
+            yield self._gauge(name, text, of_each(engines, field))
+        used = [((engine,), share_used(stats)) for engine, stats in engines.items()]
         yield self._gauge("kv_cache_usage_perc", "Share of the KV slots that is in use (1 is all).", used)
-        yield self._gauge("engine_up", "0 once the engine has ended.", float(stats.ended is None))
-        recovering = float(stats.recovering is not None)
-        yield self._gauge("engine_recovering", "1 while a lost stage is being replaced.", recovering)
-        resting = "1 while the weights are freed until a request comes (--idle-timeout)."
-        yield self._gauge("engine_resting", resting, float(stats.resting))
-        if stats.last_step_seconds_ago is not None:
-            yield self._gauge("last_step_age_seconds", "Since the engine's last step.", stats.last_step_seconds_ago)
+        yield from self._states(replicas, engines)
         for name, (field, text) in COUNTERS.items():
-            counter = CounterMetricFamily(f"penstock:{name}", text, labels=["model_name"])
-            counter.add_metric([self._model], getattr(stats, field))
-            yield counter
-        yield self._finished(stats)
-        yield from self._stages(stats)
+            yield self._counter(name, text, of_each(engines, field))
+        ended = [
+            ((engine, reason), count) for engine, stats in engines.items() for reason, count in stats.finished.items()
+        ]
+        yield self._counter("request_success", "Requests that have ended, by reason.", ended, ["finished_reason"])
+        busy = per_stage({engine: stats.stage_busy_seconds for engine, stats in engines.items()})
+        yield self._counter("stage_busy_seconds", "Time a stage spent computing.", busy, ["stage"])
+        heard = per_stage({engine: stats.stage_heard_seconds_ago for engine, stats in engines.items()})
+        yield self._gauge("stage_heartbeat_age_seconds", "Since a stage was heard.", heard, ["stage"])
+        text = "Weights, keys and values that a rank of a stage holds; of stages with several ranks."
+        yield self._gauge("stage_rank_bytes", text, per_rank(engines), ["stage", "rank"])
 
-    def _gauge(self, name: str, text: str, value: float) -> Metric:
-        gauge = GaugeMetricFamily(f"penstock:{name}", text, labels=["model_name"])
-        gauge.add_metric([self._model], value)
+    def _states(self, replicas: Sequence[ReplicaStats], engines: Mapping[str, EngineStats]) -> Iterator[Metric]:
+        up = [((str(one.number),), float(one.state is not ReplicaState.DOWN)) for one in replicas]
+        yield self._gauge("engine_up", "0 once the engine has ended.", up)
+        recovering = [((engine,), float(stats.recovering is not None)) for engine, stats in engines.items()]
+        yield self._gauge("engine_recovering", "1 while a lost stage is being replaced.", recovering)
+        resting = [((engine,), float(stats.resting)) for engine, stats in engines.items()]
+        yield self._gauge(
+            "engine_resting", "1 while the weights are freed until a request comes (--idle-timeout).", resting
+        )
+        states = [((str(one.number), state), float(one.state is state)) for one in replicas for state in ReplicaState]
+        yield self._gauge("engine_state", "1 for the state that the engine is in.", states, ["state"])
+        ages = [
+            ((engine,), stats.last_step_seconds_ago)
+            for engine, stats in engines.items()
+            if stats.last_step_seconds_ago is not None
+        ]
+        if ages:
+            yield self._gauge("last_step_age_seconds", "Since the engine's last step.", ages)
+        restarts = [((str(one.number),), float(one.restarts)) for one in replicas]
+        yield self._counter("engine_restarts", "Times that the engine was made again.", restarts)
+        moved = [((str(one.number),), float(one.moved)) for one in replicas]
+        yield self._counter("requests_moved", "Requests that left the engine and went on on another one.", moved)
+        routed = [
+            ((str(one.number), reason), float(one.routed.get(reason, 0)))
+            for one in replicas
+            for reason in ("prefix", "load")
+        ]
+        text = "Requests sent to the engine because it had more of their prompt (prefix) or less to do (load)."
+        yield self._counter("requests_routed", text, routed, ["reason"])
+
+    def _gauge(self, name: str, text: str, series: Series, labels: Sequence[str] = ()) -> Metric:
+        gauge = GaugeMetricFamily(f"penstock:{name}", text, labels=["model_name", "engine", *labels])
+        for values, value in series:
+            gauge.add_metric([self._model, *values], value)
         return gauge
 
-    def _finished(self, stats: EngineStats) -> Metric:
-        text = "Requests that have ended, by reason."
-        finished = CounterMetricFamily("penstock:request_success", text, labels=["model_name", "finished_reason"])
-        for reason, count in stats.finished.items():
-            finished.add_metric([self._model, reason], count)
-        return finished
+    def _counter(self, name: str, text: str, series: Series, labels: Sequence[str] = ()) -> Metric:
+        counter = CounterMetricFamily(f"penstock:{name}", text, labels=["model_name", "engine", *labels])
+        for values, value in series:
+            counter.add_metric([self._model, *values], value)
+        return counter
 
-    def _stages(self, stats: EngineStats) -> Iterator[Metric]:
-        labels = ["model_name", "stage"]
-        busy = CounterMetricFamily("penstock:stage_busy_seconds", "Time a stage spent computing.", labels=labels)
-        heard = GaugeMetricFamily("penstock:stage_heartbeat_age_seconds", "Since a stage was heard.", labels=labels)
-        for stage, seconds in enumerate(stats.stage_busy_seconds):
-            busy.add_metric([self._model, str(stage)], seconds)
-        for stage, seconds in enumerate(stats.stage_heard_seconds_ago):
-            heard.add_metric([self._model, str(stage)], seconds)
-        yield busy
-        yield heard
-        text = "Weights, keys and values that a rank of a stage holds; of stages with several ranks."
-        held = GaugeMetricFamily("penstock:stage_rank_bytes", text, labels=[*labels, "rank"])
-        for stage, ranks in enumerate(stats.stage_rank_bytes):
-            for rank, count in enumerate(ranks):
-                held.add_metric([self._model, str(stage), str(rank)], count)
-        yield held
+
+def of_each(engines: Mapping[str, EngineStats], field: str) -> Series:
+    return [((engine,), getattr(stats, field)) for engine, stats in engines.items()]
+
+
+def per_stage(values: Mapping[str, Sequence[float]]) -> Series:
+    return [((engine, str(stage)), value) for engine, found in values.items() for stage, value in enumerate(found)]
+
+
+def per_rank(engines: Mapping[str, EngineStats]) -> Series:
+    return [
+        ((engine, str(stage), str(rank)), count)
+        for engine, stats in engines.items()
+        for stage, ranks in enumerate(stats.stage_rank_bytes)
+        for rank, count in enumerate(ranks)
+    ]
+
+
+def share_used(stats: EngineStats) -> float:
+    return stats.kv_used / stats.kv_slots if stats.kv_slots else 0.0

@@ -16,7 +16,7 @@ import msgspec
 from fastapi import APIRouter, HTTPException, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
-from penstock.engine.async_llm import AsyncLLM
+from penstock.engine.front import AsyncEngine
 from penstock.engine.resolve import Resolved
 from penstock.engine.stats import EngineStats
 from penstock.hosts.placement import ranks_said
@@ -223,7 +223,7 @@ MOST_WATCHERS: Final = 32
 """Most viewers at a time: each costs a frame every 0.1 s."""
 
 
-def live_router(llm: AsyncLLM) -> APIRouter:
+def live_router(llm: AsyncEngine) -> APIRouter:
     """Routes for the page and its live view. The caller guards ``/live`` with the API key; the page needs none."""
     state = LiveState(llm.setup.stages)
     llm.observe(state)
@@ -241,7 +241,7 @@ def live_router(llm: AsyncLLM) -> APIRouter:
 
 
 async def events(
-    llm: AsyncLLM, state: LiveState, token_text: Callable[[int], str], request_id: str | None
+    llm: AsyncEngine, state: LiveState, token_text: Callable[[int], str], request_id: str | None
 ) -> AsyncIterator[bytes]:
     """One viewer's stream, until the viewer leaves or the engine has ended."""
     yield event(setup_of(llm.setup), "setup")

@@ -13,9 +13,9 @@ from typing import Any, Final
 from fastapi import Request
 
 from penstock.core import FinishReason, OutlineOutput, RequestError, RequestOutput, SamplingParams, SpeculationMetrics
-from penstock.engine.async_llm import AsyncLLM
 from penstock.engine.completion import CompletionDelta
-from penstock.engine.stream import OutlineStream, RequestDelta, RequestStream
+from penstock.engine.front import AsyncEngine
+from penstock.engine.stream import OutlineStream, RequestDelta, Stream
 from penstock.outlines.dialogue import Dialogue
 from penstock.server.http.errors import ApiError, api_error, busy, client_closed, invalid_field, timed_out
 from penstock.server.http.middleware import Record, record_of
@@ -173,7 +173,7 @@ class Generation:
     def __init__(
         self,
         call: Call,
-        streams: Sequence[RequestStream | OutlineStream],
+        streams: Sequence[Stream | OutlineStream],
         n: int,
         settings: ServerSettings,
         gate: Gate,
@@ -207,7 +207,7 @@ class Generation:
     @property
     def seeds(self) -> list[int]:
         """The seed of each prompt's noise, given or drawn; none for an answer in points, which is several requests."""
-        return [stream.seed for stream in self._streams if isinstance(stream, RequestStream)]
+        return [stream.seed for stream in self._streams if not isinstance(stream, OutlineStream)]
 
     @property
     def choices(self) -> int:
@@ -335,7 +335,9 @@ CACHED_TEXTS: Final = 4096
 class Service:
     """One engine and its settings, for one application. ``on_end`` is called with every ended generation's summary."""
 
-    def __init__(self, llm: AsyncLLM, settings: ServerSettings, gate: Gate, on_end: Callable[[Summary], None]) -> None:
+    def __init__(
+        self, llm: AsyncEngine, settings: ServerSettings, gate: Gate, on_end: Callable[[Summary], None]
+    ) -> None:
         self.llm = llm
         self.settings = settings
         self.model = settings.served_model_name[0]
@@ -391,15 +393,13 @@ class Service:
         stream = self.llm.submit_in_points(call.prompts[0].inputs, steps, first, aside, **call.options)
         return self._generation(call, [stream], 1, began)
 
-    def _generation(
-        self, call: Call, streams: Sequence[RequestStream | OutlineStream], n: int, began: float
-    ) -> Generation:
+    def _generation(self, call: Call, streams: Sequence[Stream | OutlineStream], n: int, began: float) -> Generation:
         return Generation(call, streams, n, self.settings, self._gate, began, self._note)
 
-    def _submit(self, call: Call) -> list[RequestStream]:
+    def _submit(self, call: Call) -> list[Stream]:
         """Queue all prompts, or none if one is refused."""
         options, name, several = call.options, call.record.request_id, len(call.prompts) > 1
-        streams: list[RequestStream] = []
+        streams: list[Stream] = []
         try:
             for number, (prompt, one) in enumerate(zip(call.prompts, call.params, strict=True)):
                 options["request_id"] = f"{name}-{number}" if several else name
@@ -410,7 +410,7 @@ class Service:
             raise
         return streams
 
-    async def _resume(self, call: Call, resumed: Resume) -> RequestStream:
+    async def _resume(self, call: Call, resumed: Resume) -> Stream:
         """Queue a prompt whose answer goes on. Raises ApiError naming the field for tokens that cannot have come."""
         names = {"resumed": RESUMED} | {f"resumed[{i}]": f"{RESUMED}[{i}]" for i in range(len(resumed.token_ids))}
         with api_errors(call.body, {**call.names, **names}):

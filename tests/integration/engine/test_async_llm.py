@@ -80,7 +80,7 @@ def test_generate_yields_all_so_far(engine: AsyncLLM) -> None:
 
 
 def test_numbers_outlive_their_request_for_a_while(engine: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.engine.async_llm.MOST_FINISHED", 2)
+    monkeypatch.setattr("penstock.engine.front.MOST_FINISHED", 2)
 
     async def run() -> None:
         numbers = {}

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from penstock.core import PipelineError
-from penstock.engine.stats import EngineStats
+from penstock.engine.stats import EngineStats, ReplicaState, ReplicaStats
 from penstock.server.app import about_router
 from penstock.server.http.serving import Gate
 from penstock.server.metrics import ServerMetrics
@@ -27,6 +27,10 @@ class Engine:
 
     def stats(self) -> EngineStats:
         return self._found
+
+    def replicas(self) -> list[ReplicaStats]:
+        state = ReplicaState.UP if self._found.ended is None else ReplicaState.DOWN
+        return [ReplicaStats(0, state, self._found.ended, self._found)]
 
     moving = False
 
@@ -81,11 +85,11 @@ def test_a_server_that_leaves_says_so_first() -> None:
 def test_recoveries_are_counted_with_their_seconds() -> None:
     _, text = replies(Engine(replace(FINE, recovering=LOST, recoveries=3, recovery_seconds=4.5, drafter_losses=2)))
     for line in (
-        'penstock:recoveries_total{model_name="m"} 3.0',
-        'penstock:recovery_seconds_total{model_name="m"} 4.5',
-        'penstock:drafter_losses_total{model_name="m"} 2.0',
-        'penstock:engine_recovering{model_name="m"} 1.0',
-        'penstock:engine_resting{model_name="m"} 0.0',
-        'penstock:engine_up{model_name="m"} 1.0',
+        'penstock:recoveries_total{engine="0",model_name="m"} 3.0',
+        'penstock:recovery_seconds_total{engine="0",model_name="m"} 4.5',
+        'penstock:drafter_losses_total{engine="0",model_name="m"} 2.0',
+        'penstock:engine_recovering{engine="0",model_name="m"} 1.0',
+        'penstock:engine_resting{engine="0",model_name="m"} 0.0',
+        'penstock:engine_up{engine="0",model_name="m"} 1.0',
     ):
         assert line in text

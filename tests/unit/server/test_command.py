@@ -39,7 +39,7 @@ def test_whoever_reads_the_announcement_can_connect(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("numerics", PROMISES)
 def test_what_holds_for_texts_is_announced(numerics: str, capsys: pytest.CaptureFixture[str]) -> None:
-    llm: Any = SimpleNamespace(numerics=numerics, setup=SimpleNamespace(stages=2))
+    llm: Any = SimpleNamespace(numerics=numerics, setup=SimpleNamespace(stages=2), replicas=lambda: [None])
     command.announce(llm, ServerSettings(served_model_name=("m",)), "http://127.0.0.1:8000", 1.0)
     first, second = capsys.readouterr().out.splitlines()
     assert first.startswith("Penstock serves m at http://127.0.0.1:8000")

@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from penstock.engine.loop import Observer
-from penstock.engine.stats import EngineStats
+from penstock.engine.stats import EngineStats, ReplicaState, ReplicaStats
 from penstock.server.live import routes
 from penstock.server.live.routes import events, live_router
 from penstock.server.live.state import LiveState
@@ -54,6 +54,9 @@ class Engine:
 
     def stats(self) -> EngineStats:
         return stats(self.ended)
+
+    def replicas(self) -> list[ReplicaStats]:
+        return [ReplicaStats(0, ReplicaState.UP, self.ended, self.stats())]
 
     def numbers(self, request_id: str) -> list[int]:
         return self.known.get(request_id, [])

@@ -1,0 +1,471 @@
+"""``Replicas``: several engines of one model behind ``AsyncLLM``'s calls. A request outlives its engine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from penstock.config import check
+from penstock.core import PipelineError, RequestError, SamplingParams
+from penstock.engine.front import AsyncEngine
+from penstock.engine.job import Job, Prompt
+from penstock.engine.llm import LLM
+from penstock.engine.loop import Observer, fresh_seed
+from penstock.engine.opening import LoadedFiles
+from penstock.engine.options import EngineOptions, options_of_replicas
+from penstock.engine.replicas import router
+from penstock.engine.replicas.stream import Asked, MovingStream
+from penstock.engine.replicas.supervise import Replica
+from penstock.engine.resolve import Resolved, check_options
+from penstock.engine.stats import EngineStats, ReplicaState, ReplicaStats, summed
+from penstock.outlines.dialogue import Dialogue
+from penstock.outlines.steps import Ask, Steps
+from penstock.pipeline.forkserver import shared_fork_server
+from penstock.pipeline.processes import OnLoading
+from penstock.text.tokenizer import Tokenizer
+from penstock.text.workers import aside
+
+log = logging.getLogger(__name__)
+
+
+class Replicas(AsyncEngine):
+    """``data_parallel_size`` engines of one model, called like one ``AsyncLLM``.
+
+    ```python
+    import asyncio
+
+    from penstock import Replicas, SamplingParams
+
+
+    async def main():
+        async with Replicas("demo", data_parallel_size=2) as engine:
+            async for output in engine.generate("import ", SamplingParams(temperature=0, max_tokens=24)):
+                pass
+            await engine.restart(0)
+            print(output.outputs[0].text, [one.state for one in engine.replicas()])
+
+
+    asyncio.run(main())
+    ```
+
+    The keyword arguments are ``AsyncLLM``'s; each engine gets all of them, threads and hosts divided among the engines.
+    ``max_queue`` counts the waiting requests of all. A request goes to the engine that has the fewest rows to compute
+    before its answer (``penstock.engine.replicas.router``). When that engine loses a stage, ends, is drained or made
+    again, the request goes on elsewhere behind what its reader has been told, and has the tokens that it would have had
+    ("near ties" of ``numerics`` "fast" aside). Engines that end are made again, one at a time, after 0, 1, 2, 4 .. 60
+    seconds. While none is up, requests wait for ``recovery_timeout`` seconds.
+
+    Only what every engine would refuse, and the start of the first one, keeps it from starting: it raises ConfigError
+    and PipelineError as ``AsyncLLM`` does. An engine after the first that cannot be started is down, and tried again.
+    """
+
+    def __init__(
+        self,
+        model: str | Path = "demo",
+        *,
+        max_queue: int | None = None,
+        idle_timeout: float | None = None,
+        on_loading: OnLoading | None = None,
+        **options: Any,
+    ) -> None:
+        check(idle_timeout is None or idle_timeout > 0, "idle_timeout", idle_timeout, "above 0 seconds, or None")
+        super().__init__(max_queue)
+        self._options = EngineOptions(model=str(model), **options)
+        check_options(self._options)
+        shared_fork_server()  # it imports torch while this process does
+        self._replicas = [
+            Replica(number, one, idle_timeout) for number, one in enumerate(options_of_replicas(self._options))
+        ]
+        self._worker = ThreadPoolExecutor(1, "penstock-replicas")
+        self._events: asyncio.AbstractEventLoop | None = None
+        self._waiting: dict[MovingStream, asyncio.TimerHandle] = {}
+        """Requests that no replica has now, in the order of their coming, each with the timer that ends it."""
+        self._restarts: dict[Replica, asyncio.Task[None]] = {}
+        """The tasks that make engines again which have ended."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        """Restarts that were asked for."""
+        self._observers: list[Observer] = []
+        self._answer_tokens = router.USUAL_ANSWER
+        self._idle = asyncio.Event()
+        self.closing = False
+        try:
+            self._start(on_loading)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, on_loading: OnLoading | None) -> None:
+        first, *others = self._replicas
+        first.make(self._notice, on_loading)
+        assert first.engine is not None
+        self._llm: LLM = first.engine.llm
+        """The first engine's, which checks requests however long that engine has ended."""
+        self._files = LoadedFiles(self._llm.setup)
+        for one in others:
+            try:
+                one.make(self._notice, on_loading)
+            except PipelineError as error:
+                one.note_end()
+                log.warning("replica %d could not be started: %s", one.number, error)
+
+    # ------------------------------------------------------------------------------------------ what users call
+
+    async def prepare(self, sampling_params: SamplingParams) -> None:
+        """Compile a new grammar beside the event loop: ``submit`` then finds it compiled. Raises RequestError."""
+        if sampling_params.structured_outputs is not None:
+            await aside(partial(self._llm.check, sampling_params))
+
+    def submit(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        client: str = "",
+    ) -> MovingStream:
+        """Check a request, queue it on a replica, and return what it is read from. Raises as ``AsyncLLM.submit``."""
+        self._check_taking()
+        name = self._name(request_id)
+        self._check_queue()
+        return self._submit(name, prompt, sampling_params, priority, client)
+
+    async def resume(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        resumed: Sequence[Sequence[int]],
+        request_id: str | None = None,
+        priority: int = 0,
+        client: str = "",
+    ) -> MovingStream:
+        """Go on with a request that was cut off elsewhere. Raises as ``AsyncLLM.resume``."""
+        self._check_taking()
+        job = await aside(partial(self._llm.job, prompt, sampling_params, priority, client, resumed=resumed))
+        self._check_taking()  # once more: all engines may have ended meanwhile
+        name = self._name(request_id)
+        self._check_queue()
+        return self._enter_all(name, job, Asked(tokenized(job), seeded(job.params, job.seed), priority, client))
+
+    def stats(self) -> EngineStats:
+        """The engines' states and counters, summed. May be called from any thread."""
+        found = [one.stats for one in self.replicas() if one.stats is not None]
+        return summed(found)
+
+    def replicas(self) -> list[ReplicaStats]:
+        """The state of each engine. May be called from any thread."""
+        return [one.stats() for one in self._replicas]
+
+    async def check_health(self) -> None:
+        """Return if one replica can generate a token, or will once what it has lost is replaced.
+
+        Raises PipelineError saying why none can.
+        """
+        self._check_taking()
+        engines = {one: one.engine for one in self._replicas if one.state is ReplicaState.UP and one.engine is not None}
+        checks = [engine.check_health() for engine in engines.values()]
+        found = await asyncio.gather(*checks, return_exceptions=True)
+        problems = [f"replica {one.number}: {error}" for one, error in zip(engines, found, strict=True) if error]
+        if engines and len(problems) == len(engines):
+            raise PipelineError("; ".join(problems))
+
+    async def rebalance(self) -> bool:
+        """Have stages that were moved from a lost host move back to it now. Returns whether any stage moves."""
+        engines = [one.engine for one in self._replicas if one.state is ReplicaState.UP and one.engine is not None]
+        return any([await engine.rebalance() for engine in engines])
+
+    async def drain(self, number: int) -> None:
+        """Have a replica take no more requests; those that it has go on elsewhere at once. Returns when it has none.
+
+        It stays so until ``restart``. Raises RequestError if there is no such replica, or no other one that is up.
+        """
+        self._enter()
+        replica = self._replica(number)
+        if replica.state is ReplicaState.UP:
+            self._check_others(replica)
+        if not replica.has_ended:
+            replica.draining = True
+            self._look()
+        if replica.engine is not None and not replica.has_ended:
+            await replica.engine.drained()
+
+    async def restart(self, number: int) -> None:
+        """Drain a replica, end its engine and make it again. Returns when it is up; one is made at a time.
+
+        Raises as ``drain`` does, and PipelineError if it cannot be started: it is down then, and tried again.
+        """
+        self._enter()
+        replica = self._replica(number)
+        if replica.making:
+            raise RequestError(f"replica {number} is being started already: wait for it")
+        await self.drain(number)
+        # A task of its own: the engine is made to the end, even if nobody waits for it any more.
+        task = asyncio.ensure_future(self._remake(replica))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        await asyncio.shield(task)
+
+    async def roll(self) -> None:
+        """Restart every replica, one after the other. Raises as ``restart`` does, and goes no further then."""
+        for one in self._replicas:
+            await self.restart(one.number)
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The checkpoint's tokenizer. Raises RequestError if there is none."""
+        return self._llm.get_tokenizer()
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """The checkpoint's generation_config as sampling parameters: what applies where none are given."""
+        return self._llm.get_default_sampling_params()
+
+    @property
+    def setup(self) -> Resolved:
+        """The setup of each engine; hosts are the first one's."""
+        return self._llm.setup
+
+    @property
+    def numerics(self) -> str:
+        """See ``LLM.numerics``."""
+        return self._llm.numerics
+
+    def observe(self, observer: Observer) -> None:
+        """Have ``observer`` watch every step of the first replica from now on, also after its restarts."""
+        self._observers.append(observer)
+        if self._replicas[0].engine is not None:
+            self._replicas[0].engine.observe(observer)
+
+    def steps(self, dialogue: Dialogue, params: SamplingParams, mode: str) -> Steps:
+        """The steps of an answer with ``outline_decoding``. Raises RequestError."""
+        return self._llm.steps(dialogue, params, mode)
+
+    async def drained(self) -> None:
+        """Return when no request is under way."""
+        self._enter()
+        await self._idle.wait()
+
+    def close(self) -> None:
+        """Abort what runs, stop every process and wait for it. Safe to call twice."""
+        self.closing = True
+        self._worker.shutdown(cancel_futures=True)  # an engine that is being made is waited for, and closed below
+        for one in self._replicas:
+            one.close()
+        if self._events is not None:
+            with contextlib.suppress(RuntimeError):  # the event loop has ended
+                self._events.call_soon_threadsafe(self._end_waiting)
+
+    # ------------------------------------------------------------------------------------------- for its streams
+
+    def heard(self, stream: MovingStream) -> None:
+        """A stream has produced a token: others that may have been the cause of a loss get their turn."""
+        if stream.losses:
+            stream.losses = 0
+            self._settle()
+
+    def ended(self, stream: MovingStream) -> None:
+        """A stream needs no replica any more."""
+        if self._streams.get(stream.request_id) is not stream:
+            return
+        self._answer_tokens = router.expected_answer(self._answer_tokens, stream.tokens)
+        self._leave_waiting(stream)
+        for one in self._replicas:
+            one.streams.pop(stream, None)
+        self._forget(stream)
+        if not self._streams:
+            self._idle.set()
+        self._settle()
+
+    # --------------------------------------------------------------------------------------------------- inside
+
+    def _submit(
+        self, name: str, prompt: Prompt, params: SamplingParams | None, priority: int, client: str, pinned: int = 0
+    ) -> MovingStream:
+        text, ids = self._llm.tokens_of(prompt)
+        given = self.get_default_sampling_params() if params is None else params
+        known: Prompt = {"prompt": text, "prompt_token_ids": ids}
+        drawn = seeded(given, fresh_seed() if given.temperature > 0 else 0)
+        job = self._llm.job(known, drawn, priority, client)
+        return self._enter_all(name, job, Asked(known, drawn, priority, client, pinned))
+
+    def _enter_all(self, name: str, job: Job, asked: Asked) -> MovingStream:
+        """Have a checked request wait for a replica, or go to one at once."""
+        stream = MovingStream(name, job, asked, self)
+        self._streams[name] = stream
+        self._idle.clear()
+        self._wait(stream)
+        self._settle()
+        return stream
+
+    def _begin(self, ask: Ask, name: str, priority: int, client: str) -> MovingStream:
+        return self._submit(name, ask.prompt, ask.params, priority, client, ask.pinned)
+
+    def _replica(self, number: int) -> Replica:
+        if not 0 <= number < len(self._replicas):
+            raise RequestError(f"replica {number} is not there; there are 0 to {len(self._replicas) - 1}")
+        return self._replicas[number]
+
+    def _check_others(self, replica: Replica) -> None:
+        """Raise RequestError if requests of a replica could go nowhere else."""
+        if not any(one.state is ReplicaState.UP for one in self._replicas if one is not replica):
+            raise RequestError(f"replica {replica.number} cannot be drained: no other is up to take its requests")
+
+    def _check_taking(self) -> None:
+        if self.closing:
+            raise PipelineError("this engine takes no more requests (it was closed); start a new one")
+        self._enter()
+        if all(one.has_ended and not one.making for one in self._replicas):
+            raise PipelineError(f"no replica is up: {self._problems()}")
+
+    def _lost(self) -> str | None:
+        up = any(one.state is ReplicaState.UP for one in self._replicas)
+        return None if up else self._problems()
+
+    def _problems(self) -> str:
+        return "; ".join(f"replica {one.number}: {one.trouble or one.state}" for one in self._replicas)
+
+    # -------------------------------------------------------------------------------- on the event loop's thread
+
+    def _enter(self) -> None:
+        """Look after replicas on the running event loop from now on. Raises PipelineError while another one does."""
+        self._llm.turns.check_owner()
+        events = asyncio.get_running_loop()
+        if events is self._events:
+            return
+        if self._events is not None and self._events.is_running():
+            raise PipelineError("the event loop of another thread uses these Replicas: have that loop ask")
+        self._events, self._restarts, self._idle = events, {}, asyncio.Event()
+        if not self._streams:
+            self._idle.set()
+        self._look()
+
+    def _notice(self) -> None:
+        """Have the event loop look at the replicas. Called on the engines' threads."""
+        if self._events is not None:
+            with contextlib.suppress(RuntimeError):  # it has ended: the next one looks when it enters
+                self._events.call_soon_threadsafe(self._look)
+
+    def _look(self) -> None:
+        """Take requests off replicas that are not up, have engines that have ended made again, and place what waits."""
+        if self.closing:
+            return
+        for replica in self._replicas:
+            if replica.state is ReplicaState.UP:
+                continue
+            for stream in list(replica.streams):
+                del replica.streams[stream]
+                stream.leave(None if replica.draining else replica.trouble or "it has ended")
+                if not stream.finished and not stream.is_aborted:
+                    replica.moved += 1
+                    self._wait(stream)
+            if replica.state is ReplicaState.DOWN and replica not in self._restarts:
+                self._restarts[replica] = asyncio.ensure_future(self._revive(replica))
+        self._settle()
+
+    async def _revive(self, replica: Replica) -> None:
+        """Make a replica's engine again until that succeeds."""
+        log.warning("replica %d has ended: %s", replica.number, replica.trouble)
+        try:
+            replica.note_end()
+            while replica.state is ReplicaState.DOWN and not self.closing:
+                await asyncio.sleep(replica.delay)
+                if replica.state is ReplicaState.DOWN:
+                    with contextlib.suppress(PipelineError):
+                        await self._remake(replica)
+        finally:
+            self._restarts.pop(replica, None)
+
+    async def _remake(self, replica: Replica) -> None:
+        """Make a replica's engine again, after others that are being made. Raises PipelineError if that fails."""
+        if self.closing:
+            return
+        assert self._events is not None
+        replica.making, replica.draining = True, False
+        try:
+            await self._events.run_in_executor(self._worker, replica.remake, self._files, self._notice)
+        except PipelineError as error:
+            replica.note_end()
+            log.warning("%s; trying again in %.0f s", error, replica.delay)
+            raise
+        finally:
+            replica.making = False
+            self._events.call_soon(self._look)
+        if replica is self._replicas[0] and replica.engine is not None:
+            for observer in self._observers:
+                replica.engine.observe(observer)
+        log.info("replica %d is up", replica.number)
+
+    def _wait(self, stream: MovingStream) -> None:
+        assert self._events is not None
+        seconds = self._options.recovery_timeout
+        self._waiting[stream] = self._events.call_later(seconds, self._give_up, stream)
+
+    def _leave_waiting(self, stream: MovingStream) -> None:
+        if (timer := self._waiting.pop(stream, None)) is not None:
+            timer.cancel()
+
+    def _give_up(self, stream: MovingStream) -> None:
+        """End a request that no replica could take in time."""
+        stream.fail(PipelineError(f"the request was lost, no replica is up: {self._problems()}"))
+
+    def _end_waiting(self) -> None:
+        for stream in list(self._waiting):
+            stream.fail(PipelineError("the request was lost (it was closed)"))
+        for task in self._restarts.values():
+            task.cancel()
+
+    def _settle(self) -> None:
+        """Place the requests that wait, as far as replicas are up."""
+        if self.closing:
+            return
+        for stream in list(self._waiting):
+            if stream.unsure and any(one.unsure for replica in self._replicas for one in replica.streams):
+                continue
+            while stream in self._waiting and (chosen := self._choose(stream.ids)) is not None:
+                self._place(stream, *chosen)
+
+    def _choose(self, ids: Sequence[int]) -> tuple[Replica, router.Load, str] | None:
+        up = [one for one in self._replicas if one.state is ReplicaState.UP]
+        if not up:
+            return None
+        loads = [one.load(ids) for one in up]
+        place = router.choose(len(ids), loads, self._answer_tokens)
+        return up[place], loads[place], router.reason(loads, place)
+
+    def _place(self, stream: MovingStream, replica: Replica, load: router.Load, reason: str) -> None:
+        """Queue a request on a replica. It still waits if the replica has just ended."""
+        assert replica.engine is not None
+        asked = stream.asked
+        try:
+            job = replica.engine.llm.job(
+                asked.prompt, asked.params, asked.priority, asked.client, resumed=stream.told, vouched=True
+            )
+            job.pinned = asked.pinned
+            inner = replica.engine.queue(job)
+        except PipelineError as error:
+            if replica.state is ReplicaState.UP:
+                stream.fail(error)
+            return
+        except RequestError as error:
+            stream.fail(error)
+            return
+        self._leave_waiting(stream)
+        replica.streams[stream] = None
+        replica.routed[reason] += 1
+        stream.enter(inner, len(stream.ids) - load.cached)
+
+
+def tokenized(job: Job) -> Prompt:
+    """A job's prompt with its tokens, which no engine has to find once more."""
+    return {"prompt": job.prompt, "prompt_token_ids": job.ids}
+
+
+def seeded(params: SamplingParams, drawn: int) -> SamplingParams:
+    """Parameters with a seed: their own, or the one drawn."""
+    return params if params.seed is not None else replace(params, seed=drawn)
