@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from penstock.core import CompletionOutput, FinishReason, OutlineOutput, RequestOutput, SpeculationMetrics
 from penstock.engine.completion import CompletionDelta
@@ -35,6 +35,30 @@ class StreamUpdate:
     started: bool
     cached: int
     ended: str | None
+
+
+class ServedStream(Protocol):
+    """A request under way, in this process or elsewhere; ``RequestStream`` describes the methods."""
+
+    @property
+    def seed(self) -> int: ...
+
+    @property
+    def started(self) -> bool: ...
+
+    @property
+    def finished(self) -> bool: ...
+
+    @property
+    def numbers(self) -> list[int]: ...
+
+    def abort(self) -> None: ...
+
+    def output(self) -> RequestOutput: ...
+
+    def __aiter__(self) -> ServedStream: ...
+
+    async def __anext__(self) -> RequestDelta: ...
 
 
 class RequestStream:
@@ -211,7 +235,7 @@ def timed(output: CompletionOutput, report: OutlineOutput, parts: Sequence[Reque
 # --------------------------------------------------------------------------------------------------------------- stream
 # An answer in points as the event loop's thread reads it: shaped like a request's stream, and made of several.
 
-Begin = Callable[[Ask], RequestStream]
+Begin = Callable[[Ask], ServedStream]
 """Queues one of the answer's requests."""
 Aside = Callable[[Callable[[], Step]], Awaitable[Step]]
 """Prepares the next step beside the event loop, since writing its prompts takes a while."""
@@ -234,9 +258,9 @@ class OutlineStream:
         self._begin = begin
         self._aside = aside
         self._output = CompletionOutput(0)
-        self._parts: list[RequestStream] = []
-        self._past: list[RequestStream] = []
-        self._reads: dict[RequestStream, asyncio.Future[RequestDelta]] = {}
+        self._parts: list[ServedStream] = []
+        self._past: list[ServedStream] = []
+        self._reads: dict[ServedStream, asyncio.Future[RequestDelta]] = {}
         self._aborted = False
         self._enter(first)
 
@@ -344,6 +368,6 @@ class OutlineStream:
         return RequestDelta([ended], True)
 
 
-async def read_all(stream: RequestStream) -> None:
+async def read_all(stream: ServedStream) -> None:
     async for _ in stream:
         pass

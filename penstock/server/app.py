@@ -19,6 +19,7 @@ from pydantic import BaseModel
 import penstock
 from penstock.core import PenstockError
 from penstock.engine.async_llm import AsyncLLM
+from penstock.engine.served import ServedEngine
 from penstock.server.http import middleware
 from penstock.server.http.errors import error_responses
 from penstock.server.http.middleware import Auth, BodyLimits, Records, Sites, Targets, log_request, needs_json
@@ -61,7 +62,7 @@ class Version(BaseModel):
     version: str
 
 
-def about_router(llm: AsyncLLM, gate: Gate, registry: CollectorRegistry) -> APIRouter:
+def about_router(llm: ServedEngine, gate: Gate, registry: CollectorRegistry) -> APIRouter:
     routes = APIRouter(tags=["server"])
 
     @routes.get("/health", response_model=Health, responses={503: {"model": Health}})
@@ -90,7 +91,7 @@ def about_router(llm: AsyncLLM, gate: Gate, registry: CollectorRegistry) -> APIR
 METRICS = {"description": "Prometheus' text format.", "content": {"text/plain": {"schema": {"type": "string"}}}}
 
 
-async def health_of(llm: AsyncLLM, gate: Gate) -> Health:
+async def health_of(llm: ServedEngine, gate: Gate) -> Health:
     status: Literal["ok", "recovering", "idle", "draining", "unavailable"] = "ok"
     reason = None
     try:
@@ -209,7 +210,7 @@ def kind_of(schema: Mapping[str, Any]) -> str:
 # ``make_app``: an engine as an ASGI application, for ``penstock serve``, for tests, and to embed in other services.
 
 
-def make_app(llm: AsyncLLM, settings: ServerSettings, listening: Listening | None = None) -> FastAPI:
+def make_app(llm: ServedEngine, settings: ServerSettings, listening: Listening | None = None) -> FastAPI:
     """The application over ``llm``, which stays the caller's to close. ``app.state.gate`` is its ``Gate``.
 
     It answers to the names that fit the address on which it is ``listening``; to any name without one. Call it on the
@@ -225,7 +226,7 @@ def make_app(llm: AsyncLLM, settings: ServerSettings, listening: Listening | Non
     app.include_router(about_router(llm, gate, metrics.registry))
     app.include_router(unsupported_router())
     app.include_router(api_page_router(app), include_in_schema=False)
-    if settings.web:
+    if settings.web and isinstance(llm, AsyncLLM):  # the page watches the steps of an engine in this process
         app.include_router(live_router(llm), include_in_schema=False)
     add_middleware(app, settings, listening, metrics)
     return app

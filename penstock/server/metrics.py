@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessColl
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from penstock.engine.async_llm import AsyncLLM
+from penstock.engine.served import ServedEngine
 from penstock.engine.stats import EngineStats
 from penstock.server.http.middleware import Record
 from penstock.server.openai.generation import Summary
@@ -53,7 +53,7 @@ COUNTERS: Final = {
 class ServerMetrics:
     """The metrics of one server, in a registry of their own."""
 
-    def __init__(self, llm: AsyncLLM, model: str) -> None:
+    def __init__(self, llm: ServedEngine, model: str) -> None:
         self.registry = CollectorRegistry()
         self.registry.register(EngineCollector(llm, model))
         ProcessCollector(registry=self.registry)
@@ -104,7 +104,7 @@ class ServerMetrics:
 class EngineCollector(Collector):
     """A collector that reads the engine's counters whenever Prometheus asks."""
 
-    def __init__(self, llm: AsyncLLM, model: str) -> None:
+    def __init__(self, llm: ServedEngine, model: str) -> None:
         self._llm = llm
         self._model = model
 

@@ -56,6 +56,7 @@ LAYERS = [
     "server.openai",
     "server.live",
     "server",
+    "ray_serve",
     "run",
     "cli",
 ]

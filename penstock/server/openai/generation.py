@@ -13,9 +13,9 @@ from typing import Any, Final
 from fastapi import Request
 
 from penstock.core import FinishReason, OutlineOutput, RequestError, RequestOutput, SamplingParams, SpeculationMetrics
-from penstock.engine.async_llm import AsyncLLM
 from penstock.engine.completion import CompletionDelta
-from penstock.engine.stream import OutlineStream, RequestDelta, RequestStream
+from penstock.engine.served import ServedEngine
+from penstock.engine.stream import OutlineStream, RequestDelta, ServedStream
 from penstock.outlines.dialogue import Dialogue
 from penstock.server.http.errors import ApiError, api_error, busy, client_closed, invalid_field, timed_out
 from penstock.server.http.middleware import record_of
@@ -142,7 +142,7 @@ class Generation:
     def __init__(
         self,
         request: Request,
-        streams: Sequence[RequestStream | OutlineStream],
+        streams: Sequence[ServedStream | OutlineStream],
         n: int,
         settings: ServerSettings,
         gate: Gate,
@@ -175,7 +175,7 @@ class Generation:
     @property
     def seeds(self) -> list[int]:
         """The seed of each prompt's noise, given or drawn; none for an answer in points, which is several requests."""
-        return [stream.seed for stream in self._streams if isinstance(stream, RequestStream)]
+        return [stream.seed for stream in self._streams if not isinstance(stream, OutlineStream)]
 
     @property
     def choices(self) -> int:
@@ -303,7 +303,9 @@ CACHED_TEXTS: Final = 4096
 class Service:
     """One engine and its settings, for one application. ``on_end`` is called with every ended generation's summary."""
 
-    def __init__(self, llm: AsyncLLM, settings: ServerSettings, gate: Gate, on_end: Callable[[Summary], None]) -> None:
+    def __init__(
+        self, llm: ServedEngine, settings: ServerSettings, gate: Gate, on_end: Callable[[Summary], None]
+    ) -> None:
         self.llm = llm
         self.settings = settings
         self.model = settings.served_model_name[0]
@@ -376,7 +378,7 @@ class Service:
         request: Request,
         body: GenerationFields,
         prompts: Sequence[Prompt],
-        streams: Sequence[RequestStream | OutlineStream],
+        streams: Sequence[ServedStream | OutlineStream],
         n: int,
         began: float,
     ) -> Generation:
@@ -392,10 +394,10 @@ class Service:
 
     def _submit(
         self, request: Request, body: GenerationFields, prompts: Sequence[Prompt], params: Sequence[RequestParams]
-    ) -> list[RequestStream]:
+    ) -> list[ServedStream]:
         """Queue all prompts, or none if one is refused."""
         record = record_of(request)
-        streams: list[RequestStream] = []
+        streams: list[ServedStream] = []
         try:
             for number, (prompt, one) in enumerate(zip(prompts, params, strict=True)):
                 stream = self.llm.submit(
@@ -414,7 +416,7 @@ class Service:
 
     async def _resume(
         self, request: Request, body: GenerationFields, resumed: Resume, prompt: Prompt, params: RequestParams
-    ) -> RequestStream:
+    ) -> ServedStream:
         """Queue a prompt whose answer goes on. Raises ApiError naming the field for tokens that cannot have come."""
         record = record_of(request)
         names = {"resumed": RESUMED} | {f"resumed[{i}]": f"{RESUMED}[{i}]" for i in range(len(resumed.token_ids))}
