@@ -70,11 +70,24 @@ def scale_of(settings: ServeSettings) -> dict[str, Any]:
 
 
 def placement_of(settings: ServeSettings) -> dict[str, Any]:
-    """The resources that Ray reserves for a replica: its own actor's share or, with stages elsewhere, a bundle for each node too."""
+    """The resources that Ray reserves for a replica, as options of Serve's.
+
+    They are the actor's own or, with stages elsewhere, a placement group: a bundle for the actor, and one a node.
+    """
     engine, replicas = settings.engine, settings.replicas
     gpus = replicas.gpus
     if gpus is None:
         gpus = float(settings.stages) if engine.device != "cpu" else 0.0
     threads = settings.stages * (engine.threads or 1) if engine.device == "cpu" else 1
     cpus = replicas.cpus if replicas.cpus is not None else float(threads)
-    return {"ray_actor_options": {"num_cpus": cpus, "num_gpus": gpus}}
+    if not settings.on_ray:
+        return {"ray_actor_options": {"num_cpus": cpus, "num_gpus": gpus}}
+    from penstock.hosts.ray import bundles_at_hand
+
+    # The engine's own bundle, then one for the agent on each node of its stages.
+    own = {"CPU": replicas.cpus or 1.0}
+    return {
+        "ray_actor_options": {"num_cpus": own["CPU"]},
+        "placement_group_bundles": [own, *bundles_at_hand(settings.stages, engine.device)],
+        "placement_group_strategy": "SPREAD",
+    }

@@ -15,6 +15,7 @@ from penstock.config import FieldError, check, check_positive, nearest
 from penstock.engine.options import EngineOptions
 from penstock.hosts.placement import asked_hosts
 from penstock.server.settings import ServerSettings, name_of
+from penstock.speculation import parse_speculative
 from penstock.text.chat import read_template
 
 PREFIX: Final = "PENSTOCK_SERVE_"
@@ -109,12 +110,23 @@ def settings_of(args: Mapping[str, Any], environment: Mapping[str, str]) -> Serv
     if "api_keys" not in values[ServerSettings] and (keys := environment.get(API_KEY_VARIABLE, "").split()):
         values[ServerSettings]["api_keys"] = tuple(keys)
     try:
-        engine, named = EngineOptions(**values[EngineOptions]), values[ServerSettings]
+        engine, named = engine_of(values[EngineOptions]), values[ServerSettings]
         named.setdefault("served_model_name", (name_of(engine.model),))
         return settled(engine, ServerSettings(**named, web=False), ReplicaSettings(**values[ReplicaSettings]))
     except FieldError as error:
-        said = stated.get(error.field.partition(".")[0], ("", None))[0]
-        raise FieldError(said or error.field, error.problem) from None
+        name, dot, within = error.field.partition(".")
+        raise FieldError(f"{stated.get(name, (name, None))[0]}{dot}{within}", error.problem) from None
+
+
+def engine_of(values: dict[str, Any]) -> EngineOptions:
+    config = values.get("speculative_config")
+    if isinstance(config, Mapping):
+        try:
+            config = parse_speculative(config, values.get("model", EngineOptions.model))
+        except FieldError as error:
+            raise FieldError(f"speculative_config.{error.field}", error.problem) from None
+        values = values | {"speculative_config": config}
+    return EngineOptions(**values)
 
 
 def typed(kind: type, name: str, value: Any, said: str) -> Any:

@@ -36,7 +36,7 @@ import ray
 from ray import serve
 from penstock.ray_serve import app
 small = {"include_dashboard": False, "object_store_memory": 80_000_000, "log_to_driver": False}
-ray.init(num_cpus=8, _temp_dir=sys.argv[1], **small)
+ray.init(num_cpus=3, _temp_dir=sys.argv[1], **small)
 serve.start(http_options={"port": int(sys.argv[2])})
 for line in sys.stdin:
     serve.run(app(json.loads(line)), name="penstock")
