@@ -40,7 +40,7 @@ def application(settings: ServeSettings) -> Application:
         name="Ingress",
         num_replicas=1,
         max_ongoing_requests=2 * running,  # the ingress itself refuses what is too much, in the API's form
-        graceful_shutdown_timeout_s=server.drain_timeout,
+        graceful_shutdown_timeout_s=server.request_timeout,  # nobody goes on with what an ingress holds
         ray_actor_options={"num_cpus": 0},  # it mostly waits, and runs beside whatever is there
     )
     return ingress.bind(settings, replicas.bind(settings))

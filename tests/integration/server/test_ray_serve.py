@@ -22,9 +22,11 @@ import pytest
 
 from tests.integration.server.test_resume import CASES, Read, read
 from tests.integration.server.test_serve import TEMPLATE
-from tests.serving import PATIENCE, ServedProcess, served
+from tests.serving import PATIENCE, ServedProcess, served, until
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(900)]
+
+SETTINGS: Final[dict[str, Any]] = {"model": "demo", "chat_template": str(TEMPLATE), "drain_timeout": 2}
 
 BEGUN: Final = 8
 """Streams that have had a token when a replica is killed; the others wait or have begun, too."""
@@ -99,7 +101,7 @@ def cluster(port: int) -> Iterator[Cluster]:
 def replicated(unused_port: int) -> Iterator[Cluster]:
     pytest.importorskip("ray.serve", reason="Ray is not installed")
     with cluster(unused_port) as found:
-        found.run(model="demo", chat_template=str(TEMPLATE), min_replicas=2)
+        found.run(**SETTINGS, min_replicas=2)
         yield found
 
 
@@ -165,6 +167,27 @@ def test_no_stream_is_cut_when_a_replica_is_killed(replicated: Cluster, alone: S
         found = reading.result()
     assert tokens_of(found) == tokens_of(expected)
     assert replicated.moves() > before
+
+
+def test_no_stream_is_cut_while_replicas_are_rolled(replicated: Cluster, alone: ServedProcess) -> None:
+    """New settings replace every actor; old replicas have two seconds for their answers."""
+    asked = [(name, 3) for name in CASES]
+    expected = tokens_of(answers(alone.url, asked))
+    before = {one.pid for one in replicated.replicas()}
+    with ThreadPoolExecutor(1) as roller:
+        rolling = roller.submit(replicated.run, **SETTINGS, min_replicas=2, max_num_seqs=8)
+        while not rolling.done():
+            assert tokens_of(answers(replicated.url, asked)) == expected
+        rolling.result()
+    assert not before & {one.pid for one in replicated.replicas()}
+
+
+def test_none_are_kept_while_no_request_comes(replicated: Cluster, alone: ServedProcess) -> None:
+    replicated.run(**SETTINGS, min_replicas=0, max_replicas=2, upscale_delay=0, downscale_delay=1)
+    until(lambda: not replicated.replicas())
+    assert httpx.get(f"{replicated.url}/health", timeout=PATIENCE).json()["status"] == "idle"
+    asked = [(name, 5) for name in CASES]
+    assert tokens_of(answers(replicated.url, asked)) == tokens_of(answers(alone.url, asked))
 
 
 def test_errors_name_the_field(replicated: Cluster) -> None:

@@ -1,4 +1,4 @@
-"""Which replica a request goes to, how many there are to be, and what they report, without Ray."""
+"""The choice of a replica, their wanted number, and the sums of their reports, without Ray."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_what_was_sent_is_bounded() -> None:
 
 @given(st.lists(st.lists(st.integers(0, 3), min_size=BLOCK, max_size=4 * BLOCK), max_size=30), st.integers(2, 5))
 def test_equal_replicas_get_equal_shares(prompts: list[list[int]], count: int) -> None:
-    """Whatever the prompts share, nobody has more than what a longest prompt is worth above another."""
+    """Nobody has more than what a longest prompt is worth above another, whatever the prompts share."""
     replicas = {str(number): Known() for number in range(count)}
     sent: Counter[str] = Counter(dict.fromkeys(replicas, 0))
     for prompt in prompts:
