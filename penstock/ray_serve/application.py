@@ -13,8 +13,6 @@ from penstock.ray_serve.settings import ReplicaSettings, ServeSettings
 
 REPORTS_EVERY_S: Final = 1.0
 """Seconds between two reports of a replica to those who send it requests."""
-QUEUED: Final = 2
-"""A replica is sent so many times the requests that it runs at a time: the next ones wait where they will run."""
 
 
 def application(settings: ServeSettings) -> Application:
@@ -26,7 +24,8 @@ def application(settings: ServeSettings) -> Application:
     replicas = serve.deployment(
         Replica,
         name="Replica",
-        max_ongoing_requests=QUEUED * engine.max_num_seqs,
+        # All that wait do so in the replicas, whose queues know priorities: an answer that goes on goes ahead.
+        max_ongoing_requests=engine.max_num_seqs + server.max_queue,
         graceful_shutdown_timeout_s=server.drain_timeout,
         request_router_config=RequestRouterConfig(
             request_router_class="penstock.ray_serve.router.PrefixRouter",

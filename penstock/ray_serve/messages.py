@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from penstock.core import SamplingParams, SpeculationMetrics
 from penstock.engine.completion import CompletionDelta
+
+BEGUN: Final = 2**20
+"""Taken off the priority of an answer that goes on: whoever reads it has waited once, and reads nothing meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -23,8 +27,9 @@ class Call:
     client: str = ""
 
     def going_on(self, came: list[list[int]]) -> Call:
-        """The same request after these tokens."""
-        return replace(self, came=came if any(came) else [])
+        """The same request after these tokens, ahead of requests that have none."""
+        begun = any(came) and not self.came
+        return replace(self, came=came if any(came) else [], priority=self.priority - BEGUN * begun)
 
 
 @dataclass(frozen=True)
