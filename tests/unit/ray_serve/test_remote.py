@@ -10,11 +10,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core import FinishReason, PipelineError, RequestError, SamplingParams, SpeculationMetrics
+from penstock.core import (
+    FinishReason,
+    PipelineError,
+    QueueFull,
+    RequestError,
+    SamplingParams,
+    SpeculationMetrics,
+    StructuredOutputsParams,
+)
 from penstock.engine.completion import CompletionDelta
+from penstock.engine.options import EngineOptions
 from penstock.engine.recovery import MOST_LOSSES
+from penstock.engine.resolve import Resolved, resolve_options
 from penstock.ray_serve.messages import Accepted, Call, Ended, Failed, Message, News, Refused
-from penstock.ray_serve.remote import RemoteStream, ReplicaLost
+from penstock.ray_serve.remote import RemoteEngine, RemoteStream, ReplicaLost
+from penstock.ray_serve.reports import Reports
+from penstock.ray_serve.settings import front_options
 
 Script = list[list[int]]
 """The tokens that each completion has in the end. A token's text is its own character."""
@@ -218,3 +230,41 @@ def test_an_abort_ends_reading_with_a_last_delta() -> None:
     asyncio.run(run())
     assert replicas.cancelled == 1
     assert len(replicas.calls) == 1
+
+
+@pytest.fixture(scope="module")
+def setup() -> Resolved:
+    return resolve_options(front_options(EngineOptions()))
+
+
+def test_an_engine_of_replicas_draws_seeds_and_bounds_its_queue(setup: Resolved) -> None:
+    replicas = Fake([[1, 2]], forever([1]), [])
+    engine = RemoteEngine(setup, replicas, Reports(), max_queue=2)
+
+    async def run() -> None:
+        streams = [engine.submit("def f(", SamplingParams(max_tokens=2)) for _ in range(2)]
+        assert streams[0].seed != streams[1].seed
+        with pytest.raises(QueueFull, match=r"^2 requests wait already"):
+            engine.submit("def f(")
+        assert engine.stats().waiting == 2
+        assert engine.numerics == "fast"
+        await read(streams[0])
+        assert engine.numerics == "exact"
+        third = engine.submit("def f(", SamplingParams(temperature=0), request_id="mine")
+        assert third.seed == 0
+        streams[1].abort()
+        with pytest.raises(RequestError, match=r"^request_id 'mine' is that of a request under way"):
+            engine.submit("def f(", request_id="mine")
+        third.abort()
+        assert engine.stats().waiting == 0
+        with pytest.raises(RequestError, match=r"^structured_outputs"):
+            await engine.prepare(SamplingParams(structured_outputs=StructuredOutputsParams(regex="(")))
+
+    asyncio.run(run())
+    assert replicas.calls[0].token_ids == engine.get_tokenizer().encode("def f(")
+
+
+def test_an_engine_without_replicas_is_well_and_idle(setup: Resolved) -> None:
+    engine = RemoteEngine(setup, Fake([[1]], forever([1]), []), Reports())
+    asyncio.run(engine.check_health())
+    assert engine.stats().resting
