@@ -38,6 +38,7 @@ def application(settings: ServeSettings) -> Application:
         Ingress,
         name="Ingress",
         num_replicas=1,
+        max_surge_percent=100,  # a new one takes over before the old one begins to end
         max_ongoing_requests=2 * running,  # the ingress itself refuses what is too much, in the API's form
         graceful_shutdown_timeout_s=server.request_timeout,  # nobody goes on with what an ingress holds
         ray_actor_options={"num_cpus": 0},  # it mostly waits, and runs beside whatever is there

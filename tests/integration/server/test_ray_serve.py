@@ -203,6 +203,15 @@ def test_errors_name_the_field(replicated: Cluster) -> None:
         assert reply.json()["error"]["param"] == param
 
 
+def test_stages_are_in_the_placement_group_of_their_replica(replicated: Cluster, alone: ServedProcess) -> None:
+    """This cluster has one node, so one agent has both stages; between its actors no network is crossed."""
+    replicated.run(**SETTINGS, hosts="ray", insecure=True, pipeline_parallel_size=2)
+    asked = [(name, 9) for name in CASES]
+    assert tokens_of(answers(replicated.url, asked)) == tokens_of(answers(alone.url, asked))
+    driver = psutil.Process(replicated.driver.pid)
+    assert sum("ray::NodeAgent" in words_of(one) for one in driver.children(recursive=True)) == 1
+
+
 def tokens_of(found: Answers) -> dict[Asked, list[Any]]:
     """The parts of the answers that have to be the same; log-probabilities differ in their last bits."""
     return {
