@@ -148,8 +148,9 @@ class RemoteStream:
             deltas = [CompletionDelta(output.index, [], "", None, FinishReason.ABORT) for output in open_ones]
         for delta in deltas:
             delta.add_to(self._outputs[delta.index])
-        self._told = self.finished
-        if self._told:
+        failed = any(output.finish_reason is FinishReason.ERROR for output in self._outputs)
+        self._told = self.finished and not failed  # the error is told next
+        if self.finished:
             self._on_end(self)
         return RequestDelta(deltas, self._told)
 

@@ -214,6 +214,21 @@ def test_a_refusal_is_the_requests_own() -> None:
     asyncio.run(run())
 
 
+def test_the_last_tokens_of_a_request_at_fault_come_before_its_error() -> None:
+    class Failing(Fake):
+        def send(self, call: Call) -> FakeAnswer:
+            last = CompletionDelta(0, [7], "h", None, FinishReason.ERROR)
+            return FakeAnswer(self, iter([Accepted([""], "exact"), News([last], 0), Refused("stop is 7")]), 9)
+
+    async def run() -> None:
+        stream = RemoteStream(call_of([[7]]), Failing([[7]], forever([1]), []), lambda _: None)
+        assert [delta.token_ids for delta in (await anext(stream)).deltas] == [[7]]
+        with pytest.raises(RequestError, match=r"^stop is 7$"):
+            await anext(stream)
+
+    asyncio.run(run())
+
+
 def test_an_abort_ends_reading_with_a_last_delta() -> None:
     replicas, ended = Fake([[1, 2, 3]], forever([1]), []), []
 
