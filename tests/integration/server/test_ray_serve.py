@@ -26,7 +26,12 @@ from tests.serving import PATIENCE, ServedProcess, served, until
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(900)]
 
-SETTINGS: Final[dict[str, Any]] = {"model": "demo", "chat_template": str(TEMPLATE), "drain_timeout": 2}
+SETTINGS: Final[dict[str, Any]] = {
+    "model": "demo",
+    "chat_template": str(TEMPLATE),
+    "drain_timeout": 2,
+    "queue_timeout": 280,
+}
 
 BEGUN: Final = 8
 """Streams that have had a token when a replica is killed; the others wait or have begun, too."""
