@@ -26,7 +26,8 @@ HOST: Final = re.compile(r"(first|second|others|both) +(?=\S)")
 """The host on which a line is typed, where a page has several."""
 PROGRAM: Final = re.compile(
     r"(?:[A-Z_]+=\S+ )*(?:sudo )?"
-    r"(?:penstock|python3?|pip|pipx|uv|git|curl|docker|ssh|ray|torchrun|accelerate|printf|export|make|mkdir)(?= |$)"
+    r"(?:penstock|python3?|pip|pipx|uv|git|curl|docker|ssh|ray|serve|torchrun|accelerate|printf|export|make|mkdir)"
+    r"(?= |$)"
 )
 REMARK: Final = re.compile(r"\s{2,}#\s.*$")
 CONTINUED: Final = re.compile(r"\\\n\s*")

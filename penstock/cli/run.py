@@ -8,12 +8,12 @@ from typing import Annotated
 
 from penstock.cli import default_model
 from penstock.cli.options import command, new_app
-from penstock.cli.serve import name_of
 from penstock.cli.speculation import SpeculationOptions
 from penstock.clients.chat import ChatOptions, run_chat
 from penstock.engine.options import MODEL_NAME, EngineOptions, ModelOptions, PipelineOptions
 from penstock.library.names import DEFAULT
 from penstock.options import PROMPT, Option
+from penstock.server.settings import name_of
 from penstock.text.chat import read_template
 
 # ------------------------------------------------------------------------------------------------------------------ run

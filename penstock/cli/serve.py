@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 from penstock.api_keys import check_api_key_variable
 from penstock.cli import default_model
@@ -22,9 +21,7 @@ from penstock.engine.options import (
 )
 from penstock.library.names import DEFAULT
 from penstock.pipeline.forkserver import fork_from_here
-from penstock.server.settings import Listening, ServedNames, ServerSettings
-
-GGUF: Final = ".gguf"
+from penstock.server.settings import Listening, ServedNames, ServerSettings, name_of
 
 serve_app = new_app()
 
@@ -72,11 +69,3 @@ def serve(
 
         names = served_model_name or (name_of(engine.model),)
         run_serve(engine, replace(settings, served_model_name=names), listening, bound)
-
-
-def name_of(model: str) -> str:
-    """The model's name for clients: its folder's name, its GGUF file's without the suffix, or the hub id unchanged."""
-    place = Path(model).expanduser()
-    if place.suffix == GGUF:
-        return place.stem
-    return place.resolve().name if place.is_dir() else model

@@ -259,6 +259,16 @@ class AsyncLLM(AsyncEngine):
         self._llm.loop.check_taking()  # once more: a thread that has ended before the command was there takes no more
         return await asyncio.wrap_future(moves)
 
+    async def cached_blocks(self, most: int) -> list[int]:
+        """Hashes of the blocks that the prefix cache holds, at most so many, those made last (``block_hashes``).
+
+        Whoever routes requests finds a prompt's beginning among them. Raises PipelineError if the engine has ended.
+        """
+        self._llm.loop.check_taking()
+        found = self._asked(lambda: self._llm.loop.pool.cache.hashes(most))
+        self._llm.loop.check_taking()  # once more: a thread that has ended takes no command
+        return await asyncio.wrap_future(found)
+
     def get_tokenizer(self) -> Tokenizer:
         """The checkpoint's tokenizer. Raises RequestError if there is none."""
         return self._llm.get_tokenizer()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import ray
-from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.placement_group import get_current_placement_group, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from penstock.core import ConfigError
@@ -105,6 +105,21 @@ def bundles_for(nodes: Sequence[Resources], stages: int, device: str) -> list[di
     raise ConfigError(f"hosts: {stages} stages need {resource}s evenly on Ray's nodes, which have {units}")
 
 
+def bundles_at_hand(stages: int, device: str) -> list[dict[str, float]]:
+    """``bundles_for`` the nodes of the cluster to which this process is connected."""
+    return bundles_for([node["Resources"] for node in ray.nodes() if node["Alive"]], stages, device)
+
+
+def bundles_behind_first(bundles: Sequence[Resources]) -> list[dict[str, float]]:
+    """The bundles of a placement group that are for stages. Raises ConfigError if the engine's is the only one."""
+    if len(bundles) < 2:
+        raise ConfigError(
+            "hosts: this process is in a placement group whose only bundle is its own; make the group with a bundle "
+            "for each node behind it, or start the engine outside of the group"
+        )
+    return [dict(bundle) for bundle in bundles[1:]]
+
+
 # -------------------------------------------------------------------------------------------------------------- cluster
 # An engine's part of a Ray cluster: Ray reserves nodes and starts an agent on each. No stage ever speaks to Ray.
 
@@ -126,6 +141,7 @@ class RayCluster:
         self._actors: list[Any] = []
         self._authority: str | None = None
         self._group: Any = None
+        """The placement group that this engine has made; None if it is in one, which is then its maker's to remove."""
         self._folder = lasting_scratch("penstock-ray-")
         if self._connected:
             connect(address)
@@ -147,15 +163,20 @@ class RayCluster:
     def start_agents(self, stages: int, device: str, door: str) -> int:
         """Start an agent on each node that is needed, which then comes to ``door``. Returns how many there are.
 
-        Raises ConfigError if there is no room, and if Ray on another host takes commands from anybody.
+        Within a placement group, as a replica of Ray Serve may be, they take its bundles behind the first, which is
+        the engine's own. Raises ConfigError if there is no room, and if Ray on another host takes commands from
+        anybody.
         """
-        bundles = bundles_for([node["Resources"] for node in ray.nodes() if node["Alive"]], stages, device)
-        self._group = placement_group(bundles, strategy="STRICT_SPREAD")  # each bundle on a node of its own
-        if not self._group.wait(PLACED_S):
+        group = get_current_placement_group()
+        bundles = bundles_behind_first(group.bundle_specs) if group is not None else bundles_at_hand(stages, device)
+        first = 1 if group is not None else 0
+        if group is None:
+            group = self._group = placement_group(bundles, strategy="STRICT_SPREAD")  # each on a node of its own
+        if not group.wait(PLACED_S):
             raise ConfigError(f"hosts: Ray has no room for {bundles}, each on a node of its own; others may hold it")
         agents = []
         for index, bundle in enumerate(bundles):
-            placed = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=index)
+            placed = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=first + index)
             options = {
                 "num_cpus": bundle.get("CPU", 0),
                 "num_gpus": bundle.get("GPU", 0),

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import heapq
+import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import islice
 from typing import Final
 
 from penstock.core import PenstockError
@@ -34,6 +37,8 @@ class Block:
     number: int
     before: int
     nodes: tuple[Node, ...]
+    hash: int
+    """``chained`` of the text up to its end, by which others than the cache know it."""
     holders: int = 0
     pinned: bool = False
 
@@ -81,6 +86,10 @@ class PrefixCache:
         """The number of a text's first tokens that are known. It only reads, and may be called from any thread."""
         return BLOCK * sum(1 for _ in self.chain(tokens))
 
+    def hashes(self, most: int) -> list[int]:
+        """Hashes of the blocks, at most so many, those made last."""
+        return [block.hash for block in islice(reversed(self._known.values()), most)]
+
     def pin(self, tokens: Sequence[int]) -> None:
         """Pin the whole blocks of a text, present and future ones: they are evicted last."""
         text = tuple(tokens[: len(tokens) // BLOCK * BLOCK])
@@ -101,7 +110,8 @@ class PrefixCache:
         """A new block, held once; None if the same tokens are already known or are not a whole block."""
         number = before.number if before else 0
         self._made += 1
-        block = Block(self._made, number, tuple(map(settled, nodes)), holders=1)
+        text = chained(before.hash if before else 0, [node.token for node in nodes])
+        block = Block(self._made, number, tuple(map(settled, nodes)), text, holders=1)
         if len(nodes) != BLOCK or block.key in self._known:
             return None
         block.pinned = (before is None or before.pinned) and self._is_pinned(block)
@@ -137,6 +147,23 @@ class PrefixCache:
         """Whether a block, which follows a pinned one or none, continues a pinned text."""
         first = block.nodes[0].position
         return any(pin[first : first + BLOCK] == block.key[1] for pin in self._pins)
+
+
+def chained(before: int, tokens: Sequence[int]) -> int:
+    """A hash of 63 bits of a block's tokens after the text whose hash is ``before`` (0: at the beginning).
+
+    It is the same in every process. Texts that share one only look alike to whoever routes requests.
+    """
+    packed = struct.pack(f"<Q{len(tokens)}Q", before, *tokens)
+    return int.from_bytes(blake2b(packed, digest_size=8).digest(), "little") >> 1
+
+
+def block_hashes(tokens: Sequence[int]) -> Iterator[int]:
+    """The hash of each block of a prompt that a prefix cache may hold, from its beginning: see ``chain``."""
+    text = 0
+    for first in range(0, len(tokens) - BLOCK, BLOCK):
+        text = chained(text, tokens[first : first + BLOCK])
+        yield text
 
 
 def settled(node: Node) -> Node:

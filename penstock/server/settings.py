@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Final
 
 from penstock.api_keys import API_KEY_VARIABLE
+from penstock.checkpoint.look import GGUF
 from penstock.config import FieldError, check, check_positive
 from penstock.engine.options import EngineOptions
 from penstock.options import LIMITS, SERVER, Option
@@ -103,6 +104,14 @@ class ServerSettings:
         for origin in self.allowed_origins:
             known = origin == "*" or (origin.startswith(("http://", "https://")) and not origin.endswith("/"))
             check(known, "allowed_origins", origin, "'*', or as browsers write it, for example 'https://example.org'")
+
+
+def name_of(model: str) -> str:
+    """The model's name for clients: its folder's name, its GGUF file's without the suffix, or the hub id unchanged."""
+    place = Path(model).expanduser()
+    if place.suffix == GGUF:
+        return place.stem
+    return place.resolve().name if place.is_dir() else model
 
 
 # --------------------------------------------------------------------------------------------------------------- listen

@@ -17,7 +17,13 @@ from penstock.core import ConfigError
 from penstock.extras import CURVES, PLOTS, TRAINING_NEED, Need, require
 
 ROOT: Final = Path(penstock.__file__).parents[1]
-OPTIONAL: Final = {"penstock.hosts.discovery": "zeroconf", "penstock.hosts.ray": "ray"}
+OPTIONAL: Final = {
+    "penstock.hosts.discovery": "zeroconf",
+    "penstock.hosts.ray": "ray",
+    "penstock.ray_serve.application": "ray",
+    "penstock.ray_serve.ingress": "ray",
+    "penstock.ray_serve.router": "ray",
+}
 """Modules that begin with the import of an extra's package, and so are themselves imported where they are needed."""
 EXTRAS: Final = {"zeroconf", "ray", "matplotlib", "accelerate", "xllamacpp", *OPTIONAL}
 

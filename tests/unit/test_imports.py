@@ -57,6 +57,7 @@ LAYERS = [
     "server.openai",
     "server.live",
     "server",
+    "ray_serve",
     "run",
     "cli",
 ]

@@ -43,6 +43,7 @@ from tests.warm import warmed, write_command
 INSTALLED: Final = "fetches packages: tests/integration/commands/test_wheel.py"
 LONG: Final = "minutes of a quiet machine: tests/integration/commands/test_machine_benchmarks.py"
 RAY: Final = "a Ray cluster: tests/integration/hosts/test_ray.py"
+SERVED: Final = "Ray Serve: tests/integration/server/test_ray_serve.py"
 GPU: Final = "GPUs"
 DOCKER: Final = "Docker: tests/integration/test_image.py"
 ROOTS: Final = "systemd"
@@ -66,6 +67,10 @@ NOT_RUN: Final = {
     "sudo systemctl daemon-reload && sudo systemctl enable --now penstock-worker": ROOTS,
     "export RAY_AUTH_MODE=token RAY_AUTH_TOKEN=...": RAY,
     "ray start --head --node-ip-address 10.0.0.1": RAY,
+    "pip install --constraint constraints.txt --editable '.[serve]'": INSTALLED,
+    "serve run --non-blocking penstock.ray_serve:app model=demo min_replicas=3": SERVED,
+    "curl -s 127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' "
+    """-d '{"prompt": "def fibonacci(n):", "max_tokens": 24}'""": SERVED,
     "ray start --address 10.0.0.1:6379": RAY,
     'penstock generate "What turns a water wheel?" --model path/to/model --hosts ray -pp 2': RAY,
     "penstock bench --model demo --cluster pipedec-14x3090 --strategies "

@@ -1,0 +1,20 @@
+"""Penstock on Ray Serve: ``serve run penstock.ray_serve:app model=demo max_replicas=3``."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ray.serve import Application
+
+
+def app(args: dict[str, Any]) -> Application:
+    """The application of these settings, which are a Serve config file's ``args``, and of the environment's.
+
+    Raises ConfigError, naming the setting, before anything starts.
+    """
+    from penstock.ray_serve.application import application
+    from penstock.ray_serve.settings import settings_of
+
+    return application(settings_of(args, os.environ))

@@ -1,0 +1,77 @@
+"""Chooses a replica for a request: a pure function of what is known of the replicas, without a clock."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.ray_serve.reports import Report
+from penstock.requests.slots import BLOCK, block_hashes
+
+REQUEST_TOKENS: Final = 64
+"""Prompt tokens whose computation is taken to be as much work as another running request is from here on."""
+MOST_SENT: Final = 4096
+"""Hashes of blocks that were sent to a replica and are remembered beside its report; the oldest are forgotten."""
+
+
+@dataclass
+class Known:
+    """A replica as one router knows it: its last report, and what was sent since."""
+
+    report: Report | None = None
+    sent: int = 0
+    """Requests sent by this router that have not ended."""
+    reported: int = 0
+    """``sent`` when the report came, which includes those."""
+
+    def __post_init__(self) -> None:
+        self._blocks: dict[int, None] = {}
+
+    def note_report(self, report: Report | None) -> None:
+        if report is not None and report != self.report:
+            self.report, self.reported = report, self.sent
+
+    def note_sent(self, blocks: Sequence[int]) -> None:
+        """Note a request with these blocks: they will be in the replica's prefix cache before the next report."""
+        self.sent += 1
+        for block in blocks:
+            self._blocks.pop(block, None)
+            self._blocks[block] = None
+        while len(self._blocks) > MOST_SENT:
+            del self._blocks[next(iter(self._blocks))]
+
+    def note_ended(self) -> None:
+        self.sent -= 1
+
+    @property
+    def load(self) -> int:
+        """Requests that run or wait there, other routers' as of the last report."""
+        if self.report is None:
+            return self.sent
+        stats = self.report.stats
+        return max(self.sent, stats.running + stats.waiting + self.sent - self.reported)
+
+    def cached_tokens(self, blocks: Sequence[int]) -> int:
+        """How many of a prompt's first tokens the replica need not compute."""
+        held = self.report.blocks if self.report is not None else frozenset()
+        count = 0
+        for block in blocks:
+            if block not in held and block not in self._blocks:
+                break
+            count += BLOCK
+        return count
+
+
+def ranked(prompt: Sequence[int], known: Mapping[str, Known]) -> list[str]:
+    """The replicas, the best first: where prompt tokens to compute and load cost least, then where the load is least.
+
+    A prefix that many prompts share spreads by itself, once the load of the replica that has it outweighs the rest.
+    """
+    blocks = list(block_hashes(prompt))
+
+    def cost(name: str) -> tuple[int, int]:
+        one = known[name]
+        return len(prompt) - one.cached_tokens(blocks) + REQUEST_TOKENS * one.load, one.load
+
+    return sorted(known, key=cost)
