@@ -10,16 +10,13 @@ from penstock.config import check_positive
 from penstock.drafters.base import Draft, DrafterParts, DraftRequest
 from penstock.drafters.learned import LearnedDrafter, LearnedOptions
 from penstock.drafters.small_model import Entries
-from penstock.messages import Batch, Candidates
+from penstock.messages import CONTEXT, KEPT, PATH, Batch, Candidates
 from penstock.pipeline.base import Pipeline
 from penstock.requests.request import Request
 from penstock.tree import Node
 
 if TYPE_CHECKING:
     from penstock.models.speculators.base import BlockShape
-
-PATH, CONTEXT, KEPT = 0, 1, 2
-"""Levels of rows, as ``models.speculators.block`` reads them."""
 
 
 @dataclass(frozen=True, kw_only=True)
