@@ -21,6 +21,7 @@ from penstock.config import FieldError
 from penstock.core import ConfigError
 from penstock.engine.llm import LLM
 from penstock.engine.options import model_folder
+from penstock.lab.trainer.block import DFLASH, DSPARK
 from penstock.lab.trainer.corpus import Corpus, Document, make_corpus, read_documents
 from penstock.lab.trainer.data import Vocabulary, Writing, answers_key, ask, choose, conversations, regenerate
 from penstock.lab.trainer.data import key_of as questions_key
@@ -54,7 +55,9 @@ from penstock.text.tokenizer import load_tokenizer
 # ------------------------------------------------------------------------------------------------------------- registry
 # The kinds of drafters that can be trained, by name.
 
-KINDS: Final[dict[str, Kind]] = {kind.name: kind for kind in (EAGLE, EAGLE3, MEDUSA, MTP, SPD, EARLY_EXIT, DRAFT)}
+KINDS: Final[dict[str, Kind]] = {
+    kind.name: kind for kind in (EAGLE, EAGLE3, MEDUSA, MTP, SPD, EARLY_EXIT, DFLASH, DSPARK, DRAFT)
+}
 
 
 # ---------------------------------------------------------------------------------------------------------------- setup
@@ -212,7 +215,9 @@ def settings_of(setup: Setup, corpus: Corpus, vocabulary: Vocabulary) -> dict[st
     """The settings that have to be equal for a run to be resumed."""
     options = setup.options
     names = ("kind", "epochs", "max_steps", "learning_rate", "batch_tokens", "accumulate", "max_length", "dtype")
-    own = {name: getattr(options, name) for name in (*names, "seed", *BELONGS)}
+    # A run can be resumed by a version that knows more kinds: options of these alone are not among its settings.
+    belong = [name for name, kinds in BELONGS.items() if options.kind in kinds]
+    own = {name: getattr(options, name) for name in (*names, "seed", *belong)}
     found = {"draft_vocab_size": vocabulary.size, "model": identity(setup.target), "data": corpus.digest()}
     return {**own, **found, "processes": setup.accelerator.num_processes}
 
