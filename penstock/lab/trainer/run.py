@@ -7,6 +7,7 @@ import json
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -273,12 +274,11 @@ def planned(setup: Setup, corpus: Corpus) -> list[Step]:
     """All optimiser steps. Raises ConfigError if the data do not suffice for one."""
     options = setup.options
     parts = options.accumulate * setup.accelerator.num_processes
-    steps: list[Step] = []
-    for epoch in range(options.epochs):
-        steps += epoch_steps(corpus, options.seed, epoch, options.batch_tokens, parts)
+    epochs = (epoch_steps(corpus, options.seed, epoch, options.batch_tokens, parts) for epoch in range(options.epochs))
+    steps: list[Step] = list(islice(chain.from_iterable(epochs), options.max_steps))
     if not steps:
         raise ConfigError(f"data: {len(corpus.training)} sequences are fewer than the {parts} parts of one step")
-    return steps[: options.max_steps]
+    return steps
 
 
 def held_out(options: TrainOptions, corpus: Corpus, loader: Loader, trainee: Any, head: nn.Module) -> Acceptance:
