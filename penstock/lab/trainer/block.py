@@ -91,7 +91,7 @@ class Blocks:
     rows: int
 
     def offsets(self) -> Tensor:
-        """How far behind its block's first token each row stands [M]."""
+        """Each row's distance from its block's first token [M]."""
         return torch.arange(self.rows, device=self.anchors_BA.device)
 
     def part(self, blocks: slice) -> Blocks:
@@ -136,7 +136,7 @@ class BlockTrainee(nn.Module):
         for ahead in range(min(steps, self.shown + 1, rows)):
             anchors_BA = torch.arange(rows - ahead, device=batch.tokens_BL.device).expand(sequences, -1)
             # A causal row sees no mask behind it, so that none has to be there.
-            length = ahead + 1 + self._lag if self._causal else self.module.shape.size
+            length = max(ahead + 1 + self._lag, 0 if self._causal else self.module.shape.size)
             blocks = Blocks(anchors_BA, torch.full_like(anchors_BA, ahead), length)
             some = max(1, TOGETHER // length)
             parts = [blocks.part(slice(first, first + some)) for first in range(0, rows - ahead, some)]
@@ -158,14 +158,14 @@ class BlockTrainee(nn.Module):
         return Blocks(anchors_BA, shown_BA.to(learned_Bn.device), size)
 
     def _further(self, blocks: Blocks) -> Tensor:
-        """How many places each row's token is behind the one after the last shown [B, A, M]; below 0 for a known one.
+        """The places of each row's token behind the one after the last shown [B, A, M]; below 0 for a known one.
 
         Without a lag that is the row's own distance from the last shown token: it says what follows it.
         """
         return blocks.offsets() - blocks.shown_BA[..., None] - self._lag
 
     def _taught(self, teaching: Teaching, blocks: Blocks) -> tuple[Tensor, Tensor]:
-        """Which rows of blocks learn [B, A, M], and from which of the batch's rows, counted over all sequences.
+        """A mask of the blocks' rows that learn [B, A, M], and the batch's row of each, counted over all sequences.
 
         A causal row that says what follows it learns among the tokens shown, too; others would see their answers.
         """
@@ -198,7 +198,7 @@ class BlockTrainee(nn.Module):
         return hidden_ND.view(*positions_BAM.shape, -1)
 
     def _sees(self, blocks: Blocks, seen: int) -> Tensor:
-        """What each row sees, of the context's tokens and of all rows of its sequence [B, 1, A x M, seen + A x M]."""
+        """A mask [B, 1, A x M, seen + A x M] of what each row sees: context, and rows of its sequence."""
         sequences, count = blocks.anchors_BA.shape
         rows, device = blocks.rows, blocks.anchors_BA.device
         # A block at the batch's row i sees the states of positions 0 to i.

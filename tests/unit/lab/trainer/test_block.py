@@ -169,7 +169,7 @@ def test_a_sequence_without_lessons_teaches_nothing(tmp_path: Path, target: Chec
     [(1, (1,)), (4, (2,)), (8, (2, 3, 4, 5, 6)), (16, (2, 5, 8, 11, 14)), (36, (2, 10, 18, 26, 34))],
 )
 def test_the_published_choice_of_states(tmp_path: Path, layers: int, reads: tuple[int, ...]) -> None:
-    """Of Qwen3-4B's 36 layers z-lab reads the outputs of 1, 9, 17, 25 and 33, counted from 0."""
+    """For Qwen3-4B of 36 layers z-lab reads the outputs of 1, 9, 17, 25 and 33, counted from 0."""
     target = open_checkpoint(str(make_checkpoint(tmp_path, num_hidden_layers=layers)))
     assert KINDS["dflash"].reads(settled(target, "dflash"), target) == reads
 
