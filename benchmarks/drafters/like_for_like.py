@@ -105,6 +105,7 @@ def options_of(asked: argparse.Namespace, name: str, seed: int) -> TrainOptions:
 def measured(asked: argparse.Namespace, sizes: virtual.Sizes, name: str, seed: int) -> dict[str, Any]:
     """Train one drafter, or finish what was begun, and look at it. ``processor_s`` is what this process needed for it,
     the target's states included."""
+    torch.set_num_threads(1)  # threads that wait for each other on a busy host would count as work
     options, began = options_of(asked, name, seed), time.process_time()
     drafter = run_train(options, Console(quiet=True))
     seconds = time.process_time() - began
