@@ -208,6 +208,9 @@ Spans = Annotated[list[Span], msgspec.Meta(max_length=MOST_LAYERS)]
 
 
 BATCH: Final = "batch"
+PATH, CONTEXT, KEPT = 0, 1, 2
+"""``feature_levels`` of a block drafter: a token of a path, whose states are not known; one that becomes context; and
+one that is answered from a block that was computed for a node above it."""
 
 
 class Batch(msgspec.Struct, tag=BATCH, kw_only=True, rename=SHORT_NAMES):

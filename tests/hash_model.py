@@ -16,8 +16,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from penstock.drafters.block import CONTEXT, KEPT
-from penstock.messages import Candidates, Features, SampledToken, Sampling
+from penstock.messages import CONTEXT, KEPT, Candidates, Features, SampledToken, Sampling
 from penstock.models.speculators.base import BlockShape
 from penstock.stage.visibility import BatchView, RequestView, Visibility
 

@@ -38,7 +38,7 @@ def curve(folder: Path, hours: float) -> dict[str, Any]:
     settings = json.loads(state["settings"])
     entries = json.loads(state["history"])
     return {
-        "settings": {name: settings[name] for name in SETTINGS if settings[name] is not None},
+        "settings": {name: settings[name] for name in SETTINGS if settings.get(name) is not None},
         "hours": hours,
         "entries": [
             [step, round(loss, 3), *(round(by_step[0][count - 1], 4) for count in CANDIDATES)]

@@ -10,16 +10,13 @@ from penstock.config import check_positive
 from penstock.drafters.base import Draft, DrafterParts, DraftRequest
 from penstock.drafters.learned import LearnedDrafter, LearnedOptions
 from penstock.drafters.small_model import Entries
-from penstock.messages import Batch, Candidates
+from penstock.messages import CONTEXT, KEPT, PATH, Batch, Candidates
 from penstock.pipeline.base import Pipeline
 from penstock.requests.request import Request
 from penstock.tree import Node
 
 if TYPE_CHECKING:
     from penstock.models.speculators.base import BlockShape
-
-PATH, CONTEXT, KEPT = 0, 1, 2
-"""Levels of rows, as ``models.speculators.block`` reads them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +38,37 @@ Level = Sequence[tuple[int, float]]
 """Candidates for any node at some distance below one that was asked about."""
 
 
+class Computed:
+    """The nodes for which blocks have been computed, and how many levels below each its block reaches."""
+
+    def __init__(self) -> None:
+        self._by_request: dict[int, dict[int, tuple[Node, int, list[Level]]]] = {}
+        """(node, levels, the levels themselves where they are known without their nodes), by request and node."""
+
+    def above(self, request: Request, node: Node) -> tuple[list[Level], int]:
+        """The levels that were drafted with a node above, and how far above it is; 0 where a pass has to answer.
+
+        That is so for a node that has entered or is asked about again: a block that shows it knows more.
+        """
+        drafted = self._by_request.get(request.number)
+        above, distance = node.parent, 1
+        if node.entered or node.candidates is not None or not drafted:
+            return [], 0
+        while above is not None and above.id not in drafted:
+            above, distance = above.parent, distance + 1
+        _, reach, levels = drafted[above.id] if above is not None else (node, 0, [])
+        return (levels, distance) if distance <= reach else ([], 0)
+
+    def keep(self, request: int, node: Node, reach: int, levels: list[Level]) -> None:
+        """Keep what comes below a node, and drop what is kept of nodes that have left the tree."""
+        known = self._by_request.get(request, {})
+        kept = {i: entry for i, entry in known.items() if entry[0].open}
+        self._by_request[request] = kept | {node.id: (node, reach, levels)}
+
+    def forget(self, request: Request) -> None:
+        self._by_request.pop(request.number, None)
+
+
 class BlockDrafter(LearnedDrafter):
     """Asks a block module, and answers for nodes further below from what one pass has said.
 
@@ -57,9 +85,7 @@ class BlockDrafter(LearnedDrafter):
         self._ahead = shape.ahead if ahead is None else min(ahead, shape.ahead)
         self._levels: dict[int, int] = {}
         """The level of each row that has yet to be sent, by node."""
-        self._drafted: dict[int, dict[int, tuple[Node, int, list[Level]]]] = {}
-        """How many levels were drafted below nodes that were asked about, by request and node; the levels themselves
-        where they are known without their nodes."""
+        self._computed = Computed()
         self._blocks: dict[int, tuple[int, int]] = {}
         """The request of each node that a block is being computed for, and how many levels below it that reaches."""
 
@@ -71,7 +97,7 @@ class BlockDrafter(LearnedDrafter):
         for ask in asks:
             nodes = []
             for node in ask.nodes:
-                levels, distance = self._above(ask.request, node)
+                levels, distance = self._computed.above(ask.request, node)
                 if levels:
                     self._drafts.append(Draft(node, levels[distance - 1][: ask.count]))
                     continue
@@ -87,19 +113,8 @@ class BlockDrafter(LearnedDrafter):
 
     def forget(self, request: Request) -> None:
         super().forget(request)
-        self._drafted.pop(request.number, None)
+        self._computed.forget(request)
         self._blocks = {node: entry for node, entry in self._blocks.items() if entry[0] != request.number}
-
-    def _above(self, request: Request, node: Node) -> tuple[list[Level], int]:
-        """The levels that were drafted with a node above, and how far above it is; 0 where a pass has to answer."""
-        drafted = self._drafted.get(request.number)
-        above, distance = node.parent, 1
-        if node.entered or node.candidates is not None or not drafted:
-            return [], 0
-        while above is not None and above.id not in drafted:
-            above, distance = above.parent, distance + 1
-        _, reach, levels = drafted[above.id] if above is not None else (node, 0, [])
-        return (levels, distance) if distance <= reach else ([], 0)
 
     def _rows(self, ask: DraftRequest) -> list[Node]:
         request, root = ask.request, ask.request.tree.root
@@ -131,10 +146,7 @@ class BlockDrafter(LearnedDrafter):
         super()._take(own)
 
     def _keep(self, node: int, levels: list[Level]) -> None:
-        """Keep what comes below a node, and drop what is kept of nodes that have left the tree."""
+        """Keep what a block says further below the node that it was computed for."""
         if node in self._blocks:
             request, reach = self._blocks[node]
-            known = self._drafted.get(request, {})
-            kept = {i: entry for i, entry in known.items() if entry[0].open}
-            reach = reach if self._shape.markov else len(levels)
-            self._drafted[request] = kept | {node: (self._asked[node], reach, levels)}
+            self._computed.keep(request, self._asked[node], reach if self._shape.markov else len(levels), levels)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -228,10 +228,11 @@ def script_of(options: SimulateOptions) -> Script:
     """The script from the recordings if there are any, else from a profile. Raises ConfigError naming
     file and field."""
     if options.recordings:
-        return recorded(options)
+        return replace(recorded(options), block=options.block_size)
     requests = options.tokens // options.tokens_per_request
     accuracy = options.accuracy or DEMO_ACCURACY
-    return profile_script(accuracy, requests, options.tokens_per_request, options.seed)
+    script = profile_script(accuracy, requests, options.tokens_per_request, options.seed)
+    return replace(script, block=options.block_size)
 
 
 def recorded(options: SimulateOptions) -> Script:
@@ -275,6 +276,8 @@ def remarks(options: SimulateOptions, script: Script) -> list[str]:
         "logarithms.",
         "Off the target's path a draft is any of those on it.",
     ]
+    if options.block_size > 1:
+        lines.append(f"One pass of the drafter drafts {options.block_size} levels, a row each, all with this profile.")
     if options.overhead_per_hop_ms:
         lines.append(f"Every message takes {options.overhead_per_hop_ms:g} ms beyond its link's time.")
     if STAGES in options.sweep:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final
 from rich.table import Table
 
 from penstock.cluster import Cluster, preset_names, stage_timings
-from penstock.config import FieldError, check, nearest
+from penstock.config import FieldError, check, check_positive, nearest
 from penstock.drafters.synthetic import check_accuracy
 from penstock.lab.common import CONFIDENCE, bounds, markdown, paired_ratio, share, times
 from penstock.lab.grid import (
@@ -154,6 +154,11 @@ class SimulateOptions:
             parse=parse_accuracy,
         ),
     ] = None
+    block_size: Annotated[
+        int,
+        Option("Levels that one pass of the drafter drafts, a row each, as block drafters do.", SPECULATION),
+    ] = 1
+    """The profile is the same for every level: take the mean of the block's positions for ``accuracy``."""
     recordings: Annotated[
         tuple[Path, ...],
         Option(
@@ -202,6 +207,7 @@ class SimulateOptions:
                 raise FieldError(name, "is what recordings have to be made with, but there are none; add --recording")
         check(self.tokens_per_request >= 2, "tokens_per_request", self.tokens_per_request, "at least 2")
         check(self.tokens >= self.tokens_per_request, "tokens", self.tokens, "at least tokens_per_request")
+        check_positive(self, "block_size")
         check(self.seed >= 0, "seed", self.seed, "0 or above")
         check(self.overhead_per_hop_ms >= 0, "overhead_per_hop_ms", self.overhead_per_hop_ms, "0 or above")
         check_written(self, "json")

@@ -15,6 +15,7 @@ from penstock.cluster.timing import BATCH_ROWS
 from penstock.config import FieldError
 from penstock.core import FinishReason, SpeculationMetrics
 from penstock.drafters.base import Draft, DraftRequest, InstantDrafter
+from penstock.drafters.block import Computed
 from penstock.emulation.drafter import DeviceTurns, EmulatedDrafter
 from penstock.emulation.link import ExclusiveLink, LinkModel, Port, link_of
 from penstock.emulation.stage import StageEmulation, emulated_driver
@@ -160,14 +161,29 @@ class ScriptedDrafter(InstantDrafter):
         self._off_path: defaultdict[int, dict[int, int]] = defaultdict(dict)
         """A hash of the way from the target's path to each node off it that has been asked about, by request and node
         id."""
+        self._computed = Computed()
 
     def ask(self, asks: Sequence[DraftRequest]) -> int:
+        rows = 0
         for ask in asks:
+            rows += sum(self._rows(ask.request, node) for node in ask.nodes)
+            rows += len(ask.request.prompt) if ask.request.produced == 0 else 0
             self._answers += [self._draft(ask.request, node, ask.count) for node in ask.nodes]
-        return len(self._answers) + sum(len(ask.request.prompt) for ask in asks if ask.request.produced == 0)
+        return rows
 
     def forget(self, request: Request) -> None:
         self._off_path.pop(request.number, None)
+        self._computed.forget(request)
+
+    def _rows(self, request: Request, node: Node) -> int:
+        """The rows of the block that is computed for a node: none where one for a node above reaches its level."""
+        if self._script.block == 1:
+            return 1
+        if self._computed.above(request, node)[1]:
+            return 0
+        shown = node.position - request.tree.root.position + 1
+        self._computed.keep(request.number, node, max(0, self._script.block - shown), [])
+        return self._script.block
 
     def _draft(self, request: Request, node: Node, count: int) -> Draft:
         """The draft of a node from the script's pool: by position on the target's path, else by a hash of the way to

@@ -43,6 +43,8 @@ class Script:
     drafts: tuple[tuple[int, ...], ...]
     pool: tuple[tuple[float, ...], ...]
     label: str
+    block: int = 1
+    """Levels that one pass of the drafter drafts, each of which is a row; 1: a pass for every level."""
 
     @property
     def tokens(self) -> int:

@@ -190,6 +190,12 @@ def layer_config(target: Checkpoint) -> dict[str, Any]:
     }
 
 
+def unit_weight(norm: nn.Module) -> Tensor:
+    """The weight of an untrained norm of this class: some scale by the weight, others by one more than it."""
+    made = type(norm)(len(norm.get_parameter("weight")))
+    return made.get_parameter("weight").detach()
+
+
 def dtype_name(target: Checkpoint) -> str:
     """The dtype in which the target is stored, and the drafter as well."""
     return str(getattr(target.config, "dtype", None) or torch.float32).removeprefix("torch.")
@@ -232,9 +238,16 @@ class Teaching:
         taught_Bn = self.taught_Bn if among_Bn is None else self.taught_Bn & among_Bn
         first = taught_Bn.shape[1] - hidden_BlD.shape[1]
         taught = taught_Bn[:, first:]
-        places = self._place_Bn[:, first:][taught]
-        crossed = F.cross_entropy(logits(hidden_BlD[taught]).float(), self._chances_mv[places], reduction="sum")
-        return crossed - self._entropy_m[places].sum()
+        return self._divergences(hidden_BlD[taught], logits, self._place_Bn[:, first:][taught]).sum()
+
+    def divergences(self, hidden_mD: Tensor, logits: Callable[[Tensor], Any], rows_m: Tensor) -> Tensor:
+        """The KL divergence in nats of each of m drafts, for rows of ``taught_Bn`` counted over all sequences; some
+        may come more than once."""
+        return self._divergences(hidden_mD, logits, self._place_Bn.flatten()[rows_m])
+
+    def _divergences(self, hidden_mD: Tensor, logits: Callable[[Tensor], Any], places_m: Tensor) -> Tensor:
+        crossed_m = F.cross_entropy(logits(hidden_mD).float(), self._chances_mv[places_m], reduction="none")
+        return crossed_m - self._entropy_m[places_m]
 
 
 # ------------------------------------------------------------------------------------------------------------ attention
@@ -294,7 +307,8 @@ def _shifted(of_BKnd: Tensor, distance: int, rows: int) -> Tensor:
 # Writes speculators in the formats that other engines load.
 #
 # The formats are vllm-project/speculators' for eagle3, SafeAILab's for eagle, FasterDecoding's for medusa or, where it
-# cannot draft all tokens, vLLM's, yuyijiong/speculative_pipeline_decoding's for spd and early-exit, and Qwen's for mtp.
+# cannot draft all tokens, vLLM's, yuyijiong/speculative_pipeline_decoding's for spd and early-exit, Qwen's for mtp, and
+# z-lab's and SpecForge's for dflash and dspark.
 #
 # A fresh drafter is written first and opened like any other, so that the module in training is built by the pipeline's
 # own loader. The trained one has the same files with other weights.

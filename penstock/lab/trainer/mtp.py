@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from penstock.checkpoint.checkpoint import Checkpoint
 from penstock.config import FieldError
 from penstock.lab.trainer.eagle import ChainTrainee
-from penstock.lab.trainer.kinds import Kind, SpeculatorFiles, Start, dtype_name, with_usual
+from penstock.lab.trainer.kinds import Kind, SpeculatorFiles, Start, dtype_name, unit_weight, with_usual
 from penstock.lab.trainer.options import TTT_STEPS, TrainOptions
 from penstock.models.loader import load_module
 from penstock.models.speculators.mtp import place_of
@@ -57,12 +57,6 @@ def fresh(start: Start) -> dict[str, Tensor]:
         "mtp.norm.weight": norm.get_parameter("weight").detach().clone(),
         **{f"mtp.layers.0.{name}": tensor for name, tensor in layer.items()},
     }
-
-
-def unit_weight(norm: nn.Module) -> Tensor:
-    """The weight of an untrained norm of this class: some scale by the weight, others by one more than it."""
-    made = type(norm)(len(norm.get_parameter("weight")))
-    return made.get_parameter("weight").detach()
 
 
 def settle(options: TrainOptions, target: Checkpoint) -> TrainOptions:

@@ -26,12 +26,16 @@ from penstock.options import DATA, MODEL, OUTPUT, TRAINING, Option
 
 T = TypeVar("T")
 
-KINDS: Final = ("eagle", "eagle3", "medusa", "mtp", "spd", "early-exit", "draft")
+KINDS: Final = ("eagle", "eagle3", "medusa", "mtp", "spd", "early-exit", "dflash", "dspark", "draft")
 BELONGS: Final = {
     "draft_vocab_size": ("eagle3", "medusa", "spd", "early-exit"),
     "ttt_steps": ("eagle3", "mtp"),
     "heads": ("medusa",),
-    "spec_layers": ("spd", "early-exit"),
+    "spec_layers": ("spd", "early-exit", "dflash", "dspark"),
+    "block_size": ("dflash", "dspark"),
+    "in_flight": ("dflash", "dspark"),
+    "bidirectional": ("dflash", "dspark"),
+    "markov_rank": ("dspark",),
     "variant": ("spd",),
     "anchors": ("spd",),
     "stages": ("spd",),
@@ -46,10 +50,15 @@ DEVICES: Final = ("cpu", "cuda")
 TTT_STEPS: Final = 7
 HEADS: Final = 5
 SPEC_LAYERS: Final = 1
+BLOCK_LAYERS: Final = 2
+BLOCK_SIZE: Final = 8
+IN_FLIGHT: Final = 4
+MARKOV_RANK: Final = 256
 DRAFT_LAYERS: Final = 2
 DRAFT_VOCAB_SIZE: Final = 32000
 STAGES: Final = (4, 8, 16)
-"""Defaults of the kinds for the options of these names; ``DRAFT_LAYERS`` is that of draft's ``layers``."""
+"""Defaults of the kinds for the options of these names; ``DRAFT_LAYERS`` is that of draft's ``layers``,
+``BLOCK_LAYERS`` that of ``spec_layers`` for dflash and dspark."""
 SHORTEST: Final = 8
 """Smallest ``max_length``, in tokens."""
 
@@ -77,7 +86,11 @@ class TrainOptions:
 
     kind: Annotated[
         str,
-        Option("What to train: eagle, eagle3, medusa, mtp, spd, early-exit or draft.", metavar="KIND", positional=True),
+        Option(
+            "What to train: eagle, eagle3, medusa, mtp, spd, early-exit, dflash, dspark or draft.",
+            metavar="KIND",
+            positional=True,
+        ),
     ]
     output: Annotated[
         Path,
@@ -145,9 +158,33 @@ class TrainOptions:
         int | None, Option("eagle3, mtp: steps of the training-time test.", TRAINING, default=str(TTT_STEPS))
     ] = None
     heads: Annotated[int | None, Option("medusa: how many heads.", TRAINING, default=str(HEADS))] = None
-    spec_layers: Annotated[int | None, Option("spd, early-exit: its layers.", TRAINING, default=str(SPEC_LAYERS))] = (
-        None
-    )
+    spec_layers: Annotated[
+        int | None,
+        Option(
+            "spd, early-exit, dflash, dspark: its layers.",
+            TRAINING,
+            default=f"{SPEC_LAYERS}; dflash, dspark: {BLOCK_LAYERS}",
+        ),
+    ] = None
+    block_size: Annotated[
+        int | None,
+        Option("dflash, dspark: rows of a block, which one pass drafts.", TRAINING, default=str(BLOCK_SIZE)),
+    ] = None
+    in_flight: Annotated[
+        int | None,
+        Option(
+            "dflash, dspark: most tokens in flight that a block shows in training; 0: none, as published.",
+            TRAINING,
+            default=str(IN_FLIGHT),
+        ),
+    ] = None
+    """A pipeline of n stages has up to n - 1 tokens in flight before the one that is asked about."""
+    bidirectional: Annotated[
+        bool, Option("dflash, dspark: rows of a block see later ones, too, as published.", TRAINING)
+    ] = False
+    markov_rank: Annotated[
+        int | None, Option("dspark: rank of its Markov head.", TRAINING, default=str(MARKOV_RANK))
+    ] = None
     variant: Annotated[
         str | None,
         Option("spd: anchors, for any number of stages, or paper, for one.", TRAINING, default=VARIANTS[0]),
@@ -193,7 +230,9 @@ class TrainOptions:
                 raise FieldError(name, f"is {getattr(self, name)!r}; {nearest(getattr(self, name), known)}")
         self._check_data()
         check_positive(self, "epochs", "max_steps", "learning_rate", "accumulate", "draft_vocab_size", "ttt_steps")
-        check_positive(self, "save_every", "heads", "spec_layers", "exit_layer", "layers")
+        check_positive(self, "save_every", "heads", "spec_layers", "exit_layer", "layers", "markov_rank")
+        check_positive(self, "in_flight", or_zero=True)
+        check(self.block_size is None or self.block_size > 1, "block_size", self.block_size, "at least 2")
         check(self.max_length >= SHORTEST, "max_length", self.max_length, f"at least {SHORTEST}")
         check(self.seed >= 0, "seed", self.seed, "0 or above")
         for name, kinds in BELONGS.items():

@@ -7,6 +7,7 @@ import json
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,6 +22,7 @@ from penstock.config import FieldError
 from penstock.core import ConfigError
 from penstock.engine.llm import LLM
 from penstock.engine.options import model_folder
+from penstock.lab.trainer.block import DFLASH, DSPARK
 from penstock.lab.trainer.corpus import Corpus, Document, make_corpus, read_documents
 from penstock.lab.trainer.data import Vocabulary, Writing, answers_key, ask, choose, conversations, regenerate
 from penstock.lab.trainer.data import key_of as questions_key
@@ -54,7 +56,9 @@ from penstock.text.tokenizer import load_tokenizer
 # ------------------------------------------------------------------------------------------------------------- registry
 # The kinds of drafters that can be trained, by name.
 
-KINDS: Final[dict[str, Kind]] = {kind.name: kind for kind in (EAGLE, EAGLE3, MEDUSA, MTP, SPD, EARLY_EXIT, DRAFT)}
+KINDS: Final[dict[str, Kind]] = {
+    kind.name: kind for kind in (EAGLE, EAGLE3, MEDUSA, MTP, SPD, EARLY_EXIT, DFLASH, DSPARK, DRAFT)
+}
 
 
 # ---------------------------------------------------------------------------------------------------------------- setup
@@ -212,7 +216,9 @@ def settings_of(setup: Setup, corpus: Corpus, vocabulary: Vocabulary) -> dict[st
     """The settings that have to be equal for a run to be resumed."""
     options = setup.options
     names = ("kind", "epochs", "max_steps", "learning_rate", "batch_tokens", "accumulate", "max_length", "dtype")
-    own = {name: getattr(options, name) for name in (*names, "seed", *BELONGS)}
+    # A run can be resumed by a version that knows more kinds: options of these alone are not among its settings.
+    belong = [name for name, kinds in BELONGS.items() if options.kind in kinds]
+    own = {name: getattr(options, name) for name in (*names, "seed", *belong)}
     found = {"draft_vocab_size": vocabulary.size, "model": identity(setup.target), "data": corpus.digest()}
     return {**own, **found, "processes": setup.accelerator.num_processes}
 
@@ -268,12 +274,11 @@ def planned(setup: Setup, corpus: Corpus) -> list[Step]:
     """All optimiser steps. Raises ConfigError if the data do not suffice for one."""
     options = setup.options
     parts = options.accumulate * setup.accelerator.num_processes
-    steps: list[Step] = []
-    for epoch in range(options.epochs):
-        steps += epoch_steps(corpus, options.seed, epoch, options.batch_tokens, parts)
+    epochs = (epoch_steps(corpus, options.seed, epoch, options.batch_tokens, parts) for epoch in range(options.epochs))
+    steps: list[Step] = list(islice(chain.from_iterable(epochs), options.max_steps))
     if not steps:
         raise ConfigError(f"data: {len(corpus.training)} sequences are fewer than the {parts} parts of one step")
-    return steps[: options.max_steps]
+    return steps
 
 
 def held_out(options: TrainOptions, corpus: Corpus, loader: Loader, trainee: Any, head: nn.Module) -> Acceptance:

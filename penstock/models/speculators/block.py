@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
-from penstock.messages import Candidates, Sampling
+from penstock.messages import CONTEXT, KEPT, PATH, Candidates, Sampling
 from penstock.models.attention import Arenas, Attend, SlotAttention
 from penstock.models.speculators.base import BlockShape, DraftVocabulary, Rotation
 from penstock.models.speculators.reader import AttendingReader
@@ -43,11 +43,15 @@ class MarkovHead(nn.Module):
         self.gate_proj = nn.Linear(width + rank, rank) if gated else None
         self.vocabulary = vocabulary
 
-    def forward(self, hidden_nD: Tensor, tokens_n: Tensor) -> Tensor:
-        """Logits to be added for the tokens after ``tokens_n``, float32 [n, V]; -inf for those it cannot draft."""
-        latent_nr = self.markov_w1(tokens_n)
+    def latent(self, hidden_nD: Tensor, tokens_n: Tensor) -> Tensor:
+        """The parts [n, r] by which the tokens say what follows them."""
+        latent_nr: Tensor = self.markov_w1(tokens_n)
         if self.gate_proj is not None:
             latent_nr = latent_nr * torch.sigmoid(self.gate_proj(torch.cat([hidden_nD, latent_nr], dim=-1)))
+        return latent_nr
+
+    def forward(self, latent_nr: Tensor) -> Tensor:
+        """Logits to be added for the tokens that follow, float32 [n, V]; -inf for those it cannot draft."""
         logits_nV: Tensor = self.vocabulary(self.markov_w2(latent_nr))
         return logits_nV
 
@@ -109,21 +113,28 @@ class BlockModule(nn.Module):
             hidden_ND = layer(hidden_ND, rotation, attend)
         return self.norm(hidden_ND)
 
-    def logits(self, hidden_nD: Tensor, before_n: Tensor) -> Tensor:
-        """The logits of rows, float32 [n, V], from ``forward``'s output; -inf for tokens it cannot draft.
+    def entering(self, hidden_nD: Tensor, before_n: Tensor) -> Tensor:
+        """The input [n, D + r] of ``logits``: rows of ``forward``'s output, and what the tokens before add to each.
 
-        They are of the row's own place or, with ``from_anchor``, of the next one; ``before_n`` are the tokens before.
+        A row's logits are of its own place or, with ``from_anchor``, of the next one; ``before_n`` are the tokens one
+        place earlier.
         """
-        logits_nV: Tensor = self.head(hidden_nD)
-        return logits_nV if self.markov_head is None else logits_nV + self.markov_head(hidden_nD, before_n)
+        if self.markov_head is None:
+            return hidden_nD
+        return torch.cat([hidden_nD, self.markov_head.latent(hidden_nD, before_n)], dim=-1)
+
+    def logits(self, entering_nE: Tensor) -> Tensor:
+        """The logits, float32 [n, V], from ``entering``'s output; -inf for tokens it cannot draft."""
+        if self.markov_head is None:
+            logits_nV: Tensor = self.head(entering_nE)
+            return logits_nV
+        hidden_nD, latent_nr = entering_nE.tensor_split([self.hidden_size], dim=-1)
+        return self.head(hidden_nD.contiguous()) + self.markov_head(latent_nr.contiguous())
 
 
 # --------------------------------------------------------------------------------------------------------- block stage
 # A block drafter behind the stage core's interface: states to context, and a block of rows for each node asked about.
 
-PATH, CONTEXT, KEPT = 0, 1, 2
-"""Levels of rows: a token of a path, whose states are not known; one that becomes context; and one that is answered
-from a block that was computed for a node above it."""
 MOST_SCRATCH: Final = 512
 """Rows of blocks that are computed at once; their keys and values lie behind the slots, and are thrown away."""
 
@@ -230,7 +241,8 @@ class BlockStage(AttendingReader):
             return []
         rows, samplings = [rows[i] for i in found], [samplings[i] for i in found]
         hidden_nD = torch.stack([state for state in states if state is not None])
-        logits_nV = self.module.logits(hidden_nD, torch.from_numpy(view.tokens[rows]).to(self.device))
+        before_n = torch.from_numpy(view.tokens[rows]).to(self.device)
+        logits_nV = self.module.logits(self.module.entering(hidden_nD, before_n))
         positions, nodes = view.positions[rows] + 1, view.nodes[rows]
         contexts = contexts_of(view, rows, samplings, self.grammars)
         return rank_candidates(logits_nV, samplings, positions.tolist(), nodes.tolist(), count, contexts)
@@ -288,7 +300,7 @@ class BlockStage(AttendingReader):
             start += block.rows
         # The token before is known for a block's first answer alone, and the Markov head is asked for no other.
         index_n, before_n = (torch.tensor(one, device=self.device) for one in (picked, last))
-        logits_nV = self.module.logits(hidden_ND[index_n], before_n)
+        logits_nV = self.module.logits(self.module.entering(hidden_ND[index_n], before_n))
         positions, nodes = view.positions[rows] + 1 + np.array(levels), view.nodes[rows]
         contexts = contexts_of(view, rows, of_rows, self.grammars)
         ranked = rank_candidates(logits_nV, of_rows, positions.tolist(), nodes.tolist(), count, contexts)

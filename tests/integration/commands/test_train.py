@@ -98,8 +98,8 @@ def test_the_drafter_opens_and_gives_plain_decodings_tokens(model: Path, trained
     if kind == "draft":
         assert (opened.num_layers, opened.vocab_size) == (2, target.vocab_size)
     else:
-        assert opened.kind == kind.replace("-", "_")
-        assert opened.draft_vocab_size == (target.vocab_size if kind in ("eagle", "medusa", "mtp") else 40)
+        assert opened.kind == {"dflash": "jetspec"}.get(kind, kind.replace("-", "_"))
+        assert opened.draft_vocab_size == (40 if kind in ("eagle3", "spd", "early-exit") else target.vocab_size)
     fresh = next((folder / "training").glob("fresh-*")) / KINDS[kind].files.file
     before, after = load_file(fresh), load_file(folder / KINDS[kind].files.file)
     same = {name for name in before if torch.equal(before[name].to(after[name].dtype), after[name])}
@@ -124,14 +124,15 @@ def test_the_drafter_opens_and_gives_plain_decodings_tokens(model: Path, trained
         ("spd", ("saving",)),
         *(
             pytest.param(kind, ("step", "saving"), id=kind, marks=pytest.mark.whole)
-            for kind in ("eagle", "spd", "eagle3", "draft")
+            for kind in ("eagle", "spd", "eagle3", "dspark", "draft")
         ),
     ],
 )
 def test_a_killed_run_goes_on_to_the_same_weights(
     model: Path, texts: Path, tmp_path: Path, kind: str, kills: tuple[str, ...]
 ) -> None:
-    """Killed before a random step, or while a state is written; eagle draws noise in every step, spd a pipeline."""
+    """Killed before a random step, or while a state is written; eagle draws noise in every step, spd a pipeline,
+    dspark blocks."""
     whole = run_train(options(kind, model, texts, tmp_path / "whole")).path
     steps = load_steps(whole)
     at = random.randrange(1, steps - 4)
@@ -161,7 +162,9 @@ run_train(options(kind, Path(model), Path(data), Path(output), max_steps=6))
 """
 
 
-@pytest.mark.parametrize("kind", ["eagle", pytest.param("spd", marks=pytest.mark.whole)])
+@pytest.mark.parametrize(
+    "kind", ["eagle", *(pytest.param(kind, marks=pytest.mark.whole) for kind in ("spd", "dspark"))]
+)
 def test_two_processes_share_each_step(model: Path, texts: Path, tmp_path: Path, kind: str) -> None:
     """Each computes one of two parts; one process computes both, and comes to the same weights."""
     alone = run_train(options(kind, model, texts, tmp_path / "alone", max_steps=6, accumulate=2)).path

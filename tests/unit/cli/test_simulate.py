@@ -31,6 +31,7 @@ def test_simulate_hands_its_flags_on(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--strategies", "pipedec[widht=3]"], "did you mean 'width'?"),
         (["--accuracy", "0.9,0.5"], "none below the one before it"),
         (["--accuracy", "high"], "accuracy is 'high'; it has to be numbers with commas"),
+        (["--block-size", "0"], "block_size is 0; it has to be above 0"),
         (["--tokens", "10"], "tokens is 10; it has to be at least tokens_per_request"),
         (["--sweep", "stagse=2..4"], "did you mean 'stages'?"),
         (["--sweep", "stages=2..6"], "doubling 2 does not lead to 6; end at 4 or 8"),

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 
 from penstock.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from penstock.config import FieldError
-from penstock.messages import Batch, Features, Opened, Rows, Sampling
-from penstock.models.speculators.block import CONTEXT, KEPT, PATH, BlockStage
+from penstock.messages import CONTEXT, KEPT, PATH, Batch, Features, Opened, Rows, Sampling
+from penstock.models.speculators.block import BlockStage
 from penstock.models.speculators.open import load_speculator_stage, open_speculator
 from penstock.stage.core import StageCore
 from tests import speculators

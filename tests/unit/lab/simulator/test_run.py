@@ -10,7 +10,7 @@ import pytest
 
 from penstock.cluster import Cluster, draft_timing, load_cluster, plain_step_seconds, random_cluster, stage_timings
 from penstock.core import FinishReason
-from penstock.drafters.base import Draft
+from penstock.drafters.base import Draft, DraftRequest
 from penstock.emulation.drafter import EmulatedDrafter
 from penstock.engine.loop import Observer
 from penstock.engine.options import EngineOptions
@@ -183,6 +183,31 @@ def drafts_by_path(script: Script, config: SpeculativeConfig) -> dict[tuple[int,
         loop.step()
     assert request.finished is FinishReason.LENGTH
     return said
+
+
+def test_a_block_of_rows_drafts_as_many_levels_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the drafter is always right, a chain of four takes one pass of five rows in place of four of one."""
+    script = profile_script(ALWAYS, 1, 40, seed=0, prompt=1)
+    config = SpeculativeConfig(strategy="static_tree", tree_size=4, tree_depth=4, children=1)
+    cluster, rows, seconds, accepted = load_cluster("spd-4"), [], [], []
+    ask = ScriptedDrafter.ask
+
+    def counted(drafter: ScriptedDrafter, asks: Sequence[DraftRequest]) -> int:
+        rows.append(ask(drafter, asks))
+        return rows[-1]
+
+    monkeypatch.setattr(ScriptedDrafter, "ask", counted)
+    for block in (1, 5):
+        rows.clear()
+        (found,) = simulate(cluster, replace(script, block=block), config)
+        of_a_tree = [1] * 4 if block == 1 else [5, 0, 0, 0]
+        assert rows[4:24] == of_a_tree * 5  # the prompt comes with the first
+        seconds.append(found.seconds)
+        accepted.append(found.metrics.accepted)
+    draft = draft_timing(cluster)
+    assert draft is not None
+    assert accepted[0] == accepted[1]
+    assert seconds[0] - seconds[1] > 40 / 5 * 2 * draft.seconds(1)  # three passes of four, if for more rows
 
 
 def test_shares_are_of_the_time_that_counts() -> None:

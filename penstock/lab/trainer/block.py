@@ -1,0 +1,312 @@
+"""Block drafters: DFlash's and DSpark's modules, by default causal in the block and shown the tokens in flight.
+
+Source: DFlash (z-lab/dflash) for the module and the layout; JetSpec (arXiv 2606.18394) for blocks that are causal, and
+for the forward divergence as their loss; DSpark (arXiv 2607.05147; deepseek-ai/DeepSpec) for the Markov head and for
+rows that say what follows them. That blocks of training show tokens after the first is Penstock's own: in a full
+pipeline the token that is asked about stands that far behind the last one whose states are known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from penstock.checkpoint.checkpoint import Checkpoint
+from penstock.config import FieldError
+from penstock.lab.trainer.kinds import (
+    Keys,
+    Kind,
+    Shown,
+    SpeculatorFiles,
+    Start,
+    Teaching,
+    layer_config,
+    unit_weight,
+    with_usual,
+)
+from penstock.lab.trainer.options import BLOCK_LAYERS, BLOCK_SIZE, IN_FLIGHT, MARKOV_RANK, TrainOptions
+from penstock.lab.trainer.states import Batch
+from penstock.models.speculators.open import final_norm
+
+# ---------------------------------------------------------------------------------------------------------------- block
+# Blocks over whole sequences, many of them at once.
+#
+# Shapes: B sequences, L tokens, n rows of each (see ``Batch``), A blocks of a sequence, M rows of a block, H query
+# heads, K key heads, d width of a head, D hidden size, E width of the logits' input.
+
+NONE_SHOWN: Final = 0.4
+"""Chance that a block shows its first token alone; other numbers of tokens are equally likely."""
+EASED: Final = 0.3
+"""Scale of a fresh layer's outputs beside the embedding that they are added to."""
+TOGETHER: Final = 512
+"""Rows of one sequence's blocks that are evaluated at once: each sees all others' keys, if masked."""
+
+
+class BlocksAttention:
+    """Computes a module's attention; the rows of a sequence are those of its blocks, one after the other.
+
+    A block whose first token stands at position p sees the context before p, and of the rows its own alone:
+
+        context       c0  c1  c2  c3  c4     rows   r2 r3 r4 | r4 r5 r6
+        block at 2     x   x                        x  x  x  |                  (causal: r3 does not see r4)
+        block at 4     x   x   x   x                         | x  x  x
+    """
+
+    def __init__(self, context: Sequence[Keys], sees_B1RS: Tensor) -> None:
+        """``context`` are the keys of each layer, ``sees_B1RS`` what each row sees of these and of all rows."""
+        self._context = context
+        self._sees_B1RS = sees_B1RS
+
+    def __call__(
+        self, module: Any, query_HNd: Tensor, key_KNd: Tensor, value_KNd: Tensor, mask: None, *, scaling: float
+    ) -> Tensor:
+        """The output of attention, [N, H, d]."""
+        context = self._context[module.layer_idx]
+        sequences = len(self._sees_B1RS)
+        query, key, value = (
+            rows.unflatten(1, (sequences, -1)).transpose(0, 1) for rows in (query_HNd, key_KNd, value_KNd)
+        )
+        output_BHRd = F.scaled_dot_product_attention(
+            query,
+            torch.cat([context.key_BKnd, key], dim=2),
+            torch.cat([context.value_BKnd, value], dim=2),
+            attn_mask=self._sees_B1RS,
+            scale=scaling,
+            enable_gqa=True,
+        )
+        return output_BHRd.transpose(1, 2).flatten(0, 1)
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Blocks of a batch's sequences: the batch's row of each one's first token, and how many more tokens it shows."""
+
+    anchors_BA: Tensor
+    shown_BA: Tensor
+    rows: int
+
+    def offsets(self) -> Tensor:
+        """Each row's distance from its block's first token [M]."""
+        return torch.arange(self.rows, device=self.anchors_BA.device)
+
+    def part(self, blocks: slice) -> Blocks:
+        return Blocks(self.anchors_BA[:, blocks], self.shown_BA[:, blocks], self.rows)
+
+
+class BlockTrainee(nn.Module):
+    """A trainee (``base.Trainee``) whose steps are the numbers of tokens in flight.
+
+    ``shown`` is the greatest number of tokens that a block shows after its first.
+    """
+
+    def __init__(self, module: Any, head: nn.Module, shown: int) -> None:
+        super().__init__()
+        self.module = module
+        self.head = head
+        self.shown = shown
+        self._causal = all(module.shape.causal)
+        self._lag = int(not module.shape.from_anchor)
+        """Rows between a token that is shown and the row that says what follows it."""
+
+    def forward(self, batch: Batch, seed: int) -> Tensor:
+        """The mean divergence of the blocks' rows, times the batch's tokens to learn.
+
+        Rows count less the further they stand behind the tokens shown (DFlash's decay).
+        """
+        teaching = Teaching(self.head, batch, None)
+        blocks = self._drawn(batch, torch.Generator().manual_seed(seed))
+        taught_BAM, rows_BAM = self._taught(teaching, blocks)
+        rows_m = rows_BAM[taught_BAM]
+        hidden_mD = self._hidden(batch, blocks)[taught_BAM]
+        entering_mE = self.module.entering(hidden_mD, batch.tokens_Bn.flatten()[rows_m])
+        divergence_m = teaching.divergences(entering_mE, self.module.logits, rows_m)
+        gamma = self.module.shape.size / 2  # 4 for blocks of 8, as published; of blocks of 16 it is 7
+        weights_m = torch.exp(-self._further(blocks).clamp(min=0) / gamma)[taught_BAM]
+        mean = (divergence_m * weights_m).sum() / weights_m.sum().clamp(min=1e-6)
+        return mean * batch.learned_Bn.sum()
+
+    def unroll(self, batch: Batch, steps: int) -> Iterator[Tensor]:
+        """Step d: a block for every row, its first token d rows before, which shows all tokens up to the row."""
+        sequences, rows = batch.tokens_Bn.shape
+        for ahead in range(min(steps, self.shown + 1, rows)):
+            anchors_BA = torch.arange(rows - ahead, device=batch.tokens_BL.device).expand(sequences, -1)
+            # A causal row sees no mask behind it, so that none has to be there.
+            length = max(ahead + 1 + self._lag, 0 if self._causal else self.module.shape.size)
+            blocks = Blocks(anchors_BA, torch.full_like(anchors_BA, ahead), length)
+            some = max(1, TOGETHER // length)
+            parts = [blocks.part(slice(first, first + some)) for first in range(0, rows - ahead, some)]
+            hidden_BnD = torch.cat([self._hidden(batch, part)[:, :, ahead + self._lag] for part in parts], dim=1)
+            yield self.module.entering(hidden_BnD, batch.tokens_Bn[:, ahead:])
+
+    def logits(self, step: int, hidden_nD: Tensor) -> Tensor:
+        logits_nV: Tensor = self.module.logits(hidden_nD)
+        return logits_nV
+
+    def _drawn(self, batch: Batch, generator: torch.Generator) -> Blocks:
+        """Blocks with about as many rows as there are tokens, before tokens that are to be learned."""
+        learned_Bn, size = batch.learned_Bn, self.module.shape.size
+        sequences, rows = learned_Bn.shape
+        order_Bn = torch.rand(sequences, rows, generator=generator).to(learned_Bn.device)
+        anchors_BA = order_Bn.masked_fill(~learned_Bn, -1).topk(max(1, rows // size), dim=1).indices
+        some_BA = torch.rand(anchors_BA.shape, generator=generator) >= NONE_SHOWN
+        shown_BA = some_BA * torch.randint(self.shown + 1, anchors_BA.shape, generator=generator)
+        return Blocks(anchors_BA, shown_BA.to(learned_Bn.device), size)
+
+    def _further(self, blocks: Blocks) -> Tensor:
+        """The places of each row's token behind the one after the last shown [B, A, M]; below 0 for a known one.
+
+        Without a lag that is the row's own distance from the last shown token: it says what follows it.
+        """
+        return blocks.offsets() - blocks.shown_BA[..., None] - self._lag
+
+    def _taught(self, teaching: Teaching, blocks: Blocks) -> tuple[Tensor, Tensor]:
+        """A mask of the blocks' rows that learn [B, A, M], and the batch's row of each, counted over all sequences.
+
+        A causal row that says what follows it learns among the tokens shown, too; others would see their answers.
+        """
+        sequences, rows = teaching.taught_Bn.shape
+        rows_BAM = blocks.anchors_BA[..., None] + blocks.offsets() - self._lag
+        inside_BAM = (rows_BAM >= 0) & (rows_BAM < rows)
+        if not self._causal or self._lag:
+            inside_BAM &= self._further(blocks) >= 0
+        first_B11 = torch.arange(sequences, device=rows_BAM.device)[:, None, None] * rows
+        every_BAM = rows_BAM.clamp(0, rows - 1) + first_B11
+        return inside_BAM & teaching.taught_Bn.flatten()[every_BAM], every_BAM
+
+    def _hidden(self, batch: Batch, blocks: Blocks) -> Tensor:
+        """The module's output [B, A, M, D] for the rows of blocks."""
+        module, states_BnF = self.module, batch.states_BnF
+        sequences, seen = states_BnF.shape[:2]
+        # The batch's row i is the token at position i + 1.
+        positions_BAM = blocks.anchors_BA[..., None] + 1 + blocks.offsets()
+        last = batch.tokens_BL.shape[1] - 1
+        tokens_BAM = batch.tokens_BL.gather(1, positions_BAM.clamp(max=last).flatten(1)).view_as(positions_BAM)
+        tokens_BAM = tokens_BAM.where(blocks.offsets() <= blocks.shown_BA[..., None], module.shape.mask_token)
+        places = torch.arange(seen, device=states_BnF.device).repeat(sequences)
+        context_ND = module.fuse(states_BnF.flatten(0, 1))
+        context = [
+            Keys(*(part.unflatten(1, (sequences, seen)).transpose(0, 1) for part in layer))
+            for layer in module.context(context_ND, places)
+        ]
+        attend = BlocksAttention(context, self._sees(blocks, seen))
+        hidden_ND: Tensor = module(tokens_BAM.flatten(), positions_BAM.flatten(), attend)
+        return hidden_ND.view(*positions_BAM.shape, -1)
+
+    def _sees(self, blocks: Blocks, seen: int) -> Tensor:
+        """A mask [B, 1, A x M, seen + A x M] of what each row sees: context, and rows of its sequence."""
+        sequences, count = blocks.anchors_BA.shape
+        rows, device = blocks.rows, blocks.anchors_BA.device
+        # A block at the batch's row i sees the states of positions 0 to i.
+        context_BAn = torch.arange(seen, device=device) <= blocks.anchors_BA[..., None]
+        within_MM = torch.ones(rows, rows, dtype=torch.bool, device=device)
+        own_RR = torch.block_diag(*[within_MM.tril() if self._causal else within_MM] * count)
+        context_BRn = context_BAn.repeat_interleave(rows, dim=1)
+        return torch.cat([context_BRn, own_RR.expand(sequences, -1, -1)], dim=2)[:, None]
+
+
+# ---------------------------------------------------------------------------------------------------------------- files
+# z-lab's layout for ``dflash``, with JetSpec's ``causal_head``, and SpecForge's for ``dspark``. Both take the target's
+# embedding and head, so that neither is in the file, and the mask is one of the target's tokens.
+
+TAPS: Final = 5
+"""Number of the target's hidden states that are read, as published."""
+
+
+def reads(options: TrainOptions, target: Checkpoint) -> tuple[int, ...]:
+    """Hidden states evenly from 2 to L - 2, as z-lab chooses them; for a target of few layers some of them coincide."""
+    first = min(2, target.num_layers)
+    last = max(first, target.num_layers - 2)
+    return tuple(sorted({round(first + i * (last - first) / (TAPS - 1)) for i in range(TAPS)}))
+
+
+def config(start: Start) -> dict[str, Any]:
+    options, target, dspark = start.options, start.target, start.options.kind == "dspark"
+    own: dict[str, Any] = {
+        "mask_token_id": mask_token(target),
+        "target_layer_ids": [state - 1 for state in reads(options, target)],  # whose outputs the states are
+        "causal_head": not options.bidirectional,
+    }
+    if dspark:
+        own |= {"projector_type": "dspark", "markov_rank": options.markov_rank, "markov_head_type": "vanilla"}
+        own |= {"enable_confidence_head": False}
+    return {
+        **layer_config(target),
+        "architectures": ["DSparkDraftModel" if dspark else "DFlashDraftModel"],
+        "model_type": "qwen3",
+        "num_hidden_layers": options.spec_layers,
+        "attention_bias": False,
+        "block_size": options.block_size,
+        "num_target_layers": target.num_layers,
+        "base_model_name_or_path": options.model,
+        "dflash_config": own,
+        "trained_with_tokens_shown": options.in_flight,
+    }
+
+
+def mask_token(target: Checkpoint) -> int:
+    """The token of masks: one that ends texts, since no token of a text in the making is it."""
+    ids = [*target.eos_token_ids, target.config.bos_token_id]
+    return next((one for one in ids if isinstance(one, int)), target.vocab_size - 1)
+
+
+def fresh(start: Start) -> dict[str, Tensor]:
+    """Random layers whose outputs are small, before the target's final norm; a Markov head that adds nothing yet."""
+    target, options, width = start.target, start.options, start.target.hidden_size
+    norm = final_norm(target, "float32", "cpu")
+    head_dim = layer_config(target)["head_dim"]
+    tensors = {
+        "fc.weight": start.matrix(width, len(reads(options, target)) * width),
+        "hidden_norm.weight": torch.ones(width),
+        # Norms of some targets scale by one more than their weight.
+        "norm.weight": norm.get_parameter("weight").detach() + 1 - unit_weight(norm),
+    }
+    assert options.spec_layers is not None
+    for i in range(options.spec_layers):
+        layer = start.layer(f"layers.{i}", width)
+        for name in ("self_attn.o_proj", "mlp.down_proj"):
+            layer[f"layers.{i}.{name}.weight"] *= EASED
+        norms = {f"layers.{i}.self_attn.{name}.weight": torch.ones(head_dim) for name in ("q_norm", "k_norm")}
+        tensors |= {**layer, **norms, f"layers.{i}.input_layernorm.weight": torch.ones(width)}
+    if options.kind == "dspark":
+        assert options.markov_rank is not None
+        tensors["markov_head.markov_w1.weight"] = start.matrix(target.vocab_size, options.markov_rank)
+        tensors["markov_head.markov_w2.weight"] = torch.zeros(target.vocab_size, options.markov_rank)
+    return tensors
+
+
+def settle(options: TrainOptions, target: Checkpoint) -> TrainOptions:
+    options = with_usual(options, spec_layers=BLOCK_LAYERS, block_size=BLOCK_SIZE, in_flight=IN_FLIGHT)
+    if options.kind == "dspark":
+        options = with_usual(options, markov_rank=MARKOV_RANK)
+    assert options.block_size is not None
+    assert options.in_flight is not None
+    most = options.block_size - 1 - (options.kind == "dflash")
+    if options.in_flight > most:
+        raise FieldError("in_flight", f"is {options.in_flight}; a block of {options.block_size} shows at most {most}")
+    return options
+
+
+def trainee(
+    module: Any, head: nn.Module, options: TrainOptions, target: Checkpoint, draft_ids_v: Tensor | None
+) -> BlockTrainee:
+    assert options.in_flight is not None
+    return BlockTrainee(module, head, options.in_flight)
+
+
+DSPARK: Final = Kind(
+    name="dspark",
+    learning_rate=6e-4,
+    betas=(0.9, 0.95),
+    clip=1.0,
+    files=SpeculatorFiles(config, fresh),
+    settle=settle,
+    reads=reads,
+    trainee=trainee,
+    shown=Shown("distance", "by how many tokens are in flight", 0, True),
+)
+DFLASH: Final = replace(DSPARK, name="dflash")

@@ -1,0 +1,182 @@
+"""Training asks a block drafter about the blocks that a pipeline asks it about: the plain reference, block by block."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import Tensor
+
+from penstock.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from penstock.config import FieldError
+from penstock.lab.trainer.block import Blocks, BlockTrainee
+from penstock.lab.trainer.kinds import Start
+from penstock.lab.trainer.options import TrainOptions
+from penstock.lab.trainer.run import KINDS
+from penstock.lab.trainer.states import Batch
+from tests.checkpoints import make_checkpoint
+from tests.training import options, random_batch
+from tests.unit.models import blocks_reference as reference
+
+LENGTH, SIZE, SHOWN = 12, 5, 3
+WAYS: dict[str, tuple[str, dict[str, Any]]] = {
+    "dspark": ("dspark", {}),
+    "dflash": ("dflash", {}),
+    "two-way dspark": ("dspark", {"bidirectional": True}),
+    "published dflash": ("dflash", {"bidirectional": True, "in_flight": 0}),
+}
+
+
+def settled(target: Checkpoint, kind: str, **others: Any) -> TrainOptions:
+    small = {"block_size": SIZE, "in_flight": SHOWN} | ({"markov_rank": 6} if kind == "dspark" else {}) | others
+    here = Path(__file__)
+    return KINDS[kind].settle(options(kind, target.path, here, here.parent / "nowhere", **small), target)
+
+
+class Case:
+    """A module whose weights are all random, in training and as its files' tensors."""
+
+    def __init__(self, folder: Path, target: Checkpoint, kind: str, **others: Any) -> None:
+        given, own = settled(target, kind, **others), KINDS[kind]
+        generator = torch.Generator().manual_seed(0)
+        own.files.begin(folder, Start(target, given, generator, None))
+        opened = own.files.open(folder, target)
+        module, parameters = own.files.load(opened, target, "cpu")
+        for parameter in parameters.values():
+            parameter.data.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
+        torch.manual_seed(0)
+        head = torch.nn.Linear(target.hidden_size, target.vocab_size, bias=False)
+        trainee = own.trainee(module.requires_grad_(True), head, given, target, None)
+        assert isinstance(trainee, BlockTrainee)
+        self.trainee, self.module = trainee, module
+        self.t = {name: parameter.detach().double().numpy() for name, parameter in parameters.items()}
+        self.causal = module.shape.causal
+        self.eps = opened.layer.rms_norm_eps
+        self.lag = int(not module.shape.from_anchor)
+        self.embedding, self.head = (
+            load_file(target.path / "model.safetensors")[name].double().numpy()
+            for name in ("model.embed_tokens.weight", "lm_head.weight")
+        )
+        self.batch = random_batch(target, 2, LENGTH, len(opened.reads))
+
+    def reference(self, sequence: int, first: int, shown: int, rows: int) -> np.ndarray:
+        """The output of a block whose first token stands at position ``first`` [rows, D]."""
+        known = self.batch.tokens_BL[sequence, first : first + shown + 1].tolist()
+        return reference.block(
+            self.t,
+            self.embedding,
+            self.batch.states_BLF[sequence, :first].double().numpy(),
+            range(first),
+            [*known, *[self.module.shape.mask_token] * (rows - len(known))],
+            first,
+            causal=self.causal,
+            windows=(None, None),
+            theta=10000.0,
+            eps=self.eps,
+        )
+
+    def logits(self, hidden_D: np.ndarray, before: int) -> np.ndarray:
+        added = reference.markov(self.t, hidden_D, before) if "markov_head.markov_w1.weight" in self.t else 0.0
+        return hidden_D @ self.head.T + added
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_step_is_the_references_block_with_so_many_tokens_shown(
+    tmp_path: Path, target: Checkpoint, way: str
+) -> None:
+    kind, others = WAYS[way]
+    case = Case(tmp_path, target, kind, **others)
+    steps = list(case.trainee.unroll(case.batch, 7))
+    assert [step.shape[1] for step in steps] == [LENGTH - 2 - d for d in range(case.trainee.shown + 1)]
+    for d, step in enumerate(steps):
+        given = case.trainee.logits(d, step.flatten(0, 1)).view(2, LENGTH - 2 - d, -1)
+        for sequence in range(2):
+            for i in range(LENGTH - 2 - d):
+                # Row i + d of the batch is the token at position i + d + 1, d behind the block's first.
+                hidden = case.reference(sequence, i + 1, d, SIZE)[d + case.lag]
+                before = int(case.batch.tokens_BL[sequence, i + 1 + d])
+                expected = torch.from_numpy(case.logits(hidden, before)).float()
+                torch.testing.assert_close(given[sequence, i], expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_loss_is_the_weighed_divergence_of_the_rows_that_do_not_see_their_answers(
+    tmp_path: Path, target: Checkpoint, way: str
+) -> None:
+    kind, others = WAYS[way]
+    case = Case(tmp_path, target, kind, **others)
+    batch = case.batch
+    batch.learned_BL[0, 6] = False
+    blocks = case.trainee._drawn(batch, torch.Generator().manual_seed(9))
+    total, weights = 0.0, 0.0
+    for sequence in range(2):
+        for anchor, shown in zip(blocks.anchors_BA[sequence].tolist(), blocks.shown_BA[sequence].tolist(), strict=True):
+            hidden = case.reference(sequence, anchor + 1, shown, SIZE)
+            for k in range(SIZE):
+                says = anchor + 1 + k + 1 - case.lag  # the position of the token that row k says
+                further = says - (anchor + 1 + shown) - 1
+                sees_it = further < 0 and (case.lag or not all(case.causal))
+                if sees_it or says >= LENGTH or not batch.learned_BL[sequence, says]:
+                    continue
+                mine = torch.from_numpy(case.logits(hidden[k], int(batch.tokens_BL[sequence, says - 1]))).float()
+                weight = math.exp(-max(0, further) / (SIZE / 2))
+                total += weight * divergence(case.trainee.head(batch.final_BLD[sequence, says - 1]), mine).item()
+                weights += weight
+    expected = total / weights * int(batch.learned_Bn.sum())
+    assert weights > 4
+    found = case.trainee(batch, 9)
+    assert float(found.detach()) == pytest.approx(expected, rel=1e-3)
+    found.backward()
+    untrained = [name for name, one in case.module.named_parameters() if name in case.t and one.grad is None]
+    assert untrained == []
+
+
+def divergence(wanted_V: Tensor, mine_V: Tensor) -> Tensor:
+    return F.kl_div(mine_V.log_softmax(-1), wanted_V.log_softmax(-1), log_target=True, reduction="sum")
+
+
+def test_blocks_stand_where_something_is_learned_as_their_seed_decides(tmp_path: Path, target: Checkpoint) -> None:
+    case = Case(tmp_path, target, "dspark")
+    batch = random_batch(target, 40, 42, len(case.module.shape.causal))
+    batch.learned_BL[:, :20] = False
+    drawn: list[Blocks] = [case.trainee._drawn(batch, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)]
+    assert drawn[0].anchors_BA.shape == (40, 40 // SIZE)
+    assert int(drawn[0].anchors_BA.min()) >= 18  # the batch's row 18 says the token at position 20
+    assert all(len(set(row)) == len(row) for row in drawn[0].anchors_BA.tolist())
+    assert set(drawn[0].shown_BA.flatten().tolist()) == set(range(SHOWN + 1))
+    assert torch.equal(drawn[0].shown_BA, drawn[1].shown_BA)
+    assert torch.equal(drawn[0].anchors_BA, drawn[1].anchors_BA)
+    assert not torch.equal(drawn[0].anchors_BA, drawn[2].anchors_BA)
+
+
+def test_a_sequence_without_lessons_teaches_nothing(tmp_path: Path, target: Checkpoint) -> None:
+    case = Case(tmp_path, target, "dspark")
+    nothing = torch.zeros_like(case.batch.learned_BL)
+    batch = Batch(case.batch.tokens_BL, nothing, case.batch.states_BLF, case.batch.final_BLD)
+    loss = case.trainee(batch, 0)
+    loss.backward()
+    assert float(loss.detach()) == 0
+
+
+@pytest.mark.parametrize(
+    ("layers", "reads"),
+    [(1, (1,)), (4, (2,)), (8, (2, 3, 4, 5, 6)), (16, (2, 5, 8, 11, 14)), (36, (2, 10, 18, 26, 34))],
+)
+def test_the_published_choice_of_states(tmp_path: Path, layers: int, reads: tuple[int, ...]) -> None:
+    """For Qwen3-4B of 36 layers z-lab reads the outputs of 1, 9, 17, 25 and 33, counted from 0."""
+    target = open_checkpoint(str(make_checkpoint(tmp_path, num_hidden_layers=layers)))
+    assert KINDS["dflash"].reads(settled(target, "dflash"), target) == reads
+
+
+@pytest.mark.parametrize(("kind", "most"), [("dspark", SIZE - 1), ("dflash", SIZE - 2)])
+def test_more_tokens_than_a_block_can_show_are_refused(target: Checkpoint, kind: str, most: int) -> None:
+    assert settled(target, kind, in_flight=most).in_flight == most
+    said = f"in_flight is {most + 1}; a block of {SIZE} shows at most {most}"
+    with pytest.raises(FieldError, match=said):
+        settled(target, kind, in_flight=most + 1)
