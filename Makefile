@@ -14,7 +14,7 @@ STACKS := tests/stacks/requirements.txt tests/stacks/requirements-instructor.txt
 # README.md and docs/start/install.md have the same line (tests/unit/test_install.py).
 INSTALL := pip install --constraint constraints.txt --editable
 
-.PHONY: install demo test test-all test-page test-clients test-arm test-image check figures wheel release clean
+.PHONY: install demo test test-all test-page test-clients test-arm test-image check figures peers wheel release clean
 
 install: $(VENV)/.installed
 
@@ -55,6 +55,16 @@ check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# llama.cpp for this processor, beside the wheel of the extra `peers`. It takes an hour of one core; JOBS=4 takes four.
+JOBS := 1
+peers: $(VENV)/.installed-peers
+
+$(VENV)/.installed-peers: $(VENV)/.installed-dev
+	CMAKE_ARGS=-DGGML_NATIVE=ON CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) \
+		$(BIN)/pip install --constraint constraints.txt --no-binary llama-cpp-python 'llama-cpp-python>=0.3.36' --quiet
+	$(BIN)/python -c 'import llama_cpp; print(llama_cpp.llama_print_system_info().decode())'
+	touch $@
 
 figures: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks.figures

@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.drafters.drafter_acceptance import shares, together
 from benchmarks.sections.base import Section
-from benchmarks.strategies import beside_peers, real_ids, shared_host, two_stages
+from benchmarks.strategies import real_ids, shared_host, two_stages
 from benchmarks.strategies.shared_host import ratio_over
 
 SETS = {
@@ -36,8 +36,16 @@ def ids_values(figures: Any) -> Mapping[str, Any]:
     return {"ways": [f"{strategy} over {stages}" for stages, strategy in real_ids.ways()]}
 
 
+PEERS = {"autoregressive": "plain", "auto": "`auto`"}
+WORDS = {"hf": "transformers", "llama.cpp": "llama.cpp, the wheel", "llama.cpp-native": "llama.cpp, native"}
+
+
 def peers_values(figures: Any) -> Mapping[str, Any]:
-    return {"sets": SETS, "names": [*beside_peers.ENTRIES, *beside_peers.PEERS]}
+    """Everyone's names, the features of builds that are stored, and ratios of seconds to the first token."""
+    first = next(iter(figures.values()))
+    names = {**PEERS, **{peer: WORDS.get(peer, peer) for peer in first["versions"]}}
+    built = {peer: some for peer, some in first.get("features", {}).items() if some}
+    return {"sets": SETS, "names": names, "built": built, "words": WORDS}
 
 
 def two_stages_values(figures: Any) -> Mapping[str, Any]:

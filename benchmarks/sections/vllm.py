@@ -33,7 +33,9 @@ def values(figures: Any) -> Mapping[str, Any]:
 
 
 def eagle_words(own: Mapping[str, Sequence[Any]]) -> str:
-    """Whether EAGLE-3 accepts more than EAGLE here, over one stage."""
+    """Whether EAGLE-3 accepts more than EAGLE here, over the fewest stages; that it is open without the two of them."""
+    if not all(own[method] for method in pp_eagle_table.METHODS):
+        return "one of them is not measured"
     eagle, eagle3 = (own[method][0]["entries"][pp_eagle_table.CHAIN]["AR"] for method in pp_eagle_table.METHODS)
     return f"it accepts {'more' if eagle3 > eagle else 'less'} (AR {eagle3:.3f} against {eagle:.3f})"
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -56,9 +58,11 @@ class Answer:
 
 
 class Peer(Protocol):
-    """Another engine with its model loaded."""
+    """Another engine with its model loaded. ``features`` are those of the processor that it was built to use, "AVX2,
+    FMA"; empty where it says nothing of them."""
 
     version: str
+    features: str
 
     def generate(self, ask: Ask) -> Answer: ...
 
@@ -78,6 +82,8 @@ class Clock:
 
 class Transformers:
     """transformers' ``generate``."""
+
+    features = ""
 
     def __init__(self, setup: Setup) -> None:
         import torch
@@ -121,6 +127,7 @@ class LlamaCpp:
         import xllamacpp
 
         self.version = f"llama.cpp (xllamacpp {version('xllamacpp')})"
+        self.features = features_of(xllamacpp.get_system_info())
         params = xllamacpp.CommonParams()
         params.model.path = setup.model
         params.n_ctx = setup.max_model_len
@@ -160,6 +167,71 @@ class LlamaCpp:
         return Answer(tokens=used[-1], first_token_seconds=moments[0] - began, seconds=moments[-1] - began)
 
 
+class NativeLlamaCpp:
+    """llama.cpp, built for this processor, through the C interface in llama-cpp-python.
+
+    The binding's own loop copies logits to Python for every token; this one leaves sampling to llama.cpp.
+    """
+
+    def __init__(self, setup: Setup) -> None:
+        import llama_cpp
+
+        self._lib: Any = llama_cpp
+        self.version = f"llama.cpp (llama-cpp-python {version('llama-cpp-python')})"
+        self.features = features_of(self._lib.llama_print_system_info().decode())
+        self._lib.llama_backend_init()
+        self._model = self._lib.llama_model_load_from_file(setup.model.encode(), self._lib.llama_model_default_params())
+        if not self._model:
+            raise RuntimeError("llama.cpp cannot load the model")
+        params = self._lib.llama_context_default_params()
+        params.n_ctx = setup.max_model_len
+        params.n_threads = params.n_threads_batch = setup.threads
+        self._batch_tokens = params.n_batch
+        self._context = self._lib.llama_init_from_model(self._model, params)
+
+    def generate(self, ask: Ask) -> Answer:
+        lib, sampler = self._lib, self._sampler(ask)
+        lib.llama_memory_clear(lib.llama_get_memory(self._context), True)
+        made: list[int] = []
+        moments: list[float] = []
+        began = time.perf_counter()
+        try:
+            for start in range(0, len(ask.token_ids), self._batch_tokens):
+                self._decode(ask.token_ids[start : start + self._batch_tokens])
+            while len(made) < ask.tokens:
+                made.append(int(lib.llama_sampler_sample(sampler, self._context, -1)))
+                moments.append(time.perf_counter())
+                if len(made) < ask.tokens:
+                    self._decode(made[-1:])
+        finally:
+            lib.llama_sampler_free(sampler)
+        first, last = moments[0] - began, moments[-1] - began
+        return Answer(tokens=len(made), first_token_seconds=first, seconds=last, token_ids=made)
+
+    def _decode(self, token_ids: list[int]) -> None:
+        tokens = (self._lib.llama_token * len(token_ids))(*token_ids)
+        if self._lib.llama_decode(self._context, self._lib.llama_batch_get_one(tokens, len(token_ids))):
+            raise RuntimeError("llama.cpp cannot decode a batch")
+
+    def _sampler(self, ask: Ask) -> Any:
+        lib = self._lib
+        chain = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
+        if ask.temperature > 0:
+            parts = [lib.llama_sampler_init_top_k(ask.top_k)] if ask.top_k > 0 else []
+            parts += [lib.llama_sampler_init_top_p(ask.top_p, 1), lib.llama_sampler_init_temp(ask.temperature)]
+            parts.append(lib.llama_sampler_init_dist(ask.seed % 2**32))
+        else:
+            parts = [lib.llama_sampler_init_greedy()]
+        for part in parts:
+            lib.llama_sampler_chain_add(chain, part)
+        return chain
+
+
+def features_of(system_info: str) -> str:
+    """The features in llama.cpp's line about itself: "CPU : AVX2 = 1 | FMA = 1 | " has "AVX2, FMA"."""
+    return ", ".join(re.findall(r"(\w+) = 1\b", system_info))
+
+
 # ---------------------------------------------------------------------------------------------------------------- names
 # The known peers, the packages that they need, and the models that they cannot be compared on.
 
@@ -168,17 +240,25 @@ class LlamaCpp:
 class Kind:
     """A kind of peer: ``load`` loads its model, and imports the ``package`` for that.
 
-    ``same_arithmetic``: in float32 its tokens have to be ours.
+    ``same_arithmetic``: in float32 its tokens have to be ours. ``build``: the command that makes the package, where the
+    extra ``peers`` has none.
     """
 
     load: Callable[[Setup], Peer]
     package: str
     same_arithmetic: bool
+    build: str = ""
 
 
+NATIVE_BUILD: Final = (
+    f"CMAKE_ARGS=-DGGML_NATIVE=ON {shlex.quote(sys.executable)} -m pip install "
+    "--no-binary llama-cpp-python llama-cpp-python"
+)
+"""Makes llama.cpp from source for the processor at hand; ``make peers`` does the same in a checkout."""
 PEERS: Final = {
     "hf": Kind(Transformers, "transformers", same_arithmetic=True),
     "llama.cpp": Kind(LlamaCpp, "xllamacpp", same_arithmetic=False),
+    "llama.cpp-native": Kind(NativeLlamaCpp, "llama_cpp", same_arithmetic=False, build=NATIVE_BUILD),
 }
 """The peers by name. llama.cpp rounds activations to 8 bits wherever weights are quantised, so its
 tokens may differ."""
@@ -188,7 +268,7 @@ def check_peers(names: Sequence[str], model: str, cluster: Cluster | None) -> No
     """Raise ConfigError for a peer that is unknown, or cannot be compared on this model or cluster."""
     for name in names:
         known_name(name, PEERS, "peer")
-        if name == "llama.cpp" and not is_gguf(model):
+        if name.startswith("llama.cpp") and not is_gguf(model):
             raise FieldError("peer", f"is {name!r}, which reads GGUF files; the model is {model!r}: give one")
     if names and cluster is not None and cluster.emulated:
         raise FieldError("peer", f"computes in this host's own time, cluster {cluster.name} is emulated; use local-N")
@@ -196,7 +276,8 @@ def check_peers(names: Sequence[str], model: str, cluster: Cluster | None) -> No
 
 def needs_of(names: Sequence[str]) -> list[Need]:
     """The packages that have to be installed for these peers."""
-    return [Need(f"peer {name} needs", PEERS[name].package, "peers") for name in names]
+    kinds = {name: PEERS[name] for name in names}
+    return [Need(f"peer {name} needs", one.package, "peers", one.build) for name, one in kinds.items()]
 
 
 # --------------------------------------------------------------------------------------------------------------- worker
@@ -215,7 +296,7 @@ def work() -> None:
                 if peer is None:
                     setup = Setup(**table)
                     peer = PEERS[setup.peer].load(setup)
-                    say(out, {"version": peer.version})
+                    say(out, {"version": peer.version, "features": peer.features})
                 else:
                     say(out, asdict(peer.generate(Ask(**table))))
             except Exception as error:

@@ -40,7 +40,7 @@ class PeerProcess:
         self.threads = setup.threads
         self._setup = setup
         self._stack = ExitStack()
-        self.version = ""
+        self.version = self.features = ""
 
     def __enter__(self) -> PeerProcess:
         # The same module path as this process's, so that the same packages are imported.
@@ -56,7 +56,8 @@ class PeerProcess:
         )
         self._stack.callback(self._end)
         try:
-            self.version = self._exchange(asdict(self._setup))["version"]
+            said = self._exchange(asdict(self._setup))
+            self.version, self.features = said["version"], said["features"]
         except BaseException:
             self._stack.close()
             raise
@@ -122,6 +123,7 @@ class PeerRun:
 
     peer: str
     version: str
+    features: str
     threads: int
     setting: Setting
     samples: list[PeerSample] = field(default_factory=list)
@@ -153,6 +155,7 @@ class PeerRun:
         return {
             "peer": self.peer,
             "version": self.version,
+            "features": self.features,
             "threads": self.threads,
             "prompt_set": self.setting.prompt_set,
             "temperature": self.setting.temperature,
@@ -191,7 +194,9 @@ class Peers:
             answer = process.ask(ask_of(self._llm, question, len(reference)))
             key = process.name, question.setting
             if key not in self._runs:
-                self._runs[key] = PeerRun(process.name, process.version, process.threads, question.setting)
+                self._runs[key] = PeerRun(
+                    process.name, process.version, process.features, process.threads, question.setting
+                )
             sample = PeerSample(question, answer, self._parted(process.name, question, answer, reference))
             self._runs[key].samples.append(sample)
 

@@ -38,6 +38,14 @@ def test_transformers_has_the_same_tokens_of_a_folder(target: Path, tmp_path: Pa
     assert peer["identical_to_autoregressive"] == "yes"
 
 
+@pytest.mark.skipif(find_spec("llama_cpp") is None, reason="no llama.cpp for this processor is built: make peers")
+def test_a_llama_cpp_for_this_processor_says_what_it_was_built_to_use(tmp_path: Path) -> None:
+    (native,) = figures(make_gguf(tmp_path / "model"), tmp_path, "llama.cpp-native")["peers"]
+    check(native, "llama.cpp-native")
+    assert native["features"]
+    assert all(len(one["token_ids"]) == one["tokens"] for one in native["requests"])
+
+
 @pytest.mark.skipif(find_spec("xllamacpp") is None, reason="llama.cpp is not installed: pip install 'penstock[peers]'")
 def test_both_on_the_same_gguf_file(tmp_path: Path) -> None:
     found = figures(make_gguf(tmp_path / "model"), tmp_path, "hf,llama.cpp")
