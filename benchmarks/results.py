@@ -145,6 +145,7 @@ AWAITED = (
     "spd_overhead",
     "spd_correction",
     "drafter_time",
+    "six_sets",
     "pp_eagle_table",
     *("shared_host", "serving", "serve_http", "attack", "mtp"),
 )
