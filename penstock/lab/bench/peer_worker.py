@@ -9,10 +9,11 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Final, Protocol, TextIO
+from typing import Any, Final, Protocol, TextIO, cast
 
 from penstock.checkpoint.look import GGUF
 from penstock.cluster import Cluster
@@ -26,13 +27,15 @@ from penstock.library.names import is_gguf
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """A peer's first message: how to load the model. ``model`` is a folder or a GGUF file."""
+    """A peer's first message: how to load the model. ``model`` is a folder or a GGUF file, ``at_once`` the most
+    requests that are put together."""
 
     peer: str
     model: str
     threads: int
     dtype: str
     max_model_len: int
+    at_once: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +68,14 @@ class Peer(Protocol):
     features: str
 
     def generate(self, ask: Ask) -> Answer: ...
+
+
+class ManyPeer(Peer, Protocol):
+    """A peer that batches several requests."""
+
+    def generate_together(self, asks: Sequence[Ask]) -> list[Answer]:
+        """Answer all; seconds count from the moment at which they are put."""
+        ...
 
 
 class Clock:
@@ -130,8 +141,8 @@ class LlamaCpp:
         self.features = features_of(xllamacpp.get_system_info())
         params = xllamacpp.CommonParams()
         params.model.path = setup.model
-        params.n_ctx = setup.max_model_len
-        params.n_parallel = 1
+        params.n_ctx = setup.max_model_len * setup.at_once
+        params.n_parallel = setup.at_once
         params.cpuparams.n_threads = params.cpuparams_batch.n_threads = setup.threads
         self._server = xllamacpp.Server(params)
 
@@ -166,6 +177,11 @@ class LlamaCpp:
             raise RuntimeError("it has made no token")
         return Answer(tokens=used[-1], first_token_seconds=moments[0] - began, seconds=moments[-1] - began)
 
+    def generate_together(self, asks: Sequence[Ask]) -> list[Answer]:
+        """Its server has a slot for each, and batches them itself."""
+        with ThreadPoolExecutor(len(asks)) as pool:
+            return list(pool.map(self.generate, asks))
+
 
 class NativeLlamaCpp:
     """llama.cpp, built for this processor, through the C interface in llama-cpp-python.
@@ -184,34 +200,59 @@ class NativeLlamaCpp:
         if not self._model:
             raise RuntimeError("llama.cpp cannot load the model")
         params = self._lib.llama_context_default_params()
-        params.n_ctx = setup.max_model_len
+        params.n_ctx = setup.max_model_len * setup.at_once
+        params.n_seq_max = setup.at_once
         params.n_threads = params.n_threads_batch = setup.threads
         self._batch_tokens = params.n_batch
         self._context = self._lib.llama_init_from_model(self._model, params)
 
     def generate(self, ask: Ask) -> Answer:
-        lib, sampler = self._lib, self._sampler(ask)
-        lib.llama_memory_clear(lib.llama_get_memory(self._context), True)
-        made: list[int] = []
-        moments: list[float] = []
-        began = time.perf_counter()
-        try:
-            for start in range(0, len(ask.token_ids), self._batch_tokens):
-                self._decode(ask.token_ids[start : start + self._batch_tokens])
-            while len(made) < ask.tokens:
-                made.append(int(lib.llama_sampler_sample(sampler, self._context, -1)))
-                moments.append(time.perf_counter())
-                if len(made) < ask.tokens:
-                    self._decode(made[-1:])
-        finally:
-            lib.llama_sampler_free(sampler)
-        first, last = moments[0] - began, moments[-1] - began
-        return Answer(tokens=len(made), first_token_seconds=first, seconds=last, token_ids=made)
+        (answer,) = self.generate_together([ask])
+        return answer
 
-    def _decode(self, token_ids: list[int]) -> None:
-        tokens = (self._lib.llama_token * len(token_ids))(*token_ids)
-        if self._lib.llama_decode(self._context, self._lib.llama_batch_get_one(tokens, len(token_ids))):
-            raise RuntimeError("llama.cpp cannot decode a batch")
+    def generate_together(self, asks: Sequence[Ask]) -> list[Answer]:
+        """Read the prompts one after another, then decode a token of every unfinished request in each batch."""
+        lib, samplers = self._lib, [self._sampler(ask) for ask in asks]
+        lib.llama_memory_clear(lib.llama_get_memory(self._context), True)
+        made: list[list[int]] = [[] for _ in asks]
+        moments: list[list[float]] = [[] for _ in asks]
+        began = time.perf_counter()
+
+        def sample(request: int, row: int) -> None:
+            made[request].append(int(lib.llama_sampler_sample(samplers[request], self._context, row)))
+            moments[request].append(time.perf_counter() - began)
+
+        try:
+            for request, ask in enumerate(asks):
+                for start in range(0, len(ask.token_ids), self._batch_tokens):
+                    piece = ask.token_ids[start : start + self._batch_tokens]
+                    self._decode([(token, start + i, request) for i, token in enumerate(piece)], all_rows=False)
+                sample(request, -1)
+            while left := [i for i, ask in enumerate(asks) if len(made[i]) < ask.tokens]:
+                self._decode([(made[i][-1], len(asks[i].token_ids) + len(made[i]) - 1, i) for i in left], all_rows=True)
+                for row, request in enumerate(left):
+                    sample(request, row)
+        finally:
+            for sampler in samplers:
+                lib.llama_sampler_free(sampler)
+        return [
+            Answer(tokens=len(ids), first_token_seconds=times[0], seconds=times[-1], token_ids=ids)
+            for ids, times in zip(made, moments, strict=True)
+        ]
+
+    def _decode(self, rows: Sequence[tuple[int, int, int]], *, all_rows: bool) -> None:
+        """Decode tokens at positions of requests, with logits of the last or of all rows."""
+        batch = self._lib.llama_batch_init(len(rows), 0, 1)
+        try:
+            batch.n_tokens = len(rows)
+            for i, (token, position, request) in enumerate(rows):
+                batch.token[i], batch.pos[i] = token, position
+                batch.n_seq_id[i], batch.seq_id[i][0] = 1, request
+                batch.logits[i] = all_rows or i == len(rows) - 1
+            if self._lib.llama_decode(self._context, batch):
+                raise RuntimeError("llama.cpp cannot decode a batch")
+        finally:
+            self._lib.llama_batch_free(batch)
 
     def _sampler(self, ask: Ask) -> Any:
         lib = self._lib
@@ -297,6 +338,9 @@ def work() -> None:
                     setup = Setup(**table)
                     peer = PEERS[setup.peer].load(setup)
                     say(out, {"version": peer.version, "features": peer.features})
+                elif isinstance(table, list):
+                    together = cast(ManyPeer, peer).generate_together([Ask(**one) for one in table])
+                    say(out, {"answers": [asdict(answer) for answer in together]})
                 else:
                     say(out, asdict(peer.generate(Ask(**table))))
             except Exception as error:

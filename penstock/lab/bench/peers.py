@@ -73,11 +73,19 @@ class PeerProcess:
             raise PeerError(f"peer {self.name} has made {answer.tokens} tokens in place of {ask.tokens}")
         return answer
 
+    def ask_together(self, asks: Sequence[Ask]) -> list[Answer]:
+        """Put several requests at the same time, at most the setup's ``at_once``. Raises PeerError as ``ask`` does."""
+        answers = [Answer(**one) for one in self._exchange([asdict(ask) for ask in asks])["answers"]]
+        for ask, answer in zip(asks, answers, strict=True):
+            if answer.tokens != ask.tokens:
+                raise PeerError(f"peer {self.name} has made {answer.tokens} tokens in place of {ask.tokens}")
+        return answers
+
     def _end(self) -> None:
         self._process.kill()
         self._process.communicate()
 
-    def _exchange(self, question: dict[str, Any]) -> dict[str, Any]:
+    def _exchange(self, question: dict[str, Any] | list[dict[str, Any]]) -> dict[str, Any]:
         process = self._process
         assert process.stdin is not None
         assert process.stdout is not None
@@ -231,13 +239,14 @@ def peers_beside(names: Sequence[str], llm: LLM, begins: Callable[[str, Question
         yield Peers([stack.enter_context(PeerProcess(setup_of(name, llm.setup))) for name in names], llm, begins)
 
 
-def setup_of(peer: str, setup: Resolved) -> Setup:
+def setup_of(peer: str, setup: Resolved, at_once: int = 1) -> Setup:
     return Setup(
         peer=peer,
         model=str(setup.checkpoint.source),
         threads=sum(setup.threads[: setup.stages]),
         dtype=setup.options.dtype,
         max_model_len=setup.max_model_len,
+        at_once=at_once,
     )
 
 
