@@ -145,7 +145,7 @@ AWAITED = (
     "spd_overhead",
     "spd_correction",
     "drafter_time",
-    "six_sets",
+    *("six_sets", "many_beside_peers"),
     "pp_eagle_table",
     *("shared_host", "serving", "serve_http", "attack", "mtp"),
 )

@@ -48,6 +48,28 @@ def peers_values(figures: Any) -> Mapping[str, Any]:
     return {"sets": SETS, "names": names, "built": built, "words": WORDS}
 
 
+def many_values(figures: Any) -> Mapping[str, Any]:
+    """A row for each number of requests at once: everyone's tokens per second, then the ratios."""
+    first = next(iter(figures.values()))
+    names = {**PEERS, **{peer: WORDS[peer] for peer in first["versions"]}}
+
+    def said(ratio: list[float | None]) -> str:
+        mean, low, high = ratio
+        return f"{mean:.2f}" if low is None else f"{mean:.2f} ({low:.2f}-{high:.2f})"
+
+    rows = [
+        [
+            str(one["at_once"]),
+            str(one["threads"]),
+            *(f"{one['tokens_per_second'][name]:.0f}" for name in names),
+            *(said(one["ratios"][pair]) for pair in first["ratios"]),
+        ]
+        for one in figures.values()
+    ]
+    headings = ["at once", "threads", *names.values(), *first["ratios"]]
+    return {"first": first, "words": WORDS, "headings": headings, "rows": rows}
+
+
 def two_stages_values(figures: Any) -> Mapping[str, Any]:
     """Tokens per second of each way, and its speed over plain decoding in each layout."""
     sets = figures["seconds"]
@@ -160,6 +182,7 @@ def shared_host_row(key: str, one: Mapping[str, Any]) -> list[str]:
 SECTIONS = {
     "real_ids": Section(values=ids_values),
     "beside_peers": Section(values=peers_values),
+    "many_beside_peers": Section(values=many_values),
     "two_stages": Section(values=two_stages_values),
     "learning": Section(values=learning_values),
     "drafter_acceptance": Section(values=acceptance_values),

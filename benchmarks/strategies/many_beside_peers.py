@@ -5,8 +5,8 @@
 The first chats of the prompt sets, a number of them at the same time, greedily, as many tokens of each: plainly and
 with `auto` and prompt lookup over one stage in 4 bits, and by llama.cpp with as many slots. The time counts from the
 moment at which all are put to the last token, prompts included. Everyone in turn, several rounds; ratios are paired by
-round. Every number at once is stored as it ends in benchmarks/measured/strategies/many_beside_peers.json. Stop whatever else
-runs on the host, or the figures mean little.
+round. Every number at once is stored as it ends in benchmarks/measured/strategies/many_beside_peers.json. Stop whatever
+else runs on the host, or the figures mean little.
 """
 
 from __future__ import annotations

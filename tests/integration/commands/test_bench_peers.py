@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from penstock.lab.bench.peer_worker import PEERS, Ask, Setup
+from penstock.lab.bench.peers import PeerProcess
 from tests.gguf_files import make_gguf
 from tests.unit.cli.invoke import invoke
 
@@ -54,6 +56,21 @@ def test_both_on_the_same_gguf_file(tmp_path: Path) -> None:
     check(llama, "llama.cpp")
     assert hf["identical_to_autoregressive"] == "yes"
     assert [one["tokens"] for one in hf["requests"]] == [one["tokens"] for one in llama["requests"]]
+
+
+@pytest.mark.parametrize("peer", ["llama.cpp", "llama.cpp-native"])
+def test_requests_that_are_put_together_have_all_their_tokens(peer: str, tmp_path: Path) -> None:
+    if find_spec(PEERS[peer].package) is None:
+        pytest.skip(f"{peer} is not installed: {PEERS[peer].build or 'pip install penstock[peers]'}")
+    model = make_gguf(tmp_path / "model")
+    asks = [Ask(token_ids=[5, 6, 7 + i], tokens=4 + i, temperature=0, top_p=1, top_k=0, seed=0) for i in range(3)]
+    setup = Setup(peer=peer, model=str(model), threads=1, dtype="float32", max_model_len=64, at_once=3)
+    with PeerProcess(setup) as process:
+        answers = process.ask_together(asks)
+        alone = process.ask(asks[0])
+    assert [one.tokens for one in answers] == [4, 5, 6]
+    assert alone.tokens == 4
+    assert all(0 < one.first_token_seconds <= one.seconds for one in answers)
 
 
 def test_a_peer_that_fails_is_one_line(tmp_path: Path) -> None:
