@@ -19,7 +19,7 @@ INSTALL := pip install --constraint constraints.txt --editable
 # Modules are compiled once, and tests rewritten for pytest once, not by every process: that takes as long as collecting.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: install demo test test-all test-page test-clients test-arm test-image check figures wheel release clean
+.PHONY: install demo test test-all test-page test-clients test-arm test-image check figures peers wheel release clean
 
 install: $(VENV)/.installed
 
@@ -61,6 +61,16 @@ check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# llama.cpp for this processor, beside the wheel of the extra `peers`. It takes an hour of one core; JOBS=4 takes four.
+JOBS := 1
+peers: $(VENV)/.installed-peers
+
+$(VENV)/.installed-peers: $(VENV)/.installed-dev
+	CMAKE_ARGS=-DGGML_NATIVE=ON CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) \
+		$(BIN)/pip install --constraint constraints.txt --no-binary llama-cpp-python 'llama-cpp-python>=0.3.36' --quiet
+	$(BIN)/python -c 'import llama_cpp; print(llama_cpp.llama_print_system_info().decode())'
+	touch $@
 
 figures: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks.figures

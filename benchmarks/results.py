@@ -1,4 +1,5 @@
-"""Writes docs/background/results.md and the pages in docs/background/results from the figures in benchmarks/measured.
+"""Writes the pages of docs/background with figures from those in benchmarks/measured: results.md, results/,
+papers.md, and the few in README.md and comparison.md.
 
     python -m benchmarks.results                        # only writes the pages
     python -m benchmarks.results --measure NAME ...     # measures these sections anew first
@@ -17,6 +18,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.sections import (
     engine,
@@ -24,7 +26,9 @@ from benchmarks.sections import (
     flowspec,
     jupiter,
     models,
+    papers,
     pipedec,
+    reaches,
     real_models,
     serving,
     spd,
@@ -32,6 +36,8 @@ from benchmarks.sections import (
     vllm,
 )
 from benchmarks.sections.base import TEMPLATES, Section, block, headings, page_part, paragraphs, parts_of
+from benchmarks.sections.findings import findings
+from benchmarks.sections.findings.verdicts import VERDICTS
 from benchmarks.sections.headlines import NAMES
 from benchmarks.shared.commands import command_line
 from benchmarks.shared.measured import folder_of_script, path_of, store, stored
@@ -42,6 +48,10 @@ from penstock.core import ConfigError
 
 FIRST = ROOT / "docs" / "background" / "results.md"
 FOLDER = FIRST.with_suffix("")
+PAPERS = FIRST.with_name("papers.md")
+FINDINGS = FOLDER / "findings.md"
+WITH_FIGURES = {ROOT / "README.md": "reaches", FIRST.with_name("comparison.md"): "beside_llama_cpp"}
+"""Pages written by hand with a few figures between two comments, and the templates of these."""
 
 
 @dataclass(frozen=True)
@@ -135,6 +145,7 @@ AWAITED = (
     "spd_overhead",
     "spd_correction",
     "drafter_time",
+    *("six_sets", "many_beside_peers"),
     "pp_eagle_table",
     *("shared_host", "serving", "serve_http", "attack", "mtp"),
 )
@@ -146,7 +157,25 @@ WRITTEN = "*Written by `python -m benchmarks.results` from `benchmarks/measured/
 
 def pages() -> dict[Path, str]:
     """Every page by its file. Raises ConfigError for a section whose figures are missing."""
-    return {FIRST: first_page(), **{page.path: page_of(page) for page in PAGES}}
+    of_papers = {PAPERS: whole("papers", **papers.values()), FINDINGS: findings_page()}
+    by_hand = {path: with_figures(path, template) for path, template in WITH_FIGURES.items()}
+    return {FIRST: first_page(), **of_papers, **by_hand, **{page.path: page_of(page) for page in PAGES}}
+
+
+def with_figures(path: Path, template: str) -> str:
+    return reaches.between(path.read_text(encoding="utf-8"), whole(template, **reaches.values()).strip())
+
+
+def whole(template: str, **values: Any) -> str:
+    """A page that is one template."""
+    text = TEMPLATES.get_template(f"{template}.md.jinja").render(written=WRITTEN, **values)
+    return f"{paragraphs(*parts_of(text))}\n"
+
+
+def findings_page() -> str:
+    found = findings()
+    counts = {verdict: sum(one.verdict == verdict for one in found) for verdict in VERDICTS}
+    return whole("findings", found=found, tables=papers.by_verdict(found), counts=counts, meaning=VERDICTS)
 
 
 def first_page() -> str:

@@ -19,11 +19,15 @@ REQUIREMENT: Final = re.compile(r"([\w.-]+)[^;]*")
 
 @dataclass(frozen=True)
 class Need:
-    """A package, the Penstock extra that installs it, and the ``words`` that begin the error: "plots need"."""
+    """A package, the Penstock extra that installs it, and the ``words`` that begin the error: "plots need".
+
+    ``command`` installs it where no extra does.
+    """
 
     words: str
     package: str
-    extra: str
+    extra: str = ""
+    command: str = ""
 
 
 PLOTS: Final = Need("plots need", "matplotlib", "plots")
@@ -34,11 +38,14 @@ TRAINING_NEED: Final = Need("training needs", "accelerate", "train")
 
 
 def require(needs: Iterable[Need]) -> None:
-    """Raise ConfigError naming all that is missing, and the one command that installs it."""
+    """Raise ConfigError naming all that is missing, and the command that installs it, with one more for each package
+    that no extra has."""
     missing = list(dict.fromkeys(need for need in needs if find_spec(need.package) is None))
     if missing:
         said = " and ".join(f"{need.words} {need.package}" for need in missing)
-        raise ConfigError(f"{said}: {install_command(missing)}")
+        of_extras = [need for need in missing if not need.command]
+        commands = [install_command(of_extras)] if of_extras else []
+        raise ConfigError(f"{said}: {' && '.join([*commands, *(need.command for need in missing if need.command)])}")
 
 
 def install_command(missing: Iterable[Need]) -> str:

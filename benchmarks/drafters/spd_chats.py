@@ -33,14 +33,23 @@ SETS: Final = {"mt_bench": "MT-Bench", "gsm8k": "GSM8K"}
 """Prompt sets in the order of the paper's tables, 3 and 4."""
 
 
-def chats(target: Checkpoint, folder: Path, name: str, sizes: virtual.Sizes) -> list[Question]:
+def chats(
+    target: Checkpoint,
+    folder: Path,
+    name: str,
+    sizes: virtual.Sizes,
+    temperatures: Sequence[float] = TEMPERATURES,
+    *,
+    seed: int = 0,
+    top_k: int = TOP_K,
+) -> list[Question]:
     """The first turns of a set's first conversations, at every temperature."""
     tokenizer = load_tokenizer(target.path)
     sets = read_prompt_sets([folder / f"{name}.jsonl"], sizes.prompts)
-    params = SamplingParams(top_k=TOP_K, seed=0, max_tokens=sizes.tokens)
+    params = SamplingParams(top_k=top_k, seed=seed, max_tokens=sizes.tokens)
     return [
         one.question(0, {"prompt_token_ids": tokenizer.apply_chat_template(said(one.turns[0]))})
-        for one in conversations_of(sets, TEMPERATURES, 1, params, 1)
+        for one in conversations_of(sets, temperatures, 1, params, 1)
     ]
 
 

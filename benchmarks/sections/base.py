@@ -87,7 +87,7 @@ def prose(text: str) -> str:
 
 
 def folded(text: str, indent: str = "") -> str:
-    return fill(text, 120, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return fill(" ".join(text.split()), 120, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def figure(value: float | None, form: str) -> str:

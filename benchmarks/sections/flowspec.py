@@ -10,7 +10,8 @@ from benchmarks.papers.flowspec import CLUSTERS, PIPEDEC, STRATEGIES, TREE, rati
 from benchmarks.sections.base import Section
 from benchmarks.sections.pipedec import simulations
 from benchmarks.shared.measured import Taken
-from benchmarks.shared.simulations import LABELS
+from benchmarks.shared.simulations import LABELS, find
+from penstock.lab.common import times
 
 
 def take() -> Taken:
@@ -40,8 +41,19 @@ def eagle_values(figures: Any) -> Mapping[str, Any]:
     runs_of = {name: [run for row in figures.values() for run in row[name]] for name in flowspec_eagle.TEMPERATURES}
     return {
         **tables(runs_of, "`eagle3`"),
+        "beside_pipedec": beside_pipedec(runs_of),
         "same": all(run["identical"] for runs in runs_of.values() for run in runs),
     }
+
+
+def beside_pipedec(runs_of: Mapping[str, Any]) -> str:
+    """FlowSpec over PipeDec by model and temperature, in words."""
+    found = []
+    for size, cluster in CLUSTERS.items():
+        for name, runs in runs_of.items():
+            own, other = (find(runs, strategy, cluster)["ms_per_token"] for strategy in ("flowspec", PIPEDEC))
+            found.append(f"{times(other / own)} ({size}, {LABELS[name]})")
+    return ", ".join(found)
 
 
 SECTIONS = {

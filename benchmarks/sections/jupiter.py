@@ -89,6 +89,7 @@ def totals(one: Mapping[str, Any]) -> list[str]:
     paper = PAPER["table_4"][one["environment"]][one["model"]][one["rate"]]
     stated = [seconds if seconds == "OOM" else f"{seconds:g}" for seconds in paper]
     cells = [f"{seconds} / {ours(one, name)}" for name, seconds in zip(PUBLISHED, stated, strict=True)]
+    cells[-1] += f" / {ours(one, 'Jupiter, outlines')}"
     return [f"{one['environment']}, {one['model']}, {one['rate']}", *cells, ours(one, "Penstock")]
 
 
@@ -116,6 +117,15 @@ def ours(one: Mapping[str, Any], name: str, counted: Sequence[str] = ("formula",
 def lacking(one: Mapping[str, Any], name: str) -> bool:
     """Whether a baseline is out of memory on more than the Nano."""
     return len(one["baselines"][name]["lacking"]) > 1
+
+
+def over_published(figures: Mapping[str, Any]) -> list[float]:
+    """How many times as long as ours the paper says that Jupiter takes, by setting of Table IV."""
+    found = []
+    for one in figures["settings"]:
+        *_, seconds = PAPER["table_4"][one["environment"]][one["model"]][one["rate"]]
+        found.append(seconds / total(one["pipelines"]["Penstock"]))
+    return found
 
 
 def times_as_long(settings: list[Any], phases_s: Sequence[str], over: str, counted: str) -> Iterator[float]:

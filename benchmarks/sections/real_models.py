@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.drafters.drafter_acceptance import shares, together
 from benchmarks.sections.base import Section
-from benchmarks.strategies import beside_peers, real_ids, shared_host, two_stages
+from benchmarks.strategies import real_ids, shared_host, two_stages
 from benchmarks.strategies.shared_host import ratio_over
 
 SETS = {
@@ -36,8 +36,38 @@ def ids_values(figures: Any) -> Mapping[str, Any]:
     return {"ways": [f"{strategy} over {stages}" for stages, strategy in real_ids.ways()]}
 
 
+PEERS = {"autoregressive": "plain", "auto": "`auto`"}
+WORDS = {"hf": "transformers", "llama.cpp": "llama.cpp, the wheel", "llama.cpp-native": "llama.cpp, native"}
+
+
 def peers_values(figures: Any) -> Mapping[str, Any]:
-    return {"sets": SETS, "names": [*beside_peers.ENTRIES, *beside_peers.PEERS]}
+    """Everyone's names, the features of builds that are stored, and ratios of seconds to the first token."""
+    first = next(iter(figures.values()))
+    names = {**PEERS, **{peer: WORDS.get(peer, peer) for peer in first["versions"]}}
+    built = {peer: some for peer, some in first.get("features", {}).items() if some}
+    return {"sets": SETS, "names": names, "built": built, "words": WORDS}
+
+
+def many_values(figures: Any) -> Mapping[str, Any]:
+    """A row for each number of requests at once: everyone's tokens per second, then the ratios."""
+    first = next(iter(figures.values()))
+    names = {**PEERS, **{peer: WORDS[peer] for peer in first["versions"]}}
+
+    def said(ratio: list[float | None]) -> str:
+        mean, low, high = ratio
+        return f"{mean:.2f}" if low is None else f"{mean:.2f} ({low:.2f}-{high:.2f})"
+
+    rows = [
+        [
+            str(one["at_once"]),
+            str(one["threads"]),
+            *(f"{one['tokens_per_second'][name]:.0f}" for name in names),
+            *(said(one["ratios"][pair]) for pair in first["ratios"]),
+        ]
+        for one in figures.values()
+    ]
+    headings = ["at once", "threads", *names.values(), *first["ratios"]]
+    return {"first": first, "words": WORDS, "headings": headings, "rows": rows}
 
 
 def two_stages_values(figures: Any) -> Mapping[str, Any]:
@@ -152,6 +182,7 @@ def shared_host_row(key: str, one: Mapping[str, Any]) -> list[str]:
 SECTIONS = {
     "real_ids": Section(values=ids_values),
     "beside_peers": Section(values=peers_values),
+    "many_beside_peers": Section(values=many_values),
     "two_stages": Section(values=two_stages_values),
     "learning": Section(values=learning_values),
     "drafter_acceptance": Section(values=acceptance_values),

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from benchmarks.papers import six_sets
 from benchmarks.sections.base import Section, by_script
 from benchmarks.shared.commands import with_json_output
 from benchmarks.shared.measured import Taken
 from benchmarks.shared.root import ROOT
-from benchmarks.shared.simulations import LABELS, SAMPLINGS, recording
+from benchmarks.shared.simulations import LABELS, SAMPLINGS, recording, said
 from benchmarks.strategies import always_wrong, same_texts
 from penstock.lab.acceptance import LABELS as RULES
+from penstock.lab.common import times
+from penstock.lab.grid import PLAIN
 
 
 def take_acceptance() -> Taken:
@@ -40,7 +43,37 @@ def time_values(figures: Any) -> Mapping[str, Any]:
     return {"cells": {key: [one[w][t] for w in ("W=1", "W=4") for t in ("T=0", "T=1")] for key, one in widths.items()}}
 
 
+def six_sets_values(figures: Any) -> Mapping[str, Any]:
+    """A row for each entry of a cluster, drafter and temperature: all sets together, then each."""
+    cases: dict[tuple[str, str, float], list[Any]] = {}
+    for one in figures.values():
+        cases.setdefault((one["cluster"], one["method"], one["temperature"]), []).append(one)
+
+    def cell(rows: Sequence[Any], entry: str, base: str) -> str:
+        if not rows:
+            return "-"
+        ratio = six_sets.speed_up(rows, entry, base)
+        return said(ratio) if ratio.bounds else times(ratio.mean)
+
+    rows = []
+    for (cluster, method, temperature), some in cases.items():
+        base = six_sets.BASES[cluster]
+        for entry in [name for name in some[0]["entries"] if name not in (base, PLAIN)]:
+            by_set = [cell([one for one in some if one["set"] == name], entry, base) for name in six_sets.SETS]
+            label = [f"`{cluster}`", f"`{method}`", f"{temperature:g}", f"`{entry}`"]
+            rows.append([*label, cell(some, entry, base), *by_set])
+    same = all(entry["identical"] for one in figures.values() for entry in one["entries"].values())
+    return {
+        "size": next(iter(figures.values())),
+        "seeds": max(len({one["seed"] for one in some}) for some in cases.values()),
+        "headings": ["cluster", "drafts", "T", "strategy", "all sets", *six_sets.SETS],
+        "rows": rows,
+        "same": "All" if same else "NOT all",
+    }
+
+
 SECTIONS = {
+    "six_sets": Section(values=six_sets_values),
     "always_wrong": by_script(always_wrong),
     "same_texts": Section(how="Simulated, from a recording of the demo pair", take=take_same_texts),
     "acceptance": Section(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,8 +27,17 @@ def values(figures: Any) -> Mapping[str, Any]:
         rows += [ours(f"{method}, `auto`", row, "auto") for row in some]
     return {
         "rows": rows,
+        "eagle_words": eagle_words(own),
         "same": all(one["identical"] for row in figures.values() for one in row["entries"].values()),
     }
+
+
+def eagle_words(own: Mapping[str, Sequence[Any]]) -> str:
+    """Whether EAGLE-3 accepts more than EAGLE here, over the fewest stages; that it is open without the two of them."""
+    if not all(own[method] for method in pp_eagle_table.METHODS):
+        return "one of them is not measured"
+    eagle, eagle3 = (own[method][0]["entries"][pp_eagle_table.CHAIN]["AR"] for method in pp_eagle_table.METHODS)
+    return f"it accepts {'more' if eagle3 > eagle else 'less'} (AR {eagle3:.3f} against {eagle:.3f})"
 
 
 def ours(label: str, row: Mapping[str, Any], entry: str) -> list[str]:

@@ -3,10 +3,11 @@
 Jupiter (Ye et al.) compares itself with them. Each splits every layer over all devices, which then have to exchange
 hidden states in every layer. The numbers exchanged are those of its Table I, and for DT and Galaxy of its section VI-A.
 
-- SP: sequence parallelism. A replica of the model on every device; two all-gathers a layer. Decodes on one device.
-- M-LM: Megatron's tensor parallelism. Two all-reduces a layer.
+- SP: sequence parallelism. A replica of the model on every device, and an equal part of the prompt; two all-gathers a
+  layer. Decodes on one device.
+- M-LM: Megatron's tensor parallelism (Shoeybi et al.). Equal shares of every layer; two all-reduces a layer.
 - DT: M-LM with half of the layers decoupled, which exchange nothing.
-- Galaxy: M-LM's bytes; exchanges overlap with computing.
+- Galaxy: M-LM's bytes; shares follow the devices' speeds, and exchanges overlap with computing.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ from penstock.cluster.timing import DeviceTiming, Held, chunk, device_timing, he
 @dataclass(frozen=True, kw_only=True)
 class Method:
     """``elements``: hidden states exchanged per layer and token (Table I); each of them is gathered in a round of its
-    own."""
+    own. ``by_speed``: shares are in proportion to the devices' memory bandwidths; otherwise they are equal."""
 
     elements: float
     replicas: bool = False
+    by_speed: bool = False
     overlaps: bool = False
 
 
@@ -33,7 +35,7 @@ METHODS: Final = {
     "SP": Method(elements=2, replicas=True),
     "M-LM": Method(elements=4),
     "DT": Method(elements=2),
-    "Galaxy": Method(elements=4, overlaps=True),
+    "Galaxy": Method(elements=4, by_speed=True, overlaps=True),
 }
 
 
@@ -55,7 +57,7 @@ class Times(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Devices that work on every layer together, each on a share in proportion to its memory bandwidth.
+    """Devices that work on every layer together, each on the share that the method gives it.
 
     ``rings``: whether to count the traffic that really crosses a device's link. A ring gathers with (N - 1) / N of the
     elements in N - 1 messages; an all-reduce, whose elements Table I counts twice, is two such rounds. Otherwise Table
@@ -91,7 +93,7 @@ class Group:
         whole = held_by(self.model, self.model.all_layers, self.kv_slots, embedding=True, head=True)
         if method.replicas:
             return whole
-        share = self._share(index)
+        share = self._share(method, index)
         weights = (whole.weights - self.model.embedding_bytes) * share + self.model.embedding_bytes
         return Held(weights, whole.cache * share, whole.activations)
 
@@ -103,7 +105,9 @@ class Group:
             if device.memory_gb is not None and self.held(method, i).total > USABLE * device.memory_gb * 1e9
         ]
 
-    def _share(self, index: int) -> float:
+    def _share(self, method: Method, index: int) -> float:
+        if not method.by_speed:
+            return 1 / len(self.devices)
         rates = [device.weight_bandwidth_gb_s or 0.0 for device in self.devices]
         return rates[index] / sum(rates)
 
@@ -113,7 +117,7 @@ class Group:
     def _share_seconds(self, method: Method, index: int, rows: int, cached: int) -> float:
         """Seconds of a device's share: a replica computes some rows with all weights, a shard all rows with some
         weights."""
-        timing, share, seen = self._whole(self.devices[index]), self._share(index), chunk(rows, cached)
+        timing, share, seen = self._whole(self.devices[index]), self._share(method, index), chunk(rows, cached)
         reads = 1.0 if method.replicas else share
         part = DeviceTiming(
             fixed_s=timing.fixed_s,

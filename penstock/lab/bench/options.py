@@ -60,7 +60,8 @@ class BenchOptions:
     peer: Annotated[
         tuple[str, ...],
         Option(
-            "hf (transformers' generate) or llama.cpp: the same model, prompts, tokens and threads, in the same run.",
+            "hf (transformers' generate), llama.cpp, or llama.cpp-native (built for this processor: make peers): the "
+            "same model, prompts, tokens and threads, in the same run.",
             MODEL,
             metavar="NAME,...",
             default="none",

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Final, Protocol, TextIO
+from typing import Any, Final, Protocol, TextIO, cast
 
 from penstock.checkpoint.look import GGUF
 from penstock.cluster import Cluster
@@ -24,13 +27,15 @@ from penstock.library.names import is_gguf
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """A peer's first message: how to load the model. ``model`` is a folder or a GGUF file."""
+    """A peer's first message: how to load the model. ``model`` is a folder or a GGUF file, ``at_once`` the most
+    requests that are put together."""
 
     peer: str
     model: str
     threads: int
     dtype: str
     max_model_len: int
+    at_once: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,11 +61,21 @@ class Answer:
 
 
 class Peer(Protocol):
-    """Another engine with its model loaded."""
+    """Another engine with its model loaded. ``features`` are those of the processor that it was built to use, "AVX2,
+    FMA"; empty where it says nothing of them."""
 
     version: str
+    features: str
 
     def generate(self, ask: Ask) -> Answer: ...
+
+
+class ManyPeer(Peer, Protocol):
+    """A peer that batches several requests."""
+
+    def generate_together(self, asks: Sequence[Ask]) -> list[Answer]:
+        """Answer all; seconds count from the moment at which they are put."""
+        ...
 
 
 class Clock:
@@ -78,6 +93,8 @@ class Clock:
 
 class Transformers:
     """transformers' ``generate``."""
+
+    features = ""
 
     def __init__(self, setup: Setup) -> None:
         import torch
@@ -121,10 +138,11 @@ class LlamaCpp:
         import xllamacpp
 
         self.version = f"llama.cpp (xllamacpp {version('xllamacpp')})"
+        self.features = features_of(xllamacpp.get_system_info())
         params = xllamacpp.CommonParams()
         params.model.path = setup.model
-        params.n_ctx = setup.max_model_len
-        params.n_parallel = 1
+        params.n_ctx = setup.max_model_len * setup.at_once
+        params.n_parallel = setup.at_once
         params.cpuparams.n_threads = params.cpuparams_batch.n_threads = setup.threads
         self._server = xllamacpp.Server(params)
 
@@ -159,6 +177,101 @@ class LlamaCpp:
             raise RuntimeError("it has made no token")
         return Answer(tokens=used[-1], first_token_seconds=moments[0] - began, seconds=moments[-1] - began)
 
+    def generate_together(self, asks: Sequence[Ask]) -> list[Answer]:
+        """Its server has a slot for each, and batches them itself."""
+        with ThreadPoolExecutor(len(asks)) as pool:
+            return list(pool.map(self.generate, asks))
+
+
+class NativeLlamaCpp:
+    """llama.cpp, built for this processor, through the C interface in llama-cpp-python.
+
+    The binding's own loop copies logits to Python for every token; this one leaves sampling to llama.cpp.
+    """
+
+    def __init__(self, setup: Setup) -> None:
+        import llama_cpp
+
+        self._lib: Any = llama_cpp
+        self.version = f"llama.cpp (llama-cpp-python {version('llama-cpp-python')})"
+        self.features = features_of(self._lib.llama_print_system_info().decode())
+        self._lib.llama_backend_init()
+        self._model = self._lib.llama_model_load_from_file(setup.model.encode(), self._lib.llama_model_default_params())
+        if not self._model:
+            raise RuntimeError("llama.cpp cannot load the model")
+        params = self._lib.llama_context_default_params()
+        params.n_ctx = setup.max_model_len * setup.at_once
+        params.n_seq_max = setup.at_once
+        params.n_threads = params.n_threads_batch = setup.threads
+        self._batch_tokens = params.n_batch
+        self._context = self._lib.llama_init_from_model(self._model, params)
+
+    def generate(self, ask: Ask) -> Answer:
+        (answer,) = self.generate_together([ask])
+        return answer
+
+    def generate_together(self, asks: Sequence[Ask]) -> list[Answer]:
+        """Read the prompts one after another, then decode a token of every unfinished request in each batch."""
+        lib, samplers = self._lib, [self._sampler(ask) for ask in asks]
+        lib.llama_memory_clear(lib.llama_get_memory(self._context), True)
+        made: list[list[int]] = [[] for _ in asks]
+        moments: list[list[float]] = [[] for _ in asks]
+        began = time.perf_counter()
+
+        def sample(request: int, row: int) -> None:
+            made[request].append(int(lib.llama_sampler_sample(samplers[request], self._context, row)))
+            moments[request].append(time.perf_counter() - began)
+
+        try:
+            for request, ask in enumerate(asks):
+                for start in range(0, len(ask.token_ids), self._batch_tokens):
+                    piece = ask.token_ids[start : start + self._batch_tokens]
+                    self._decode([(token, start + i, request) for i, token in enumerate(piece)], all_rows=False)
+                sample(request, -1)
+            while left := [i for i, ask in enumerate(asks) if len(made[i]) < ask.tokens]:
+                self._decode([(made[i][-1], len(asks[i].token_ids) + len(made[i]) - 1, i) for i in left], all_rows=True)
+                for row, request in enumerate(left):
+                    sample(request, row)
+        finally:
+            for sampler in samplers:
+                lib.llama_sampler_free(sampler)
+        return [
+            Answer(tokens=len(ids), first_token_seconds=times[0], seconds=times[-1], token_ids=ids)
+            for ids, times in zip(made, moments, strict=True)
+        ]
+
+    def _decode(self, rows: Sequence[tuple[int, int, int]], *, all_rows: bool) -> None:
+        """Decode tokens at positions of requests, with logits of the last or of all rows."""
+        batch = self._lib.llama_batch_init(len(rows), 0, 1)
+        try:
+            batch.n_tokens = len(rows)
+            for i, (token, position, request) in enumerate(rows):
+                batch.token[i], batch.pos[i] = token, position
+                batch.n_seq_id[i], batch.seq_id[i][0] = 1, request
+                batch.logits[i] = all_rows or i == len(rows) - 1
+            if self._lib.llama_decode(self._context, batch):
+                raise RuntimeError("llama.cpp cannot decode a batch")
+        finally:
+            self._lib.llama_batch_free(batch)
+
+    def _sampler(self, ask: Ask) -> Any:
+        lib = self._lib
+        chain = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
+        if ask.temperature > 0:
+            parts = [lib.llama_sampler_init_top_k(ask.top_k)] if ask.top_k > 0 else []
+            parts += [lib.llama_sampler_init_top_p(ask.top_p, 1), lib.llama_sampler_init_temp(ask.temperature)]
+            parts.append(lib.llama_sampler_init_dist(ask.seed % 2**32))
+        else:
+            parts = [lib.llama_sampler_init_greedy()]
+        for part in parts:
+            lib.llama_sampler_chain_add(chain, part)
+        return chain
+
+
+def features_of(system_info: str) -> str:
+    """The features in llama.cpp's line about itself: "CPU : AVX2 = 1 | FMA = 1 | " has "AVX2, FMA"."""
+    return ", ".join(re.findall(r"(\w+) = 1\b", system_info))
+
 
 # ---------------------------------------------------------------------------------------------------------------- names
 # The known peers, the packages that they need, and the models that they cannot be compared on.
@@ -168,17 +281,25 @@ class LlamaCpp:
 class Kind:
     """A kind of peer: ``load`` loads its model, and imports the ``package`` for that.
 
-    ``same_arithmetic``: in float32 its tokens have to be ours.
+    ``same_arithmetic``: in float32 its tokens have to be ours. ``build``: the command that makes the package, where the
+    extra ``peers`` has none.
     """
 
     load: Callable[[Setup], Peer]
     package: str
     same_arithmetic: bool
+    build: str = ""
 
 
+NATIVE_BUILD: Final = (
+    f"CMAKE_ARGS=-DGGML_NATIVE=ON {shlex.quote(sys.executable)} -m pip install "
+    "--no-binary llama-cpp-python llama-cpp-python"
+)
+"""Makes llama.cpp from source for the processor at hand; ``make peers`` does the same in a checkout."""
 PEERS: Final = {
     "hf": Kind(Transformers, "transformers", same_arithmetic=True),
     "llama.cpp": Kind(LlamaCpp, "xllamacpp", same_arithmetic=False),
+    "llama.cpp-native": Kind(NativeLlamaCpp, "llama_cpp", same_arithmetic=False, build=NATIVE_BUILD),
 }
 """The peers by name. llama.cpp rounds activations to 8 bits wherever weights are quantised, so its
 tokens may differ."""
@@ -188,7 +309,7 @@ def check_peers(names: Sequence[str], model: str, cluster: Cluster | None) -> No
     """Raise ConfigError for a peer that is unknown, or cannot be compared on this model or cluster."""
     for name in names:
         known_name(name, PEERS, "peer")
-        if name == "llama.cpp" and not is_gguf(model):
+        if name.startswith("llama.cpp") and not is_gguf(model):
             raise FieldError("peer", f"is {name!r}, which reads GGUF files; the model is {model!r}: give one")
     if names and cluster is not None and cluster.emulated:
         raise FieldError("peer", f"computes in this host's own time, cluster {cluster.name} is emulated; use local-N")
@@ -196,7 +317,8 @@ def check_peers(names: Sequence[str], model: str, cluster: Cluster | None) -> No
 
 def needs_of(names: Sequence[str]) -> list[Need]:
     """The packages that have to be installed for these peers."""
-    return [Need(f"peer {name} needs", PEERS[name].package, "peers") for name in names]
+    kinds = {name: PEERS[name] for name in names}
+    return [Need(f"peer {name} needs", one.package, "peers", one.build) for name, one in kinds.items()]
 
 
 # --------------------------------------------------------------------------------------------------------------- worker
@@ -215,7 +337,10 @@ def work() -> None:
                 if peer is None:
                     setup = Setup(**table)
                     peer = PEERS[setup.peer].load(setup)
-                    say(out, {"version": peer.version})
+                    say(out, {"version": peer.version, "features": peer.features})
+                elif isinstance(table, list):
+                    together = cast(ManyPeer, peer).generate_together([Ask(**one) for one in table])
+                    say(out, {"answers": [asdict(answer) for answer in together]})
                 else:
                     say(out, asdict(peer.generate(Ask(**table))))
             except Exception as error:

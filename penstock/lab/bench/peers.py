@@ -40,7 +40,7 @@ class PeerProcess:
         self.threads = setup.threads
         self._setup = setup
         self._stack = ExitStack()
-        self.version = ""
+        self.version = self.features = ""
 
     def __enter__(self) -> PeerProcess:
         # The same module path as this process's, so that the same packages are imported.
@@ -56,7 +56,8 @@ class PeerProcess:
         )
         self._stack.callback(self._end)
         try:
-            self.version = self._exchange(asdict(self._setup))["version"]
+            said = self._exchange(asdict(self._setup))
+            self.version, self.features = said["version"], said["features"]
         except BaseException:
             self._stack.close()
             raise
@@ -72,11 +73,19 @@ class PeerProcess:
             raise PeerError(f"peer {self.name} has made {answer.tokens} tokens in place of {ask.tokens}")
         return answer
 
+    def ask_together(self, asks: Sequence[Ask]) -> list[Answer]:
+        """Put several requests at the same time, at most the setup's ``at_once``. Raises PeerError as ``ask`` does."""
+        answers = [Answer(**one) for one in self._exchange([asdict(ask) for ask in asks])["answers"]]
+        for ask, answer in zip(asks, answers, strict=True):
+            if answer.tokens != ask.tokens:
+                raise PeerError(f"peer {self.name} has made {answer.tokens} tokens in place of {ask.tokens}")
+        return answers
+
     def _end(self) -> None:
         self._process.kill()
         self._process.communicate()
 
-    def _exchange(self, question: dict[str, Any]) -> dict[str, Any]:
+    def _exchange(self, question: dict[str, Any] | list[dict[str, Any]]) -> dict[str, Any]:
         process = self._process
         assert process.stdin is not None
         assert process.stdout is not None
@@ -122,6 +131,7 @@ class PeerRun:
 
     peer: str
     version: str
+    features: str
     threads: int
     setting: Setting
     samples: list[PeerSample] = field(default_factory=list)
@@ -153,6 +163,7 @@ class PeerRun:
         return {
             "peer": self.peer,
             "version": self.version,
+            "features": self.features,
             "threads": self.threads,
             "prompt_set": self.setting.prompt_set,
             "temperature": self.setting.temperature,
@@ -191,7 +202,9 @@ class Peers:
             answer = process.ask(ask_of(self._llm, question, len(reference)))
             key = process.name, question.setting
             if key not in self._runs:
-                self._runs[key] = PeerRun(process.name, process.version, process.threads, question.setting)
+                self._runs[key] = PeerRun(
+                    process.name, process.version, process.features, process.threads, question.setting
+                )
             sample = PeerSample(question, answer, self._parted(process.name, question, answer, reference))
             self._runs[key].samples.append(sample)
 
@@ -226,13 +239,14 @@ def peers_beside(names: Sequence[str], llm: LLM, begins: Callable[[str, Question
         yield Peers([stack.enter_context(PeerProcess(setup_of(name, llm.setup))) for name in names], llm, begins)
 
 
-def setup_of(peer: str, setup: Resolved) -> Setup:
+def setup_of(peer: str, setup: Resolved, at_once: int = 1) -> Setup:
     return Setup(
         peer=peer,
         model=str(setup.checkpoint.source),
         threads=sum(setup.threads[: setup.stages]),
         dtype=setup.options.dtype,
         max_model_len=setup.max_model_len,
+        at_once=at_once,
     )
 
 

@@ -127,9 +127,10 @@ def peers_remarks(peers: Sequence[PeerRun]) -> list[str]:
     for name in dict.fromkeys(peer.peer for peer in peers):
         runs = [peer for peer in peers if peer.peer == name]
         threads = f"{runs[0].threads} thread{'s' * (runs[0].threads > 1)}"
+        built = f", built to use {runs[0].features}," if runs[0].features else ""
         lines.append(
-            f"{name}: {runs[0].version} in a process of its own, {threads}, as all stages together; each request right "
-            "after the strategies', with as many tokens as plain decoding has."
+            f"{name}: {runs[0].version}{built} in a process of its own, {threads}, as all stages together; each "
+            "request right after the strategies', with as many tokens as plain decoding has."
         )
         lines += [line for run in runs if (line := same_tokens(run))]
     return lines

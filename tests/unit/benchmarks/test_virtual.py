@@ -14,10 +14,11 @@ import pytest
 
 from benchmarks import results
 from benchmarks.drafters import spd_chats
-from benchmarks.papers import flowspec, flowspec_eagle, pp_eagle_table, spd_tables
+from benchmarks.papers import flowspec, flowspec_eagle, pp_eagle_table, six_sets, spd_tables
 from benchmarks.sections import spd
 from benchmarks.sections.base import paragraphs, rendered
 from benchmarks.shared import measured, virtual
+from benchmarks.shared.simulations import said
 from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.cluster import draft_link, draft_timing, link_timings, load_cluster, stage_timings
 from penstock.core import ConfigError, SamplingParams
@@ -262,6 +263,24 @@ def test_latency_is_shown_beside_plain_decodings() -> None:
     assert "| ours: none | 2 | NA | NA | 100.00 | 2.0000 | 1.00 |" in page
     assert "| ours: eagle3, chain of 5 | 2 | 0.5000 | 2.5000 | 100.00 | 0.5000 | 0.25 |" in page
     assert "| paper: eagle3 | 4 | 0.6498 | 4.4070 | 14,802.28 | 1.1989 | 0.29 |" in page
+
+
+def test_six_sets_are_over_each_papers_base_with_bounds_over_the_requests_of_all_seeds() -> None:
+    def case(name: str, seed: int) -> dict[str, Any]:
+        one = {"tokens": 8, "mean_acceptance_length": 2.0, "identical": True}
+        entries = {PLAIN: 4.0, flowspec.NAIVE: 3.0, "flowspec": 2.0 - 0.5 * seed}
+        told = {entry: {**one, "seconds": [seconds, 2 * seconds]} for entry, seconds in entries.items()}
+        stated = {"cluster": "flowspec-7b", "method": "ngram", "set": name, "temperature": 1.0, "seed": seed}
+        return {"prompts": 2, "tokens": 8, **stated, "entries": told}
+
+    figures = {f"{name}, {seed}": case(name, seed) for name, seed in (("gsm8k", 0), ("gsm8k", 1), ("qa", 0))}
+    page = section("strategies", six_sets.NAME, figures)
+    ratio = six_sets.speed_up([figures["gsm8k, 0"], figures["gsm8k, 1"]], "flowspec", flowspec.NAIVE)
+    assert (ratio.pairs, round(ratio.mean, 4)) == (4, round((1.5 * 2.0) ** 0.5, 4))
+    row = "| `flowspec-7b` | `ngram` | 1 | `flowspec` | "
+    (line,) = [line for line in page.splitlines() if line.startswith(row)]
+    assert line.removeprefix(row).split(" | ")[1:] == ["-", said(ratio), "-", "-", "1.50x (1.50 to 1.50)", "- |"]
+    assert "with 2 seeds" in " ".join(page.split())
 
 
 def test_flowspecs_tables_are_there_for_eagle_too() -> None:

@@ -6,9 +6,10 @@ import re
 
 import pytest
 
+from penstock import extras
 from penstock.cluster import load_cluster
 from penstock.core import ConfigError
-from penstock.lab.bench.peer_worker import check_peers, needs_of
+from penstock.lab.bench.peer_worker import check_peers, features_of, needs_of
 
 
 def test_transformers_reads_both_and_llama_cpp_its_own_format() -> None:
@@ -23,6 +24,7 @@ def test_transformers_reads_both_and_llama_cpp_its_own_format() -> None:
     ("peer", "model", "cluster", "said"),
     [
         ("lama.cpp", "x.gguf", None, "did you mean 'llama.cpp'"),
+        ("llama.cpp-native", "folder", None, "peer is 'llama.cpp-native', which reads GGUF files"),
         ("llama.cpp", "folder", None, "peer is 'llama.cpp', which reads GGUF files; the model is 'folder'"),
         ("hf", "folder", "demo", "cluster demo is emulated; use local-N"),
     ],
@@ -34,3 +36,17 @@ def test_what_cannot_be_compared_is_refused(peer: str, model: str, cluster: str 
 
 def test_what_has_to_be_installed_is_named() -> None:
     assert [need.package for need in needs_of(["hf", "llama.cpp"])] == ["transformers", "xllamacpp"]
+
+
+def test_the_native_llama_cpp_is_asked_for_with_the_command_that_builds_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extras, "find_spec", lambda package: None if "llama" in package else package)
+    with pytest.raises(ConfigError, match=r"peer llama\.cpp-native needs llama_cpp") as raised:
+        extras.require(needs_of(["llama.cpp", "llama.cpp-native"]))
+    first, second = str(raised.value).split(" && ")
+    assert "pip install 'xllamacpp" in first
+    assert second.startswith("CMAKE_ARGS=-DGGML_NATIVE=ON ")
+
+
+def test_the_features_that_llama_cpp_was_built_to_use() -> None:
+    assert features_of("CPU : SSE3 = 1 | AVX512 = 1 | NEON = 0 | REPACK = 1 | ") == "SSE3, AVX512, REPACK"
+    assert features_of("") == ""

@@ -1,0 +1,120 @@
+"""PipeDec's, FlowSpec's and the vLLM report's strategies on six prompt sets, with a chat model, in virtual time.
+
+    python -m benchmarks.papers.six_sets MODEL.gguf PROMPTS [--eagle3 DIR ...] [--draft-model DIR ...]
+
+MODEL is a chat model's folder or GGUF file, PROMPTS a folder with the six sets, whose first turns are asked as the
+model's chat template puts them: 20 of each, 128 tokens, as in FlowSpec's Table 1. Greedy once, and at T = 1 with five
+seeds. Devices are those of each paper, as modelled. Drafts are looked up in the text, and made by each drafter that is
+named. The model computes in 4 bits, for which its tokens are plain decoding's, too.
+
+Every set, temperature and seed on a cluster with a drafter is a case, written to
+benchmarks/measured/papers/six_sets.json as it ends, and not run again if it is there with as many prompts and tokens:
+stop it when you like. ``--sets``, ``--clusters`` and ``--seeds`` choose a part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.drafters.spd_chats import chats
+from benchmarks.papers import flowspec, pp_eagle_table
+from benchmarks.shared import virtual
+from benchmarks.shared.paired import paired
+from penstock.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from penstock.cluster import load_cluster
+from penstock.engine.options import model_folder
+from penstock.lab.bench.summary import StrategyRun
+from penstock.lab.common import Ratio
+from penstock.lab.grid import PLAIN
+
+NAME: Final = "six_sets"
+HOW: Final = "In virtual time, with SmolLM2-135M-Instruct in 4 bits"
+SETS: Final = ("alpaca", "gsm8k", "humaneval", "mt_bench", "qa", "sum")
+STRATEGIES: Final[Mapping[str, tuple[str, ...]]] = {
+    "flowspec-7b": (flowspec.NAIVE, flowspec.PIPEDEC, "flowspec", flowspec.NO_ORDER, flowspec.NO_EXPANSION, "auto"),
+    "pipedec-14x3090": ("static_tree[tree_size=48]", "pipedec", "auto"),
+    "two-servers": (pp_eagle_table.CHAIN, "pipedec", "auto"),
+}
+"""Strategies beside plain decoding by cluster: FlowSpec's Tables 1 and 2, PipeDec's Fig. 5, the report's chain."""
+BASES: Final = {"flowspec-7b": flowspec.NAIVE, "pipedec-14x3090": PLAIN, "two-servers": PLAIN}
+"""What the papers' speed-ups are over."""
+TEMPERATURES: Final = (0.0, 1.0)
+SEEDS: Final = (0, 1, 2, 3, 4)
+LOOKUP: Final = "ngram"
+METHODS: Final = ("eagle", "eagle3", "medusa", "draft_model")
+SIZES: Final = virtual.Sizes(prompts=20, tokens=128)
+
+
+def measured(
+    cluster: str,
+    drafter: Mapping[str, Any],
+    target: Checkpoint,
+    prompts: Path,
+    asked: tuple[str, float, int],
+    sizes: Any,
+) -> dict[str, Any]:
+    """Seconds of every request by entry, of one set at one temperature with one seed."""
+    name, temperature, seed = asked
+    questions = chats(target, prompts, name, sizes, (temperature,), seed=seed, top_k=0)
+    runs = virtual.compared(
+        load_cluster(cluster), drafter, STRATEGIES[cluster], questions, model=str(target.source), quantization="int4"
+    )
+    stated = {"cluster": cluster, "method": drafter["method"], "set": name, "temperature": temperature, "seed": seed}
+    return {**stated, "entries": {run.strategy: kept(run) for run in runs}}
+
+
+def kept(run: StrategyRun) -> dict[str, Any]:
+    return {
+        "seconds": [float(f"{one['seconds']:.5g}") for one in run.requests],
+        "tokens": run.tokens,
+        "mean_acceptance_length": run.mean_acceptance_length,
+        "identical": run.identical_to_autoregressive,
+    }
+
+
+def cases(wanted: virtual.Wanted) -> Iterator[virtual.Case]:
+    """One seed of everything first, so that a run that is stopped has all sets."""
+    options = wanted.options
+    target = open_checkpoint(model_folder(options.model, "target"))
+    drafters = [{"method": LOOKUP}]
+    drafters += [{"method": name, "model": one} for name, folders in wanted.drafters.items() for one in folders]
+    for seed, temperature, cluster, drafter, name in product(
+        options.seeds, TEMPERATURES, options.clusters, drafters, options.sets
+    ):
+        if temperature == 0 and seed != SEEDS[0]:
+            continue  # greedily a seed changes nothing
+        key = f"{cluster}, {drafter['method']}, {name}, T={temperature:g}, seed {seed}"
+        asked = (name, temperature, seed)
+        yield key, partial(measured, cluster, drafter, target, options.prompt_sets, asked, wanted.sizes)
+
+
+def speed_up(rows: Sequence[Mapping[str, Any]], entry: str, base: str) -> Ratio:
+    """How many times as fast, over all requests of these cases, in pairs. A request of one token has no time."""
+    pairs = [
+        (slow, fast)
+        for row in rows
+        for slow, fast in zip(*(row["entries"][name]["seconds"] for name in (base, entry)), strict=True)
+        if fast
+    ]
+    return paired((slow for slow, _ in pairs), (fast for _, fast in pairs))
+
+
+if __name__ == "__main__":
+    sets_of = {"type": Path, "metavar": "prompts"}
+    virtual.main(
+        __file__,
+        cases,
+        METHODS,
+        HOW,
+        SIZES,
+        "MODEL PROMPTS",
+        model=str,
+        prompt_sets=sets_of,
+        sets=SETS,
+        clusters=tuple(STRATEGIES),
+        seeds=SEEDS,
+    )

@@ -1,0 +1,163 @@
+"""SPD's findings (Wang et al., 2026, sections 4.3 and 4.4, appendix B.1) beside ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
+
+from benchmarks.costs.spd_overhead import LOST
+from benchmarks.sections.findings.verdicts import OPEN, OTHER, VIRTUAL, Finding, counted, figures_of, of_cases, ranged
+from benchmarks.sections.spd import CELLS
+from benchmarks.shared.published import published
+
+PAPER: Final = "SPD"
+Cells = Mapping[str, Mapping[str, tuple[float, float]]]
+"""L' and the speed-up in theory by row and cell, of the paper's means or of ours."""
+
+
+def lengths() -> tuple[Cells, Cells]:
+    """The paper's means (Tables 1 and 2), and ours."""
+    means = published("spd")["mean"]
+    theirs = {
+        key: {cell: (one[0], one[-1]) for cell, one in zip(CELLS, row, strict=True)} for key, row in means.items()
+    }
+    ours = {
+        key: {cell: (one["length"], one["theoretical"]) for cell, one in row["cells"].items()}
+        for key, row in figures_of("spd_tables").items()
+    }
+    return theirs, ours
+
+
+def spd_keys(layers: Iterable[int], stages: Iterable[int] = (4, 8, 16), states: str = "") -> list[str]:
+    return [f"spd n={n} Ls={ls}{states}" for n in stages for ls in layers]
+
+
+def with_more_stages(table: Cells) -> list[bool]:
+    pairs = zip(spd_keys((1, 2, 4), (4, 8)), spd_keys((1, 2, 4), (8, 16)), strict=True)
+    return greater(table, pairs)
+
+
+def with_more_layers(table: Cells) -> list[bool]:
+    return greater(table, zip(spd_keys((1, 2)), spd_keys((2, 4)), strict=True))
+
+
+def greater(table: Cells, pairs: Iterable[tuple[str, str]], what: int = 0) -> list[bool]:
+    """Whether the second row of a pair has more in a cell than the first, for all cells of the pairs that are there."""
+    there = [pair for pair in pairs if pair[0] in table and pair[1] in table]
+    return [table[more][cell][what] > table[less][cell][what] for less, more in there for cell in CELLS]
+
+
+def longer_by_states(table: Cells) -> list[bool]:
+    return greater(table, zip(spd_keys((1, 2, 4)), spd_keys((1, 2, 4), states=" output states"), strict=True))
+
+
+def slower_by_states(table: Cells) -> list[bool]:
+    return greater(table, zip(spd_keys((1, 2, 4), states=" output states"), spd_keys((1, 2, 4)), strict=True), what=1)
+
+
+def ahead_of_exits(table: Cells) -> list[bool]:
+    """Whether SPD's best module has more in theory than the early exit, by stages and cell."""
+    return [
+        best_of_spd(table, n, cell) > table[f"early_exit n={n} Ls=1"][cell][1] for n in (4, 8, 16) for cell in CELLS
+    ]
+
+
+def best_of_spd(table: Cells, stages: int, cell: str) -> float:
+    return max(table[key][cell][1] for key in spd_keys((1, 2, 4), (stages,)) if key in table)
+
+
+def fewer_in_theory(table: Cells) -> list[bool]:
+    return greater(table, [("eagle3 n=16 Ls=1", "eagle3 n=8 Ls=1")], what=1)
+
+
+def falls(table: Cells) -> tuple[list[float], float]:
+    """The part of L' over eight stages that goes from T = 0 to T = 1 in a chain: of SPD's modules, and of EAGLE-3."""
+
+    def fall(key: str) -> float:
+        return 1 - table[key]["T=1 W=1"][0] / table[key]["T=0 W=1"][0]
+
+    return [fall(key) for key in spd_keys((1, 2, 4), (8,))], fall("eagle3 n=8 Ls=1")
+
+
+def findings() -> Iterator[Finding]:
+    def finding(place: str, claim: str, stated: str, ours: str, verdict: str, how: str = VIRTUAL) -> Finding:
+        return Finding(paper=PAPER, place=place, claim=claim, stated=stated, ours=ours, verdict=verdict, how=how)
+
+    theirs, ours = lengths()
+    for place, claim, cases, what in (
+        ("4.3", "L' grows with the stages", with_more_stages, "pairs of cells"),
+        ("4.3", "L' grows with the module's layers", with_more_layers, "pairs of cells"),
+        ("4.3, Table 1", "SPD's best module is ahead of the early exit in theory", ahead_of_exits, "cells"),
+        ("4.3", "EAGLE-3's speed-up in theory falls when it drafts 15 tokens for 7", fewer_in_theory, "cells"),
+        ("4.4, Table 2", "output states make L' longer", longer_by_states, "cells"),
+        ("4.4, Table 2", "in theory they make it slower, since every step waits", slower_by_states, "cells"),
+    ):
+        found = cases(ours)
+        yield finding(place, claim, counted(cases(theirs), what), counted(found, what), of_cases(found))
+    (paper, eagles), (own, eagle) = falls(theirs), falls(ours)
+    yield finding(
+        "4.3",
+        "sampling costs SPD less than EAGLE-3 (L' of a chain over eight stages, from T = 0 to T = 1)",
+        f"{ranged(paper, '.0%')} less, EAGLE-3 {eagles:.0%}",
+        f"{ranged(own, '.0%')} less, EAGLE-3 {eagle:.0%}",
+        of_cases([one < eagle for one in own]),
+        "in virtual time, no bounds; accepted by shared noise, not by rejection sampling",
+    )
+    yield from (finding(*cells) for cells in spd_others())
+
+
+def trained_alike(table: Cells) -> list[bool]:
+    """Whether SPD's module has more in theory than an EAGLE-3 of as many tokens and updates: one layer, 4 and 8
+    stages."""
+    recipes, found = figures_of("spd_recipes"), []
+    for n in (4, 8):
+        own, eagle = (recipes[f"{name} n={n}"]["lengths"] for name in (f"paper-{n}", "eagle3-small-steps"))
+        for cell in CELLS:
+            length, theory = table[f"eagle3 n={n} Ls=1"][cell]
+            found.append(own[cell] > eagle[cell] * theory / length)
+    return found
+
+
+def spd_others() -> Iterator[tuple[str, ...]]:
+    """EAGLE-3 trained alike, steps, and chats: rows of a finding."""
+    theirs, ours = lengths()
+    paper = [
+        best_of_spd(theirs, n, cell) > theirs[f"eagle3 n={n} Ls=1"][cell][1]
+        for n in (4, 8, 16)
+        for cell in CELLS
+        if cell != "T=0 W=4"
+    ]
+    alike = trained_alike(ours)
+    yield (
+        "4.3, Table 1",
+        "in theory SPD is ahead of EAGLE-3, but for trees at T = 0",
+        counted(paper, "cells"),
+        f"one layer, 4 and 8 stages: {counted(alike, 'cells')}, beside an EAGLE-3 of as many tokens and updates",
+        of_cases(alike),
+        VIRTUAL,
+    )
+    steps = [one for one in figures_of("spd_overhead").values() if one["lag"] == 0]
+    yield (
+        "repository",
+        "its own code reaches less of its theory the more stages there are",
+        ", ".join(f"{1 - LOST[one['cluster']]:.2f}" for one in steps),
+        ", ".join(f"{one['share']:.2f}" for one in steps),
+        OTHER,
+        "ours are emulated steps, theirs those of a GPU",
+    )
+    chats = figures_of("spd_chats")
+    more = [
+        one["cells"][cell]["length"] - chats[key.replace("gsm8k", "mt_bench")]["cells"][cell]["length"]
+        for key, one in chats.items()
+        if key.startswith("gsm8k")
+        for cell in CELLS
+    ]
+    prompts = next(iter(chats.values()))["prompts"]
+    yield (
+        "B.1, Tables 3 and 4",
+        "every method accepts more on GSM8K than on MT-Bench",
+        "in every row",
+        f"longer by {ranged(more)}, {prompts} prompts of each",
+        OPEN,
+        "in virtual time, no bounds",
+    )

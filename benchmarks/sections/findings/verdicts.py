@@ -1,0 +1,79 @@
+"""A paper's finding beside ours, and the verdict that the figures give."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from benchmarks.shared.measured import stored
+from penstock.lab.common import Ratio
+
+HOLDS: Final = "holds here"
+LESS: Final = "holds here, smaller"
+PARTLY: Final = "holds here in part"
+OPEN: Final = "undecided here"
+FAILS: Final = "does not hold here"
+OTHER: Final = "not comparable"
+VERDICTS: Final = {
+    HOLDS: "The same direction here, and as large as the paper has it or without a size there.",
+    LESS: "The same direction here, and the paper's size above our bounds.",
+    PARTLY: "So in some of the settings that we have.",
+    OPEN: "Our bounds include both, or the samples are too few to tell.",
+    FAILS: "Here it is otherwise.",
+    OTHER: "What was measured differs too much, or is not stated.",
+}
+"""Verdicts in the order of the page, and what each means."""
+
+SIMULATED: Final = "simulated"
+VIRTUAL: Final = "in virtual time, no bounds"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """``place``: section, table or figure of the paper. ``stated``: the paper's figure, ``ours``: that which decides.
+
+    ``how`` is the kind of our figures, or the reason why they cannot be compared.
+    """
+
+    paper: str
+    place: str
+    claim: str
+    stated: str
+    ours: str
+    verdict: str
+    how: str
+
+
+def of_ratio(ratio: Ratio, stated: float = 1.0) -> str:
+    """The verdict on "more than once as fast", which the paper has as at least ``stated`` times."""
+    low, high = ratio.bounds or (ratio.mean, ratio.mean)
+    if low > 1:
+        return HOLDS if high >= stated else LESS
+    return FAILS if high < 1 else OPEN
+
+
+def of_all(verdicts: Iterable[str]) -> str:
+    """The verdict on a finding from those on its settings."""
+    found = set(verdicts)
+    if len(found) == 1:
+        return found.pop()
+    return LESS if found == {HOLDS, LESS} else PARTLY
+
+
+def of_cases(cases: Sequence[bool]) -> str:
+    """The verdict on a finding that is so in these of all settings, without bounds."""
+    return HOLDS if all(cases) else PARTLY if any(cases) else FAILS
+
+
+def counted(cases: Sequence[bool], what: str) -> str:
+    return f"in {sum(cases)} of {len(cases)} {what}"
+
+
+def ranged(values: Iterable[float], form: str = ".2f") -> str:
+    found = sorted(values)  # z: a small negative number is no -0.00
+    return f"{found[0]:z{form}} to {found[-1]:z{form}}"
+
+
+def figures_of(name: str) -> Any:
+    return stored(name).figures

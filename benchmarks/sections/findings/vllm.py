@@ -1,0 +1,109 @@
+"""The findings of the report on pipelines and EAGLE in vLLM (Zhao and Tong, sections 4.2 and 4.3) beside ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from benchmarks.papers import pp_eagle_table, pp_many
+from benchmarks.sections.findings.verdicts import SIMULATED, Finding, figures_of, of_cases, ranged
+from benchmarks.shared.published import published
+from penstock.lab.grid import PLAIN
+
+NAMES: Final = {"eagle": "EAGLE", "eagle3": "EAGLE-3"}
+PAPER: Final = "vLLM report"
+
+
+def findings() -> Iterator[Finding]:
+    paper, table = published("vllm"), figures_of("pp_eagle_table")
+    many = {(one["stages"], one["entry"]): one for one in figures_of("pp_many") if one["drafter"] == "last"}
+    some = f"in virtual time, {sizes_of(table)}, no bounds"
+
+    def finding(place: str, claim: str, stated: str, ours: str, verdict: str, how: str = some) -> Finding:
+        return Finding(paper=PAPER, place=place, claim=claim, stated=stated, ours=ours, verdict=verdict, how=how)
+
+    def chain(method: str, stages: int) -> Any:
+        return table[f"{method} pp={stages}"]["entries"][pp_eagle_table.CHAIN]
+
+    def slower(method: str, stages: int) -> float:
+        entries = table[f"{method} pp={stages}"]["entries"]
+        return float(entries[pp_eagle_table.CHAIN]["Lat"] / entries[PLAIN]["Lat"])
+
+    rates = {
+        method: [chain(method, stages)["AR"] for stages in pp_eagle_table.SIZES] for method in pp_eagle_table.METHODS
+    }
+    theirs = {method: paper["table_2"][method]["1"][0] for method in rates}
+    yield finding(
+        "4.2, Table 2",
+        "EAGLE-3 accepts more than EAGLE",
+        f"{theirs['eagle3']:.3f} and {theirs['eagle']:.3f}",
+        f"{rates['eagle3'][0]:.3f} and {rates['eagle'][0]:.3f}",
+        of_cases([rates["eagle3"][0] > rates["eagle"][0]]),
+        f"{some}; drafters of a few million tokens",
+    )
+    same = [max(found) - min(found) < 0.005 for found in rates.values()]
+    yield finding("4.2, Table 2", "acceptance does not change with the stages", "the same", "the same", of_cases(same))
+    for method in pp_eagle_table.METHODS:
+        found = [slower(method, stages) for stages in pp_eagle_table.SIZES]
+        stated = [
+            paper["table_2"][method][str(n)][3] / paper["table_2"]["none"][str(n)][1] for n in pp_eagle_table.SIZES
+        ]
+        yield finding(
+            "4.2, Table 2",
+            f"{NAMES[method]} lowers the latency of few sequences (1, 2 and 4 stages)",
+            f"{joined(stated)} of none's",
+            f"{joined(found)} of none's",
+            of_cases([one < 1 for one in found]),
+        )
+    chains = "static_tree[tree_size=5,tree_depth=5,children=1]"
+    costs = [many[n, chains]["throughput"] / many[n, PLAIN]["throughput"] for n in pp_many.SIZES]
+    stated = [paper["table_2"]["eagle3"][n][2] / paper["table_2"]["none"][n][0] for n in paper["table_2"]["none"]]
+    yield finding(
+        "4.2",
+        "drafts cost throughput with 1,024 sequences at once",
+        f"{ranged(stated)} of none's",
+        f"{ranged(costs)} of none's",
+        of_cases([one < 1 for one in costs]),
+        SIMULATED,
+    )
+    plain = [row[0] for row in paper["table_2"]["none"].values()]
+    gains = [many[n, PLAIN]["throughput"] / many[1, PLAIN]["throughput"] for n in pp_many.SIZES]
+    yield finding(
+        "4.2",
+        "throughput does not change with the stages",
+        f"{ranged(one / plain[0] for one in plain)} of one stage's",
+        f"{ranged(gains)} of one stage's",
+        of_cases([abs(one - 1) < 0.05 for one in gains[1:]]),
+        "simulated; the report's stages waited for each other, ours do not",
+    )
+    yield from (finding(*cells) for cells in parallel(paper["parallel"]))
+
+
+def sizes_of(table: Mapping[str, Any]) -> str:
+    one = next(iter(table.values()))
+    return f"{one['prompts']} prompts of {one['tokens']} tokens"
+
+
+def parallel(paper: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    """Table 3: rows of a finding."""
+    rows = {(one["model"], f"{one['dp']},{one['pp']},{one['tp']}"): one for one in figures_of("pp_parallel")}
+    counts = (2, 4, 8)
+    ranks, replicas = [f"1,1,{n}" for n in counts], [f"{n},1,1" for n in counts]
+
+    def row(claim: str, model: str, ways: Sequence[str], base: str, name: str, more: bool) -> tuple[str, ...]:
+        """Figures over those of the way ``base``; ``more`` where the report has them above 1."""
+        column = ("throughput", "latency").index(name)
+        own = [rows[model, way][name] / rows[model, base][name] for way in ways]
+        stated = [paper[model][way][column] / paper[model][base][column] for way in ways]
+        cases = [(one > 1) == more for one in own]
+        return "4.3, Table 3", claim, joined(stated), joined(own), of_cases(cases), "simulated from prices, no bounds"
+
+    yield row("tensor parallelism adds throughput of the 8B (2, 4, 8 GPUs)", "8B", ranks, "1,1,1", "throughput", True)
+    yield row("it costs the 8B latency (2, 4, 8 GPUs)", "8B", ranks, "1,1,1", "latency", True)
+    eight = "over eight GPUs the 70B has more throughput with tensor than with pipeline parallelism"
+    yield row(eight, "70B", ["1,1,8"], "1,8,1", "throughput", True)
+    yield row("replicas of the 8B lose throughput (2, 4, 8)", "8B", replicas, "1,1,1", "throughput", False)
+
+
+def joined(values: Iterable[float]) -> str:
+    return ", ".join(f"{one:.2f}" for one in values)

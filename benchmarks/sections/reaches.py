@@ -1,0 +1,67 @@
+"""The few figures in README.md and docs/background/comparison.md, from what is stored.
+
+They stand between two comments, ``BEGIN`` and ``END``; the rest of those pages is written by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from benchmarks.sections.pipedec import WIDE
+from benchmarks.shared.measured import stored
+from benchmarks.shared.simulations import find, over
+from benchmarks.strategies.shared_host import ratio_over
+from penstock.lab.common import Ratio
+
+BEGIN: Final = "<!-- figures: written by python -m benchmarks.results -->"
+END: Final = "<!-- end of figures -->"
+NATIVE, WHEEL = "llama.cpp-native", "llama.cpp"
+BUILDS: Final = {
+    NATIVE: "a build of it for this processor",
+    WHEEL: "a wheel of it without AVX-512 (a build for the processor is not measured yet)",
+}
+"""Words for the build that is compared with: the native one where it is stored."""
+
+
+def times_of(ratio: Ratio | Sequence[float]) -> str:
+    """``2.15 times (1.99 to 2.31)``."""
+    mean, low, high = (ratio.mean, ratio.low, ratio.high) if isinstance(ratio, Ratio) else ratio
+    return f"{mean:.2f} times ({low:.2f} to {high:.2f})"
+
+
+def values() -> Mapping[str, Any]:
+    peers, pair = stored("beside_peers").figures, stored("pipedec_demo_pair").figures["T1"]
+    alone, two = (peers[f"int4, {threads}"]["ratios"] for threads in (1, 2))
+    build = NATIVE if f"autoregressive over {NATIVE}" in alone else WHEEL
+    best = min((find(pair, name) for name in WIDE), key=lambda run: sum(run["seconds"]))
+    auto = find(pair, "auto")
+    served = next(iter(stored("serve_http").figures.values()))["concurrency"]
+    rates = {
+        at: next(one["over_plain"][0] for one in served[at] if one["strategy"] == "auto") for at in ("1", "4", "32")
+    }
+    return {
+        "times_of": times_of,
+        "build": BUILDS[build],
+        "plain": alone[f"autoregressive over {build}"],
+        "default": alone[f"auto over {build}"],
+        "plain_on_two": two[f"autoregressive over {build}"],
+        "itself": ratio_over(stored("shared_host").figures["itself"]["seconds"].values(), "autoregressive", "auto"),
+        "two_stages": ratio_over(
+            stored("two_stages").figures["seconds"].values(), "one stage, autoregressive", "two stages, auto"
+        ),
+        "demo": stored("demo").figures["speedup"],
+        "served": ", ".join(f"{rate:.1f}" for rate in rates.values()),
+        "at_once": ", ".join(rates),
+        "simulated": over(auto, find(pair, "autoregressive")),
+        "over_pipedec": over(auto, best),
+    }
+
+
+def between(page: str, text: str) -> str:
+    """The page with this text between its two comments. Raises ValueError where it has not one of each."""
+    before, found, rest = page.partition(BEGIN)
+    _, ended, after = rest.partition(END)
+    if not found or not ended or BEGIN in after or END in after:
+        raise ValueError(f"the page has to have {BEGIN} and {END}, once each")
+    return f"{before}{BEGIN}\n\n{text}\n\n{END}{after}"

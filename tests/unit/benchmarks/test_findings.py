@@ -1,0 +1,94 @@
+"""Verdicts on the papers' findings follow the figures; pages written by hand have theirs from the stored ones."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks import results
+from benchmarks.sections import findings, reaches
+from benchmarks.sections.findings import verdicts
+from benchmarks.sections.findings.verdicts import FAILS, HOLDS, LESS, OPEN, OTHER, PARTLY, of_all, of_cases, of_ratio
+from penstock.lab.common import Ratio
+
+FOUND = findings.findings()
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "stated", "verdict"),
+    [
+        (1.3, 1.6, 1.5, HOLDS),
+        (1.3, 1.4, 1.5, LESS),
+        (0.9, 1.4, 1.5, OPEN),
+        (0.9, 1.0, 1.5, OPEN),
+        (0.8, 0.9, 1.5, FAILS),
+        (1.1, 1.2, 1.0, HOLDS),
+    ],
+)
+def test_bounds_decide(low: float, high: float, stated: float, verdict: str) -> None:
+    assert of_ratio(Ratio((low * high) ** 0.5, low, high, 8), stated) == verdict
+
+
+def test_a_ratio_without_bounds_decides_by_its_mean() -> None:
+    assert of_ratio(Ratio(1.2, None, None, 1)) == HOLDS
+    assert of_ratio(Ratio(0.9, None, None, 1)) == FAILS
+
+
+@given(st.lists(st.sampled_from([HOLDS, LESS, OPEN, FAILS]), min_size=1))
+def test_settings_that_agree_have_their_verdict_and_others_hold_in_part(found: list[str]) -> None:
+    verdict = of_all(found)
+    assert (verdict == PARTLY) == (len(set(found)) > 1 and set(found) != {HOLDS, LESS})
+    assert verdict in (PARTLY, LESS, found[0])
+
+
+@given(st.lists(st.booleans(), min_size=1))
+def test_cases_hold_all_in_part_or_not(cases: list[bool]) -> None:
+    assert of_cases(cases) == {True: HOLDS, False: FAILS}.get(cases[0] if len(set(cases)) == 1 else None, PARTLY)
+
+
+def test_every_finding_is_complete_and_says_why_it_is_not_comparable() -> None:
+    for one in FOUND:
+        assert all((one.place, one.claim, one.stated, one.ours, one.how)), one
+        assert one.verdict in verdicts.VERDICTS
+        assert one.verdict != OTHER or not one.how.startswith(("simulated", "in virtual time")), (
+            "the reason comes first"
+        )
+
+
+def test_the_page_lists_each_finding_once_and_the_papers_page_each_by_its_paper() -> None:
+    pages = results.pages()
+    listed, papers = (pages[path] for path in (results.FINDINGS, results.PAPERS))
+    rows = [line for line in listed.splitlines() if re.match(rf"\| ({'|'.join(findings.BY_PAPER)}) \|", line)]
+    assert len(rows) == len(FOUND)
+    assert papers.count("| **") == len(FOUND)
+
+
+def test_a_figure_measured_anew_changes_the_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    """EAGLE-3 with more accepted tokens than EAGLE would be what the vLLM report has."""
+    table = verdicts.figures_of("pp_eagle_table")
+    for row in table.values():
+        if row["method"] == "eagle3":
+            for one in row["entries"].values():
+                one["AR"] = 0.65
+    stored = verdicts.figures_of
+    monkeypatch.setattr(
+        "benchmarks.sections.findings.vllm.figures_of", lambda name: table if name == "pp_eagle_table" else stored(name)
+    )
+    (before, after) = (
+        next(one.verdict for one in some if one.claim == "EAGLE-3 accepts more than EAGLE")
+        for some in (FOUND, findings.of_paper("vLLM report"))
+    )
+    assert (before, after) == (FAILS, HOLDS)
+
+
+def test_figures_stand_between_their_two_comments_and_nowhere_else() -> None:
+    page = f"before\n{reaches.BEGIN}\nold\n{reaches.END}\nafter"
+    once = reaches.between(page, "new")
+    assert once == f"before\n{reaches.BEGIN}\n\nnew\n\n{reaches.END}\nafter"
+    assert reaches.between(once, "new") == once
+    for wrong in ("no comments", page.replace(reaches.END, ""), page + reaches.BEGIN):
+        with pytest.raises(ValueError, match="once each"):
+            reaches.between(wrong, "new")
