@@ -41,7 +41,7 @@ STRATEGIES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Strategies beside plain decoding by cluster: FlowSpec's Tables 1 and 2, PipeDec's Fig. 5, the report's chain."""
 BASES: Final = {"flowspec-7b": flowspec.NAIVE, "pipedec-14x3090": PLAIN, "two-servers": PLAIN}
-"""What the papers' speed-ups are over."""
+"""The entry that each paper's speed-ups are over."""
 TEMPERATURES: Final = (0.0, 1.0)
 SEEDS: Final = (0, 1, 2, 3, 4)
 LOOKUP: Final = "ngram"

@@ -63,7 +63,7 @@ def departures(way: str) -> str:
 
 
 def noise() -> Mapping[str, float]:
-    """What shared noise costs SPD in a chain over eight stages: of L', and of what L' loses from T = 0 to T = 1."""
+    """The share that shared noise costs SPD in a chain over eight stages, of L' and of its fall from T = 0 to T = 1."""
     rules = figures_of("spd_rejection")["spd n=8 Ls=4"]
     longer = rules["rejection"]["length"] / rules["shared noise"]["length"] - 1
     cells = figures_of("spd_tables")["spd n=8 Ls=4"]["cells"]

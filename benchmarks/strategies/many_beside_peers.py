@@ -43,7 +43,7 @@ def seconds_of(do: Callable[[], Any]) -> float:
 
 
 def asked(llm: LLM, options: argparse.Namespace, count: int) -> tuple[list[Question], list[Ask]]:
-    """As many questions as are put at once, the sets in turn, and the same for a peer; too long ones are left out."""
+    """Take as many questions as are put at once, the sets in turn, and the same for a peer, without too long ones."""
     params = SamplingParams(temperature=0, max_tokens=options.tokens, ignore_eos=True)
     found = questions(llm, options.prompts, count, params)
     pairs = [(one, ask_of(llm, one, options.tokens)) for one in found]

@@ -1,4 +1,4 @@
-"""What the five papers find, and what the stored figures say of it: a verdict for each, made from the figures.
+"""The five papers' findings beside the stored figures: a verdict for each, made from the figures.
 
 A verdict is computed, so that it changes with the figures that are measured anew. Where bounds are stored they decide;
 where there are none the figure says so, or the finding counts as not comparable.

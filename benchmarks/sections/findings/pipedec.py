@@ -36,14 +36,6 @@ def findings() -> Iterator[Finding]:
         ours = "; ".join(f"{said(one)} {DRAFTS[name]}" for name, one in found.items())
         return finding(place, claim, stated, ours, of_all(of_ratio(one, least) for one in found.values()))
 
-    def run(runs: Any, strategy: str, cluster: int = 1) -> Any:
-        return find(runs, strategy, CLUSTERS[cluster])
-
-    def static(runs: Any) -> Any:
-        return min(
-            (run(runs, name) for name in (STATIC, f"{STATIC}[tree_size=48]")), key=lambda one: one["ms_per_token"]
-        )
-
     def stated(name: str) -> str:
         mean, low, high = paper[name]
         return f"{mean:.2f}x ({low:g} to {high:g})"
@@ -86,6 +78,16 @@ def findings() -> Iterator[Finding]:
     )
     yield from (finding(*cells) for cells in pipedec_trees())
     yield from (finding(*cells) for cells in pipedec_others())
+
+
+def run(runs: Any, strategy: str, cluster: int = 1) -> Any:
+    """A strategy's figures on one of CLUSTERS, by default that of 14 stages."""
+    return find(runs, strategy, CLUSTERS[cluster])
+
+
+def static(runs: Any) -> Any:
+    """The faster of the two static trees."""
+    return min((run(runs, name) for name in (STATIC, f"{STATIC}[tree_size=48]")), key=lambda one: one["ms_per_token"])
 
 
 def pipedec_trees() -> Iterator[tuple[str, ...]]:
