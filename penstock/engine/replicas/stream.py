@@ -88,9 +88,8 @@ class MovingStream:
         """Tokens to compute before its next one, as far as known when it was placed."""
         self._home = home
         self._told = beginning(job)
-        self._resumed = [one.resumed for one in self._told]
-        self._metrics: list[SpeculationMetrics] = [SpeculationMetrics() for _ in self._told]
-        """Counts of the replicas that it has left, by completion."""
+        self._before: list[SpeculationMetrics | None] = [None] * len(self._told)
+        """Counts of the replicas that it has left, by completion; None before it has left one."""
         self._inner: RequestStream | None = None
         self._since = 0
         """Tokens that the present replica was given."""
@@ -178,7 +177,7 @@ class MovingStream:
         output, after = inner.output(), self._placed_at - self._began
         if self._cached is None:
             self._cached = output.num_cached_tokens
-        for told, known, before in zip(self._told, output.outputs, self._metrics, strict=True):
+        for told, known, before in zip(self._told, output.outputs, self._before, strict=True):
             if told.first_token_seconds is None and known.first_token_seconds is not None:
                 told.first_token_seconds = after + known.first_token_seconds
             if told.finish_reason is not None and told.seconds is None and known.seconds is not None:
@@ -243,8 +242,8 @@ class MovingStream:
         """
         inner, self._inner = self._inner, None
         assert inner is not None
-        self._metrics = [
-            added(before, known.metrics) for before, known in zip(self._metrics, inner.output().outputs, strict=True)
+        self._before = [
+            added(before, known.metrics) for before, known in zip(self._before, inner.output().outputs, strict=True)
         ]
         if lost is not None and has_run(inner):
             self.losses += 1
@@ -294,7 +293,10 @@ def has_run(stream: RequestStream) -> bool:
     return stream.started or any(request.losses for request in stream.job.requests)
 
 
-def added(one: SpeculationMetrics, other: SpeculationMetrics) -> SpeculationMetrics:
+def added(before: SpeculationMetrics | None, now: SpeculationMetrics) -> SpeculationMetrics:
+    """The counts of all replicas; those of the present one grow on by themselves as long as it is the only one."""
+    if before is None:
+        return now
     return SpeculationMetrics(
-        *(getattr(one, field.name) + getattr(other, field.name) for field in fields(SpeculationMetrics))
+        *(getattr(before, field.name) + getattr(now, field.name) for field in fields(SpeculationMetrics))
     )

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from penstock.core import FinishReason
 from penstock.engine.loop import Observer
-from penstock.engine.stats import Counters
+from penstock.engine.stats import Counters, EngineStats, following, summed
 from penstock.messages import Result, Span
 from penstock.requests.request import Request
 from tests.histories import History
@@ -69,3 +69,25 @@ def test_what_took_longer_than_its_model_is_an_overrun() -> None:
         counters.arrived(Result(stream=stream, picks=[], spans=[span]), at=2.0)
     stats = counters.stats()
     assert (stats.emulated_passes, stats.emulated_overruns) == (2, 1), "neither real devices' nor empty batches count"
+
+
+def test_an_engine_that_follows_another_counts_on_and_several_are_summed() -> None:
+    zero = dict.fromkeys((name for name in EngineStats.__dataclass_fields__ if name != "finished"), 0)
+    one = EngineStats(
+        **zero
+        | {"running": 2, "generation_tokens": 5, "kv_slots": 64, "ended": None, "recovering": None}
+        | {"stage_busy_seconds": [1.0, 2.0], "stage_heard_seconds_ago": [0.1, 0.2], "last_step_seconds_ago": 3.0}
+    )
+    ended = replace(one, ended="it was lost", finished={"stop": 2}, last_step_seconds_ago=1.0)
+    later = following(ended, replace(one, running=1, finished={"stop": 1, "length": 4}))
+    assert (later.running, later.generation_tokens, later.kv_slots, later.ended) == (1, 10, 64, None)
+    assert (later.finished, later.stage_busy_seconds) == ({"stop": 3, "length": 4}, [2.0, 4.0])
+    assert following(None, one) is one
+    both = summed([one, ended])
+    assert (both.running, both.generation_tokens, both.kv_slots, both.last_step_seconds_ago) == (4, 10, 128, 1.0)
+    assert both.stage_heard_seconds_ago == [0.1, 0.2, 0.1, 0.2]
+    assert both.ended is None
+    lost = replace(one, recovering="stage 1 was lost")
+    assert (summed([one, lost]).recovering, summed([ended, lost]).recovering) == (None, "stage 1 was lost")
+    assert summed([ended, ended]).ended == "it was lost"
+    assert summed([]).running == 0
