@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := pyproject.toml constraints.txt
+# Modules are compiled once, and tests rewritten for pytest once, not by every process: that takes as long as collecting.
+export PYTHONDONTWRITEBYTECODE :=
 # What was skipped, a line a reason (tests/skips.py). With a space for the sign, pytest takes the file for tests to run
 # before it has read the option.
 SKIPS := $(VENV)/skipped.txt
@@ -15,9 +17,6 @@ ARM := $(VENV)/arm
 STACKS := tests/stacks/requirements.txt tests/stacks/requirements-instructor.txt tests/stacks/package-lock.json
 # README.md and docs/start/install.md have the same line (tests/unit/test_install.py).
 INSTALL := pip install --constraint constraints.txt --editable
-
-# Modules are compiled once, and tests rewritten for pytest once, not by every process: that takes as long as collecting.
-export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: install demo test test-all test-page test-clients test-arm test-image check figures peers wheel release clean
 

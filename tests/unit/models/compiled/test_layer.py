@@ -157,7 +157,7 @@ def families_and_formats() -> Iterator[Any]:
         yield pytest.param(family, form, marks=[] if sampled else [pytest.mark.whole])
 
 
-@pytest.mark.parametrize(("architecture", "form"), families_and_formats())
+@pytest.mark.parametrize(("architecture", "form"), [*families_and_formats()])
 def test_a_rows_logits_are_its_own(tmp_path: Path, architecture: str, form: str) -> None:
     """Token by token; beside others, in slots of no order, over two stages; in pieces; and among other branches."""
     path, options = make_checkpoint(tmp_path, architecture), FORMATS[form]
