@@ -158,7 +158,7 @@ if __name__ == "__main__":
         __file__,
         cases,
         how=HOW,
-        given="DATA WORK --updates 3000",
+        given=lambda asked: f"DATA WORK --updates {asked.updates} --seeds {asked.seeds}",
         data=Path,
         work=Path,
         updates=3000,

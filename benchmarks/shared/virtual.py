@@ -124,13 +124,13 @@ def main(
     methods: Sequence[str] = (),
     how: str = HOW,
     sizes: Sizes = Sizes(),
-    given: str = "",
+    given: str | Callable[[argparse.Namespace], str] = "",
     **options: Any,
 ) -> None:
     """Run a script by its ``__file__``: measure, store and print each case, unless it is stored with these sizes.
 
-    ``options`` are the script's own, as ``Benchmark.parser`` takes them, and ``given`` is their part of the stored
-    command. Options that name drafters of ``methods`` and set the sizes, by default ``sizes``, are added here. A
+    ``options`` are the script's own, as ``Benchmark.parser`` takes them, and ``given`` is, or makes, their part of the
+    stored command. Options that name drafters of ``methods`` and set the sizes, by default ``sizes``, are added here. A
     ConfigError ends the process with one line that says what is wrong.
     """
     benchmark = Benchmark(file, how)
@@ -140,7 +140,8 @@ def main(
     parser.add_argument("--tokens", type=int, default=sizes.tokens, help="of each")
     asked = parser.parse_args()
     sizes, drafters = Sizes(asked.prompts, asked.tokens), drafters_of(asked, methods)
-    command = command_of(benchmark.command(given), drafters, sizes)
+    own = given if isinstance(given, str) else given(asked)
+    command = command_of(benchmark.command(own), drafters, sizes)
     with benchmark.refusing():
         for key, measure in cases(Wanted(sizes, drafters, asked)):
             show(once(benchmark.name, key, sizes, command, measure, how), key)
