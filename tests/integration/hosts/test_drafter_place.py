@@ -54,7 +54,7 @@ def hosts(keys: Path) -> Iterator[list[Worker]]:
 
 @pytest.fixture(scope="module")
 def deep(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As many layers as learned drafters of ``tests/speculators.py`` read."""
+    """A number of layers that learned drafters of ``tests/speculators.py`` read."""
     return make_checkpoint(tmp_path_factory.mktemp("deep"), num_hidden_layers=8, seed=2, tokenizer=True)
 
 
