@@ -159,6 +159,7 @@ def summed(stats: Sequence[EngineStats]) -> EngineStats:
         finished=dict(finished),
         stage_busy_seconds=[seconds for one in stats for seconds in one.stage_busy_seconds],
         stage_heard_seconds_ago=[seconds for one in stats for seconds in one.stage_heard_seconds_ago],
+        stage_rank_bytes=[counts for one in stats for counts in one.stage_rank_bytes],
         last_step_seconds_ago=min(steps, default=None),
         recovering=next((one.recovering for one in troubled if one.recovering), None) if all_lost else None,
         resting=bool(stats) and all(one.resting for one in stats),
