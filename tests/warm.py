@@ -50,7 +50,9 @@ def write_command(file: Path) -> None:
 def warmed(home: Path, before: Sequence[str], environment: Mapping[str, str]) -> Iterator[None]:
     """Have commands with this home fork from a process that is started with the words ``before``."""
     words = [*before, sys.executable, "-m", "tests.warm", f"{home}.warm"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, env={**environment, "HOME": str(home)}) as one:
+    with subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**environment, "HOME": str(home)}
+    ) as one:
         assert one.stdout is not None
         assert one.stdout.readline() == b"ready\n"
         try:
@@ -128,11 +130,13 @@ def main(path: str) -> None:
         listening.listen()
         print("ready", flush=True)
         signal.signal(signal.SIGCHLD, reap)
-        while True:
+        while sys.stdin not in select.select([listening, sys.stdin], [], [])[0]:
             connection, _ = listening.accept()
             if os.fork() == 0:
                 break
             connection.close()
+        else:
+            return  # whoever has started this process has ended
     answer(connection)
     from penstock.cli.app import main as penstock
 
