@@ -61,7 +61,7 @@ check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# llama.cpp for this processor, beside the wheel of the extra `peers`. It takes an hour of one core; JOBS=4 takes four.
+# llama.cpp for this processor, beside the wheel of the extra `peers`. It compiles 140 files, one at a time; JOBS=4 takes four.
 JOBS := 1
 peers: $(VENV)/.installed-peers
 
