@@ -156,9 +156,11 @@ class Replicas(AsyncEngine):
         return self._enter_all(name, job, Asked(tokenized(job), seeded(job.params, job.seed), priority, client))
 
     def stats(self) -> EngineStats:
-        """The engines' states and counters, summed. May be called from any thread."""
-        found = [one.stats for one in self.replicas() if one.stats is not None]
-        return summed(found)
+        """The engines' states and counters, summed: ``recovering`` while none is up. May be called from any thread."""
+        found = summed([one.stats for one in self.replicas() if one.stats is not None])
+        if self._all_ended:
+            return replace(found, ended=found.ended or self._problems())
+        return replace(found, recovering=self._lost(), ended=None)
 
     def replicas(self) -> list[ReplicaStats]:
         """The state of each engine. May be called from any thread."""
@@ -320,8 +322,13 @@ class Replicas(AsyncEngine):
         if self.closing:
             raise PipelineError("this engine takes no more requests (it was closed); start a new one")
         self._enter()
-        if all(one.has_ended and not one.making for one in self._replicas):
+        if self._all_ended:
             raise PipelineError(f"no replica is up: {self._problems()}")
+
+    @property
+    def _all_ended(self) -> bool:
+        """Whether no engine is up, recovers or is being made."""
+        return all(one.has_ended and not one.making for one in self._replicas)
 
     def _lost(self) -> str | None:
         up = any(one.state is ReplicaState.UP for one in self._replicas)
