@@ -150,7 +150,7 @@ def trees(folder: Path, method: str, sizes: virtual.Sizes) -> dict[str, list[flo
     for one in (0.0, 1.0):
         plain = virtual.find(runs, PLAIN, one).tokens_per_second
         found[f"T={one:g}"] = [
-            round(virtual.find(runs, entry, one).tokens_per_second / plain - 1, 3) for entry in entries
+            round(max(0.0, virtual.find(runs, entry, one).tokens_per_second / plain - 1), 3) for entry in entries
         ]
     return found
 
