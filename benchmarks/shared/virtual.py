@@ -96,13 +96,13 @@ def compared(
         return measure_all(llm, questions, named)
 
 
-def in_lockstep(name: str) -> Cluster:
+def in_lockstep(name: str, draft_pass_ms: float = 0.01) -> Cluster:
     """A preset whose stages all take the same time, with drafts and links that take next to none.
 
     This is SPD's idea of a pipeline: K counts its steps, and a draft is there when the next one begins.
     """
     kinds = {str(one.kind): {"pass_ms": 1.0, "compute_tflops": FAST} for one in load_cluster(name).devices}
-    return load_cluster(name, kinds=kinds, draft_pass_ms=0.01, links={"local": INSTANT})
+    return load_cluster(name, kinds=kinds, draft_pass_ms=draft_pass_ms, links={"local": INSTANT})
 
 
 def find(runs: Sequence[StrategyRun], entry: str, temperature: float) -> StrategyRun:
