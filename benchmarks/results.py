@@ -138,6 +138,7 @@ SECTIONS = {name: page.measured.get(name, Section()) for name, page in PAGE_OF.i
 AWAITED = (
     *("step", "real_ids", "beside_peers", "two_stages", "learning", "drafter_acceptance", "trained"),
     "flowspec_eagle",
+    "layer_kinds",
     "spd_tables",
     "spd_chats",
     "spd_hybrid",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean, geometric_mean, median
 from typing import Any
 
-from benchmarks.papers import jupiter
+from benchmarks.papers import exchanged, jupiter
 from benchmarks.papers.jupiter import IN_TABLE_5
-from benchmarks.sections.base import Section
+from benchmarks.sections.base import Section, by_script
 from benchmarks.shared.points import ASKING, TITLE
 from benchmarks.shared.published import published
 from benchmarks.strategies import planned_hosts, plans
@@ -146,6 +147,23 @@ def gain(shape: Mapping[str, Any], way: str) -> str:
     return times(shape["seconds"]["naive"] / shape["seconds"][way])
 
 
+def exchanged_values(figures: Any) -> Mapping[str, Any]:
+    """The lines through published seconds by method, and bytes that ranks gave, of those priced."""
+    line = {(one["environment"], one["model"], one["method"]): one for one in figures["fits"]}
+
+    def megabytes(method: str, model: str = "7B", environment: str = "A") -> float:
+        return float(line[environment, model, method]["megabytes"])
+
+    priced = [max(one["counted_bytes"]) / one["priced_bytes"] for one in figures["counted"]]
+    return {
+        "fits": [one for one in figures["fits"] if one["method"] != "SP"],
+        "megabytes": megabytes,
+        "line": line["A", "7B", "M-LM"],
+        "priced": (min(priced), max(priced)),
+        "in_floats": next(one for one in figures["ours"] if one["model"] == "7B"),
+    }
+
+
 # ---------------------------------------------------------------------------------------------------------------- plans
 
 
@@ -167,6 +185,15 @@ def hosts_values(figures: Any) -> Mapping[str, Any]:
         pairs = zip(even, planned, strict=True)
         ways[way] = (median(even), median(planned), median(one / other for one, other in pairs))
     return {"ways": ways}
+
+
+def kinds_values(figures: Any) -> Mapping[str, Any]:
+    """The times of each kind, and the plans that differ."""
+    return {
+        "models": [one for one in figures if "ms" in one],
+        "plans": [one for one in figures if "layers" in one],
+        "times": times,
+    }
 
 
 # --------------------------------------------------------------------------------------------------- answers in points
@@ -213,7 +240,9 @@ def gains(place: str, found: Sequence[Any]) -> Iterator[list[str]]:
 
 SECTIONS = {
     "jupiter": Section(how=jupiter.HOW, take=jupiter.take, values=values),
+    "exchanged": replace(by_script(exchanged), values=exchanged_values),
     "plans": Section(how=plans.HOW, take=plans.take, values=plans_values),
     "planned_hosts": Section(values=hosts_values),
+    "layer_kinds": Section(values=kinds_values),
     "outlines": Section(values=outlines_values),
 }

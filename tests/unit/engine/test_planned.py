@@ -28,6 +28,7 @@ from penstock.engine.resolve import resolve_options
 from penstock.hosts.facts import DeviceFacts, HostFacts, own_versions
 from penstock.hosts.fleet import FleetHost
 from penstock.planner.pieces import PieceTable
+from tests.checkpoints import make_checkpoint
 from tests.gguf_files import make_gguf
 
 NAMES = ("a:1", "b:1", "c:1")
@@ -78,6 +79,20 @@ def keep_times(found: Candidates, speeds: dict[str, float], names: list[str], la
         for other in names[i:]:
             link = Link(bandwidth_gbit_s=1.0, latency_ms=latency_ms)
             store.keep(LinkProfile(key=link_key(one, other, encrypted=False), link=link))
+
+
+def test_equal_hosts_are_planned_for_where_layers_differ(tmp_path: Path) -> None:
+    """Layers 2 and 4 attend, the others carry a state; the even split is 2, 2, 1."""
+    model = str(make_checkpoint(tmp_path / "hybrid", "qwen3_5"))
+    found = candidates_on(options(model=model), list(NAMES), THREE.fleet.living)
+    assert found.price.layer_kinds == (0, 0, 1, 0, 1)
+    keep_times(found, dict.fromkeys(NAMES, 5.0), list(NAMES), 0.01)
+    given = options(model=model, speculative_config={})
+    assert planned(given, THREE) == given, "as far as is known, all layers take the same"
+    store, (slow, quick) = ProfileStore(profiles_folder()), (times(ms).layer_ms for ms in (8.0, 1.0))
+    for one in found.devices.values():
+        store.keep(DeviceProfile(key=one.key, times=replace(times(5.0), kind_ms=(slow, quick))))
+    assert planned(given, THREE).layer_split == "1,2,2"
 
 
 def split_of(found: EngineOptions) -> dict[str, int]:
