@@ -77,6 +77,7 @@ def test_an_engine_that_follows_another_counts_on_and_several_are_summed() -> No
         **zero
         | {"running": 2, "generation_tokens": 5, "kv_slots": 64, "ended": None, "recovering": None}
         | {"stage_busy_seconds": [1.0, 2.0], "stage_heard_seconds_ago": [0.1, 0.2], "last_step_seconds_ago": 3.0}
+        | {"stage_rank_bytes": [[5, 5]]}
     )
     ended = replace(one, ended="it was lost", finished={"stop": 2}, last_step_seconds_ago=1.0)
     later = following(ended, replace(one, running=1, finished={"stop": 1, "length": 4}))
@@ -86,6 +87,7 @@ def test_an_engine_that_follows_another_counts_on_and_several_are_summed() -> No
     both = summed([one, ended])
     assert (both.running, both.generation_tokens, both.kv_slots, both.last_step_seconds_ago) == (4, 10, 128, 1.0)
     assert both.stage_heard_seconds_ago == [0.1, 0.2, 0.1, 0.2]
+    assert both.stage_rank_bytes == [[5, 5], [5, 5]]
     assert both.ended is None
     lost = replace(one, recovering="stage 1 was lost")
     assert (summed([one, lost]).recovering, summed([ended, lost]).recovering) == (None, "stage 1 was lost")
