@@ -138,6 +138,10 @@ class RandomParts:
         return self._history.rng.random() < 0.02
 
     @property
+    def drafter_is_back(self) -> bool:
+        return False
+
+    @property
     def may_return(self) -> bool:
         return False
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from penstock.cluster.drawn import drawn_table
 from penstock.cluster.spec import (
+    HERE,
     KV_SLOTS,
     LAYERS,
     PRICES,
@@ -221,6 +222,8 @@ def with_rate(device: Device, gb_s: float | None) -> Device:
 #     [[links.between]]          # exceptions: ends = ["a", "b1"], bandwidth_gbit_s, latency_ms
 
 DRAFTER_ON: Final = "drafter_on"
+ON_ENGINE, ON_FIRST, ON_LAST = "engine", "first-stage", "last-stage"
+"""Places of a drafter that need no name: beside the engine, and with the first or the last stage."""
 PRESETS: Final = Path(__file__).parent / "presets"
 
 
@@ -376,19 +379,24 @@ def joins_hosts(link: LinkBetween, devices: tuple[Device, ...]) -> bool:
 
 
 def with_drafter_on(cluster: Cluster, place: str) -> Cluster:
-    """The cluster with the drafter on "engine" (the engine's device), "last-stage", or the device of that name.
+    """The cluster with the drafter on "engine", "first-stage", "last-stage", or the device of that name.
 
-    The engine stays. Raises FieldError if nothing drafts, or the device is unknown or cannot hold the drafter.
+    The engine stays. Raises FieldError for an unknown device and, where devices are emulated, if nothing drafts or the
+    device cannot hold the drafter.
     """
-    check(cluster.emulated, DRAFTER_ON, place, "left out: no as_model, so where the drafter runs changes nothing")
-    check(cluster.drafter is not None, DRAFTER_ON, place, "left out: the cluster names no drafter that could be moved")
-    known = {"engine": cluster.engine, "last-stage": cluster.stages[-1].last_device}
+    known: dict[str, str | None] = {
+        ON_ENGINE: cluster.engine if cluster.emulated else None,  # a real engine is where its command is started
+        ON_FIRST: cluster.stages[0].devices[0],
+        ON_LAST: cluster.stages[-1].last_device,
+    }
     known |= {device.name: device.name for device in cluster.devices}
     if place not in known:
         raise FieldError(DRAFTER_ON, f"is {place!r}, which is no device; {nearest(place, known)}")
+    drafts = not cluster.emulated or cluster.drafter is not None
+    check(drafts, DRAFTER_ON, place, "left out: the cluster names no drafter that could be moved")
     moved = dataclasses.replace(cluster, drafter=known[place])
-    assert moved.as_model is not None
-    check_emulated(moved, moved.as_model)
+    if moved.as_model is not None:
+        check_emulated(moved, moved.as_model)
     return moved
 
 
@@ -402,7 +410,16 @@ def resolve(file: ClusterFile) -> Cluster:
         check_emulated(cluster, cluster.as_model)
     else:
         refuse_emulation(cluster)
+        check_engine(file, cluster)
     return cluster
+
+
+def check_engine(file: ClusterFile, cluster: Cluster) -> None:
+    """Raise FieldError where a file of real devices has the engine on another host than the one that reads it."""
+    host = cluster.device(cluster.engine).host
+    if file.engine is not None and host != HERE:
+        remedy = f"start the command there, or name a device whose host is {HERE!r}, or leave it out"
+        raise FieldError("engine", f"is {file.engine!r}, on host {host}: the engine runs where it is started; {remedy}")
 
 
 def cluster_of(file: ClusterFile, as_model: ModelPrice | None, stages: tuple[Stage, ...]) -> Cluster:

@@ -285,6 +285,8 @@ def interpolated(rows: Sequence[int], contexts: Sequence[int], grid: Grid, x: fl
 #
 # These are the checked, resolved types; ``load.py`` makes them from a TOML file, a preset, a seed or ``local-N``.
 
+HERE: Final = "localhost"
+"""The host on which a command is started, among others."""
 KV_SLOTS: Final = 4096
 """Tokens for which a stage has memory unless the file says otherwise."""
 LAYERS, TENSORS = "layers", "tensors"
@@ -321,7 +323,7 @@ class Device(DeviceKind):
     """One device. Numbers that it does not state itself come from its ``kind`` in the file's table of kinds."""
 
     name: str
-    host: str = "localhost"
+    host: str = HERE
     kind: str | None = None
     measured: LayerTimes | None = None
     """Measured times of ``as_model``'s layers on it; the other numbers price other models there."""

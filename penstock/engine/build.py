@@ -236,7 +236,8 @@ def drafting_plan(setup: Resolved, model: str, layers: int, target: str = "") ->
         capacity=setup.capacity,
         dtype=setup.options.dtype,
         device=setup.devices[-1],
-        gpu=own_uuid(setup.devices[-1]),
+        host=setup.drafter_host,
+        gpu="" if setup.drafter_host else own_uuid(setup.devices[-1]),
         quantization=setup.draft_quantization,
         numerics=FAST if setup.options.numerics == FAST else AUTO,  # a drafter decides no token
         gives_back=not setup.options.enable_prefix_caching,

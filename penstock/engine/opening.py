@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,21 +14,31 @@ from typing import Final, TypeVar
 from rich.console import Console
 
 from penstock.checkpoint.look import GGUF
+from penstock.cluster.load import ON_FIRST, ON_LAST
 from penstock.cluster.spec import LayerTimes
 from penstock.config import FieldError, check
 from penstock.core import CheckpointChanged, ConfigError
 from penstock.drafters.base import Weights
 from penstock.engine.options import AUTO, EngineOptions, model_folder
 from penstock.engine.profile.hosts import HostsProfile, cluster_of_hosts, completed, known_profile, with_prefill_times
-from penstock.engine.profile.measure import OnStep, kept_for_sharing, needed_bytes
+from penstock.engine.profile.measure import OnStep, drafter_bytes, kept_for_sharing, needed_bytes
 from penstock.engine.resolve import Resolved, resolve_options
 from penstock.extras import RAY, require
 from penstock.files import CHANGED, DTYPE_BYTES, FileStamps
 from penstock.hosts.facts import HostFacts, own_facts
 from penstock.hosts.fleet import LOOK_S, Fleet, FleetHost
 from penstock.hosts.keys import security_for
-from penstock.hosts.placement import HERE, AskedHosts, asked_hosts, check_memory, hosts_asked_for, in_gb, other_hosts
-from penstock.hosts.weights import files_of
+from penstock.hosts.placement import (
+    HERE,
+    AskedHosts,
+    asked_hosts,
+    check_memory,
+    hosts_asked_for,
+    hosts_for_drafter,
+    in_gb,
+    other_hosts,
+)
+from penstock.hosts.weights import OUTSIDE, Layers, files_of
 from penstock.pipeline.base import Host
 from penstock.pipeline.forkserver import shared_fork_server
 from penstock.pipeline.loading import LoadingBar, LoadingCount
@@ -132,7 +142,10 @@ def alike(times: Iterable[LayerTimes]) -> bool:
 
 def decided(options: EngineOptions, profile: HostsProfile) -> EngineOptions:
     found, hits = profile.candidates, hits_of(options)
-    cluster = cluster_of_hosts(profile, drafts=hits == DRAFTED)  # a drafter with weights is held here, and needs room
+    # A drafter with weights needs room on its host; that of the last stage is known only once there is a plan.
+    drafter = hosts_for_drafter(options.drafter_on, None) or [HERE]
+    drafts = hits == DRAFTED and options.drafter_on not in (ON_FIRST, ON_LAST)
+    cluster = cluster_of_hosts(profile, drafts=drafts, drafter_host=drafter[0])
     devices = candidates(cluster)
     plain, drafted = (problem_of(cluster, devices, batch) for batch in (PLAIN, SPECULATIVE))
     plans = [plan.parts for problem in (plain, drafted) for plan in front(problem)]
@@ -174,7 +187,7 @@ WORTH_TELLING: Final = 1 << 30
 def open_host(options: EngineOptions, on_loading: OnLoading | None = None) -> ProcessHost:
     """The host that runs the stages, attached to all that are named. Raises ConfigError for one that cannot be used."""
     assert not isinstance(options.cluster, str)
-    names = other_hosts(hosts_asked_for(options.hosts, options.cluster))
+    names = other_hosts(hosts_used(options))
     asked = AskedHosts(()) if options.hosts is None else asked_hosts(options.hosts)
     if not names and not asked.come:
         if not model_folder(options.model, "target").endswith(GGUF):
@@ -196,11 +209,22 @@ def open_host(options: EngineOptions, on_loading: OnLoading | None = None) -> Pr
         raise
 
 
+def hosts_used(options: EngineOptions) -> list[str]:
+    """The names of all hosts for stages, and of the drafter's."""
+    assert not isinstance(options.cluster, str)
+    drafts = isinstance(options.speculative_config, SpeculativeConfig)
+    drafts = drafts and options.speculative_config.drafter_options.weights is not Weights.NONE  # type: ignore[union-attr]
+    own = hosts_for_drafter(options.drafter_on, options.cluster) if drafts else []
+    return [*hosts_asked_for(options.hosts, options.cluster), *own]
+
+
 def missing_hosts(options: EngineOptions) -> int:
-    """How many hosts have to come: one for each stage, except for a stage on this host."""
+    """How many hosts have to be there: one for each stage, except for a stage on this host, and the drafter's own."""
     assert options.hosts is not None
     assert options.pipeline_parallel_size is not None
-    return options.pipeline_parallel_size - (HERE in asked_hosts(options.hosts).names)
+    named = asked_hosts(options.hosts).names
+    own = set(hosts_used(options)) - set(named)
+    return options.pipeline_parallel_size - (HERE in named) + len(own)
 
 
 def resolve_on(options: EngineOptions, host: Host) -> Resolved:
@@ -211,14 +235,15 @@ def resolve_on(options: EngineOptions, host: Host) -> Resolved:
         return with_prefill_times(setup, {}, encrypted=False)
     fleet = host.fleet
     if options.hosts is not None and asked_hosts(options.hosts).come:
-        options = replace(options, hosts=",".join(present(options.hosts, fleet)))
+        options = replace(options, hosts=",".join(present(options, fleet)))
     options = planned(options, host)
     assert not isinstance(options.cluster, str)
-    living = fleet.joined_by(other_hosts(hosts_asked_for(options.hosts, options.cluster)))
+    living = fleet.joined_by(other_hosts(hosts_used(options)))
     setup = told(resolve_options(options, living))
     check_here(setup)
-    for due in providing(setup, host, living):
-        host.wait(due)
+    for steps in (providing(setup, host, living), providing_drafter(setup, host)):
+        for due in steps:
+            host.wait(due)
     return with_prefill_times(setup, living, encrypted=fleet.security is not None)
 
 
@@ -268,9 +293,17 @@ def size_in_floats(setup: Resolved) -> tuple[str, str]:
 
 def check_here(setup: Resolved) -> None:
     """Raise ConfigError if the stages on this host do not fit. Only before they start: free memory is what is left."""
-    if "" in setup.hosts:
-        here = own_facts("", gpus=any(device != "cpu" for device in setup.devices))
-        check_memory(setup.hosts, setup.devices, needed_bytes(setup), {"": here})
+    if "" in (*setup.hosts, setup.drafter_host if setup.drafts else None):
+        check_room(setup, {"": own_facts("", gpus=any(device != "cpu" for device in setup.devices))})
+
+
+def check_room(setup: Resolved, facts: Mapping[str, HostFacts]) -> None:
+    """Raise ConfigError for each of these hosts on which stages, and the drafter if it is there, do not fit."""
+    if not setup.drafts:
+        check_memory(setup.hosts, setup.devices, needed_bytes(setup), facts)
+        return
+    needed = [*needed_bytes(setup), drafter_bytes(setup)]
+    check_memory((*setup.hosts, setup.drafter_host), setup.devices, needed, facts, drafts=True)
 
 
 def providing(setup: Resolved, host: FleetHost, living: Mapping[str, HostFacts]) -> Generator[float]:
@@ -279,32 +312,91 @@ def providing(setup: Resolved, host: FleetHost, living: Mapping[str, HostFacts])
     ``living``: facts of the hosts for which the setup was made. Raises ConfigError for a host that cannot hold them and
     for files that cannot be read, and CheckpointChanged.
     """
-    check_memory(setup.hosts, setup.devices, needed_bytes(setup), living)
+    check_room(setup, living)
     layers = layers_by_host(setup)
+    ask_for(host, setup.checkpoint.source, setup.checkpoint.num_layers, layers)
+    yield from waiting(host, layers)
+
+
+def ask_for(host: FleetHost, source: Path, total: int | None, layers: Mapping[str, Collection[Layers]]) -> None:
+    """Ask hosts to get hold of parts of the checkpoint at ``source``. Raises ConfigError if it cannot be read."""
     try:
-        host.fleet.ask(host.offer(setup.checkpoint.source, setup.checkpoint.num_layers), layers)
+        host.fleet.ask(host.offer(source, total), layers)
     except OSError as error:
-        raise ConfigError(f"model: {setup.checkpoint.source} cannot be read: {error}") from error
-    while not host.fleet.settled(layers):
+        raise ConfigError(f"model: {source} cannot be read: {error}") from error
+
+
+def waiting(host: FleetHost, names: Collection[str]) -> Generator[float]:
+    """Yields times at which to go on, until these hosts hold what they were asked for. Raises ConfigError."""
+    while not host.fleet.settled(names):
         host.fleet.tell_progress()
         yield host.now() + LOOK_S
     host.fleet.tell_progress()
-    host.fleet.check(layers)
+    host.fleet.check(names)
 
 
-def present(hosts: str, fleet: Fleet) -> list[str]:
-    """The hosts that are named, then those that have come."""
-    named = asked_hosts(hosts).names
-    return [*named, *(name for name in fleet.hosts if name not in named)]
+def providing_drafter(setup: Resolved, host: Host) -> Generator[float]:
+    """Have the drafter's host, if it is another one, hold what the drafter loads; see ``providing``."""
+    name = setup.drafter_host
+    if not name or not isinstance(host, FleetHost):
+        return
+    for source, total, layers in drafter_parts_on(setup, name):
+        ask_for(host, source, total, {name: layers})
+    yield from waiting(host, [name])
 
 
-def layers_by_host(setup: Resolved) -> dict[str, list[tuple[int, int]]]:
-    """The layers [first, last) of the stages on each of the other hosts, by host name."""
-    found: dict[str, list[tuple[int, int]]] = {}
-    for name, layers in zip(setup.hosts, setup.layers, strict=True):
-        if name:
-            found.setdefault(name, []).append(layers)
+def drafter_is_held(setup: Resolved, host: FleetHost) -> bool:
+    """Whether the drafter's host, another one, is there and holds all that the drafter loads."""
+    name = setup.drafter_host
+    return all(
+        host.fleet.hold(host.offer(source, total), {name: layers})
+        for source, total, layers in drafter_parts_on(setup, name)
+    )
+
+
+def drafter_parts_on(setup: Resolved, name: str) -> list[tuple[Path, int | None, list[Layers]]]:
+    """The checkpoints that the drafter on host ``name`` loads: path, number of layers, and the layers there.
+
+    Beside its own it needs parts of the target's.
+    """
+    target = setup.checkpoint.source, setup.checkpoint.num_layers, layers_for(setup, name)
+    if setup.draft is not None:
+        own = setup.draft.num_layers
+        return [target] if setup.draft.source == target[0] else [(setup.draft.source, own, [(0, own)]), target]
+    assert setup.speculator is not None
+    return [target] if setup.speculator.path == target[0] else [(setup.speculator.path, None, [(0, 1)]), target]
+
+
+def layers_for(setup: Resolved, name: str) -> list[Layers]:
+    """The target's layers [first, last) that the host holds, for its stages and, if it is there, for the drafter.
+
+    A learned drafter reads embedding and head, and an MTP head is behind the last layer. A draft model reads only the
+    tokenizer, for grammars, unless it is the target itself.
+    """
+    total = setup.checkpoint.num_layers
+    found = [layers for host, layers in zip(setup.hosts, setup.layers, strict=True) if host == name]
+    if name != setup.drafter_host:
+        return found
+    if setup.draft is not None and setup.draft.source == setup.checkpoint.source:
+        found.append((0, total))
+    if setup.speculator is not None:
+        found.append(OUTSIDE)
+        if setup.speculator.path == setup.checkpoint.source:
+            found.append((total, total + 1))
     return found
+
+
+def present(options: EngineOptions, fleet: Fleet) -> list[str]:
+    """The hosts that are named, then those that have come. One that is named for the drafter alone is neither."""
+    assert options.hosts is not None
+    named = asked_hosts(options.hosts).names
+    known = {*named, *hosts_used(options)}
+    return [*named, *(name for name in fleet.hosts if name not in known)]
+
+
+def layers_by_host(setup: Resolved) -> dict[str, list[Layers]]:
+    """The target's layers [first, last) that each of the other hosts with stages holds, by host name."""
+    return {name: layers_for(setup, name) for name in dict.fromkeys(setup.hosts) if name}
 
 
 # ------------------------------------------------------------------------------------------------------------- starting

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 from penstock.cluster import Cluster, load_cluster, preset_names
+from penstock.cluster.load import ON_ENGINE, ON_FIRST, ON_LAST, with_drafter_on
 from penstock.config import FieldError, check
 from penstock.files import DTYPES, FAST, NUMERICS, QUANTIZATIONS
 from penstock.hosts.placement import asked_hosts
@@ -103,6 +104,17 @@ Hosts = Annotated[
         default="as the cluster says, else this host",
     ),
 ]
+DrafterOn = Annotated[
+    str | None,
+    Option(
+        "Where a drafter with weights runs: engine, first-stage, last-stage, one of the hosts or one of its own, or a "
+        "cluster's device.",
+        PIPELINE,
+        metavar="PLACE",
+        default="as the cluster says, else with the engine",
+        values=(ON_ENGINE, ON_FIRST, ON_LAST),
+    ),
+]
 KeysFolder = Annotated[
     str | None,
     Option("This host's keys, which `penstock keys` makes.", PIPELINE, metavar="FOLDER", default=KEYS),
@@ -154,6 +166,7 @@ class PipelineOptions:
     ] = None
     cluster: Annotated[str | Cluster | None, CLUSTER] = None
     hosts: Hosts = None
+    drafter_on: DrafterOn = None
     keys: KeysFolder = None
     insecure: Insecure = False
     threads: Threads = None
@@ -228,6 +241,8 @@ class EngineOptions(SharingOptions, PipelineOptions, ModelOptions):
             object.__setattr__(self, "speculative_config", parse_speculative(self.speculative_config, self.model))
         if isinstance(self.cluster, str):
             object.__setattr__(self, "cluster", load_cluster(self.cluster))
+        if isinstance(self.cluster, Cluster) and self.drafter_on is not None:
+            object.__setattr__(self, "cluster", with_drafter_on(self.cluster, self.drafter_on))
         check(self.dtype in DTYPES, "dtype", self.dtype, f"one of {', '.join(DTYPES)}")
         known = ", ".join(QUANTIZATIONS)
         check(self.quantization in QUANTIZATIONS, "quantization", self.quantization, f"one of {known}")

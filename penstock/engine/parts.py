@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import closing
@@ -24,9 +25,16 @@ from penstock.engine.build import (
     stage_plans,
     weights_plan,
 )
-from penstock.engine.opening import LoadedFiles, layers_by_host, present, providing
-from penstock.engine.profile.measure import needed_bytes
-from penstock.engine.resolve import Resolved, devices_of, resolve_options, threads_of
+from penstock.engine.opening import (
+    LoadedFiles,
+    drafter_is_held,
+    layers_by_host,
+    present,
+    providing,
+    providing_drafter,
+)
+from penstock.engine.profile.measure import drafter_bytes, needed_bytes
+from penstock.engine.resolve import Resolved, devices_of, resolve_options, threads_of, with_drafter_placed
 from penstock.files import EXACT
 from penstock.hosts.facts import HostFacts
 from penstock.hosts.fleet import Fleet, FleetHost
@@ -91,7 +99,7 @@ def names_there(asked: Resolved, fleet: Fleet, living: Living) -> list[str]:
     """The hosts that stages may be on now, as plans name them."""
     if asked.options.hosts is None:
         return ["", *living]
-    there = dict.fromkeys(map(in_plans, present(asked.options.hosts, fleet)))
+    there = dict.fromkeys(map(in_plans, present(asked.options, fleet)))
     return [name for name in there if not name or name in living]
 
 
@@ -127,15 +135,15 @@ def same_split(asked: Resolved, names: Sequence[str], living: Living) -> Resolve
 
     def takes(name: str, stages: Sequence[int]) -> bool:
         wanted = [needed[stage] for stage in sorted(stages)]
+        wanted += [drafter_bytes(asked)] * (name == asked.drafter_host)
         return not name or (name in living and has_room(name, living[name], options.device, wanted))
 
-    hosts = moved(asked.hosts, names, takes)
-    drafts = asked.draft is not None or asked.speculator is not None
+    setup = replace(asked, hosts=moved(asked.hosts, names, takes))
+    drafter = setup.drafter_host
     return replace(
-        asked,
-        hosts=hosts,
-        devices=devices_of(options, hosts, living),
-        threads=threads_of(options, asked.cluster, hosts, living, drafts=drafts),
+        setup,
+        devices=devices_of(options, setup.hosts, living, drafter),
+        threads=threads_of(options, setup.cluster, setup.hosts, living, drafter if setup.drafts else None),
     )
 
 
@@ -162,6 +170,8 @@ START_ATTEMPTS: Final = 3
 MOST_DRAFTER_LOSSES: Final = 3
 WITHIN_S: Final = 60.0
 """Seconds; a drafter that is lost ``MOST_DRAFTER_LOSSES`` times within them is not started again."""
+DRAFTER_AGAIN_S: Final = 15.0
+"""Seconds after which a drafter that could not be started on its host, which is back, is tried again."""
 
 
 class EngineParts:
@@ -178,6 +188,8 @@ class EngineParts:
         """The stage that holds the drafter's weights; None where there is none."""
         self._lacks_drafter = setup.speculation is not None and setup.speculation.drafts
         """Whether the drafter that was asked for has yet to be started."""
+        self._away_until = math.inf
+        """When to look again for the drafter's host, which was not there; infinite while it need not be looked for."""
         self._drafter_losses: deque[float] = deque(maxlen=MOST_DRAFTER_LOSSES)
         self._exact: bool | None = None
         """Whether the numerics of the first pipeline were exact; None before it has started."""
@@ -230,6 +242,8 @@ class EngineParts:
             yield from self._start_drafter()
         except PipelineError as error:
             self._do_without_drafter(str(error))
+            if self._setup.drafter_host:
+                self._away_until = self._host.now() + DRAFTER_AGAIN_S * (self._away_until < math.inf)
         yield from self._start_stages()
         self._host.end_unused()
 
@@ -265,7 +279,31 @@ class EngineParts:
     @property
     def out_of_place(self) -> bool:
         """Whether stages that had hosts of their own share one, though another one is there by now."""
-        return self._pipeline is not None and better_place(self._asked, self._setup, self._host)
+        if self._pipeline is None:
+            return False
+        return (self._drafter_is_back and self._needs_taps) or better_place(self._asked, self._setup, self._host)
+
+    @property
+    def drafter_is_back(self) -> bool:
+        """Whether a drafter whose host was away could be started there now, and the stages need not be for that."""
+        return self._pipeline is not None and self._drafter_is_back and not self._needs_taps
+
+    @property
+    def _drafter_is_back(self) -> bool:
+        if self._host.now() < self._away_until or not isinstance(self._host, FleetHost):
+            return False
+        if not self._host.fleet.hosts[self._setup.drafter_host].alive:
+            return False
+        try:
+            return drafter_is_held(self._setup, self._host)
+        except (ConfigError, PipelineError, OSError) as error:
+            log.info("the drafter's host cannot be used: %s", error)
+            return False
+
+    @property
+    def _needs_taps(self) -> bool:
+        """Whether the drafter is a learned one, so that stages are told where to send it their states."""
+        return self._setup.speculator is not None
 
     @property
     def may_return(self) -> bool:
@@ -291,14 +329,30 @@ class EngineParts:
 
     def _start_drafter(self) -> Generator[float | None]:
         config = self._setup.speculation
-        if config is None or not self._lacks_drafter:
+        if config is None or not (self._lacks_drafter or self._drafter_is_back):
             return
         if config.drafter_options.weights is not Weights.NONE:
+            yield from self._provide_drafter()
             self._weights = yield from self._begun(*weights_plan(self._setup))
         self.drafter = make_drafter(self._setup, config, self._host, self._weights, self._answers)
-        self._lacks_drafter = False
+        if self._away_until < math.inf:
+            log.warning("the drafter's host %s is back: it drafts again", self._setup.drafter_host)
+        self._lacks_drafter, self._away_until = False, math.inf
         if self._pipeline is not None:
             share_device(self._setup, self.drafter, self._pipeline)
+
+    def _provide_drafter(self) -> Generator[float]:
+        """Have the drafter's host hold its weights. Raises PipelineError if it is another one and cannot."""
+        if not self._setup.drafter_host or not isinstance(self._host, FleetHost):
+            return
+        living = self._host.fleet.living
+        if self._setup.drafter_host not in living:
+            raise PipelineError(f"its host {self._setup.drafter_host} is not there")
+        try:
+            self._setup = with_drafter_placed(self._setup, living)
+            yield from providing_drafter(self._setup, self._host)
+        except ConfigError as error:
+            raise PipelineError(str(error)) from error
 
     def _start_stages(self) -> Generator[float | None]:
         if self._pipeline is not None:

@@ -75,6 +75,11 @@ class Parts(Protocol):
         ...
 
     @property
+    def drafter_is_back(self) -> bool:
+        """Whether a drafter whose host was lost could be started now beside the stages that run."""
+        ...
+
+    @property
     def may_return(self) -> bool:
         """Whether hosts that are lost may come back, however late."""
         ...
@@ -189,6 +194,8 @@ class Recovery:
             log.info("a request has come: the weights are loaded again")
             self.resting = False
             self._begin_move(PipelineLost("the weights are loaded again after a rest"))
+        if self._lost is None and self.due == math.inf and self.parts.drafter_is_back:
+            self.due, self._began_at = self._clock.now(), self._clock.now()
         if self.due < math.inf:
             self._advance(loop)
         elif self.is_due_to_move(loop):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.checkpoint.look import Glance, check_built_for, check_version, glance, parse_layer_split, resolve
 from penstock.cluster import Cluster, LinkTiming, StageTiming
+from penstock.cluster.load import DRAFTER_ON, ON_ENGINE, ON_FIRST, ON_LAST
 from penstock.config import FieldError, check
 from penstock.core import ConfigError
 from penstock.drafters.base import Weights
@@ -21,9 +22,13 @@ from penstock.engine.options import AUTO, DEMO, EngineOptions, model_folder
 from penstock.hosts.facts import HostFacts, own_facts, shared_threads, usable_cores
 from penstock.hosts.placement import (
     HERE,
+    asked_hosts,
     check_gpus,
     devices_elsewhere,
+    drafter_host,
+    host_and_port,
     hosts_asked_for,
+    hosts_for_drafter,
     hosts_of_stages,
     threads_elsewhere,
 )
@@ -78,6 +83,16 @@ class Resolved:
         return len(self.layers)
 
     @property
+    def drafts(self) -> bool:
+        """Whether a drafter has weights, and so a device, threads and memory."""
+        return self.draft is not None or self.speculator is not None
+
+    @property
+    def drafter_host(self) -> str:
+        """Host of the drafter's weights, as plans name it."""
+        return drafter_host(self.options.drafter_on, self.cluster, self.hosts) if self.drafts else ""
+
+    @property
     def capacity(self) -> int:
         """Slots of every stage's arenas."""
         return self.kv_slots + self.speculative_slots
@@ -123,7 +138,12 @@ def resolve_options(options: EngineOptions, living: Mapping[str, HostFacts] | No
     check_layers(options, checkpoint.num_layers)
     layers = tuple(split_layers(options, checkpoint, cluster))
     hosts = hosts_of_stages(options.hosts, cluster, len(layers))
-    devices = devices_of(options, hosts, living or {})
+    drafts = draft is not None or speculator is not None
+    drafter = drafter_host(options.drafter_on, cluster, hosts) if drafts else ""
+    devices = devices_of(options, hosts, living or {}, drafter)
+    if speculator is not None and drafter and speculator.path.is_file():
+        wanted = "a folder, which another host is sent with its config.json"
+        raise FieldError("speculative_config.model", f"is {str(speculator.path)!r}, and has to be {wanted}")
     if speculator is not None and speculation is not None:
         speculation.drafter_options.check_speculator(speculator, layers)
     slots = options.speculative_slots
@@ -142,7 +162,7 @@ def resolve_options(options: EngineOptions, living: Mapping[str, HostFacts] | No
         layers,
         hosts,
         devices,
-        threads_of(options, cluster, hosts, living or {}, drafts=draft is not None or speculator is not None),
+        threads_of(options, cluster, hosts, living or {}, drafter if drafts else None),
         longest,
         options.kv_slots or max(2 * longest, DEFAULT_MODEL_LEN),
         speculative_slots(len(layers), most_rows) if slots is None else slots,
@@ -185,6 +205,7 @@ def capabilities(options: EngineOptions, living: Mapping[str, HostFacts]) -> lis
     if options.device == "cpu":  # and no driver is asked
         return []
     names = hosts_asked_for(options.hosts, options.cluster)
+    names = (*names, *(name for name in hosts_for_drafter(options.drafter_on, options.cluster) if name not in names))
     known = {HERE: own_facts(""), **living} if HERE in names else living
     check_gpus(names, known)
     facts = [known[name] for name in dict.fromkeys(names) if name in known]
@@ -192,23 +213,26 @@ def capabilities(options: EngineOptions, living: Mapping[str, HostFacts]) -> lis
     return [gpu.capability for gpu in gpus if gpu.capability is not None]
 
 
-def devices_of(options: EngineOptions, hosts: Sequence[str], living: Mapping[str, HostFacts]) -> tuple[str, ...]:
-    """The device of each stage, then the drafter's, which is on this host.
+def devices_of(
+    options: EngineOptions, hosts: Sequence[str], living: Mapping[str, HostFacts], drafter: str = ""
+) -> tuple[str, ...]:
+    """The device of each stage, then the drafter's, which is on the host ``drafter``.
 
     Raises ConfigError for a device that is not there.
     """
     from penstock.models.quantized.choice import check_device, drafting_device, placed
 
-    if not any(hosts):
-        check_device(options.device)
-        return placed(options.device, len(hosts))
+    places = [*hosts, drafter] if drafter in living else list(hosts)
     here = [stage for stage, host in enumerate(hosts) if not host]
     if here:
         check_device(options.device)
-    devices = devices_elsewhere(hosts, living, options.device)
+    devices = devices_elsewhere(places, living, options.device)
     own = placed(options.device, len(here)) if here else (drafting_device(options.device),)
     devices |= zip(here, own, strict=False)
-    return (*(devices[stage] for stage in range(len(hosts))), own[-1])
+    with_a_stage = {ON_FIRST: 0, ON_LAST: len(hosts) - 1}.get(options.drafter_on or "")
+    if not drafter and with_a_stage is not None:
+        devices[len(hosts)] = devices[with_a_stage]
+    return (*(devices[stage] for stage in range(len(hosts))), devices.get(len(hosts), own[-1]))
 
 
 def threads_of(
@@ -216,10 +240,9 @@ def threads_of(
     cluster: Cluster | None,
     hosts: Sequence[str],
     living: Mapping[str, HostFacts],
-    *,
-    drafts: bool,
+    drafter: str | None,
 ) -> tuple[int, ...]:
-    """Threads of each stage, then of a drafter with weights, which is on this host.
+    """Threads of each stage, then of a drafter with weights, which is on the host ``drafter``; None: there is none.
 
     One thread does where the processor's cores do not set the pace: on GPUs, and in an emulated cluster.
     """
@@ -232,10 +255,20 @@ def threads_of(
     if cluster is not None:
         names = [stage.devices[0] for stage in cluster.stages] + [cluster.drafter]
         stated = [None if name is None else cluster.device(name).threads for name in names]
-    threads = threads_elsewhere(hosts, living, stated)
-    here = [stage for stage, host in enumerate(hosts) if not host] + [stages] * drafts
+    places = [*hosts, drafter] if drafter is not None and (not drafter or drafter in living) else list(hosts)
+    threads = threads_elsewhere(places, living, stated)
+    here = [process for process, host in enumerate(places) if not host]
     threads |= zip(here, shared_threads([stated[process] for process in here], usable_cores()), strict=True)
     return tuple(threads.get(process, 1) for process in range(stages + 1))
+
+
+def with_drafter_placed(setup: Resolved, living: Mapping[str, HostFacts]) -> Resolved:
+    """The setup with the drafter's device and threads as its host has them now. Raises ConfigError."""
+    if not setup.drafter_host:
+        return setup
+    devices = devices_of(setup.options, setup.hosts, living, setup.drafter_host)
+    threads = threads_of(setup.options, setup.cluster, setup.hosts, living, setup.drafter_host)
+    return replace(setup, devices=(*setup.devices[:-1], devices[-1]), threads=(*setup.threads[:-1], threads[-1]))
 
 
 def positions_of(checkpoint: Checkpoint) -> int:
@@ -288,6 +321,7 @@ def check_options(options: EngineOptions, max_tokens: int | None = None) -> None
     if isinstance(options.cluster, Cluster):
         assert not isinstance(options.speculative_config, Mapping)
         check_cluster(options.cluster, options, options.speculative_config)
+    check_drafter_on(options)
     draft, name = draft_at_hand(options), drafting_checkpoint(options)
     target = glance(model_folder(options.model, "target"))
     if draft is None and name is not None:
@@ -303,6 +337,22 @@ def check_options(options: EngineOptions, max_tokens: int | None = None) -> None
     room = longest or min(positions or DEFAULT_MODEL_LEN, DEFAULT_MODEL_LEN)
     wanted = f"below {room}, the most tokens of prompt and output together (max_model_len)"
     check(max_tokens is None or max_tokens < room, "max_tokens", max_tokens, wanted)
+
+
+def check_drafter_on(options: EngineOptions) -> None:
+    """Raise FieldError for a place that is no host's name, or is named for a drafter that runs on no device."""
+    place, config, cluster = options.drafter_on, options.speculative_config, options.cluster
+    if place in (None, ON_ENGINE) or (isinstance(cluster, Cluster) and cluster.emulated):
+        return
+    weights = config.drafter_options.weights if isinstance(config, SpeculativeConfig) else Weights.NONE
+    if weights is Weights.NONE:
+        who = f"method {config.method!r} has no weights and" if isinstance(config, SpeculativeConfig) else "nothing"
+        what = "drafts beside the engine" if isinstance(config, SpeculativeConfig) else "drafts"
+        raise FieldError(DRAFTER_ON, f"is {place!r}, and {who} {what}: leave it out, or name a drafter with weights")
+    if not isinstance(cluster, Cluster) and place not in (ON_FIRST, ON_LAST):
+        host_and_port(str(place), DRAFTER_ON)
+        ray = options.hosts is not None and asked_hosts(options.hosts).ray
+        check(not ray, DRAFTER_ON, place, f"{ON_ENGINE}, {ON_FIRST} or {ON_LAST}: Ray says which nodes there are")
 
 
 def drafting_checkpoint(options: EngineOptions) -> str | None:

@@ -531,11 +531,13 @@ class Question:
 class Offer:
     """The checkpoint at ``source``, a folder or a file, of ``layers`` layers: as it was when this was made.
 
+    With None it is a learned drafter's, which is needed as a whole.
+
     Every byte is hashed, at the rate of the disk or of SHA-256: 1.8 GB a second were measured on a core that has
     instructions for it. Raises OSError, and ConfigError.
     """
 
-    def __init__(self, source: Path, layers: int, cancelled: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, source: Path, layers: int | None, cancelled: Callable[[], bool] = lambda: False) -> None:
         self.path = str(source)
         self._source = source
         self._layers = layers
@@ -549,7 +551,8 @@ class Offer:
         """Look up the bytes that these layers need. Raises OSError, and ConfigError for a damaged file."""
         held = tuple(sorted(layers))
         if held not in self._ranges:
-            self._ranges[held] = ranges_of(self._source, held, self._layers)
+            whole = {one.name: [(0, one.size)] for one in self._files.values()}
+            self._ranges[held] = whole if self._layers is None else ranges_of(self._source, held, self._layers)
 
     def question(self, layers: Collection[Layers], number: int) -> Question:
         """The question for a host that is to hold these layers. Raises OSError, and ConfigError for a damaged file."""

@@ -448,21 +448,22 @@ class FleetHost(ProcessHost):
         self._started_by = started_by
         elsewhere = Elsewhere(fleet.hosts, fleet.reached_at, fleet.cut_off, fleet.private_network)
         super().__init__("tcp", stage_timeout, fleet.security, on_loading, elsewhere)
-        self._offer: Offer | None = None
-        """The checkpoint that hosts are to hold, as it was when first asked for; None before."""
+        self._offers: dict[str, Offer] = {}
+        """The checkpoints that hosts are to hold, by path, each as it was when first asked for."""
         fleet.on_news = self.wake
         if on_loading is not None:
             fleet.on_fetched = partial(tell_fetched, on_loading)
 
-    def offer(self, source: Path, layers: int) -> Offer:
+    def offer(self, source: Path, layers: int | None) -> Offer:
         """The checkpoint at ``source``, of ``layers`` layers, for other hosts; its bytes are hashed only once.
 
-        Raises OSError, ConfigError, and CheckpointChanged if its files have changed since.
+        None has it sent as a whole. Raises OSError, ConfigError, and CheckpointChanged if its files have changed since.
         """
-        if self._offer is None or self._offer.path != str(source):
-            self._offer = Offer(source, layers)
-        self._offer.check()
-        return self._offer
+        offer = self._offers.get(str(source))
+        if offer is None:
+            offer = self._offers[str(source)] = Offer(source, layers)
+        offer.check()
+        return offer
 
     def close(self) -> None:
         super().close()

@@ -26,6 +26,7 @@ from penstock.hosts.facts import HostFacts
 from penstock.hosts.fetching import Fetch, Proved, WeightCache
 from penstock.hosts.messages import Refusals
 from penstock.hosts.probe import ProbeSpec
+from penstock.hosts.weights import OUTSIDE
 from penstock.messages import Frame, MalformedMessage, cut
 from penstock.pipeline.base import StagePlan, StageSpec
 from penstock.pipeline.forkserver import ForkServer
@@ -45,6 +46,11 @@ MOST_BACKLOG: Final = 4 << 20
 """Bytes that may wait for a head that does not read."""
 END_S: Final = 10.0
 """Seconds that a lease's thread may take to end its processes."""
+
+
+def checkpoints_of(plan: StagePlan) -> list[str]:
+    """The head's paths of the checkpoints that a stage reads, each once."""
+    return [path for path in dict.fromkeys((plan.model, plan.target, plan.tokenizer)) if path]
 
 
 class Own:
@@ -280,22 +286,28 @@ class Lease:
         if problem := self._problem_of(plan):
             self._refuse(spec, problem)
             return
-        found = self._found.get(plan.model)
-        if isinstance(found, str):
-            self._refuse(spec, found)
-            return
-        if found is None or found.stamps.changed is not None:
-            self._start_later(spec, changed=found is not None)
-            return
+        places = dict[str, str]()
+        for path in checkpoints_of(plan):
+            found = self._found.get(path)
+            if isinstance(found, str):
+                self._refuse(spec, found)
+                return
+            if found is None or found.stamps.changed is not None:
+                self._start_later(spec, path, changed=found is not None)
+                return
+            places[path] = str(found.place)
         assert self._facts is not None
-        place = str(found.place)
         server = self._stages[spec.process] = self._own.fork_server()
         server.listen(spec.process, self._own.ends)
         server.start(
             replace(
                 spec,
                 plan=replace(
-                    plan, model=place, tokenizer=place if plan.tokenizer else "", gpu=self._facts.uuid(plan.device)
+                    plan,
+                    model=places[plan.model],
+                    target=places.get(plan.target, ""),
+                    tokenizer=places.get(plan.tokenizer, ""),
+                    gpu=self._facts.uuid(plan.device),
                 ),
                 bind=f"tcp://{self._host}:*",
                 security=self._own.security,
@@ -308,16 +320,17 @@ class Lease:
         assert self._facts is not None
         if not self._facts.may_have(plan.device):
             return f"there is no device {plan.device!r}; this host has {self._facts.known}"
-        fetch = self._fetches.get(plan.model)
-        if fetch is None or (plan.first, plan.last) not in fetch.asked.layers or plan.target:
+        # A learned drafter loads its own checkpoint as a whole, and its target's tensors outside of the layers.
+        held, layers = (plan.target, OUTSIDE) if plan.target else (plan.model, (plan.first, plan.last))
+        fetch = self._fetches.get(held)
+        if fetch is None or layers not in fetch.asked.layers or plan.model not in self._fetches:
             return f"{plan.label} have not been asked for, or sent to this host"
-        if plan.tokenizer not in ("", plan.model):
+        if plan.tokenizer and plan.tokenizer not in self._fetches:
             return f"the tokenizer at {plan.tokenizer} has not been asked for"
         return ""
 
-    def _start_later(self, spec: StageSpec, changed: bool) -> None:
-        """Start a stage once its files are proved: they are being hashed, or have ``changed`` since they were."""
-        path = spec.plan.model
+    def _start_later(self, spec: StageSpec, path: str, changed: bool) -> None:
+        """Start a stage once the files at ``path`` are proved: they are being hashed, or have ``changed`` since."""
         if changed:
             log.warning("files of the checkpoint at %s have changed since they were checked: once more", path)
             self._begin(self._fetches[path].again())

@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from penstock.cluster import Cluster
+from penstock.cluster import Cluster, spec
+from penstock.cluster.load import ON_ENGINE, ON_FIRST, ON_LAST
 from penstock.config import FieldError
 from penstock.core import ConfigError
 from penstock.hosts.facts import DeviceFacts, HostFacts, shared_threads
 from penstock.transport.addresses import MOST_PORT
 
-HERE: Final = "localhost"
+HERE: Final = spec.HERE
 """The engine's own host among others. Plans name it by the empty string."""
 JOIN: Final = "join://"
 RAY: Final = "ray"
@@ -120,6 +121,27 @@ def hosts_of_stages(hosts: str | None, cluster: Cluster | None, stages: int) -> 
     return spread(hosts_asked_for(hosts, cluster), stages)
 
 
+def drafter_host(place: str | None, cluster: Cluster | None, stages: Sequence[str]) -> str:
+    """The host of a drafter with weights, as plans name it.
+
+    ``place`` is "engine", "first-stage", "last-stage" or a host; of a cluster of real devices its ``drafter`` counts,
+    which has been moved to that place. ``stages`` are the stages' hosts. None, and an emulated cluster, whose devices
+    only lend their times, have it on the engine's host.
+    """
+    if cluster is not None and (cluster.emulated or cluster.drafter is None):
+        return ""
+    if cluster is not None:
+        return in_plans(cluster.device(str(cluster.drafter)).host)
+    fixed = {None: "", ON_ENGINE: "", ON_FIRST: stages[0], ON_LAST: stages[-1]}
+    return fixed[place] if place in fixed else in_plans(str(place))
+
+
+def hosts_for_drafter(place: str | None, cluster: Cluster | None) -> list[str]:
+    """The other host that is named for the drafter, whether it has a stage or not; empty where none is."""
+    named = drafter_host(place, cluster, ("",))
+    return [named] if named else []
+
+
 def spread(names: Sequence[str], stages: int) -> tuple[str, ...]:
     """The host of each stage, as plans name it: neighbours share a host. Hosts beyond the stages' number are spares."""
     used = names[:stages]
@@ -199,30 +221,37 @@ def by_host(hosts: Sequence[str]) -> Iterator[tuple[str, list[int]]]:
 
 
 def check_memory(
-    hosts: Sequence[str], devices: Sequence[str], needed: Sequence[int], facts: Mapping[str, HostFacts]
+    hosts: Sequence[str],
+    devices: Sequence[str],
+    needed: Sequence[int],
+    facts: Mapping[str, HostFacts],
+    drafts: bool = False,
 ) -> None:
     """Raise ConfigError, naming host and device with the numbers, where stages do not fit.
 
-    ``needed``: bytes of weights and KV of each stage. ``facts``: those of the hosts to check, as plans name them.
+    ``needed``: bytes of weights and KV of each stage. ``facts``: those of the hosts to check, as plans name them. One
+    entry more than there are stages is a drafter's: ``drafts``.
     """
     sums: Counter[tuple[str, str]] = Counter()
     for host, device, count in zip(hosts, devices, needed, strict=False):
         sums[host, device] += count
+    drafting = (hosts[-1], devices[-1]) if drafts else None
     problems = [
         problem
-        for (host, device), count in sums.items()
-        if host in facts and (problem := too_much(host or HERE, facts[host].device(device), count))
+        for place, count in sums.items()
+        if (host := place[0]) in facts
+        and (problem := too_much(host or HERE, facts[host].device(place[1]), count, place == drafting))
     ]
     if problems:
         raise ConfigError("; ".join(problems))
 
 
-def too_much(host: str, device: DeviceFacts | None, needed: int) -> str:
+def too_much(host: str, device: DeviceFacts | None, needed: int, drafts: bool = False) -> str:
     if device is None or device.free is None or needed <= device.free:
         return ""
     return (
         f"host {host}: {device.device} has {in_gb(device.free)} free, its stages need {in_gb(needed)} for weights and "
-        "KV; use more hosts, fewer kv_slots or a shorter max_model_len"
+        f"KV{', the drafter included' if drafts else ''}; use more hosts, fewer kv_slots or a shorter max_model_len"
     )
 
 

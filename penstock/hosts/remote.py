@@ -116,8 +116,8 @@ class RemoteHost:
         """Times at which the host was lost after it had been there."""
         self._lock = threading.RLock()
         """Guards the state that both the engine's thread and the fleet's thread change."""
-        self._search: Search | None = None
-        """The search for the layers that the host is to hold; None while it is to hold none."""
+        self._searches: dict[str, Search] = {}
+        """The search for what the host is to hold of each checkpoint, by the checkpoint's path here."""
         self._questions = 0
 
     # ------------------------------------------------------------------------------------------------- as a launcher
@@ -166,47 +166,44 @@ class RemoteHost:
         Raises OSError, and ConfigError for a damaged file.
         """
         with self._lock:
-            search = self._search
-            if search is not None and search.serves(offer, layers):
+            before = self._searches.get(offer.path)
+            if before is not None and before.serves(offer, layers):
                 return
             offer.prepare(layers)
-            if search is not None:
-                search.forget()
-            self._search = Search(offer, tuple(layers))
+            if before is not None:
+                before.forget()
+            search = self._searches[offer.path] = Search(offer, tuple(layers))
             if self.facts is not None:
-                self._begin_search()
+                self._begin(search)
 
     def holds(self, offer: Offer, layers: Collection[Layers]) -> bool:
         """Whether stages of these layers can load the checkpoint on the host."""
         with self._lock:
-            search = self._search
+            search = self._searches.get(offer.path)
             return search is not None and search.problem == "" and search.serves(offer, layers)
 
     @property
     def searching(self) -> bool:
         """Whether the host has yet to say whether it holds the layers that it was asked for."""
         with self._lock:
-            return self._search is not None and self._search.problem is None
+            return any(search.problem is None for search in self._searches.values())
 
     @property
     def problem(self) -> str:
-        """The reason why stages cannot load the checkpoint on the host; empty if they can, or it is not known."""
+        """The reason why a checkpoint cannot be loaded on the host; empty if each can, or it is not known."""
         with self._lock:
-            return (self._search.problem or "") if self._search is not None else ""
+            return next((search.problem for search in self._searches.values() if search.problem), "")
 
     @property
     def progress(self) -> tuple[int, int] | None:
         """Bytes of its layers that the host holds, and needs in all; None while it is not being sent any."""
         with self._lock:
-            search = self._search
-            sending = search is not None and search.problem is None and search.fetched
-            return (search.held, search.question.needed_bytes) if sending and search and search.question else None
+            sending = [one for one in self._searches.values() if one.fetched and one.problem is None and one.question]
+            needed = sum(one.question.needed_bytes for one in sending if one.question is not None)
+            return (sum(one.held for one in sending), needed) if sending else None
 
-    def _begin_search(self) -> None:
-        """Ask for the layers that the host is to hold, as a new question, over the connection for large messages."""
-        search = self._search
-        if search is None:
-            return
+    def _begin(self, search: Search) -> None:
+        """Ask for what the host is to hold, as a new question, over the connection for large messages."""
         self._questions += 1
         search.begin(search.offer.question(search.layers, self._questions))
         assert search.question is not None
@@ -259,11 +256,12 @@ class RemoteHost:
             elif isinstance(message, messages.BeatAnswer):
                 self._take_beat(message)
             elif isinstance(message, messages.CheckpointFound | messages.Progress):
-                if self._search is not None:
-                    self._search.take(message)
+                for search in self._searches.values():  # each takes what answers its own question
+                    search.take(message)
             elif isinstance(message, messages.WantPiece):
-                if self._search is not None and self._search.courier is not None:
-                    self._search.courier.want(message)
+                for search in self._searches.values():
+                    if search.courier is not None:
+                        search.courier.want(message)
             elif isinstance(message, messages.StageEnded):
                 self._report(message.process, message.cause)
             elif isinstance(message, messages.LeaseEnded):
@@ -276,7 +274,8 @@ class RemoteHost:
             raise MalformedMessage("it has attached already")
         self.facts, self.came_once = facts, True
         self.beat()
-        self._begin_search()
+        for search in self._searches.values():
+            self._begin(search)
 
     def _take_beat(self, answer: messages.BeatAnswer) -> None:
         """Learn the clock offset from an answer, unless it answers no recent beat, or one for the second time."""
@@ -301,14 +300,17 @@ class RemoteHost:
     def _ask_again(self, seconds: float) -> None:
         """Ask a host again that could not get hold of its layers: its disk may have room now, or its link be better."""
         with self._lock:
-            if self._search is not None and self._search.is_worth_another_try(seconds):
-                log.info("host %s is asked again for its layers: %s", self.name, self._search.problem)
-                self._begin_search()
+            for search in self._searches.values():
+                if search.is_worth_another_try(seconds):
+                    log.info("host %s is asked again for its layers: %s", self.name, search.problem)
+                    self._begin(search)
 
     def _stalls(self, seconds: float) -> bool:
+        """Whether nothing has moved for too long: searches share one connection, so all of them have to wait."""
         with self._lock:
             waiting = 0 if self._bulk is None else self._bulk.backlog
-            return self._search is not None and self._search.stalls(seconds, waiting)
+            stalled = [one.stalls(seconds, waiting) for one in self._searches.values() if one.problem is None]
+            return bool(stalled) and all(stalled)
 
     def lose(self, cause: str) -> None:
         """End the lease because the host is lost, and report the ends of all its processes."""
@@ -318,8 +320,8 @@ class RemoteHost:
             # The cause first: other threads read it as soon as they see that the host is not attached.
             self.cause, self._lost_at = cause, time.monotonic()
             self.attached, self.facts = False, None
-            if self._search is not None:
-                self._search.forget()
+            for search in self._searches.values():
+                search.forget()
             for process in list(self._running):  # a copy: reporting an end removes the process
                 self._report(process, cause)
         self._close_connections()
@@ -341,8 +343,8 @@ class RemoteHost:
     def end(self) -> None:
         """Stop sending layers."""
         with self._lock:
-            if self._search is not None:
-                self._search.forget()
+            for search in self._searches.values():
+                search.forget()
 
     def _note_loss(self, cause: str) -> None:
         self._losses.append(time.monotonic())

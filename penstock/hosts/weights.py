@@ -50,6 +50,8 @@ Range = tuple[int, int]
 """Bytes [first, last) of a file."""
 Layers = tuple[Index, Index]
 """Layers [first, last) of a model."""
+OUTSIDE: Final = (0, 0)
+"""No layer of a model, only the tensors outside of them: embedding, final norm and head."""
 Pieces = tuple[Index, Index]
 """Pieces [first, last) of a file."""
 Digest = Annotated[str, msgspec.Meta(max_length=64, pattern=r"\A[0-9a-f]{64}\Z")]
@@ -231,7 +233,8 @@ def ranges_of(source: Path, layers: Collection[Layers], total: int) -> dict[str,
     """The bytes that stages of these ``layers`` read, by file: small files, headers, and tensors.
 
     ``source`` is a folder or a GGUF file of a model with ``total`` layers. A stage at either end of the model has all
-    tensors outside of the layers, as when it is loaded. Raises OSError, and ConfigError for a damaged file.
+    tensors outside of the layers, as when it is loaded: (0, 0) are those alone. Layers from ``total`` on are MTP heads,
+    which a drafter loads. Raises OSError, and ConfigError for a damaged file.
     """
     if source.is_file():
         return gguf_ranges(source, layers, total)
@@ -250,7 +253,9 @@ def safetensors_ranges(file: Path, layers: Collection[Layers], total: int, wrapp
     from penstock.checkpoint.tensors import layer_of
 
     def needed(name: str) -> bool:
-        if name.startswith(MTP) or (wrapped and text_name(name) is None):
+        if name.startswith(MTP):
+            return any(last > total for _, last in layers)
+        if wrapped and text_name(name) is None:
             return False
         return is_needed(layer_of(name), layers, total) or (bool(layers) and is_outside(name))
 

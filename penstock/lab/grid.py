@@ -141,7 +141,7 @@ Bandwidth = Annotated[
 DrafterOn = Annotated[
     tuple[str, ...],
     Option(
-        "Where the emulated drafter runs: engine, last-stage, or a device's name; several are compared.",
+        "Where the drafter runs: engine, first-stage, last-stage, a host, or a cluster's device; several are compared.",
         PIPELINE,
         metavar="PLACE,...",
         default="the cluster's",

@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 from rich.console import Console
 
 from penstock.cluster import PRICES, Cluster, load_devices
+from penstock.cluster.load import ON_LAST
 from penstock.cluster.spec import Stage
 from penstock.cluster.timing import held_by, held_by_part
 from penstock.core import ConfigError
@@ -98,6 +99,7 @@ def run_with(chosen: Choice) -> dict[str, str]:
     return {
         "hosts": ",".join(chosen.cluster.device(stage.devices[0]).host for stage in stages),
         "layer_split": ",".join(str(sum(stage.layers)) for stage in stages),
+        **({"drafter_on": ON_LAST} if chosen.cluster.drafter == stages[-1].last_device else {}),
     }
 
 
@@ -215,7 +217,8 @@ def remarks(planning: Planning, chosen: Choice, more: Choice | None) -> Iterator
         yield brought(planning.options.goal, chosen, more)
     if planning.options.real:
         given = run_with(chosen)
-        yield f"Run it with --hosts {given['hosts']} --layer-split {given['layer_split']}"
+        drafting = f" --drafter-on {given['drafter_on']}" if "drafter_on" in given else ""
+        yield f"Run it with --hosts {given['hosts']} --layer-split {given['layer_split']}{drafting}"
     if planning.options.tokens:
         yield (
             "Judged by simulating the engine with a drafter like the demo pair's."

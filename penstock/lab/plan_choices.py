@@ -265,12 +265,9 @@ class Planning:
         )
 
     def moved(self, choice: Choice) -> Choice | None:
-        """The same stages with the drafter on the last one's device; None where it is there already or does not fit.
-
-        On real hosts the drafter always runs on the engine's.
-        """
+        """The same stages with the drafter on the last one's device; None where it is there already or does not fit."""
         last = choice.cluster.stages[-1].last_device
-        if self.options.real or choice.cluster.drafter in (None, last):
+        if choice.cluster.drafter in (None, last):
             return None
         try:
             return replace(choice, cluster=with_drafter_on(choice.cluster, last))

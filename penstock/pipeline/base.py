@@ -29,6 +29,8 @@ class TapSpec(msgspec.Struct, frozen=True, kw_only=True):
     layers: Annotated[tuple[Index, ...], msgspec.Meta(max_length=MOST_LAYERS)]
     address: Address
     session: Label
+    host: Label = ""
+    """The drafter's host, as its launcher is named; empty for the engine's own."""
 
 
 class StagePlan(msgspec.Struct, frozen=True, kw_only=True):

@@ -444,7 +444,8 @@ class ProcessPipeline:
         self._end.listener = listener
 
     def tap(self, layers: tuple[int, ...]) -> TapSpec:
-        return TapSpec(layers=layers, address=self.started[0].address, session=self._session)
+        address, host = self.started[0].address, self._plans[0].host
+        return TapSpec(layers=layers, address=address, session=self._session, host=host)
 
     def poll(self) -> list[Result]:
         if self._host.now() >= self._blame.until:
@@ -638,14 +639,16 @@ class ProcessPipeline:
         other = told.stage + {"upstream": -1, "downstream": 1}.get(told.to, 0)
         inside = told.to != "drafter" and 0 <= other < self.stages
         name = self._who(other) if inside else "the engine" if told.to != "drafter" else "the drafter"
-        self._on_unreached(told.stage, other if inside else ANY_STAGE, f"it does not reach {name}: {told.cause}")
+        tap = self._plans[told.stage].tap if told.to == "drafter" else None
+        cause = f"it does not reach {name}: {told.cause}"
+        self._on_unreached(told.stage, other if inside else ANY_STAGE, cause, "" if tap is None else tap.host)
 
-    def _on_unreached(self, stage: int, other: int, cause: str) -> None:
-        """Two stages, or a stage and engine or drafter (ANY_STAGE), are not connected: mark a host to be cut off."""
-        # The later stage's host comes first; the engine's own (empty) is never cut off.
-        hosts = [self._plans[one].host if one != ANY_STAGE else "" for one in sorted((stage, other), reverse=True)]
+    def _on_unreached(self, stage: int, other: int, cause: str, drafter: str = "") -> None:
+        """Two stages, or a stage and engine or ``drafter`` (ANY_STAGE), are not connected: mark a host to cut off."""
+        # The drafter's host, without which answers go on, then the later stage's; never the engine's own (empty).
+        hosts = [self._plans[one].host if one != ANY_STAGE else drafter for one in sorted((stage, other), reverse=True)]
         if hosts[0] != hosts[1]:
-            self._cut_off = hosts[0] or hosts[1], f"{self._who(stage)}: {cause}"
+            self._cut_off = drafter or hosts[0] or hosts[1], f"{self._who(stage)}: {cause}"
         self._on_exit(stage, Source.CONNECTION, cause)
 
     def _on_listened(self, seconds: float) -> bool:

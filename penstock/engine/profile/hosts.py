@@ -191,8 +191,8 @@ def named(host: str) -> str:
 # Turns measured hosts into a cluster to plan for: their devices, and the links between them.
 
 
-def cluster_of_hosts(profile: HostsProfile, *, drafts: bool) -> Cluster:
-    """The measured hosts as a cluster. The engine is on this host, and so is an EAGLE-like drafter if it ``drafts``.
+def cluster_of_hosts(profile: HostsProfile, *, drafts: bool, drafter_host: str = HERE) -> Cluster:
+    """The measured hosts as a cluster. The engine is on this host; an EAGLE-like drafter, if it ``drafts``, on its own.
 
     If this host is not among them, it is assumed to be like the first. Everything has to have been measured.
     """
@@ -210,7 +210,7 @@ def cluster_of_hosts(profile: HostsProfile, *, drafts: bool) -> Cluster:
         links=Links(local=within, between=tuple(links)),
         stages=tuple(Stage(devices=(name,)) for name in found.names),
         engine=here,
-        drafter=here if drafts else None,
+        drafter=next((one.name for one in devices if one.host == drafter_host), here) if drafts else None,
         as_model=price,
         draft_as_model=eagle(price) if drafts else None,
         kv_slots=found.capacity,

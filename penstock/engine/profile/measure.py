@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -206,6 +207,28 @@ def needed_bytes(setup: Resolved) -> list[int]:
         + sum(kept[first:last])
         for i, (first, last) in enumerate(setup.layers)
     ]
+
+
+def drafter_bytes(setup: Resolved) -> int:
+    """Bytes of the drafter: weights, KV cache and, of a learned one, the target's states. 0 without weights."""
+    if setup.draft is not None:
+        whole = ((0, setup.draft.num_layers),)
+        alone = replace(setup, checkpoint=setup.draft, quantization=setup.draft_quantization, layers=whole)
+        return needed_bytes(alone)[0]
+    speculator = setup.speculator
+    if speculator is None:
+        return 0
+    dtype, numbers = DTYPE_BYTES[setup.options.dtype], numbers_by_part(setup.checkpoint.weights.sizes())
+    own = sum(math.prod(stored.shape) for stored in speculator.tensors.values())
+    # What its file lacks comes from the target, as floats: embedding and head.
+    lent = numbers.get("embedding", 0) * sum(
+        name not in speculator.tensors for name in ("embed_tokens.weight", "lm_head.weight") if speculator.depth
+    )
+    kept = len(set(speculator.reads)) * setup.checkpoint.hidden_size
+    if speculator.depth:
+        kept += 2 * speculator.depth * kv_width(speculator.layer or setup.checkpoint.config)
+    width = WHOLE_NUMBERS.get(setup.draft_quantization, float(dtype))
+    return round(width * own) + dtype * (lent + setup.capacity * kept)
 
 
 def slot_bytes(setup: Resolved) -> list[int]:

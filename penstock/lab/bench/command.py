@@ -123,8 +123,8 @@ def checked(options: BenchOptions) -> BenchPlan:
     if options.record is not None:
         check_record(options.record, plan.drafting)
     require([*needs_of(plan.peers), *([PLOTS] if options.report is not None else [])])
-    for cluster in plan.clusters.values():
-        check_options(engine_options(options, plan, cluster), options.max_tokens)
+    for place in plan.clusters:
+        check_options(engine_options(options, plan, place), options.max_tokens)
     return plan
 
 
@@ -162,7 +162,7 @@ def cluster_of(options: BenchOptions, place: str) -> Cluster | None:
     """The named cluster with the options' changes and the drafter in its place. Raises ConfigError."""
     given = {name: getattr(options, name) for name in ("time_scale", "bandwidth_gbit_s")}
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    if place:
+    if place and options.cluster is not None:
         changes["drafter_on"] = place
     if options.cluster is None:
         if changes:
@@ -176,10 +176,12 @@ def is_synthetic(drafting: SpeculativeConfig | None) -> bool:
     return drafting is not None and drafting.method == "synthetic"
 
 
-def engine_options(options: BenchOptions, plan: BenchPlan, cluster: Cluster | None) -> EngineOptions:
+def engine_options(options: BenchOptions, plan: BenchPlan, place: str) -> EngineOptions:
+    """The engine with the drafter in this place; an empty one leaves it where it is."""
     return EngineOptions(
         model=options.model,
-        cluster=cluster,
+        cluster=plan.clusters[place],
+        drafter_on=place or None,
         hosts=options.hosts,
         keys=options.keys,
         insecure=options.insecure,
@@ -202,7 +204,7 @@ def measured(options: BenchOptions, plan: BenchPlan, ticker: Ticker) -> Measured
 
     found: Measured | None = None
     for place, cluster in plan.clusters.items():
-        engine = engine_options(options, plan, cluster)
+        engine = engine_options(options, plan, place)
         emulated = cluster is not None and cluster.emulated
         with LLM(**vars(engine), host=RealTimeHost() if emulated else open_host(engine)) as llm:
             questions = questions_of(llm, plan.conversations, options.raw) if found is None else found.questions
