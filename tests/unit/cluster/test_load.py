@@ -209,11 +209,30 @@ def test_a_measured_pass_goes_with_the_drafter() -> None:
     assert (moved.drafter, moved.draft_pass_ms) == ("gpu-4", 4.15)
 
 
+def test_a_real_drafter_moves_to_any_device() -> None:
+    places = {"engine": None, "first-stage": "stage-1", "last-stage": "stage-3", "stage-2": "stage-2"}
+    for place, device in places.items():
+        assert load_cluster("local-3", drafter_on=place).drafter == device
+
+
+def test_a_real_engine_runs_where_it_is_started(tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    hosts = {"here": "localhost", "there": "10.0.0.2:7700"}
+    devices = "".join(f'[[devices]]\nname = "{name}"\nhost = "{host}"\n' for name, host in hosts.items())
+    for engine, refused in (("here", False), ("there", True)):
+        file.write_text(f'name = "c"\nengine = "{engine}"\n{devices}[[stages]]\ndevices = ["there"]\n')
+        if refused:
+            with pytest.raises(ConfigError, match=r"engine is 'there', on host 10\.0\.0\.2:7700"):
+                load_cluster(str(file))
+        else:
+            assert load_cluster(str(file)).engine == "here"
+
+
 @pytest.mark.parametrize(
     ("name", "place", "words"),
     [
         ("demo", "board4", "cluster demo: drafter_on is 'board4', which is no device; did you mean 'board-4'"),
-        ("local-2", "engine", "cluster local-2: drafter_on is 'engine'; it has to be left out: no as_model"),
+        ("local-2", "stage-9", "cluster local-2: drafter_on is 'stage-9', which is no device; did you mean"),
     ],
 )
 def test_a_place_where_no_drafter_can_be_is_refused(name: str, place: str, words: str) -> None:
