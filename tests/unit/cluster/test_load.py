@@ -232,7 +232,11 @@ def test_a_real_engine_runs_where_it_is_started(tmp_path: Path) -> None:
     ("name", "place", "words"),
     [
         ("demo", "board4", "cluster demo: drafter_on is 'board4', which is no device; did you mean 'board-4'"),
-        ("local-2", "stage-9", "cluster local-2: drafter_on is 'stage-9', which is no device; did you mean"),
+        (
+            "local-2",
+            "stage-9",
+            "cluster local-2: drafter_on is 'stage-9', which is no device; Known: engine, first-stage",
+        ),
     ],
 )
 def test_a_place_where_no_drafter_can_be_is_refused(name: str, place: str, words: str) -> None:

@@ -81,7 +81,7 @@ class Stages:
         cores = [StageCore(one, self.pool.total, stage == 1) for stage, one in enumerate(layers)]
         return Breakable([StageDriver(stage, core, self.clock.now) for stage, core in enumerate(cores)], self.clock)
 
-    out_of_place = False
+    out_of_place = drafter_is_back = False
     may_return = False
 
     def drop_lost(self) -> bool:
@@ -276,6 +276,28 @@ def test_stages_move_amid_a_request_where_somebody_asks_for_it() -> None:
     stages.run()
     assert len(stages.started) == 1
     assert tokens_of(request) == expected()
+    assert stages.recovery.recoveries == 0
+
+
+class Returning(Stages):
+    """A drafter that is back after a while, and starts beside the stages."""
+
+    def start(self) -> Generator[float | None]:
+        yield self.clock.now() + self.takes
+        self.drafter, self.drafter_is_back = NgramDrafter(3, 1), False
+        self.started.append(self.clock.now())
+
+
+def test_a_drafter_that_is_back_drafts_amid_answers() -> None:
+    stages = Returning()
+    request = stages.add(0)
+    while not tokens_of(request):
+        stages.loop.step()
+    stages.drafter_is_back = True
+    stages.run()
+    assert tokens_of(request) == expected()
+    assert len(stages.started) == 1
+    assert stages.loop.drafter is stages.drafter
     assert stages.recovery.recoveries == 0
 
 
