@@ -121,30 +121,15 @@ def resolve_options(options: EngineOptions, living: Mapping[str, HostFacts] | No
     check_loads(checkpoint, options.numerics, options.tensor_parallel_size)
     quantization = weights_format(options.quantization, options.device, checkpoint)
     options = replace(options, dtype=computed_in(options, checkpoint, quantization, living or {}))
-    draft = speculator = None
-    weights = speculation.drafter_options.weights if speculation is not None else Weights.NONE
-    if speculation is not None and weights is Weights.SPECULATOR:
-        from penstock.models.speculators.open import check_draft_ids, open_speculator
-
-        speculator = open_speculator(speculator_folder(options.model, speculation), checkpoint)
-        check_method(speculation.method, speculator)
-        with of_drafter():
-            check_draft_ids(speculator, checkpoint)
-    elif speculation is not None and weights is Weights.DRAFT_MODEL:
-        draft = open_checkpoint(model_folder(str(speculation.drafter_options.model), "draft"))
-        check_same_tokens(checkpoint, draft)
-        with of_drafter():
-            check_loads(draft)
+    draft, speculator = drafter_checkpoints(options, checkpoint, speculation)
     check_layers(options, checkpoint.num_layers)
     layers = tuple(split_layers(options, checkpoint, cluster))
     hosts = hosts_of_stages(options.hosts, cluster, len(layers))
     drafts = draft is not None or speculator is not None
-    drafter = drafter_host(options.drafter_on, cluster, hosts) if drafts else ""
-    devices = devices_of(options, hosts, living or {}, drafter)
-    if speculator is not None and drafter and speculator.path.is_file():
-        wanted = "a folder, which another host is sent with its config.json"
-        raise FieldError("speculative_config.model", f"is {str(speculator.path)!r}, and has to be {wanted}")
+    drafter = drafter_host(options.drafter_on, cluster, hosts) if drafts else None
+    devices = devices_of(options, hosts, living or {}, drafter or "")
     if speculator is not None and speculation is not None:
+        check_sent(speculator, drafter or "")
         speculation.drafter_options.check_speculator(speculator, layers)
     slots = options.speculative_slots
     most_rows = speculation.strategy_options.most_rows if speculation is not None else 0
@@ -162,7 +147,7 @@ def resolve_options(options: EngineOptions, living: Mapping[str, HostFacts] | No
         layers,
         hosts,
         devices,
-        threads_of(options, cluster, hosts, living or {}, drafter if drafts else None),
+        threads_of(options, cluster, hosts, living or {}, drafter),
         longest,
         options.kv_slots or max(2 * longest, DEFAULT_MODEL_LEN),
         speculative_slots(len(layers), most_rows) if slots is None else slots,
@@ -273,6 +258,39 @@ def with_drafter_placed(setup: Resolved, living: Mapping[str, HostFacts]) -> Res
 
 def positions_of(checkpoint: Checkpoint) -> int:
     return int(getattr(checkpoint.config, "max_position_embeddings", None) or DEFAULT_MODEL_LEN)
+
+
+def drafter_checkpoints(
+    options: EngineOptions, checkpoint: Checkpoint, speculation: SpeculativeConfig | None
+) -> tuple[Checkpoint | None, SpeculatorCheckpoint | None]:
+    """The draft model's checkpoint or the learned drafter's, whichever drafts for the target's, ``checkpoint``.
+
+    Raises ConfigError.
+    """
+    from penstock.checkpoint.checkpoint import open_checkpoint
+    from penstock.models.loader import check_loads
+
+    draft = speculator = None
+    weights = speculation.drafter_options.weights if speculation is not None else Weights.NONE
+    if speculation is not None and weights is Weights.SPECULATOR:
+        from penstock.models.speculators.open import check_draft_ids, open_speculator
+
+        speculator = open_speculator(speculator_folder(options.model, speculation), checkpoint)
+        check_method(speculation.method, speculator)
+        with of_drafter():
+            check_draft_ids(speculator, checkpoint)
+    elif speculation is not None and weights is Weights.DRAFT_MODEL:
+        draft = open_checkpoint(model_folder(str(speculation.drafter_options.model), "draft"))
+        check_same_tokens(checkpoint, draft)
+        with of_drafter():
+            check_loads(draft)
+    return draft, speculator
+
+
+def check_sent(speculator: SpeculatorCheckpoint, host: str) -> None:
+    """Raise FieldError for a learned drafter on another host that cannot be sent there as a whole."""
+    wanted = "a folder, since another host is sent its config.json, too"
+    check(not host or not speculator.path.is_file(), "speculative_config.model", str(speculator.path), wanted)
 
 
 def check_method(method: str, speculator: SpeculatorCheckpoint) -> None:
