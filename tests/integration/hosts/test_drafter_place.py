@@ -40,6 +40,8 @@ LEARNED: Final = {
     "mtp": speculators.mtp,
     "spd": speculators.spd,
 }
+NOT_WHOLE: Final = "early_exit"
+"""A method that drafts only below tokens that have entered, and so no whole tree."""
 GONE_S: Final = 10.0
 
 Asked = Callable[..., dict[str, Any]]
@@ -54,7 +56,7 @@ def hosts(keys: Path) -> Iterator[list[Worker]]:
 
 @pytest.fixture(scope="module")
 def deep(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As many layers as learned drafters of ``tests/speculators.py`` read."""
+    """A target of as many layers as learned drafters of ``tests/speculators.py`` read."""
     return make_checkpoint(tmp_path_factory.mktemp("deep"), num_hidden_layers=8, seed=2, tokenizer=True)
 
 
@@ -69,7 +71,8 @@ def config_of(deep: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[
         if make is not None and not model.exists():
             make(open_checkpoint(str(deep))).save(model)
         # A round is drafted whole, and then looked at whole: what is right does not depend on anybody's speed.
-        return {"method": method, "model": str(model), "strategy": "static_tree"}
+        strategy = "continuous" if method == NOT_WHOLE else "static_tree"
+        return {"method": method, "model": str(model), "strategy": strategy}
 
     return found
 
@@ -118,7 +121,7 @@ def test_each_kind_in_each_place_gives_plain_decodings_tokens(
             assert [len(one.stages()) for one in hosts] == [*on_stages, int(where is hosts[2])]
         assert ids(outputs) == expected
         right.append(accepted(outputs))
-    assert right[0] == right[1]
+    assert right[0] == right[1] or method == NOT_WHOLE
     assert all(drafts for drafts, _, _ in right[0])
 
 
