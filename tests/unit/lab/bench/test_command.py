@@ -10,7 +10,7 @@ import pytest
 from penstock.cluster.timing import LinkTiming
 from penstock.core import ConfigError
 from penstock.engine.commit import Advance
-from penstock.lab.bench.command import BenchPlan, all_settings, placed, plan_of, seeds_remark
+from penstock.lab.bench.command import BenchPlan, all_settings, engine_options, placed, plan_of, seeds_remark
 from penstock.lab.bench.meter import Meter
 from penstock.lab.bench.options import BenchOptions
 from penstock.lab.common import is_looping
@@ -200,8 +200,9 @@ def test_a_bench_has_a_cluster_for_every_place_of_the_drafter() -> None:
     assert plan.total(openings(plan)) == 3 * 2 * 2
     with pytest.raises(ConfigError, match="drafter_on is 'board-9', which is no device"):
         plan_of(BenchOptions(**options, cluster="demo", drafter_on=("board-9",)))
-    with pytest.raises(ConfigError, match="drafter_on changes modelled times: it needs an emulated cluster"):
-        plan_of(BenchOptions(**options, drafter_on=("engine",)))
+    real = plan_of(BenchOptions(**options, drafter_on=("engine", "last-stage")))
+    assert real.clusters == {"engine": None, "last-stage": None}  # the engine's own option says where
+    assert engine_options(BenchOptions(**options), real, "last-stage").drafter_on == "last-stage"
     with pytest.raises(ConfigError, match="drafter_on means nothing where no device drafts"):
         plan_of(BenchOptions(strategies=("autoregressive",), cluster="demo", drafter_on=("engine",)))
     with pytest.raises(ConfigError, match="drafter_on is 'engine,engine'; it has to be different ones"):
