@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from statistics import median
 from typing import Any, Final, NamedTuple
 
@@ -78,11 +78,14 @@ class MeasuredText:
 # -------------------------------------------------------------------------------------------------------------- measure
 # Measures a model's layers on a device: real stages there compute batches of several sizes and lengths of text.
 #
-# A model is held as stages, one after the other on the device: the first layer (with the embedding), then one layer of
-# each kind, beginning with the second, as many from the third on as there is room for, and the last (with the head).
-# With times a, b, ... of one layer of each kind, all with the overhead s of a stage, m layers together take T:
+# A model is held as stages, one after the other on the device: the first layer (with the embedding), some of the next
+# ones, as many from the third on as there is room for, and the last (with the head).
 #
-#     count_a x (a - s) + count_b x (b - s) + ... + s = T, therefore s = (count_a x a + count_b x b + ... - T) / (m - 1)
+# Where all layers are alike the second one is a stage: the time of many layers less that of one is the time per layer.
+# Where they differ, a stage also takes something once for each kind that it has (masks of attention, trees of states),
+# so that stages are compared which have the same kinds. From a layer a to the next of its kind, with others between:
+#
+#     a x x a    less    x x a    is one layer of kind a
 #
 # Stages compute one batch at a time, so that layers which two of them hold disturb nothing.
 
@@ -105,17 +108,30 @@ OnStep = Callable[[int, int], None]
 
 
 def parts_of(kinds: Sequence[int], most: int) -> tuple[Layers, ...]:
-    """The layers of the stages, given the kind of each: the first, one of each kind, at most ``most``, and the last.
+    """The layers of the stages, given the kind of each: the first, those that tell kinds apart, ``most``, and the last.
 
-    A kind that only the first or the last layer is of has no stage. Raises FieldError if there are too few layers.
+    Raises FieldError if there are too few layers.
     """
     layers = len(kinds)
     if layers < LEAST_LAYERS:
         raise FieldError("model", f"has {layers} layers; a profile takes {LEAST_LAYERS}: write its layer_split down")
-    inner = kinds[1:-1]
-    singles = sorted(1 + inner.index(kind) for kind in set(inner))
     many = 2, 2 + max(1, min(most, layers - 3))
-    return (0, 1), *((one, one + 1) for one in singles), many, (layers - 1, layers)
+    inner = [(1, 2)] if len(set(kinds[1:-1])) == 1 else [*chain.from_iterable(compared(kinds).values())]
+    return (0, 1), *inner, many, (layers - 1, layers)
+
+
+def compared(kinds: Sequence[int]) -> dict[int, tuple[Layers, Layers]]:
+    """Two stages for each kind, of which the first has one layer of the kind more than the second, and nothing else.
+
+    A kind with fewer than two layers between the first and the last has none.
+    """
+    found: dict[int, tuple[Layers, Layers]] = {}
+    for kind in sorted(set(kinds[1:-1])):
+        places = [layer for layer in range(1, len(kinds) - 1) if kinds[layer] == kind]
+        if len(places) > 1:
+            begin, end = places[0], places[1] + 1
+            found[kind] = (begin, end), (begin + 1, end)
+    return found
 
 
 def contexts_within(longest: int) -> tuple[int, ...]:
@@ -216,34 +232,50 @@ def solved(
 
 
 def solved_batch(stages: Sequence[float], parts: Sequence[range], kinds: Sequence[int]) -> Solved:
-    """The times in one batch. The first layer alone of its kind has its own stage's time, the last one alone of its
-    kind the mean of the others: it is always beside the head, whose time makes up for the difference."""
-    first, *ones, many, last = stages
-    held = [kinds[layer] for layer in parts[-2]]
-    counts = [held.count(kinds[part.start]) for part in parts[1:-2]]
-    layer, beside = layers_ms(ones, many, counts)
-    unknown = max(0.0, min(sum(layer) / len(layer), last - beside))
-    known = {kinds[part.start]: ms for part, ms in zip(parts[1:-2], layer, strict=True)}
+    """The times in one batch. A kind that was not compared has the mean of the others, the first layer alone of its
+    kind its own stage's time."""
+    first, *inner, many, last = stages
+    count = [Counter(kinds[layer] for layer in part) for part in parts[1:-1]]
+    if len(inner) == 1:
+        layer = layer_ms(inner[0], many, len(parts[-2]))
+        known, beside = {kinds[1]: layer}, inner[0] - layer
+    else:
+        pairs = zip(inner[::2], inner[1::2], strict=True)
+        known, beside = kinds_ms(dict(zip(compared(kinds), pairs, strict=True)), many, count)
+    unknown = max(0.0, min(sum(known.values()) / len(known), last - beside))
     each = [known.get(kind, unknown) for kind in range(max(kinds) + 1)]
     if kinds[0] not in known and kinds[0] != kinds[-1]:
         each[kinds[0]] = max(0.0, first - beside)
     return Solved(each, beside, last - beside - each[kinds[-1]])
 
 
-def layers_ms(ones: Sequence[float], many: float, counts: Sequence[int]) -> tuple[list[float], float]:
+def kinds_ms(
+    pairs: Mapping[int, tuple[float, float]], many: float, counts: Sequence[Counter[int]]
+) -> tuple[dict[int, float], float]:
     """Milliseconds of one layer of each kind, and of a stage beside its layers.
 
-    ``ones``: of a stage with one layer of each kind; ``many``: of one with so many (``counts``) of each.
+    ``pairs``: by kind, those of the two stages of ``compared``. ``counts``: layers of each kind in these stages, in
+    order, and in the one of many, which takes ``many``. Small differences are noisy: all are made larger or smaller by
+    what the longest of the stages and the one of many have between them.
     """
-    layers, apart = sum(counts), sum(count * one for count, one in zip(counts, ones, strict=True))
-    if layers > 1:
-        beside = (apart - many) / (layers - 1)
-        if all(one > beside for one in ones):
-            return [one - beside for one in ones], beside
-    # In a noisy measurement many layers may seem no slower than one: then their mean has to do, shared by the times of
-    # the stages with one.
-    found = [one * many / apart for one in ones]
-    return found, ones[0] - found[0]
+    found = {kind: max(0.0, more - less) for kind, (more, less) in pairs.items()}
+    mean = sum(found.values()) / len(found)
+
+    def together(count: Counter[int]) -> float:
+        return sum(number * found.get(kind, mean) for kind, number in count.items())
+
+    longest = max(range(len(pairs)), key=lambda place: counts[2 * place].total())
+    apart, taken = together(counts[-1]) - together(counts[2 * longest]), many - [*pairs.values()][longest][0]
+    scale = taken / apart if apart and taken / apart > 0 else 1.0
+    whole = together(counts[-1])
+    scale = min(scale, many / whole) if whole else 1.0
+    return {kind: scale * ms for kind, ms in found.items()}, many - scale * whole
+
+
+def layer_ms(one: float, many: float, layers: int) -> float:
+    """Milliseconds of one layer, from those of a stage of one layer and of a stage of ``layers``."""
+    # In a noisy measurement many layers may seem no slower than one: then their mean has to do.
+    return (many - one) / (layers - 1) if layers > 1 and many > one else many / layers
 
 
 # ------------------------------------------------------------------------------------------------------------ footprint
@@ -443,7 +475,9 @@ def kinds_of(setup: Resolved, weights: Sequence[int]) -> tuple[tuple[LayerKind, 
     states = carrying(config) or [False] * layers
     looks = [*zip(layer_types(config) or [""] * layers, weights, attends, near, states, strict=True)]
     found = list(dict.fromkeys(looks))
-    if not 1 < len(found) <= MOST_KINDS or carries(config):
+    pattern = tuple(map(found.index, looks))
+    several = len(set(pattern[1:-1])) > 1
+    if not 1 < len(found) <= MOST_KINDS or carries(config) or (several and not compared(pattern)):
         return (), ()
     state, reach = 0, reach_of(config)
     if any(states):
@@ -461,7 +495,7 @@ def kinds_of(setup: Resolved, weights: Sequence[int]) -> tuple[tuple[LayerKind, 
         )
         for _, count, keeps, window, carried in found
     )
-    return kinds, tuple(map(found.index, looks))
+    return kinds, pattern
 
 
 # -------------------------------------------------------------------------------------------------------------- devices
@@ -631,7 +665,7 @@ def in_parts(candidate: Candidate) -> Resolved:
     if candidate.free is None:
         return parted(len(kinds))
     alone = needed_bytes(parted(1))
-    one, left = max(alone[1:-2]), candidate.free - sum(alone) + alone[-2]
+    one, left = alone[-2], candidate.free - sum(alone) + alone[-2]
     if left < one:
         have = f"host {candidate.name}: {candidate.device} has {in_gb(candidate.free)} free"
         layers = {4: "four"}.get(len(alone), str(len(alone)))
