@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import ray
 from ray import serve
 from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
+from penstock.hosts.placement import RAY
 from penstock.ray_serve.replica import Replica
 from penstock.ray_serve.settings import ReplicaSettings, ServeSettings
 
@@ -82,8 +84,10 @@ def placement_of(settings: ServeSettings) -> dict[str, Any]:
     cpus = replicas.cpus if replicas.cpus is not None else float(threads)
     if not settings.on_ray:
         return {"ray_actor_options": {"num_cpus": cpus, "num_gpus": gpus}}
-    from penstock.hosts.ray import bundles_at_hand
+    from penstock.hosts.ray import bundles_at_hand, connect
 
+    if not ray.is_initialized():  # `serve run` builds the application before it connects
+        connect(RAY)
     # The engine's own bundle, then one for the agent on each node of its stages.
     own = {"CPU": replicas.cpus or 1.0}
     return {
