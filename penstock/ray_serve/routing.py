@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from penstock.engine.replicas.router import USUAL_ANSWER, Load, cost
 from penstock.ray_serve.reports import Report
 from penstock.requests.slots import BLOCK, block_hashes
 
-REQUEST_TOKENS: Final = 64
-"""Prompt tokens whose computation is taken to be as much work as another running request is from here on."""
 MOST_SENT: Final = 4096
 """Hashes of blocks that were sent to a replica and are remembered beside its report; the oldest are forgotten."""
 
@@ -70,8 +69,9 @@ def ranked(prompt: Sequence[int], known: Mapping[str, Known]) -> list[str]:
     """
     blocks = list(block_hashes(prompt))
 
-    def cost(name: str) -> tuple[int, int]:
+    def least(name: str) -> tuple[float, int]:
         one = known[name]
-        return len(prompt) - one.cached_tokens(blocks) + REQUEST_TOKENS * one.load, one.load
+        load = Load(one.cached_tokens(blocks), 0, one.load)
+        return cost(len(prompt), load, USUAL_ANSWER), one.load
 
-    return sorted(known, key=cost)
+    return sorted(known, key=least)

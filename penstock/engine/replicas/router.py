@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 USUAL_ANSWER: Final = 128.0
-"""Tokens that an answer is assumed to have before any has ended: the median of Azure's conversation trace (2023)."""
+"""Tokens that an answer is assumed to have before any has ended: a short paragraph or two."""
 NEWEST: Final = 0.05
 """Weight of the newest answer in the mean of their lengths."""
 

@@ -8,8 +8,9 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.engine.replicas.router import USUAL_ANSWER
 from penstock.ray_serve.reports import NOTHING, Report, Reports
-from penstock.ray_serve.routing import MOST_SENT, REQUEST_TOKENS, Known, ranked
+from penstock.ray_serve.routing import MOST_SENT, Known, ranked
 from penstock.ray_serve.scaling import RequestsAndSlots, wanted
 from penstock.requests.slots import BLOCK, PrefixCache, block_hashes
 from penstock.tree import Node
@@ -32,7 +33,7 @@ def test_a_prefix_draws_its_requests() -> None:
 
 
 def test_a_load_that_outweighs_the_prefix_sends_them_elsewhere() -> None:
-    busy = len(PROMPT) // REQUEST_TOKENS + 1
+    busy = len(PROMPT) // round(USUAL_ANSWER) + 1
     assert ranked(PROMPT, known(report(), report(running=busy, prompt=PROMPT)))[0] == "0"
 
 
@@ -71,7 +72,7 @@ def test_equal_replicas_get_equal_shares(prompts: list[list[int]], count: int) -
         best = ranked(prompt, replicas)[0]
         replicas[best].note_sent(list(block_hashes(prompt)))
         sent[best] += 1
-    assert max(sent.values()) - min(sent.values()) <= 4 * BLOCK // REQUEST_TOKENS + 1
+    assert max(sent.values()) - min(sent.values()) <= 4 * BLOCK // round(USUAL_ANSWER) + 1
 
 
 def test_the_cache_names_its_blocks_as_a_router_does() -> None:
