@@ -27,7 +27,7 @@ LISTED: Final = {
     "OpenSSH's server is not installed": "It is no dependency; what would be sent is tested without it.",
     "ARM is tested by `make test-arm`": "It takes an emulator and a root file system, which CI has not.",
     "llama.cpp is not installed": "The dev extra has it, but not for every Python and system that Penstock runs on.",
-    "no llama.cpp for this processor is built": "It is compiled for minutes by `make peers`; the wheel is tested in its place.",
+    "no llama.cpp for this processor is built": "`make peers` compiles it for minutes; its wheel is tested.",
     "llama.cpp-native is not installed": "As above: both are one peer's code, of which the wheel's is always tested.",
     "needs two cores": "A pipeline's stages have cores of their own there; the parts are tested on one core, too.",
     "nginx is not installed": "It is no dependency; CI installs it where it may.",
