@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -319,11 +318,13 @@ def drafter_bytes(setup: Resolved) -> int:
     if speculator is None:
         return 0
     dtype, numbers = DTYPE_BYTES[setup.options.dtype], numbers_by_part(setup.checkpoint.weights.sizes())
-    own = sum(math.prod(stored.shape) for stored in speculator.tensors.values())
-    # What its file lacks comes from the target, as floats: embedding and head.
-    lent = numbers.get("embedding", 0) * sum(
-        name not in speculator.tensors for name in ("embed_tokens.weight", "lm_head.weight") if speculator.depth
-    )
+    tensors, embedding = speculator.tensors, numbers.get("embedding", 0)
+    own, lent = sum(stored.size for stored in tensors.values()), 0
+    # What its file lacks comes from the target: an embedding, which stays floats, and a head, packed with its weights.
+    if speculator.depth and "embed_tokens.weight" not in tensors:
+        lent += embedding
+    if speculator.depth and "lm_head.weight" not in tensors:
+        own += embedding
     kept = len(set(speculator.reads)) * setup.checkpoint.hidden_size
     if speculator.depth:
         kept += 2 * speculator.depth * kv_width(speculator.layer or setup.checkpoint.config)

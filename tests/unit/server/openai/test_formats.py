@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.server.openai.tool_parsers import Call, ValueEnd, calls_in
+from penstock.server.openai.tool_parsers import ParsedCall, ValueEnd, calls_in
 from penstock.server.openai.tool_readers import (
     DEEPSEEK,
     HARMONY,
@@ -83,15 +83,15 @@ def test_what_nests_too_deep_is_no_call() -> None:
 @pytest.mark.parametrize("key", ["arguments", "parameters"])
 def test_arguments_are_the_models_own_text(arguments: str, key: str) -> None:
     for text in (f'{{"name": "f", "{key}": {arguments}}}', f'[{{"{key}":{arguments},"name":"f"}}]'):
-        assert calls_in(text) == [Call("f", arguments)]
+        assert calls_in(text) == [ParsedCall("f", arguments)]
 
 
 def test_arguments_that_are_text_hold_the_object() -> None:
-    assert calls_in(json.dumps({"name": "f", "arguments": '{"a": "é"}'})) == [Call("f", '{"a": "é"}')]
+    assert calls_in(json.dumps({"name": "f", "arguments": '{"a": "é"}'})) == [ParsedCall("f", '{"a": "é"}')]
     half = r'{"name": "f", "arguments": "{\"a\": \"x \ud83d y\"}"}'
-    assert calls_in(half) == [Call("f", r'{"a": "x \ud83d y"}')]
+    assert calls_in(half) == [ParsedCall("f", r'{"a": "x \ud83d y"}')]
     assert calls_in(r'{"name": "\ud83d", "arguments": {}}') is None
-    assert calls_in('{"name": "f", "arguments": null}') == calls_in('{"name": "f"}') == [Call("f", "{}")]
+    assert calls_in('{"name": "f", "arguments": null}') == calls_in('{"name": "f"}') == [ParsedCall("f", "{}")]
     assert calls_in('{"name": "f"}', whole=True) is None
 
 

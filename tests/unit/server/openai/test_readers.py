@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.server.openai.reasoning import Thinking, ThinkingReader
-from penstock.server.openai.tool_parsers import Call
+from penstock.server.openai.tool_parsers import ParsedCall
 from penstock.server.openai.tool_readers import (
     DEEPSEEK,
     FORMATS,
@@ -109,7 +109,7 @@ def test_text_before_and_behind_calls(format: ToolFormat, size: int) -> None:
     call = WRITE[format.name]("a", "{}")
     parsed = read(FormatReader(format, TOOLS), f"Well, a < b.\n{call}\nSo it is é.", size)
     assert parsed.content == "Well, a < b.\nSo it is é."
-    assert parsed.calls == [Call("a", "{}")]
+    assert parsed.calls == [ParsedCall("a", "{}")]
 
 
 @PIECES
@@ -119,16 +119,16 @@ def test_a_stray_mark_is_text_and_a_missing_one_no_loss(format: ToolFormat, size
     stray = read(FormatReader(format, TOOLS), f"use {opening} so", size)
     assert (stray.content, stray.calls) == (f"use {opening} so", [])
     twice = read(FormatReader(format, TOOLS), opening + call, size)
-    assert (twice.content, twice.calls) == ("", [Call("a", "{}")])
+    assert (twice.content, twice.calls) == ("", [ParsedCall("a", "{}")])
     half = read(FormatReader(format, TOOLS), f"so {opening[:-1]}", size)
     assert half.content == f"so {opening[:-1]}"
     for closing in format.closes:
         before, mark, _ = call.rpartition(closing)
         if mark:
             found = read(FormatReader(format, TOOLS), f"{before} {call}", size)
-            assert (found.content, found.calls) == ("", [Call("a", "{}")] * 2)
+            assert (found.content, found.calls) == ("", [ParsedCall("a", "{}")] * 2)
             again = read(FormatReader(format, TOOLS), call + closing + "text", size)
-            assert (again.content, again.calls) == ("text", [Call("a", "{}")])
+            assert (again.content, again.calls) == ("text", [ParsedCall("a", "{}")])
 
 
 @PIECES
@@ -198,13 +198,13 @@ THOUGHT = "<|channel|>analysis<|message|>é, hm.<|end|><|start|>assistant"
         (THOUGHT + "<|channel|>final<|message|>So.<|return|>", ParsedDelta("So.", [], "é, hm.")),
         (
             THOUGHT + '<|channel|>commentary to=functions.a <|constrain|>json<|message|>{"x":1}<|call|>',
-            ParsedDelta("", [Call("a", '{"x":1}')], "é, hm."),
+            ParsedDelta("", [ParsedCall("a", '{"x":1}')], "é, hm."),
         ),
         (
             THOUGHT + ' to=functions.a<|channel|>commentary json<|message|>{"x":1}',
-            ParsedDelta("", [Call("a", '{"x":1}')], "é, hm."),
+            ParsedDelta("", [ParsedCall("a", '{"x":1}')], "é, hm."),
         ),
-        ("<|channel|>commentary to=functions.a<|message|><|call|>", ParsedDelta("", [Call("a", "{}")])),
+        ("<|channel|>commentary to=functions.a<|message|><|call|>", ParsedDelta("", [ParsedCall("a", "{}")])),
         (
             "<|channel|>analysis<|message|>one<|start|>assistant<|channel|>final<|message|>two",
             ParsedDelta("two", [], "one"),
@@ -222,9 +222,9 @@ def test_messages_with_channels(text: str, said: ParsedDelta, size: int) -> None
 
 def test_forced_calls_within_messages() -> None:
     final = "<|channel|>final<|message|>"
-    assert read(HarmonyReader(ArgumentsReader("f")), final + "{}", 1000).calls == [Call("f", "{}")]
+    assert read(HarmonyReader(ArgumentsReader("f")), final + "{}", 1000).calls == [ParsedCall("f", "{}")]
     listed = read(HarmonyReader(ListReader()), THOUGHT + final + '[{"name": "a", "parameters": {"x": 1}}]', 1)
-    assert (listed.reasoning, listed.calls) == ("é, hm.", [Call("a", '{"x": 1}')])
+    assert (listed.reasoning, listed.calls) == ("é, hm.", [ParsedCall("a", '{"x": 1}')])
 
 
 # ---------------------------------------------------------------------------------------------------------- thoughts
@@ -247,7 +247,7 @@ THINK = Thinking("<think>", "</think>")
         (
             False,
             f"<think>call a\n</think>\n<tool_call>{A}</tool_call>",
-            ParsedDelta("", [Call("a", '{"x": 1}')], "call a"),
+            ParsedDelta("", [ParsedCall("a", '{"x": 1}')], "call a"),
         ),
         (
             True,
@@ -279,15 +279,15 @@ def test_thought_and_answer_come_as_they_are_written() -> None:
 @PIECES
 def test_a_list_of_calls(size: int) -> None:
     text = ' [ {"name": "a", "parameters": {"x": 1e3}} , {"name": "b", "parameters": {}} ] '
-    assert read(ListReader(), text, size) == ParsedDelta("", [Call("a", '{"x": 1e3}'), Call("b", "{}")])
+    assert read(ListReader(), text, size) == ParsedDelta("", [ParsedCall("a", '{"x": 1e3}'), ParsedCall("b", "{}")])
     cut = read(ListReader(), '[{"name": "a", "parameters": {}}, {"name": "b", "par', size)
-    assert cut == ParsedDelta('{"name": "b", "par', [Call("a", "{}")])
+    assert cut == ParsedDelta('{"name": "b", "par', [ParsedCall("a", "{}")])
 
 
 def test_a_call_is_passed_on_as_soon_as_it_is_complete() -> None:
     reader = ListReader()
     assert reader.push('[{"name": "a", "parameters": {}').calls == []
-    assert reader.push("}, ").calls == [Call("a", "{}")]
+    assert reader.push("}, ").calls == [ParsedCall("a", "{}")]
     hermes = FormatReader(HERMES, TOOLS)
     assert hermes.push("text <").content == "text "
     assert hermes.push(f"tool_call>{A[:-1]}").calls == []
@@ -306,8 +306,8 @@ def test_json_that_is_no_call_is_not_held_back() -> None:
 
 def test_the_named_functions_arguments_are_the_reply() -> None:
     reader = ArgumentsReader("f")
-    assert reader.push('{"x"').calls == [Call("f", '{"x"')]
-    assert reader.push(": 1}").calls == [Call("", ": 1}")]
+    assert reader.push('{"x"').calls == [ParsedCall("f", '{"x"')]
+    assert reader.push(": 1}").calls == [ParsedCall("", ": 1}")]
     assert reader.finish() == ParsedDelta()
 
 

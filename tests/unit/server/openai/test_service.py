@@ -12,7 +12,7 @@ from fastapi import Request
 from penstock.core import RequestError, SamplingParams, StructuredOutputsParams
 from penstock.server.http.middleware import Record
 from penstock.server.http.serving import Gate
-from penstock.server.openai.generation import Service
+from penstock.server.openai.generation import Call, Service
 from penstock.server.openai.params import RequestParams
 from penstock.server.openai.prompts import Prompt
 from penstock.server.openai.protocol import CompletionRequest
@@ -53,7 +53,7 @@ def test_a_grammar_is_compiled_before_the_request_is_submitted(structure: str | 
 
     async def begin() -> None:
         params = RequestParams(SamplingParams(structured_outputs=given))
-        await service(engine).generate(request, CompletionRequest(prompt="a"), [Prompt("a", [1])], [params])
+        await service(engine).generate(Call(request, CompletionRequest(prompt="a"), [Prompt("a", [1])], [params], {}))
 
     with pytest.raises(RequestError):
         asyncio.run(begin())
