@@ -416,7 +416,8 @@ def test_an_answer_to_another_question_is_none(server: NotingServer, security: L
         for number in (asked.number - 1, asked.number + 1):
             worker.say(messages.CheckpointFound(number=number))
         worker.say(messages.Progress(number=asked.number, held=1))
-        soon(lambda: host.progress is None and host.searching and host._search is not None and host._search.held == 1)
+        soon(lambda: host.progress is None and [one.held for one in host._searches.values()] == [1])
+        assert host.searching
         made.ask(offer, {name: [LAYER]})  # the same question is not asked twice
         worker.say(messages.CheckpointFound(number=asked.number))
         soon(lambda: made.hold(offer, {name: [LAYER]}))

@@ -78,14 +78,14 @@ def test_the_plan_is_what_the_options_say(tmp_path: Path) -> None:
     assert "Run it with --hosts" in said
 
 
-def test_the_drafter_stays_with_the_engine_where_hosts_are_real(tmp_path: Path) -> None:
-    """Nothing would run it on a stage's host."""
+def test_the_drafter_goes_to_the_last_stage_of_real_hosts_where_that_is_faster(tmp_path: Path) -> None:
     file = tmp_path / "doctor.json"
     hosts = [ExaminedHost(host="localhost", rates=[rates(0.1)]), ExaminedHost(host="fast", rates=[rates(3)])]
     links = [link("localhost", "fast", 0.9, 0.2), link("fast", "localhost", 0.9, 0.2)]
     file.write_bytes(msgspec.json.encode(DoctorReport(hosts=hosts, links=links)))
     found = invoke("plan", "--doctor", str(file), "--model", "llama-2-7b-fp16", "--json", "--tokens", "12")
-    assert json.loads(found.stdout)["drafter"] == "localhost", found.stderr
+    plan = json.loads(found.stdout)
+    assert plan["drafter"] == "fast", found.stderr
 
 
 def test_checkpoints_are_priced_by_their_shape(tmp_path: Path) -> None:

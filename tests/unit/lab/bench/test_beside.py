@@ -24,7 +24,7 @@ QUESTIONS = [
 class Peer:
     """A peer that takes a second for the first token and half a second for each other; ``made`` are its tokens."""
 
-    version, threads = "peer 1.0", 2
+    version, features, threads = "peer 1.0", "AVX2", 2
 
     def __init__(self, name: str, *made: list[int]) -> None:
         self.name = name
@@ -110,4 +110,4 @@ def test_the_table_has_every_entry_beside_every_peer() -> None:
     run = run_of(asked(Peer("hf"), [4, 5, 6], [7, 8]))
     lines = peers_markdown([run], [a_run("auto", 6.0)]).splitlines()
     assert lines[-1].startswith("| auto / hf | 6.00 | 2.00 | 3.00x |")
-    assert "peer 1.0 in a process of its own, 2 threads" in peers_remarks([run])[0]
+    assert "peer 1.0, built to use AVX2, in a process of its own, 2 threads" in peers_remarks([run])[0]
