@@ -15,17 +15,14 @@ from typing import Any, Final, TypeVar
 
 from penstock.config import check
 from penstock.core import ConfigError, PipelineError, SamplingParams
-from penstock.engine.front import AsyncEngine
+from penstock.engine.front import LocalEngine
 from penstock.engine.job import Job, Prompt
 from penstock.engine.llm import LLM
 from penstock.engine.loop import Observer
-from penstock.engine.resolve import Resolved
 from penstock.engine.stats import Counters, EngineStats, ReplicaState, ReplicaStats
 from penstock.engine.stream import RequestStream, Stream, StreamUpdate
-from penstock.outlines.dialogue import Dialogue
-from penstock.outlines.steps import Ask, Steps
+from penstock.outlines.steps import Ask
 from penstock.pipeline.base import Host
-from penstock.text.tokenizer import Tokenizer
 from penstock.text.workers import aside
 
 log = logging.getLogger(__name__)
@@ -38,7 +35,7 @@ PROBE_PRIORITY: Final = -(2**31)
 """Priority of the health check's request for one token: it goes ahead of all others."""
 
 
-class AsyncLLM(AsyncEngine):
+class AsyncLLM(LocalEngine):
     """One model over a pipeline of stage processes, for services: requests come and go while the engine runs.
 
     ```python
@@ -113,14 +110,6 @@ class AsyncLLM(AsyncEngine):
         self._thread.start()
 
     # ------------------------------------------------------------------------------------------ what users call
-
-    async def prepare(self, sampling_params: SamplingParams) -> None:
-        """Compile a new grammar beside the event loop, which can take seconds: ``submit`` then finds it compiled.
-
-        Raises RequestError for one that cannot be used.
-        """
-        if sampling_params.structured_outputs is not None:
-            await aside(partial(self._llm.check, sampling_params))
 
     def submit(
         self,
@@ -269,23 +258,6 @@ class AsyncLLM(AsyncEngine):
         self._llm.loop.check_taking()  # once more: a thread that has ended takes no command
         return await asyncio.wrap_future(found)
 
-    def get_tokenizer(self) -> Tokenizer:
-        """The checkpoint's tokenizer. Raises RequestError if there is none."""
-        return self._llm.get_tokenizer()
-
-    def get_default_sampling_params(self) -> SamplingParams:
-        """The checkpoint's generation_config as sampling parameters: what applies where none are given."""
-        return self._llm.get_default_sampling_params()
-
-    @property
-    def setup(self) -> Resolved:
-        return self._llm.setup
-
-    @property
-    def numerics(self) -> str:
-        """See ``LLM.numerics``."""
-        return self._llm.numerics
-
     def observe(self, observer: Observer) -> None:
         """Have ``observer`` watch every step from now on, on the engine's thread.
 
@@ -310,13 +282,6 @@ class AsyncLLM(AsyncEngine):
         if self._thread.is_alive():
             self._thread.join()
         self._llm.close()  # after the thread, which steps the engine until it ends
-
-    def steps(self, dialogue: Dialogue, params: SamplingParams, mode: str) -> Steps:
-        """The steps of an answer with ``outline_decoding``, for ``submit_in_points``; may be called from any thread.
-
-        Raises RequestError for parameters that do not go with it.
-        """
-        return self._llm.steps(dialogue, params, mode)
 
     # ------------------------------------------------------------------------------------------- for ``Replicas``
 

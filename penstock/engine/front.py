@@ -12,6 +12,7 @@ from weakref import WeakValueDictionary
 
 from penstock.core import QueueFull, Recovering, RequestError, RequestOutput, SamplingParams
 from penstock.engine.job import Prompt
+from penstock.engine.llm import LLM
 from penstock.engine.loop import Observer
 from penstock.engine.resolve import Resolved
 from penstock.engine.stats import EngineStats, ReplicaStats
@@ -277,9 +278,14 @@ class AsyncEngine(ABC):
         finally:
             stream.abort()
 
+    @property
+    def _num_waiting(self) -> int:
+        """How many requests no engine has admitted yet."""
+        return sum(not stream.started for stream in self._streams.values())
+
     def _check_queue(self) -> None:
         """Raise QueueFull if ``max_queue`` requests wait already."""
-        waiting = sum(not stream.started for stream in self._streams.values())
+        waiting = self._num_waiting
         if self._max_queue is not None and waiting >= self._max_queue:
             lost = self._lost()
             if lost is not None:
@@ -305,3 +311,42 @@ class AsyncEngine(ABC):
         self._finished[stream.request_id] = stream.numbers
         while len(self._finished) > MOST_FINISHED:
             del self._finished[next(iter(self._finished))]
+
+
+class LocalEngine(AsyncEngine):
+    """An ``AsyncEngine`` over stages that this process has started; ``_llm`` checks its requests on any thread."""
+
+    _llm: LLM
+
+    async def prepare(self, sampling_params: SamplingParams) -> None:
+        """Compile a new grammar beside the event loop, which can take seconds: ``submit`` then finds it compiled.
+
+        Raises RequestError for one that cannot be used.
+        """
+        if sampling_params.structured_outputs is not None:
+            await aside(partial(self._llm.check, sampling_params))
+
+    def steps(self, dialogue: Dialogue, params: SamplingParams, mode: str) -> Steps:
+        """The steps of an answer with ``outline_decoding``, for ``submit_in_points``; may be called from any thread.
+
+        Raises RequestError for parameters that do not go with it.
+        """
+        return self._llm.steps(dialogue, params, mode)
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The checkpoint's tokenizer. Raises RequestError if there is none."""
+        return self._llm.get_tokenizer()
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """The checkpoint's generation_config as sampling parameters: what applies where none are given."""
+        return self._llm.get_default_sampling_params()
+
+    @property
+    def setup(self) -> Resolved:
+        """The engine's setup; of several the first one's, whose hosts are its own."""
+        return self._llm.setup
+
+    @property
+    def numerics(self) -> str:
+        """See ``LLM.numerics``."""
+        return self._llm.numerics

@@ -295,8 +295,7 @@ class RemoteEngine(AsyncEngine):
     def stats(self) -> EngineStats:
         """The sums over the replicas, as they were when each last reported, and the requests that wait here."""
         found = self._reports.summed()
-        waiting = sum(not stream.started for stream in self._streams.values())
-        return replace(found, waiting=max(found.waiting, waiting))
+        return replace(found, waiting=max(found.waiting, self._num_waiting))
 
     async def check_health(self) -> None:
         """Return while there is no replica: one is started for the next request. Raises PipelineError."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from penstock.config import check
 from penstock.core import PipelineError, RequestError, SamplingParams
-from penstock.engine.front import AsyncEngine
+from penstock.engine.front import LocalEngine
 from penstock.engine.job import Job, Prompt
 from penstock.engine.llm import LLM
 from penstock.engine.loop import Observer, fresh_seed
@@ -23,19 +23,17 @@ from penstock.engine.options import EngineOptions, options_of_replicas
 from penstock.engine.replicas import router
 from penstock.engine.replicas.stream import Asked, MovingStream
 from penstock.engine.replicas.supervise import Replica
-from penstock.engine.resolve import Resolved, check_options
+from penstock.engine.resolve import check_options
 from penstock.engine.stats import EngineStats, ReplicaState, ReplicaStats, summed
-from penstock.outlines.dialogue import Dialogue
-from penstock.outlines.steps import Ask, Steps
+from penstock.outlines.steps import Ask
 from penstock.pipeline.forkserver import shared_fork_server
 from penstock.pipeline.processes import OnLoading
-from penstock.text.tokenizer import Tokenizer
 from penstock.text.workers import aside
 
 log = logging.getLogger(__name__)
 
 
-class Replicas(AsyncEngine):
+class Replicas(LocalEngine):
     """``data_parallel_size`` engines of one model, called like one ``AsyncLLM``.
 
     ```python
@@ -117,11 +115,6 @@ class Replicas(AsyncEngine):
 
     # ------------------------------------------------------------------------------------------ what users call
 
-    async def prepare(self, sampling_params: SamplingParams) -> None:
-        """Compile a new grammar beside the event loop: ``submit`` then finds it compiled. Raises RequestError."""
-        if sampling_params.structured_outputs is not None:
-            await aside(partial(self._llm.check, sampling_params))
-
     def submit(
         self,
         prompt: Prompt,
@@ -172,7 +165,7 @@ class Replicas(AsyncEngine):
         Raises PipelineError saying why none can.
         """
         self._check_taking()
-        engines = {one: one.engine for one in self._replicas if one.state is ReplicaState.UP and one.engine is not None}
+        engines = {one: one.engine for one in self._up if one.engine is not None}
         checks = [engine.check_health() for engine in engines.values()]
         found = await asyncio.gather(*checks, return_exceptions=True)
         problems = [f"replica {one.number}: {error}" for one, error in zip(engines, found, strict=True) if error]
@@ -181,7 +174,7 @@ class Replicas(AsyncEngine):
 
     async def rebalance(self) -> bool:
         """Have stages that were moved from a lost host move back to it now. Returns whether any stage moves."""
-        engines = [one.engine for one in self._replicas if one.state is ReplicaState.UP and one.engine is not None]
+        engines = [one.engine for one in self._up if one.engine is not None]
         return any([await engine.rebalance() for engine in engines])
 
     async def drain(self, number: int) -> None:
@@ -220,33 +213,11 @@ class Replicas(AsyncEngine):
         for one in self._replicas:
             await self.restart(one.number)
 
-    def get_tokenizer(self) -> Tokenizer:
-        """The checkpoint's tokenizer. Raises RequestError if there is none."""
-        return self._llm.get_tokenizer()
-
-    def get_default_sampling_params(self) -> SamplingParams:
-        """The checkpoint's generation_config as sampling parameters: what applies where none are given."""
-        return self._llm.get_default_sampling_params()
-
-    @property
-    def setup(self) -> Resolved:
-        """The setup of each engine; hosts are the first one's."""
-        return self._llm.setup
-
-    @property
-    def numerics(self) -> str:
-        """See ``LLM.numerics``."""
-        return self._llm.numerics
-
     def observe(self, observer: Observer) -> None:
         """Have ``observer`` watch every step of the first replica from now on, also after its restarts."""
         self._observers.append(observer)
         if self._replicas[0].engine is not None:
             self._replicas[0].engine.observe(observer)
-
-    def steps(self, dialogue: Dialogue, params: SamplingParams, mode: str) -> Steps:
-        """The steps of an answer with ``outline_decoding``. Raises RequestError."""
-        return self._llm.steps(dialogue, params, mode)
 
     async def drained(self) -> None:
         """Return when no request is under way."""
@@ -315,7 +286,7 @@ class Replicas(AsyncEngine):
 
     def _check_others(self, replica: Replica) -> None:
         """Raise RequestError if requests of a replica could go nowhere else."""
-        if not any(one.state is ReplicaState.UP for one in self._replicas if one is not replica):
+        if not any(one is not replica for one in self._up):
             raise RequestError(f"replica {replica.number} cannot be drained: no other is up to take its requests")
 
     def _check_taking(self) -> None:
@@ -326,13 +297,16 @@ class Replicas(AsyncEngine):
             raise PipelineError(f"no replica is up: {self._problems()}")
 
     @property
+    def _up(self) -> list[Replica]:
+        return [one for one in self._replicas if one.state is ReplicaState.UP]
+
+    @property
     def _all_ended(self) -> bool:
         """Whether no engine is up, recovers or is being made."""
         return all(one.has_ended and not one.making for one in self._replicas)
 
     def _lost(self) -> str | None:
-        up = any(one.state is ReplicaState.UP for one in self._replicas)
-        return None if up else self._problems()
+        return None if self._up else self._problems()
 
     def _problems(self) -> str:
         return "; ".join(f"replica {one.number}: {one.trouble or one.state}" for one in self._replicas)
@@ -438,7 +412,7 @@ class Replicas(AsyncEngine):
                 self._place(stream, *chosen)
 
     def _choose(self, ids: Sequence[int]) -> tuple[Replica, router.Load, str] | None:
-        up = [one for one in self._replicas if one.state is ReplicaState.UP]
+        up = self._up
         if not up:
             return None
         loads = [one.load(ids) for one in up]

@@ -28,11 +28,9 @@ from penstock.core import (
 )
 from penstock.engine.completion import CompletionDelta
 from penstock.engine.job import Job, Prompt
+from penstock.engine.recovery import MOST_LOSSES
 from penstock.engine.stream import RequestDelta, RequestStream, beginning
 
-MOST_LOSSES: Final = 3
-"""Replicas, or times the same one, that were lost before a request's next token, after which it ends: it may be their
-cause."""
 UNSURE: Final = 2
 """Losses from which on a request runs only while no other with as many does, so that its losses are its own."""
 CUT: Final = (FinishReason.ABORT, FinishReason.ERROR)
