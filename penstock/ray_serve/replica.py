@@ -10,8 +10,8 @@ from typing import Any, Final
 from penstock.core import CompletionOutput, FinishReason, PipelineError, RequestError
 from penstock.engine.async_llm import AsyncLLM
 from penstock.engine.stream import RequestStream
-from penstock.ray_serve.messages import Accepted, Ended, Failed, Message, News, Refused, RemoteCall
-from penstock.ray_serve.reports import Report
+from penstock.ray_serve.remote import Accepted, Ended, Failed, Message, News, Refused, RemoteCall
+from penstock.ray_serve.routing import Report
 from penstock.ray_serve.settings import ServeSettings
 
 ADMITTED_S: Final = 0.2

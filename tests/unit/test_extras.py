@@ -21,8 +21,7 @@ OPTIONAL: Final = {
     "penstock.hosts.discovery": "zeroconf",
     "penstock.hosts.ray": "ray",
     "penstock.ray_serve.application": "ray",
-    "penstock.ray_serve.ingress": "ray",
-    "penstock.ray_serve.router": "ray",
+    "penstock.ray_serve.policies": "ray",
 }
 """Modules that begin with the import of an extra's package, and so are themselves imported where they are needed."""
 EXTRAS: Final = {"zeroconf", "ray", "matplotlib", "accelerate", "xllamacpp", *OPTIONAL}

@@ -23,9 +23,19 @@ from penstock.engine.completion import CompletionDelta
 from penstock.engine.options import EngineOptions
 from penstock.engine.recovery import MOST_LOSSES
 from penstock.engine.resolve import Resolved, resolve_options
-from penstock.ray_serve.messages import Accepted, Ended, Failed, Message, News, Refused, RemoteCall
-from penstock.ray_serve.remote import RemoteEngine, RemoteStream, ReplicaLost
-from penstock.ray_serve.reports import Reports
+from penstock.ray_serve.remote import (
+    Accepted,
+    Ended,
+    Failed,
+    Message,
+    News,
+    Refused,
+    RemoteCall,
+    RemoteEngine,
+    RemoteStream,
+    ReplicaLost,
+)
+from penstock.ray_serve.routing import Reports
 from penstock.ray_serve.settings import front_options
 
 Script = list[list[int]]

@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.engine.replicas.router import USUAL_ANSWER
-from penstock.ray_serve.reports import NOTHING, Report, Reports
-from penstock.ray_serve.routing import MOST_SENT, Known, ranked
-from penstock.ray_serve.scaling import RequestsAndSlots, wanted
+from penstock.ray_serve.policies import RequestsAndSlots, wanted
+from penstock.ray_serve.routing import MOST_SENT, NOTHING, Known, Report, Reports, ranked
 from penstock.requests.slots import BLOCK, PrefixCache, block_hashes
 from penstock.tree import Node
 
