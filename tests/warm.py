@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
-IMPORTED: Final = ("penstock.engine.llm", "penstock.server.command", "penstock.lab.bench.command", "penstock.generate")
+IMPORTED: Final = ("penstock.engine.llm", "penstock.server.command", "penstock.lab.bench.command", "penstock.run")
 MOST: Final = 1 << 18
 """Bytes of a request: arguments and environment."""
 COMMAND: Final = """\

@@ -18,8 +18,8 @@ from penstock.config import FieldError, check
 from penstock.core import OUTLINE_MODES, SamplingParams
 from penstock.engine.options import EngineOptions, PipelineOptions
 from penstock.files import NAMED_PIPE, is_named_pipe
-from penstock.generate import Asked
 from penstock.options import OUTPUT, PROMPT, SAMPLING, Option
+from penstock.run import Asked
 from penstock.terminal import LineEditor
 from penstock.text.chat import Conversation, read_conversation, read_template
 
@@ -147,7 +147,7 @@ def generate(
         return EngineOptions(**vars(replace(model, model=name)), **vars(pipeline), speculative_config=config)
 
     from penstock.engine.resolve import check_options
-    from penstock.generate import complete
+    from penstock.run import complete
 
     options = default_model.prepared(model.model, options_for, check_options)
     with trace or nullcontext():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final, Literal
@@ -17,25 +17,102 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from pydantic import BaseModel
 
 import penstock
-from penstock.core import PenstockError
+from penstock.core import PenstockError, RequestError
 from penstock.engine.front import AsyncEngine
 from penstock.engine.replicas.replicas import Replicas
 from penstock.engine.stats import EngineStats, ReplicaState, ReplicaStats
 from penstock.server.http import middleware
-from penstock.server.http.errors import error_responses
+from penstock.server.http.errors import ApiError, error_responses
 from penstock.server.http.middleware import Auth, BodyLimits, Records, Sites, Targets, log_request, needs_json
 from penstock.server.http.serving import Attendance, Gate
 from penstock.server.live.routes import live_router
 from penstock.server.metrics import ServerMetrics
 from penstock.server.openai.chat import chat_router
-from penstock.server.openai.completions import completion_router
 from penstock.server.openai.generation import Service
-from penstock.server.openai.lenience import REASONS
 from penstock.server.openai.other import model_router, token_router, unsupported_router
-from penstock.server.openai.protocol import WARNING
+from penstock.server.openai.protocol import REASONS, WARNING
+from penstock.server.openai.reply import completion_router
 from penstock.server.openai.responses_writer import responses_router
-from penstock.server.replicas import load_router, replica_router
 from penstock.server.settings import Listening, ServerSettings
+
+# ------------------------------------------------------------------------------------------------------------- replicas
+# Routes about the engines behind the server: ``/load``, and for several ``/replicas/N/drain`` and ``/restart``.
+
+
+class ReplicaLoad(BaseModel):
+    engine: int
+    state: ReplicaState
+    reason: str | None
+    """Why it is not up, or what it recovers from."""
+    running: int
+    waiting: int
+    kv_cache_usage: float
+    """Share of the KV slots that is in use (1 is all)."""
+    moved: int
+    """Requests that left it and went on elsewhere."""
+    restarts: int
+
+
+class ServerLoad(BaseModel):
+    server_load: int
+    """Requests that run or wait, as vLLM names it."""
+    engines: list[ReplicaLoad]
+
+
+def load_of(one: ReplicaStats) -> ReplicaLoad:
+    stats = one.stats
+    return ReplicaLoad(
+        engine=one.number,
+        state=one.state,
+        reason=one.problem,
+        running=stats.running if stats else 0,
+        waiting=stats.waiting if stats else 0,
+        kv_cache_usage=stats.kv_used / stats.kv_slots if stats and stats.kv_slots else 0.0,
+        moved=one.moved,
+        restarts=one.restarts,
+    )
+
+
+def load_router(llm: AsyncEngine) -> APIRouter:
+    routes = APIRouter(tags=["server"])
+
+    @routes.get("/load", responses=error_responses(401))
+    async def load() -> ServerLoad:
+        """The requests under way, in all and on each engine: for whoever spreads requests over servers."""
+        engines = [load_of(one) for one in llm.replicas()]
+        return ServerLoad(server_load=sum(one.running + one.waiting for one in engines), engines=engines)
+
+    return routes
+
+
+def replica_router(llm: Replicas) -> APIRouter:
+    routes = APIRouter(tags=["server"], dependencies=[Depends(needs_json)])
+    errors = error_responses(401, 404, 409, 415, 503)
+
+    @routes.post("/replicas/{number}/drain", responses=errors)
+    async def drain(number: int) -> ReplicaLoad:
+        """Have an engine take no more requests; those that it has go on elsewhere. It stays so until its restart."""
+        return await done(llm, number, llm.drain)
+
+    @routes.post("/replicas/{number}/restart", responses=errors)
+    async def restart(number: int) -> ReplicaLoad:
+        """Drain an engine, end it and make it again. The reply comes when it is up."""
+        return await done(llm, number, llm.restart)
+
+    return routes
+
+
+async def done(llm: Replicas, number: int, deed: Callable[[int], Awaitable[None]]) -> ReplicaLoad:
+    """Do something to a replica. Raises ApiError: 404 if there is none, 409 while it cannot be done."""
+    count = len(llm.replicas())
+    if not 0 <= number < count:
+        raise ApiError(404, f"replica {number} is not there; there are 0 to {count - 1}", code="replica_not_found")
+    try:
+        await deed(number)
+    except RequestError as error:
+        raise ApiError(409, str(error), code="replica_needed") from error
+    return load_of(llm.replicas()[number])
+
 
 # ---------------------------------------------------------------------------------------------------------------- about
 # Routes about the server itself: ``/health``, ``/metrics``, ``/version`` and ``/rebalance``.

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.core import CompletionOutput, FinishReason, OutlineOutput
-from penstock.generate import end_line, metrics_of, outline_line, statistics_line
+from penstock.run import end_line, metrics_of, outline_line, statistics_line
 from penstock.speculation import SpeculativeConfig
 
 

@@ -50,7 +50,6 @@ LAYERS = [
     "engine",
     "trace",
     "clients",
-    "generate",
     "lab",
     "server.settings",
     "server.http",
@@ -238,7 +237,7 @@ def test_nobody_else_loads_torch_by_importing_who_does() -> None:
 def test_typer_is_the_command_lines_alone() -> None:
     """Users of the engine, of a client or of a bench from Python need no option parser."""
     importers = {found.importer for found in imports() if found.imported.split(".")[0] == "typer"}
-    assert {name for name in importers if not under(name, "cli")} == {"generate", "server.command"}
+    assert {name for name in importers if not under(name, "cli")} == {"run", "server.command"}
 
 
 def test_an_engine_at_work_knows_nothing_of_emulation() -> None:

@@ -1,4 +1,4 @@
-"""Errors in the OpenAI API's form, and the fields at fault."""
+"""Errors in the OpenAI API's form, the fields at fault, and server-sent events."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ import json
 import re
 import reprlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
 from typing import Any, Final
 
-from fastapi.responses import JSONResponse
+import msgspec
+from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
 
 from penstock.config import meant
-from penstock.core import ConfigError, PipelineError, QueueFull, Recovering, RequestError, lone_surrogate
+from penstock.core import ConfigError, PenstockError, PipelineError, QueueFull, Recovering, RequestError, lone_surrogate
 
 # --------------------------------------------------------------------------------------------------------------- errors
 # Errors in the OpenAI API's form: one object with a message, a type, the field at fault and a code.
@@ -254,3 +257,71 @@ def check_unicode(body: Any) -> Any:
         elif isinstance(value, list):
             left += [(f"{where}[{number}]", item) for number, item in enumerate(value)]
     return body
+
+
+# --------------------------------------------------------------------------------------------------------- field errors
+# Penstock's errors as replies that name fields as the request does.
+
+OUR_NAMES: Final = {"request_id": "X-Request-Id", "prompt_token_ids": "prompt"}
+"""Names that requests have for fields of ``AsyncLLM.submit``."""
+
+
+@contextmanager
+def api_errors(body: BaseModel, names: Mapping[str, str] | None = None) -> Iterator[None]:
+    """Turn errors within the block into ApiError. ``names`` maps Penstock's names of fields to the request's."""
+    try:
+        yield
+    except PenstockError as error:
+        raise api_error(error, list(type(body).model_fields), OUR_NAMES | dict(names or {})) from error
+    except RecursionError as error:
+        message = "the body nests too deep for whoever reads it: nest its schemas and template variables less"
+        raise ApiError(400, message) from error
+
+
+# ------------------------------------------------------------------------------------------------------------------ sse
+# Server-sent events: the OpenAI API's have no names and end with ``[DONE]``, those of the live view have names.
+
+DONE: Final = b"data: [DONE]\n\n"
+MEDIA_TYPE: Final = "text/event-stream"
+HEADERS: Final = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+"""Headers that keep events from being stored, and proxies from buffering them."""
+
+
+def event(data: BaseModel | msgspec.Struct, name: str = "") -> bytes:
+    """One event with ``data`` as JSON, of a pydantic model only the fields that were set. ``name`` may be ""."""
+    if isinstance(data, msgspec.Struct):
+        body = msgspec.json.encode(data)
+    else:
+        body = data.model_dump_json(exclude_unset=True).encode()
+    head = f"event: {name}\n".encode() if name else b""
+    return head + b"data: " + body + b"\n\n"
+
+
+class EventStream(Response):
+    """A response that sends events as they come, each one after its reader took those before, and then calls ``close``.
+
+    Unlike StreamingResponse it closes the generator of the events itself, however it ends, even before it began, and
+    leaves it to the generator to notice that the client has left.
+    """
+
+    media_type = MEDIA_TYPE
+
+    def __init__(
+        self, events: AsyncGenerator[bytes, None], close: Callable[[], None], headers: Mapping[str, str] | None = None
+    ) -> None:
+        """Make the response; ``headers`` are sent beside those of every stream."""
+        super().__init__(headers=HEADERS | dict(headers or {}))
+        # Response has set it to the length of an empty body.
+        del self.headers["content-length"]
+        self._events = events
+        self._close = close
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            async with aclosing(self._events) as events:
+                await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+                async for data in events:
+                    await send({"type": "http.response.body", "body": data, "more_body": True})
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            self._close()

@@ -1,24 +1,368 @@
-"""Runs the server: requests under way, work that ends with its client, and an orderly end."""
+"""Runs the server: its connections, requests under way, and an orderly end."""
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import socket
+import ssl
+from asyncio.sslproto import SSLProtocol
+from collections import Counter
 from collections.abc import Callable, Sequence
 from hashlib import sha256
+from http import HTTPStatus
 from types import FrameType
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
+import h11
 import uvicorn
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from penstock.server.http.connections import Admission, key_of, limited_protocol, sealed
 from penstock.server.http.errors import ApiError, busy, client_closed, timed_out
 from penstock.server.http.middleware import refuse
 from penstock.server.settings import Listening
 from penstock.text.workers import ERRAND, Errand
+
+# ------------------------------------------------------------------------------------------------------------ admission
+# Admission of connections when there are too many.
+#
+# A connection without a request (half a head received, or idle between two requests) makes room for a new one: the
+# oldest such connection of the address that has most of them is closed. Where every connection has a request under way,
+# a few more are admitted, on which only a health check is answered: a busy server must not look dead.
+
+HEALTH_CHECKS: Final = 16
+"""Connections beyond the limits that are admitted for health checks."""
+SUBNET: Final = 64
+"""Prefix length in bits that counts as one IPv6 address: a customer usually has a whole /64."""
+
+
+class Connection(Protocol):
+    """A connection as admission sees it. ``address`` never changes."""
+
+    @property
+    def address(self) -> str: ...
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request is under way."""
+        ...
+
+    def turn_away(self) -> None:
+        """Close the connection, because there are too many."""
+        ...
+
+
+class Admission:
+    """The count of open connections, in all and by address, with its limits."""
+
+    def __init__(self, most: int, most_per_address: int) -> None:
+        self._most = most
+        self._most_per_address = most_per_address
+        self._taken: dict[Connection, str] = {}
+        """Open connections, oldest first, each with its address's key."""
+        self._health_checks: set[Connection] = set()
+
+    def admit(self, new: Connection) -> None:
+        """Admit a connection, closing another one if need be; ``is_for_health`` then says what it may ask for."""
+        key = key_of(new.address)
+        # Counted first, so that the limits are checked with it included.
+        self._taken[new] = key
+        while self._has_too_many(key) and (old := self._replaceable(key, new)) is not None:
+            self.leave(old)
+            old.turn_away()
+        if not self._has_too_many(key):
+            return
+        if len(self._health_checks) < HEALTH_CHECKS:
+            self._health_checks.add(new)
+        else:
+            self.leave(new)
+            new.turn_away()
+
+    def is_for_health(self, connection: Connection) -> bool:
+        """Whether the connection was admitted beyond the limits, for health checks alone."""
+        return connection in self._health_checks
+
+    def leave(self, connection: Connection) -> None:
+        """Remove a closed connection. A second call does nothing."""
+        self._taken.pop(connection, None)
+        self._health_checks.discard(connection)
+
+    def _has_too_many(self, key: str) -> bool:
+        return len(self._taken) > self._most or self._of(key) > self._most_per_address
+
+    def _of(self, key: str) -> int:
+        return sum(one == key for one in self._taken.values())
+
+    def _replaceable(self, key: str, new: Connection) -> Connection | None:
+        """The oldest connection without a request: of ``key`` if that has too many, else of the busiest key."""
+        own = self._of(key) > self._most_per_address
+        waiting = [
+            (one, its)
+            for one, its in self._taken.items()
+            if one is not new and not one.busy and (its == key or not own)
+        ]
+        if not waiting:
+            return None
+        ((most, _),) = Counter(its for _, its in waiting).most_common(1)
+        return next(one for one, its in waiting if its == most)
+
+
+def key_of(address: str) -> str:
+    """The key under which an address is counted: IPv6 addresses by subnet, "" for an unknown one."""
+    try:
+        parsed = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return ""
+    if isinstance(parsed, ipaddress.IPv6Address):
+        if parsed.ipv4_mapped is not None:
+            return str(parsed.ipv4_mapped)
+        return str(ipaddress.ip_network((parsed, SUBNET), strict=False))
+    return str(parsed)
+
+
+# ---------------------------------------------------------------------------------------------------------------- heads
+# Limits on a request's head: its size, whether it comes in one piece or several, and how it may frame the body.
+
+MOST_HEAD: Final = 16 << 10
+"""Most bytes from the request line to the empty line."""
+
+
+class BoundedHeads(h11.Connection):
+    """h11's server connection with a limit on complete heads, too; h11 itself limits only incomplete ones."""
+
+    def __init__(self) -> None:
+        super().__init__(h11.SERVER, MOST_HEAD)
+        self.head_too_large = False
+        self.problem = ""
+        """The problem with data that is not HTTP."""
+
+    def next_event(self) -> Any:
+        """The next event, as from h11. Raises RemoteProtocolError for invalid HTTP, of status 431 for a large head."""
+        try:
+            return self._next_event()
+        except h11.RemoteProtocolError as error:
+            self.problem = str(error)
+            raise
+
+    def _next_event(self) -> Any:
+        if self.their_state is not h11.IDLE:
+            return super().next_event()
+        # Bytes that wait to be parsed: how many fewer there are afterwards is the head's size.
+        before = len(self.trailing_data[0])
+        try:
+            event = super().next_event()
+        except h11.RemoteProtocolError as error:
+            # A large head that came whole may be refused for its content; its size is the reason all the same.
+            self.head_too_large = error.error_status_hint == 431 or self._taken(before) > MOST_HEAD
+            raise
+        if isinstance(event, h11.Request) and self._taken(before) > MOST_HEAD:
+            self.head_too_large = True
+            raise h11.RemoteProtocolError("head too large", error_status_hint=431)
+        if isinstance(event, h11.Request):
+            check_framing(event)
+        return event
+
+    def _taken(self, before: int) -> int:
+        """Bytes that the last event took, of the ``before`` bytes that had been received."""
+        return before - len(self.trailing_data[0])
+
+
+def check_framing(request: h11.Request) -> None:
+    """Raise RemoteProtocolError where a proxy may see another end of the body than this server (request smuggling).
+
+    RFC 9112, section 6.1: a length beside chunks, and chunks in HTTP/1.0, ought to be handled as an error.
+    """
+    names = {name for name, _ in request.headers}
+    if b"transfer-encoding" in names and b"content-length" in names:
+        raise h11.RemoteProtocolError("Content-Length beside Transfer-Encoding: send one of them")
+    if b"transfer-encoding" in names and request.http_version != b"1.1":
+        raise h11.RemoteProtocolError("Transfer-Encoding in HTTP/1.0: send Content-Length, or HTTP/1.1")
+
+
+# ---------------------------------------------------------------------------------------------------------- connections
+# Limits that uvicorn lacks: on connections, on heads, and on clients that do not read their reply.
+#
+# uvicorn itself closes connections that idle for 5 s between two requests.
+
+STALLED: Final = 60.0
+"""Seconds within which a client has to read some of the reply that waits for it."""
+HEALTH: Final = "/health"
+MOST_SHOWN: Final = 200
+"""Characters shown of the problem with a request that is not HTTP."""
+
+
+class LimitedProtocol(H11Protocol):
+    """uvicorn's protocol for one connection, with limits on heads, slow readers and the number of connections."""
+
+    def __init__(self, admission: Admission, header_timeout: float, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._admission = admission
+        self._header_timeout = header_timeout
+        self.conn = self._heads = BoundedHeads()
+        self.handshake: Handshake | None = None
+        """The connection as it was counted during its handshake; None without TLS."""
+        self._head: asyncio.TimerHandle | None = None
+        self._stall: asyncio.TimerHandle | None = None
+
+    @property
+    def address(self) -> str:
+        return self.client[0] if self.client else ""
+
+    @property
+    def busy(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def turn_away(self) -> None:
+        self._refuse(too_many())
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._head = self.loop.call_later(self._header_timeout, transport.abort)
+        if self.handshake is not None:
+            self._admission.leave(self.handshake)
+        self._admission.admit(self)
+        if self._admission.is_for_health(self):
+            self.app = HealthOnly(self.app)
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        # Looked at before parsing, which may begin the next request.
+        between = self.cycle is None or self.cycle.response_complete
+        super().data_received(data)
+        if self.busy:
+            self._end_head()
+        elif between and self._head is None and not self.transport.is_closing():
+            self._head = self.loop.call_later(self._header_timeout, self.transport.abort)
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse data that is not HTTP. If it is in a request's body, the answer to that request is discarded."""
+        if self.cycle is not None:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # the answer to that request has begun
+            self.transport.close()
+        elif self._heads.head_too_large:
+            self._refuse(ApiError(431, f"the head is larger than {MOST_HEAD} bytes", code="head_too_large"))
+        else:
+            self._refuse(ApiError(400, f"the request is no HTTP: {self._heads.problem[:MOST_SHOWN]}", code="bad_http"))
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stall = self.loop.call_later(STALLED, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._end_stall()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._admission.leave(self)
+        self._end_head()
+        self._end_stall()
+        super().connection_lost(exc)
+
+    def shutdown(self) -> None:
+        if not self.transport.is_closing():
+            super().shutdown()
+
+    def _refuse(self, error: ApiError) -> None:
+        self.transport.write(on_the_wire(error))
+        self.transport.close()
+
+    def _end_head(self) -> None:
+        if self._head is not None:
+            self._head.cancel()
+            self._head = None
+
+    def _end_stall(self) -> None:
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
+
+
+def limited_protocol(admission: Admission, header_timeout: float) -> type[LimitedProtocol]:
+    """A subclass of ``LimitedProtocol`` with these limits, as uvicorn makes the protocol itself."""
+
+    class Bound(LimitedProtocol):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(admission, header_timeout, *arguments, **options)
+
+    return Bound
+
+
+class Handshake(SSLProtocol):
+    """TLS for the protocol ``inner``. Until the handshake is complete it is a connection of its own to admission.
+
+    The handshake may take ``seconds`` in all; uvicorn leaves asyncio a minute.
+    """
+
+    def __init__(self, admission: Admission, inner: LimitedProtocol, context: ssl.SSLContext, seconds: float) -> None:
+        inner.handshake = self
+        self._admission = admission
+        self.address = ""
+        # typeshed wants a future to be told and whole seconds; asyncio takes neither for granted.
+        super().__init__(asyncio.get_running_loop(), inner, context, None, True, None, True, seconds)  # type: ignore[arg-type]
+
+    @property
+    def busy(self) -> bool:
+        return False
+
+    def turn_away(self) -> None:
+        """Close the connection without a word: there is no key yet to encipher one with."""
+        self._carrier.abort()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._carrier = transport
+        peer = transport.get_extra_info("peername")
+        self.address = peer[0] if peer else ""
+        super().connection_made(transport)
+        self._admission.admit(self)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._admission.leave(self)
+        super().connection_lost(exc)
+
+
+def sealed(
+    protocol: type[LimitedProtocol], context: ssl.SSLContext, admission: Admission, seconds: float
+) -> Callable[..., Handshake]:
+    """A maker of connections for uvicorn: ``protocol`` behind TLS."""
+
+    def made(*arguments: Any, **options: Any) -> Handshake:
+        return Handshake(admission, protocol(*arguments, **options), context, seconds)
+
+    return made
+
+
+class HealthOnly:
+    """ASGI middleware of a connection beyond the limits: refuses everything but a health check."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"].removeprefix(scope["root_path"]) == HEALTH:
+            await self._app(scope, receive, send)
+        else:
+            await too_many().response(scope, receive, send)
+
+
+def too_many() -> ApiError:
+    error = busy("too many connections (--max-connections, --max-connections-per-address)", "too_many_connections")
+    error.headers = {**(error.headers or {}), "Connection": "close"}
+    return error
+
+
+def on_the_wire(error: ApiError) -> bytes:
+    """The bytes of a reply, for a connection without a request that the application could answer."""
+    response = error.response
+    head = [f"HTTP/1.1 {error.status_code} {HTTPStatus(error.status_code).phrase}".encode()]
+    head += [b"%s: %s" % header for header in response.raw_headers if header[0] != b"connection"]
+    return b"\r\n".join([*head, b"connection: close", b"", bytes(response.body)])
+
 
 # ----------------------------------------------------------------------------------------------------------------- gate
 # The requests under way, and their orderly end when the server is told to stop.

@@ -20,8 +20,7 @@ from penstock.engine.front import AsyncEngine
 from penstock.engine.resolve import Resolved
 from penstock.engine.stats import EngineStats
 from penstock.hosts.placement import ranks_said
-from penstock.server.http.errors import busy
-from penstock.server.http.sse import HEADERS, MEDIA_TYPE, event
+from penstock.server.http.errors import HEADERS, MEDIA_TYPE, busy, event
 from penstock.server.live.state import BatchDone, BatchInFlight, LiveState, RequestTimeline, TreeView, View, Watcher
 from penstock.trace import EMULATED
 

@@ -11,10 +11,9 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from penstock.core import OutlineOutput
-from penstock.server.http.errors import ApiError, ErrorResponse, invalid_field
+from penstock.server.http.errors import ApiError, ErrorResponse, api_errors, invalid_field
 from penstock.server.openai.generation import Call, Generation, Service, Summary, metrics_of, usage_of
-from penstock.server.openai.params import chat_params
-from penstock.server.openai.prompts import Prompt
+from penstock.server.openai.params import Prompt, chat_params
 from penstock.server.openai.protocol import (
     ChatChoice,
     ChatChunkChoice,
@@ -31,11 +30,10 @@ from penstock.server.openai.protocol import (
     ToolCallPart,
     ToolCallReply,
     WithSeed,
-    api_errors,
     generation_responses,
 )
-from penstock.server.openai.reasoning import template_variables
 from penstock.server.openai.reply import Choice, ChoiceDelta, TokenBytes, chat_logprobs, reply_of
+from penstock.server.openai.reply_grammars import template_variables
 from penstock.server.openai.tools import GUIDED, ReplyPlan, ToolCallDelta, plan_reply, plan_tools
 from penstock.text.tokenizer import Tokenizer
 

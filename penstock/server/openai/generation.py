@@ -17,11 +17,10 @@ from penstock.engine.completion import CompletionDelta
 from penstock.engine.front import AsyncEngine
 from penstock.engine.stream import OutlineStream, RequestDelta, Stream
 from penstock.outlines.dialogue import Dialogue
-from penstock.server.http.errors import ApiError, api_error, busy, client_closed, invalid_field, timed_out
+from penstock.server.http.errors import ApiError, api_error, api_errors, busy, client_closed, invalid_field, timed_out
 from penstock.server.http.middleware import Record, record_of
 from penstock.server.http.serving import Gate
-from penstock.server.openai.params import RequestParams
-from penstock.server.openai.prompts import Prompt, Prompts
+from penstock.server.openai.params import Prompt, Prompts, RequestParams
 from penstock.server.openai.protocol import (
     CompletionDetails,
     GenerationFields,
@@ -29,7 +28,6 @@ from penstock.server.openai.protocol import (
     PromptDetails,
     Resume,
     Usage,
-    api_errors,
 )
 from penstock.server.settings import ServerSettings
 from penstock.text.workers import aside

@@ -9,11 +9,10 @@ from typing import Final, Literal
 from fastapi import APIRouter
 from pydantic import BaseModel, Field, model_validator
 
-from penstock.server.http.errors import ApiError, error_responses
+from penstock.server.http.errors import ApiError, api_errors, error_responses
 from penstock.server.openai.generation import Service
-from penstock.server.openai.lenience import ApiModel
-from penstock.server.openai.prompts import Prompt
-from penstock.server.openai.protocol import ListOf, Message, Tool, api_errors
+from penstock.server.openai.params import Prompt
+from penstock.server.openai.protocol import ApiModel, ListOf, Message, Tool
 from penstock.text.chat import chat_sampling
 
 # --------------------------------------------------------------------------------------------------------------- models

@@ -9,9 +9,11 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from penstock.server.http.errors import ApiError, invalid_field
-from penstock.server.openai.lenience import ANYTHING, OF_GENERATION, ApiModel, Unread
 from penstock.server.openai.protocol import (
+    ANYTHING,
     NAME,
+    OF_GENERATION,
+    ApiModel,
     ChatCompletionRequest,
     FunctionCall,
     FunctionDefinition,
@@ -30,6 +32,7 @@ from penstock.server.openai.protocol import (
     TextFormat,
     Tool,
     ToolCall,
+    Unread,
     WithWarning,
     text_alone,
 )

@@ -18,15 +18,18 @@ from penstock.server.openai.protocol import (
     StructuredOutputs,
     Tool,
 )
-from penstock.server.openai.reasoning import ThinkingReader, has_begun, is_over, thinking_of
-from penstock.server.openai.tool_grammars import (
+from penstock.server.openai.reply_grammars import (
+    ThinkingReader,
     call_grammar,
     embedded,
     grammar,
     harmony_final,
     harmony_thought,
+    has_begun,
+    is_over,
     list_grammar,
     quoted,
+    thinking_of,
     thought_grammar,
 )
 from penstock.server.openai.tool_parsers import ParsedCall

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from penstock import PipelineError, generate
+from penstock import PipelineError, run
 from penstock.engine.options import EngineOptions
-from penstock.generate import Asked
+from penstock.run import Asked
 from penstock.speculation import SpeculativeConfig
 from penstock.strategies.base import STRATEGIES
 from tests.unit.cli.invoke import invoke
@@ -23,7 +23,7 @@ DEMO_DRAFT = SpeculativeConfig(method="draft_model", model="demo")
 def called(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """The arguments of every ``complete`` instead of a generation."""
     calls: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(generate, "complete", lambda *arguments: calls.append(arguments))
+    monkeypatch.setattr(run, "complete", lambda *arguments: calls.append(arguments))
     return calls
 
 
@@ -177,7 +177,7 @@ def test_a_lost_stage_is_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
     def lose(*_: Any) -> None:
         raise PipelineError("stage 1 was lost: killed")
 
-    monkeypatch.setattr(generate, "complete", lose)
+    monkeypatch.setattr(run, "complete", lose)
     result = invoke("generate", "x")
     assert result.exit_code == 1
     assert result.stderr == "penstock: error: stage 1 was lost: killed\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.server.http.connections import HEALTH_CHECKS, Admission, key_of
+from penstock.server.http.serving import HEALTH_CHECKS, Admission, key_of
 
 A, B, C = "10.0.0.1", "10.0.0.2", "2001:db8::1"
 

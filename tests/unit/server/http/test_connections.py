@@ -15,8 +15,7 @@ import pytest
 import trustme
 from starlette.types import Receive, Scope, Send
 
-from penstock.server.http.connections import MOST_HEAD
-from penstock.server.http.serving import Gate, Server
+from penstock.server.http.serving import MOST_HEAD, Gate, Server
 from penstock.server.settings import Listening
 from tests.serving import read_all
 

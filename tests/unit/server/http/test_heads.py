@@ -7,7 +7,7 @@ from typing import Any
 import h11
 import pytest
 
-from penstock.server.http.connections import MOST_HEAD, BoundedHeads
+from penstock.server.http.serving import MOST_HEAD, BoundedHeads
 
 LONG = b"a" * (5 * MOST_HEAD)
 

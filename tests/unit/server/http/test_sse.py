@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.server.http.sse import EventStream
+from penstock.server.http.errors import EventStream
 
 
 def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:

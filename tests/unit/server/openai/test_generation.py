@@ -20,12 +20,10 @@ from penstock.engine.stream import RequestDelta
 from penstock.server.http.errors import ApiError, api_error
 from penstock.server.http.middleware import Record
 from penstock.server.http.serving import Gate
-from penstock.server.openai.completions import CompletionWriter
 from penstock.server.openai.generation import Call, Generation, Service, Summary
-from penstock.server.openai.params import RequestParams
-from penstock.server.openai.prompts import Prompt
+from penstock.server.openai.params import Prompt, RequestParams
 from penstock.server.openai.protocol import CompletionRequest
-from penstock.server.openai.reply import Choice, reply_of
+from penstock.server.openai.reply import Choice, CompletionWriter, reply_of
 from penstock.server.settings import ServerSettings
 from tests.unit.text.conftest import byte_level
 

@@ -11,8 +11,11 @@ from pydantic import BaseModel
 
 from penstock.server.http import middleware
 from penstock.server.http.middleware import Records
-from penstock.server.openai.lenience import ANYTHING, EVERYWHERE, OF_GENERATION, REASONS
 from penstock.server.openai.protocol import (
+    ANYTHING,
+    EVERYWHERE,
+    OF_GENERATION,
+    REASONS,
     ChatChoice,
     ChatCompletionRequest,
     CompletionRequest,

@@ -9,8 +9,7 @@ import pytest
 
 from penstock.core import RequestError, SamplingParams
 from penstock.server.http.errors import ApiError
-from penstock.server.openai.params import RequestParams, chat_params, completion_params
-from penstock.server.openai.prompts import Room
+from penstock.server.openai.params import RequestParams, Room, chat_params, completion_params
 from penstock.server.openai.protocol import ChatCompletionRequest, CompletionRequest
 from penstock.server.openai.tools import ToolPlan, plan_reply
 

@@ -6,7 +6,7 @@ import asyncio
 import threading
 from typing import Any
 
-from penstock.server.openai.prompts import Prompts
+from penstock.server.openai.params import Prompts
 
 
 class Tokenizer:

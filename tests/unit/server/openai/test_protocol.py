@@ -9,9 +9,8 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from penstock.server.http.errors import validation_error
-from penstock.server.openai.lenience import ApiModel, integers_of
 from penstock.server.openai.other import DetokenizeRequest, TokenizeRequest
-from penstock.server.openai.protocol import ChatCompletionRequest, CompletionRequest
+from penstock.server.openai.protocol import ApiModel, ChatCompletionRequest, CompletionRequest, integers_of
 from penstock.server.openai.responses import ResponsesRequest
 
 TALK: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}]}

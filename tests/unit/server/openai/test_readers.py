@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.server.openai.reasoning import Thinking, ThinkingReader
+from penstock.server.openai.reply_grammars import Thinking, ThinkingReader
 from penstock.server.openai.tool_parsers import ParsedCall
 from penstock.server.openai.tool_readers import (
     DEEPSEEK,

@@ -13,8 +13,7 @@ from penstock.core import RequestError, SamplingParams, StructuredOutputsParams
 from penstock.server.http.middleware import Record
 from penstock.server.http.serving import Gate
 from penstock.server.openai.generation import Call, Service
-from penstock.server.openai.params import RequestParams
-from penstock.server.openai.prompts import Prompt
+from penstock.server.openai.params import Prompt, RequestParams
 from penstock.server.openai.protocol import CompletionRequest
 from penstock.server.settings import ServerSettings
 

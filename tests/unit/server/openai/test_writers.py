@@ -12,7 +12,7 @@ from penstock.core import CompletionOutput, FinishReason, Logprob, RequestOutput
 from penstock.engine.completion import CompletionDelta
 from penstock.server.openai.chat import ChatWriter, hidden_ends
 from penstock.server.openai.generation import summarize
-from penstock.server.openai.prompts import Prompt
+from penstock.server.openai.params import Prompt
 from penstock.server.openai.protocol import ChatChoice, ChatCompletionChunk, ChatCompletionRequest, MessagePart
 from penstock.server.openai.reply import LEAST, Choice, chat_logprobs, completion_logprobs
 from penstock.server.openai.tool_readers import HERMES, LLAMA, MISTRAL, FormatReader, ListReader
