@@ -18,7 +18,7 @@ from penstock.clients.api import Server
 from penstock.clients.chat import ChatOptions, chat_over
 from penstock.config import FieldError
 from penstock.core import CompletionOutput, FinishReason, OutlineOutput, SamplingParams
-from penstock.engine.job import Prompt
+from penstock.engine.completion import Prompt
 from penstock.engine.loop import Observer
 from penstock.engine.opening import loaded, watched
 from penstock.engine.options import EngineOptions, model_folder
@@ -32,10 +32,10 @@ from penstock.text.tokenizer import Tokenizer, load_tokenizer
 from penstock.trace import EMULATED, trace_writer
 
 if TYPE_CHECKING:
-    from penstock.engine.commit import Advance
     from penstock.engine.completion import Completion
     from penstock.engine.llm import LLM
     from penstock.engine.resolve import Resolved
+    from penstock.engine.scheduler import Advance
     from penstock.requests.request import Request
 
 

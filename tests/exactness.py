@@ -17,13 +17,11 @@ from penstock.engine.loop import Observer
 from penstock.messages import Sampling
 from penstock.requests.request import Request
 from penstock.stage.sampler import pick_tokens
-from penstock.strategies.auto import Auto
+from penstock.strategies.auto import Auto, Continuous
 from penstock.strategies.base import STRATEGIES, Strategy
-from penstock.strategies.continuous import Continuous
 from penstock.strategies.flowspec import FlowSpecOptions
-from penstock.strategies.pipedec import PipeDec
+from penstock.strategies.pipedec import PipeDec, StaticTree
 from penstock.strategies.plain import Autoregressive
-from penstock.strategies.static_tree import StaticTree
 from tests.checkpoints import VOCAB
 from tests.engines import InProcessEngine, Picks
 from tests.generated import generate

@@ -35,13 +35,11 @@ from penstock.requests.request import Request
 from penstock.requests.slots import SlotPool
 from penstock.stage.core import StageCore
 from penstock.stage.driver import StageDriver
-from penstock.strategies.auto import Auto
+from penstock.strategies.auto import Auto, Continuous
 from penstock.strategies.base import Strategy
-from penstock.strategies.continuous import Continuous
 from penstock.strategies.flowspec import FlowSpec, FlowSpecOptions
-from penstock.strategies.pipedec import PipeDec
+from penstock.strategies.pipedec import PipeDec, StaticTree
 from penstock.strategies.plain import Autoregressive
-from penstock.strategies.static_tree import StaticTree
 from tests.hash_model import HashBlock, HashLayers, HashReader, HashSpd, committed_slots, plain_decode, plain_kv
 
 FLOWSPEC_SIZES = {"tree_size": 20, "tree_depth": 4, "segment": 6, "expansion_depth": 3}

@@ -31,9 +31,8 @@ from penstock.messages import Batch, Cancel, Result, SampledToken, Sampling, Spa
 from penstock.requests.request import Request
 from penstock.requests.slots import SlotPool
 from penstock.stage.visibility import Visibility
-from penstock.strategies.auto import Auto
+from penstock.strategies.auto import Auto, Continuous
 from penstock.strategies.base import Strategy
-from penstock.strategies.continuous import Continuous
 from penstock.strategies.flowspec import FlowSpec, FlowSpecOptions
 from penstock.strategies.pipedec import PipeDec
 

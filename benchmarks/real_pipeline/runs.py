@@ -15,7 +15,7 @@ from benchmarks.shared.formats import EXACT_FORMATS
 from benchmarks.shared.timed_parts import DoesNotFit, Findings
 from benchmarks.strategies.shared_host import chat
 from penstock import LLM, SamplingParams
-from penstock.engine.job import Prompt
+from penstock.engine.completion import Prompt
 from penstock.hosts.facts import core_of
 from penstock.lab.bench.comparison import measure as measure_strategies
 from penstock.lab.bench.summary import StrategyRun

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from penstock.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from penstock.core import RequestOutput, SamplingParams
-from penstock.engine.job import sampling_of
+from penstock.engine.completion import sampling_of
 from penstock.engine.options import model_folder
 from penstock.lab.trainer.options import TrainOptions
 from penstock.lab.trainer.run import KINDS

@@ -17,8 +17,8 @@ from benchmarks.strategies.auto_against import TOKENS
 from penstock.cluster import Cluster, load_cluster
 from penstock.lab.simulator.run import make_loop, simulate, simulate_one
 from penstock.lab.simulator.script import Script, profile_script
+from penstock.strategies.auto import Continuous
 from penstock.strategies.base import NOW, Context, Strategy
-from penstock.strategies.continuous import Continuous
 from penstock.tree import TokenTree
 
 CLUSTERS: Final = ("pipedec-14x3090", "pipedec-7", "demo", "flowspec-7b", "random-5:2")

@@ -9,7 +9,7 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, Protocol
 
 from penstock.config import Registry
-from penstock.estimates.drafts import DraftQuality, DraftTiming
+from penstock.estimates.estimates import DraftQuality, DraftTiming
 from penstock.pipeline.base import Pipeline
 from penstock.requests.request import Request
 from penstock.tree import Node

@@ -6,7 +6,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from penstock.estimates.drafts import FadingShare
+from penstock.estimates.estimates import FadingShare
 from penstock.requests.request import Request
 from penstock.tree import Node
 

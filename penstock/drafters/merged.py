@@ -11,7 +11,7 @@ from typing import Final
 from penstock.config import check, check_positive
 from penstock.drafters.base import Draft, Drafter, DrafterOptions, DrafterParts, DraftRequest, InstantDrafter
 from penstock.drafters.lookup import Followers, RatedLookup
-from penstock.estimates.drafts import DraftQuality, DraftTiming, FadingShare
+from penstock.estimates.estimates import DraftQuality, DraftTiming, FadingShare
 from penstock.requests.request import Request
 from penstock.tree import Node
 

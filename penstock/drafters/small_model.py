@@ -8,11 +8,10 @@ from typing import Literal
 
 from penstock.config import FieldError
 from penstock.drafters.base import Draft, DrafterOptions, DrafterParts, DraftRequest, Weights
-from penstock.estimates.drafts import DraftQuality, DraftTiming
+from penstock.estimates.estimates import DraftQuality, DraftTiming
 from penstock.messages import Batch, Candidates, Span
 from penstock.pipeline.base import Pipeline
-from penstock.requests.batches import BatchBuilder
-from penstock.requests.request import Request
+from penstock.requests.request import BatchBuilder, Request
 from penstock.tree import Node
 
 Entries = list[tuple[Request, list[Node]]]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from penstock.cluster.timing import Attended, LinkTiming, StageTiming
 from penstock.drafters.base import Draft, Drafter, DraftRequest
-from penstock.estimates.drafts import DraftQuality, DraftTiming
+from penstock.estimates.estimates import DraftQuality, DraftTiming
 from penstock.messages import DeviceReserved, Message, ReserveDevice
 from penstock.pipeline.base import Clock, SideChannel
 from penstock.requests.request import Request

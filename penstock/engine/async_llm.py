@@ -15,8 +15,8 @@ from typing import Any, Final, TypeVar
 
 from penstock.config import check
 from penstock.core import ConfigError, PipelineError, SamplingParams
+from penstock.engine.completion import Job, Prompt
 from penstock.engine.front import LocalEngine
-from penstock.engine.job import Job, Prompt
 from penstock.engine.llm import LLM
 from penstock.engine.loop import Observer
 from penstock.engine.stats import Counters, EngineStats, ReplicaState, ReplicaStats

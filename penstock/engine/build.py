@@ -13,13 +13,13 @@ from penstock.drafters.base import Drafter, DrafterParts, Weights
 from penstock.drafters.learned import LearnedDrafter
 from penstock.drafters.synthetic import SyntheticDrafter
 from penstock.emulation.cluster import drafter_emulation, off_its_device, on_its_device, stage_emulations, take_turns
-from penstock.engine.job import Job, Prompt
+from penstock.engine.completion import Job, Prompt
 from penstock.engine.loop import EngineLoop
 from penstock.engine.options import EngineOptions
 from penstock.engine.recovery import Parts, Recovery
 from penstock.engine.resolve import Resolved
 from penstock.engine.scheduler import Pieces, Scheduler
-from penstock.estimates.pipeline import TAKEN
+from penstock.estimates.times import TAKEN
 from penstock.files import AUTO, DTYPE_BYTES, FAST
 from penstock.hosts.facts import own_uuid
 from penstock.pipeline.base import Clock, Pipeline, SideChannel, StagePlan, TapSpec

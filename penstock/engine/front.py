@@ -11,7 +11,7 @@ from typing import Any, Final, Self
 from weakref import WeakValueDictionary
 
 from penstock.core import QueueFull, Recovering, RequestError, RequestOutput, SamplingParams
-from penstock.engine.job import Prompt
+from penstock.engine.completion import Prompt
 from penstock.engine.llm import LLM
 from penstock.engine.loop import Observer
 from penstock.engine.resolve import Resolved

@@ -13,15 +13,19 @@ from penstock.core import CompletionOutput, FinishReason, RequestError, RequestO
 from penstock.drafters.base import Drafter
 from penstock.engine.build import Engine as Decoder
 from penstock.engine.build import learn_answers, make_loop
-from penstock.engine.completion import Completion, CompletionDelta
-from penstock.engine.job import (
+from penstock.engine.completion import (
+    Completion,
+    CompletionDelta,
     Job,
     Prompt,
     check_known,
     check_sampling,
+    check_structure,
     ends_of,
     naming,
     prompts_of,
+    resume,
+    resumed_ids,
     sampling_of,
     token_ids_of,
     warn_of_empty_answers,
@@ -30,9 +34,8 @@ from penstock.engine.loop import EngineLoop, Observer, fresh_seed
 from penstock.engine.opening import open_host, resolve_on
 from penstock.engine.options import EngineOptions, check_single
 from penstock.engine.parts import EngineParts
-from penstock.engine.profile.learned import Memory, PlannedPieces
+from penstock.engine.profile.store import Memory, PlannedPieces
 from penstock.engine.resolve import Resolved, check_options
-from penstock.engine.resume import check_structure, resume, resumed_ids
 from penstock.engine.stream import Joined, timed
 from penstock.engine.turns import Turns
 from penstock.files import EXACT, FAST

@@ -11,14 +11,12 @@ from functools import partial
 
 from penstock.core import FinishReason, PenstockError, PipelineError, PipelineLost
 from penstock.drafters.base import Draft, Drafter, DraftRequest
-from penstock.engine.commit import Advance, InFlight, advance
 from penstock.engine.recovery import Recovery
-from penstock.engine.scheduler import Pace, Scheduler
+from penstock.engine.scheduler import Advance, InFlight, Pace, Scheduler, advance
 from penstock.estimates.estimates import Estimates, Load
 from penstock.messages import Batch, Cancel, Result
 from penstock.pipeline.base import Clock, Pipeline
-from penstock.requests.batches import BatchBuilder
-from penstock.requests.request import Nodes, Request
+from penstock.requests.request import BatchBuilder, Nodes, Request
 from penstock.requests.slots import SlotPool
 from penstock.strategies.base import Context
 from penstock.tree import Node

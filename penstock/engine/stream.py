@@ -9,8 +9,7 @@ from functools import partial
 from typing import Any, Protocol, Self
 
 from penstock.core import CompletionOutput, FinishReason, OutlineOutput, RequestOutput, SpeculationMetrics
-from penstock.engine.completion import CompletionDelta
-from penstock.engine.job import Job
+from penstock.engine.completion import CompletionDelta, Job
 from penstock.outlines.steps import Ask, Step, Steps
 
 # --------------------------------------------------------------------------------------------------------------- stream

@@ -35,7 +35,7 @@ from penstock.terminal import FiguresTable
 #     ``rejection``                   drawn from q independently          SPD, section 3.6 (one candidate); SpecInfer
 #     ``rejection_without_replacement``  drawn from q, all different      EAGLE's sampled trees
 #
-# These functions say what a rule would accept. The engine itself verifies in one way only (``engine/commit.py``).
+# These functions say what a rule would accept. The engine itself verifies in one way only (``engine/scheduler.py``).
 
 
 def overlap(p_NU: np.ndarray, q_NU: np.ndarray) -> np.ndarray:

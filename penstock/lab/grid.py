@@ -19,7 +19,7 @@ from penstock.speculation import SpeculativeConfig, names_of, parse_speculative_
 from penstock.strategies.base import STRATEGIES
 
 if TYPE_CHECKING:
-    from penstock.engine.job import Prompt
+    from penstock.engine.completion import Prompt
     from penstock.engine.llm import LLM
 
 

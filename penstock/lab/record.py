@@ -194,7 +194,7 @@ def check_alike(params: Sequence[SamplingParams]) -> None:
 
 
 def text_of(setup: Resolved, output: RequestOutput, params: SamplingParams) -> Picked:
-    from penstock.engine.job import ends_of, sampling_of
+    from penstock.engine.completion import ends_of, sampling_of
 
     check(params.seed is not None, "seed", params.seed, "fixed, so that the noise is known")
     prompt = output.prompt_token_ids

@@ -1,6 +1,6 @@
 """``RemoteEngine``: an engine whose requests run on replicas elsewhere, and go on when one of them is lost.
 
-It holds what has come of every answer. Noise is keyed by seed and position (``engine/resume.py``), so that another
+It holds what has come of every answer. Noise is keyed by seed and position (``engine/completion.py``), so that another
 replica goes on with the tokens that the lost one would have given. This module knows no Ray: ``Send`` stands for it.
 """
 
@@ -22,9 +22,8 @@ from penstock.core import (
     SamplingParams,
     SpeculationMetrics,
 )
-from penstock.engine.completion import CompletionDelta
+from penstock.engine.completion import CompletionDelta, Prompt, check_sampling
 from penstock.engine.front import AsyncEngine
-from penstock.engine.job import Prompt, check_sampling
 from penstock.engine.loop import Observer, fresh_seed
 from penstock.engine.recovery import MOST_LOSSES
 from penstock.engine.resolve import Resolved

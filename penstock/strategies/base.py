@@ -157,10 +157,10 @@ STRATEGIES: Final[Registry[StrategyOptions]] = Registry(
     "penstock.strategies",
     {
         "auto": "auto:AutoOptions",
-        "continuous": "continuous:ContinuousOptions",
+        "continuous": "auto:ContinuousOptions",
         "flowspec": "flowspec:FlowSpecOptions",
         "pipedec": "pipedec:PipeDecOptions",
-        "static_tree": "static_tree:StaticTreeOptions",
+        "static_tree": "pipedec:StaticTreeOptions",
         "autoregressive": "plain:AutoregressiveOptions",
     },
 )

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
+from itertools import pairwise
 from operator import itemgetter
 
 from penstock.config import check_positive
-from penstock.strategies.base import NOW, Context, StrategyOptions, now_if
+from penstock.strategies.base import NOW, Context, StrategyOptions, WholeTreeOptions, now_if
 from penstock.tree import Node, TokenTree
 
 
+# -------------------------------------------------------------------------------------------------------------- pipedec
 @dataclass(frozen=True, kw_only=True)
 class PipeDecOptions(StrategyOptions):
     """The defaults are the paper's choice (section 4.3.1)."""
@@ -97,3 +100,107 @@ def best_candidates(parents: list[Node], count: int) -> list[tuple[Node, int, fl
     ]
     found.sort(key=itemgetter(0), reverse=True)  # stable, and faster than picking the best from a heap
     return [(parent, token, chance) for _, parent, token, chance in found[:count]]
+
+
+# ---------------------------------------------------------------------------------------------------------- static tree
+# Drafts a whole tree, verifies it in one pass, and waits: the papers' baseline (STPP in PipeDec, naive PP in
+# FlowSpec).
+
+
+@dataclass(frozen=True, kw_only=True)
+class StaticTreeOptions(WholeTreeOptions):
+    tree_size: int = 64
+    """Nodes that are drafted before they are verified together with the root."""
+    tree_depth: int = 6
+    """Layers of that tree. vLLM's ``num_speculative_tokens`` is accepted for it."""
+    children: int = 16
+    """Most children of one node: how many candidates the drafter gives."""
+    segments: int = 1
+    """Batches that a tree is sent in, the best nodes first; all are back before any of their results counts. FlowSpec's
+    naive PP has one more than there are stages."""
+
+    def __post_init__(self) -> None:
+        check_positive(self, "tree_size", "tree_depth", "children", "segments")
+
+    def make(self, stages: int) -> StaticTree:
+        return StaticTree(self.tree_size, self.tree_depth, self.children, self.segments)
+
+
+class StaticTree:
+    """Sends a tree of the ``tree_size`` best nodes by cumulative score, after drafting ``tree_depth`` levels of it.
+
+    As in EAGLE-2 and in FlowSpec's base tree, the ``children`` best nodes of each level are drafted from, with as many
+    candidates each. The best of all candidates are verified together with the root: in one batch, or in ``segments`` of
+    equal length, give or take a row, that follow each other through the stages.
+    """
+
+    rate_limited = False
+    sends_root_first = False
+    on_trial = False
+
+    def __init__(self, tree_size: int, tree_depth: int, children: int, segments: int = 1) -> None:
+        self.size = tree_size
+        self.depth = tree_depth
+        self.candidates = children
+        self.segments = segments
+        self._waiting: deque[list[Node]] = deque()
+        self._last: Node | None = None
+        """A node of the last segment; None if the tree is sent in one batch."""
+
+    def corrects(self, context: Context) -> bool:
+        return False
+
+    def holds_results(self, context: Context) -> bool:
+        if self._last is None or not self._last.alive:
+            return False
+        # Results wait until the last segment is out: the oldest batch in flight is younger than it, or there is none.
+        return not self._last.entered or (context.oldest is not None and context.oldest <= self._last.stream)
+
+    def ask(self, tree: TokenTree, context: Context) -> list[Node]:
+        if tree.root.entered:
+            return []
+        return [node for node in self._grow(tree) if not node.asked]
+
+    def ready_at(self, tree: TokenTree, context: Context) -> float:
+        if self._waiting and not self._waiting[0][0].alive:  # the tree has been given up
+            self._waiting.clear()
+        return now_if(bool(self._waiting) or (not tree.root.entered and not self._grow(tree)))
+
+    def can_piggyback(self, tree: TokenTree, context: Context) -> bool:
+        return False
+
+    def enter(self, tree: TokenTree, context: Context) -> list[Node]:
+        if not self._waiting:
+            nodes = [tree.root, *self._chosen(tree)]
+            bounds = [len(nodes) * i // self.segments for i in range(self.segments + 1)]
+            self._waiting.extend(nodes[first:end] for first, end in pairwise(bounds) if first < end)
+            self._last = nodes[-1] if self.segments > 1 else None
+        return self._waiting.popleft()
+
+    def _chosen(self, tree: TokenTree) -> list[Node]:
+        drafted = list(tree.nodes())[1:]
+        rest = best_candidates([tree.root, *drafted], min(self.size, tree.room))
+        # Chances are at most 1, so no child scores above its parent, and a stable sort keeps parents first.
+        ranked: list[tuple[float, Node | tuple[Node, int, float]]] = [(node.score, node) for node in drafted]
+        ranked += [(entry[0].score + entry[2], entry) for entry in rest]
+        ranked.sort(key=lambda entry: -entry[0])
+        return [entry if isinstance(entry, Node) else tree.extend(*entry) for _, entry in ranked[: self.size]]
+
+    def _grow(self, tree: TokenTree) -> list[Node]:
+        """Grow by every known level. Returns the level that the drafter has yet to answer, [] once the tree is
+        complete."""
+        level = [tree.root]
+        for _ in range(self.depth):
+            if any(node.candidates is None for node in level):
+                return level
+            level = best_children(tree, level, self.candidates)
+        return []
+
+
+def best_children(tree: TokenTree, parents: list[Node], count: int) -> list[Node]:
+    """The ``count`` best children of nodes by cumulative score; candidates become nodes, and ties go to nodes."""
+    children = [child for parent in parents for child in parent.children.values()]
+    entries: list[tuple[float, Node | tuple[Node, int, float]]] = [(child.score, child) for child in children]
+    entries += [(entry[0].score + entry[2], entry) for entry in best_candidates(parents, min(count, tree.room))]
+    entries.sort(key=lambda entry: -entry[0])
+    return [entry if isinstance(entry, Node) else tree.extend(*entry) for _, entry in entries[:count]]

@@ -21,10 +21,10 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 from penstock.drafters.base import Draft, Drafter
 from penstock.engine.build import feature_bytes
-from penstock.engine.commit import Advance
 from penstock.engine.loop import Observer
-from penstock.engine.run_log import LoggedBatch, RunLog
-from penstock.estimates.drafts import DraftTiming
+from penstock.engine.scheduler import Advance
+from penstock.engine.stats import LoggedBatch, RunLog
+from penstock.estimates.estimates import DraftTiming
 from penstock.hosts.facts import usable_cores
 from penstock.hosts.placement import ranks_said
 from penstock.messages import Batch, Result, Span

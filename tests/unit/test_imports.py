@@ -102,7 +102,7 @@ DECISIONS = (
     "drafters",
     "speculation",
 )
-DECISIONS += tuple(f"engine.{name}" for name in ("commit", "scheduler", "loop", "replicas.router"))
+DECISIONS += tuple(f"engine.{name}" for name in ("scheduler", "loop", "replicas.router"))
 OUTSIDE_WORLD = {"time", "datetime", "socket", "ssl", "asyncio", "threading", "subprocess", "multiprocessing", "os"}
 
 

@@ -21,9 +21,8 @@ from penstock.speculation import (
     values_of,
 )
 from penstock.strategies.base import STRATEGIES
-from penstock.strategies.pipedec import PipeDecOptions
+from penstock.strategies.pipedec import PipeDecOptions, StaticTreeOptions
 from penstock.strategies.plain import Autoregressive
-from penstock.strategies.static_tree import StaticTreeOptions
 
 
 def test_defaults_are_prompt_lookup_and_auto() -> None:

@@ -14,15 +14,14 @@ from typing import Any
 
 from penstock.config import check
 from penstock.core import PipelineError, RequestError, SamplingParams
+from penstock.engine.completion import Job, Prompt
 from penstock.engine.front import LocalEngine
-from penstock.engine.job import Job, Prompt
 from penstock.engine.llm import LLM
 from penstock.engine.loop import Observer, fresh_seed
 from penstock.engine.opening import LoadedFiles
 from penstock.engine.options import EngineOptions, options_of_replicas
 from penstock.engine.replicas import router
-from penstock.engine.replicas.stream import Asked, MovingStream
-from penstock.engine.replicas.supervise import Replica
+from penstock.engine.replicas.stream import Asked, MovingStream, Replica
 from penstock.engine.resolve import check_options
 from penstock.engine.stats import EngineStats, ReplicaState, ReplicaStats, summed
 from penstock.outlines.steps import Ask

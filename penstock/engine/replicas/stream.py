@@ -6,16 +6,19 @@
                                       |  the last token, or the request's own fault
                                       '------------------------------------> ended
 
-Whatever the reader has been told is given to the next replica, which goes on behind it (``engine/resume.py``). What a
-replica has produced and nobody has read is produced once more. The reader sees neither.
+Whatever the reader has been told is given to the next replica, which goes on behind it (``engine/completion.py``). What
+a replica has produced and nobody has read is produced once more. The reader sees neither.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from penstock.core import (
     FinishReason,
@@ -26,11 +29,17 @@ from penstock.core import (
     SamplingParams,
     SpeculationMetrics,
 )
-from penstock.engine.completion import CompletionDelta
-from penstock.engine.job import Job, Prompt
-from penstock.engine.recovery import MOST_LOSSES
+from penstock.engine.async_llm import AsyncLLM
+from penstock.engine.completion import CompletionDelta, Job, Prompt
+from penstock.engine.opening import LoadedFiles, open_host
+from penstock.engine.options import EngineOptions
+from penstock.engine.recovery import MOST_LOSSES, delay
+from penstock.engine.replicas.router import Load
+from penstock.engine.stats import EngineStats, ReplicaState, ReplicaStats, following
 from penstock.engine.stream import RequestDelta, RequestStream, beginning
+from penstock.pipeline.processes import OnLoading
 
+# --------------------------------------------------------------------------------------------------------------- stream
 UNSURE: Final = 2
 """Losses from which on a request runs only while no other with as many does, so that its losses are its own."""
 CUT: Final = (FinishReason.ABORT, FinishReason.ERROR)
@@ -298,3 +307,126 @@ def added(before: SpeculationMetrics | None, now: SpeculationMetrics) -> Specula
     return SpeculationMetrics(
         *(getattr(before, field.name) + getattr(now, field.name) for field in fields(SpeculationMetrics))
     )
+
+
+# ------------------------------------------------------------------------------------------------------------ supervise
+# One replica: its engine, the requests on it, and how it is made again once it has ended.
+
+log = logging.getLogger(__name__)
+
+LONGEST_DELAY: Final = 60.0
+"""Most seconds between two attempts to make an engine again."""
+REPLICA_NUMBERS, ENGINE_NUMBERS = 2**40, 2**24
+"""Requests are numbered from a multiple of each on, so that no two engines give the same number."""
+STEADY_S: Final = 60.0
+"""Seconds that an engine has to be up for its end not to count as in a row with the end before it."""
+
+
+class Replica:
+    """One engine among several of a model. Its state is read on any thread, and changed on the event loop's.
+
+    ``make`` and ``close`` block, and are called on one thread at a time.
+    """
+
+    def __init__(self, number: int, options: EngineOptions, idle_timeout: float | None) -> None:
+        self.number = number
+        self.options = options
+        self.engine: AsyncLLM | None = None
+        self.draining = False
+        self.making = False
+        self.streams: dict[MovingStream, None] = {}
+        """The requests on it, the oldest first."""
+        self.problem: str | None = None
+        """Why the last attempt to make an engine failed."""
+        self.moved = 0
+        self.restarts = 0
+        self.routed: Counter[str] = Counter()
+        self._idle_timeout = idle_timeout
+        self._failures = 0
+        """Ends of its engine, and failed attempts to make one, in a row."""
+        self._made_at = 0.0
+        self._before: EngineStats | None = None
+        """The counters of the engines that it has had."""
+
+    @property
+    def state(self) -> ReplicaState:
+        if self.draining:
+            return ReplicaState.DRAINING
+        if self.making:
+            return ReplicaState.STARTING
+        if self.has_ended:
+            return ReplicaState.DOWN
+        return ReplicaState.UP if self.trouble is None else ReplicaState.STARTING
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether there is no engine that could go on by itself."""
+        engine = self.engine
+        return engine is None or engine.llm.loop.ended is not None
+
+    @property
+    def trouble(self) -> str | None:
+        """Why its engine cannot go on now."""
+        engine = self.engine  # once: another thread may be replacing it
+        return self.problem if engine is None else engine.trouble
+
+    def load(self, ids: Sequence[int]) -> Load:
+        """How it stands to a prompt. It is up."""
+        assert self.engine is not None
+        return Load(self.engine.cached(ids), sum(stream.backlog for stream in self.streams), len(self.streams))
+
+    def stats(self) -> ReplicaStats:
+        engine = self.engine
+        now = None if engine is None else engine.stats()
+        stats = self._before if now is None else following(self._before, now)
+        return ReplicaStats(self.number, self.state, self.trouble, stats, self.restarts, self.moved, dict(self.routed))
+
+    # ------------------------------------------------------------------------------------------------- its engine
+
+    @property
+    def delay(self) -> float:
+        """Seconds to wait before the engine is made again: 0 at first, then 1, 2, 4 and so on."""
+        return delay(self._failures, LONGEST_DELAY)
+
+    def note_end(self) -> None:
+        """Count an end of the engine, or a failure to make it."""
+        steady = self.engine is not None and time.monotonic() - self._made_at > STEADY_S
+        self._failures = 0 if steady else self._failures + 1
+
+    def make(self, on_trouble: Callable[[], None], on_loading: OnLoading | None = None) -> None:
+        """Make the engine. Raises what ``AsyncLLM`` raises, and notes it as the ``problem``."""
+        try:
+            host = open_host(self.options, on_loading)
+            try:
+                given: dict[str, Any] = vars(self.options)
+                self.engine = AsyncLLM(host=host, idle_timeout=self._idle_timeout, **given)
+            except BaseException:
+                host.close()
+                raise
+        except PenstockError as error:
+            self.problem = str(error)
+            raise
+        self.engine.on_trouble = on_trouble
+        self.engine.llm.number_from(self.number * REPLICA_NUMBERS + self.restarts * ENGINE_NUMBERS)
+        self.problem, self._made_at = None, time.monotonic()
+
+    def remake(self, files: LoadedFiles, on_trouble: Callable[[], None]) -> None:
+        """End the engine and make another one of the same files. Raises PipelineError if that fails."""
+        self.close()
+        try:
+            files.check()  # before and after: the file may be replaced while it is read
+            self.make(on_trouble)
+            files.check()
+        except PenstockError as error:
+            self.close()
+            self.problem = str(error)
+            raise PipelineError(f"replica {self.number} could not be started: {error}") from error
+        self.restarts += 1
+
+    def close(self) -> None:
+        """End the engine; its counters are kept."""
+        engine = self.engine
+        if engine is not None:
+            engine.close()
+            self._before = following(self._before, engine.stats())
+            self.engine = None

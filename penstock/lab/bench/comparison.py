@@ -32,7 +32,7 @@ from penstock.speculation import SpeculativeConfig
 from penstock.text.chat import ChatFormat, chat_prompt
 
 if TYPE_CHECKING:
-    from penstock.engine.job import Prompt
+    from penstock.engine.completion import Prompt
     from penstock.engine.llm import LLM
     from penstock.engine.resolve import Resolved
 

@@ -11,9 +11,9 @@ from statistics import median
 from penstock.cluster.timing import LinkTiming
 from penstock.drafters.base import Draft, Drafter
 from penstock.emulation.cluster import modelled_drafter
-from penstock.engine.commit import Advance
 from penstock.engine.loop import Observer
-from penstock.engine.run_log import LoggedBatch, RunLog
+from penstock.engine.scheduler import Advance
+from penstock.engine.stats import LoggedBatch, RunLog
 from penstock.messages import Batch, Result, Span
 from penstock.requests.request import Request
 from penstock.tree import Node

@@ -13,13 +13,13 @@ from penstock.cluster.timing import MAX_OVERRUNS, LinkTiming
 from penstock.core import CompletionOutput, PenstockError, RequestOutput
 from penstock.drafters.base import Weights
 from penstock.emulation.cluster import drafter_pass
-from penstock.engine.job import Prompt, ended_at_once, why_empty
+from penstock.engine.completion import Prompt, ended_at_once, why_empty
 from penstock.engine.resolve import Resolved
 from penstock.lab.bench.meter import HitCounts, Meter, Timeline
 from penstock.lab.common import is_looping, paired_ratio
 from penstock.lab.grid import PLAIN, Question, Setting
 from penstock.speculation import SpeculativeConfig, values_of
-from penstock.strategies.static_tree import StaticTreeOptions
+from penstock.strategies.pipedec import StaticTreeOptions
 
 if TYPE_CHECKING:
     from penstock.engine.llm import LLM

@@ -19,12 +19,12 @@ from rich.text import Text
 
 from penstock.cluster import Cluster, link_timings, stage_timings
 from penstock.engine.loop import Observer
-from penstock.engine.run_log import DEAD, LoggedBatch, RunLog
+from penstock.engine.stats import DEAD, LoggedBatch, RunLog
 from penstock.trace import EMULATED
 
 if TYPE_CHECKING:
-    from penstock.engine.commit import Advance
     from penstock.engine.completion import Completion
+    from penstock.engine.scheduler import Advance
     from penstock.messages import Batch, Result
     from penstock.requests.request import Request
 

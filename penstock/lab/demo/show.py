@@ -18,7 +18,7 @@ from penstock.cluster import Cluster, load_cluster, plain_step_seconds, stage_ti
 from penstock.cluster.timing import MAX_OVERRUNS
 from penstock.core import SamplingParams
 from penstock.engine import options
-from penstock.engine.job import Prompt
+from penstock.engine.completion import Prompt
 from penstock.engine.loop import Observer
 from penstock.lab.bench.comparison import measure, on_time
 from penstock.lab.bench.summary import StrategyRun
@@ -35,7 +35,7 @@ from penstock.text.tokenizer import Tokenizer
 from penstock.trace import EMULATED
 
 if TYPE_CHECKING:
-    from penstock.engine.commit import Advance
+    from penstock.engine.scheduler import Advance
     from penstock.requests.request import Request
 
 

@@ -14,9 +14,9 @@ import msgspec
 
 from penstock.core import FinishReason
 from penstock.engine.async_llm import PROBE_PRIORITY
-from penstock.engine.commit import Advance
 from penstock.engine.loop import Observer
-from penstock.engine.run_log import COMMITTED, DEAD, SPECULATED, LoggedBatch, RunLog
+from penstock.engine.scheduler import Advance
+from penstock.engine.stats import COMMITTED, DEAD, SPECULATED, LoggedBatch, RunLog
 from penstock.messages import Batch, Result
 from penstock.requests.request import Request
 from penstock.tree import Node, TokenTree

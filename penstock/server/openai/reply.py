@@ -14,8 +14,7 @@ from fastapi.responses import Response
 from pydantic import BaseModel
 
 from penstock.core import CompletionOutput, FinishReason, Logprob
-from penstock.engine.completion import CompletionDelta
-from penstock.engine.job import words_of_empty
+from penstock.engine.completion import CompletionDelta, words_of_empty
 from penstock.server.http.errors import (
     DONE,
     TIMEOUT,

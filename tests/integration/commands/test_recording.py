@@ -18,7 +18,7 @@ from penstock.checkpoint.checkpoint import Checkpoint
 from penstock.config import FieldError
 from penstock.core import CompletionOutput, RequestOutput, SamplingParams
 from penstock.drafters.base import Draft
-from penstock.engine.job import sampling_of
+from penstock.engine.completion import sampling_of
 from penstock.engine.loop import Observer
 from penstock.engine.options import EngineOptions
 from penstock.engine.resolve import Resolved, resolve_options

@@ -16,7 +16,7 @@ from penstock.config import FieldError
 from penstock.drafters.base import DraftRequest
 from penstock.drafters.learned import FollowingDrafter
 from penstock.drafters.spd import SpdDrafter
-from penstock.engine.job import Prompt
+from penstock.engine.completion import Prompt
 from penstock.lab.bench.comparison import decode
 from penstock.messages import Features, Sampling
 from penstock.models.speculators.block import Block, BlockStage
@@ -25,8 +25,7 @@ from penstock.models.speculators.spd import SpdStage
 from penstock.requests.request import Request
 from penstock.stage.visibility import BatchView
 from penstock.strategies.auto import Auto
-from penstock.strategies.pipedec import PipeDec
-from penstock.strategies.static_tree import StaticTree
+from penstock.strategies.pipedec import PipeDec, StaticTree
 from penstock.transport.addresses import LinkSecurity
 from penstock.tree import Node
 from tests import speculators

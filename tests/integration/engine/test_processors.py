@@ -18,13 +18,13 @@ from penstock.drafters.base import Drafter
 from penstock.drafters.merged import NgramDrafter
 from penstock.drafters.synthetic import SyntheticDrafter
 from penstock.engine.build import PLAIN
-from penstock.engine.job import sampling_of
+from penstock.engine.completion import sampling_of
 from penstock.engine.options import DEMO
 from penstock.engine.resolve import DEMO_DRAFTERS
 from penstock.lab.bench.comparison import decode
 from penstock.messages import Sampling
 from penstock.requests.request import Request
-from penstock.strategies.continuous import Continuous
+from penstock.strategies.auto import Continuous
 from penstock.strategies.pipedec import PipeDec
 from penstock.strategies.plain import Autoregressive
 from penstock.text.tokenizer import load_tokenizer

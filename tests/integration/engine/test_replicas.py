@@ -24,7 +24,7 @@ from penstock import (
     RequestError,
     SamplingParams,
 )
-from penstock.engine.replicas.supervise import Replica
+from penstock.engine.replicas.stream import Replica
 from penstock.engine.stats import Counters, ReplicaState
 from penstock.engine.stream import Stream
 from penstock.pipeline.forkserver import shared_fork_server

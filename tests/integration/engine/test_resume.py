@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock import LLM, AsyncLLM, CompletionOutput, RequestError, SamplingParams, StructuredOutputsParams
-from penstock.engine.job import Job
+from penstock.engine.completion import Job
 from penstock.engine.resolve import DEMO_DRAFTERS
 from penstock.speculation import SpeculativeConfig
 from penstock.strategies.base import STRATEGIES

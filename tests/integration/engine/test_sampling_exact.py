@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from penstock.messages import Sampling
 from penstock.noise import draws, to_gumbel
-from penstock.strategies.static_tree import StaticTree
+from penstock.strategies.pipedec import StaticTree
 from tests.checkpoints import make_checkpoint
 from tests.engines import InProcessEngine, Picks
 from tests.statistics import chi_square_p_value

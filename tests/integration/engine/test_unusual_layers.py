@@ -16,7 +16,7 @@ from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.messages import Sampling
 from penstock.models.stage_model import StageModel
 from penstock.pipeline.inprocess import InProcessPipeline
-from penstock.strategies.continuous import Continuous
+from penstock.strategies.auto import Continuous
 from tests.checkpoints import FURTHER, RECURRENT, UNUSUAL, make_checkpoint
 from tests.engines import InProcessEngine
 from tests.exactness import ALIKE, LONGER, compare_crowded, tokens_of

@@ -10,7 +10,7 @@ from penstock.drafters.base import DraftRequest
 from penstock.drafters.merged import NgramDrafter
 from penstock.drafters.small_model import timing_of
 from penstock.drafters.synthetic import SyntheticDrafter
-from penstock.estimates.drafts import DraftTiming
+from penstock.estimates.estimates import DraftTiming
 from penstock.messages import Sampling, Span
 from penstock.requests.request import Nodes, Request
 from penstock.requests.slots import SlotPool

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from penstock.drafters.base import Draft, DraftRequest, InstantDrafter
 from penstock.drafters.lookup import RatedLookup
 from penstock.drafters.merged import UNLIKELY, MergedDrafter, mixed
-from penstock.estimates.drafts import DraftQuality
+from penstock.estimates.estimates import DraftQuality
 from penstock.requests.request import Request
 from penstock.tree import Node
 from tests.unit.drafters.test_drafters import make_request

@@ -12,7 +12,7 @@ from penstock.drafters.base import DraftRequest
 from penstock.drafters.merged import NgramDrafter
 from penstock.emulation.drafter import DeviceTurns, EmulatedDrafter
 from penstock.emulation.stage import StageEmulation, emulated_driver
-from penstock.estimates.drafts import DraftTiming
+from penstock.estimates.estimates import DraftTiming
 from penstock.lab.simulator.run import SimulatedCore
 from penstock.lab.simulator.script import profile_script
 from penstock.messages import Batch, DeviceReserved, Rows

@@ -12,7 +12,7 @@ from penstock.core import CompletionOutput, RequestError, RequestOutput, Samplin
 from penstock.drafters.merged import NgramDrafter
 from penstock.drafters.synthetic import SyntheticDrafter
 from penstock.engine.build import PLAIN, PlainAnswers, answers_of, learn_answers
-from penstock.engine.job import Job
+from penstock.engine.completion import Job
 from penstock.speculation import SpeculativeConfig
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)

@@ -10,7 +10,7 @@ import pytest
 from penstock.engine.build import apart, chunk_of, slowed
 from penstock.engine.options import EngineOptions
 from penstock.engine.resolve import resolve_options
-from penstock.estimates.pipeline import TAKEN
+from penstock.estimates.times import TAKEN
 
 
 @pytest.mark.parametrize(

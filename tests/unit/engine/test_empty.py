@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from penstock.core import CompletionOutput, FinishReason, RequestOutput
-from penstock.engine.job import Prompt, warn_of_empty_answers
+from penstock.engine.completion import Prompt, warn_of_empty_answers
 from tests.unit.text.conftest import byte_level
 
 END = byte_level().eos_token_ids[0]

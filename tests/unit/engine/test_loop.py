@@ -21,8 +21,8 @@ from penstock.requests.request import Request
 from penstock.requests.slots import SlotPool
 from penstock.stage.core import StageCore
 from penstock.stage.driver import StageDriver
+from penstock.strategies.auto import Continuous
 from penstock.strategies.base import Context, Strategy
-from penstock.strategies.continuous import Continuous
 from penstock.strategies.pipedec import PipeDec
 from penstock.strategies.plain import Autoregressive
 from penstock.tree import Node

@@ -8,9 +8,9 @@ import threading
 import pytest
 
 from penstock.core import FinishReason
-from penstock.engine.commit import Advance
 from penstock.engine.loop import Observer
-from penstock.engine.run_log import COMMITTED, DEAD, SPECULATED, LoggedBatch, RunLog
+from penstock.engine.scheduler import Advance
+from penstock.engine.stats import COMMITTED, DEAD, SPECULATED, LoggedBatch, RunLog
 from penstock.messages import Batch, Result, Rows
 from penstock.requests.request import Request
 from tests.histories import History

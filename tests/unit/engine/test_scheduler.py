@@ -10,11 +10,10 @@ from penstock.core import RequestError
 from penstock.engine.scheduler import Scheduler
 from penstock.estimates.estimates import Estimates
 from penstock.messages import Sampling, Span
-from penstock.requests.batches import BatchBuilder
-from penstock.requests.request import Request
+from penstock.requests.request import BatchBuilder, Request
 from penstock.requests.slots import SlotPool
+from penstock.strategies.auto import Continuous
 from penstock.strategies.base import NOW, Context, Strategy
-from penstock.strategies.continuous import Continuous
 from penstock.strategies.pipedec import PipeDec
 from penstock.tree import Node, TokenTree
 from tests.contexts import context

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.estimates.drafts import LOWEST, TRUST, Calibration
+from penstock.estimates.estimates import LOWEST, TRUST, Calibration
 
 CLAIMED = [0.6, 0.25, 0.1]
 

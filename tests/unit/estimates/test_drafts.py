@@ -9,7 +9,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from penstock.estimates.drafts import TRUST, DraftQuality
+from penstock.estimates.estimates import TRUST, DraftQuality
 from penstock.tree import Node
 from tests.unit.estimates.test_calibration import candidates
 

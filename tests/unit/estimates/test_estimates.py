@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.estimates.drafts import DraftTiming
-from penstock.estimates.estimates import Estimates
+from penstock.estimates.estimates import DraftTiming, Estimates
 from penstock.messages import DeviceReserved, Result, SampledToken, Span
 
 

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.estimates.drafts import DraftTiming, Experience, Verdicts
-from penstock.estimates.estimates import Estimates
+from penstock.estimates.estimates import DraftTiming, Estimates, Experience, Verdicts
 from penstock.estimates.times import FADES, SIZES, BatchTimes
 from penstock.estimates.trials import LIMIT, SHARE
 from penstock.messages import Result, SampledToken, Span

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.estimates.drafts import SHARE_TRUST, FadingShare
+from penstock.estimates.estimates import SHARE_TRUST, FadingShare
 
 
 def test_it_begins_with_what_is_expected_and_ends_with_what_is_seen() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.estimates.pipeline import ENOUGH, FORGOTTEN, SLOWED, Overlap, PipelineTimes
+from penstock.estimates.times import ENOUGH, FORGOTTEN, SLOWED, Overlap, PipelineTimes
 from penstock.messages import Span
 
 ALONE = 0.01

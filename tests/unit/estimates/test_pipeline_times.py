@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from penstock.estimates.pipeline import PipelineTimes
+from penstock.estimates.times import PipelineTimes
 from tests.unit.estimates.ways import record_all_sizes, spans
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.estimates.pipeline import PipelineTimes
-from penstock.estimates.times import SIZES
+from penstock.estimates.times import SIZES, PipelineTimes
 from penstock.messages import Span
 
 

@@ -7,8 +7,7 @@ import pytest
 from penstock.config import FieldError
 from penstock.drafters.small_model import SmallModelOptions
 from penstock.lab.grid import parse_entries, split_entries, strategy_of
-from penstock.strategies.pipedec import PipeDecOptions
-from penstock.strategies.static_tree import StaticTreeOptions
+from penstock.strategies.pipedec import PipeDecOptions, StaticTreeOptions
 
 SWEEP = "autoregressive, pipedec[width=16, children=8],pipedec[width=64],static_tree[tree_size=48],pipedec"
 

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.checkpoint.look import method_of
 from penstock.core import ConfigError, RequestError
-from penstock.engine.job import check_known
+from penstock.engine.completion import check_known
 from penstock.engine.options import EngineOptions
 from penstock.engine.resolve import resolve_options
 from penstock.models.loader import HEADS, load_whole, quiet

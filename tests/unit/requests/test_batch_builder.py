@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.messages import Batch, Sampling
-from penstock.requests.batches import BatchBuilder
-from penstock.requests.request import Request
+from penstock.requests.request import BatchBuilder, Request
 from penstock.requests.slots import BLOCK, PrefixCache
 from penstock.stage.visibility import Visibility
 from penstock.strategies.plain import Autoregressive

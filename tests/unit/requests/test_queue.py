@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.messages import Sampling
-from penstock.requests.batches import CLIENTS, PRIORITY_TOKENS, FairQueue
-from penstock.requests.request import Request
+from penstock.requests.request import CLIENTS, PRIORITY_TOKENS, FairQueue, Request
 from penstock.strategies.plain import Autoregressive
 from tests.histories import Collected
 

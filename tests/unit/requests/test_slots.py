@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from penstock.core import PenstockError
 from penstock.requests.slots import SlotPool, speculative_slots
 from penstock.strategies.auto import AutoOptions
-from penstock.strategies.pipedec import PipeDecOptions
-from penstock.strategies.static_tree import StaticTreeOptions
+from penstock.strategies.pipedec import PipeDecOptions, StaticTreeOptions
 
 
 def test_the_lowest_free_slot_is_given_first() -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.strategies.continuous import CERTAIN, FLOOR, BestFirst
+from penstock.strategies.auto import CERTAIN, FLOOR, BestFirst
 from penstock.tree import Node, TokenTree
 from tests.unit.test_tree import Numbered
 

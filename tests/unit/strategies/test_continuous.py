@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from penstock.estimates.estimates import Estimates
 from penstock.estimates.times import SIZES
 from penstock.messages import Span
-from penstock.strategies.auto import Auto
+from penstock.strategies.auto import FRESH, Auto, Continuous
 from penstock.strategies.base import NOW, ON_EVENT, Context
-from penstock.strategies.continuous import FRESH, Continuous
 from penstock.tree import Node, TokenTree
 from tests.contexts import context
 from tests.unit.test_tree import make_tree

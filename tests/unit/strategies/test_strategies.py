@@ -7,13 +7,11 @@ import random
 
 import pytest
 
-from penstock.strategies.auto import Auto
+from penstock.strategies.auto import Auto, Continuous
 from penstock.strategies.base import NOW, ON_EVENT, STRATEGIES, Strategy
-from penstock.strategies.continuous import Continuous
 from penstock.strategies.flowspec import FlowSpec
-from penstock.strategies.pipedec import PipeDec, best_candidates
+from penstock.strategies.pipedec import PipeDec, StaticTree, best_candidates
 from penstock.strategies.plain import Autoregressive
-from penstock.strategies.static_tree import StaticTree
 from penstock.tree import Node, TokenTree
 from tests.contexts import context
 from tests.unit.test_tree import make_tree

@@ -13,7 +13,7 @@ import pytest
 from penstock.cluster import load_cluster
 from penstock.engine.options import EngineOptions
 from penstock.engine.resolve import resolve_options
-from penstock.estimates.drafts import DraftTiming
+from penstock.estimates.estimates import DraftTiming
 from penstock.hosts.facts import usable_cores
 from penstock.messages import Batch, DeviceReserved, Result, Rows, Span
 from penstock.trace.writer import DRAFTER, ENGINE, FIRST_STAGE, SharedCores, TraceWriter, shared_cores, trace_writer

@@ -11,8 +11,7 @@ import torch
 
 from penstock.engine.loop import EngineLoop
 from penstock.engine.options import EngineOptions
-from penstock.engine.profile.learned import FORGET, HALF_LIFE_S, Memory, engine_key
-from penstock.engine.profile.store import EngineKey, ProfileStore
+from penstock.engine.profile.store import FORGET, HALF_LIFE_S, EngineKey, Memory, ProfileStore, engine_key
 from penstock.engine.resolve import Resolved, resolve_options
 from penstock.estimates.estimates import Estimates
 from penstock.messages import Span
@@ -48,7 +47,7 @@ def remembering(store: ProfileStore, loop: Any, now: float = NOW, key: EngineKey
 
 def learn(store: ProfileStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run an engine that learns, and close it at NOW."""
-    monkeypatch.setattr("penstock.engine.profile.learned.time.time", lambda: NOW)
+    monkeypatch.setattr("penstock.engine.profile.store.time.time", lambda: NOW)
     loop = engine(tokens=1)
     memory = remembering(store, loop)
     loop.estimates.pipeline.record_spans([Span(0, 0.0, 0.0, 0.010, 0.0, 0.0, 1)])

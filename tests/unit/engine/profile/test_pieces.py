@@ -10,9 +10,16 @@ from typing import Any, cast
 import pytest
 
 from penstock.cluster import link_timings, load_cluster, stage_timings
-from penstock.engine.profile import learned
-from penstock.engine.profile.learned import FORGET, MOST_RUNS, PlannedPieces, last_asked, pieces_folder
-from penstock.engine.profile.store import Pieces, ProfileStore
+from penstock.engine.profile import store
+from penstock.engine.profile.store import (
+    FORGET,
+    MOST_RUNS,
+    Pieces,
+    PlannedPieces,
+    ProfileStore,
+    last_asked,
+    pieces_folder,
+)
 from penstock.engine.resolve import PrefillTimes, Resolved
 from penstock.planner.pieces import PieceTable
 
@@ -53,7 +60,7 @@ def test_other_prices_links_or_settings_begin_anew(kept: ProfileStore, monkeypat
     slower = PrefillTimes(TIMES.stages, times_of("jupiter-heterogeneous", time_scale=2.0).links)
     for other in (times_of("jupiter-homogeneous"), slower, PrefillTimes(TIMES.stages[::-1], TIMES.links)):
         assert not PlannedPieces(other, kept).table.known
-    monkeypatch.setattr(learned, "BLOCK", 32)
+    monkeypatch.setattr(store, "BLOCK", 32)
     assert not PlannedPieces(TIMES, kept).table.known
 
 

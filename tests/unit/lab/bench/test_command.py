@@ -9,7 +9,7 @@ import pytest
 
 from penstock.cluster.timing import LinkTiming
 from penstock.core import ConfigError
-from penstock.engine.commit import Advance
+from penstock.engine.scheduler import Advance
 from penstock.lab.bench.command import BenchPlan, all_settings, engine_options, placed, plan_of, seeds_remark
 from penstock.lab.bench.meter import Meter
 from penstock.lab.bench.options import BenchOptions
@@ -17,7 +17,7 @@ from penstock.lab.common import is_looping
 from penstock.lab.grid import DEFAULT_PROMPTS, Question, read_prompt_sets, read_prompts, read_turns
 from penstock.lab.report import prepare
 from penstock.messages import Batch, Result, Rows, Span
-from penstock.strategies.continuous import Continuous
+from penstock.strategies.auto import Continuous
 from penstock.strategies.pipedec import PipeDecOptions
 from penstock.strategies.plain import Autoregressive
 from tests.unit.lab.bench.runs import a_run, one_request

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from penstock.core import CompletionOutput, RequestOutput, SamplingParams
-from penstock.engine.commit import Advance
+from penstock.engine.scheduler import Advance
 from penstock.estimates.estimates import Estimates
 from penstock.lab.bench.comparison import measure
 from penstock.lab.grid import WARM_UP

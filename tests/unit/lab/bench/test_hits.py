@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.engine.commit import Advance
+from penstock.engine.scheduler import Advance
 from penstock.lab.bench.meter import HitCounts, drafted_rows
 from penstock.messages import Batch, CommittedSlots, Rows
-from penstock.strategies.pipedec import PipeDec
+from penstock.strategies.pipedec import PipeDec, StaticTree
 from penstock.strategies.plain import Autoregressive
-from penstock.strategies.static_tree import StaticTree
 from penstock.tree import Node
 from tests.unit.lab.bench.runs import one_request
 

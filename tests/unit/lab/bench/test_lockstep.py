@@ -6,9 +6,8 @@ import pytest
 
 from penstock.lab.bench.meter import Lockstep
 from penstock.strategies.base import Strategy
-from penstock.strategies.pipedec import PipeDec
+from penstock.strategies.pipedec import PipeDec, StaticTree
 from penstock.strategies.plain import Autoregressive
-from penstock.strategies.static_tree import StaticTree
 from tests.unit.lab.bench.runs import one_request
 
 GOOD = [0.8, 0.9, 0.95]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from penstock.cluster import load_cluster, plain_step_seconds
-from penstock.engine.commit import Advance
-from penstock.engine.run_log import RunLog
+from penstock.engine.scheduler import Advance
+from penstock.engine.stats import RunLog
 from penstock.lab.demo.race import BoardRows, boards_table, level_of, modelled_delays, rows_on_boards
 from penstock.messages import Result
 from penstock.tree import Node

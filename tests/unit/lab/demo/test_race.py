@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from penstock.cluster import load_cluster
-from penstock.engine.commit import Advance
+from penstock.engine.scheduler import Advance
 from penstock.lab.demo import race as race_module
 from penstock.lab.demo.race import PENSTOCK, PLAIN, Race, Run, printable
 from penstock.lab.demo.show import CHAT_WORDS

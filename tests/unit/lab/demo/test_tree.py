@@ -7,8 +7,8 @@ import random
 import pytest
 
 from penstock.core import FinishReason
-from penstock.engine.commit import Advance
 from penstock.engine.loop import Observer
+from penstock.engine.scheduler import Advance
 from penstock.lab.demo.race import DRAFTED, FADING, HIT, LABEL, MISS, GrowingTree, shown, tree_table
 from penstock.messages import Batch
 from penstock.requests.request import Request

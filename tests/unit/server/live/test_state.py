@@ -8,8 +8,8 @@ import pytest
 
 from penstock.core import FinishReason
 from penstock.engine.async_llm import PROBE_PRIORITY
-from penstock.engine.commit import Advance
 from penstock.engine.loop import EngineLoop, Observer
+from penstock.engine.scheduler import Advance
 from penstock.messages import Sampling
 from penstock.requests.request import Request
 from penstock.server.live.state import CELLS, DRAWN, MOST_DONE, RECENT, SHOWN, LiveState, TreeView
