@@ -55,7 +55,7 @@ CASES += [("mtp", 3), ("speculators_eagle3", 3), ("eagle31", 3), ("vllm_medusa",
 CASES += [(kind, stages) for kind in ("spd", "early_exit") for stages in (1, 3, 5, 8)]
 CASES += [("sliding_dflash", 3), ("speculators_dflash", 3), ("jetspec", 3), ("dspark", 3)]
 LAST = [("eagle", 1), ("eagle", 5), ("medusa", 1), ("medusa", 5), ("anchored_dflash", 1), ("anchored_dflash", 3)]
-"""What reads only the last stage's states, or the same states as another kind, over other numbers of stages."""
+"""Kinds that read only the last stage's states, or those of another kind, over other numbers of stages."""
 WITH_EVERY, WITH_SOME = ("eagle3", 3), (("spd", 3), ("dflash", 3))
 """Every strategy runs with a head, three with a module in the pipeline and with blocks, and one in each other case."""
 SAMPLINGS = (Sampling(), Sampling(seed=11, temperature=1.0, top_p=0.95))
