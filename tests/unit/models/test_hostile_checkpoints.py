@@ -186,7 +186,7 @@ def test_a_vocabulary_that_no_grammar_could_hold_is_refused_when_it_is_opened(fo
 def test_what_the_shards_cannot_fill_takes_no_memory(folder: Path, monkeypatch: pytest.MonkeyPatch, field: str) -> None:
     """transformers would fill such a matrix with random numbers before it says that it did not fit."""
     monkeypatch.setattr("transformers.PreTrainedModel._initialize_missing_keys", lambda *_: pytest.fail("it was made"))
-    change(folder / "config.json", **{field: 1 << 21})
+    change(folder / "config.json", **{field: MOST_TOKENS if field == "vocab_size" else 1 << 24})
     checkpoint = open_checkpoint(str(folder))
     with pytest.raises(ConfigError, match=r"wrong shape: .* is .*, config\.json says .*"):
         load_module(checkpoint, 0, LAYERS, "float32", "cpu")
