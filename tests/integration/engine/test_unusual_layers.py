@@ -34,8 +34,7 @@ def test_greedy_texts_and_trees_are_those_of_transformers(architecture: str, tmp
     assert len(set(expected)) > 7, "a text that repeats itself would hide mistakes"
     assert Staged(path, open_checkpoint(str(path)).num_layers).greedy(PROMPT, 24) == expected
     check_tree(path, reference, plain=False, spread=4)
-    if architecture in RECURRENT | UNUSUAL:  # the reference path of the others is that of test_architectures.py
-        check_tree(path, reference, plain=True, spread=1)
+    check_tree(path, reference, plain=True, spread=1)
 
 
 @pytest.mark.processes
