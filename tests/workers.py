@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -52,8 +52,10 @@ class Worker:
 
         The agent has other children for moments, in which it asks a driver about devices.
         """
-        servers = [one for one in self.process.children() if is_fork_server(one)]
-        stages = [stage for server in servers for stage in server.children()]
+        stages: list[psutil.Process] = []
+        for one in self.process.children():
+            with suppress(psutil.NoSuchProcess):  # a child of a moment
+                stages += one.children() if is_fork_server(one) else []
         return sorted(stages, key=lambda one: (one.create_time(), one.pid))
 
     def kill(self) -> None:
