@@ -93,7 +93,8 @@ def listening(path: str, before: Sequence[str], environment: Mapping[str, str]) 
 
 ENVIRONMENT: Final = dict(os.environ)
 """The environment of this process as tests begin, before any of them changes it."""
-TOLD_BY_PYTEST: Final = "PYTEST_CURRENT_TEST"
+NOT_TOLD: Final = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR")
+"""Variables that pytest and torch set for themselves as tests run."""
 
 
 def popen(command: Sequence[str], **options: Any) -> subprocess.Popen[str]:
@@ -102,9 +103,10 @@ def popen(command: Sequence[str], **options: Any) -> subprocess.Popen[str]:
     It is a new interpreter where it inherits more files, or where its environment is not that of other tests: libraries
     read theirs when they are imported.
     """
-    environment = {**(options.get("env") or os.environ)}
-    environment.pop(TOLD_BY_PYTEST, None)
-    alike = environment == {name: value for name, value in ENVIRONMENT.items() if name != TOLD_BY_PYTEST}
+    environment = options.get("env") or os.environ
+    alike = all(
+        environment.get(name) == ENVIRONMENT.get(name) for name in {*environment, *ENVIRONMENT}.difference(NOT_TOLD)
+    )
     return (subprocess.Popen if options.get("pass_fds") or not alike else Warm)(command, **options)
 
 
