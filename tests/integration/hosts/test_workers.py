@@ -25,7 +25,7 @@ from penstock.hosts.placement import HERE
 from penstock.pipeline.processes import ProcessHost, ProcessPipeline
 from tests import speculators
 from tests.happening import AfterResults
-from tests.workers import Worker, ended, workers
+from tests.workers import WarmWorker, Worker, ended, workers
 
 pytestmark = pytest.mark.processes
 
@@ -184,7 +184,7 @@ def test_a_host_that_cannot_be_exact_does_not_go_on_with_other_tokens(
             with monkeypatch.context() as old:
                 for name, value in OLD_PROCESSOR.items():
                     old.setenv(name, value)
-                returned.enter_context(closing(Worker(worker.host, "--keys", str(keys))))
+                returned.enter_context(closing(WarmWorker(worker.host, "--keys", str(keys))))
 
         options = {"max_model_len": 256, "hosts": worker.host, "keys": str(keys), "recovery_timeout": 120.0}
         with LLM(target, **options) as llm, llm.observing(AfterResults(7, come_back)):
@@ -249,11 +249,11 @@ def test_a_server_outlives_all_its_hosts(target: Path, keys: Path, monkeypatch: 
                     await tokens(llm)
             with pytest.raises(PipelineError, match="no request is taken until hosts are back"):
                 await llm.check_health()
-            with closing(Worker(first.host, "--keys", str(keys))) as again:
+            with closing(WarmWorker(first.host, "--keys", str(keys))) as again:
                 await until(lambda: llm.stats().recovering is None)
                 assert await tokens(llm) == expected
                 assert len(again.stages()) == 2
-                with closing(Worker(other.host, "--keys", str(keys))) as also:
+                with closing(WarmWorker(other.host, "--keys", str(keys))) as also:
                     await until(lambda: len(also.stages()) == 1)
                     assert await tokens(llm) == expected
                     assert len(again.stages()) == 1

@@ -12,13 +12,13 @@ import pytest
 from benchmarks.load.soaking.cases import SHARED, Case, drawn_cases
 from benchmarks.load.soaking.clients import KEY, Asking, Outcome, stream, twice, whole
 from benchmarks.load.soaking.run import FLAGS, Soak
-from benchmarks.shared.served import served
 from penstock import AsyncLLM, SamplingParams
 from penstock.lab.serving_load import run_load
 from penstock.messages import Batch, Result
 from penstock.pipeline.base import Pipeline, StagePlan
 from penstock.pipeline.processes import ProcessHost
 from penstock.requests.slots import BLOCK
+from tests.serving import served
 
 pytestmark = pytest.mark.processes
 
