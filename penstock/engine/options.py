@@ -354,11 +354,10 @@ def check_replicas(options: EngineOptions) -> None:
         raise FieldError(name, f"{problem} hosts names {len(asked.names)}; that has to be a multiple of it")
 
 
-def check_single(options: EngineOptions) -> None:
-    """Raise FieldError if several engines are asked for where there is one."""
-    if options.data_parallel_size > 1:
-        problem = f"is {options.data_parallel_size}, and this is one engine: use penstock.Replicas"
-        raise FieldError("data_parallel_size", problem)
+def check_single(count: int) -> None:
+    """Raise FieldError if ``count`` engines are asked for where there is one."""
+    if count > 1:
+        raise FieldError("data_parallel_size", f"is {count}, and this is one engine: use penstock.Replicas")
 
 
 def options_of_replicas(options: EngineOptions) -> list[EngineOptions]:

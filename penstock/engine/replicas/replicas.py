@@ -104,7 +104,6 @@ class Replicas(LocalEngine):
         first.make(self._notice, on_loading)
         assert first.engine is not None
         self._llm: LLM = first.engine.llm
-        """The first engine's, which checks requests however long that engine has ended."""
         self._files = LoadedFiles(self._llm.setup)
         for one in others:
             try:
@@ -146,7 +145,17 @@ class Replicas(LocalEngine):
         self._check_taking()  # once more: all engines may have ended meanwhile
         name = self._name(request_id)
         self._check_queue()
-        return self._enter_all(name, job, Asked(tokenized(job), seeded(job.params, job.seed), priority, client))
+        return self._queue(name, job, priority, client)
+
+    def queue(self, job: Job, request_id: str) -> MovingStream:
+        """Queue a job that ``llm`` has made, on a replica. Raises PipelineError if none takes requests."""
+        self._check_taking()
+        return self._queue(self._name(request_id), job)
+
+    @property
+    def llm(self) -> LLM:
+        """The first engine's, which checks requests from any thread, however long that engine has ended."""
+        return self._llm
 
     def stats(self) -> EngineStats:
         """The engines' states and counters, summed: ``recovering`` while none is up. May be called from any thread."""
@@ -275,6 +284,10 @@ class Replicas(LocalEngine):
         self._wait(stream)
         self._settle()
         return stream
+
+    def _queue(self, name: str, job: Job, priority: int = 0, client: str = "") -> MovingStream:
+        asked = Asked(tokenized(job), seeded(job.params, job.seed), priority, client, job.pinned)
+        return self._enter_all(name, job, asked)
 
     def _begin(self, ask: Ask, name: str, priority: int, client: str) -> MovingStream:
         return self._submit(name, ask.prompt, ask.params, priority, client, ask.pinned)

@@ -368,10 +368,9 @@ def test_combinations_that_cannot_work_are_refused_before_anything_starts(
         Replicas("demo", **{"data_parallel_size": 2} | options)
 
 
-@pytest.mark.parametrize("kind", [LLM, AsyncLLM])
-def test_one_engine_is_not_several(kind: type) -> None:
+def test_one_engine_is_not_several() -> None:
     with pytest.raises(ConfigError, match=r"data_parallel_size is 2, and this is one engine: use penstock\.Replicas"):
-        kind("demo", data_parallel_size=2)
+        AsyncLLM("demo", data_parallel_size=2)
 
 
 def test_hosts_and_cores_are_divided() -> None:
