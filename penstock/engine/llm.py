@@ -179,9 +179,10 @@ class LLM:
     ```
 
     The keyword arguments are the fields of ``EngineOptions``, and ``host``: what runs the stages, in place of processes
-    of their own; closing the LLM closes it. With ``data_parallel_size`` above 1 the prompts of a call are spread over so
-    many engines, and the tokens are those of one; ``replicas()`` says how the engines are. The constructor returns when every stage has loaded its layers. It raises
-    ConfigError before anything starts, and PipelineError if a stage cannot be started.
+    of their own; closing the LLM closes it. With ``data_parallel_size`` above 1 the prompts of a call are spread over
+    so many engines, and the tokens are those of one; ``replicas()`` says how the engines are. The constructor returns
+    when every stage has loaded its layers. It raises ConfigError before anything starts, and PipelineError if a stage
+    cannot be started.
 
     Use it in a ``with`` block, or call ``close``: that stops the processes. Afterwards each call that needs them raises
     PipelineError. Several threads may call an LLM: a call waits until those of other threads have ended, and ``close``
@@ -196,7 +197,7 @@ class LLM:
     """
 
     of_several: ClassVar[type[LLM] | None] = None
-    """The class of an LLM over several engines; ``penstock.engine.replicas.offline`` sets it, which needs this module."""
+    """The class of an LLM over several engines. ``engine/replicas/offline.py``, which needs this module, sets it."""
 
     def __new__(cls, *given: Any, **options: Any) -> LLM:
         count = options.get("data_parallel_size", 1)

@@ -434,7 +434,7 @@ class Start:
 def watched(
     make: Callable[..., Engine], options: EngineOptions, loading: LoadingCount | None = None
 ) -> tuple[Engine, Start]:
-    """What ``make`` (``LLM``, ``AsyncLLM``, ``Replicas``) returns, once the stages have loaded their layers.
+    """The engine that ``make`` (``LLM``, ``AsyncLLM``, ``Replicas``) returns, once its stages have loaded their layers.
 
     ``loading`` is told how far they are; None shows a bar on stderr. Raises what ``make`` raises. Objects that are
     alive by then are never garbage-collected, so this is for programs that run the engine and end.

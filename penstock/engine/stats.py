@@ -97,6 +97,8 @@ class ReplicaState(StrEnum):
     UP = "up"
     STARTING = "starting"
     """It is being made, or replaces a stage that it has lost."""
+    SILENT = "silent"
+    """Its stages have brought nothing for ``move_after`` seconds; its requests go on elsewhere until they do."""
     DRAINING = "draining"
     """It was told to take no more requests; those that it had go on elsewhere."""
     DOWN = "down"

@@ -77,8 +77,8 @@ class Dispatcher(Protocol):
 class RemoteStream:
     """A request under way on a replica: an async iterator over ``RequestDelta``, as ``RequestStream`` is.
 
-    When the replica is lost, another one goes on from what was read. A request that ran on ``MOST_LOSSES`` replicas when
-    they were lost, one after the other without a token between, ends with RequestError, as it does under ``Replicas``: it
+    When the replica is lost, another one goes on from what was read. A request that ran on ``MOST_LOSSES`` replicas
+    when they were lost, one after the other without a token between, ends with RequestError, as under ``Replicas``: it
     may be what ends them. One that waited on any of them is not at fault, and ends with PipelineError.
     """
 
