@@ -122,6 +122,8 @@ class ReplicaStats:
     """Requests that left it, because it was lost or drained, and went on elsewhere."""
     routed: dict[str, int] = field(default_factory=dict)
     """Requests that were sent to it because it had more of their prompt ("prefix"), or less to do ("load")."""
+    requests: list[str] = field(default_factory=list)
+    """Ids of the requests that are on it, those that came to it first ahead."""
 
 
 COUNTS: Final = (

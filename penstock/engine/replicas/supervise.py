@@ -102,7 +102,9 @@ class Replica:
         engine = self.engine
         now = None if engine is None else engine.stats()
         stats = self._before if now is None else following(self._before, now)
-        return ReplicaStats(self.number, self.state, self.trouble, stats, self.restarts, self.moved, dict(self.routed))
+        ids = [stream.request_id for stream in list(self.streams)]  # copied at once: any thread may ask
+        routed = dict(self.routed)
+        return ReplicaStats(self.number, self.state, self.trouble, stats, self.restarts, self.moved, routed, ids)
 
     # ------------------------------------------------------------------------------------------------- its engine
 
@@ -129,10 +131,10 @@ class Replica:
         except PenstockError as error:
             self.problem = str(error)
             raise
-        self.engine.on_trouble = on_trouble
-        self.engine.llm.number_from(self.number * REPLICA_NUMBERS + self.restarts * ENGINE_NUMBERS)
         self._silence = Silence(self._move_after)
         self.engine.observe(self._silence)
+        self.engine.on_trouble = on_trouble
+        self.engine.llm.number_from(self.number * REPLICA_NUMBERS + self.restarts * ENGINE_NUMBERS)
         self.problem, self._made_at = None, time.monotonic()
 
     def remake(self, files: LoadedFiles, on_trouble: Callable[[], None]) -> None:
