@@ -122,7 +122,7 @@ def complete(
     """
     check_options(options, sampling.get("max_tokens"))
     fork_from_here(model_folder(options.model, "target"))
-    from penstock.engine.llm import LLM
+    from penstock.engine.replicas.offline import LLM
 
     llm, start = watched(LLM, options)
     with llm:
@@ -257,6 +257,7 @@ def metrics_of(setup: Resolved, completion: CompletionOutput, load_seconds: floa
         "strategy": speculation.strategy if speculation else "autoregressive",
         "method": " + ".join(speculation.methods) if speculation and drafts else None,
         "stages": setup.stages,
+        "engines": setup.options.engines_here,
         "numerics": numerics,
         "cluster": setup.cluster.name if setup.cluster else None,
         "emulated": setup.emulated,

@@ -7,8 +7,9 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
+from penstock.config import FieldError, nearest
 from penstock.core import CompletionOutput, FinishReason, RequestError, RequestOutput, SamplingParams
 from penstock.drafters.base import Drafter
 from penstock.engine.build import Engine as Decoder
@@ -50,10 +51,14 @@ from penstock.text.tokenizer import Tokenizer, load_tokenizer
 # Answers in points for ``LLM``: many questions at a time, step by step.
 
 
+Tell = Callable[[int, CompletionDelta], None]
+"""Called with a job's place among those asked, and what its first completion has new."""
+
+
 class Engine(Decoder, Protocol):
     """The part of ``LLM`` that answers in points need."""
 
-    def observing(self, observer: Observer) -> Any: ...
+    def complete(self, jobs: Sequence[Job], tell: Tell | None = None) -> list[RequestOutput]: ...
 
 
 class Run:
@@ -88,20 +93,30 @@ def all_of(one: CompletionOutput) -> CompletionDelta:
     return CompletionDelta(0, one.token_ids, one.text, one.logprobs, one.finish_reason, one.stop_reason)
 
 
-class Teller(Observer):
-    """Passes the text of an answer to ``tell`` as it comes, in order."""
+class Teller:
+    """Passes the text of an answer to ``tell`` as its points come, in order."""
 
-    def __init__(self, run: Run, tell: Callable[[str], None]) -> None:
-        self._joined = Joined(run.step.headings)
-        self._jobs = run.jobs
+    def __init__(self, headings: Sequence[str], tell: Callable[[str], None]) -> None:
+        self._joined = Joined(headings)
+        self._tell = tell
+
+    def __call__(self, number: int, delta: CompletionDelta) -> None:
+        self._joined.push(number, delta)
+        if (new := self._joined.take()) is not None and new.text:
+            self._tell(new.text)
+
+
+class Following(Observer):
+    """Passes what the first completions of jobs have new to ``tell``, whenever the engine waits."""
+
+    def __init__(self, jobs: Sequence[Job], tell: Tell) -> None:
+        self._jobs = jobs
         self._tell = tell
 
     def waits(self) -> None:
         for number, job in enumerate(self._jobs):
             if (delta := job.completions[0].take()) is not None:
-                self._joined.push(number, delta)
-        if (new := self._joined.take()) is not None and new.text:
-            self._tell(new.text)
+                self._tell(number, delta)
 
 
 def answer_in_points(
@@ -143,14 +158,8 @@ def job_of(engine: Engine, ask: Ask) -> Job:
 
 def complete(engine: Engine, runs: Sequence[Run], tell: Callable[[str], None] | None) -> list[RequestOutput]:
     jobs = [job for run in runs for job in run.jobs]
-    if tell is None or not runs[0].step.last:
-        return engine.complete(jobs)
-    teller = Teller(runs[0], tell)
-    with engine.observing(teller):
-        try:
-            return engine.complete(jobs)
-        finally:
-            teller.waits()
+    step = runs[0].step
+    return engine.complete(jobs, None if tell is None or not step.last else Teller(step.headings, tell))
 
 
 # ------------------------------------------------------------------------------------------------------------------ llm
@@ -170,8 +179,10 @@ class LLM:
     ```
 
     The keyword arguments are the fields of ``EngineOptions``, and ``host``: what runs the stages, in place of processes
-    of their own; closing the LLM closes it. The constructor returns when every stage has loaded its layers. It raises
-    ConfigError before anything starts, and PipelineError if a stage cannot be started.
+    of their own; closing the LLM closes it. With ``data_parallel_size`` above 1 the prompts of a call are spread over
+    so many engines, and the tokens are those of one; ``replicas()`` says how the engines are. The constructor returns
+    when every stage has loaded its layers. It raises ConfigError before anything starts, and PipelineError if a stage
+    cannot be started.
 
     Use it in a ``with`` block, or call ``close``: that stops the processes. Afterwards each call that needs them raises
     PipelineError. Several threads may call an LLM: a call waits until those of other threads have ended, and ``close``
@@ -185,13 +196,18 @@ class LLM:
     killed.
     """
 
+    of_several: ClassVar[type[LLM] | None] = None
+    """The class of an LLM over several engines. ``engine/replicas/offline.py``, which needs this module, sets it."""
+
+    def __new__(cls, *given: Any, **options: Any) -> LLM:
+        count = options.get("data_parallel_size", 1)
+        several = cls is LLM and isinstance(count, int) and count > 1
+        return super().__new__(cls.of_several if several and cls.of_several is not None else cls)
+
     def __init__(self, model: str | Path = "demo", *, host: Host | None = None, **options: Any) -> None:
-        known = EngineOptions.__dataclass_fields__
-        for name in options:
-            if name not in known:
-                raise unknown_option(name, list(known))
+        check_names(options)
         checked = EngineOptions(model=str(model), **options)
-        check_single(checked)
+        check_single(checked.data_parallel_size)
         if host is None:
             check_options(checked)
             shared_fork_server()  # it imports torch while this process does
@@ -393,6 +409,11 @@ class LLM:
         return self._setup
 
     @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The checkpoint's tokenizer; None with ``skip_tokenizer_init``."""
+        return self._tokenizer
+
+    @property
     def numerics(self) -> str:
         """ "exact": tokens and log-probabilities depend on no drafts, stages or other requests, to the last bit.
 
@@ -484,12 +505,13 @@ class LLM:
             job.completions.append(completion)
         return job
 
-    def complete(self, jobs: Sequence[Job]) -> list[RequestOutput]:
-        """Queue jobs together and step until the last one has ended.
+    def complete(self, jobs: Sequence[Job], tell: Tell | None = None) -> list[RequestOutput]:
+        """Queue jobs together and step until the last one has ended. ``tell`` gets what comes as it does.
 
         Raises RequestError if one could not go on, once all have ended, and PipelineError if the engine is lost.
         """
-        with self._turns.turn():
+        following = Observer() if tell is None else Following(jobs, tell)
+        with self._turns.turn(), self.observing(following):
             try:
                 for job in jobs:
                     self.start(job)
@@ -500,6 +522,7 @@ class LLM:
                     job.raise_if_failed(self._loop.ended)
             finally:
                 self._abort_all(jobs)  # after an exception nothing of this call runs on
+                following.waits()  # what the last step has brought
             self._loop.audit()
             return [job.output() for job in jobs]
 
@@ -636,7 +659,9 @@ def text_of(completion: Completion) -> Iterator[str]:
         yield new.text
 
 
-def unknown_option(name: str, known: Sequence[str]) -> Exception:
-    from penstock.config import FieldError, nearest
-
-    return FieldError(name, f"is not an option of LLM; {nearest(name, known)}")
+def check_names(options: Mapping[str, Any]) -> None:
+    """Raise FieldError for a keyword argument that is no option of an engine."""
+    known = EngineOptions.__dataclass_fields__
+    for name in options:
+        if name not in known:
+            raise FieldError(name, f"is not an option of LLM; {nearest(name, list(known))}")

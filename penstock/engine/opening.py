@@ -434,19 +434,22 @@ class Start:
 def watched(
     make: Callable[..., Engine], options: EngineOptions, loading: LoadingCount | None = None
 ) -> tuple[Engine, Start]:
-    """The engine that ``make`` (``LLM`` or ``AsyncLLM``) returns, once its stages have loaded their layers.
+    """The engine that ``make`` (``LLM``, ``AsyncLLM``, ``Replicas``) returns, once its stages have loaded their layers.
 
     ``loading`` is told how far they are; None shows a bar on stderr. Raises what ``make`` raises. Objects that are
     alive by then are never garbage-collected, so this is for programs that run the engine and end.
     """
     begin = time.monotonic()
     with loading or LoadingBar(Console(stderr=True)) as bar:
-        host = open_host(options, on_loading=bar)
-        try:
-            engine = make(host=host, **vars(options))
-        except BaseException:
-            host.close()
-            raise
+        if options.data_parallel_size > 1:  # each engine opens a host of its own
+            engine = make(on_loading=bar, **vars(options))
+        else:
+            host = open_host(options, on_loading=bar)
+            try:
+                engine = make(host=host, **vars(options))
+            except BaseException:
+                host.close()
+                raise
     gc.collect()
     gc.freeze()  # a collection would hold up a token for as long as it takes to look through all that was imported
     return engine, Start(time.monotonic() - begin, *bar.held)

@@ -28,7 +28,7 @@ from penstock.core import (
 )
 from penstock.engine.completion import CompletionDelta
 from penstock.engine.job import Job, Prompt
-from penstock.engine.recovery import MOST_LOSSES
+from penstock.engine.recovery import MOST_LOSSES, too_many_losses
 from penstock.engine.stream import RequestDelta, RequestStream, beginning
 
 UNSURE: Final = 2
@@ -250,7 +250,7 @@ class MovingStream:
             self._home.ended(self)
             self._change.set()
         elif self.losses >= MOST_LOSSES:
-            self.fail(RequestError(f"{MOST_LOSSES} times in a row a replica was lost before its next token: {lost}"))
+            self.fail(RequestError(too_many_losses("replica", lost or "")))
 
     def fail(self, error: PenstockError) -> None:
         """End the request with an error, once its reader has what has been told."""
