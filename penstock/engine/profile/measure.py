@@ -318,18 +318,14 @@ def drafter_bytes(setup: Resolved) -> int:
     if speculator is None:
         return 0
     dtype, numbers = DTYPE_BYTES[setup.options.dtype], numbers_by_part(setup.checkpoint.weights.sizes())
-    tensors, embedding = speculator.tensors, numbers.get("embedding", 0)
-    own, lent = sum(stored.size for stored in tensors.values()), 0
-    # What its file lacks comes from the target: an embedding, which stays floats, and a head, packed with its weights.
-    if speculator.depth and "embed_tokens.weight" not in tensors:
-        lent += embedding
-    if speculator.depth and "lm_head.weight" not in tensors:
-        own += embedding
+    lent = dict.fromkeys(speculator.lent - speculator.tensors.keys(), numbers.get("embedding", 0))
+    # An embedding that the target lends stays floats; a head is packed with the drafter's weights.
+    packed = sum(stored.size for stored in speculator.tensors.values()) + lent.get("lm_head.weight", 0)
     kept = len(set(speculator.reads)) * setup.checkpoint.hidden_size
     if speculator.depth:
         kept += 2 * speculator.depth * kv_width(speculator.layer or setup.checkpoint.config)
     width = WHOLE_NUMBERS.get(setup.draft_quantization, float(dtype))
-    return round(width * own) + dtype * (lent + setup.capacity * kept)
+    return round(width * packed) + dtype * (lent.get("embed_tokens.weight", 0) + setup.capacity * kept)
 
 
 def slot_bytes(setup: Resolved) -> list[int]:
