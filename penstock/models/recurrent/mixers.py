@@ -368,7 +368,7 @@ def check_alike(config: Any, make: Callable[[Any, MixerGroup], Mixer], own: Any,
     with quiet():  # it would advise to install kernels, and is about to be replaced
         expected = wide(hidden_states=sample)
     mixer = make(wide, trial)
-    trial.mixers.append(mixer)
+    trial.members.append(mixer)
     trial.begin(_chain(trial.capacity))
     if not agree(mixer(sample), expected):
         raise refusal(config, f"transformers' {type(own).__name__} computes something that this release does not know")

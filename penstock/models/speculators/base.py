@@ -1,14 +1,13 @@
-"""The base of learned drafters: their checkpoints, tensors, features of the target, and layers."""
+"""The base of learned drafters: their checkpoints, tensors, and layers."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self
+from typing import Any, ClassVar, Final, Literal, Self
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding, apply_rotary_pos_emb
@@ -19,14 +18,10 @@ from penstock.checkpoint.tensors import WEIGHT_TYPES, StoredTensor, Tensors, che
 from penstock.config import FieldError
 from penstock.core import ConfigError
 from penstock.files import CONFIG_FILE, read_json, torch_dtype
-from penstock.messages import Features
 from penstock.models.attention import Attend
 from penstock.models.loader import load_module
+from penstock.models.speculators.reader import FeatureReader
 from penstock.models.stage_model import NormOnly
-from penstock.stage.visibility import FeaturesError
-
-if TYPE_CHECKING:
-    from penstock.models.speculators.reader import FeatureReader
 
 # -------------------------------------------------------------------------------------------------------------- weights
 # Tensors in files: names, types and shapes first, contents when needed. Opens only safetensors.
@@ -216,71 +211,6 @@ def draft_vocabulary(path: Path, tensors: Tensors, name: str, size: int, target:
     if size > target.vocab_size:
         raise refusal(path, f"it drafts {size} tokens, the target knows {target.vocab_size}: it is another model's")
     return {name: (size,)} if size < target.vocab_size or name in tensors else {}
-
-
-# ------------------------------------------------------------------------------------------------------------- features
-# The target's hidden states in a learned drafter: stored by slot, each with the node that it belongs to.
-
-
-class FeatureStore:
-    """States of the layers in ``reads``, each ``width`` wide, for ``capacity`` slots.
-
-    Slots are the target's, and reused: a state counts only for the node that it came with. A drafter for a target with
-    few layers may read one of them twice; it is sent and stored once.
-    """
-
-    def __init__(self, reads: Sequence[int], capacity: int, width: int, dtype: torch.dtype, device: str) -> None:
-        self.layers = list(dict.fromkeys(reads))
-        self._width = width
-        self._places = torch.tensor([self.layers.index(layer) for layer in reads], device=device)
-        self._states_SLD = torch.zeros(capacity, len(self.layers), width, dtype=dtype, device=device)
-        self._owner_LS = np.zeros((len(self.layers), capacity), dtype=np.int64)
-        self._nodes: list[set[int]] = [set() for _ in self.layers]
-
-    def forget(self) -> None:
-        """Forget all states."""
-        self._states_SLD.zero_()
-        self._owner_LS[:] = 0
-        for known in self._nodes:
-            known.clear()
-
-    def add_features(self, features: Features, states: Tensor | None) -> None:
-        """Store what a stage of the target has sent; ``states`` is [rows, layers x width], None without rows.
-
-        Raises FeaturesError for layers, widths or slots that are not this drafter's.
-        """
-        if states is None:
-            return
-        width = states.shape[1]
-        if not set(features.layers) <= set(self.layers) or width != len(features.layers) * self._width:
-            raise FeaturesError(
-                f"features of layers {features.layers}, {width} wide, came where {self.layers} of {self._width} each "
-                "are read"
-            )
-        slots = np.asarray(features.slots, dtype=np.int64)
-        if len(slots) and not 0 <= slots.min() <= slots.max() < len(self._states_SLD):
-            raise FeaturesError(f"features name a slot outside the {len(self._states_SLD)} of this drafter")
-        for i, layer in enumerate(features.layers):
-            place = self.layers.index(layer)
-            self._states_SLD[torch.from_numpy(slots), place] = states[:, i * self._width : (i + 1) * self._width]
-            # The nodes that held these slots before have lost their states.
-            self._nodes[place].difference_update(self._owner_LS[place, slots].tolist())
-            self._nodes[place].update(features.nodes)
-            self._owner_LS[place, slots] = features.nodes
-
-    def missing_features(self, nodes: set[int]) -> set[tuple[int, int]]:
-        """The states of these nodes that have not arrived, as (node, layer)."""
-        here = zip(self.layers, self._nodes, strict=True)
-        return {(node, layer) for layer, known in here for node in nodes - known}
-
-    def has(self, slots_N: np.ndarray, nodes_N: np.ndarray) -> np.ndarray:
-        """Whether all states of each node are here, bool [N]; False for a slot below 0."""
-        held: np.ndarray = (self._owner_LS[:, slots_N] == nodes_N).all(axis=0) & (slots_N >= 0)
-        return held
-
-    def states(self, slots_N: np.ndarray) -> Tensor:
-        """The states in these slots, side by side in the order in which they are read, [N, F]."""
-        return self._states_SLD[torch.from_numpy(slots_N)][:, self._places].flatten(1)
 
 
 # ---------------------------------------------------------------------------------------------------------------- layer
