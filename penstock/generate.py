@@ -18,7 +18,7 @@ from penstock.engine.loop import Observer
 from penstock.engine.opening import loaded, watched
 from penstock.engine.options import EngineOptions, model_folder
 from penstock.engine.resolve import check_options
-from penstock.hosts.fleet import FleetHost
+from penstock.hosts.fleet import FleetExecutor
 from penstock.outlines.dialogue import Dialogue
 from penstock.pipeline.forkserver import fork_from_here
 from penstock.text.chat import ChatFormat, Conversation, Messages, chat_prompt, chat_sampling
@@ -176,7 +176,7 @@ def traced(llm: LLM, file: IO[str] | None) -> Iterator[None]:
     if file is None:
         yield
         return
-    errors = llm.host.fleet.clock_errors if isinstance(llm.host, FleetHost) else {}
+    errors = llm.host.fleet.clock_errors if isinstance(llm.host, FleetExecutor) else {}
     writer = trace_writer(llm.setup, llm.drafter, errors)
     try:
         with llm.observing(writer):

@@ -130,9 +130,7 @@ def measured(asked: argparse.Namespace, case: str, seed: int) -> dict[str, Any]:
     vocabulary = choose_vocabulary(setup, corpus)
     settings = settings_of(setup, corpus, vocabulary)
     cache = cached_states(setup, corpus)
-    run = make_run(
-        setup, corpus, cache, fresh_drafter(setup, vocabulary, settings), vocabulary, planned(setup, corpus)
-    )
+    run = make_run(setup, corpus, cache, fresh_drafter(setup, vocabulary, settings), vocabulary, planned(setup, corpus))
     own = {name: one for name, one in run.trainee.named_parameters() if name.startswith("partial")}
     run = replace(run, parameters={**run.parameters, **own})
     began = time.process_time()

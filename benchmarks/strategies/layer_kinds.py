@@ -39,7 +39,7 @@ from penstock.engine.profile.measure import (
 )
 from penstock.engine.resolve import Resolved
 from penstock.hosts.placement import HERE
-from penstock.pipeline.inprocess import InProcessHost
+from penstock.pipeline.inprocess import InProcessExecutor
 from penstock.planner.costs import Batch, problem_of
 from penstock.planner.partition import least_slowest
 from tests.checkpoints import make_checkpoint
@@ -126,7 +126,9 @@ def of_model(name: str, repeats: int) -> Iterator[dict[str, Any]]:
 
 def profile_of(candidate: Candidate, price: ModelPrice) -> LayerTimes:
     plans, contexts = stage_plans(in_parts(candidate)), contexts_within(LENGTH)
-    return measured_times(InProcessHost(ProcessorClock()), plans, price.layer_kinds, contexts, lambda done, steps: None)
+    return measured_times(
+        InProcessExecutor(ProcessorClock()), plans, price.layer_kinds, contexts, lambda done, steps: None
+    )
 
 
 def kinds_ms(times: LayerTimes) -> dict[str, Any]:
@@ -199,8 +201,8 @@ def taken_ms(whole: Resolved, ends: dict[str, list[int]], rows: int, repeats: in
     return found
 
 
-def started(whole: Resolved, ends: Sequence[int]) -> tuple[InProcessHost, Any]:
-    layers, host = tuple(pairwise(ends)), InProcessHost(ProcessorClock())
+def started(whole: Resolved, ends: Sequence[int]) -> tuple[InProcessExecutor, Any]:
+    layers, host = tuple(pairwise(ends)), InProcessExecutor(ProcessorClock())
     setup = replace(
         whole,
         layers=layers,

@@ -23,7 +23,7 @@ from penstock.engine.options import check_single
 from penstock.engine.stats import Counters, EngineStats, ReplicaState, ReplicaStats
 from penstock.engine.stream import RequestStream, Stream, StreamUpdate
 from penstock.outlines.steps import Ask
-from penstock.pipeline.base import Host
+from penstock.pipeline.base import Executor
 from penstock.text.workers import aside
 
 log = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ class AsyncLLM(LocalEngine):
         self,
         model: str | Path = "demo",
         *,
-        host: Host | None = None,
+        host: Executor | None = None,
         max_queue: int | None = None,
         idle_timeout: float | None = None,
         **options: Any,

@@ -28,7 +28,7 @@ from penstock.engine.job import (
     warn_of_empty_answers,
 )
 from penstock.engine.loop import EngineLoop, Observer, fresh_seed
-from penstock.engine.opening import open_host, resolve_on
+from penstock.engine.opening import open_executor, resolve_on
 from penstock.engine.options import EngineOptions, check_single
 from penstock.engine.parts import EngineParts
 from penstock.engine.profile.learned import Memory, PlannedPieces
@@ -39,7 +39,7 @@ from penstock.engine.turns import Turns
 from penstock.files import EXACT, FAST
 from penstock.outlines.dialogue import Dialogue
 from penstock.outlines.steps import Answering, Ask, Forms, Step, Steps, check_outline
-from penstock.pipeline.base import Host
+from penstock.pipeline.base import Executor
 from penstock.pipeline.forkserver import shared_fork_server
 from penstock.requests.request import Request
 from penstock.speculation import SpeculativeConfig, make_strategy
@@ -204,22 +204,22 @@ class LLM:
         several = cls is LLM and isinstance(count, int) and count > 1
         return super().__new__(cls.of_several if several and cls.of_several is not None else cls)
 
-    def __init__(self, model: str | Path = "demo", *, host: Host | None = None, **options: Any) -> None:
+    def __init__(self, model: str | Path = "demo", *, host: Executor | None = None, **options: Any) -> None:
         check_names(options)
         checked = EngineOptions(model=str(model), **options)
         check_single(checked.data_parallel_size)
         if host is None:
             check_options(checked)
             shared_fork_server()  # it imports torch while this process does
-        self._host: Host = open_host(checked) if host is None else host
-        self._turns = Turns(self._host.wake)
+        self._executor: Executor = open_executor(checked) if host is None else host
+        self._turns = Turns(self._executor.wake)
         try:
-            self._setup: Resolved = resolve_on(checked, self._host)
+            self._setup: Resolved = resolve_on(checked, self._executor)
             self._tokenizer: Tokenizer | None = None
             if not self._setup.options.skip_tokenizer_init:
                 self._tokenizer = load_tokenizer(self._setup.checkpoint.path)
             self._numbers = itertools.count()
-            self._parts = EngineParts(self._setup, self._host)
+            self._parts = EngineParts(self._setup, self._executor)
             self._parts.start_all()
         except BaseException:
             self.close()
@@ -227,7 +227,7 @@ class LLM:
         self._forms = Forms()
         self._planned = PlannedPieces.of(self._setup)
         pieces = self._planned.table if self._planned is not None else None
-        self._loop: EngineLoop = make_loop(self._setup, self._parts, self._host, pieces)
+        self._loop: EngineLoop = make_loop(self._setup, self._parts, self._executor, pieces)
         self._memory = Memory.of(self._setup, self._loop)
 
     # ------------------------------------------------------------------------------------------ what users call
@@ -392,7 +392,7 @@ class LLM:
             loop.end()
         if (parts := getattr(self, "_parts", None)) is not None:
             parts.close()
-        self._host.close()
+        self._executor.close()
 
     def __enter__(self) -> LLM:
         return self
@@ -446,8 +446,8 @@ class LLM:
     # ------------------------------------------------------------------- job by job: for AsyncLLM, and for a bench
 
     @property
-    def host(self) -> Host:
-        return self._host
+    def host(self) -> Executor:
+        return self._executor
 
     def number_from(self, first: int) -> None:
         """Number requests from ``first`` on, which observers of several engines tell them apart by."""
@@ -480,7 +480,7 @@ class LLM:
         seed, ends = one.seed, ends_of(one, self._setup.checkpoint)
         if seed is None:
             seed = fresh_seed() if one.temperature > 0 else 0  # greedy decoding draws nothing
-        job, started = Job(text, ids, one), self._host.now()
+        job, started = Job(text, ids, one), self._executor.now()
         job.seed = seed
         for index in range(one.n):
             completion = Completion(index, one, self._detokenizer(ids, one), started)
@@ -552,7 +552,7 @@ class LLM:
         for request in job.requests:
             if request.finished is None:
                 request.finished = FinishReason.ERROR
-                request.output.finish(FinishReason.ERROR, self._host.now())
+                request.output.finish(FinishReason.ERROR, self._executor.now())
 
     def steps(self, dialogue: Dialogue, params: SamplingParams, mode: str) -> Steps:
         """The steps of an answer with ``outline_decoding``. Raises RequestError for parameters that do not fit it."""

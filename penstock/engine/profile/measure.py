@@ -19,10 +19,10 @@ from penstock.engine.profile.store import DeviceKey, DeviceProfile, ProfileStore
 from penstock.engine.resolve import Resolved, resolve_options
 from penstock.files import DTYPE_BYTES
 from penstock.hosts.facts import HostFacts, own_facts
-from penstock.hosts.fleet import FleetHost
+from penstock.hosts.fleet import FleetExecutor
 from penstock.hosts.placement import HERE, device_on, in_gb, in_plans
 from penstock.messages import NO_SLOT, Batch, CommittedSlots, Opened, Rows, Sampling
-from penstock.pipeline.base import Host, HostedPipeline, StagePlan
+from penstock.pipeline.base import Executor, StagePlan, StartedPipeline
 
 # ----------------------------------------------------------------------------------------------------------------- text
 # Batches of one text for stages that serve nobody else: tokens that stay, and rows that are only tried.
@@ -139,7 +139,7 @@ def contexts_within(longest: int) -> tuple[int, ...]:
 
 
 def measured_times(
-    host: Host,
+    executor: Executor,
     plans: Sequence[StagePlan],
     kinds: Sequence[int],
     contexts: Sequence[int],
@@ -151,12 +151,12 @@ def measured_times(
     ``kinds``: the kind of each of the model's layers. ``tokens``: the text that is computed; empty for arbitrary
     tokens. The time of a mixture of experts depends on it.
     """
-    pipeline = host.begin(plans, "profile")
+    pipeline = executor.begin(plans, "profile")
     try:
         while not pipeline.joined():
-            host.wait(pipeline.due)
+            executor.wait(pipeline.due)
         text = MeasuredText(plans[0].vocab_size, tokens)
-        return times_of(Bench(host, pipeline), plans, kinds, contexts, on_step, text)
+        return times_of(Bench(executor, pipeline), plans, kinds, contexts, on_step, text)
     finally:
         pipeline.close()
 
@@ -164,8 +164,8 @@ def measured_times(
 class Bench:
     """Stages that compute one batch at a time."""
 
-    def __init__(self, host: Host, pipeline: HostedPipeline) -> None:
-        self._host = host
+    def __init__(self, executor: Executor, pipeline: StartedPipeline) -> None:
+        self._executor = executor
         self._pipeline = pipeline
 
     def seconds(self, batch: Batch) -> list[float]:
@@ -174,13 +174,13 @@ class Bench:
         self._pipeline.submit(batch)
         found = self._pipeline.poll()
         while not found:
-            self._host.wait(self._pipeline.due)
+            self._executor.wait(self._pipeline.due)
             found = self._pipeline.poll()
         return [span.end - span.start for span in found[0].spans]
 
     def _until(self, holds: Callable[[], bool]) -> None:
         while not holds():
-            self._host.wait(self._pipeline.due)
+            self._executor.wait(self._pipeline.due)
             self._pipeline.poll()
 
 
@@ -318,18 +318,14 @@ def drafter_bytes(setup: Resolved) -> int:
     if speculator is None:
         return 0
     dtype, numbers = DTYPE_BYTES[setup.options.dtype], numbers_by_part(setup.checkpoint.weights.sizes())
-    tensors, embedding = speculator.tensors, numbers.get("embedding", 0)
-    own, lent = sum(stored.size for stored in tensors.values()), 0
-    # What its file lacks comes from the target: an embedding, which stays floats, and a head, packed with its weights.
-    if speculator.depth and "embed_tokens.weight" not in tensors:
-        lent += embedding
-    if speculator.depth and "lm_head.weight" not in tensors:
-        own += embedding
+    lent = dict.fromkeys(speculator.lent - speculator.tensors.keys(), numbers.get("embedding", 0))
+    # An embedding that the target lends stays floats; a head is packed with the drafter's weights.
+    packed = sum(stored.size for stored in speculator.tensors.values()) + lent.get("lm_head.weight", 0)
     kept = len(set(speculator.reads)) * setup.checkpoint.hidden_size
     if speculator.depth:
         kept += 2 * speculator.depth * kv_width(speculator.layer or setup.checkpoint.config)
     width = WHOLE_NUMBERS.get(setup.draft_quantization, float(dtype))
-    return round(width * own) + dtype * (lent + setup.capacity * kept)
+    return round(width * packed) + dtype * (lent.get("embed_tokens.weight", 0) + setup.capacity * kept)
 
 
 def slot_bytes(setup: Resolved) -> list[int]:
@@ -634,16 +630,16 @@ def key_of(name: str, facts: HostFacts, setup: Resolved, digest: str, stage: int
 
 
 def profiled(
-    candidate: Candidate, host: Host, store: ProfileStore, on_step: OnStep, tokens: Sequence[int] = ()
+    candidate: Candidate, executor: Executor, store: ProfileStore, on_step: OnStep, tokens: Sequence[int] = ()
 ) -> LayerTimes:
     """Measure a candidate's layers and store the times. Raises ConfigError for too little memory, and PipelineError."""
     contexts = contexts_within(candidate.setup.max_model_len)
     setup = in_parts(candidate)
-    if isinstance(host, FleetHost) and candidate.name != HERE:
-        offer = host.offer(setup.checkpoint.source, setup.checkpoint.num_layers)
-        host.fleet.provide(offer, {candidate.name: setup.layers})
+    if isinstance(executor, FleetExecutor) and candidate.name != HERE:
+        offer = executor.offer(setup.checkpoint.source, setup.checkpoint.num_layers)
+        executor.fleet.provide(offer, {candidate.name: setup.layers})
     kinds = price_of(candidate.setup).layer_kinds
-    times = measured_times(host, stage_plans(setup), kinds, contexts, on_step, tokens)
+    times = measured_times(executor, stage_plans(setup), kinds, contexts, on_step, tokens)
     store.keep(DeviceProfile(key=candidate.key, times=times))
     return times
 

@@ -22,7 +22,7 @@ from penstock.engine.replicas.stream import MovingStream
 from penstock.engine.stats import ReplicaStats
 from penstock.engine.turns import Turns
 from penstock.outlines.steps import Forms
-from penstock.pipeline.base import Host
+from penstock.pipeline.base import Executor
 from penstock.pipeline.processes import OnLoading
 from penstock.speculation import SpeculativeConfig
 
@@ -43,7 +43,7 @@ class ReplicatedLLM(LLM):
         self,
         model: str | Path = "demo",
         *,
-        host: Host | None = None,
+        host: Executor | None = None,
         on_loading: OnLoading | None = None,
         **options: Any,
     ) -> None:

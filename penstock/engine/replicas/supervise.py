@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from penstock.core import PenstockError, PipelineError
 from penstock.engine.async_llm import AsyncLLM
-from penstock.engine.opening import LoadedFiles, open_host
+from penstock.engine.opening import LoadedFiles, open_executor
 from penstock.engine.options import EngineOptions
 from penstock.engine.recovery import delay
 from penstock.engine.replicas.router import Load
@@ -121,7 +121,7 @@ class Replica:
     def make(self, on_trouble: Callable[[], None], on_loading: OnLoading | None = None) -> None:
         """Make the engine. Raises what ``AsyncLLM`` raises, and notes it as the ``problem``."""
         try:
-            host = open_host(self.options, on_loading)
+            host = open_executor(self.options, on_loading)
             try:
                 given: dict[str, Any] = vars(self.options)
                 self.engine = AsyncLLM(host=host, idle_timeout=self._idle_timeout, **given)

@@ -22,7 +22,7 @@ from penstock import LLM, AsyncLLM, ConfigError, PipelineError, SamplingParams
 from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.engine.recovery import Recovery, Requests
 from penstock.hosts.placement import HERE
-from penstock.pipeline.processes import ProcessHost, ProcessPipeline
+from penstock.pipeline.processes import ProcessExecutor, ProcessPipeline
 from tests import speculators
 from tests.happening import AfterResults
 from tests.workers import WarmWorker, Worker, ended, workers
@@ -146,17 +146,17 @@ def test_a_worker_that_dies_while_stages_start_is_done_without(
 ) -> None:
     with LLM(target, max_model_len=256) as llm:
         plain = [one.outputs[0].token_ids for one in llm.generate(PROMPTS, SAMPLED)]
-    begin = ProcessHost.begin
+    begin = ProcessExecutor.begin
 
     with workers(1, keys) as (third,):
 
-        def dying(host: ProcessHost, *plans: Any) -> ProcessPipeline:
+        def dying(host: ProcessExecutor, *plans: Any) -> ProcessPipeline:
             begun = begin(host, *plans)
             if third._process.poll() is None:
                 third.kill()
             return begun
 
-        monkeypatch.setattr(ProcessHost, "begin", dying)
+        monkeypatch.setattr(ProcessExecutor, "begin", dying)
         with LLM(target, max_model_len=256, hosts=named(pair[0], third), keys=str(keys)) as llm:
             assert [one.outputs[0].token_ids for one in llm.generate(PROMPTS, SAMPLED)] == plain
             assert len(pair[0].stages()) == 2

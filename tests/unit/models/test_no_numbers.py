@@ -22,7 +22,7 @@ from penstock.checkpoint.gguf_blocks import READABLE
 from penstock.checkpoint.gguf_header import read_header
 from penstock.core import ConfigError
 from penstock.models.loader import check_loads, load_module
-from penstock.models.speculators.open import load_speculator, open_speculator
+from penstock.models.speculators.open import open_speculator
 from tests import gguf_files
 from tests.checkpoints import ARCHITECTURES, FURTHER, LAYERS, RECURRENT, UNUSUAL, make_checkpoint, settings_of
 from tests.gguf_files import make_gguf
@@ -165,4 +165,4 @@ def test_drafters(tmp_path: Path) -> None:
     place = eagle3(target).save(tmp_path / "drafter")
     name = damaged(place, "q_proj.weight", float("nan"))
     with pytest.raises(ConfigError, match=rf"drafter: {name} holds NaN"):
-        load_speculator(open_speculator(str(place), target), target, "float32", "cpu")
+        open_speculator(str(place), target).load(target, "float32", "cpu")

@@ -13,7 +13,7 @@ from penstock.config import FieldError
 from penstock.emulation.stage import StageEmulation, emulated_driver
 from penstock.engine.profile.measure import ROWS, Bench, MeasuredText, contexts_within, layer_ms, parts_of, times_of
 from penstock.pipeline.base import StagePlan, VirtualClock
-from penstock.pipeline.inprocess import InProcessHost, InProcessPipeline
+from penstock.pipeline.inprocess import InProcessExecutor, InProcessPipeline
 from penstock.stage.core import StageCore
 from tests.hash_model import HashLayers
 
@@ -54,7 +54,7 @@ def measured(contexts: tuple[int, ...], kinds: Sequence[int] = (0,) * 10, most: 
         )
         for i, one in enumerate(plans)
     ]
-    host = InProcessHost(clock)
+    host = InProcessExecutor(clock)
     steps: list[tuple[int, int]] = []
     bench = Bench(host, InProcessPipeline(drivers, clock))
     found = times_of(bench, plans, kinds, contexts, lambda *step: steps.append(step), MeasuredText(50))
