@@ -49,7 +49,7 @@ def test_times_without_noise_are_found(model: tuple[tuple[int, ...], Solved], mo
 
 @given(models(), st.integers(0, 2**32 - 1))
 def test_every_stage_is_predicted_within_the_noise(model: tuple[tuple[int, ...], Solved], seed: int) -> None:
-    """Of all stages that the model may be cut into, half are missed by no more than twice what the measured ones are
+    """Half of all stages that the model may be cut into are missed by no more than twice what the measured ones are
     off, and none by much more."""
     kinds, truth = model
     noise, parts = 0.03, [range(*part) for part in parts_of(kinds, len(kinds))]
