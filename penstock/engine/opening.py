@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 from rich.console import Console
 
 from penstock.checkpoint.look import GGUF
-from penstock.cluster.load import ON_FIRST, ON_LAST
+from penstock.cluster.load import DRAFTER_ON, ON_FIRST, ON_LAST
 from penstock.cluster.spec import LayerTimes
 from penstock.config import FieldError, check
 from penstock.core import CheckpointChanged, ConfigError
@@ -45,6 +45,7 @@ from penstock.hosts.placement import (
     in_gb,
     other_hosts,
 )
+from penstock.hosts.remote import places_of
 from penstock.hosts.weights import OUTSIDE, Layers, files_of
 from penstock.pipeline.base import Executor
 from penstock.pipeline.forkserver import shared_fork_server
@@ -197,6 +198,9 @@ def open_executor(options: EngineOptions, on_loading: OnLoading | None = None) -
     """The host that runs the stages, attached to all that are named. Raises ConfigError for one that cannot be used."""
     assert not isinstance(options.cluster, str)
     names = other_hosts(hosts_used(options))
+    if options.drafter_on is not None:
+        for name in set(other_hosts(own_of_drafter(options))) - set(hosts_asked_for(options.hosts, options.cluster)):
+            places_of(name, DRAFTER_ON)  # which names its own option where nobody knows the host
     asked = AskedHosts(()) if options.hosts is None else asked_hosts(options.hosts)
     if not names and not asked.come:
         if not model_folder(options.model, "target").endswith(GGUF):
@@ -221,10 +225,15 @@ def open_executor(options: EngineOptions, on_loading: OnLoading | None = None) -
 def hosts_used(options: EngineOptions) -> list[str]:
     """The names of all hosts for stages, and of the drafter's."""
     assert not isinstance(options.cluster, str)
+    return [*hosts_asked_for(options.hosts, options.cluster), *own_of_drafter(options)]
+
+
+def own_of_drafter(options: EngineOptions) -> list[str]:
+    """The host that is named for a drafter with weights; empty where none is."""
+    assert not isinstance(options.cluster, str)
     drafts = isinstance(options.speculative_config, SpeculativeConfig)
     drafts = drafts and options.speculative_config.drafter_options.weights is not Weights.NONE  # type: ignore[union-attr]
-    own = hosts_for_drafter(options.drafter_on, options.cluster) if drafts else []
-    return [*hosts_asked_for(options.hosts, options.cluster), *own]
+    return hosts_for_drafter(options.drafter_on, options.cluster) if drafts else []
 
 
 def missing_hosts(options: EngineOptions) -> int:
