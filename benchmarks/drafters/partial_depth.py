@@ -99,7 +99,7 @@ class PartialTrainee(BlockTrainee):
         return super()._hidden(batch, blocks)
 
     def _partial(self, batch: Batch, blocks: Blocks, stages_BA: Tensor) -> Tensor:
-        """What is added to the embedding of each row [B, A, M, D]; zero for masks and for tokens that just enter."""
+        """The addition to the embedding of each row [B, A, M, D]; zero for masks and for tokens that just enter."""
         passed_BAM = blocks.shown_BA[..., None] - blocks.offsets()
         done_BAM = passed_BAM.clamp(min=0) * self.layers // stages_BA[..., None]
         there_BAMT = (self.reads_T <= done_BAM[..., None]) & (passed_BAM > 0)[..., None]
