@@ -52,7 +52,7 @@ def __dir__() -> list[str]:
 
 def __getattr__(name: str) -> Any:
     if name == "LLM":
-        from penstock.engine.llm import LLM
+        from penstock.engine.replicas.offline import LLM  # its module, with that of several engines
 
         return LLM
     if name == "AsyncLLM":

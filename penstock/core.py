@@ -7,7 +7,7 @@ import json
 import operator
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from numbers import Real
 from typing import Any, Final, Self
@@ -110,9 +110,6 @@ class FinishReason(StrEnum):
     """A structured output could not go on, or a stage or the drafter was lost."""
 
 
-NUMBERS: Final = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
-INTEGERS: Final = ("n", "top_k", "seed", "max_tokens", "min_tokens", "logprobs")
-OPTIONAL: Final = ("seed", "logprobs")
 BIGGEST: Final = 2**31 - 1
 """Largest token id, and largest ``top_k``, that a message to the stages can carry."""
 OUTLINE_MODES: Final = ("off", "auto", "on")
@@ -302,6 +299,12 @@ class SamplingParams(Named):
             ("allowed_token_ids", ids, "None, or token ids, at least one"),
             ("structured_outputs", structure is None or known, "None, or a StructuredOutputsParams"),
         ]
+
+
+# By the types that the fields state, so that a new parameter is checked without a list to enter it in.
+NUMBERS: Final = tuple(one.name for one in fields(SamplingParams) if one.type == "float")
+OPTIONAL: Final = tuple(one.name for one in fields(SamplingParams) if one.type == "int | None")
+INTEGERS: Final = (*(one.name for one in fields(SamplingParams) if one.type == "int"), *OPTIONAL)
 
 
 def schema_text(name: str, schema: Any) -> str:

@@ -23,7 +23,7 @@ from penstock.engine.loop import Observer
 from penstock.engine.opening import loaded, watched
 from penstock.engine.options import EngineOptions, model_folder
 from penstock.engine.resolve import check_options
-from penstock.hosts.fleet import FleetHost
+from penstock.hosts.fleet import FleetExecutor
 from penstock.outlines.dialogue import Dialogue
 from penstock.pipeline.forkserver import fork_from_here, shared_fork_server
 from penstock.server.settings import ServerSettings
@@ -132,7 +132,7 @@ def complete(
     """
     check_options(options, sampling.get("max_tokens"))
     fork_from_here(model_folder(options.model, "target"))
-    from penstock.engine.llm import LLM
+    from penstock.engine.replicas.offline import LLM
 
     llm, start = watched(LLM, options)
     with llm:
@@ -186,7 +186,7 @@ def traced(llm: LLM, file: IO[str] | None) -> Iterator[None]:
     if file is None:
         yield
         return
-    errors = llm.host.fleet.clock_errors if isinstance(llm.host, FleetHost) else {}
+    errors = llm.host.fleet.clock_errors if isinstance(llm.host, FleetExecutor) else {}
     writer = trace_writer(llm.setup, llm.drafter, errors)
     try:
         with llm.observing(writer):
@@ -267,6 +267,7 @@ def metrics_of(setup: Resolved, completion: CompletionOutput, load_seconds: floa
         "strategy": speculation.strategy if speculation else "autoregressive",
         "method": " + ".join(speculation.methods) if speculation and drafts else None,
         "stages": setup.stages,
+        "engines": setup.options.engines_here,
         "numerics": numerics,
         "cluster": setup.cluster.name if setup.cluster else None,
         "emulated": setup.emulated,

@@ -1,4 +1,5 @@
-"""Train the learned drafters that come with the embedded demo target: EAGLE-3, Medusa, SPD's module and an early exit.
+"""Train the learned drafters that come with the embedded demo target: EAGLE-3, Medusa, SPD's module, an early exit and
+a DSpark that is shown the tokens in flight.
 
     python scripts/train_demo_drafters.py --work build/demo-drafters              # resumes where it stopped
     python scripts/train_demo_drafters.py --work build/demo-drafters --install    # and puts them into the package
@@ -11,8 +12,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shutil
 import sysconfig
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +25,7 @@ from train_demo import PACKAGE_DEMO, corpus_files, is_held_out, write_corpus_man
 from penstock.lab.trainer.options import TrainOptions
 from penstock.lab.trainer.run import run_train
 
+DRAFTERS: Final = PACKAGE_DEMO / "drafters"
 EVERY: Final = 3
 """Drafters are trained on one in so many of the training files, in the order of their names."""
 
@@ -31,8 +35,9 @@ RECIPES: Final[dict[str, dict[str, Any]]] = {
     "medusa": {"batch_tokens": 4096, "learning_rate": 2e-3, "draft_vocab_size": 1536, "heads": 4},
     "spd": {"batch_tokens": 1024, "learning_rate": 1.5e-3, "draft_vocab_size": 3072, "spec_layers": 4},
     "early-exit": {"batch_tokens": 1024, "learning_rate": 1.5e-3, "draft_vocab_size": 1536},
+    "dspark": {"batch_tokens": 1024, "learning_rate": 3e-3, "markov_rank": 64},
 }
-LIMIT_MB: Final = 12
+LIMIT_MB: Final = 16
 
 
 def write_data(folder: Path, every: int = EVERY) -> Path:
@@ -61,14 +66,15 @@ def figures(output: Path) -> tuple[float, ...]:
     return tuple(by_step[0][k - 1] for k in (1, 4, 16))
 
 
-def write_card(work: Path) -> None:
-    rows = []
-    for kind in RECIPES:
+def write_card(work: Path, kinds: Collection[str]) -> None:
+    """Write the card with the figures of ``kinds``; the others' rows are those of the shipped card."""
+    rows = dict(re.findall(r"^\| `(\w+)` (\|.*)$", (DRAFTERS / "README.md").read_text(), re.MULTILINE))
+    for kind in kinds:
         output = work / kind
         size = sum(file.stat().st_size for file in output.glob("*.*"))
         shares = " | ".join(f"{share:.0%}" for share in figures(output))
-        rows.append(f"| `{kind.replace('-', '_')}` | {size / 1e6:.1f} MB | {shares} |")
-    (work / "README.md").write_text(CARD.format(rows="\n".join(rows)))
+        rows[kind.replace("-", "_")] = f"| {size / 1e6:.1f} MB | {shares} |"
+    (work / "README.md").write_text(CARD.format(rows="\n".join(f"| `{name}` {row}" for name, row in rows.items())))
 
 
 CARD: Final = """---
@@ -85,9 +91,9 @@ files that the target was trained on; `scripts/train_demo_drafters.py` in the pr
 
 How often the target's greedy token is among the best k candidates on held-out documents. `eagle3`: the first token
 of a chain, from the states of the token before. `medusa`: the first of four heads. `spd`, of four layers: after a token
-that has just entered a full pipeline of 16 stages. `early_exit`: after one that has passed the fourth layer. Of the
-target's 4,096 tokens `eagle3` can draft the 2,048 most frequent ones (91% of those held out), `medusa` and `early_exit`
-1,536 (87%), `spd` 3,072 (97%).
+that has just entered a full pipeline of 16 stages. `early_exit`: after one that has passed the fourth layer. `dspark`:
+the first token of a block, with none in flight. Of the target's 4,096 tokens `eagle3` can draft the 2,048 most frequent
+ones (91% of those held out), `medusa` and `early_exit` 1,536 (87%), `spd` 3,072 (97%), `dspark` all.
 
 | | size | top 1 | top 4 | top 16 |
 | --- | --- | --- | --- | --- |
@@ -99,16 +105,15 @@ The small model beside them, `draft`, which reads nothing of the target's, has 7
 """
 
 
-def install(work: Path) -> None:
-    drafters = PACKAGE_DEMO / "drafters"
-    for kind in RECIPES:
-        folder = drafters / kind.replace("-", "_")
+def install(work: Path, kinds: Collection[str]) -> None:
+    for kind in kinds:
+        folder = DRAFTERS / kind.replace("-", "_")
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         for file in (work / kind).glob("*.*"):
             shutil.copy(file, folder / file.name)
-    shutil.copy(work / "README.md", drafters / "README.md")
-    size = sum(file.stat().st_size for file in drafters.rglob("*") if file.is_file())
+    shutil.copy(work / "README.md", DRAFTERS / "README.md")
+    size = sum(file.stat().st_size for file in DRAFTERS.rglob("*") if file.is_file())
     if size > LIMIT_MB * 1e6:
         raise SystemExit(f"the drafters take {size / 1e6:.1f} MB; {LIMIT_MB} are the most")
 
@@ -124,13 +129,14 @@ def main() -> None:
     args.work.mkdir(parents=True, exist_ok=True)
     check_corpus(args.work)
     data = write_data(args.work / "data")
-    for kind in args.only or RECIPES:
+    kinds = args.only or list(RECIPES)
+    for kind in kinds:
         run_train(
             TrainOptions(kind=kind, model="demo", data=(data,), output=args.work / kind, **COMMON, **RECIPES[kind])
         )
     if args.install:
-        write_card(args.work)
-        install(args.work)
+        write_card(args.work, kinds)
+        install(args.work, kinds)
 
 
 if __name__ == "__main__":

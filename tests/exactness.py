@@ -157,15 +157,16 @@ def compare_strategies(target: Path, pairs: Sequence[Pair]) -> Compared:
     model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
     expected = {tuple(prompt): generate(model, prompt, TOKENS) for prompt in PROMPTS}
     compared = Compared()
+    answers: dict[int, list[int]] = {}
+
+    def answer(request: Request) -> list[int]:
+        sampled = request.sampling.temperature > 0
+        return answers[len(request.prompt)] if sampled else expected[tuple(request.prompt)]
+
     for stages, those in groupby(sorted(pairs), key=itemgetter(0)):
-        answers: dict[int, list[int]] = {}
-
-        def answer(request: Request, known: dict[int, list[int]] = answers) -> list[int]:
-            sampled = request.sampling.temperature > 0
-            return known[len(request.prompt)] if sampled else expected[tuple(request.prompt)]
-
         engine = InProcessEngine(target, stages, SyntheticDrafter(PROFILE, VOCAB, 1, answer))
-        for which in dict.fromkeys((PLAIN, *(which for _, which in those))):  # the drafter knows its answers
+        first = () if answers else (PLAIN,)  # the drafter knows plain decoding's answers, whatever the stages
+        for which in dict.fromkeys((*first, *(which for _, which in those))):
             strategy = strategies(stages)[which]
             greedy, sampled = (
                 [submit_with(strategies(stages)[which], engine, prompt, sampling) for prompt in PROMPTS]
@@ -178,8 +179,8 @@ def compare_strategies(target: Path, pairs: Sequence[Pair]) -> Compared:
             for request in sampled:
                 if len(request.prompt) not in answers:
                     check_sampled(model, request.prompt, tokens_of(request), SAMPLED)
-                first = answers.setdefault(len(request.prompt), tokens_of(request))
-                assert tokens_of(request) == first, "the same seed gives the same tokens with every strategy"
+                known = answers.setdefault(len(request.prompt), tokens_of(request))
+                assert tokens_of(request) == known, "the same seed gives the same tokens with every strategy"
             for request in (both := [*greedy, *sampled]):
                 compared.add(request)
             if not isinstance(strategy, Autoregressive) and not (isinstance(strategy, PipeDec) and stages == 1):

@@ -17,7 +17,7 @@ from itertools import accumulate
 import numpy as np
 
 from penstock.messages import CONTEXT, KEPT, Candidates, Features, SampledToken, Sampling
-from penstock.models.speculators.base import BlockShape
+from penstock.models.speculators.block import BlockShape
 from penstock.stage.visibility import BatchView, RequestView, Visibility
 
 

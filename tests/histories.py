@@ -28,7 +28,7 @@ from penstock.emulation.stage import StageEmulation, emulated_driver
 from penstock.engine.loop import EngineLoop, Observer
 from penstock.engine.scheduler import Scheduler
 from penstock.messages import Cancel, SampledToken, Sampling
-from penstock.models.speculators.base import BlockShape
+from penstock.models.speculators.block import BlockShape
 from penstock.pipeline.base import VirtualClock
 from penstock.pipeline.inprocess import InProcessPipeline
 from penstock.requests.request import Request

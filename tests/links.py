@@ -12,7 +12,7 @@ from typing import Any, Final
 import trustme
 
 from penstock.messages import Frame
-from penstock.pipeline.processes import ProcessHost
+from penstock.pipeline.processes import ProcessExecutor
 from penstock.transport.addresses import LinkSecurity, place_of
 from penstock.transport.inbox import Inbox
 
@@ -37,9 +37,9 @@ def member(authority: trustme.CA, folder: Path, **certificate: Any) -> LinkSecur
     )
 
 
-def host_of(kind: str, security: LinkSecurity) -> ProcessHost:
+def host_of(kind: str, security: LinkSecurity) -> ProcessExecutor:
     """Return a host whose stages are processes that talk over this kind of connection."""
-    return ProcessHost("ipc" if kind == "ipc" else "tcp", security=security if kind == "tls" else None)
+    return ProcessExecutor("ipc" if kind == "ipc" else "tcp", security=security if kind == "tls" else None)
 
 
 def address_for(kind: str, folder: Path, name: str = "inbox") -> str:

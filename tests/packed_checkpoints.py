@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -147,3 +147,26 @@ def quiet() -> Iterator[None]:
     """Silence these libraries' progress bars and messages on stderr."""
     with open("/dev/null", "w") as nowhere, contextlib.redirect_stderr(nowhere):
         yield
+
+
+WRITERS: Final[dict[str, dict[str, Callable[[Path], Path]]]] = {
+    "gptq": {"gptq": by_gptq, "gptq, any order": lambda folder: by_gptq(folder, in_order=False)},
+    "awq": {"awq": by_awq},
+    "compressed-tensors": {
+        "words": lambda folder: compressed(
+            folder, "pack-quantized", num_bits=4, type="int", strategy="group", group_size=32, symmetric=False
+        ),
+        "bytes": lambda folder: compressed(
+            folder, "int-quantized", num_bits=8, type="int", strategy="channel", symmetric=True
+        ),
+        "floats": lambda folder: compressed(
+            folder, "float-quantized", num_bits=8, type="float", strategy="tensor", symmetric=True
+        ),
+    },
+    "bitsandbytes": {
+        "four bits": lambda folder: by_bitsandbytes(folder, load_in_4bit=True, bnb_4bit_use_double_quant=True),
+        "eight bits": lambda folder: by_bitsandbytes(folder, load_in_8bit=True),
+    },
+}
+"""Each method that can be read, with what writes its forms: the tests of every format go through all of them."""
+FORMS: Final = {form: write for forms in WRITERS.values() for form, write in forms.items()}

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import socket
+from contextlib import AbstractContextManager
+from typing import Any
 
-from benchmarks.shared.served import PATIENCE, PENSTOCK, ServedProcess, served, until
+from benchmarks.shared import served as anew
+from benchmarks.shared.served import PATIENCE, PENSTOCK, ServedProcess, until
+from tests.warm import popen
 
 __all__ = ["PATIENCE", "PENSTOCK", "ServedProcess", "http", "read_all", "served", "until"]
+
+
+def served(*flags: str, **given: Any) -> AbstractContextManager[ServedProcess]:
+    """Like ``benchmarks.shared.served.served``, but forked from a warm process where the server cannot tell."""
+    return anew.served(*flags, **{"popen": popen, **given})
 
 
 def http(method: str, path: str, body: bytes = b"", **headers: str) -> bytes:

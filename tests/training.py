@@ -15,7 +15,7 @@ from penstock.checkpoint.checkpoint import Checkpoint
 from penstock.lab.trainer.corpus import Corpus, Sample
 from penstock.lab.trainer.options import TrainOptions
 from penstock.lab.trainer.states import Batch
-from penstock.models.speculators.open import load_speculator, open_speculator
+from penstock.models.speculators.open import open_speculator
 from tests.speculators import Draft
 
 LAYERS: Final = 4
@@ -82,7 +82,7 @@ def random_batch(target: Checkpoint, sequences: int, length: int, reads: int) ->
 
 def loaded(draft: Draft, folder: Path, target: Checkpoint) -> Any:
     """The module of a drafter's checkpoint, whose weights take gradients."""
-    module = load_speculator(open_speculator(str(draft.save(folder)), target), target, "float32", "cpu")
+    module = open_speculator(str(draft.save(folder)), target).load(target, "float32", "cpu")
     return module.requires_grad_(True)
 
 

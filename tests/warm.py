@@ -1,25 +1,48 @@
-"""Commands that begin as forks of a process which has imported what they need, for pages with dozens of them.
+"""Commands that begin as forks of a process which has imported what they need: starting an interpreter takes seconds.
 
-``python -m tests.warm SOCKET`` imports once; the program that ``write_command`` writes has it run ``penstock`` with its
-own arguments, environment, folder, standard files and signals. Everything behind the imports is the command's own.
+``python -m tests.warm SOCKET`` imports once. ``Warm`` is a command that it forks for this process; the program that
+``write_command`` writes has it run ``penstock`` with its own arguments, environment, folder, standard files and
+signals. Everything behind the imports is the command's own.
+
+How a command starts when it is installed is seen by test_cli.py, test_first_hour.py, test_wheel.py and
+test_interrupts.py; ``penstock serve`` by those that give it a key (``served(api_key=...)``) or more open files, and
+as the image starts it (test_serve_sites.py); ``penstock worker`` by test_namespaces.py and test_setup.py.
 """
 
 from __future__ import annotations
 
+import atexit
+import ctypes
 import importlib
+import inspect
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-IMPORTED: Final = ("penstock.engine.llm", "penstock.server.command", "penstock.lab.bench.command", "penstock.run")
+import psutil
+
+from penstock.pipeline.forking import PR_SET_CHILD_SUBREAPER
+
+IMPORTED: Final = (
+    "penstock.engine.llm",
+    "penstock.cli.serve",
+    "penstock.server.command",
+    "penstock.hosts.worker",
+    "penstock.lab.bench.command",
+    "penstock.run",
+)
 MOST: Final = 1 << 18
 """Bytes of a request: arguments and environment."""
 COMMAND: Final = """\
@@ -27,7 +50,7 @@ COMMAND: Final = """\
 import json, os, signal, socket, sys
 with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
     server.connect(os.environ["HOME"] + ".warm")
-    told = {{"words": sys.argv[1:], "environment": dict(os.environ), "folder": os.getcwd()}}
+    told = {{"words": sys.argv[1:], "environment": dict(os.environ), "folder": os.getcwd(), "orphan": False}}
     socket.send_fds(server, [json.dumps(told).encode()], [0, 1, 2])
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, frame: server.send(bytes([number])))
@@ -49,16 +72,90 @@ def write_command(file: Path) -> None:
 @contextmanager
 def warmed(home: Path, before: Sequence[str], environment: Mapping[str, str]) -> Iterator[None]:
     """Have commands with this home fork from a process that is started with the words ``before``."""
-    words = [*before, sys.executable, "-m", "tests.warm", f"{home}.warm"]
-    with subprocess.Popen(
-        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**environment, "HOME": str(home)}
-    ) as one:
+    with listening(f"{home}.warm", before, {**environment, "HOME": str(home)}):
+        yield
+
+
+@contextmanager
+def listening(path: str, before: Sequence[str], environment: Mapping[str, str]) -> Iterator[None]:
+    """Run the process from which commands are forked; it listens at the socket ``path``."""
+    words = [*before, sys.executable, "-m", "tests.warm", path]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as one:
         assert one.stdout is not None
         assert one.stdout.readline() == b"ready\n"
         try:
             yield
         finally:
             one.kill()
+
+
+# ------------------------------------------------------------------------------------------------- commands of tests
+
+ENVIRONMENT: Final = dict(os.environ)
+"""The environment of this process as tests begin, before any of them changes it."""
+NOT_TOLD: Final = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR")
+"""Variables that pytest and torch set for themselves as tests run."""
+
+
+def popen(command: Sequence[str], **options: Any) -> subprocess.Popen[str]:
+    """Like ``subprocess.Popen`` for a command of Penstock, ``Warm`` where the command cannot tell.
+
+    It is a new interpreter where it inherits more files, or where its environment is not that of other tests: libraries
+    read theirs when they are imported.
+    """
+    environment = options.get("env") or os.environ
+    alike = all(
+        environment.get(name) == ENVIRONMENT.get(name) for name in {*environment, *ENVIRONMENT}.difference(NOT_TOLD)
+    )
+    return (subprocess.Popen if options.get("pass_fds") or not alike else Warm)(command, **options)
+
+
+@cache
+def shared() -> str:
+    """The socket of the process from which this process's commands are forked; it ends with this one."""
+    there = ExitStack()
+    atexit.register(there.close)
+    folder = tempfile.mkdtemp(prefix="penstock-warm-")
+    there.callback(shutil.rmtree, folder, ignore_errors=True)
+    there.enter_context(listening(f"{folder}/socket", (), ENVIRONMENT))
+    return f"{folder}/socket"
+
+
+class Warm(subprocess.Popen[str]):
+    """A child of this process that runs ``penstock`` and begins as a fork of the warm process."""
+
+    def _execute_child(self, *given: Any) -> None:
+        told = inspect.signature(subprocess.Popen._execute_child).bind(self, *given).arguments
+        words = list(map(str, told["args"]))
+        words = words[words.index("penstock.cli") + 1 if "penstock.cli" in words else 1 :]
+        environment, folder = dict(told["env"] or os.environ), str(told["cwd"] or os.getcwd())
+        asked = {"words": words, "environment": environment, "folder": folder, "orphan": True}
+        inherited = {"p2cread": 0, "c2pwrite": 1, "errwrite": 2}
+        files = [number if told[name] == -1 else told[name] for name, number in inherited.items()]
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
+            server.connect(shared())
+            with adopting():
+                socket.send_fds(server, [json.dumps(asked).encode()], files)
+                self.pid = int(server.recv(64))
+                self._child_created = True
+                while psutil.Process(self.pid).ppid() != os.getpid():
+                    time.sleep(0.001)
+        pipes = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+        self._close_pipe_fds(*(told[name] for name in pipes))
+
+
+@contextmanager
+def adopting() -> Iterator[None]:
+    """Descendants whose parents end within the block become children of this process."""
+    prctl = ctypes.CDLL(None).prctl
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        yield
+    finally:
+        prctl(PR_SET_CHILD_SUBREAPER, 0)
+
+
+# ------------------------------------------------------------------------------------------------- the warm process
 
 
 def fork_from_here(model: str = "") -> None:
@@ -91,11 +188,15 @@ def reap(*_: object) -> None:
 def answer(connection: socket.socket) -> None:
     """Run the command that a connection asks for, in a fork of this process, which is the one that returns."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    told, files, _, _ = socket.recv_fds(connection, MOST, 3)
+    encoded, files, _, _ = socket.recv_fds(connection, MOST, 3)
+    told = json.loads(encoded)
     pid = os.fork()
     if pid == 0:
-        become(json.loads(told), files, connection)
+        become(told, files, connection)
         return
+    if told["orphan"]:  # whoever has asked is its parent from now on
+        connection.send(str(pid).encode())
+        os._exit(0)
     ended = os.pidfd_open(pid)
     while ended not in (ready := select.select([connection, ended], [], [])[0]):
         assert ready
@@ -111,7 +212,8 @@ def answer(connection: socket.socket) -> None:
 
 
 def become(told: dict[str, Any], files: Sequence[int], connection: socket.socket) -> None:
-    os.setsid()
+    if not told["orphan"]:
+        os.setsid()
     for number, file in enumerate(files):
         os.dup2(file, number)
         os.close(file)
@@ -121,6 +223,8 @@ def become(told: dict[str, Any], files: Sequence[int], connection: socket.socket
     os.chdir(told["folder"])
     sys.argv = ["penstock", *told["words"]]
     sys.modules["__main__"].__package__ = ""  # of a module that is run, help would say so
+    if told["words"][:1] == ["worker"]:  # whose fork server would import the same once more
+        fork_from_here()
 
 
 def main(path: str) -> None:

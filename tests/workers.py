@@ -5,12 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
 import psutil
+
+from tests.warm import popen
 
 LISTENING: Final = "listening at "
 
@@ -18,9 +20,12 @@ LISTENING: Final = "listening at "
 class Worker:
     """``host`` is what `--hosts` calls it. ``before`` is put in front of the command: to run it somewhere else."""
 
+    popen: Callable[..., subprocess.Popen[str]] = subprocess.Popen
+
     def __init__(self, listen: str, *options: str, before: Sequence[str] = ()) -> None:
         command = [*before, sys.executable, "-m", "penstock.cli", "worker", "--listen", listen, *options]
-        self._process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        popen = subprocess.Popen if before else type(self).popen
+        self._process = popen(command, stderr=subprocess.PIPE, text=True)
         self._put_before = bool(before)
         assert self._process.stderr is not None
         self.said: list[str] = []
@@ -47,8 +52,10 @@ class Worker:
 
         The agent has other children for moments, in which it asks a driver about devices.
         """
-        servers = [one for one in self.process.children() if is_fork_server(one)]
-        stages = [stage for server in servers for stage in server.children()]
+        stages: list[psutil.Process] = []
+        for one in self.process.children():
+            with suppress(psutil.NoSuchProcess):  # a child of a moment
+                stages += one.children() if is_fork_server(one) else []
         return sorted(stages, key=lambda one: (one.create_time(), one.pid))
 
     def kill(self) -> None:
@@ -64,9 +71,17 @@ class Worker:
         self._process.stderr.close()
 
 
+class WarmWorker(Worker):
+    """A worker that is a fork of a warm process, as is its fork server (``tests/warm.py``)."""
+
+    popen = staticmethod(popen)
+
+
 def is_fork_server(process: psutil.Process) -> bool:
+    """Whether it runs the fork server, in an interpreter of its own or as a fork of a warm worker."""
     try:
-        return any("penstock.pipeline.forking" in argument for argument in process.cmdline())
+        words = process.cmdline()
+        return "tests.warm" in words or any("penstock.pipeline.forking" in word for word in words)
     except psutil.Error:  # it has ended meanwhile
         return False
 
@@ -77,7 +92,7 @@ def workers(count: int, keys: Path) -> Iterator[list[Worker]]:
     found: list[Worker] = []
     try:
         for i in range(count):
-            found.append(Worker(f"127.0.0.{2 + i}:0", "--keys", str(keys)))
+            found.append(WarmWorker(f"127.0.0.{2 + i}:0", "--keys", str(keys)))
         yield found
     finally:
         for worker in found:

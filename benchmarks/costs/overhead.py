@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.shared.benchmark import show
 from penstock import LLM, SamplingParams
 from penstock.cluster import load_cluster, plain_step_seconds, stage_timings
-from penstock.emulation.cluster import RealTimeHost
+from penstock.emulation.cluster import RealTimeExecutor
 from penstock.engine.options import DEMO
 from penstock.lab.bench.comparison import measure, on_time
 from penstock.lab.bench.summary import StrategyRun
@@ -45,7 +45,7 @@ def measured() -> list[dict[str, Any]]:
             cluster=cluster,
             speculative_config=kinds["auto"],
             enable_prefix_caching=False,
-            host=RealTimeHost(),
+            host=RealTimeExecutor(),
         ) as llm:
             layers = llm.setup.checkpoint.num_layers
             with on_time(llm):

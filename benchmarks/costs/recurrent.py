@@ -21,7 +21,7 @@ from transformers import Qwen3_5TextConfig
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
 
 from benchmarks.shared.benchmark import show
-from penstock.models.recurrent.mixers import DeltaNet, Host, qwen3_5
+from penstock.models.recurrent.mixers import DeltaNet, MixerGroup, qwen3_5
 from penstock.models.recurrent.state import FoldedState
 from penstock.stage.visibility import BatchView, RequestView
 
@@ -43,9 +43,9 @@ def layer() -> DeltaNet:
         linear_value_head_dim=128,
     )
     torch.manual_seed(0)
-    host = Host(CONTEXT + ROWS, torch.device("cpu"), FoldedState)
-    mixer = DeltaNet(Qwen3_5GatedDeltaNet(config, 0), host, qwen3_5)
-    host.mixers.append(mixer)
+    group = MixerGroup(CONTEXT + ROWS, torch.device("cpu"), FoldedState)
+    mixer = DeltaNet(Qwen3_5GatedDeltaNet(config, 0), group, qwen3_5)
+    group.members.append(mixer)
     return mixer
 
 
@@ -81,7 +81,7 @@ def context_view() -> BatchView:
 def seconds_of(mixer: DeltaNet, batches: Sequence[BatchView], hidden_1ND: torch.Tensor) -> float:
     begun = time.perf_counter()
     for batch in batches:
-        mixer.host.begin(batch)
+        mixer.group.begin(batch)
         mixer(hidden_1ND[:, batch.nodes])
     return time.perf_counter() - begun
 
@@ -91,7 +91,7 @@ def measured() -> dict[str, Any]:
     """Milliseconds of the rows as one batch and one by one; bytes of a row beside those of keys and values."""
     torch.set_num_threads(1)
     mixer, sees = layer(), ancestors()
-    mixer.host.begin(context_view())
+    mixer.group.begin(context_view())
     mixer(torch.randn(1, CONTEXT, HIDDEN))
     measure = partial(seconds_of, mixer, hidden_1ND=torch.randn(1, ROWS, HIDDEN))
     together, apart = [view(range(ROWS), sees)], [view([row], sees) for row in range(ROWS)]

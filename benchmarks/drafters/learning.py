@@ -2,9 +2,10 @@
 
     python -m benchmarks.drafters.learning [NAME=FOLDER=HOURS ...]
 
-FOLDER is the output of a run, HOURS the processor time of its training alone. A run's curve is written to
-benchmarks/measured/drafters/learning.json, in place of what NAME has there. Then docs/images/learning.png is drawn
-of all that is stored: shares of held-out tokens at T = 0 over the tokens that were read.
+FOLDER is the output of a run, HOURS the processor time of the run, with the states that the target computed for it. A
+run's curve is written to benchmarks/measured/drafters/learning.json, in place of what NAME has there. Then
+docs/images/learning.png is drawn of all that is stored: shares of held-out tokens at T = 0 over the tokens that were
+read.
 """
 
 from __future__ import annotations

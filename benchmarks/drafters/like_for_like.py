@@ -32,7 +32,7 @@ from penstock.lab.trainer.options import IN_FLIGHT, TrainOptions
 from penstock.lab.trainer.run import cached_states, held_out, read_corpus, run_train, set_up
 from penstock.lab.trainer.spd import SpdTrainee, lay_out
 from penstock.lab.trainer.states import Batch, Loader
-from penstock.models.speculators.open import TargetHead
+from penstock.models.speculators.base import TargetHead
 
 HOW: Final = "Measured, with the demo target; trees in virtual time"
 COMMON: Final[dict[str, Any]] = {"model": "demo", "max_length": 256, "batch_tokens": 1024, "dtype": "bfloat16"}

@@ -20,19 +20,19 @@ from typing import Any, Final
 
 import torch
 
-from benchmarks.papers.relay import RelayHost, priced
+from benchmarks.papers.relay import RelayExecutor, priced
 from benchmarks.shared import virtual
 from penstock import LLM
 from penstock.cluster import load_cluster
 from penstock.cluster.drawn import uniform_cluster
-from penstock.emulation.cluster import RealTimeHost
+from penstock.emulation.cluster import RealTimeExecutor
 from penstock.estimates.estimates import Estimates
 from penstock.lab.bench.comparison import run_alone, run_one
 from penstock.lab.bench.summary import Sample, same_tokens
 from penstock.lab.common import paired_ratio
 from penstock.lab.grid import PLAIN, Named, Question, parse_entries, short
-from penstock.pipeline.base import Host, StagePlan, VirtualClock
-from penstock.pipeline.inprocess import InProcessHost, InProcessPipeline
+from penstock.pipeline.base import Executor, StagePlan, VirtualClock
+from penstock.pipeline.inprocess import InProcessExecutor, InProcessPipeline
 
 NAME, HOW = "centralised", "Measured, in virtual time and emulated, with the demo pair"
 DRAFTER = {"method": "draft_model", "model": "demo"}
@@ -52,7 +52,7 @@ Samples = dict[str, dict[str, list[Sample]]]
 """A sample per question, by strategy and design."""
 
 
-class RelayInProcessHost(InProcessHost):
+class RelayInProcessExecutor(InProcessExecutor):
     """A host where time is virtual: nothing has to be relayed, and the time for it is enough."""
 
     def begin(self, plans: Sequence[StagePlan], name: str = "stage") -> InProcessPipeline:
@@ -71,10 +71,10 @@ def compared(case: str, sizes: virtual.Sizes) -> dict[str, Any]:
 
 @contextmanager
 def executors(named: list[Named], case: str) -> Iterator[Executors]:
-    hosts: tuple[Host, Host] = (
-        (InProcessHost(VirtualClock()), RelayInProcessHost(VirtualClock()))
+    hosts: tuple[Executor, Executor] = (
+        (InProcessExecutor(VirtualClock()), RelayInProcessExecutor(VirtualClock()))
         if VIRTUAL in case
-        else (RealTimeHost(), RelayHost())
+        else (RealTimeExecutor(), RelayExecutor())
     )
     options = {**CASES[case], "speculative_config": next(config for name, config in named if name != PLAIN)}
     with LLM(host=hosts[0], **options) as direct, LLM(host=hosts[1], **options) as relayed:

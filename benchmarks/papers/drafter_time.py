@@ -21,7 +21,7 @@ from penstock import LLM
 from penstock.lab.bench.comparison import decode
 from penstock.messages import Batch
 from penstock.pipeline.base import StagePlan, VirtualClock
-from penstock.pipeline.inprocess import InProcessHost, InProcessPipeline
+from penstock.pipeline.inprocess import InProcessExecutor, InProcessPipeline
 from penstock.speculation import parse_speculative
 from penstock.stage.driver import Core
 
@@ -51,7 +51,7 @@ class Stopwatch:
         return found
 
 
-class TimedHost(InProcessHost):
+class TimedExecutor(InProcessExecutor):
     """Times every pipeline except the target's."""
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ def measured(drafter: Mapping[str, Any], sizes: virtual.Sizes) -> dict[str, Any]
 def timed(drafter: Mapping[str, Any], width: int, sizes: virtual.Sizes) -> dict[str, Any]:
     """Accepted tokens, the drafter's passes and their milliseconds, by temperature."""
     config = parse_speculative({**drafter, "strategy": "pipedec", "width": width, "children": width})
-    found, host = {}, TimedHost()
+    found, host = {}, TimedExecutor()
     with LLM(host=host, cluster=CLUSTER, speculative_config=config, enable_prefix_caching=False) as llm:
         (watch,) = host.watches
         for temperature in (0.0, 1.0):

@@ -15,14 +15,14 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from penstock.cluster.timing import LinkTiming
-from penstock.emulation.cluster import RealTimeHost, in_real_time
+from penstock.emulation.cluster import RealTimeExecutor, in_real_time
 from penstock.emulation.stage import StageEmulation
 from penstock.messages import Batch, Delivery, Message, Ready
 from penstock.pipeline.base import StagePlan
 from penstock.pipeline.processes import ProcessPipeline
 
 
-class RelayHost(RealTimeHost):
+class RelayExecutor(RealTimeExecutor):
     """Runs stages in processes as usual, except that every hop between two of them passes through the engine's."""
 
     def begin(self, plans: Sequence[StagePlan], name: str = "stage") -> RelayPipeline:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.drafters.drafter_acceptance import shares, together
 from benchmarks.sections.base import Section
-from benchmarks.strategies import real_ids, shared_host, two_stages
+from benchmarks.strategies import auto_chats, real_ids, shared_host, two_stages
 from benchmarks.strategies.shared_host import ratio_over
 
 SETS = {
@@ -84,6 +84,29 @@ def two_stages_values(figures: Any) -> Mapping[str, Any]:
 
     headings = ["", "tokens/s", *(f"over {layout}, plain" for layout in two_stages.LAYOUTS)]
     return {"headings": headings, "rows": [cells(way) for way in next(iter(sets.values()))]}
+
+
+def auto_values(figures: Any) -> Mapping[str, Any]:
+    """A row for each engine; the cells that are below the bounds at first, and those that are so twice."""
+    sets = (*SETS, auto_chats.ALL)
+
+    def cell(measured: Sequence[Sequence[Any]]) -> str:
+        return ", again ".join(f"{mean:.2f}" + ("" if low is None else f" ({low:.2f})") for mean, low, _ in measured)
+
+    each = [measured for found in figures.values() for name, measured in found.items() if name != auto_chats.ALL]
+    first = [measured for measured in each if auto_chats.below(measured[0])]
+    return {
+        "headings": ["engine", *(SETS.get(name, name) for name in sets)],
+        "rows": [
+            [engine, *(cell(found[name]) if name in found else "" for name in sets)]
+            for engine, found in figures.items()
+        ],
+        "cells": len(each),
+        "below": len(first),
+        "twice": sum(all(map(auto_chats.below, measured)) for measured in first if len(measured) > 1),
+        "chats": sum(found[auto_chats.ALL][0][2] for found in figures.values()),
+        "least": (auto_chats.LEAST_MEAN, auto_chats.LEAST_LOW),
+    }
 
 
 def learning_values(figures: Any) -> Mapping[str, Any]:
@@ -184,6 +207,7 @@ SECTIONS = {
     "beside_peers": Section(values=peers_values),
     "many_beside_peers": Section(values=many_values),
     "two_stages": Section(values=two_stages_values),
+    "auto_chats": Section(values=auto_values),
     "learning": Section(values=learning_values),
     "drafter_acceptance": Section(values=acceptance_values),
     "trained": Section(values=trained_values),

@@ -73,15 +73,20 @@ class ServedProcess:
 
 
 @contextmanager
-def served(*flags: str, api_key: str | None = None, pass_fds: Collection[int] = ()) -> Iterator[ServedProcess]:
+def served(
+    *flags: str,
+    api_key: str | None = None,
+    pass_fds: Collection[int] = (),
+    popen: Callable[..., subprocess.Popen[str]] = subprocess.Popen,
+) -> Iterator[ServedProcess]:
     """Run ``penstock serve FLAGS`` until the block ends. ``api_key`` is put into its environment, hidden from other
     users.
 
-    ``pass_fds`` are open files that it inherits under the same numbers.
+    ``pass_fds`` are open files that it inherits under the same numbers, and ``popen`` starts it.
     """
     command = [PENSTOCK, "serve", *flags, "--port", "0"]
     environment = None if api_key is None else {**os.environ, "PENSTOCK_API_KEY": api_key}
-    process = subprocess.Popen(
+    process = popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, pass_fds=pass_fds
     )
     try:

@@ -26,14 +26,14 @@ from benchmarks.shared.paired import paired
 from benchmarks.shared.root import ROOT
 from penstock import LLM, SamplingParams
 from penstock.cluster import Cluster, load_cluster
-from penstock.emulation.cluster import RealTimeHost
+from penstock.emulation.cluster import RealTimeExecutor
 from penstock.engine.options import DEMO
 from penstock.lab.bench.comparison import measure_all, on_time
 from penstock.lab.bench.summary import StrategyRun
 from penstock.lab.common import Ratio
 from penstock.lab.grid import DEFAULT_PROMPTS, Question, conversations_of, is_plain, parse_entries, read_prompt_sets
 from penstock.pipeline.base import VirtualClock
-from penstock.pipeline.inprocess import InProcessHost
+from penstock.pipeline.inprocess import InProcessExecutor
 
 HOW = "In virtual time, with the demo target"
 TARGET, DRAFT = str(DEMO / "target"), str(DEMO / "draft")
@@ -90,7 +90,7 @@ def compared(
     named = parse_entries(tuple(entries), drafter)
     drafting = [config for _, config in named if not is_plain(config)]
     widest = max(drafting, key=lambda config: config.strategy_options.most_rows)
-    host = RealTimeHost() if processes else InProcessHost(VirtualClock())
+    host = RealTimeExecutor() if processes else InProcessExecutor(VirtualClock())
     engine = LLM(host=host, cluster=cluster, speculative_config=widest, enable_prefix_caching=False, **options)
     with engine as llm, on_time(llm) if processes else nullcontext():
         return measure_all(llm, questions, named)

@@ -1,6 +1,6 @@
 """`auto` beside plain decoding on real stages, chat by chat: sets x threads x formats x stages, nothing emulated.
 
-    python -m benchmarks.strategies.auto_chats MODEL PROMPTS OUT [--minutes 60] [--only WORD ...] [--chats 10]
+    python -m benchmarks.strategies.auto_chats MODEL PROMPTS OUT [--minutes 60] [--only WORD ...] [--chats 10] [--again]
 
 MODEL is a chat model's folder, or a GGUF file of four bits for the cells of ``int4`` only, PROMPTS a folder of question
 files, OUT a JSON file of the seconds of every answer. Each of a set's chats is answered greedily, plainly and with
@@ -11,7 +11,8 @@ whose answers the engine decodes beforehand.
 
 A chat that is in OUT is not answered again: a run that was stopped, or whose minutes are up, goes on where it was.
 Delete the file after a change of the engine. At the end, each cell's speed over plain decoding is printed with its 95%
-bounds. Stop whatever else runs on the host, or the figures mean little.
+bounds, and written to benchmarks/measured/strategies/auto_chats.json; with ``--again``, and another OUT, as a second
+measurement beside the first. Stop whatever else runs on the host, or the figures mean little.
 """
 
 from __future__ import annotations
@@ -26,12 +27,13 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.shared.measured import write_json
+from benchmarks.shared.measured import kept_figures, store, write_json
 from benchmarks.strategies.shared_host import questions, ratio_over
 from penstock import LLM, SamplingParams
 from penstock.lab.bench.comparison import measure_all
 from penstock.lab.grid import Question, parse_entries
 
+NAME, HOW = "auto_chats", "Measured on two cores, with SmolLM2-135M-Instruct, nothing emulated"
 ENTRIES = ("autoregressive", "auto")
 LENGTHS: Final = {"long": (64, 256), "short": (8, 16)}
 """Fewest and most tokens of an answer; the chats of a set are spread evenly over them."""
@@ -104,20 +106,46 @@ def key_of(question: Question, options: argparse.Namespace) -> str:
     return f"{question.setting.prompt_set} {question.number // options.sets}"
 
 
-def lines(found: Mapping[str, Mapping[str, Mapping[str, float]]], names: Sequence[str]) -> Iterator[str]:
-    for engine, chats in found.items():
-        for name in names:
-            of_set = [one for key, one in chats.items() if key.startswith(f"{name} ")]
-            if not of_set:
-                continue
-            by_entry = {entry: [one[entry] for one in of_set] for entry in ENTRIES}
-            ratio = ratio_over([by_entry], *ENTRIES)
-            low = "" if ratio.low is None else f" (from {ratio.low:.3f})"
-            verdict = "" if ratio.mean >= 0.98 and (ratio.low is None or ratio.low >= 0.95) else "  below"
-            yield f"{engine:46} {name:12} {ratio.pairs:3} chats {ratio.mean:.3f}{low}{verdict}"
-        if chats:
-            ratio = ratio_over([{entry: [one[entry] for one in chats.values()] for entry in ENTRIES}], *ENTRIES)
-            yield f"{engine:46} all          {ratio.pairs:3} chats {ratio.mean:.3f}"
+LEAST_MEAN, LEAST_LOW = 0.98, 0.95
+"""A cell whose mean or lower bound is less is measured once more."""
+ALL = "all"
+Cell = tuple[float, float | None, int]
+"""Mean speed over plain decoding, its lower 95% bound, and the chats; without a bound where there is one chat."""
+
+
+def cells_of(chats: Mapping[str, Mapping[str, float]], names: Sequence[str]) -> dict[str, Cell]:
+    """Each set's cell, and that of all chats."""
+    found = {}
+    for name in (*names, ALL):
+        of_set = [one for key, one in chats.items() if name == ALL or key.startswith(f"{name} ")]
+        if of_set:
+            ratio = ratio_over([{entry: [one[entry] for one in of_set] for entry in ENTRIES}], *ENTRIES)
+            low = None if ratio.low is None else round(ratio.low, 4)
+            found[name] = round(ratio.mean, 4), low, ratio.pairs
+    return found
+
+
+def below(cell: Sequence[Any]) -> bool:
+    mean, low, _ = cell
+    return mean < LEAST_MEAN or (low is not None and low < LEAST_LOW)
+
+
+def lines(cells: Mapping[str, Mapping[str, Cell]]) -> Iterator[str]:
+    for engine, of_engine in cells.items():
+        for name, (mean, low, chats) in of_engine.items():
+            bound = "" if low is None else f" (from {low:.3f})"
+            verdict = "  below" if below((mean, low, chats)) else ""
+            yield f"{engine:46} {name:12} {chats:3} chats {mean:.3f}{bound}{verdict}"
+
+
+def keep(cells: Mapping[str, Mapping[str, Cell]], *, again: bool) -> None:
+    """Store the cells, as each cell's first or second measurement."""
+    figures = kept_figures(NAME) if again else {}
+    for engine, of_engine in cells.items():
+        kept = figures.setdefault(engine, {})
+        for name, cell in of_engine.items():
+            kept[name] = [*kept.get(name, [])[:1], cell] if again else [cell]
+    store(NAME, HOW, (["python -m benchmarks.strategies.auto_chats MODEL PROMPTS OUT"], figures))
 
 
 def main() -> None:
@@ -128,6 +156,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--only", nargs="+", default=[])
     parser.add_argument("--chats", type=int, default=10)
+    parser.add_argument("--again", action="store_true")
     options = parser.parse_args()
     os.environ["PENSTOCK_FORGET"] = "1"  # so that nothing learned in one cell reaches the next
     options.names = [path.stem for path in sorted(options.prompts.glob("*.jsonl"))]
@@ -141,7 +170,9 @@ def main() -> None:
     for begin, engine in product(range(0, options.chats, size), chosen):
         answered(options, engine, range(begin, min(begin + size, options.chats)), found, ends)
         print(f"{engine.name}: chats {begin} to {min(begin + size, options.chats) - 1} of each set", flush=True)
-    print("\n".join(lines(found, options.names)))
+    cells = {engine: cells_of(chats, options.names) for engine, chats in found.items() if chats}
+    print("\n".join(lines(cells)))
+    keep(cells, again=options.again)
 
 
 if __name__ == "__main__":

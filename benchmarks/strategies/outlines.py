@@ -35,7 +35,7 @@ from penstock.engine.llm import complete_step
 from penstock.lab.grid import parse_entries
 from penstock.outlines.dialogue import Dialogue
 from penstock.pipeline.base import VirtualClock
-from penstock.pipeline.inprocess import InProcessHost
+from penstock.pipeline.inprocess import InProcessExecutor
 from penstock.text.chat import ChatFormat
 
 NAME: Final = "outlines"
@@ -123,7 +123,7 @@ def engines_of(options: argparse.Namespace) -> Iterator[tuple[str, LLM]]:
     torch.set_num_threads(1)
     ((_, chain),) = parse_entries([CHAIN], SCRIPTED)
     for name, config in {**ENGINES, "its chain": chain, "auto": SCRIPTED}.items():
-        host = InProcessHost(VirtualClock())
+        host = InProcessExecutor(VirtualClock())
         yield name, LLM(model, host=host, cluster=options.cluster, speculative_config=config)
 
 

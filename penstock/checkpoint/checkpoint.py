@@ -16,8 +16,8 @@ from penstock.checkpoint.gguf import GgufWeights, files_of, folder_for, place_fo
 from penstock.checkpoint.gguf_header import Header, read_header
 from penstock.checkpoint.known import MODEL, Known, keep, question, recall, record_of
 from penstock.checkpoint.look import HEAD, even_split, is_wrapper, resolve, stated_config
-from penstock.checkpoint.packed import FIELD, PackedShards, method_of
-from penstock.checkpoint.packed_formats import Method
+from penstock.checkpoint.packed import PackedShards, method_of
+from penstock.checkpoint.packed_formats import FIELD, Method
 from penstock.checkpoint.tensors import Shards, TextPart, Weights, layer_of
 from penstock.core import ConfigError, RequestError, SamplingParams
 from penstock.files import (

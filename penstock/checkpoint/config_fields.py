@@ -23,6 +23,9 @@ SIZES: Final = ("num_hidden_layers", "hidden_size", "vocab_size")
 LAYER_COUNTS: Final = ("n_layer", "n_layers")
 MOST_PARTS: Final = 100_000
 """The most of anything that a configuration counts: layers, heads, experts, labels."""
+MOST_TOKENS: Final = 1 << 21
+"""The most tokens of a vocabulary. Known ones have up to 900,000. llguidance's form of a vocabulary takes 450 bytes a
+token, set aside before any tensor is looked at, and cannot hold twice as many."""
 ROPE_TABLES: Final = ("rope_parameters", "rope_scaling")
 PER_LAYER_TYPE: Final = re.compile(r"\w+_attention")
 """Fields of a rope table that are themselves tables, for layers of this type."""
@@ -175,6 +178,8 @@ def check_sizes(config: Any, stated: Mapping[str, Any], file: Path) -> None:
         size = getattr(config, name, None)
         if type(size) is not int or size < 1:
             raise problem_in(file, name, f"is {size!r}; it has to be a whole number above 0")
+    if config.vocab_size > MOST_TOKENS:
+        raise problem_in(file, "vocab_size", f"is {config.vocab_size}; a vocabulary may have {MOST_TOKENS} tokens")
     table = config.to_dict()
     check_values(table, file, stated)
     check_window(table, file)

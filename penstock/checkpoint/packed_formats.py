@@ -6,13 +6,15 @@ import json
 from collections.abc import Callable, Mapping
 from functools import partial
 from math import prod
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
 
 from penstock.checkpoint.tensors import GroupedWeight, StoredTensor
-from penstock.files import torch_dtype
+from penstock.core import ConfigError
+from penstock.files import problem_in, shown, torch_dtype
 
 # ---------------------------------------------------------------------------------------------------------------- parts
 # The tensors that make up one packed weight, and the properties of it that a method knows before they are read.
@@ -49,6 +51,21 @@ class Method(NamedTuple):
     """The properties of a weight. Raises ConfigError if its parts contradict each other."""
     unpack: Callable[[Parts], GroupedWeight | Tensor]
     """The weight of outlined parts: whole numbers with scales, or floats where it is not grouped."""
+
+
+FIELD: Final = "quantization_config"
+"""The table of config.json in which a tool says how it has packed the weights."""
+REMEDY: Final = "use a GGUF file, or the float checkpoint with --quantization int8 or int4"
+
+Reader = Callable[[Mapping[str, Any], Path], Method]
+"""Gives a tool's method by the contents of ``FIELD`` and the file that holds it. Raises ConfigError, as ``refusal``
+makes it, for a layout that cannot be read."""
+
+
+def refusal(file: Path, field: str, found: object, readable: tuple[str, ...]) -> ConfigError:
+    """The error for a ``field`` of the table ``FIELD`` that is ``found`` with a value other than the ``readable``."""
+    known = ", ".join(readable)
+    return problem_in(file, f"{FIELD}.{field}", f"is {shown(found)}; {known} can be read: else {REMEDY}")
 
 
 def check(part: StoredTensor, dtypes: tuple[str, ...], shape: tuple[int, ...] | None = None, rank: int = 2) -> None:
@@ -113,6 +130,14 @@ def in_order(values: Tensor) -> Tensor:
 AWQ: Final = Method(NEEDED, NEEDED, NEEDED, awq_outline, unpack_awq)
 
 
+def awq(stated: Mapping[str, Any], file: Path) -> Method:
+    """AWQ, whose layout is its ``version``."""
+    layout = stated.get("version", "gemm")
+    if not isinstance(layout, str) or layout.lower() != "gemm":
+        raise refusal(file, "version", layout, ("gemm",))
+    return AWQ
+
+
 # ----------------------------------------------------------------------------------------------------------------- gptq
 # GPTQ: values packed along the inputs, zeros along the outputs. Layout: gptqmodel's ``BaseQuantLinear.pack``.
 #
@@ -169,9 +194,18 @@ def unpack_gptq(parts: Parts, first_version: bool) -> GroupedWeight | torch.Tens
     return (values - zeros.t()[:, index].float()) * scales.t()[:, index]
 
 
-def gptq(first_version: bool) -> Method:
-    needed = frozenset({"qweight", "qzeros", "scales"})
-    return Method(needed | {"g_idx"}, needed, needed, gptq_outline, partial(unpack_gptq, first_version=first_version))
+GPTQ_FORMATS: Final = {
+    layout: Method(NEEDED | {"g_idx"}, NEEDED, NEEDED, gptq_outline, partial(unpack_gptq, first_version=first))
+    for layout, first in (("gptq", True), ("gptq_v2", False))
+}
+
+
+def gptq(stated: Mapping[str, Any], file: Path) -> Method:
+    """GPTQ, whose layout is its ``checkpoint_format``."""
+    layout = stated.get("checkpoint_format", "gptq")
+    if not isinstance(layout, str) or layout not in GPTQ_FORMATS:
+        raise refusal(file, "checkpoint_format", layout, tuple(GPTQ_FORMATS))
+    return GPTQ_FORMATS[layout]
 
 
 # --------------------------------------------------------------------------------------------------------- bitsandbytes
@@ -304,6 +338,11 @@ BITSANDBYTES: Final = Method(
 )
 
 
+def bitsandbytes(stated: Mapping[str, Any], file: Path) -> Method:
+    """bitsandbytes, whose parts say themselves which of its layouts they have."""
+    return BITSANDBYTES
+
+
 # --------------------------------------------------------------------------------------------------- compressed tensors
 # compressed-tensors: packed words ("pack-quantized"), bytes ("int-quantized") or floats of 8 bits ("float-quantized").
 #
@@ -318,6 +357,9 @@ BITSANDBYTES: Final = Method(
 #
 # What it says of activations is not followed: they are not rounded. Source: compressed_tensors.compressors.
 
+COMPRESSED_FORMATS: Final = ("pack-quantized", "int-quantized", "naive-quantized", "float-quantized")
+UNFOLLOWED: Final = ("kv_cache_scheme", "transform_config")
+"""Fields of compressed-tensors that change the numbers and are not supported."""
 COMPRESSED_BITS: Final = (4, 8)
 FLOAT8: Final = "F8_E4M3"
 COMPRESSED_PARTS: Final = frozenset(
@@ -405,3 +447,21 @@ COMPRESSED: Final = Method(
     compressed_outline,
     unpack_compressed,
 )
+
+
+def compressed_tensors(stated: Mapping[str, Any], file: Path) -> Method:
+    """compressed-tensors, whose layout is stated for every group of layers, or for all of them."""
+    groups = stated.get("config_groups")
+    if not isinstance(groups, dict) or not all(isinstance(group, dict) for group in groups.values()):
+        raise problem_in(file, f"{FIELD}.config_groups", f"is {shown(groups)}; it has to be a table of tables")
+    for group in groups.values():
+        layout = group.get("format") or stated.get("format")
+        if layout not in COMPRESSED_FORMATS:
+            raise refusal(file, "format", layout, COMPRESSED_FORMATS)
+    for name in UNFOLLOWED:
+        if stated.get(name):
+            raise problem_in(file, f"{FIELD}.{name}", f"is {shown(stated[name])}, which nothing here does; {REMEDY}")
+    sparsity = stated.get("sparsity_config") or {}
+    if not isinstance(sparsity, dict) or sparsity.get("format", "dense") != "dense":
+        raise refusal(file, "sparsity_config", sparsity, ("dense",))
+    return COMPRESSED

@@ -16,7 +16,7 @@ from penstock.cli.options import command, new_app
 from penstock.cli.speculation import SpeculationOptions
 from penstock.config import FieldError, check
 from penstock.core import OUTLINE_MODES, SamplingParams
-from penstock.engine.options import EngineOptions, PipelineOptions
+from penstock.engine.options import EngineOptions, PipelineOptions, ReplicaOptions
 from penstock.files import NAMED_PIPE, is_named_pipe
 from penstock.options import OUTPUT, PROMPT, SAMPLING, Option
 from penstock.run import Asked
@@ -134,17 +134,21 @@ def generate(
     prompt: PromptOptions,
     model: NamedModel,
     pipeline: PipelineOptions,
+    replicas: ReplicaOptions,
     speculation: SpeculationOptions,
     sampling: SamplingOptions,
     as_json: Annotated[bool, Option("Print one JSON object at the end instead.", OUTPUT, names=("--json",))] = False,
     trace: TraceFile = None,
 ) -> None:
+    check_engines(replicas.data_parallel_size, prompt, trace)
     asked = asked_of(prompt)
     SamplingParams(**sampling.given)  # refuses a bad value now rather than after the stages have started
 
     def options_for(name: str) -> EngineOptions:
         config = speculation.config(name)
-        return EngineOptions(**vars(replace(model, model=name)), **vars(pipeline), speculative_config=config)
+        groups = (vars(replace(model, model=name)), vars(pipeline), vars(replicas))
+        given = {field: value for group in groups for field, value in group.items()}
+        return EngineOptions(**given, speculative_config=config)
 
     from penstock.engine.resolve import check_options
     from penstock.run import complete
@@ -152,6 +156,17 @@ def generate(
     options = default_model.prepared(model.model, options_for, check_options)
     with trace or nullcontext():
         complete(asked, options, sampling.given, as_json, trace)
+
+
+def check_engines(count: int, prompt: PromptOptions, trace: IO[str] | None) -> None:
+    """Raise FieldError where several engines would have nothing to share."""
+    if count <= 1:
+        return
+    if prompt.outline_decoding == "off":
+        problem = f"is {count}, and there is one prompt, which one engine answers: leave it out"
+        raise FieldError("data_parallel_size", f"{problem}, or spread an answer's points by outline_decoding")
+    if trace is not None:
+        raise FieldError("trace", f"follows one engine, and data_parallel_size is {count}: leave one of them out")
 
 
 def asked_of(options: PromptOptions) -> Asked:

@@ -127,7 +127,8 @@ def rank_prices(model: ModelPrice, speeds: tuple[float, ...]) -> tuple[ModelPric
 def exchange_of(model: ModelPrice, speeds: tuple[float, ...], layers: int, *, head: bool) -> Exchange:
     """The traffic of the rank that sends most, for a stage of ``layers`` layers, with the head if stated.
 
-    The leader first sends its batch's hidden states to every other rank. In each gather every rank sends its slice to
+    The leader sends its batch's hidden states to every other rank: those that come in, and those that the head reads,
+    which only it keeps. In each gather every rank sends its slice to
     all others at the same time, and its link takes these messages one after the other; latencies overlap.
     """
     others = len(speeds) - 1
@@ -141,8 +142,9 @@ def exchange_of(model: ModelPrice, speeds: tuple[float, ...], layers: int, *, he
     # o and down each give a row of hidden states, which the next norm needs whole.
     hidden = 2 * largest(shares.hidden) * model.row_bytes
     sampled = largest(shares.logits) * logits(model) * model.activation_bytes if head else 0.0
-    row_bytes = others * (model.row_bytes + layers * (attended + opened + hidden) + sampled)
-    return Exchange(1 + GATHERS * layers + head, row_bytes)
+    handed_out = 2 if head else 1
+    row_bytes = others * (handed_out * model.row_bytes + layers * (attended + opened + hidden) + sampled)
+    return Exchange(handed_out + GATHERS * layers + head, row_bytes)
 
 
 def matrices(model: ModelPrice) -> tuple[int, int, int, int]:

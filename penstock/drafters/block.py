@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from penstock.config import check_positive
 from penstock.drafters.base import Draft, DrafterParts, DraftRequest
@@ -16,7 +16,8 @@ from penstock.requests.request import Request
 from penstock.tree import Node
 
 if TYPE_CHECKING:
-    from penstock.models.speculators.base import BlockShape
+    from penstock.models.speculators.block import BlockShape
+    from penstock.models.speculators.block_format import BlockCheckpoint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,9 +30,8 @@ class BlockOptions(LearnedOptions):
         check_positive(self, "ahead", or_zero=True)
 
     def start(self, parts: DrafterParts) -> BlockDrafter:
-        assert parts.speculator is not None
-        assert parts.speculator.block is not None
-        return BlockDrafter(parts.start_weights(), parts.chunk, parts.speculator.block, self.ahead)
+        shape = cast("BlockCheckpoint", parts.speculator).shape
+        return BlockDrafter(parts.start_weights(), parts.chunk, shape, self.ahead)
 
 
 Level = Sequence[tuple[int, float]]

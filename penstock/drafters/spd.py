@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from penstock.config import FieldError, check_positive
 from penstock.drafters.base import Draft, DrafterParts, DraftRequest
@@ -17,6 +17,7 @@ from penstock.tree import Node
 
 if TYPE_CHECKING:
     from penstock.models.speculators.base import SpeculatorCheckpoint
+    from penstock.models.speculators.spd import SpdCheckpoint
 
 
 # --------------------------------------------------------------------------------------------------------------- depths
@@ -92,7 +93,7 @@ class SpdOptions(LearnedOptions):
         return "post_state" if self.post_state else None
 
     def check_speculator(self, speculator: SpeculatorCheckpoint, layers: Sequence[tuple[int, int]]) -> None:
-        check_stages(speculator, layers, self.post_state)
+        check_stages(cast("SpdCheckpoint", speculator), layers, self.post_state)
 
     def start(self, parts: DrafterParts) -> SpdDrafter:
         return SpdDrafter(parts.start_weights(), parts.chunk, depths(parts, self.feature_lag, self.post_state))
@@ -105,13 +106,13 @@ class EarlyExitOptions(LearnedOptions):
         return "method 'early_exit'"
 
     def check_speculator(self, speculator: SpeculatorCheckpoint, layers: Sequence[tuple[int, int]]) -> None:
-        check_stages(speculator, layers, post_state=False)
+        check_stages(cast("SpdCheckpoint", speculator), layers, post_state=False)
 
     def start(self, parts: DrafterParts) -> SpdDrafter:
         return SpdDrafter(parts.start_weights(), parts.chunk, depths(parts))
 
 
-def check_stages(speculator: SpeculatorCheckpoint, layers: Sequence[tuple[int, int]], post_state: bool) -> None:
+def check_stages(speculator: SpdCheckpoint, layers: Sequence[tuple[int, int]], post_state: bool) -> None:
     """Raise FieldError where SPD's module was trained for a pipeline with other stages or layers."""
     if speculator.stages is None:
         return
@@ -140,8 +141,7 @@ def check_stages(speculator: SpeculatorCheckpoint, layers: Sequence[tuple[int, i
 def depths(parts: DrafterParts, lag: int = 0, post_state: bool = False) -> Depths:
     """The levels at which the module sees tokens in flight; one trained for a fixed number of stages
     has one per depth."""
-    speculator = parts.speculator
-    assert speculator is not None
+    speculator = cast("SpdCheckpoint", parts.speculator)
     memory = speculator.stages is not None
     return Depths(
         range(len(parts.layers) + 1) if memory else levels_after(parts.layers, speculator.levels),

@@ -22,7 +22,7 @@ from penstock.drafters.merged import MergedDrafter
 from penstock.emulation.drafter import DeviceTurns, EmulatedDrafter
 from penstock.emulation.stage import StageEmulation
 from penstock.pipeline.base import Clock, SideChannel, StagePlan
-from penstock.pipeline.processes import ProcessHost, ProcessPipeline
+from penstock.pipeline.processes import ProcessExecutor, ProcessPipeline
 from penstock.speculation import SpeculativeConfig
 
 # -------------------------------------------------------------------------------------------------------------- cluster
@@ -127,7 +127,7 @@ def shared_stage(cluster: Cluster | None, drafter: Drafter | None) -> int | None
 # Stage processes that keep their modelled times at real-time priority, for benches.
 
 
-class RealTimeHost(ProcessHost):
+class RealTimeExecutor(ProcessExecutor):
     """Starts emulated stages ahead of everything else on this host, where Linux permits it: see priority.py."""
 
     def begin(self, plans: Sequence[StagePlan], name: str = "stage") -> ProcessPipeline:

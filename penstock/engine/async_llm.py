@@ -19,10 +19,11 @@ from penstock.engine.completion import Job, Prompt
 from penstock.engine.front import LocalEngine
 from penstock.engine.llm import LLM
 from penstock.engine.loop import Observer
+from penstock.engine.options import check_single
 from penstock.engine.stats import Counters, EngineStats, ReplicaState, ReplicaStats
 from penstock.engine.stream import RequestStream, Stream, StreamUpdate
 from penstock.outlines.steps import Ask
-from penstock.pipeline.base import Host
+from penstock.pipeline.base import Executor
 from penstock.text.workers import aside
 
 log = logging.getLogger(__name__)
@@ -74,12 +75,13 @@ class AsyncLLM(LocalEngine):
         self,
         model: str | Path = "demo",
         *,
-        host: Host | None = None,
+        host: Executor | None = None,
         max_queue: int | None = None,
         idle_timeout: float | None = None,
         **options: Any,
     ) -> None:
         check(idle_timeout is None or idle_timeout > 0, "idle_timeout", idle_timeout, "above 0 seconds, or None")
+        check_single(options.get("data_parallel_size", 1))
         config = options.get("speculative_config")
         method = config.get("method") if isinstance(config, Mapping) else getattr(config, "method", None)
         if method == "synthetic":

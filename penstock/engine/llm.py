@@ -7,8 +7,9 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
+from penstock.config import FieldError, nearest
 from penstock.core import CompletionOutput, FinishReason, RequestError, RequestOutput, SamplingParams
 from penstock.drafters.base import Drafter
 from penstock.engine.build import Engine as Decoder
@@ -31,7 +32,7 @@ from penstock.engine.completion import (
     warn_of_empty_answers,
 )
 from penstock.engine.loop import EngineLoop, Observer, fresh_seed
-from penstock.engine.opening import open_host, resolve_on
+from penstock.engine.opening import open_executor, resolve_on
 from penstock.engine.options import EngineOptions, check_single
 from penstock.engine.parts import EngineParts
 from penstock.engine.profile.store import Memory, PlannedPieces
@@ -41,7 +42,7 @@ from penstock.engine.turns import Turns
 from penstock.files import EXACT, FAST
 from penstock.outlines.dialogue import Dialogue
 from penstock.outlines.steps import Answering, Ask, Forms, Step, Steps, check_outline
-from penstock.pipeline.base import Host
+from penstock.pipeline.base import Executor
 from penstock.pipeline.forkserver import shared_fork_server
 from penstock.requests.request import Request
 from penstock.speculation import SpeculativeConfig, make_strategy
@@ -53,10 +54,14 @@ from penstock.text.tokenizer import Tokenizer, load_tokenizer
 # Answers in points for ``LLM``: many questions at a time, step by step.
 
 
+Tell = Callable[[int, CompletionDelta], None]
+"""Called with a job's place among those asked, and what its first completion has new."""
+
+
 class Engine(Decoder, Protocol):
     """The part of ``LLM`` that answers in points need."""
 
-    def observing(self, observer: Observer) -> Any: ...
+    def complete(self, jobs: Sequence[Job], tell: Tell | None = None) -> list[RequestOutput]: ...
 
 
 class Run:
@@ -91,20 +96,30 @@ def all_of(one: CompletionOutput) -> CompletionDelta:
     return CompletionDelta(0, one.token_ids, one.text, one.logprobs, one.finish_reason, one.stop_reason)
 
 
-class Teller(Observer):
-    """Passes the text of an answer to ``tell`` as it comes, in order."""
+class Teller:
+    """Passes the text of an answer to ``tell`` as its points come, in order."""
 
-    def __init__(self, run: Run, tell: Callable[[str], None]) -> None:
-        self._joined = Joined(run.step.headings)
-        self._jobs = run.jobs
+    def __init__(self, headings: Sequence[str], tell: Callable[[str], None]) -> None:
+        self._joined = Joined(headings)
+        self._tell = tell
+
+    def __call__(self, number: int, delta: CompletionDelta) -> None:
+        self._joined.push(number, delta)
+        if (new := self._joined.take()) is not None and new.text:
+            self._tell(new.text)
+
+
+class Following(Observer):
+    """Passes what the first completions of jobs have new to ``tell``, whenever the engine waits."""
+
+    def __init__(self, jobs: Sequence[Job], tell: Tell) -> None:
+        self._jobs = jobs
         self._tell = tell
 
     def waits(self) -> None:
         for number, job in enumerate(self._jobs):
             if (delta := job.completions[0].take()) is not None:
-                self._joined.push(number, delta)
-        if (new := self._joined.take()) is not None and new.text:
-            self._tell(new.text)
+                self._tell(number, delta)
 
 
 def answer_in_points(
@@ -146,14 +161,8 @@ def job_of(engine: Engine, ask: Ask) -> Job:
 
 def complete(engine: Engine, runs: Sequence[Run], tell: Callable[[str], None] | None) -> list[RequestOutput]:
     jobs = [job for run in runs for job in run.jobs]
-    if tell is None or not runs[0].step.last:
-        return engine.complete(jobs)
-    teller = Teller(runs[0], tell)
-    with engine.observing(teller):
-        try:
-            return engine.complete(jobs)
-        finally:
-            teller.waits()
+    step = runs[0].step
+    return engine.complete(jobs, None if tell is None or not step.last else Teller(step.headings, tell))
 
 
 # ------------------------------------------------------------------------------------------------------------------ llm
@@ -173,8 +182,10 @@ class LLM:
     ```
 
     The keyword arguments are the fields of ``EngineOptions``, and ``host``: what runs the stages, in place of processes
-    of their own; closing the LLM closes it. The constructor returns when every stage has loaded its layers. It raises
-    ConfigError before anything starts, and PipelineError if a stage cannot be started.
+    of their own; closing the LLM closes it. With ``data_parallel_size`` above 1 the prompts of a call are spread over
+    so many engines, and the tokens are those of one; ``replicas()`` says how the engines are. The constructor returns
+    when every stage has loaded its layers. It raises ConfigError before anything starts, and PipelineError if a stage
+    cannot be started.
 
     Use it in a ``with`` block, or call ``close``: that stops the processes. Afterwards each call that needs them raises
     PipelineError. Several threads may call an LLM: a call waits until those of other threads have ended, and ``close``
@@ -188,25 +199,30 @@ class LLM:
     killed.
     """
 
-    def __init__(self, model: str | Path = "demo", *, host: Host | None = None, **options: Any) -> None:
-        known = EngineOptions.__dataclass_fields__
-        for name in options:
-            if name not in known:
-                raise unknown_option(name, list(known))
+    of_several: ClassVar[type[LLM] | None] = None
+    """The class of an LLM over several engines. ``engine/replicas/offline.py``, which needs this module, sets it."""
+
+    def __new__(cls, *given: Any, **options: Any) -> LLM:
+        count = options.get("data_parallel_size", 1)
+        several = cls is LLM and isinstance(count, int) and count > 1
+        return super().__new__(cls.of_several if several and cls.of_several is not None else cls)
+
+    def __init__(self, model: str | Path = "demo", *, host: Executor | None = None, **options: Any) -> None:
+        check_names(options)
         checked = EngineOptions(model=str(model), **options)
-        check_single(checked)
+        check_single(checked.data_parallel_size)
         if host is None:
             check_options(checked)
             shared_fork_server()  # it imports torch while this process does
-        self._host: Host = open_host(checked) if host is None else host
-        self._turns = Turns(self._host.wake)
+        self._executor: Executor = open_executor(checked) if host is None else host
+        self._turns = Turns(self._executor.wake)
         try:
-            self._setup: Resolved = resolve_on(checked, self._host)
+            self._setup: Resolved = resolve_on(checked, self._executor)
             self._tokenizer: Tokenizer | None = None
             if not self._setup.options.skip_tokenizer_init:
                 self._tokenizer = load_tokenizer(self._setup.checkpoint.path)
             self._numbers = itertools.count()
-            self._parts = EngineParts(self._setup, self._host)
+            self._parts = EngineParts(self._setup, self._executor)
             self._parts.start_all()
         except BaseException:
             self.close()
@@ -214,7 +230,7 @@ class LLM:
         self._forms = Forms()
         self._planned = PlannedPieces.of(self._setup)
         pieces = self._planned.table if self._planned is not None else None
-        self._loop: EngineLoop = make_loop(self._setup, self._parts, self._host, pieces)
+        self._loop: EngineLoop = make_loop(self._setup, self._parts, self._executor, pieces)
         self._memory = Memory.of(self._setup, self._loop)
 
     # ------------------------------------------------------------------------------------------ what users call
@@ -379,7 +395,7 @@ class LLM:
             loop.end()
         if (parts := getattr(self, "_parts", None)) is not None:
             parts.close()
-        self._host.close()
+        self._executor.close()
 
     def __enter__(self) -> LLM:
         return self
@@ -394,6 +410,11 @@ class LLM:
     @property
     def setup(self) -> Resolved:
         return self._setup
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The checkpoint's tokenizer; None with ``skip_tokenizer_init``."""
+        return self._tokenizer
 
     @property
     def numerics(self) -> str:
@@ -428,8 +449,8 @@ class LLM:
     # ------------------------------------------------------------------- job by job: for AsyncLLM, and for a bench
 
     @property
-    def host(self) -> Host:
-        return self._host
+    def host(self) -> Executor:
+        return self._executor
 
     def number_from(self, first: int) -> None:
         """Number requests from ``first`` on, which observers of several engines tell them apart by."""
@@ -462,7 +483,7 @@ class LLM:
         seed, ends = one.seed, ends_of(one, self._setup.checkpoint)
         if seed is None:
             seed = fresh_seed() if one.temperature > 0 else 0  # greedy decoding draws nothing
-        job, started = Job(text, ids, one), self._host.now()
+        job, started = Job(text, ids, one), self._executor.now()
         job.seed = seed
         for index in range(one.n):
             completion = Completion(index, one, self._detokenizer(ids, one), started)
@@ -487,12 +508,13 @@ class LLM:
             job.completions.append(completion)
         return job
 
-    def complete(self, jobs: Sequence[Job]) -> list[RequestOutput]:
-        """Queue jobs together and step until the last one has ended.
+    def complete(self, jobs: Sequence[Job], tell: Tell | None = None) -> list[RequestOutput]:
+        """Queue jobs together and step until the last one has ended. ``tell`` gets what comes as it does.
 
         Raises RequestError if one could not go on, once all have ended, and PipelineError if the engine is lost.
         """
-        with self._turns.turn():
+        following = Observer() if tell is None else Following(jobs, tell)
+        with self._turns.turn(), self.observing(following):
             try:
                 for job in jobs:
                     self.start(job)
@@ -503,6 +525,7 @@ class LLM:
                     job.raise_if_failed(self._loop.ended)
             finally:
                 self._abort_all(jobs)  # after an exception nothing of this call runs on
+                following.waits()  # what the last step has brought
             self._loop.audit()
             return [job.output() for job in jobs]
 
@@ -532,7 +555,7 @@ class LLM:
         for request in job.requests:
             if request.finished is None:
                 request.finished = FinishReason.ERROR
-                request.output.finish(FinishReason.ERROR, self._host.now())
+                request.output.finish(FinishReason.ERROR, self._executor.now())
 
     def steps(self, dialogue: Dialogue, params: SamplingParams, mode: str) -> Steps:
         """The steps of an answer with ``outline_decoding``. Raises RequestError for parameters that do not fit it."""
@@ -639,7 +662,9 @@ def text_of(completion: Completion) -> Iterator[str]:
         yield new.text
 
 
-def unknown_option(name: str, known: Sequence[str]) -> Exception:
-    from penstock.config import FieldError, nearest
-
-    return FieldError(name, f"is not an option of LLM; {nearest(name, known)}")
+def check_names(options: Mapping[str, Any]) -> None:
+    """Raise FieldError for a keyword argument that is no option of an engine."""
+    known = EngineOptions.__dataclass_fields__
+    for name in options:
+        if name not in known:
+            raise FieldError(name, f"is not an option of LLM; {nearest(name, list(known))}")

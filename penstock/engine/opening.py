@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 from rich.console import Console
 
 from penstock.checkpoint.look import GGUF
-from penstock.cluster.load import ON_FIRST, ON_LAST
+from penstock.cluster.load import DRAFTER_ON, ON_FIRST, ON_LAST
 from penstock.cluster.spec import LayerTimes
 from penstock.config import FieldError, check
 from penstock.core import CheckpointChanged, ConfigError
@@ -33,7 +33,7 @@ from penstock.engine.resolve import Resolved, resolve_options
 from penstock.extras import RAY, require
 from penstock.files import CHANGED, DTYPE_BYTES, FileStamps
 from penstock.hosts.facts import HostFacts, own_facts
-from penstock.hosts.fleet import LOOK_S, Fleet, FleetHost
+from penstock.hosts.fleet import LOOK_S, Fleet, FleetExecutor
 from penstock.hosts.keys import security_for
 from penstock.hosts.placement import (
     HERE,
@@ -45,11 +45,12 @@ from penstock.hosts.placement import (
     in_gb,
     other_hosts,
 )
+from penstock.hosts.remote import places_of
 from penstock.hosts.weights import OUTSIDE, Layers, files_of
-from penstock.pipeline.base import Host
+from penstock.pipeline.base import Executor
 from penstock.pipeline.forkserver import shared_fork_server
 from penstock.pipeline.loading import LoadingBar, LoadingCount
-from penstock.pipeline.processes import OnLoading, ProcessHost
+from penstock.pipeline.processes import OnLoading, ProcessExecutor
 from penstock.planner.costs import Batch, candidates, problem_of, shortage
 from penstock.planner.partition import front
 from penstock.speculation import SpeculativeConfig
@@ -58,7 +59,7 @@ from penstock.speculation import SpeculativeConfig
 # Opens an engine's hosts on a Ray cluster.
 
 
-def open_on_ray(options: EngineOptions, address: str, on_loading: OnLoading | None) -> FleetHost:
+def open_on_ray(options: EngineOptions, address: str, on_loading: OnLoading | None) -> FleetExecutor:
     """The host that runs the stages, once an agent on each node that is needed has come.
 
     Raises ConfigError if Ray is not installed, does not answer, has no room, or takes commands from anybody.
@@ -75,9 +76,9 @@ def open_on_ray(options: EngineOptions, address: str, on_loading: OnLoading | No
         in_vain.callback(fleet.close)
         # An agent that is lost before it has come is started again only where Ray has another node for it.
         fleet.wait_for(cluster.start_agents(options.pipeline_parallel_size, options.device, fleet.door), STARTED_S)
-        host = FleetHost(fleet, options.stage_timeout, on_loading, started_by=cluster)
+        executor = FleetExecutor(fleet, options.stage_timeout, on_loading, started_by=cluster)
         in_vain.pop_all()
-    return host
+    return executor
 
 
 # -------------------------------------------------------------------------------------------------------------- planned
@@ -94,7 +95,7 @@ LOOKED_UP, DRAFTED = 0.25, 0.6
 has weights. Each other token costs a trip of one row, since ``auto`` decodes plainly where drafts do not pay."""
 
 
-def planned(options: EngineOptions, host: FleetHost) -> EngineOptions:
+def planned(options: EngineOptions, executor: FleetExecutor) -> EngineOptions:
     """The options with the planned layers, and hosts in the planned order. The log says what was decided.
 
     "auto" measures what has not been measured. Without ``layer_split`` there is a plan only if the hosts have been
@@ -105,13 +106,13 @@ def planned(options: EngineOptions, host: FleetHost) -> EngineOptions:
     if options.hosts is None or options.cluster is not None or not (asked or may_be_planned(options)):
         return options
     try:
-        profile = known_profile(options, host)
+        profile = known_profile(options, executor)
     except FieldError:  # there is no plan for such hosts
         if asked:
             raise
         return options
     if asked:
-        profile = completed(profile, host, reporting)
+        profile = completed(profile, executor, reporting)
     elif profile.missing:
         log.warning("layers are split evenly: `penstock profile` has not measured %s", profile.missing)
         return options
@@ -193,15 +194,18 @@ WORTH_TELLING: Final = 1 << 30
 """Bytes that prefix caching may cost before the log says so."""
 
 
-def open_host(options: EngineOptions, on_loading: OnLoading | None = None) -> ProcessHost:
+def open_executor(options: EngineOptions, on_loading: OnLoading | None = None) -> ProcessExecutor:
     """The host that runs the stages, attached to all that are named. Raises ConfigError for one that cannot be used."""
     assert not isinstance(options.cluster, str)
     names = other_hosts(hosts_used(options))
+    if options.drafter_on is not None:
+        for name in set(other_hosts(own_of_drafter(options))) - set(hosts_asked_for(options.hosts, options.cluster)):
+            places_of(name, DRAFTER_ON)  # which names its own option where nobody knows the host
     asked = AskedHosts(()) if options.hosts is None else asked_hosts(options.hosts)
     if not names and not asked.come:
         if not model_folder(options.model, "target").endswith(GGUF):
             shared_fork_server().expect_transformers()  # it imports them while this process does
-        return ProcessHost(options.transport, options.stage_timeout, on_loading=on_loading)
+        return ProcessExecutor(options.transport, options.stage_timeout, on_loading=on_loading)
     if options.insecure:
         log.warning(
             "insecure: what is asked and answered crosses the network as plain text, and whoever is there can join"
@@ -212,7 +216,7 @@ def open_host(options: EngineOptions, on_loading: OnLoading | None = None) -> Pr
     try:
         if asked.door:
             fleet.wait_for(missing_hosts(options))
-        return FleetHost(fleet, options.stage_timeout, on_loading)
+        return FleetExecutor(fleet, options.stage_timeout, on_loading)
     except BaseException:
         fleet.close()
         raise
@@ -221,10 +225,15 @@ def open_host(options: EngineOptions, on_loading: OnLoading | None = None) -> Pr
 def hosts_used(options: EngineOptions) -> list[str]:
     """The names of all hosts for stages, and of the drafter's."""
     assert not isinstance(options.cluster, str)
+    return [*hosts_asked_for(options.hosts, options.cluster), *own_of_drafter(options)]
+
+
+def own_of_drafter(options: EngineOptions) -> list[str]:
+    """The host that is named for a drafter with weights; empty where none is."""
+    assert not isinstance(options.cluster, str)
     drafts = isinstance(options.speculative_config, SpeculativeConfig)
     drafts = drafts and options.speculative_config.drafter_options.weights is not Weights.NONE  # type: ignore[union-attr]
-    own = hosts_for_drafter(options.drafter_on, options.cluster) if drafts else []
-    return [*hosts_asked_for(options.hosts, options.cluster), *own]
+    return hosts_for_drafter(options.drafter_on, options.cluster) if drafts else []
 
 
 def missing_hosts(options: EngineOptions) -> int:
@@ -236,25 +245,25 @@ def missing_hosts(options: EngineOptions) -> int:
     return options.pipeline_parallel_size - (HERE in named) + len(own)
 
 
-def resolve_on(options: EngineOptions, host: Host) -> Resolved:
+def resolve_on(options: EngineOptions, executor: Executor) -> Resolved:
     """Resolve options on the hosts that ``host`` reaches. Raises ConfigError for what one of them cannot do."""
-    if not isinstance(host, FleetHost):
+    if not isinstance(executor, FleetExecutor):
         setup = told(resolve_options(options))
         check_here(setup)
         return with_prefill_times(setup, {}, encrypted=False)
-    fleet = host.fleet
+    fleet = executor.fleet
     if options.hosts is not None and asked_hosts(options.hosts).come:
         options = replace(options, hosts=",".join(present(options, fleet)))
-    options = planned(options, host)
+    options = planned(options, executor)
     assert not isinstance(options.cluster, str)
     living = fleet.joined_by(other_hosts(hosts_used(options)))
     setup = told(resolve_options(options, living))
     check_here(setup)
     for remark in slow_groups(setup, living, encrypted=fleet.security is not None):
         log.warning("%s", remark)
-    for steps in (providing(setup, host, living), providing_drafter(setup, host)):
+    for steps in (providing(setup, executor, living), providing_drafter(setup, executor)):
         for due in steps:
-            host.wait(due)
+            executor.wait(due)
     return with_prefill_times(setup, living, encrypted=fleet.security is not None)
 
 
@@ -318,7 +327,7 @@ def check_room(setup: Resolved, facts: Mapping[str, HostFacts]) -> None:
     check_memory(here, [*devices, setup.devices[-1]], [*needed, drafter_bytes(setup)], facts, drafts=True)
 
 
-def providing(setup: Resolved, host: FleetHost, living: Mapping[str, HostFacts]) -> Generator[float]:
+def providing(setup: Resolved, executor: FleetExecutor, living: Mapping[str, HostFacts]) -> Generator[float]:
     """Have every host of a setup hold the layers of its stages. Yields times at which to go on, until all do.
 
     ``living``: facts of the hosts for which the setup was made. Raises ConfigError for a host that cannot hold them and
@@ -326,35 +335,35 @@ def providing(setup: Resolved, host: FleetHost, living: Mapping[str, HostFacts])
     """
     check_room(setup, living)
     layers = layers_by_host(setup)
-    ask_for(host, setup.checkpoint.source, setup.checkpoint.num_layers, layers)
-    yield from waiting(host, layers)
+    ask_for(executor, setup.checkpoint.source, setup.checkpoint.num_layers, layers)
+    yield from waiting(executor, layers)
 
 
-def ask_for(host: FleetHost, source: Path, total: int | None, layers: Mapping[str, Collection[Layers]]) -> None:
+def ask_for(executor: FleetExecutor, source: Path, total: int | None, layers: Mapping[str, Collection[Layers]]) -> None:
     """Ask hosts to get hold of parts of the checkpoint at ``source``. Raises ConfigError if it cannot be read."""
     try:
-        host.fleet.ask(host.offer(source, total), layers)
+        executor.fleet.ask(executor.offer(source, total), layers)
     except OSError as error:
         raise ConfigError(f"model: {source} cannot be read: {error}") from error
 
 
-def waiting(host: FleetHost, names: Collection[str]) -> Generator[float]:
+def waiting(executor: FleetExecutor, names: Collection[str]) -> Generator[float]:
     """Yields times at which to go on, until these hosts hold what they were asked for. Raises ConfigError."""
-    while not host.fleet.settled(names):
-        host.fleet.tell_progress()
-        yield host.now() + LOOK_S
-    host.fleet.tell_progress()
-    host.fleet.check(names)
+    while not executor.fleet.settled(names):
+        executor.fleet.tell_progress()
+        yield executor.now() + LOOK_S
+    executor.fleet.tell_progress()
+    executor.fleet.check(names)
 
 
-def providing_drafter(setup: Resolved, host: Host) -> Generator[float]:
+def providing_drafter(setup: Resolved, executor: Executor) -> Generator[float]:
     """Have the drafter's host, if it is another one, hold what the drafter loads; see ``providing``."""
     name = setup.drafter_host
-    if not name or not isinstance(host, FleetHost):
+    if not name or not isinstance(executor, FleetExecutor):
         return
     for source, total, layers in drafter_parts_on(setup, name):
-        ask_for(host, source, total, {name: layers})
-    yield from waiting(host, [name])
+        ask_for(executor, source, total, {name: layers})
+    yield from waiting(executor, [name])
 
 
 def devices_by_rank(setup: Resolved) -> list[str]:
@@ -362,11 +371,11 @@ def devices_by_rank(setup: Resolved) -> list[str]:
     return [device for device, group in zip(setup.devices, setup.groups, strict=False) for _ in group]
 
 
-def drafter_is_held(setup: Resolved, host: FleetHost) -> bool:
+def drafter_is_held(setup: Resolved, executor: FleetExecutor) -> bool:
     """Whether the drafter's host, another one, is there and holds all that the drafter loads."""
     name = setup.drafter_host
     return all(
-        host.fleet.hold(host.offer(source, total), {name: layers})
+        executor.fleet.hold(executor.offer(source, total), {name: layers})
         for source, total, layers in drafter_parts_on(setup, name)
     )
 
@@ -434,19 +443,22 @@ class Start:
 def watched(
     make: Callable[..., Engine], options: EngineOptions, loading: LoadingCount | None = None
 ) -> tuple[Engine, Start]:
-    """The engine that ``make`` (``LLM`` or ``AsyncLLM``) returns, once its stages have loaded their layers.
+    """The engine that ``make`` (``LLM``, ``AsyncLLM``, ``Replicas``) returns, once its stages have loaded their layers.
 
     ``loading`` is told how far they are; None shows a bar on stderr. Raises what ``make`` raises. Objects that are
     alive by then are never garbage-collected, so this is for programs that run the engine and end.
     """
     begin = time.monotonic()
     with loading or LoadingBar(Console(stderr=True)) as bar:
-        host = open_host(options, on_loading=bar)
-        try:
-            engine = make(host=host, **vars(options))
-        except BaseException:
-            host.close()
-            raise
+        if options.data_parallel_size > 1:  # each engine opens an executor of its own
+            engine = make(on_loading=bar, **vars(options))
+        else:
+            executor = open_executor(options, on_loading=bar)
+            try:
+                engine = make(host=executor, **vars(options))
+            except BaseException:
+                executor.close()
+                raise
     gc.collect()
     gc.freeze()  # a collection would hold up a token for as long as it takes to look through all that was imported
     return engine, Start(time.monotonic() - begin, *bar.held)

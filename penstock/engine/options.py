@@ -231,6 +231,16 @@ class ReplicaOptions:
     """How many engines of one model there are."""
 
     data_parallel_size: ReplicaCount = 1
+    move_after: Annotated[
+        float | None,
+        Option(
+            "Seconds after which requests leave an engine whose stages bring nothing, and go on elsewhere; one batch "
+            "must take less. The engine may come back; after the stage timeout it is lost. inf has them wait for that.",
+            PIPELINE,
+            metavar="SECONDS",
+            default="three of its slowest trips through the stages, at least 1",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -337,8 +347,11 @@ def check_ranks(size: int, options: EngineOptions) -> None:
 
 def check_replicas(options: EngineOptions) -> None:
     """Raise FieldError where several engines are asked for in a place that cannot be divided among them."""
-    count = options.data_parallel_size
+    count, after = options.data_parallel_size, options.move_after
+    positive = after is None or (isinstance(after, int | float) and after > 0)
+    check(positive, "move_after", after, "a number of seconds above 0, or None")
     if not isinstance(count, int) or count <= 1:
+        check(after is None, "move_after", after, "left out with one engine: there is none to go on on")
         return
     name, problem = "data_parallel_size", f"is {count}, and"
     if isinstance(options.cluster, Cluster) and not options.cluster.emulated:
@@ -354,11 +367,10 @@ def check_replicas(options: EngineOptions) -> None:
         raise FieldError(name, f"{problem} hosts names {len(asked.names)}; that has to be a multiple of it")
 
 
-def check_single(options: EngineOptions) -> None:
-    """Raise FieldError if several engines are asked for where there is one."""
-    if options.data_parallel_size > 1:
-        problem = f"is {options.data_parallel_size}, and this is one engine: use penstock.Replicas"
-        raise FieldError("data_parallel_size", problem)
+def check_single(count: int) -> None:
+    """Raise FieldError if ``count`` engines are asked for where there is one."""
+    if count > 1:
+        raise FieldError("data_parallel_size", f"is {count}, and this is one engine: use penstock.Replicas")
 
 
 def options_of_replicas(options: EngineOptions) -> list[EngineOptions]:
@@ -373,7 +385,8 @@ def options_of_replicas(options: EngineOptions) -> list[EngineOptions]:
         names = asked_hosts(options.hosts).names
         each = len(names) // count
         groups = [",".join(names[first : first + each]) for first in range(0, len(names), each)]
-    return [replace(options, hosts=hosts, data_parallel_size=1, engines_here=count) for hosts in groups]
+    alone = {"data_parallel_size": 1, "move_after": None, "engines_here": count}
+    return [replace(options, hosts=hosts, **alone) for hosts in groups]  # type: ignore[arg-type]
 
 
 def model_folder(name: str, part: str) -> str:

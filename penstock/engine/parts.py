@@ -37,9 +37,9 @@ from penstock.engine.profile.measure import drafter_bytes, needed_by_rank
 from penstock.engine.resolve import Resolved, places_of, resolve_options, with_drafter_placed
 from penstock.files import EXACT
 from penstock.hosts.facts import HostFacts
-from penstock.hosts.fleet import Fleet, FleetHost
+from penstock.hosts.fleet import Fleet, FleetExecutor
 from penstock.hosts.placement import HERE, grouped, has_room, in_plans, moved
-from penstock.pipeline.base import Host, HostedPipeline, StagePlan
+from penstock.pipeline.base import Executor, StagePlan, StartedPipeline
 
 # --------------------------------------------------------------------------------------------------------------- moving
 # Decides where stages go when their hosts are lost, and when hosts are back.
@@ -51,7 +51,7 @@ Living = Mapping[str, HostFacts]
 """Facts of the hosts by name, at one moment. A whole move is decided on one such snapshot."""
 
 
-def resolving(asked: Resolved, host: Host) -> Generator[float, None, Resolved]:
+def resolving(asked: Resolved, executor: Executor) -> Generator[float, None, Resolved]:
     """Place the stages on the hosts that are there now. Yields times at which to go on, until these hold their layers.
 
     Each stage stays on its host as long as that is there, since it keeps its weights. The others go to spares, or to
@@ -59,21 +59,21 @@ def resolving(asked: Resolved, host: Host) -> Generator[float, None, Resolved]:
     A host that is still being sent its layers gets no stage, unless there is no other way. Raises PipelineError while
     there is no way at all.
     """
-    if not isinstance(host, FleetHost):
+    if not isinstance(executor, FleetExecutor):
         return asked
-    living = host.fleet.living
-    names = names_there(asked, host.fleet, living)
+    living = executor.fleet.living
+    names = names_there(asked, executor.fleet, living)
     if asked.options.hosts is None:  # a cluster file's stages have their places
         if missing := [name for name in asked.all_hosts if name not in names]:
             raise PipelineError(f"host {missing[0]} is not there")
         makers: list[Callable[[], Resolved]] = [partial(replace, asked)]
     else:
-        makers = placements(asked, names, host.fleet.searching, living)
+        makers = placements(asked, names, executor.fleet.searching, living)
     problem = "none of the hosts is there"
     for make in makers:
         try:
             setup = make()
-            yield from providing(setup, host, living)
+            yield from providing(setup, executor, living)
         except ConfigError as error:
             log.warning("stages have no place: %s", error)
             problem = str(error)
@@ -103,30 +103,32 @@ def names_there(asked: Resolved, fleet: Fleet, living: Living) -> list[str]:
     return [name for name in there if not name or name in living]
 
 
-def lost_a_host(running: Resolved, host: Host) -> bool:
+def lost_a_host(running: Resolved, executor: Executor) -> bool:
     """Whether a host that stages are on is not there any more."""
-    return isinstance(host, FleetHost) and any(name and name not in host.fleet.living for name in running.all_hosts)
+    return isinstance(executor, FleetExecutor) and any(
+        name and name not in executor.fleet.living for name in running.all_hosts
+    )
 
 
-def better_place(asked: Resolved, running: Resolved, host: Host) -> bool:
+def better_place(asked: Resolved, running: Resolved, executor: Executor) -> bool:
     """Whether stages share a host, and another host, which holds the layers, could take some of them.
 
     A host that lacks the layers is asked to fetch them while the engine runs.
     """
-    if not isinstance(host, FleetHost) or running is asked:
+    if not isinstance(executor, FleetExecutor) or running is asked:
         return False
-    living = host.fleet.living
-    names = names_there(asked, host.fleet, living)
+    living = executor.fleet.living
+    names = names_there(asked, executor.fleet, living)
     if len(set(running.all_hosts)) >= min(len(set(asked.all_hosts)), len(names)):
         return False
     try:
         layers = layers_by_host(same_split(asked, names, living))
-        offer = host.offer(asked.checkpoint.source, asked.checkpoint.num_layers)
-        host.fleet.ask(offer, layers)
+        offer = executor.offer(asked.checkpoint.source, asked.checkpoint.num_layers)
+        executor.fleet.ask(offer, layers)
     except (ConfigError, PipelineError, OSError) as error:
         log.info("stages stay where they are: %s", error)
         return False
-    return host.fleet.hold(offer, layers)
+    return executor.fleet.hold(offer, layers)
 
 
 def same_split(asked: Resolved, names: Sequence[str], living: Living) -> Resolved:
@@ -173,14 +175,14 @@ DRAFTER_AGAIN_S: Final = 15.0
 class EngineParts:
     """Starts an engine's pipeline and drafter (``engine.recovery.Parts``); both are there once ``start`` has ended."""
 
-    def __init__(self, setup: Resolved, host: Host) -> None:
+    def __init__(self, setup: Resolved, executor: Executor) -> None:
         self.drafter: Drafter | None = None
         self._asked = setup
         self._setup = setup
         """``_asked``: the setup that was asked for. ``_setup``: the one that runs, perhaps on fewer hosts."""
-        self._host = host
-        self._pipeline: HostedPipeline | None = None
-        self._weights: HostedPipeline | None = None
+        self._executor = executor
+        self._pipeline: StartedPipeline | None = None
+        self._weights: StartedPipeline | None = None
         """The stage that holds the drafter's weights; None where there is none."""
         self._lacks_drafter = setup.speculation is not None and setup.speculation.drafts
         """Whether the drafter that was asked for has yet to be started."""
@@ -193,7 +195,7 @@ class EngineParts:
         self._files = LoadedFiles(setup)
 
     @property
-    def pipeline(self) -> HostedPipeline:
+    def pipeline(self) -> StartedPipeline:
         assert self._pipeline is not None, "it has not been started"
         return self._pipeline
 
@@ -211,7 +213,7 @@ class EngineParts:
                 self._start_and_wait()
                 return
             except PipelineLost as lost:
-                if not left or not lost_a_host(self._setup, self._host):
+                if not left or not lost_a_host(self._setup, self._executor):
                     raise
                 log.warning("%s; starting once more", lost)
                 self._wait_for(self._find_places())
@@ -224,10 +226,10 @@ class EngineParts:
     def _wait_for(self, steps: Generator[float | None]) -> None:
         with closing(steps):  # Ctrl-C ends the wait: what was begun has to end while the host is still open
             for due in steps:
-                self._host.wait(due)
+                self._executor.wait(due)
 
     def _find_places(self) -> Generator[float | None]:
-        self._setup = yield from resolving(self._asked, self._host)
+        self._setup = yield from resolving(self._asked, self._executor)
 
     def start(self) -> Generator[float | None]:
         """Start what is missing: see ``engine.recovery.Parts``."""
@@ -239,9 +241,9 @@ class EngineParts:
         except PipelineError as error:
             self._do_without_drafter(str(error))
             if self._setup.drafter_host:
-                self._away_until = self._host.now() + DRAFTER_AGAIN_S * (self._away_until < math.inf)
+                self._away_until = self._executor.now() + DRAFTER_AGAIN_S * (self._away_until < math.inf)
         yield from self._start_stages()
-        self._host.end_unused()
+        self._executor.end_unused()
 
     def drop_lost(self) -> bool:
         """End what is lost and what cannot go on without it. Returns whether that includes stages of the target.
@@ -270,14 +272,14 @@ class EngineParts:
         """End stages and drafter, so that they hold no memory until they are started again."""
         self._release_weights()
         self.drop_stages()
-        self._host.end_unused()
+        self._executor.end_unused()
 
     @property
     def out_of_place(self) -> bool:
         """Whether stages that had hosts of their own share one, though another one is there by now."""
         if self._pipeline is None:
             return False
-        return (self._drafter_is_back and self._needs_taps) or better_place(self._asked, self._setup, self._host)
+        return (self._drafter_is_back and self._needs_taps) or better_place(self._asked, self._setup, self._executor)
 
     @property
     def drafter_is_back(self) -> bool:
@@ -286,12 +288,12 @@ class EngineParts:
 
     @property
     def _drafter_is_back(self) -> bool:
-        if self._host.now() < self._away_until or not isinstance(self._host, FleetHost):
+        if self._executor.now() < self._away_until or not isinstance(self._executor, FleetExecutor):
             return False
-        if not self._host.fleet.hosts[self._setup.drafter_host].alive:
+        if not self._executor.fleet.hosts[self._setup.drafter_host].alive:
             return False
         try:
-            return drafter_is_held(self._setup, self._host)
+            return drafter_is_held(self._setup, self._executor)
         except (ConfigError, PipelineError, OSError) as error:
             log.info("the drafter's host cannot be used: %s", error)
             return False
@@ -330,7 +332,7 @@ class EngineParts:
         if config.drafter_options.weights is not Weights.NONE:
             yield from self._provide_drafter()
             self._weights = yield from self._begun(*weights_plan(self._setup))
-        self.drafter = make_drafter(self._setup, config, self._host, self._weights, self._answers)
+        self.drafter = make_drafter(self._setup, config, self._executor, self._weights, self._answers)
         if self._away_until < math.inf:
             log.warning("the drafter's host %s is back: it drafts again", self._setup.drafter_host)
         self._lacks_drafter, self._away_until = False, math.inf
@@ -339,14 +341,14 @@ class EngineParts:
 
     def _provide_drafter(self) -> Generator[float]:
         """Have the drafter's host hold its weights. Raises PipelineError if it is another one and cannot."""
-        if not self._setup.drafter_host or not isinstance(self._host, FleetHost):
+        if not self._setup.drafter_host or not isinstance(self._executor, FleetExecutor):
             return
-        living = self._host.fleet.living
+        living = self._executor.fleet.living
         if self._setup.drafter_host not in living:
             raise PipelineError(f"its host {self._setup.drafter_host} is not there")
         try:
             self._setup = with_drafter_placed(self._setup, living)
-            yield from providing_drafter(self._setup, self._host)
+            yield from providing_drafter(self._setup, self._executor)
         except ConfigError as error:
             raise PipelineError(str(error)) from error
 
@@ -362,9 +364,9 @@ class EngineParts:
             self._exact = self._pipeline.exact
         share_device(self._setup, self.drafter, self._pipeline)
 
-    def _begun(self, plans: Sequence[StagePlan], name: str) -> Generator[float | None, None, HostedPipeline]:
+    def _begun(self, plans: Sequence[StagePlan], name: str) -> Generator[float | None, None, StartedPipeline]:
         """A pipeline of these stages, once all are connected. Yields times at which to go on until then."""
-        pipeline = self._host.begin(plans, name)
+        pipeline = self._executor.begin(plans, name)
         try:
             while not pipeline.joined():
                 yield pipeline.due
@@ -374,7 +376,7 @@ class EngineParts:
         return pipeline
 
     def _count_drafter_loss(self) -> None:
-        now, losses = self._host.now(), self._drafter_losses
+        now, losses = self._executor.now(), self._drafter_losses
         losses.append(now)
         if len(losses) == MOST_DRAFTER_LOSSES and losses[0] >= now - WITHIN_S:
             self._do_without_drafter(f"it was lost {MOST_DRAFTER_LOSSES} times within {WITHIN_S:.0f} s")

@@ -342,7 +342,7 @@ class Recovery:
             request.losses += 1
         suspects = [request for request in loop.running if request.losses >= MOST_LOSSES]
         for request in suspects:
-            loop.fail(request, f"{MOST_LOSSES} times in a row a stage was lost before its next token: {lost}")
+            loop.fail(request, too_many_losses("stage", str(lost)))
         if self._losses >= MOST_LOSSES and not suspects:
             raise PipelineError(f"{lost}; {MOST_LOSSES} losses in a row without a token between them") from lost
 
@@ -350,6 +350,11 @@ class Recovery:
         if self._attempt is not None:
             self._attempt.close()
             self._attempt = None
+
+
+def too_many_losses(what: str, lost: str) -> str:
+    """The error of a request that was there at ``MOST_LOSSES`` losses of a "stage" or "replica": a RequestError's."""
+    return f"{MOST_LOSSES} times in a row a {what} was lost before its next token: {lost}"
 
 
 def delay(failures: int, longest: float = LONGEST_DELAY) -> float:

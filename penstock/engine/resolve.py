@@ -39,7 +39,7 @@ from penstock.speculation import SpeculativeConfig
 
 if TYPE_CHECKING:
     from penstock.checkpoint.checkpoint import Checkpoint
-    from penstock.models.speculators.open import SpeculatorCheckpoint
+    from penstock.models.speculators.base import SpeculatorCheckpoint
 
 DEMO_DRAFTERS: Final = DEMO / "drafters"
 DEFAULT_MODEL_LEN: Final = 4096
@@ -340,12 +340,12 @@ def drafter_checkpoints(
     draft = speculator = None
     weights = speculation.drafter_options.weights if speculation is not None else Weights.NONE
     if speculation is not None and weights is Weights.SPECULATOR:
-        from penstock.models.speculators.open import check_draft_ids, open_speculator
+        from penstock.models.speculators.open import open_speculator
 
         speculator = open_speculator(speculator_folder(options.model, speculation), checkpoint)
         check_method(speculation.method, speculator)
         with of_drafter():
-            check_draft_ids(speculator, checkpoint)
+            speculator.check_values(checkpoint)
     elif speculation is not None and weights is Weights.DRAFT_MODEL:
         draft = open_checkpoint(model_folder(str(speculation.drafter_options.model), "draft"))
         check_same_tokens(checkpoint, draft)
@@ -361,8 +361,7 @@ def check_sent(speculator: SpeculatorCheckpoint, host: str) -> None:
 
 
 def check_method(method: str, speculator: SpeculatorCheckpoint) -> None:
-    # JetSpec's module is DFlash's in all but what its rows see, which the file says.
-    if speculator.kind != method and (method, speculator.kind) != ("dflash", "jetspec"):
+    if method not in speculator.methods:
         raise FieldError(
             "speculative_config.method", f"is {method!r}, the checkpoint is of kind {speculator.kind!r}: name that"
         )

@@ -229,6 +229,8 @@ class ReplicaState(StrEnum):
     UP = "up"
     STARTING = "starting"
     """It is being made, or replaces a stage that it has lost."""
+    SILENT = "silent"
+    """Its stages have brought nothing for ``move_after`` seconds; its requests go on elsewhere until they do."""
     DRAINING = "draining"
     """It was told to take no more requests; those that it had go on elsewhere."""
     DOWN = "down"
@@ -252,6 +254,8 @@ class ReplicaStats:
     """Requests that left it, because it was lost or drained, and went on elsewhere."""
     routed: dict[str, int] = field(default_factory=dict)
     """Requests that were sent to it because it had more of their prompt ("prefix"), or less to do ("load")."""
+    requests: list[str] = field(default_factory=list)
+    """Ids of the requests that are on it, those that came to it first ahead."""
 
 
 COUNTS: Final = (

@@ -19,12 +19,14 @@ Handler = Callable[[int, FrameType | None], Any]
 class Turns:
     """The turns of threads at one engine. ``wake`` ends the engine's wait for its stages; signal handlers call it.
 
+    None stands for engines that threads of their own step: signals then come out of a call wherever it is.
+
     A signal that Python code handles (Ctrl-C, a timer) raises its exception anywhere, and an engine that is interrupted
     within a step cannot go on. During a turn on the main thread handlers are therefore called only by ``take_signals``,
     and at the turn's end.
     """
 
-    def __init__(self, wake: Callable[[], None]) -> None:
+    def __init__(self, wake: Callable[[], None] | None) -> None:
         self._wake = wake
         self._owner = os.getpid()
         self._lock = threading.RLock()
@@ -54,7 +56,7 @@ class Turns:
         try:
             with self._lock:
                 # A turn within a turn has its signals held already, and only the main thread can set handlers.
-                if self._holds or threading.current_thread() is not threading.main_thread():
+                if self._wake is None or self._holds or threading.current_thread() is not threading.main_thread():
                     yield
                     return
                 try:
@@ -101,4 +103,5 @@ class Turns:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         # It may run between any two instructions of a step, so it changes nothing but this queue.
         self._came.append((number, frame))
+        assert self._wake is not None
         self._wake()

@@ -38,7 +38,7 @@ from penstock.messages import ForeignFrame, Frame, Loading, MalformedMessage, cu
 from penstock.pipeline.base import Elsewhere
 from penstock.pipeline.loading import FETCH
 from penstock.pipeline.loss import Listening
-from penstock.pipeline.processes import OnLoading, ProcessHost
+from penstock.pipeline.processes import OnLoading, ProcessExecutor
 from penstock.transport.addresses import LinkSecurity, place_of
 from penstock.transport.inbox import Inbox
 from penstock.transport.outbox import Sockets
@@ -423,7 +423,7 @@ def address_toward(name: str, field: str = "hosts") -> str:
 
 
 # ----------------------------------------------------------------------------------------------------------------- host
-# The ``Host`` that runs an engine's stages on several hosts.
+# The ``Executor`` that runs an engine's stages on several hosts.
 
 
 def tell_fetched(on_loading: OnLoading, host: str, held: int, needed: int) -> None:
@@ -434,7 +434,7 @@ class Closing(Protocol):
     def close(self) -> None: ...
 
 
-class FleetHost(ProcessHost):
+class FleetExecutor(ProcessExecutor):
     """Runs stages on a fleet's hosts and on this one. ``close`` also closes the fleet, then ``started_by``."""
 
     def __init__(

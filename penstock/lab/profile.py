@@ -18,7 +18,7 @@ from penstock.cluster import load_devices
 from penstock.cluster.spec import Cluster, Device, Grid, LayerTimes, LinkBetween, ModelPrice, interpolated, mean_grid
 from penstock.cluster.timing import chunk, held_by, stage_part
 from penstock.config import FieldError, check
-from penstock.engine.opening import open_host
+from penstock.engine.opening import open_executor
 from penstock.engine.options import Dtype, EngineOptions, Insecure, KeysFolder, Quantization, model_folder
 from penstock.engine.profile.hosts import HostsProfile, completed, forgotten, known_profile
 from penstock.engine.profile.measure import CONTEXTS, ROWS
@@ -135,7 +135,7 @@ def hosts_profile(
     check_options(engine)
     fork_from_here(model_folder(engine.model, "target"))
     tokens = [] if texts is None else tokens_of(engine.model, texts)
-    with closing(open_host(engine)) as host, progress_bar(console) as bar:
+    with closing(open_executor(engine)) as host, progress_bar(console) as bar:
         known = known_profile(engine, host)
         return completed(forgotten(known) if anew else known, host, partial(Counted, bar), tokens)
 

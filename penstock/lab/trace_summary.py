@@ -36,7 +36,7 @@ ADVICE: Final[dict[Cause, str]] = {
     "fewer rows enter at a time",
     Cause.UPSTREAM_BUSY: "stages waited for a slower one before them; give the slowest stage fewer layers, or let "
     "fewer rows enter at a time",
-    Cause.END: "the stages ran empty before the last token was certain; a longer output makes up for that",
+    Cause.END: "the stages ran empty before the last token was committed; a longer output makes up for that",
 }
 PLAIN_ADVICE: Final = (
     "nothing was drafted, so a token could enter only once the one before it had come out; use a strategy that "

@@ -56,7 +56,7 @@ from penstock.models.quantized.choice import (
 )
 from penstock.models.quantized.linear import weight_bytes, works
 from penstock.models.quantized.pack import check_covered, exact_ends, pack, pack_sliced, quantize_ends, share_tied
-from penstock.models.recurrent.mixers import Host, install
+from penstock.models.recurrent.mixers import MixerGroup, install
 from penstock.models.recurrent.state import FoldedState, State, SteppedState
 from penstock.models.shares import ALONE, Columns, GatheredHead, Ranks, cut_rows, narrow, uncut
 from penstock.stage.grammar import GrammarMasks, Grammars
@@ -145,8 +145,8 @@ class StageModel:
         reach = reach_of(checkpoint.config)
         self._near = NearSlots(capacity, reach) if gives_back and reach is not None else None
         near_capacity = capacity if self._near is None else self._near.size
-        self._host = Host(near_capacity, torch.device("cpu"), partial(new_state, plain, self._precise))
-        install(checkpoint.config, own, self._host)
+        self._mixers = MixerGroup(near_capacity, torch.device("cpu"), partial(new_state, plain, self._precise))
+        install(checkpoint.config, own, self._mixers)
         self._replace_base(own)
         self.form = None if plain or not self._on_cpu else form_of(self._base, self._causal, self._norm)
         """The form of which a later start can build the stage; None where the layers have none."""
@@ -170,7 +170,7 @@ class StageModel:
 
     def record_steps(self, recorder: Recorder) -> None:
         """Compute batches of few rows by recorded steps, unless layers have a state, whose batches the host plans."""
-        if not (self._plain or self._loops or self._precise or self._host.mixers or self.first == self.last):
+        if not (self._plain or self._loops or self._precise or self._mixers.members or self.first == self.last):
             capacity, dtype = self._arenas.capacity, torch_dtype(self.dtype)
             self._graphs = Graphs(self._frame_step, recorder, self.device, dtype, capacity)
 
@@ -248,7 +248,7 @@ class StageModel:
             check_covered(layers, self._sliced)
         for ends in (self._base, self._causal):
             self._settle(ends)
-        self._host.device = self.device
+        self._mixers.device = self.device
         release(self.device)
 
     def _pack(self, quantization: str, exact: bool) -> None:
@@ -354,7 +354,7 @@ class StageModel:
     @property
     def kv_bytes(self) -> int:
         """Bytes of everything that is stored by slot."""
-        return self._arenas.bytes + self._near_arenas.bytes + self._host.bytes
+        return self._arenas.bytes + self._near_arenas.bytes + self._mixers.bytes
 
     @property
     def weight_bytes(self) -> int:
@@ -443,7 +443,7 @@ class StageModel:
         if self._graphs is not None and self._near.size != self._near_arenas.capacity:
             self._graphs.clear()
         self._near_arenas.grow(self._near.size)
-        self._host.grow(self._near.size)
+        self._mixers.grow(self._near.size)
         return near
 
     def _recorded(self, view: BatchView, near: BatchView, hidden: Tensor | None) -> Tensor | None:
@@ -488,7 +488,7 @@ class StageModel:
     def _run(self, view: BatchView, near: BatchView, hidden: Tensor | None, attend: Attend) -> Tensor:
         positions_1N = torch.from_numpy(view.positions)[None].to(self.device)
         tokens_1N = torch.from_numpy(view.tokens)[None].to(self.device)
-        self._host.begin(near)
+        self._mixers.begin(near)
         return self._compute(tokens_1N, positions_1N, hidden, attend)
 
     def _compute(self, tokens_1N: Tensor, positions_1N: Tensor, hidden: Tensor | None, attend: Attend) -> Tensor:
@@ -519,7 +519,7 @@ class StageModel:
         self._run(view, near, given, probed)
         hook.remove()
         check_calls(config, self.first, self.last, probed)
-        check_mixers(config, self.first, self.last, [mixer.calls for mixer in self._host.mixers])
+        check_mixers(config, self.first, self.last, [mixer.calls for mixer in self._mixers.members])
         # A row that carries more than its hidden state is unpacked before the first layer.
         if given is not None and not isinstance(self._base, CarryingBase):
             check_entry(config, given.to(self.device), entered[0] if entered else None)
@@ -529,7 +529,7 @@ class StageModel:
         """Clear everything that is stored by slot, as if no row had ever come."""
         for arenas in (self._arenas, self._near_arenas):
             arenas.zero()
-        self._host.zero()
+        self._mixers.zero()
         if self._near is not None:
             self._near.forget()
 

@@ -206,8 +206,8 @@ class SideChannel(Protocol):
         ...
 
 
-class HostedPipeline(Pipeline, SideChannel, Protocol):
-    """A pipeline that a host starts. It can be used once it has ``joined``."""
+class StartedPipeline(Pipeline, SideChannel, Protocol):
+    """A pipeline that an executor starts. It can be used once it has ``joined``."""
 
     def joined(self) -> bool:
         """Whether all stages have loaded their layers and know each other.
@@ -245,10 +245,10 @@ class Clock(Protocol):
         ...
 
 
-class Host(Clock, Protocol):
-    """Where an engine's pipelines run: each stage in a process of its own, or all in the engine's."""
+class Executor(Clock, Protocol):
+    """Runs an engine's pipelines: each stage in a process of its own, or all in the engine's."""
 
-    def begin(self, plans: Sequence[StagePlan], name: str = "stage") -> HostedPipeline:
+    def begin(self, plans: Sequence[StagePlan], name: str = "stage") -> StartedPipeline:
         """Begin to start a pipeline of these stages, without waiting for any.
 
         Released stages that hold the same layers are used again.
@@ -260,7 +260,7 @@ class Host(Clock, Protocol):
         ...
 
     def close(self) -> None:
-        """Free what the host holds. Its pipelines have to be closed before. Safe to call twice."""
+        """Free what the executor holds. Its pipelines have to be closed before. Safe to call twice."""
         ...
 
 

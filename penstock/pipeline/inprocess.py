@@ -139,7 +139,7 @@ class InProcessPipeline:
         self._dues[index] = math.inf if due is None else due
 
 
-class InProcessHost:
+class InProcessExecutor:
     """Runs whole engines, models included, in one process. Under a virtual clock all runs are alike."""
 
     def __init__(self, clock: Clock) -> None:

@@ -17,7 +17,7 @@ FETCH: Final = "fetch"
 class LoadingCount:
     """The weights that all processes have read, host by host, and the memory of those that have started.
 
-    Use it as a ``with`` block around their start, and as ``on_loading`` of ``ProcessHost``.
+    Use it as a ``with`` block around their start, and as ``on_loading`` of ``ProcessExecutor``.
     """
 
     def __init__(self) -> None:

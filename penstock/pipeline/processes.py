@@ -75,7 +75,7 @@ OnLoading = Callable[[str, str, Loading | Started], None]
 """Called with a host's name in plans, a pipeline's name, and a message from one of its stages there."""
 
 
-class ProcessHost:
+class ProcessExecutor:
     """The engine's inbox, its clock and the fork server, which all pipelines of one engine share.
 
     ``transport`` is "ipc" or "tcp", the latter with TLS if there is ``security``. With ``elsewhere`` a plan may name
@@ -319,25 +319,25 @@ class ProcessPipeline:
     ``poll`` when one is lost.
     """
 
-    def __init__(self, plans: Sequence[StagePlan], host: ProcessHost, name: str = "stage") -> None:
+    def __init__(self, plans: Sequence[StagePlan], executor: ProcessExecutor, name: str = "stage") -> None:
         self.stages = len(plans)
         self.name = name
         self.started: dict[int, Started] = {}
         self._plans = plans
-        self._host = host
+        self._executor = executor
         self._apart = any(plan.emulation is not None and plan.emulation.apart for plan in plans)
         self._session = secrets.token_hex(16)
         self._processes: list[StageProcess] = []
         self._calls: list[Outbox] = []
         """Connections to processes that come from another session, to call them into this one."""
         self._loss = Loss()
-        self._blame = Blame([plan.host for plan in plans], self._who, host.faults, self._lose_for_fault)
+        self._blame = Blame([plan.host for plan in plans], self._who, executor.faults, self._lose_for_fault)
         self._inboxes: list[Outbox] = []
         self._closing = False
         self._hears = True
         """Whether every stage would notice that it is asked to leave."""
-        self._end = EngineEnd(host, entrance(plans[0]), plans[0].vocab_size)
-        self._last_heartbeat = [host.now()] * self.stages
+        self._end = EngineEnd(executor, entrance(plans[0]), plans[0].vocab_size)
+        self._last_heartbeat = [executor.now()] * self.stages
         self._silence = Silence(self.stages)
         self._patience = Patience(self.stages)
         self._rows: deque[int] = deque()
@@ -352,9 +352,9 @@ class ProcessPipeline:
         self._cut_off = ("", "")
         """A host that other hosts do not reach, and the cause. It is cut off unless a better cause is reported."""
         on_broken = partial(self._on_exit, ANY_STAGE, Source.CONNECTION, "its connection to the engine has ended")
-        host.register(self._session, self._on_message, on_broken, self._on_listened)
+        executor.register(self._session, self._on_message, on_broken, self._on_listened)
         for index, plan in enumerate(plans):
-            self._processes.append(host.process_for(plan))
+            self._processes.append(executor.process_for(plan))
             self._call(index, plan)
 
     def _call(self, index: int, plan: StagePlan) -> None:
@@ -363,18 +363,18 @@ class ProcessPipeline:
         process.watched(partial(self._on_exit, index, Source.PROCESS))
         spec = self._spec(index, plan)
         if process.address:
-            self._start_by[index] = self._host.now() + max(LEAST_PATIENCE, process.patience)
-            self._calls.append(self._host.sockets.connect(process.address, process.session))
+            self._start_by[index] = self._executor.now() + max(LEAST_PATIENCE, process.patience)
+            self._calls.append(self._executor.sockets.connect(process.address, process.session))
             self._calls[-1].send(encode(Rejoin(spec=msgspec.json.encode(spec)), process.session))
         else:
-            self._start_by[index] = self._host.now() + START_TIMEOUT
+            self._start_by[index] = self._executor.now() + START_TIMEOUT
             process.launcher.start(spec)
 
     def joined(self) -> bool:
         if self._inboxes:
             return True
         for index in self._lacking:
-            if self._host.now() > self._start_by[index]:
+            if self._executor.now() > self._start_by[index]:
                 self._lose(index, Source.STAGE, "it has not started in time")
         self._raise_if_due()
         if len(self.started) < self.stages:
@@ -409,7 +409,7 @@ class ProcessPipeline:
 
     def submit(self, batch: Batch) -> None:
         self._rows.append(len(batch.rows))
-        self._submitted.append(self._host.now())
+        self._submitted.append(self._executor.now())
         self.tell(0, batch, self._end.sending(batch))
 
     def cancel(self, message: Cancel) -> None:
@@ -421,7 +421,7 @@ class ProcessPipeline:
         self._inboxes[stage].send(self._packed(message, arrives))
 
     def _packed(self, message: Message, arrives: float) -> bytes:
-        return encode(message, self._session, arrives, self._host.now() if self._apart else None)
+        return encode(message, self._session, arrives, self._executor.now() if self._apart else None)
 
     def prepare_grammar(self, request: int, grammar: str) -> None:
         self._end.unprepared.add(request)
@@ -442,7 +442,7 @@ class ProcessPipeline:
         return TapSpec(layers=layers, address=address, session=self._session, host=host)
 
     def poll(self) -> list[Result]:
-        if self._host.now() >= self._blame.until:
+        if self._executor.now() >= self._blame.until:
             self._blame.conclude()
         self._raise_if_due()
         return self._end.arrived()
@@ -453,10 +453,10 @@ class ProcessPipeline:
         If only connections were lost, first cut off the host that others do not reach.
         """
         try:
-            self._loss.raise_if_due(self._host.now())
+            self._loss.raise_if_due(self._executor.now())
         except PipelineLost:
             if self._loss.source is Source.CONNECTION and self._cut_off[0]:
-                self._host.cut_off(*self._cut_off)
+                self._executor.cut_off(*self._cut_off)
             raise
 
     @property
@@ -479,7 +479,7 @@ class ProcessPipeline:
         for index in kept:
             self._processes[index].patience = allowed[index]
         self._leave([process for index, process in enumerate(self._processes) if index not in kept], 0.0)
-        self._host.keep([self._processes[index] for index in kept])
+        self._executor.keep([self._processes[index] for index in kept])
 
     def _may_go_on(self, index: int) -> bool:
         process = self._processes[index]
@@ -492,17 +492,17 @@ class ProcessPipeline:
         self._closing = True
         try:
             # The session goes last: until then ``_wait_until_gone`` still takes in its messages.
-            self._host.end(ending, seconds)
+            self._executor.end(ending, seconds)
         finally:
-            self._host.unregister(self._session)
+            self._executor.unregister(self._session)
             for outbox in (*self._inboxes, *self._calls):
-                self._host.sockets.disconnect(outbox)
+                self._executor.sockets.disconnect(outbox)
 
     def _join(self) -> None:
         """Tell all stages the addresses of their neighbours, now that all have started."""
         addresses = [self.started[index].address for index in range(self.stages)]
         try:
-            self._inboxes = [self._host.sockets.connect(address, self._session) for address in addresses]
+            self._inboxes = [self._executor.sockets.connect(address, self._session) for address in addresses]
         except ConfigError as error:
             # A stage on another host names its own address, and may name a wrong one.
             raise PipelineLost(
@@ -518,7 +518,7 @@ class ProcessPipeline:
         around            engine  stage 0  stage 1  ...  stage N-1  engine
         stage i's index   i       i + 1    i + 2
         """
-        engine = self._host.inbox.address
+        engine = self._executor.inbox.address
         around = [engine, *(self.started[stage].address for stage in range(self.stages)), engine]
         return around[index], around[index + 2]
 
@@ -528,12 +528,12 @@ class ProcessPipeline:
             session=self._session,
             index=index,
             stages=self.stages,
-            bind=self._host.bind_address(self._processes[index].name[:8]),
-            engine=self._host.inbox.address,
+            bind=self._executor.bind_address(self._processes[index].name[:8]),
+            engine=self._executor.inbox.address,
             plan=plan,
             link=self._processes[index].link,
-            security=self._host.security,
-            private_network=self._host.private_network,
+            security=self._executor.security,
+            private_network=self._executor.private_network,
         )
 
     def _on_message(self, delivery: Delivery, frames: Sequence[Frame]) -> bool:
@@ -548,7 +548,7 @@ class ProcessPipeline:
             return False
         if isinstance(message, RanksMeet) and len(self.started) < self.stages and message.stage < self.stages:
             spec = self._spec(message.stage, self._plans[message.stage])
-            self._processes[message.stage].meet(spec, message.address, self._host.bind_address)
+            self._processes[message.stage].meet(spec, message.address, self._executor.bind_address)
             return False
         if isinstance(message, Started) and len(self.started) < self.stages and message.stage < self.stages:
             self.started[message.stage] = message
@@ -563,7 +563,7 @@ class ProcessPipeline:
         elif isinstance(message, Recalled) and self._blame.inquires and message.stage < self.stages:
             self._blame.told(message.stage, message.digest)
         else:
-            self._take_in(message, delivery.arrives_by(self._host.now()))
+            self._take_in(message, delivery.arrives_by(self._executor.now()))
         return True
 
     def _give_time(self, message: Loading) -> None:
@@ -574,11 +574,11 @@ class ProcessPipeline:
         total = self._totals.setdefault(message.stage, message.total)
         if total >= message.read >= self._read[message.stage] + max(1, PROGRESS * total):
             self._read[message.stage] = message.read
-            self._start_by[message.stage] = self._host.now() + START_TIMEOUT
+            self._start_by[message.stage] = self._executor.now() + START_TIMEOUT
 
     def _tell_loading(self, message: Loading | Started) -> None:
-        if self._host.on_loading is not None:
-            self._host.on_loading(self._plans[message.stage].host, self.name, message)
+        if self._executor.on_loading is not None:
+            self._executor.on_loading(self._plans[message.stage].host, self.name, message)
 
     def _take_in(self, message: Message, arrives: float) -> None:
         """Take in a message of the stream, or one for the listener beside it."""
@@ -599,7 +599,7 @@ class ProcessPipeline:
         elif isinstance(message, Result):
             self._hear(self.stages - 1)
             self._rows.popleft()
-            longest = self._host.now() - self._submitted.popleft()
+            longest = self._executor.now() - self._submitted.popleft()
             self._patience.computed(message.spans, longest)
 
     def _by_our_clock(self, span: Span) -> Span:
@@ -609,7 +609,7 @@ class ProcessPipeline:
 
     def _hear(self, stage: int) -> None:
         if 0 <= stage < self.stages:
-            self._last_heartbeat[stage] = self._host.now()
+            self._last_heartbeat[stage] = self._executor.now()
             self._silence.heard(stage)
 
     def _on_failed(self, message: Failed) -> None:
@@ -628,7 +628,7 @@ class ProcessPipeline:
         if submitted is None:  # it has been answered before, and the last stage knows it
             self._lose(self.stages - 1, Source.STAGE, complaint)
             return
-        self._blame.inquire(submitted, complaint, self._host.now() + RECALL_S)
+        self._blame.inquire(submitted, complaint, self._executor.now() + RECALL_S)
         for stage in range(self.stages):
             self.tell(stage, Recall(stream=result.stream))
 
@@ -670,7 +670,7 @@ class ProcessPipeline:
 
     def _allowed(self) -> list[float]:
         """Seconds for which each stage may be silent now."""
-        fixed = self._host.stage_timeout
+        fixed = self._executor.stage_timeout
         return self._patience.seconds(max(self._rows, default=0)) if fixed is None else [fixed] * self.stages
 
     def _on_exit(self, stage: int, source: Source, cause: str) -> None:
@@ -691,8 +691,8 @@ class ProcessPipeline:
             error.add_note(details)
         # Only the first report of a loss counts as the host's fault: others follow from it.
         if source is Source.STAGE and not self.lost and 0 <= stage < self.stages and self._plans[stage].host:
-            self._host.faults.note(self._plans[stage].host, cause)
-        self._loss.report(source, error, self._host.now())
+            self._executor.faults.note(self._plans[stage].host, cause)
+        self._loss.report(source, error, self._executor.now())
 
     def _who(self, stage: int) -> str:
         if not 0 <= stage < self.stages:

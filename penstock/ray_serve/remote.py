@@ -25,7 +25,7 @@ from penstock.core import (
 from penstock.engine.completion import CompletionDelta, Prompt, check_sampling
 from penstock.engine.front import AsyncEngine
 from penstock.engine.loop import Observer, fresh_seed
-from penstock.engine.recovery import MOST_LOSSES
+from penstock.engine.recovery import MOST_LOSSES, too_many_losses
 from penstock.engine.resolve import Resolved
 from penstock.engine.stats import EngineStats, ReplicaState, ReplicaStats
 from penstock.engine.stream import RequestDelta
@@ -149,8 +149,9 @@ class Dispatcher(Protocol):
 class RemoteStream:
     """A request under way on a replica: an async iterator over ``RequestDelta``, as ``RequestStream`` is.
 
-    When the replica is lost, another one goes on from what was read. A request that ``MOST_LOSSES`` replicas were lost
-    with, one after the other without a token between, ends with PipelineError: it may be what ends them.
+    When the replica is lost, another one goes on from what was read. A request that ran on ``MOST_LOSSES`` replicas
+    when they were lost, one after the other without a token between, ends with RequestError, as under ``Replicas``: it
+    may be what ends them. One that waited on any of them is not at fault, and ends with PipelineError.
     """
 
     def __init__(self, call: RemoteCall, replicas: Dispatcher, on_end: Callable[[RemoteStream], None]) -> None:
@@ -171,7 +172,9 @@ class RemoteStream:
         ]
         self._cached = 0
         self._answer: Answer | None = None
-        self._losses = 0
+        self._losses = self._losses_while_it_ran = 0
+        self._runs = False
+        """Whether the present replica's engine has admitted the request."""
         self._accepted = self._aborted = self._told = False
 
     @property
@@ -246,12 +249,14 @@ class RemoteStream:
     def _note_loss(self, how: str) -> None:
         """Have the next call go on from what has come, which is what was told and not what the replica knew."""
         self._losses += 1
+        self._losses_while_it_ran += self._runs
         if self._answer is not None:
             self._answer.cancel()  # one that cannot be reached may still be at work
-        self._answer = None
+        self._answer, self._runs = None, False
+        if self._losses_while_it_ran >= MOST_LOSSES:
+            raise RequestError(too_many_losses("replica", how))
         if self._losses >= MOST_LOSSES:
-            problem = f"{self._losses} times in a row a replica was lost before its next token: {how}"
-            raise PipelineError(f"the request was lost ({problem})")
+            raise PipelineError(f"the request was lost ({too_many_losses('replica', how)})")
         log.warning("request %s goes on on another replica: %s", self.request_id, how)
         self._call = self._call.going_on([list(output.token_ids) for output in self._outputs])
 
@@ -267,14 +272,14 @@ class RemoteStream:
             return []
         if not isinstance(message, News):
             return []
-        self.started = True
+        self.started = self._runs = True
         self._cached = max(self._cached, message.cached)
         for index, ended in message.ended.items():
             self._note_end(self._outputs[index], ended)
         # A completion that had ended is told its end again after a loss.
         deltas = [delta for delta in message.deltas if self._outputs[delta.index].finish_reason is None]
         if deltas:
-            self._losses = 0
+            self._losses = self._losses_while_it_ran = 0
         return deltas
 
     def _note_end(self, output: CompletionOutput, ended: Ended) -> None:

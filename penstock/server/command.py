@@ -102,10 +102,8 @@ async def serve(
 def engine_of(options: EngineOptions, settings: ServerSettings) -> AsyncEngine:
     """One engine, or as many as are asked for. Raises ConfigError, and PipelineError when a stage cannot be started."""
     limits = {"max_queue": settings.max_queue, "idle_timeout": settings.idle_timeout}
-    if options.data_parallel_size == 1:
-        return watched(partial(AsyncLLM, **limits), options, LoadingLog())[0]  # type: ignore[arg-type]
-    with LoadingLog() as loading:
-        return Replicas(on_loading=loading, **limits, **vars(options))  # type: ignore[arg-type]
+    kind: type[AsyncEngine] = AsyncLLM if options.data_parallel_size == 1 else Replicas
+    return watched(partial(kind, **limits), options, LoadingLog())[0]  # type: ignore[arg-type]
 
 
 def announce(llm: AsyncEngine, settings: ServerSettings, url: str, seconds: float) -> None:

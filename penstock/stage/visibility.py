@@ -304,7 +304,7 @@ class _Held:
     low: int = 0
     """No later row stands before this position."""
     until: int = 0
-    certain: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    committed: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     drafted: dict[int, int] = field(default_factory=dict)
 
 
@@ -349,17 +349,17 @@ class NearSlots:
 
     def _release(self, seen: RequestView, held: _Held) -> None:
         """Free the places of committed slots that are out of reach by now, and of drafts that were rejected."""
-        held.certain = seen.slots[: seen.committed]
+        held.committed = seen.slots[: seen.committed]
         # ``low`` is the first position of the batches before: this batch's own rows have not been entered yet.
         limit = min(held.low - self.reach, seen.committed)
         if limit > held.until:
-            self._give_back(held.certain[held.until : limit].tolist())
+            self._give_back(held.committed[held.until : limit].tolist())
             held.until = limit
         settled = [(slot, at) for slot, at in held.drafted.items() if at < seen.committed]
         for slot, at in settled:
             del held.drafted[slot]
             # The position has been committed in another slot, so this draft was rejected.
-            if held.certain[at] != slot:
+            if held.committed[at] != slot:
                 self._give_back([slot])
 
     def _take(self, seen: RequestView, slots: list[int], positions: list[int]) -> None:
@@ -387,7 +387,7 @@ class NearSlots:
     def _close(self, request: int) -> None:
         held = self._requests.pop(request, None)
         if held is not None:
-            self._give_back([*held.certain[held.until :].tolist(), *held.drafted])
+            self._give_back([*held.committed[held.until :].tolist(), *held.drafted])
 
     def _give_back(self, slots: list[int]) -> None:
         """Free the places of these slots.

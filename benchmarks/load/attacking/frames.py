@@ -52,7 +52,7 @@ from penstock.messages import (
     encode,
     opening,
 )
-from penstock.pipeline.processes import ProcessHost, ProcessPipeline
+from penstock.pipeline.processes import ProcessExecutor, ProcessPipeline
 from penstock.transport.addresses import LinkSecurity, place_of
 from penstock.transport.framing import FRAME
 from penstock.transport.outbox import Sockets
@@ -89,7 +89,7 @@ class Target:
 def targets_of(llm: LLM) -> list[Target]:
     """The inboxes of engine, stages and drafter, the engine's first. Only the host knows them."""
     host = llm.host
-    assert isinstance(host, ProcessHost)
+    assert isinstance(host, ProcessExecutor)
     found = []
     for session, owner in host._owners.items():
         pipeline = getattr(owner, "__self__", None)
@@ -181,7 +181,7 @@ def attacked(who: Who, transport: str, tls: bool = False) -> Iterator[Frames]:
     speculation = {"method": "draft_model", "model": "demo"}
     with tempfile.TemporaryDirectory() as folder:
         security = only_host(Path(folder)) if tls else None
-        host = ProcessHost(transport, security=security)
+        host = ProcessExecutor(transport, security=security)
         with (
             LLM("demo", pipeline_parallel_size=2, host=host, speculative_config=speculation) as llm,
             Sockets(security) as sockets,

@@ -20,10 +20,10 @@ from penstock.engine.resolve import PrefillTimes, Resolved
 from penstock.files import DTYPE_BYTES
 from penstock.hosts.doctor import examine_links
 from penstock.hosts.facts import HostFacts, own_facts
-from penstock.hosts.fleet import Fleet, FleetHost
+from penstock.hosts.fleet import Fleet, FleetExecutor
 from penstock.hosts.placement import HERE, asked_hosts, other_hosts, ranks_said
 from penstock.hosts.probe import LinkRates
-from penstock.pipeline.base import Host
+from penstock.pipeline.base import Executor
 
 # ---------------------------------------------------------------------------------------------------------------- links
 # The links between an engine's hosts, as the doctor measures them.
@@ -97,17 +97,19 @@ class HostsProfile:
         return ", ".join(unknown) or ("" if self.links is not None else "the links between them")
 
 
-def known_profile(options: EngineOptions, host: Host) -> HostsProfile:
+def known_profile(options: EngineOptions, executor: Executor) -> HostsProfile:
     """Stored measurements of the hosts in ``options``. Raises ConfigError for one without the device, or several."""
     names, store = list(asked_hosts(options.hosts or HERE).names), ProfileStore(profiles_folder())
-    fleet = host.fleet if isinstance(host, FleetHost) else None
+    fleet = executor.fleet if isinstance(executor, FleetExecutor) else None
     found = candidates_on(options, names, {} if fleet is None else fleet.living)
     known = {name: store.times(one.key) for name, one in found.devices.items()}
     links = [] if fleet is None else stored_links(with_here(names), store, encrypted=fleet.security is not None)
     return HostsProfile(found, {name: times for name, times in known.items() if times is not None}, links)
 
 
-def completed(profile: HostsProfile, host: Host, reporting: Reporting, tokens: Sequence[int] = ()) -> HostsProfile:
+def completed(
+    profile: HostsProfile, executor: Executor, reporting: Reporting, tokens: Sequence[int] = ()
+) -> HostsProfile:
     """Measure what is missing, and store it. ``tokens``: the text that is computed; empty for arbitrary tokens.
 
     Raises ConfigError for a link or a device that cannot be measured.
@@ -115,10 +117,10 @@ def completed(profile: HostsProfile, host: Host, reporting: Reporting, tokens: S
     store, times, links = ProfileStore(profiles_folder()), dict(profile.times), profile.links
     for name, candidate in profile.candidates.devices.items():
         if name not in times:
-            times[name] = profiled(candidate, host, store, reporting(f"{name}, {candidate.device}"), tokens)
+            times[name] = profiled(candidate, executor, store, reporting(f"{name}, {candidate.device}"), tokens)
     if links is None:
-        assert isinstance(host, FleetHost)
-        links = measured_links(host.fleet, with_here(profile.candidates.hosts), store, reporting("links"))
+        assert isinstance(executor, FleetExecutor)
+        links = measured_links(executor.fleet, with_here(profile.candidates.hosts), store, reporting("links"))
     return replace(profile, times=times, links=links)
 
 

@@ -6,23 +6,24 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, zip_longest
+from itertools import zip_longest
 from statistics import median
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-from penstock.cluster.spec import LayerKind, LayerTimes, ModelPrice, mean_grid
+from penstock.cluster.spec import LayerKind, LayerTimes, ModelPrice
 from penstock.config import FieldError
 from penstock.core import ConfigError
 from penstock.engine.build import stage_plans
 from penstock.engine.options import EngineOptions
+from penstock.engine.profile.solve import layer_times, parts_of
 from penstock.engine.profile.store import DeviceKey, DeviceProfile, ProfileStore, digest_of
 from penstock.engine.resolve import Resolved, resolve_options
 from penstock.files import DTYPE_BYTES
 from penstock.hosts.facts import HostFacts, own_facts
-from penstock.hosts.fleet import FleetHost
+from penstock.hosts.fleet import FleetExecutor
 from penstock.hosts.placement import HERE, device_on, in_gb, in_plans
 from penstock.messages import NO_SLOT, Batch, CommittedSlots, Opened, Rows, Sampling
-from penstock.pipeline.base import Host, HostedPipeline, StagePlan
+from penstock.pipeline.base import Executor, StagePlan, StartedPipeline
 
 # ----------------------------------------------------------------------------------------------------------------- text
 # Batches of one text for stages that serve nobody else: tokens that stay, and rows that are only tried.
@@ -77,60 +78,19 @@ class MeasuredText:
 # -------------------------------------------------------------------------------------------------------------- measure
 # Measures a model's layers on a device: real stages there compute batches of several sizes and lengths of text.
 #
-# A model is held as stages, one after the other on the device: the first layer (with the embedding), some of the next
-# ones, as many from the third on as there is room for, and the last (with the head).
-#
-# Where all layers are alike the second one is a stage: the time of many layers less that of one is the time per layer.
-# Where they differ, a stage also takes something once for each kind that it has (masks of attention, trees of states),
-# so that stages are compared which have the same kinds. From a layer a to the next of its kind, with others between:
-#
-#     a x x a    less    x x a    is one layer of kind a
-#
 # Stages compute one batch at a time, so that layers which two of them hold disturb nothing.
 
 ROWS: Final = (1, 4, 16, 64, 256)
 CONTEXTS: Final = (0, 512, 2048)
 CHUNK: Final = 256
 """Most tokens of a batch that only makes the text longer."""
-FEW_ROWS: Final = 16
-"""Rows up to which a batch is measured ``REPEATS`` times, since it takes little time."""
-REPEATS: Final = 7
-"""Measurements of a batch of few rows; the first one warms up and does not count."""
-REPEATS_OF_MANY: Final = 3
-"""Measurements of a batch of more rows."""
-LEAST_LAYERS: Final = 4
-"""Layers that a model needs, so that a layer can be told from what every stage pays once."""
+REPEATS: Final = 3, 15
+"""Fewest and most measurements of a batch, after one that warms up and does not count."""
+ENOUGH_S: Final = 2.0
+"""Seconds of measurements after which the fewest will do."""
 
-Layers = tuple[int, int]
 OnStep = Callable[[int, int], None]
 """Called with the number of measurements that are done, and of all."""
-
-
-def parts_of(kinds: Sequence[int], most: int) -> tuple[Layers, ...]:
-    """The layers of the stages, given the kind of each: the first, those that tell kinds apart, ``most``, and the last.
-
-    Raises FieldError if there are too few layers.
-    """
-    layers = len(kinds)
-    if layers < LEAST_LAYERS:
-        raise FieldError("model", f"has {layers} layers; a profile takes {LEAST_LAYERS}: write its layer_split down")
-    many = 2, 2 + max(1, min(most, layers - 3))
-    inner = [(1, 2)] if len(set(kinds[1:-1])) == 1 else [*chain.from_iterable(compared(kinds).values())]
-    return (0, 1), *inner, many, (layers - 1, layers)
-
-
-def compared(kinds: Sequence[int]) -> dict[int, tuple[Layers, Layers]]:
-    """Two stages for each kind, of which the first has one layer of the kind more than the second, and nothing else.
-
-    A kind with fewer than two layers between the first and the last has none.
-    """
-    found: dict[int, tuple[Layers, Layers]] = {}
-    for kind in sorted(set(kinds[1:-1])):
-        places = [layer for layer in range(1, len(kinds) - 1) if kinds[layer] == kind]
-        if len(places) > 1:
-            begin, end = places[0], places[1] + 1
-            found[kind] = (begin, end), (begin + 1, end)
-    return found
 
 
 def contexts_within(longest: int) -> tuple[int, ...]:
@@ -139,7 +99,7 @@ def contexts_within(longest: int) -> tuple[int, ...]:
 
 
 def measured_times(
-    host: Host,
+    executor: Executor,
     plans: Sequence[StagePlan],
     kinds: Sequence[int],
     contexts: Sequence[int],
@@ -151,12 +111,12 @@ def measured_times(
     ``kinds``: the kind of each of the model's layers. ``tokens``: the text that is computed; empty for arbitrary
     tokens. The time of a mixture of experts depends on it.
     """
-    pipeline = host.begin(plans, "profile")
+    pipeline = executor.begin(plans, "profile")
     try:
         while not pipeline.joined():
-            host.wait(pipeline.due)
+            executor.wait(pipeline.due)
         text = MeasuredText(plans[0].vocab_size, tokens)
-        return times_of(Bench(host, pipeline), plans, kinds, contexts, on_step, text)
+        return times_of(Bench(executor, pipeline), plans, kinds, contexts, on_step, text)
     finally:
         pipeline.close()
 
@@ -164,8 +124,8 @@ def measured_times(
 class Bench:
     """Stages that compute one batch at a time."""
 
-    def __init__(self, host: Host, pipeline: HostedPipeline) -> None:
-        self._host = host
+    def __init__(self, executor: Executor, pipeline: StartedPipeline) -> None:
+        self._executor = executor
         self._pipeline = pipeline
 
     def seconds(self, batch: Batch) -> list[float]:
@@ -174,13 +134,13 @@ class Bench:
         self._pipeline.submit(batch)
         found = self._pipeline.poll()
         while not found:
-            self._host.wait(self._pipeline.due)
+            self._executor.wait(self._pipeline.due)
             found = self._pipeline.poll()
         return [span.end - span.start for span in found[0].spans]
 
     def _until(self, holds: Callable[[], bool]) -> None:
         while not holds():
-            self._host.wait(self._pipeline.due)
+            self._executor.wait(self._pipeline.due)
             self._pipeline.poll()
 
 
@@ -198,83 +158,22 @@ def times_of(
         while text.tokens < context:
             bench.seconds(text.advance(min(CHUNK, context - text.tokens)))
         for i, rows in enumerate(ROWS):
-            repeats = REPEATS if rows <= FEW_ROWS else REPEATS_OF_MANY
-            taken = [bench.seconds(text.attempt(rows)) for _ in range(repeats)][1:]
+            taken = attempts(bench, text, rows)
             grid[i].append([1e3 * median(stage) for stage in zip(*taken, strict=True)])
             done += 1
             on_step(done, steps)
-    return solved(grid, [range(plan.first, plan.last) for plan in plans], kinds, contexts)
+    return layer_times(grid, [range(plan.first, plan.last) for plan in plans], kinds, ROWS, contexts)
 
 
-class Solved(NamedTuple):
-    """Milliseconds of a layer of each kind, of a stage beside its layers, and of the head."""
-
-    kinds: list[float]
-    stage: float
-    head: float
-
-
-def solved(
-    grid: Sequence[Sequence[Sequence[float]]], parts: Sequence[range], kinds: Sequence[int], contexts: Sequence[int]
-) -> LayerTimes:
-    """Layer, stage and head times from milliseconds [rows][contexts][stages] of stages with these parts."""
-    found = [[solved_batch(stages, parts, kinds) for stages in line] for line in grid]
-    by_kind = [tuple(tuple(one.kinds[kind] for one in line) for line in found) for kind in range(max(kinds) + 1)]
-    return LayerTimes(
-        rows=ROWS,
-        contexts=tuple(contexts),
-        layer_ms=mean_grid(by_kind, [kinds.count(kind) for kind in range(len(by_kind))]),
-        stage_ms=tuple(max(0.0, median(one.stage for one in line)) for line in found),
-        head_ms=tuple(max(0.0, median(one.head for one in line)) for line in found),
-        kind_ms=tuple(by_kind) if len(by_kind) > 1 else (),
-    )
-
-
-def solved_batch(stages: Sequence[float], parts: Sequence[range], kinds: Sequence[int]) -> Solved:
-    """The times in one batch. A kind that was not compared has the mean of the others, the first layer alone of its
-    kind its own stage's time."""
-    first, *inner, many, last = stages
-    count = [Counter(kinds[layer] for layer in part) for part in parts[1:-1]]
-    if len(inner) == 1:
-        layer = layer_ms(inner[0], many, len(parts[-2]))
-        known, beside = {kinds[1]: layer}, inner[0] - layer
-    else:
-        pairs = zip(inner[::2], inner[1::2], strict=True)
-        known, beside = kinds_ms(dict(zip(compared(kinds), pairs, strict=True)), many, count)
-    unknown = max(0.0, min(sum(known.values()) / len(known), last - beside))
-    each = [known.get(kind, unknown) for kind in range(max(kinds) + 1)]
-    if kinds[0] not in known and kinds[0] != kinds[-1]:
-        each[kinds[0]] = max(0.0, first - beside)
-    return Solved(each, beside, last - beside - each[kinds[-1]])
-
-
-def kinds_ms(
-    pairs: Mapping[int, tuple[float, float]], many: float, counts: Sequence[Counter[int]]
-) -> tuple[dict[int, float], float]:
-    """Milliseconds of one layer of each kind, and of a stage beside its layers.
-
-    ``pairs``: by kind, those of the two stages of ``compared``. ``counts``: layers of each kind in these stages, in
-    order, and in the one of many, which takes ``many``. Small differences are noisy: all are made larger or smaller by
-    what the longest of the stages and the one of many have between them.
-    """
-    found = {kind: max(0.0, more - less) for kind, (more, less) in pairs.items()}
-    mean = sum(found.values()) / len(found)
-
-    def together(count: Counter[int]) -> float:
-        return sum(number * found.get(kind, mean) for kind, number in count.items())
-
-    longest = max(range(len(pairs)), key=lambda place: counts[2 * place].total())
-    apart, taken = together(counts[-1]) - together(counts[2 * longest]), many - [*pairs.values()][longest][0]
-    scale = taken / apart if apart and taken / apart > 0 else 1.0
-    whole = together(counts[-1])
-    scale = min(scale, many / whole) if whole else 1.0
-    return {kind: scale * ms for kind, ms in found.items()}, many - scale * whole
-
-
-def layer_ms(one: float, many: float, layers: int) -> float:
-    """Milliseconds of one layer, from those of a stage of one layer and of a stage of ``layers``."""
-    # In a noisy measurement many layers may seem no slower than one: then their mean has to do.
-    return (many - one) / (layers - 1) if layers > 1 and many > one else many / layers
+def attempts(bench: Bench, text: MeasuredText, rows: int) -> list[list[float]]:
+    """[attempts][stages]: seconds of drafted rows. Every attempt goes through all stages, so that what else the device
+    has to do for a while slows all of them."""
+    bench.seconds(text.attempt(rows))
+    fewest, most = REPEATS
+    found: list[list[float]] = []
+    while len(found) < fewest or (len(found) < most and sum(map(sum, found)) < ENOUGH_S):
+        found.append(bench.seconds(text.attempt(rows)))
+    return found
 
 
 # ------------------------------------------------------------------------------------------------------------ footprint
@@ -318,18 +217,14 @@ def drafter_bytes(setup: Resolved) -> int:
     if speculator is None:
         return 0
     dtype, numbers = DTYPE_BYTES[setup.options.dtype], numbers_by_part(setup.checkpoint.weights.sizes())
-    tensors, embedding = speculator.tensors, numbers.get("embedding", 0)
-    own, lent = sum(stored.size for stored in tensors.values()), 0
-    # What its file lacks comes from the target: an embedding, which stays floats, and a head, packed with its weights.
-    if speculator.depth and "embed_tokens.weight" not in tensors:
-        lent += embedding
-    if speculator.depth and "lm_head.weight" not in tensors:
-        own += embedding
+    lent = dict.fromkeys(speculator.lent - speculator.tensors.keys(), numbers.get("embedding", 0))
+    # An embedding that the target lends stays floats; a head is packed with the drafter's weights.
+    packed = sum(stored.size for stored in speculator.tensors.values()) + lent.get("lm_head.weight", 0)
     kept = len(set(speculator.reads)) * setup.checkpoint.hidden_size
     if speculator.depth:
         kept += 2 * speculator.depth * kv_width(speculator.layer or setup.checkpoint.config)
     width = WHOLE_NUMBERS.get(setup.draft_quantization, float(dtype))
-    return round(width * own) + dtype * (lent + setup.capacity * kept)
+    return round(width * packed) + dtype * (lent.get("embed_tokens.weight", 0) + setup.capacity * kept)
 
 
 def slot_bytes(setup: Resolved) -> list[int]:
@@ -477,8 +372,7 @@ def kinds_of(setup: Resolved, weights: Sequence[int]) -> tuple[tuple[LayerKind, 
     looks = [*zip(layer_types(config) or [""] * layers, weights, attends, near, states, strict=True)]
     found = list(dict.fromkeys(looks))
     pattern = tuple(map(found.index, looks))
-    several = len(set(pattern[1:-1])) > 1
-    if not 1 < len(found) <= MOST_KINDS or carries(config) or (several and not compared(pattern)):
+    if not 1 < len(found) <= MOST_KINDS or carries(config):
         return (), ()
     state, reach = 0, reach_of(config)
     if any(states):
@@ -634,16 +528,16 @@ def key_of(name: str, facts: HostFacts, setup: Resolved, digest: str, stage: int
 
 
 def profiled(
-    candidate: Candidate, host: Host, store: ProfileStore, on_step: OnStep, tokens: Sequence[int] = ()
+    candidate: Candidate, executor: Executor, store: ProfileStore, on_step: OnStep, tokens: Sequence[int] = ()
 ) -> LayerTimes:
     """Measure a candidate's layers and store the times. Raises ConfigError for too little memory, and PipelineError."""
     contexts = contexts_within(candidate.setup.max_model_len)
     setup = in_parts(candidate)
-    if isinstance(host, FleetHost) and candidate.name != HERE:
-        offer = host.offer(setup.checkpoint.source, setup.checkpoint.num_layers)
-        host.fleet.provide(offer, {candidate.name: setup.layers})
+    if isinstance(executor, FleetExecutor) and candidate.name != HERE:
+        offer = executor.offer(setup.checkpoint.source, setup.checkpoint.num_layers)
+        executor.fleet.provide(offer, {candidate.name: setup.layers})
     kinds = price_of(candidate.setup).layer_kinds
-    times = measured_times(host, stage_plans(setup), kinds, contexts, on_step, tokens)
+    times = measured_times(executor, stage_plans(setup), kinds, contexts, on_step, tokens)
     store.keep(DeviceProfile(key=candidate.key, times=times))
     return times
 

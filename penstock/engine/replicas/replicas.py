@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from penstock.config import check
 from penstock.core import PipelineError, RequestError, SamplingParams
@@ -30,6 +31,11 @@ from penstock.pipeline.processes import OnLoading
 from penstock.text.workers import aside
 
 log = logging.getLogger(__name__)
+
+LOOK_EVERY_S: Final = 0.1
+"""Seconds between two looks for silent replicas: a tenth of the shortest silence that has requests move by default."""
+STILL_S: Final = 5 * LOOK_EVERY_S
+"""Seconds between two looks from which on this process, and not the engines, has stood still."""
 
 
 class Replicas(LocalEngine):
@@ -56,7 +62,8 @@ class Replicas(LocalEngine):
     ``max_queue`` counts the waiting requests of all. A request goes to the engine that has the fewest rows to compute
     before its answer (``penstock.engine.replicas.router``). When that engine loses a stage, ends, is drained or made
     again, the request goes on elsewhere behind what its reader has been told, and has the tokens that it would have had
-    ("near ties" of ``numerics`` "fast" aside). Engines that end are made again, one at a time, after 0, 1, 2, 4 .. 60
+    ("near ties" of ``numerics`` "fast" aside). It also does when the engine has brought nothing for ``move_after``
+    seconds, and may come back. Engines that end are made again, one at a time, after 0, 1, 2, 4 .. 60
     seconds. While none is up, requests wait for ``recovery_timeout`` seconds.
 
     Only what every engine would refuse, and the start of the first one, keeps it from starting: it raises ConfigError
@@ -78,7 +85,8 @@ class Replicas(LocalEngine):
         check_options(self._options)
         shared_fork_server()  # it imports torch while this process does
         self._replicas = [
-            Replica(number, one, idle_timeout) for number, one in enumerate(options_of_replicas(self._options))
+            Replica(number, one, idle_timeout, self._options.move_after)
+            for number, one in enumerate(options_of_replicas(self._options))
         ]
         self._worker = ThreadPoolExecutor(1, "penstock-replicas")
         self._events: asyncio.AbstractEventLoop | None = None
@@ -86,6 +94,9 @@ class Replicas(LocalEngine):
         """Requests that no replica has now, in the order of their coming, each with the timer that ends it."""
         self._restarts: dict[Replica, asyncio.Task[None]] = {}
         """The tasks that make engines again which have ended."""
+        self._watching: asyncio.TimerHandle | None = None
+        """The timer of the next look for silent replicas, while there are requests."""
+        self._watched_at = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
         """Restarts that were asked for."""
         self._observers: list[Observer] = []
@@ -103,7 +114,6 @@ class Replicas(LocalEngine):
         first.make(self._notice, on_loading)
         assert first.engine is not None
         self._llm: LLM = first.engine.llm
-        """The first engine's, which checks requests however long that engine has ended."""
         self._files = LoadedFiles(self._llm.setup)
         for one in others:
             try:
@@ -145,7 +155,17 @@ class Replicas(LocalEngine):
         self._check_taking()  # once more: all engines may have ended meanwhile
         name = self._name(request_id)
         self._check_queue()
-        return self._enter_all(name, job, Asked(tokenized(job), seeded(job.params, job.seed), priority, client))
+        return self._queue(name, job, priority, client)
+
+    def queue(self, job: Job, request_id: str) -> MovingStream:
+        """Queue a job that ``llm`` has made, on a replica. Raises PipelineError if none takes requests."""
+        self._check_taking()
+        return self._queue(self._name(request_id), job)
+
+    @property
+    def llm(self) -> LLM:
+        """The first engine's, which checks requests from any thread, however long that engine has ended."""
+        return self._llm
 
     def stats(self) -> EngineStats:
         """The engines' states and counters, summed: ``recovering`` while none is up. May be called from any thread."""
@@ -266,6 +286,10 @@ class Replicas(LocalEngine):
         job = self._llm.job(known, drawn, priority, client)
         return self._enter_all(name, job, Asked(known, drawn, priority, client, pinned))
 
+    def _queue(self, name: str, job: Job, priority: int = 0, client: str = "") -> MovingStream:
+        asked = Asked(tokenized(job), seeded(job.params, job.seed), priority, client, job.pinned)
+        return self._enter_all(name, job, asked)
+
     def _enter_all(self, name: str, job: Job, asked: Asked) -> MovingStream:
         """Have a checked request wait for a replica, or go to one at once."""
         stream = MovingStream(name, job, asked, self)
@@ -273,6 +297,7 @@ class Replicas(LocalEngine):
         self._idle.clear()
         self._wait(stream)
         self._settle()
+        self._keep_watching()
         return stream
 
     def _begin(self, ask: Ask, name: str, priority: int, client: str) -> MovingStream:
@@ -320,10 +345,11 @@ class Replicas(LocalEngine):
             return
         if self._events is not None and self._events.is_running():
             raise PipelineError("the event loop of another thread uses these Replicas: have that loop ask")
-        self._events, self._restarts, self._idle = events, {}, asyncio.Event()
+        self._events, self._restarts, self._idle, self._watching = events, {}, asyncio.Event(), None
         if not self._streams:
             self._idle.set()
         self._look()
+        self._keep_watching()
 
     def _notice(self) -> None:
         """Have the event loop look at the replicas. Called on the engines' threads."""
@@ -347,6 +373,26 @@ class Replicas(LocalEngine):
             if replica.state is ReplicaState.DOWN and replica not in self._restarts:
                 self._restarts[replica] = asyncio.ensure_future(self._revive(replica))
         self._settle()
+
+    def _keep_watching(self) -> None:
+        """Look for silent replicas in a while, as long as there are requests, or replicas that were silent."""
+        assert self._events is not None
+        busy = bool(self._streams) or any(one.silent for one in self._replicas)
+        if busy and self._watching is None and not self.closing:
+            self._watched_at = time.monotonic()
+            self._watching = self._events.call_later(LOOK_EVERY_S, self._watch)
+
+    def _watch(self) -> None:
+        """Have requests leave replicas that are silent while another one is not, and use those that are heard again."""
+        self._watching = None
+        if time.monotonic() - self._watched_at < STILL_S:  # else this process stood still, and heard nobody
+            before = [one.silent for one in self._replicas]
+            heard = any(not one.is_overdue for one in self._up)
+            for one in self._replicas:
+                one.silent = one.is_overdue and (one.silent or heard)
+            if before != [one.silent for one in self._replicas]:
+                self._look()
+        self._keep_watching()
 
     async def _revive(self, replica: Replica) -> None:
         """Make a replica's engine again until that succeeds."""

@@ -31,10 +31,11 @@ from penstock.core import (
 )
 from penstock.engine.async_llm import AsyncLLM
 from penstock.engine.completion import CompletionDelta, Job, Prompt
-from penstock.engine.opening import LoadedFiles, open_host
+from penstock.engine.opening import LoadedFiles, open_executor
 from penstock.engine.options import EngineOptions
-from penstock.engine.recovery import MOST_LOSSES, delay
+from penstock.engine.recovery import MOST_LOSSES, delay, too_many_losses
 from penstock.engine.replicas.router import Load
+from penstock.engine.replicas.silence import Silence
 from penstock.engine.stats import EngineStats, ReplicaState, ReplicaStats, following
 from penstock.engine.stream import RequestDelta, RequestStream, beginning
 from penstock.pipeline.processes import OnLoading
@@ -259,7 +260,7 @@ class MovingStream:
             self._home.ended(self)
             self._change.set()
         elif self.losses >= MOST_LOSSES:
-            self.fail(RequestError(f"{MOST_LOSSES} times in a row a replica was lost before its next token: {lost}"))
+            self.fail(RequestError(too_many_losses("replica", lost or "")))
 
     def fail(self, error: PenstockError) -> None:
         """End the request with an error, once its reader has what has been told."""
@@ -328,12 +329,16 @@ class Replica:
     ``make`` and ``close`` block, and are called on one thread at a time.
     """
 
-    def __init__(self, number: int, options: EngineOptions, idle_timeout: float | None) -> None:
+    def __init__(
+        self, number: int, options: EngineOptions, idle_timeout: float | None, move_after: float | None
+    ) -> None:
         self.number = number
         self.options = options
         self.engine: AsyncLLM | None = None
         self.draining = False
         self.making = False
+        self.silent = False
+        """Whether it takes no requests because it has brought nothing for too long; ``note_silence`` sets it."""
         self.streams: dict[MovingStream, None] = {}
         """The requests on it, the oldest first."""
         self.problem: str | None = None
@@ -342,6 +347,8 @@ class Replica:
         self.restarts = 0
         self.routed: Counter[str] = Counter()
         self._idle_timeout = idle_timeout
+        self._move_after = move_after
+        self._silence = Silence(move_after)
         self._failures = 0
         """Ends of its engine, and failed attempts to make one, in a row."""
         self._made_at = 0.0
@@ -356,7 +363,9 @@ class Replica:
             return ReplicaState.STARTING
         if self.has_ended:
             return ReplicaState.DOWN
-        return ReplicaState.UP if self.trouble is None else ReplicaState.STARTING
+        if self.engine is not None and self.engine.trouble is not None:
+            return ReplicaState.STARTING
+        return ReplicaState.SILENT if self.silent else ReplicaState.UP
 
     @property
     def has_ended(self) -> bool:
@@ -368,7 +377,15 @@ class Replica:
     def trouble(self) -> str | None:
         """Why its engine cannot go on now."""
         engine = self.engine  # once: another thread may be replacing it
-        return self.problem if engine is None else engine.trouble
+        if engine is None or engine.trouble is not None:
+            return self.problem if engine is None else engine.trouble
+        return f"no result for {self._silence.seconds(engine.llm.host.now()):.1f} s" if self.silent else None
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether its engine owes results and has brought none for longer than it may."""
+        engine = self.engine
+        return engine is not None and self._silence.is_too_long(engine.llm.host.now())
 
     def load(self, ids: Sequence[int]) -> Load:
         """How it stands to a prompt. It is up."""
@@ -379,7 +396,9 @@ class Replica:
         engine = self.engine
         now = None if engine is None else engine.stats()
         stats = self._before if now is None else following(self._before, now)
-        return ReplicaStats(self.number, self.state, self.trouble, stats, self.restarts, self.moved, dict(self.routed))
+        ids = [stream.request_id for stream in list(self.streams)]  # copied at once: any thread may ask
+        routed = dict(self.routed)
+        return ReplicaStats(self.number, self.state, self.trouble, stats, self.restarts, self.moved, routed, ids)
 
     # ------------------------------------------------------------------------------------------------- its engine
 
@@ -396,7 +415,7 @@ class Replica:
     def make(self, on_trouble: Callable[[], None], on_loading: OnLoading | None = None) -> None:
         """Make the engine. Raises what ``AsyncLLM`` raises, and notes it as the ``problem``."""
         try:
-            host = open_host(self.options, on_loading)
+            host = open_executor(self.options, on_loading)
             try:
                 given: dict[str, Any] = vars(self.options)
                 self.engine = AsyncLLM(host=host, idle_timeout=self._idle_timeout, **given)
@@ -406,6 +425,8 @@ class Replica:
         except PenstockError as error:
             self.problem = str(error)
             raise
+        self._silence = Silence(self._move_after)
+        self.engine.observe(self._silence)
         self.engine.on_trouble = on_trouble
         self.engine.llm.number_from(self.number * REPLICA_NUMBERS + self.restarts * ENGINE_NUMBERS)
         self.problem, self._made_at = None, time.monotonic()

@@ -198,15 +198,15 @@ def engine_options(options: BenchOptions, plan: BenchPlan, place: str) -> Engine
 def measured(options: BenchOptions, plan: BenchPlan, ticker: Ticker) -> Measured:
     """Start an engine for each place of the drafter, put every question to every strategy, and measure
     the small model."""
-    from penstock.emulation.cluster import RealTimeHost
+    from penstock.emulation.cluster import RealTimeExecutor
     from penstock.engine.llm import LLM
-    from penstock.engine.opening import open_host
+    from penstock.engine.opening import open_executor
 
     found: Measured | None = None
     for place, cluster in plan.clusters.items():
         engine = engine_options(options, plan, place)
         emulated = cluster is not None and cluster.emulated
-        with LLM(**vars(engine), host=RealTimeHost() if emulated else open_host(engine)) as llm:
+        with LLM(**vars(engine), host=RealTimeExecutor() if emulated else open_executor(engine)) as llm:
             questions = questions_of(llm, plan.conversations, options.raw) if found is None else found.questions
             ticker.begin(questions)
             with on_time(llm), peers_beside(plan.peers, llm, ticker.peer_begins) as peers:

@@ -168,8 +168,7 @@ def waits(setup: Resolved, config: SpeculativeConfig) -> int:
     assert setup.speculator is not None
     if isinstance(config.strategy_options, StaticTreeOptions):
         return config.strategy_options.tree_depth
-    after_step = config.drafter_options.needs_entered is not None or setup.speculator.asking > 0
-    return setup.stages if after_step else 0
+    return setup.stages if config.drafter_options.needs_entered is not None else 0
 
 
 # -------------------------------------------------------------------------------------------------------------- summary

@@ -153,7 +153,7 @@ def run_demo(as_json: bool, *, embedded: bool = False) -> None:
 
 def compare(cluster: Cluster, scene: Scene, screen: Race | Lines) -> list[StrategyRun]:
     """Run every prompt through the plain pipeline and then through Penstock, on the same stages."""
-    from penstock.emulation.cluster import RealTimeHost
+    from penstock.emulation.cluster import RealTimeExecutor
     from penstock.engine.llm import LLM
 
     strategies = [(PLAIN, None), (PENSTOCK, scene.speculation)]
@@ -163,7 +163,7 @@ def compare(cluster: Cluster, scene: Scene, screen: Race | Lines) -> list[Strate
         cluster=cluster,
         speculative_config=scene.speculation,
         enable_prefix_caching=False,
-        host=RealTimeHost(),
+        host=RealTimeExecutor(),
     ) as llm:
         prompts = scene.prompts(llm.get_tokenizer())
         with on_time(llm):

@@ -31,7 +31,7 @@ from penstock.lab.trainer.kinds import (
 )
 from penstock.lab.trainer.options import BLOCK_LAYERS, BLOCK_SIZE, IN_FLIGHT, MARKOV_RANK, TrainOptions
 from penstock.lab.trainer.states import Batch
-from penstock.models.speculators.open import final_norm
+from penstock.models.speculators.base import final_norm
 
 # ---------------------------------------------------------------------------------------------------------------- block
 # Blocks over whole sequences, many of them at once.

@@ -19,7 +19,7 @@ from penstock.lab.trainer.kinds import Kind, Start, Teaching, dtype_name, with_u
 from penstock.lab.trainer.options import DRAFT_LAYERS, TrainOptions, check_within
 from penstock.lab.trainer.states import Batch
 from penstock.models.loader import load_module, load_whole, quiet
-from penstock.models.speculators.open import TargetHead
+from penstock.models.speculators.base import TargetHead
 from penstock.models.stage_model import NormOnly
 
 # ---------------------------------------------------------------------------------------------------------- draft files

@@ -20,7 +20,7 @@ from penstock.lab.trainer.options import TrainOptions
 from penstock.lab.trainer.states import Batch, write_whole
 from penstock.models.loader import load_module
 from penstock.models.speculators.base import MAPS, SpeculatorCheckpoint
-from penstock.models.speculators.open import load_speculator, open_speculator
+from penstock.models.speculators.open import open_speculator
 
 # ----------------------------------------------------------------------------------------------------------------- base
 # The interface of a kind of drafter to its training.
@@ -341,7 +341,7 @@ class SpeculatorFiles:
     def load(
         self, opened: SpeculatorCheckpoint, target: Checkpoint, device: str
     ) -> tuple[Any, dict[str, nn.Parameter]]:
-        module = load_speculator(opened, target, "float32", device)
+        module = opened.load(target, "float32", device)
         return module, trained_parameters(module, opened)
 
     def write(self, output: Path, opened: SpeculatorCheckpoint, module: nn.Module, target: Checkpoint) -> None:

@@ -17,8 +17,8 @@ from penstock.lab.trainer.eagle import ChainTrainee
 from penstock.lab.trainer.kinds import Kind, SpeculatorFiles, Start, dtype_name, unit_weight, with_usual
 from penstock.lab.trainer.options import TTT_STEPS, TrainOptions
 from penstock.models.loader import load_module
+from penstock.models.speculators.base import final_norm
 from penstock.models.speculators.mtp import place_of
-from penstock.models.speculators.open import final_norm
 
 NOISE: Final = 0.1
 """Scale of the noise in a fresh projection, beside the parts that lead embedding and state straight into the layer."""

@@ -46,31 +46,31 @@ class TreeConvolution(nn.Module):
 # The base of the modules that replace a layer's state-carrying part.
 
 
-class Host:
-    """The state that all mixers of a stage share: the present batch, and the number of slots."""
+class MixerGroup:
+    """The mixers of a stage, and what they share: the present batch, and the number of slots."""
 
     def __init__(self, capacity: int, device: torch.device, new_state: Callable[[int], State]) -> None:
         """``new_state`` makes a layer's state for a number of slots."""
         self.capacity = capacity
         self.device = device
         self._new_state = new_state
-        self.mixers: list[Mixer] = []
+        self.members: list[Mixer] = []
         self._plan: TreePlan | None = None
         self._begun: set[int] = set()
         """Requests that have had rows and have not ended."""
 
-    def like(self, capacity: int) -> Host:
-        """Another host, without mixers, whose states are of the same kind."""
-        return Host(capacity, self.device, self._new_state)
+    def like(self, capacity: int) -> MixerGroup:
+        """Another group, without mixers, whose states are of the same kind."""
+        return MixerGroup(capacity, self.device, self._new_state)
 
     def begin(self, view: BatchView) -> None:
         """Set the batch whose rows come next."""
-        if not self.mixers:
+        if not self.members:
             return
         self._plan = TreePlan(view, self.capacity, self.device)
         self._begun.update(one.request for one in view.views)
         self._begun.difference_update(view.closed)
-        for mixer in self.mixers:
+        for mixer in self.members:
             mixer.forget(view.closed)
 
     def grow(self, capacity: int) -> None:
@@ -78,7 +78,7 @@ class Host:
         if capacity == self.capacity:
             return
         self.capacity = capacity
-        for mixer in self.mixers:
+        for mixer in self.members:
             for slots in mixer.slots:
                 slots.grow(capacity)
 
@@ -93,11 +93,11 @@ class Host:
     @property
     def bytes(self) -> int:
         """Bytes of everything that is stored by slot."""
-        return sum(mixer.bytes for mixer in self.mixers)
+        return sum(mixer.bytes for mixer in self.members)
 
     def zero(self) -> None:
         """Reset everything, as if no row had ever come."""
-        for mixer in self.mixers:
+        for mixer in self.members:
             for slots in mixer.slots:
                 slots.zero()
             mixer.forget(tuple(self._begun))
@@ -107,15 +107,15 @@ class Host:
 class Mixer(nn.Module):
     """Called like the transformers module that it replaces; ``calls`` counts the calls."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, group: MixerGroup) -> None:
         super().__init__()
-        self.host = host
+        self.group = group
         self.calls = 0
 
     def forward(self, hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
         """[1, N, D] -> [1, N, D]"""
         self.calls += 1
-        return self.mix(hidden_states[0], self.host.plan)[None]
+        return self.mix(hidden_states[0], self.group.plan)[None]
 
     def mix(self, hidden_ND: Tensor, plan: TreePlan) -> Tensor:
         """Compute the rows of the present batch: [N, D] -> [N, D]."""
@@ -137,10 +137,10 @@ class Mixer(nn.Module):
 class StatefulMixer(Mixer):
     """A mixer with a short convolution before its state."""
 
-    def __init__(self, host: Host, conv: Any) -> None:
-        super().__init__(host)
-        self.state = host.new_state()
-        self.convolution = TreeConvolution(conv, host.capacity)
+    def __init__(self, group: MixerGroup, conv: Any) -> None:
+        super().__init__(group)
+        self.state = group.new_state()
+        self.convolution = TreeConvolution(conv, group.capacity)
 
     @property
     def slots(self) -> list[SlotArrays]:
@@ -204,8 +204,8 @@ def _mixed(own: Any, hidden_ND: Tensor) -> Tensor:
 class DeltaNet(StatefulMixer):
     """A gated delta net over slots. ``own`` is transformers' module, without the parts that are held here."""
 
-    def __init__(self, own: Any, host: Host, project: Project) -> None:
-        super().__init__(host, own.conv1d)
+    def __init__(self, own: Any, group: MixerGroup, project: Project) -> None:
+        super().__init__(group, own.conv1d)
         self._project = project
         self._activation = activation_of(own)
         gates = getattr(own, "forget_gate", own)
@@ -259,8 +259,8 @@ def _unit(one_NKd: Tensor) -> Tensor:
 class Mamba2(StatefulMixer):
     """A Mamba-2 layer over slots. B are the keys, C the queries, dt x the values, and dt A the log decays."""
 
-    def __init__(self, own: Any, host: Host) -> None:
-        super().__init__(host, own.conv1d)
+    def __init__(self, own: Any, group: MixerGroup) -> None:
+        super().__init__(group, own.conv1d)
         self._activation = activation_of(own)
         self._least_step, self._most_step = own.time_step_limit
         self._groups, self._state_width = int(own.n_groups), int(own.ssm_state_size)
@@ -303,9 +303,9 @@ class Mamba2(StatefulMixer):
 
 
 class ShortConvolution(Mixer):
-    def __init__(self, own: Any, host: Host) -> None:
-        super().__init__(host)
-        self.convolution = TreeConvolution(own.conv, host.capacity)
+    def __init__(self, own: Any, group: MixerGroup) -> None:
+        super().__init__(group)
+        self.convolution = TreeConvolution(own.conv, group.capacity)
         self.in_proj, self.out_proj = own.in_proj, own.out_proj
 
     @property
@@ -324,7 +324,7 @@ class ShortConvolution(Mixer):
 ROWS: Final = 5
 """How many rows the sample has: more than a convolution reaches back."""
 
-MIXERS: Final[Mapping[str, Callable[[Any, Host], Mixer]]] = {
+MIXERS: Final[Mapping[str, Callable[[Any, MixerGroup], Mixer]]] = {
     "Qwen3NextGatedDeltaNet": partial(DeltaNet, project=qwen3_next),
     "Qwen3_5GatedDeltaNet": partial(DeltaNet, project=qwen3_5),
     "Qwen3_5MoeGatedDeltaNet": partial(DeltaNet, project=qwen3_5),
@@ -348,27 +348,27 @@ def activation_of(own: Any) -> Callable[[Tensor], Tensor]:
     return found
 
 
-def install(config: Any, layers: Sequence[nn.Module], host: Host) -> None:
+def install(config: Any, layers: Sequence[nn.Module], group: MixerGroup) -> None:
     """Replace the mixers of these layers, in place. Raises ConfigError if one computes something unexpected."""
     for layer in layers:
         for name, own in list(layer.named_children()):
             if make := MIXERS.get(type(own).__name__):
-                check_alike(config, make, own, host)
-                mixer = make(own, host)
-                host.mixers.append(mixer)
+                check_alike(config, make, own, group)
+                mixer = make(own, group)
+                group.members.append(mixer)
                 setattr(layer, name, mixer)
 
 
-def check_alike(config: Any, make: Callable[[Any, Host], Mixer], own: Any, host: Host) -> None:
+def check_alike(config: Any, make: Callable[[Any, MixerGroup], Mixer], own: Any, group: MixerGroup) -> None:
     """Raise ConfigError unless a mixer gives the same results as ``own`` for some sample rows, both in float32."""
     wide = widened(own)
     weight = next(one for one in wide.parameters() if one.dim() == 2 and one.shape[1] == config.hidden_size)
-    trial = host.like(min(ROWS, host.capacity))
+    trial = group.like(min(ROWS, group.capacity))
     sample = sample_of(weight, trial.capacity)
     with quiet():  # it would advise to install kernels, and is about to be replaced
         expected = wide(hidden_states=sample)
     mixer = make(wide, trial)
-    trial.mixers.append(mixer)
+    trial.members.append(mixer)
     trial.begin(_chain(trial.capacity))
     if not agree(mixer(sample), expected):
         raise refusal(config, f"transformers' {type(own).__name__} computes something that this release does not know")

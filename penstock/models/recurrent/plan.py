@@ -39,7 +39,7 @@ class Part:
 
     request: int
     base: int
-    certain: np.ndarray
+    committed: np.ndarray
     """Slots of the committed tokens, by position."""
     rows: Tensor
     own: Tensor
@@ -101,7 +101,7 @@ class TreePlan:
         return Part(
             request=request.request,
             base=base,
-            certain=request.slots[: request.committed],
+            committed=request.slots[: request.committed],
             rows=self._tensor(rows),
             own=self._tensor(own),
             above=self._tensor(request.slots[seen]),

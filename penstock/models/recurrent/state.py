@@ -146,10 +146,10 @@ class FoldedState:
             state = rows.value_NHe.new_zeros(heads, rows.key_NKd.shape[2], width)
             folded = _Folded(0, state, rows.decay_NHc.new_zeros(rows.decay_NHc.shape[1:], dtype=torch.float64))
         for first in range(folded.until, part.base, FOLD):
-            certain = part.certain[first : first + FOLD]
-            if (certain == self.slots.capacity).any():
+            committed = part.committed[first : first + FOLD]
+            if (committed == self.slots.capacity).any():
                 raise ProtocolError(f"request {part.request}: what it kept of positions from {first} on is gone")
-            folded = self._fold_slots(folded, torch.from_numpy(certain).to(part.own.device))
+            folded = self._fold_slots(folded, torch.from_numpy(committed).to(part.own.device))
         self._folded[part.request] = folded
         return folded
 

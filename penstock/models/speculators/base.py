@@ -1,26 +1,27 @@
-"""The base of learned drafters: their checkpoints, tensors, features of the target, and layers."""
+"""The base of learned drafters: their checkpoints, tensors, and layers."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal, Self
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from penstock.checkpoint.checkpoint import Checkpoint
 from penstock.checkpoint.look import INDEX_FILE, MEDUSA_FILE, SINGLE_FILE, is_read, shards_of, uses_index
-from penstock.checkpoint.tensors import WEIGHT_TYPES, StoredTensor, Tensors, stored_in
+from penstock.checkpoint.tensors import WEIGHT_TYPES, StoredTensor, Tensors, check_finite, stored_in
 from penstock.config import FieldError
 from penstock.core import ConfigError
-from penstock.files import CONFIG_FILE, read_json
-from penstock.messages import Features
+from penstock.files import CONFIG_FILE, read_json, torch_dtype
 from penstock.models.attention import Attend
-from penstock.stage.visibility import FeaturesError
+from penstock.models.loader import load_module
+from penstock.models.speculators.reader import FeatureReader
+from penstock.models.stage_model import NormOnly
 
 # -------------------------------------------------------------------------------------------------------------- weights
 # Tensors in files: names, types and shapes first, contents when needed. Opens only safetensors.
@@ -53,7 +54,7 @@ def _files(path: Path) -> list[Path]:
 
 
 # ----------------------------------------------------------------------------------------------------------------- base
-# The description of a learned drafter's checkpoint before its tensors are read, and the errors that refuse one.
+# A learned drafter's checkpoint: described before its tensors are read, then built and loaded; errors that refuse one.
 
 FIELD: Final = "speculative_config.model"
 
@@ -73,49 +74,26 @@ Kind = Literal["eagle", "eagle3", "medusa", "mtp", "spd", "early_exit", "dflash"
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-@dataclass(frozen=True)
-class BlockShape:
-    """How a block drafter fills its blocks, and what its layers see.
-
-    A block has ``size`` rows: the tokens known, then ``mask_token``. With ``from_anchor`` a row says what follows it,
-    without it what stands in its own place. ``causal`` [layers]: whether a layer's rows see only the block's rows
-    before them; ``windows`` [layers]: how many positions it looks back over, None for all. ``markov`` is the type of
-    the head that adds what a row's own token says of the next one, "" without, and ``rank`` its width.
-    """
-
-    size: int
-    mask_token: int
-    from_anchor: bool
-    causal: tuple[bool, ...]
-    windows: tuple[int | None, ...]
-    markov: str = ""
-    rank: int = 0
-
-    @property
-    def ahead(self) -> int:
-        """Levels below the children of its first token that one pass drafts."""
-        return self.reach(1)
-
-    def reach(self, shown: int) -> int:
-        """Levels below the next token's that one pass drafts where its block shows so many tokens."""
-        return max(0, self.size - shown - 1 + self.from_anchor)
-
-
-@dataclass(frozen=True)
-class SpeculatorCheckpoint:
-    """A learned drafter that fits its target; every shape has been checked.
+@dataclass(frozen=True, kw_only=True)
+class SpeculatorCheckpoint(ABC):
+    """A learned drafter that fits its target; every shape has been checked. Each kind is a class, named in ``open``.
 
     ``reads`` are the hidden states of the target that it needs, in transformers' numbering: 0 the embedding, k the
     output of layer k - 1, and the number of layers the states after the final norm; one more is the same before the
     norm. ``hidden_size`` is the width of its own states, ``draft_vocab_size`` the number of tokens that it can draft.
 
-    ``tensors`` says where each tensor is stored, under the names of the modules here; ``layer`` is the LlamaConfig of
-    its layers, and ``layers`` their number (for Medusa: blocks in each of its ``heads``). ``levels`` are the states
-    that SPD's module reads for a token, by how far the token has got; ``stages`` is the only number of stages that it
-    works with, None for any; ``asking`` is the level of the rows that it is asked about. ``draft_ids`` are the target's
-    ids of the tokens that it can draft, where the configuration states them; None: all. ``place`` is the layer of the
-    target that an MTP head's own layer resembles. ``block`` is how a block drafter drafts.
+    ``tensors`` says where each tensor is stored, under the names of the kind's module. ``layer`` is the LlamaConfig of
+    its layers, None where these are the target's or it has none; ``depth`` is the number of decoder layers that one
+    pass goes through. ``stages`` is the only number of stages that it works with, None for any. ``draft_ids`` are the
+    target's ids of the tokens that it can draft, where the configuration states them; None: all.
     """
+
+    stage: ClassVar[type[FeatureReader]]
+    """The module behind the stage core's interface."""
+    fields: ClassVar[frozenset[str]] = frozenset()
+    """Fields of its configurations, beside a layer's, that are read or do not concern the computation."""
+    lent: ClassVar[frozenset[str]] = frozenset({"embed_tokens.weight", "lm_head.weight"})
+    """Tensors that the target lends where the file has none."""
 
     kind: Kind
     path: Path
@@ -124,23 +102,71 @@ class SpeculatorCheckpoint:
     draft_vocab_size: int
     tensors: Tensors
     layer: Any = None
-    norm_before_residual: bool = False
-    norm_before_fc: bool = False
-    normed_states: int = 0
-    norm_output: bool = False
-    heads: int = 0
-    layers: int = 1
-    levels: tuple[tuple[int, ...], ...] = ()
+    depth: int = 1
     stages: int | None = None
-    asking: int = 0
     draft_ids: tuple[int, ...] | None = None
-    place: int = 0
-    block: BlockShape | None = None
+
+    @classmethod
+    @abstractmethod
+    def recognises(cls, config: Mapping[str, Any], tensors: Tensors, target: Checkpoint) -> bool:
+        """Whether files with this configuration and these tensors hold a drafter of this kind."""
+
+    @classmethod
+    @abstractmethod
+    def parse(cls, path: Path, config: Mapping[str, Any], tensors: Tensors, target: Checkpoint) -> Self:
+        """Check what the files at ``path`` hold. Raises FieldError if it does not fit ``target``."""
+
+    @abstractmethod
+    def build(self, material: Material) -> nn.Module:
+        """The kind's module; weights of its own may still be on the meta device."""
 
     @property
-    def depth(self) -> int:
-        """How many decoder layers one pass goes through."""
-        return 0 if self.kind == "medusa" else self.layers
+    def methods(self) -> tuple[str, ...]:
+        """The methods by which users may name it."""
+        return (self.kind,)
+
+    @property
+    def own_tensors(self) -> Tensors:
+        """The tensors that are read into the built module, each under its parameter's name."""
+        return self.tensors
+
+    def load(self, target: Checkpoint, dtype: str, device: str) -> Any:
+        """The module, with weights in ``dtype`` on ``device``, without gradients.
+
+        Raises ConfigError for an unknown dtype, or ids of tokens that the target does not have.
+        """
+        torch_format = torch_dtype(dtype)
+        stored = {name: one.read() for name, one in self.own_tensors.items()}
+        vocabulary = DraftVocabulary(self._target_ids(target, stored), target.vocab_size)
+        weights = {name: tensor.to(torch_format) for name, tensor in stored.items() if name not in MAPS}
+        check_finite(str(self.path), weights.items())
+        module = self.build(Material(weights, vocabulary, target, dtype, device))
+        # Shapes and names were checked when the checkpoint was opened. What the file lacks has come from the target.
+        module.load_state_dict(weights, strict=False, assign=True)
+        return module.to(device).requires_grad_(False)
+
+    def check_values(self, target: Checkpoint) -> None:
+        """Raise FieldError if its map names tokens that the target does not have, or its vectors hold NaN."""
+        stored = {name: one.read() for name, one in self.tensors.items() if name in MAPS or len(one.shape) == 1}
+        self._target_ids(target, stored)
+        check_finite(str(self.path), stored.items())
+
+    def _target_ids(self, target: Checkpoint, stored: Mapping[str, Tensor]) -> Tensor | None:
+        """The target's id of each token that can be drafted, [v]; None if these are all of the target's, in order."""
+        if self.draft_ids is not None:
+            return torch.tensor(self.draft_ids)
+        if "token_map" in stored:
+            name, ids_v = "token_map", stored["token_map"].long()
+        elif "d2t" in stored:
+            name, ids_v = "d2t", stored["d2t"].long() + torch.arange(len(stored["d2t"]))
+        else:
+            return None
+        strange = ids_v[(ids_v < 0) | (ids_v >= target.vocab_size)]
+        if len(strange):
+            raise refusal(self.path, f"{name} leads to token {int(strange[0])}; the target has {target.vocab_size}")
+        if len(ids_v.unique()) < len(ids_v):
+            raise refusal(self.path, f"{name} leads to one token of the target from two drafted ones")
+        return ids_v
 
 
 def refusal(path: Path, problem: str) -> FieldError:
@@ -185,71 +211,6 @@ def draft_vocabulary(path: Path, tensors: Tensors, name: str, size: int, target:
     if size > target.vocab_size:
         raise refusal(path, f"it drafts {size} tokens, the target knows {target.vocab_size}: it is another model's")
     return {name: (size,)} if size < target.vocab_size or name in tensors else {}
-
-
-# ------------------------------------------------------------------------------------------------------------- features
-# The target's hidden states in a learned drafter: stored by slot, each with the node that it belongs to.
-
-
-class FeatureStore:
-    """States of the layers in ``reads``, each ``width`` wide, for ``capacity`` slots.
-
-    Slots are the target's, and reused: a state counts only for the node that it came with. A drafter for a target with
-    few layers may read one of them twice; it is sent and stored once.
-    """
-
-    def __init__(self, reads: Sequence[int], capacity: int, width: int, dtype: torch.dtype, device: str) -> None:
-        self.layers = list(dict.fromkeys(reads))
-        self._width = width
-        self._places = torch.tensor([self.layers.index(layer) for layer in reads], device=device)
-        self._states_SLD = torch.zeros(capacity, len(self.layers), width, dtype=dtype, device=device)
-        self._owner_LS = np.zeros((len(self.layers), capacity), dtype=np.int64)
-        self._nodes: list[set[int]] = [set() for _ in self.layers]
-
-    def forget(self) -> None:
-        """Forget all states."""
-        self._states_SLD.zero_()
-        self._owner_LS[:] = 0
-        for known in self._nodes:
-            known.clear()
-
-    def add_features(self, features: Features, states: Tensor | None) -> None:
-        """Store what a stage of the target has sent; ``states`` is [rows, layers x width], None without rows.
-
-        Raises FeaturesError for layers, widths or slots that are not this drafter's.
-        """
-        if states is None:
-            return
-        width = states.shape[1]
-        if not set(features.layers) <= set(self.layers) or width != len(features.layers) * self._width:
-            raise FeaturesError(
-                f"features of layers {features.layers}, {width} wide, came where {self.layers} of {self._width} each "
-                "are read"
-            )
-        slots = np.asarray(features.slots, dtype=np.int64)
-        if len(slots) and not 0 <= slots.min() <= slots.max() < len(self._states_SLD):
-            raise FeaturesError(f"features name a slot outside the {len(self._states_SLD)} of this drafter")
-        for i, layer in enumerate(features.layers):
-            place = self.layers.index(layer)
-            self._states_SLD[torch.from_numpy(slots), place] = states[:, i * self._width : (i + 1) * self._width]
-            # The nodes that held these slots before have lost their states.
-            self._nodes[place].difference_update(self._owner_LS[place, slots].tolist())
-            self._nodes[place].update(features.nodes)
-            self._owner_LS[place, slots] = features.nodes
-
-    def missing_features(self, nodes: set[int]) -> set[tuple[int, int]]:
-        """The states of these nodes that have not arrived, as (node, layer)."""
-        here = zip(self.layers, self._nodes, strict=True)
-        return {(node, layer) for layer, known in here for node in nodes - known}
-
-    def has(self, slots_N: np.ndarray, nodes_N: np.ndarray) -> np.ndarray:
-        """Whether all states of each node are here, bool [N]; False for a slot below 0."""
-        held: np.ndarray = (self._owner_LS[:, slots_N] == nodes_N).all(axis=0) & (slots_N >= 0)
-        return held
-
-    def states(self, slots_N: np.ndarray) -> Tensor:
-        """The states in these slots, side by side in the order in which they are read, [N, F]."""
-        return self._states_SLD[torch.from_numpy(slots_N)][:, self._places].flatten(1)
 
 
 # ---------------------------------------------------------------------------------------------------------------- layer
@@ -340,3 +301,68 @@ class DraftVocabulary(nn.Module):
             return logits_nv
         logits_nV = logits_nv.new_full((len(logits_nv), self.vocab_size), -torch.inf)
         return logits_nV.index_copy_(1, self.target_ids_v, logits_nv)
+
+
+# ------------------------------------------------------------------------------------------------------------- material
+# The weights of a drafter's file, and the parts of its target that stand in for what the file lacks.
+
+
+class TargetHead(nn.Module):
+    """The target's own head, with its soft cap or scale, over states that have been normed already."""
+
+    def __init__(self, target: Checkpoint, dtype: str, device: str) -> None:
+        super().__init__()
+        causal = load_module(target, target.num_layers, target.num_layers, dtype, device)
+        setattr(causal, target.parts.base, NormOnly(nn.Identity(), getattr(causal, target.parts.base)))
+        self._causal = causal
+
+    def forward(self, hidden_nD: Tensor) -> Tensor:
+        """The logits, float32 [n, V]."""
+        return self._causal(inputs_embeds=hidden_nD[None], use_cache=False).logits[0].float()
+
+
+def final_norm(target: Checkpoint, dtype: str, device: str) -> nn.Module:
+    """The target's final norm, frozen."""
+    last = target.num_layers
+    base = getattr(load_module(target, last, last, dtype, device), target.parts.base)
+    norm: nn.Module = getattr(base, target.parts.norm)
+    return norm.requires_grad_(False)
+
+
+@dataclass(frozen=True)
+class Material:
+    """The parts of which a module is built: its own ``weights``, in ``dtype``, and the target's on ``device``."""
+
+    weights: Mapping[str, Tensor]
+    vocabulary: DraftVocabulary
+    target: Checkpoint
+    dtype: str
+    device: str
+
+    @property
+    def biased(self) -> set[str]:
+        """The projections of attention that have a bias."""
+        names = (name for name in self.weights if ".self_attn." in name and name.endswith("_proj.bias"))
+        return {name.split(".")[-2] for name in names}
+
+    def embedding(self) -> nn.Embedding:
+        """The drafter's own embedding, or the target's as stored, without a scale that the target applies."""
+        weight = self.weights.get("embed_tokens.weight")
+        if weight is None:
+            base = getattr(load_module(self.target, 0, 0, self.dtype, self.device), self.target.parts.base)
+            weight = getattr(base, self.target.parts.embed).weight.detach()
+        return nn.Embedding.from_pretrained(weight)
+
+    def head(self) -> nn.Module:
+        """The drafter's own head, or the target's: states [n, D] to logits over the target's vocabulary [n, V]."""
+        weight = self.weights.get("lm_head.weight")
+        if weight is None:
+            return TargetHead(self.target, self.dtype, self.device)
+        with torch.device("meta"):
+            linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+        linear.weight = nn.Parameter(weight, requires_grad=False)
+        return nn.Sequential(linear, self.vocabulary)
+
+    def norm(self) -> nn.Module:
+        """The target's final norm."""
+        return final_norm(self.target, self.dtype, self.device)

@@ -15,7 +15,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_
 
 from penstock.messages import CONTEXT, KEPT, PATH, Candidates, Sampling
 from penstock.models.attention import Arenas, Attend, SlotAttention
-from penstock.models.speculators.base import BlockShape, DraftVocabulary, Rotation
+from penstock.models.speculators.base import DraftVocabulary, Rotation
 from penstock.models.speculators.reader import AttendingReader
 from penstock.models.speculators.spd import SpecLayer
 from penstock.stage.sampler import contexts_of, needs_path, rank_candidates
@@ -25,9 +25,37 @@ from penstock.stage.visibility import BatchView, ProtocolError, RequestView
 # DFlash's module (z-lab/dflash, dflash/model.py): a few Qwen3 layers over a block of rows, of which the first hold the
 # tokens that are known and the others the mask token. JetSpec (arXiv 2606.18394) is the same, causal within the block.
 #
-# Shapes as in layer.py: N rows, n rows of which logits are asked, D hidden size, F the width of all states read side
+# Shapes as in base.py: N rows, n rows of which logits are asked, D hidden size, F the width of all states read side
 # by side, K key heads, d width of a head, V the target's vocabulary, v the tokens that can be drafted, r the rank of a
 # Markov head.
+
+
+@dataclass(frozen=True)
+class BlockShape:
+    """How a block drafter fills its blocks, and what its layers see.
+
+    A block has ``size`` rows: the tokens known, then ``mask_token``. With ``from_anchor`` a row says what follows it,
+    without it what stands in its own place. ``causal`` [layers]: whether a layer's rows see only the block's rows
+    before them; ``windows`` [layers]: how many positions it looks back over, None for all. ``markov`` is the type of
+    the head that adds what a row's own token says of the next one, "" without, and ``rank`` its width.
+    """
+
+    size: int
+    mask_token: int
+    from_anchor: bool
+    causal: tuple[bool, ...]
+    windows: tuple[int | None, ...]
+    markov: str = ""
+    rank: int = 0
+
+    @property
+    def ahead(self) -> int:
+        """Levels below the children of its first token that one pass drafts."""
+        return self.reach(1)
+
+    def reach(self, shown: int) -> int:
+        """Levels below the next token's that one pass drafts where its block shows so many tokens."""
+        return max(0, self.size - shown - 1 + self.from_anchor)
 
 
 class MarkovHead(nn.Module):

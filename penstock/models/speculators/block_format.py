@@ -11,22 +11,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
+import torch
 from transformers import AutoConfig
 
 from penstock.checkpoint.checkpoint import Checkpoint
 from penstock.checkpoint.look import BLOCK_READ, block_kind
 from penstock.checkpoint.tensors import Tensors
 from penstock.models.speculators.base import (
-    BlockShape,
+    Material,
     SpeculatorCheckpoint,
     check_equal,
     check_shapes,
     draft_vocabulary,
     refusal,
 )
-from penstock.models.speculators.eagle import TAKEN, bias_shapes, layer_config, layer_shapes
+from penstock.models.speculators.block import BlockModule, BlockShape, BlockStage, MarkovHead
+from penstock.models.speculators.eagle import TAKEN, TYPE_FIELD, bias_shapes, layer_config, layer_shapes
 
 INNER: Final = "dflash_config"
 """z-lab's, SpecForge's and JetSpec's table of the fields that are not Qwen3's."""
@@ -75,43 +77,6 @@ class _Stated:
         if value is not None and not isinstance(value, bool):
             raise refusal(self.path, f"config.json: {name} is {value!r}; it has to be true or false")
         return value
-
-
-def parse_block(path: Path, config: Mapping[str, Any], tensors: Tensors, target: Checkpoint) -> SpeculatorCheckpoint:
-    """Parse a block drafter in any of the layouts. Raises FieldError if it is of a kind that is not read, or does not
-    fit ``target``."""
-    kind = block_kind(config)
-    if kind not in BLOCK_READ:
-        raise refusal(path, f"it is a drafter of kind {kind}, which is not supported yet; use another one")
-    stated = _stated(path, config)
-    layer, depth = layer_config(path, stated.layers, stated.layers, target, depth=None), _depth(stated, tensors)
-    check_equal(path, "hidden_size", layer.hidden_size, target.hidden_size, "the target's")
-    for name in ("num_target_layers", "target_num_hidden_layers"):
-        check_equal(path, name, config.get(name), target.num_layers, "the target's layers are")
-    check_equal(path, "target_hidden_size", config.get("target_hidden_size"), target.hidden_size, "the target's width")
-    _check_neutral(stated, target)
-    reads = _reads(stated, target)
-    vocab = _draft_vocab_size(stated, tensors, target)
-    shape = _shape(stated, depth, target, markov=kind == "dspark")
-    needed, optional = _shapes(layer, depth, len(reads), target)
-    if shape.markov:
-        _add_markov(stated, shape, layer.hidden_size, vocab, target, needed, optional)
-    biases = stated.layers.get("attention_bias")
-    if biases is not None and bool(biases) != ("layers.0.self_attn.q_proj.bias" in tensors):
-        raise refusal(path, f"config.json: attention_bias is {biases!r}, which the file's tensors contradict")
-    mapped = draft_vocabulary(path, tensors, "d2t", vocab, target)
-    (needed if mapped else optional)["lm_head.weight"] = (vocab, layer.hidden_size)
-    return SpeculatorCheckpoint(
-        kind,  # type: ignore[arg-type]
-        path,
-        reads,
-        layer.hidden_size,
-        vocab,
-        check_shapes(path, tensors, {**needed, **mapped}, optional),
-        layer,
-        layers=depth,
-        block=shape,
-    )
 
 
 def _stated(path: Path, config: Mapping[str, Any]) -> _Stated:
@@ -284,3 +249,75 @@ def _shapes(layer: Any, depth: int, states: int, target: Checkpoint) -> tuple[di
         needed |= {f"layers.{i}.self_attn.{name}.weight": (layer.head_dim,) for name in ("q_norm", "k_norm")}
         optional |= bias_shapes(f"layers.{i}", layer)
     return needed, optional
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockCheckpoint(SpeculatorCheckpoint):
+    """DFlash, DSpark or JetSpec; ``shape`` says how it drafts."""
+
+    stage = BlockStage
+    fields = frozenset(
+        {
+            *("draft_vocab_size", "target_hidden_size", "num_target_layers", "target_num_hidden_layers"),
+            *("layer_types", "sliding_window", "use_sliding_window", "max_window_layers", "sliding_window_non_causal"),
+            *("is_causal", "aux_hidden_state_layer_ids", "sample_from_anchor", "num_anchors", "embed_requires_grad"),
+            *(LAYERS, TYPE_FIELD, "speculators_version", "speculators_config", INNER, *INNER_FIELDS),
+        }
+    )
+
+    shape: BlockShape
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        # JetSpec's module is DFlash's in all but what its rows see, which the file says.
+        return ("jetspec", "dflash") if self.kind == "jetspec" else (self.kind,)
+
+    @classmethod
+    def recognises(cls, config: Mapping[str, Any], tensors: Tensors, target: Checkpoint) -> bool:
+        return block_kind(config) is not None
+
+    @classmethod
+    def parse(cls, path: Path, config: Mapping[str, Any], tensors: Tensors, target: Checkpoint) -> Self:
+        kind = block_kind(config)
+        if kind not in BLOCK_READ:
+            raise refusal(path, f"it is a drafter of kind {kind}, which is not supported yet; use another one")
+        stated = _stated(path, config)
+        layer, depth = layer_config(path, stated.layers, stated.layers, target, depth=None), _depth(stated, tensors)
+        check_equal(path, "hidden_size", layer.hidden_size, target.hidden_size, "the target's")
+        for name in ("num_target_layers", "target_num_hidden_layers"):
+            check_equal(path, name, config.get(name), target.num_layers, "the target's layers are")
+        own_target = config.get("target_hidden_size")
+        check_equal(path, "target_hidden_size", own_target, target.hidden_size, "the target's width")
+        _check_neutral(stated, target)
+        reads = _reads(stated, target)
+        vocab = _draft_vocab_size(stated, tensors, target)
+        shape = _shape(stated, depth, target, markov=kind == "dspark")
+        needed, optional = _shapes(layer, depth, len(reads), target)
+        if shape.markov:
+            _add_markov(stated, shape, layer.hidden_size, vocab, target, needed, optional)
+        biases = stated.layers.get("attention_bias")
+        if biases is not None and bool(biases) != ("layers.0.self_attn.q_proj.bias" in tensors):
+            raise refusal(path, f"config.json: attention_bias is {biases!r}, which the file's tensors contradict")
+        mapped = draft_vocabulary(path, tensors, "d2t", vocab, target)
+        (needed if mapped else optional)["lm_head.weight"] = (vocab, layer.hidden_size)
+        return cls(
+            kind=kind,  # type: ignore[arg-type]
+            path=path,
+            reads=reads,
+            hidden_size=layer.hidden_size,
+            draft_vocab_size=vocab,
+            tensors=check_shapes(path, tensors, {**needed, **mapped}, optional),
+            layer=layer,
+            depth=depth,
+            shape=shape,
+        )
+
+    def build(self, material: Material) -> BlockModule:
+        embedding, head, shape = material.embedding(), material.head(), self.shape
+        width, states = self.hidden_size, material.weights["fc.weight"].shape[1]
+        markov = None
+        with torch.device("meta"):
+            if shape.markov:
+                drafted, gated = self.draft_vocab_size, shape.markov == "gated"
+                markov = MarkovHead(width, shape.rank, drafted, material.vocabulary, gated=gated)
+            return BlockModule(self.layer, shape, states, embedding, head, biased=material.biased, markov_head=markov)

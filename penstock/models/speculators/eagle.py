@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 import torch
@@ -23,6 +23,8 @@ from penstock.models.attention import Attend
 from penstock.models.probe import LENGTH_DEPENDENT, rope_kinds
 from penstock.models.speculators.base import (
     DecoderLayer,
+    Kind,
+    Material,
     Rotation,
     Shapes,
     SpeculatorCheckpoint,
@@ -40,7 +42,7 @@ from penstock.stage.visibility import BatchView, RequestView
 # Source: Li et al., EAGLE (arXiv 2401.15077), section 3.1, and EAGLE-3 (arXiv 2503.01840), section 3; SafeAILab/EAGLE,
 # cnets1.py and cnets.py; vllm-project/speculators for ``norm_before_residual`` and ``norm_before_fc``. The norms
 # of EAGLE-3.1 are those of arXiv 2605.09992, as vllm-project/speculators and SpecForge store them (``fc_norm``,
-# ``norm_output``). Shapes as in layer.py.
+# ``norm_output``). Shapes as in base.py.
 
 
 class Eagle(nn.Module):
@@ -155,7 +157,7 @@ class Eagle3(nn.Module):
 
 
 # --------------------------------------------------------------------------------------------------------- eagle format
-# EAGLE-1 and EAGLE-3 checkpoints: their configuration, and the tensors that they need, with shapes.
+# The fields of EAGLE-1's and EAGLE-3's configurations, and the tensors that they need, with shapes.
 
 log = logging.getLogger(__name__)
 
@@ -183,53 +185,6 @@ FC_NORM: Final = "fc_norm"
 INNER_FIELDS: Final = frozenset(
     {AUX_LAYERS, "use_aux_hidden_state", "norm_before_fc", "norm_before_residual", FC_NORM, "norm_output"}
 )
-
-
-def parse_eagle(path: Path, config: Mapping[str, Any], tensors: Tensors, target: Checkpoint) -> SpeculatorCheckpoint:
-    """Parse EAGLE-1's layout, which EAGLE-2 shares. Raises FieldError if it does not fit ``target``."""
-    layer = layer_config(path, config, config, target)
-    check_equal(path, "hidden_size", layer.hidden_size, target.hidden_size, "the target's")
-    _agrees(path, config, "bias", True, tensors, "fc.bias")
-    width, vocab = layer.hidden_size, target.vocab_size
-    needed = {"fc.weight": (width, 2 * width), **layer_shapes("layers.0", layer, width)}
-    optional = {
-        "fc.bias": (width,),
-        "embed_tokens.weight": (vocab, width),
-        "lm_head.weight": (vocab, width),
-        **bias_shapes("layers.0", layer),
-    }
-    used = check_shapes(path, tensors, needed, optional)
-    return SpeculatorCheckpoint("eagle", path, (target.num_layers,), width, vocab, used, layer)
-
-
-def parse_eagle3(path: Path, config: Mapping[str, Any], tensors: Tensors, target: Checkpoint) -> SpeculatorCheckpoint:
-    """Parse EAGLE-3's layout, SafeAILab's or vllm-project's. Raises FieldError if it does not fit ``target``."""
-    config = flattened(path, config)
-    layer = layer_config(path, config, config.get("transformer_layer_config", config), target)
-    check_equal(path, "target_hidden_size", config.get("target_hidden_size"), target.hidden_size, "the target's width")
-    tensors = {name.replace("layers.0.", "midlayer."): stored for name, stored in tensors.items()}
-    reads = _reads(path, config, target)
-    draft_vocab = _draft_vocab_size(path, config, tensors, target)
-    needed, optional = _eagle3_shapes(layer, len(reads) * target.hidden_size, target)
-    normed = _agrees(path, config, FC_NORM, False, tensors, f"{FC_NORM}.0.weight")
-    if normed:
-        needed |= {f"{FC_NORM}.{i}.weight": (target.hidden_size,) for i in range(len(reads))}
-    mapped = draft_vocabulary(path, tensors, "d2t", draft_vocab, target)
-    head = {"lm_head.weight": (draft_vocab, layer.hidden_size)}
-    (needed if mapped or layer.hidden_size != target.hidden_size else optional).update(head)
-    return SpeculatorCheckpoint(
-        "eagle3",
-        path,
-        reads,
-        layer.hidden_size,
-        draft_vocab,
-        check_shapes(path, tensors, {**needed, **mapped}, optional),
-        layer,
-        norm_before_residual=_norm_before_residual(path, config),
-        norm_before_fc=_agrees(path, config, "norm_before_fc", False, tensors, "input_norm.weight"),
-        normed_states=len(reads) if normed else 0,
-        norm_output=_norm_output(path, config, normed),
-    )
 
 
 def flattened(path: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -498,3 +453,126 @@ def blind(view: RequestView) -> RequestView:
     others = mask.sum(axis=1) > 1
     mask[np.ix_(others, view.positions == 0)] = False
     return RequestView(view.request, view.rows, view.slots, view.positions, mask)
+
+
+# ---------------------------------------------------------------------------------------------------- eagle checkpoints
+# The two kinds as they are opened: SafeAILab's layouts of EAGLE-1 (cnets1), which EAGLE-2 shares, and of EAGLE-3
+# (cnets), and vllm-project/speculators' of EAGLE-3.
+
+TYPE_FIELD: Final = "speculators_model_type"
+"""The field that names the kind in vllm-project/speculators' configurations."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EagleCheckpoint(SpeculatorCheckpoint):
+    """EAGLE-1 or EAGLE-2."""
+
+    stage = EagleStage
+    fields = frozenset({"bias"})
+
+    kind: Kind = "eagle"
+
+    @classmethod
+    def recognises(cls, config: Mapping[str, Any], tensors: Tensors, target: Checkpoint) -> bool:
+        return "fc.weight" in tensors
+
+    @classmethod
+    def parse(cls, path: Path, config: Mapping[str, Any], tensors: Tensors, target: Checkpoint) -> Self:
+        layer = layer_config(path, config, config, target)
+        check_equal(path, "hidden_size", layer.hidden_size, target.hidden_size, "the target's")
+        _agrees(path, config, "bias", True, tensors, "fc.bias")
+        width, vocab = layer.hidden_size, target.vocab_size
+        needed = {"fc.weight": (width, 2 * width), **layer_shapes("layers.0", layer, width)}
+        optional = {
+            "fc.bias": (width,),
+            "embed_tokens.weight": (vocab, width),
+            "lm_head.weight": (vocab, width),
+            **bias_shapes("layers.0", layer),
+        }
+        return cls(
+            path=path,
+            reads=(target.num_layers,),
+            hidden_size=width,
+            draft_vocab_size=vocab,
+            tensors=check_shapes(path, tensors, needed, optional),
+            layer=layer,
+        )
+
+    def build(self, material: Material) -> Eagle:
+        embedding, head = material.embedding(), material.head()
+        with torch.device("meta"):
+            return Eagle(self.layer, embedding, head, fc_bias="fc.bias" in material.weights, biased=material.biased)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Eagle3Checkpoint(SpeculatorCheckpoint):
+    """EAGLE-3 or EAGLE-3.1; the fields are those of ``Eagle3``."""
+
+    stage = EagleStage
+    fields = frozenset(
+        {
+            *("bias", "draft_vocab_size", "target_hidden_size", "embed_requires_grad", INNER, *INNER_FIELDS),
+            *("transformer_layer_config", TYPE_FIELD, "speculators_version", "speculators_config"),
+        }
+    )
+
+    kind: Kind = "eagle3"
+    norm_before_residual: bool
+    norm_before_fc: bool
+    normed_states: int
+    norm_output: bool
+
+    @classmethod
+    def recognises(cls, config: Mapping[str, Any], tensors: Tensors, target: Checkpoint) -> bool:
+        return (
+            config.get(TYPE_FIELD) is not None
+            or any(name.startswith("midlayer.") for name in tensors)
+            or "layers.0.hidden_norm.weight" in tensors
+        )
+
+    @classmethod
+    def parse(cls, path: Path, config: Mapping[str, Any], tensors: Tensors, target: Checkpoint) -> Self:
+        if (stated := config.get(TYPE_FIELD)) not in (None, "eagle3"):
+            supported = "'eagle3', 'dflash' and 'dspark' are supported"
+            raise refusal(path, f"config.json: {TYPE_FIELD} is {stated!r}; {supported}")
+        config = flattened(path, config)
+        layer = layer_config(path, config, config.get("transformer_layer_config", config), target)
+        own_target = config.get("target_hidden_size")
+        check_equal(path, "target_hidden_size", own_target, target.hidden_size, "the target's width")
+        tensors = {name.replace("layers.0.", "midlayer."): stored for name, stored in tensors.items()}
+        reads = _reads(path, config, target)
+        draft_vocab = _draft_vocab_size(path, config, tensors, target)
+        needed, optional = _eagle3_shapes(layer, len(reads) * target.hidden_size, target)
+        normed = _agrees(path, config, FC_NORM, False, tensors, f"{FC_NORM}.0.weight")
+        if normed:
+            needed |= {f"{FC_NORM}.{i}.weight": (target.hidden_size,) for i in range(len(reads))}
+        mapped = draft_vocabulary(path, tensors, "d2t", draft_vocab, target)
+        head = {"lm_head.weight": (draft_vocab, layer.hidden_size)}
+        (needed if mapped or layer.hidden_size != target.hidden_size else optional).update(head)
+        return cls(
+            path=path,
+            reads=reads,
+            hidden_size=layer.hidden_size,
+            draft_vocab_size=draft_vocab,
+            tensors=check_shapes(path, tensors, {**needed, **mapped}, optional),
+            layer=layer,
+            norm_before_residual=_norm_before_residual(path, config),
+            norm_before_fc=_agrees(path, config, "norm_before_fc", False, tensors, "input_norm.weight"),
+            normed_states=len(reads) if normed else 0,
+            norm_output=_norm_output(path, config, normed),
+        )
+
+    def build(self, material: Material) -> Eagle3:
+        embedding, head = material.embedding(), material.head()
+        with torch.device("meta"):
+            return Eagle3(
+                self.layer,
+                material.weights["fc.weight"].shape[1],
+                embedding,
+                head,
+                biased=material.biased,
+                norm_before_residual=self.norm_before_residual,
+                norm_before_fc=self.norm_before_fc,
+                normed_states=self.normed_states,
+                norm_output=self.norm_output,
+            )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 import torch
@@ -17,6 +18,8 @@ from penstock.checkpoint.tensors import StoredTensor, Tensors
 from penstock.messages import Candidates, Sampling
 from penstock.models.speculators.base import (
     DraftVocabulary,
+    Kind,
+    Material,
     SpeculatorCheckpoint,
     check_equal,
     check_shapes,
@@ -30,7 +33,7 @@ from penstock.stage.visibility import BatchView
 # --------------------------------------------------------------------------------------------------------------- medusa
 # Medusa: heads on the target's last hidden state, each for one token further ahead.
 #
-# Source: Cai et al., Medusa (arXiv 2401.10774), section 2.1.1; FasterDecoding/Medusa. Shapes as in layer.py.
+# Source: Cai et al., Medusa (arXiv 2401.10774), section 2.1.1; FasterDecoding/Medusa. Shapes as in base.py.
 
 
 class Block(nn.Module):
@@ -65,7 +68,7 @@ class Medusa(nn.Module):
 
 
 # -------------------------------------------------------------------------------------------------------- medusa format
-# Medusa checkpoints: the numbers of heads and of their layers are derived from the tensors.
+# The names of Medusa's tensors, from which the numbers of heads and of their layers are derived.
 #
 # Published configurations state a wrong number of heads (2 where the file holds 5), so that number is not read.
 
@@ -75,37 +78,8 @@ ORIGINAL: Final = re.compile(r"(\d+)\.(\d+)\.(linear\.)?(weight|bias)")
 BLOCK: Final = re.compile(r"blocks\.(\d+)\.layers\.(\d+)\.weight")
 """vLLM's names, which the modules here use, too."""
 
-
 MOST_BLOCKS: Final = 10_000
 """Far more blocks than any Medusa has: the names in a file may hold any number."""
-
-
-def is_medusa(tensors: Tensors) -> bool:
-    return any(BLOCK.fullmatch(name) for name in _renamed(tensors))
-
-
-def parse_medusa(path: Path, config: Mapping[str, Any], tensors: Tensors, target: Checkpoint) -> SpeculatorCheckpoint:
-    """Parse either layout of Medusa. Raises FieldError if it does not fit ``target``."""
-    tensors = _renamed(tensors)
-    found = [match.groups() for match in map(BLOCK.fullmatch, tensors) if match]
-    heads, layers = (1 + max(int(pair[i]) for pair in found) for i in (0, 1))
-    if heads * layers > MOST_BLOCKS:
-        raise refusal(path, f"its tensors are numbered as of {heads} heads of {layers} layers; it holds {len(found)}")
-    check_equal(path, "hidden_size", config.get("hidden_size"), target.hidden_size, "the target's")
-    check_equal(path, "vocab_size", config.get("vocab_size"), target.vocab_size, "the target's")
-    width = target.hidden_size
-    draft_vocab = tensors["lm_heads.0.weight"].shape[0] if "lm_heads.0.weight" in tensors else target.vocab_size
-    check_equal(path, "truncated_vocab_size", config.get("truncated_vocab_size"), draft_vocab, "its heads'")
-    needed: dict[str, Any] = {f"lm_heads.{head}.weight": (draft_vocab, width) for head in range(heads)}
-    names = [f"blocks.{head}.layers.{layer}" for head in range(heads) for layer in range(layers)]
-    needed |= {f"{name}.weight": (width, width) for name in names}
-    if "blocks.0.layers.0.bias" in tensors:
-        needed |= {f"{name}.bias": (width,) for name in names}
-    needed |= draft_vocabulary(path, tensors, "token_map", draft_vocab, target)
-    used = check_shapes(path, tensors, needed, {})
-    return SpeculatorCheckpoint(
-        "medusa", path, (target.num_layers,), width, draft_vocab, used, heads=heads, layers=layers
-    )
 
 
 def _renamed(tensors: Tensors) -> dict[str, StoredTensor]:
@@ -178,3 +152,63 @@ class MedusaStage(FeatureReader):
                 return head, slot
             slot = int(self._parent_of[slot])
         return 0, -1
+
+
+# ---------------------------------------------------------------------------------------------------- medusa checkpoint
+# FasterDecoding's layout and vLLM's. A configuration is not needed.
+
+
+@dataclass(frozen=True, kw_only=True)
+class MedusaCheckpoint(SpeculatorCheckpoint):
+    """``heads`` heads with ``layers`` layers each before their logits."""
+
+    stage = MedusaStage
+    fields = frozenset(
+        {"num_heads", "num_layers", "medusa_num_heads", "medusa_num_layers", "truncated_vocab_size", "version"}
+    )
+    lent = frozenset()
+
+    kind: Kind = "medusa"
+    depth: int = 0
+    heads: int
+    layers: int
+
+    @classmethod
+    def recognises(cls, config: Mapping[str, Any], tensors: Tensors, target: Checkpoint) -> bool:
+        return any(BLOCK.fullmatch(name) for name in _renamed(tensors))
+
+    @classmethod
+    def parse(cls, path: Path, config: Mapping[str, Any], tensors: Tensors, target: Checkpoint) -> Self:
+        tensors = _renamed(tensors)
+        found = [match.groups() for match in map(BLOCK.fullmatch, tensors) if match]
+        heads, layers = (1 + max(int(pair[i]) for pair in found) for i in (0, 1))
+        if heads * layers > MOST_BLOCKS:
+            numbered = f"its tensors are numbered as of {heads} heads of {layers} layers"
+            raise refusal(path, f"{numbered}; it holds {len(found)}")
+        check_equal(path, "hidden_size", config.get("hidden_size"), target.hidden_size, "the target's")
+        check_equal(path, "vocab_size", config.get("vocab_size"), target.vocab_size, "the target's")
+        width = target.hidden_size
+        draft_vocab = tensors["lm_heads.0.weight"].shape[0] if "lm_heads.0.weight" in tensors else target.vocab_size
+        check_equal(path, "truncated_vocab_size", config.get("truncated_vocab_size"), draft_vocab, "its heads'")
+        needed: dict[str, Any] = {f"lm_heads.{head}.weight": (draft_vocab, width) for head in range(heads)}
+        names = [f"blocks.{head}.layers.{layer}" for head in range(heads) for layer in range(layers)]
+        needed |= {f"{name}.weight": (width, width) for name in names}
+        if "blocks.0.layers.0.bias" in tensors:
+            needed |= {f"{name}.bias": (width,) for name in names}
+        needed |= draft_vocabulary(path, tensors, "token_map", draft_vocab, target)
+        return cls(
+            path=path,
+            reads=(target.num_layers,),
+            hidden_size=width,
+            draft_vocab_size=draft_vocab,
+            tensors=check_shapes(path, tensors, needed, {}),
+            heads=heads,
+            layers=layers,
+        )
+
+    def build(self, material: Material) -> Medusa:
+        bias = "blocks.0.layers.0.bias" in material.weights
+        with torch.device("meta"):
+            return Medusa(
+                self.heads, self.layers, self.hidden_size, self.draft_vocab_size, material.vocabulary, bias=bias
+            )

@@ -7,9 +7,9 @@ import copy
 import logging
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import torch
 from torch import Tensor, nn
@@ -21,13 +21,14 @@ from penstock.config import FieldError
 from penstock.models.attention import Attend, attending
 from penstock.models.loader import EMBEDDING_FACTORS, PassThrough, load_module
 from penstock.models.probe import LENGTH_DEPENDENT, rope_kinds
-from penstock.models.speculators.base import SpeculatorCheckpoint, check_shapes, refusal
+from penstock.models.speculators.base import Kind, Material, SpeculatorCheckpoint, check_shapes, refusal
+from penstock.models.speculators.eagle import EagleStage
 
 # ------------------------------------------------------------------------------------------------------------------ mtp
 # Multi-token prediction (MTP): one more layer like the target's, over its last state and the next token's embedding.
 #
 # Source: DeepSeek-V3 (arXiv 2412.19437), section 2.2; ``MtpModel`` of transformers; vLLM's qwen3_next_mtp.py. Shapes as
-# in layer.py.
+# in base.py.
 
 LAYER: Final = "layer."
 """The prefix of the layer's own tensors in ``SpeculatorCheckpoint.tensors``."""
@@ -156,32 +157,6 @@ EXPERTS: Final = ".experts."
 """Marks the tensors of experts, which are stored in several forms; the loader checks them."""
 
 
-def is_mtp(tensors: Tensors, target: Checkpoint) -> bool:
-    return (
-        any(name.startswith("mtp.") for name in tensors)
-        or f"model.layers.{target.num_layers}.eh_proj.weight" in tensors
-    )
-
-
-def parse_mtp(path: Path, config: Mapping[str, Any], tensors: Tensors, target: Checkpoint) -> SpeculatorCheckpoint:
-    """Parse a head in the target's own checkpoint, or apart from it.
-
-    Raises FieldError if it does not fit ``target``.
-    """
-    place = place_of(target)
-    if place is None:
-        raise refusal(path, "the target has no layer that attends to everything; a head's layer would be like it")
-    if kinds := rope_kinds(target.config) & LENGTH_DEPENDENT:
-        raise refusal(path, f"the target's {', '.join(kinds)} rope depends on the longest request: not supported")
-    width = target.hidden_size
-    needed: dict[str, Any] = {"eh_proj.weight": (width, 2 * width)}
-    needed |= {f"{name}.weight": (width,) for name in ("enorm", "hnorm", "norm")}
-    found = _of_head(path, tensors, target.num_layers)
-    routed = {name: found[name].shape for name in found.keys() - without_experts(found)}
-    used = check_shapes(path, found, needed | _layer_shapes(target, place), routed)
-    return SpeculatorCheckpoint("mtp", path, (target.num_layers,), width, target.vocab_size, used, place=place)
-
-
 def no_head(target: Checkpoint) -> FieldError:
     """The error that refuses a target without an MTP head."""
     return FieldError(
@@ -230,3 +205,54 @@ def without_experts(names: Collection[str]) -> set[str]:
     """The names that belong to no part of a layer with experts."""
     routed = tuple({f"{name.split(EXPERTS)[0]}." for name in names if EXPERTS in name})
     return {name for name in names if not name.startswith(routed)}
+
+
+# ------------------------------------------------------------------------------------------------------- mtp checkpoint
+# A head in the target's own checkpoint, or apart from it.
+
+
+@dataclass(frozen=True, kw_only=True)
+class MtpCheckpoint(SpeculatorCheckpoint):
+    """``place`` is the layer of the target that the head's own layer resembles, and through which it is loaded."""
+
+    stage = EagleStage
+
+    kind: Kind = "mtp"
+    place: int
+
+    @classmethod
+    def recognises(cls, config: Mapping[str, Any], tensors: Tensors, target: Checkpoint) -> bool:
+        behind = f"model.layers.{target.num_layers}.eh_proj.weight"
+        return behind in tensors or any(name.startswith("mtp.") for name in tensors)
+
+    @classmethod
+    def parse(cls, path: Path, config: Mapping[str, Any], tensors: Tensors, target: Checkpoint) -> Self:
+        place = place_of(target)
+        if place is None:
+            raise refusal(path, "the target has no layer that attends to everything; a head's layer would be like it")
+        if kinds := rope_kinds(target.config) & LENGTH_DEPENDENT:
+            raise refusal(path, f"the target's {', '.join(kinds)} rope depends on the longest request: not supported")
+        width = target.hidden_size
+        needed: dict[str, Any] = {"eh_proj.weight": (width, 2 * width)}
+        needed |= {f"{name}.weight": (width,) for name in ("enorm", "hnorm", "norm")}
+        found = _of_head(path, tensors, target.num_layers)
+        routed = {name: found[name].shape for name in found.keys() - without_experts(found)}
+        return cls(
+            path=path,
+            reads=(target.num_layers,),
+            hidden_size=width,
+            draft_vocab_size=target.vocab_size,
+            tensors=check_shapes(path, found, needed | _layer_shapes(target, place), routed),
+            place=place,
+        )
+
+    @property
+    def own_tensors(self) -> Tensors:
+        return {name: one for name, one in self.tensors.items() if not name.startswith(LAYER)}
+
+    def build(self, material: Material) -> Mtp:
+        target, dtype, device = material.target, material.dtype, material.device
+        embedding, head = material.embedding(), material.head()
+        layer = {name.removeprefix(LAYER): one for name, one in self.tensors.items() if name.startswith(LAYER)}
+        base = load_base(target, self.place, layer, dtype, device)
+        return Mtp(base, getattr(base, target.parts.layers)[self.place], material.norm(), embedding, head)

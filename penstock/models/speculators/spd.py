@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from penstock.models.probe import LENGTH_DEPENDENT, rope_kinds
 from penstock.models.speculators.base import (
     DecoderLayer,
     Kind,
+    Material,
     Rotation,
     SpeculatorCheckpoint,
     check_equal,
@@ -41,7 +43,7 @@ from penstock.stage.visibility import BatchView, ProtocolError
 # module serves every number of stages, and all rows go through all layers. A head on the first stage's output (early
 # exit) is the second variant with one anchor.
 #
-# Shapes as in layer.py; F is the width of all states that are read, side by side.
+# Shapes as in base.py; F is the width of all states that are read, side by side.
 
 
 class SpecLayer(DecoderLayer):
@@ -139,7 +141,7 @@ class Spd(nn.Module):
 
 
 # ----------------------------------------------------------------------------------------------------------- spd format
-# SPD's speculation modules, and early exits: their configuration, and the tensors that they need.
+# The fields of SPD's configurations and of early exits', and the tensors that they need.
 #
 # yuyijiong/speculative_pipeline_decoding writes one ``.pt`` with a state dict and a table, to be converted to
 # safetensors and config.json (docs/reference/drafters.md). Penstock writes these itself, with the kind in the field
@@ -170,49 +172,6 @@ STORED: Final = (
 """(pattern of a name in files, the name in the modules here)."""
 
 Levels = tuple[tuple[int, ...], ...]
-
-
-def is_spd(config: Mapping[str, Any], tensors: Tensors) -> bool:
-    return SPECULATOR in config or any(name.startswith("spec_layers.") for name in tensors)
-
-
-def parse_spd(path: Path, config: Mapping[str, Any], tensors: Tensors, target: Checkpoint) -> SpeculatorCheckpoint:
-    """Parse either variant of SPD's module, or an early exit. Raises FieldError if it does not fit ``target``."""
-    stated = config.get(SPECULATOR, "spd")
-    if not isinstance(stated, str) or stated not in KINDS:
-        raise refusal(path, f"config.json: {SPECULATOR} is {stated!r}; it has to be one of {', '.join(KINDS)}")
-    for name, of_target in (("hidden_size", target.hidden_size), ("vocab_size", target.vocab_size)):
-        check_equal(path, name, config.get(name), of_target, "the target's")
-    version, stages = config.get("version", ANCHORS), None
-    if version == PAPER:
-        levels, stages = _paper_levels(path, config, target)
-    elif version == ANCHORS:
-        levels = _anchor_levels(path, config, target)
-    else:
-        raise refusal(path, f"its version is {version!r}; {PAPER} and {ANCHORS} are supported")
-    tensors = {_renamed(name, len(levels) - 1): stored for name, stored in tensors.items()}
-    depth = _integer(path, config, "num_spec_layers")
-    if depth > len(tensors):
-        raise refusal(path, f"num_spec_layers is {depth}, but the file holds {len(tensors)} tensors")
-    ids = _draft_ids(path, config, target)
-    drafted = target.vocab_size if ids is None else len(ids)
-    check_equal(path, "draft_vocab_size", config.get("draft_vocab_size"), drafted, "the tokens that it can draft are")
-    layer = _layer(path, tensors, target)
-    needed, optional = _shapes(layer, depth, levels, drafted, paper=version == PAPER)
-    return SpeculatorCheckpoint(
-        KINDS[stated],
-        path,
-        tuple(sorted({state for level in levels for state in level} - {0})),
-        target.hidden_size,
-        drafted,
-        check_shapes(path, tensors, needed, optional),
-        layer,
-        layers=depth,
-        levels=levels,
-        stages=stages,
-        asking=1 if config.get("post_state") else 0,
-        draft_ids=ids,
-    )
 
 
 def _renamed(name: str, deepest: int) -> str:
@@ -353,3 +312,84 @@ class SpdStage(AttendingReader):
         positions_N = torch.from_numpy(view.positions).to(self.device)
         hidden_ND: Tensor = self.module(feature_ND, levels_N, positions_N, attend)
         return hidden_ND
+
+
+# ------------------------------------------------------------------------------------------------------- spd checkpoint
+# Either variant of SPD's module, or an early exit.
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpdCheckpoint(SpeculatorCheckpoint):
+    """``levels`` are the states that the module reads for a token, by how far the token has got; ``asking`` is the
+    level of the rows that it is asked about."""
+
+    stage = SpdStage
+    fields = frozenset(
+        {
+            *(SPECULATOR, "version", "num_stages", "num_spec_layers", "num_aggr_types", "aggr_feature_bound"),
+            *("shallow_hidden_layer_indices", "post_state", "draft_token_ids", "draft_vocab_size"),
+            "embed_requires_grad",
+        }
+    )
+
+    levels: Levels
+    asking: int
+
+    @classmethod
+    def recognises(cls, config: Mapping[str, Any], tensors: Tensors, target: Checkpoint) -> bool:
+        return SPECULATOR in config or any(name.startswith("spec_layers.") for name in tensors)
+
+    @classmethod
+    def parse(cls, path: Path, config: Mapping[str, Any], tensors: Tensors, target: Checkpoint) -> Self:
+        stated = config.get(SPECULATOR, "spd")
+        if not isinstance(stated, str) or stated not in KINDS:
+            raise refusal(path, f"config.json: {SPECULATOR} is {stated!r}; it has to be one of {', '.join(KINDS)}")
+        for name, of_target in (("hidden_size", target.hidden_size), ("vocab_size", target.vocab_size)):
+            check_equal(path, name, config.get(name), of_target, "the target's")
+        version, stages = config.get("version", ANCHORS), None
+        if version == PAPER:
+            levels, stages = _paper_levels(path, config, target)
+        elif version == ANCHORS:
+            levels = _anchor_levels(path, config, target)
+        else:
+            raise refusal(path, f"its version is {version!r}; {PAPER} and {ANCHORS} are supported")
+        tensors = {_renamed(name, len(levels) - 1): stored for name, stored in tensors.items()}
+        depth = _integer(path, config, "num_spec_layers")
+        if depth > len(tensors):
+            raise refusal(path, f"num_spec_layers is {depth}, but the file holds {len(tensors)} tensors")
+        ids = _draft_ids(path, config, target)
+        drafted = target.vocab_size if ids is None else len(ids)
+        own = config.get("draft_vocab_size")
+        check_equal(path, "draft_vocab_size", own, drafted, "the tokens that it can draft are")
+        layer = _layer(path, tensors, target)
+        needed, optional = _shapes(layer, depth, levels, drafted, paper=version == PAPER)
+        return cls(
+            kind=KINDS[stated],
+            path=path,
+            reads=tuple(sorted({state for level in levels for state in level} - {0})),
+            hidden_size=target.hidden_size,
+            draft_vocab_size=drafted,
+            tensors=check_shapes(path, tensors, needed, optional),
+            layer=layer,
+            depth=depth,
+            stages=stages,
+            draft_ids=ids,
+            levels=levels,
+            asking=1 if config.get("post_state") else 0,
+        )
+
+    def build(self, material: Material) -> Spd:
+        embedding, head, norm = material.embedding(), material.head(), material.norm()
+        with torch.device("meta"):
+            return Spd(
+                self.layer,
+                self.depth,
+                self.levels,
+                embedding,
+                norm,
+                head,
+                biased=material.biased,
+                normed="layers.0.self_attn.q_norm.weight" in material.weights,
+                memory=self.stages is not None,
+                asking=self.asking,
+            )

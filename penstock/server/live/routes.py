@@ -7,7 +7,7 @@ import hashlib
 import mimetypes
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Final
@@ -18,7 +18,7 @@ from fastapi.responses import StreamingResponse
 
 from penstock.engine.front import AsyncEngine
 from penstock.engine.resolve import Resolved
-from penstock.engine.stats import EngineStats
+from penstock.engine.stats import EngineStats, ReplicaStats
 from penstock.hosts.placement import ranks_said
 from penstock.server.http.errors import HEADERS, MEDIA_TYPE, busy, event
 from penstock.server.live.state import BatchDone, BatchInFlight, LiveState, RequestTimeline, TreeView, View, Watcher
@@ -92,12 +92,34 @@ class Tree(msgspec.Struct, frozen=True):
     leaves: list[LiveNode]
 
 
+class EngineRequest(msgspec.Struct, frozen=True):
+    """A request on an engine; ``key`` is the same on whichever engine it is, and tells nothing of its id."""
+
+    key: int
+    own: bool
+
+
+class EngineRow(msgspec.Struct, frozen=True):
+    """One of several engines. ``busy`` are seconds that each of its stages has computed for since the start, also those
+    before a restart. ``moved`` counts the requests that left it and went on elsewhere."""
+
+    engine: int
+    state: str
+    reason: str | None
+    waiting: int
+    moved: int
+    restarts: int
+    busy: list[float]
+    requests: list[EngineRequest]
+
+
 class Frame(msgspec.Struct, frozen=True):
     """The engine at one moment, ``at`` (seconds, its clock; every time below is on it).
 
     ``stats`` counts since the start; a rate is the difference of two frames. ``flying`` are the batches in flight, the
     first in first; ``passed`` those that have come out since the viewer's last frame. ``tree`` is the viewer's own
     request's, else that of the one that has run longest, or None. ``own``: which of the ``requests`` are the viewer's.
+    ``engines`` has a row for each of several, and none for one alone; batches, tree and requests are the first one's.
     """
 
     at: float
@@ -107,6 +129,7 @@ class Frame(msgspec.Struct, frozen=True):
     tree: Tree | None
     requests: list[RequestTimeline]
     own: list[int]
+    engines: list[EngineRow]
 
 
 def setup_of(setup: Resolved) -> Setup:
@@ -127,13 +150,43 @@ def setup_of(setup: Resolved) -> Setup:
     )
 
 
+def rows_of(replicas: Sequence[ReplicaStats], request_id: str | None) -> list[EngineRow]:
+    """A row for each of several engines. ``request_id`` is the viewer's own request; its points are named below it."""
+
+    def request(name: str) -> EngineRequest:
+        own = request_id is not None and (name == request_id or name.startswith(f"{request_id}/"))
+        return EngineRequest(hash((RUN, name)) & 0xFFFFFFFF, own)
+
+    if len(replicas) < 2:
+        return []
+    return [
+        EngineRow(
+            one.number,
+            one.state,
+            one.problem,
+            one.stats.waiting if one.stats else 0,
+            one.moved,
+            one.restarts,
+            one.stats.stage_busy_seconds if one.stats else [],
+            [request(name) for name in one.requests],
+        )
+        for one in replicas
+    ]
+
+
 def frame_of(
-    view: View, watcher: Watcher, stats: EngineStats, token_text: Callable[[int], str], now: float, newest: int
+    view: View,
+    watcher: Watcher,
+    stats: EngineStats,
+    token_text: Callable[[int], str],
+    now: float,
+    newest: int,
+    engines: list[EngineRow],
 ) -> Frame:
     """One viewer's frame. ``newest`` is the last batch that the viewer was told to have come out."""
     done = [batch for batch in view.done if batch.stream > newest]
     tree = tree_of(view, watcher, token_text)
-    return Frame(now, stats, view.in_flight, done, tree, view.timelines, sorted(watcher.own))
+    return Frame(now, stats, view.in_flight, done, tree, view.timelines, sorted(watcher.own), engines)
 
 
 def tree_of(view: View, watcher: Watcher, token_text: Callable[[int], str]) -> Tree | None:
@@ -245,15 +298,17 @@ async def events(
     """One viewer's stream, until the viewer leaves or the engine has ended."""
     yield event(setup_of(llm.setup), "setup")
     version, told_at, newest = -1, 0.0, -1
+    told: list[EngineRow] = []
     with state.watch() as watcher:
         while True:
             if request_id is not None:
                 state.claim(watcher, llm.numbers(request_id))
-            now, stats = time.monotonic(), llm.stats()
-            if state.version != version or stats.ended is not None or now - told_at >= KEEP_ALIVE:
+            now, stats, rows = time.monotonic(), llm.stats(), rows_of(llm.replicas(), request_id)
+            news = state.version != version or rows != told
+            if news or stats.ended is not None or now - told_at >= KEEP_ALIVE:
                 view = state.view(now)
-                yield event(frame_of(view, watcher, stats, token_text, now, newest), "frame")
-                version, told_at = view.version, now
+                yield event(frame_of(view, watcher, stats, token_text, now, newest, rows), "frame")
+                version, told_at, told = view.version, now, rows
                 newest = max([newest, *(batch.stream for batch in view.done)])
                 if stats.ended is not None:
                     return

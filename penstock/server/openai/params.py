@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, NamedTuple
 
 from penstock.core import SamplingParams, StructuredOutputsParams
@@ -114,24 +114,14 @@ class Prompts:
 # --------------------------------------------------------------------------------------------------------------- params
 # From a request's fields to ``SamplingParams``.
 
-SAME_NAME: Final = (
-    "n",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "allowed_token_ids",
-    "seed",
-    "min_tokens",
-    "stop",
-    "stop_token_ids",
-    "include_stop_str_in_output",
-    "ignore_eos",
-    "skip_special_tokens",
+CONVERTED: Final = frozenset({"max_tokens", "logit_bias", "structured_outputs"})
+"""Fields of ``SamplingParams`` that requests write otherwise, or that depend on the prompt."""
+SAME_NAME: Final = tuple(
+    parameter.name
+    for parameter in fields(SamplingParams)
+    if parameter.name in GenerationFields.model_fields and parameter.name not in CONVERTED
 )
+"""Fields of ``SamplingParams`` that a request has under the same name: each is handed over as it is."""
 LARGEST_SEED: Final = 2**63 - 1
 """The largest seed of ``SamplingParams``."""
 DIGITS: Final = 10

@@ -32,15 +32,22 @@ def reference(checkpoint: Path) -> torch.nn.Module:
     return AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
 
 
-@pytest.mark.parametrize("stages", [1, 3, 5])
+@pytest.mark.parametrize("stages", [1, pytest.param(3, marks=pytest.mark.whole), 5])
 def test_greedy_text_is_that_of_generate(checkpoint: Path, reference, stages: int) -> None:
     expected = generate(reference, PROMPT, 24)
     assert len(set(expected)) > 8, "a text that repeats itself would hide mistakes"
     assert Staged(checkpoint, stages).greedy(PROMPT, 24) == expected
 
 
-@pytest.mark.parametrize("spread", [1, 4], ids=["dense slots", "scattered slots"])
-@pytest.mark.parametrize("plain", [False, True], ids=["fast", "plain"])
+@pytest.mark.parametrize(
+    ("plain", "spread"),
+    [
+        pytest.param(False, 4, id="fast, scattered slots"),
+        pytest.param(True, 1, id="plain, dense slots"),
+        pytest.param(False, 1, id="fast, dense slots", marks=pytest.mark.whole),
+        pytest.param(True, 4, id="plain, scattered slots", marks=pytest.mark.whole),
+    ],
+)
 def test_tree_rows_equal_separate_sequences(checkpoint: Path, reference, plain: bool, spread: int) -> None:
     check_tree(checkpoint, reference, plain, spread)
 

@@ -211,13 +211,13 @@ def test_whatever_a_handler_raises_comes_at_the_end_of_a_step(llm: LLM, number: 
 
 def test_a_signal_during_close_is_taken_once_it_is_closed() -> None:
     llm = LLM("demo", max_model_len=256, speculative_config=None)
-    close = llm._host.close
+    close = llm._executor.close
 
     def interrupted() -> None:
         os.kill(os.getpid(), signal.SIGINT)
         close()
 
-    llm._host.close = interrupted  # type: ignore[method-assign]
+    llm._executor.close = interrupted  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         llm.close()
-    assert llm._host._closed  # type: ignore[attr-defined]
+    assert llm._executor._closed  # type: ignore[attr-defined]

@@ -12,10 +12,10 @@ from penstock.lab.bench.comparison import decode
 
 pytestmark = pytest.mark.processes
 
-METHODS = ("eagle3", "early_exit", "medusa", "spd")
+METHODS = ("dspark", "eagle3", "early_exit", "medusa", "spd")
 PROMPTS = ["def fibonacci(n):\n    if n < 2:\n", "class Stack:\n    def __init__(self):\n"]
 TOKENS = 24
-LIMIT = 12e6
+LIMIT = 16e6
 """Upper bound on the size of all of them together, in bytes."""
 
 
@@ -43,6 +43,6 @@ def test_together_they_stay_small() -> None:
 
 def test_a_method_without_a_shipped_drafter_says_which_there_are() -> None:
     with pytest.raises(
-        FieldError, match="'eagle' needs the drafter's folder or name; with the target 'demo' come eagle3"
+        FieldError, match="'eagle' needs the drafter's folder or name; with the target 'demo' come dspark, eagle3"
     ):
         resolve_options(EngineOptions(speculative_config={"method": "eagle"}))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,18 @@ from penstock.drafters.synthetic import SyntheticDrafter
 from penstock.messages import Sampling
 from penstock.requests.request import Request
 from tests.engines import InProcessEngine
-from tests.exactness import PROMPTS, TOKENS, check_same, strategies, tokens_of
+from tests.exactness import (
+    PLAIN,
+    PROFILE,
+    PROMPTS,
+    TOKENS,
+    Pair,
+    check_same,
+    every_pair,
+    some_pairs,
+    strategies,
+    tokens_of,
+)
 from tests.generated import generate
 from tests.gguf_files import TOKENS as VOCABULARY
 from tests.gguf_files import make_gguf
@@ -34,10 +47,20 @@ def dequantised(path: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval()
 
 
+STAGES = (1, 3)
+FILES = [("llama", Kind.Q4_1), ("llama_tied", Kind.Q8_0), ("qwen2", Kind.Q4_0)]
+
+
 @pytest.mark.parametrize(
-    ("architecture", "kind"), [("llama", Kind.Q4_1), ("llama_tied", Kind.Q8_0), ("qwen2", Kind.Q4_0)]
+    ("architecture", "kind", "pairs"),
+    [
+        *((*file, some_pairs(number, STAGES)) for number, file in enumerate(FILES)),
+        *(pytest.param(*file, every_pair(STAGES), id=f"{file[0]}-all", marks=pytest.mark.whole) for file in FILES),
+    ],
 )
-def test_every_strategy_gives_the_tokens_of_generate(tmp_path: Path, architecture: str, kind: Kind) -> None:
+def test_every_strategy_gives_the_tokens_of_generate(
+    tmp_path: Path, architecture: str, kind: Kind, pairs: list[Pair]
+) -> None:
     path = make_gguf(tmp_path, architecture, kind=kind)
     model = dequantised(path)
     expected = {tuple(prompt): generate(model, prompt, TOKENS) for prompt in PROMPTS}
@@ -45,9 +68,9 @@ def test_every_strategy_gives_the_tokens_of_generate(tmp_path: Path, architectur
     def answer(request: Request) -> list[int]:
         return expected[tuple(request.prompt)]
 
-    for stages in (1, 3):
-        engine = InProcessEngine(path, stages, SyntheticDrafter([0.6, 0.75, 0.85], len(VOCABULARY), 1, answer))
-        for make in range(len(strategies(stages))):
+    for stages, those in groupby(sorted(pairs), key=itemgetter(0)):
+        engine = InProcessEngine(path, stages, SyntheticDrafter(PROFILE, len(VOCABULARY), 1, answer))
+        for make in dict.fromkeys((PLAIN, *(which for _, which in those))):
             requests = [engine.submit(list(prompt), Sampling(), TOKENS, strategies(stages)[make]) for prompt in PROMPTS]
             engine.run()
             for prompt, request in zip(PROMPTS, requests, strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from penstock.config import FieldError
 from penstock.drafters.base import DraftRequest
 from penstock.drafters.learned import FollowingDrafter
 from penstock.drafters.spd import SpdDrafter
+from penstock.drafters.synthetic import SyntheticDrafter
 from penstock.engine.completion import Prompt
 from penstock.lab.bench.comparison import decode
 from penstock.messages import Features, Sampling
@@ -29,23 +31,35 @@ from penstock.strategies.pipedec import PipeDec, StaticTree
 from penstock.transport.addresses import LinkSecurity
 from penstock.tree import Node
 from tests import speculators
-from tests.checkpoints import make_checkpoint, make_wrapper
-from tests.engines import InProcessEngine, Picks
-from tests.exactness import PROMPTS, TOKENS, check_same, some_strategies, strategies, submit_with
+from tests.checkpoints import VOCAB, make_checkpoint, make_wrapper
+from tests.engines import InProcessEngine
+from tests.exactness import (
+    PLAIN,
+    PROFILE,
+    PROMPTS,
+    TOKENS,
+    check_same,
+    some_strategies,
+    strategies,
+    submit_with,
+    tokens_of,
+)
 from tests.generated import generate
 from tests.links import host_of
 from tests.unit.models import speculators_reference as reference
 
-CASES = [(kind, stages) for kind in ("eagle", "eagle3", "medusa") for stages in (1, 3, 5)]
+CASES = [("eagle", 3), ("medusa", 3), ("anchored_dflash", 5)]
+CASES += [(kind, stages) for kind in ("eagle3", "dflash") for stages in (1, 3, 5)]
 CASES += [("mtp", 3), ("speculators_eagle3", 3), ("eagle31", 3), ("vllm_medusa", 3), ("spd_paper", 3)]
 CASES += [(kind, stages) for kind in ("spd", "early_exit") for stages in (1, 3, 5, 8)]
-CASES += [(kind, stages) for kind in ("dflash", "anchored_dflash") for stages in (1, 3, 5)]
 CASES += [("sliding_dflash", 3), ("speculators_dflash", 3), ("jetspec", 3), ("dspark", 3)]
-WITH_EVERY = [("eagle3", 3), ("spd", 3), ("dflash", 3)]
-"""Cases in which every strategy runs: a head, a module in the pipeline, a block. The others have one strategy each."""
+LAST = [("eagle", 1), ("eagle", 5), ("medusa", 1), ("medusa", 5), ("anchored_dflash", 1), ("anchored_dflash", 3)]
+"""Kinds that read only the last stage's states, or those of another kind, over other numbers of stages."""
+WITH_EVERY, WITH_SOME = ("eagle3", 3), (("spd", 3), ("dflash", 3))
+"""Every strategy runs with a head, three with a module in the pipeline and with blocks, and one in each other case."""
 SAMPLINGS = (Sampling(), Sampling(seed=11, temperature=1.0, top_p=0.95))
-NONE, EVERY = 0, range(1, len(strategies(1)))
-"""Indices of ``strategies``: plain decoding, and those that speculate."""
+EVERY = range(len(strategies(1)))
+"""Indices of ``strategies``, plain decoding among them."""
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +70,13 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("kind", "stages", "speculating"),
     [
-        *((*case, EVERY if case in WITH_EVERY else some_strategies(number, 1)) for number, case in enumerate(CASES)),
-        *(pytest.param(*case, EVERY, id=f"{case}-all", marks=pytest.mark.whole) for case in CASES),
+        (*WITH_EVERY, EVERY),
+        *(
+            (*case, some_strategies(number, 3 if case in WITH_SOME else 1))
+            for number, case in enumerate(CASES)
+            if case != WITH_EVERY
+        ),
+        *(pytest.param(*case, EVERY, id=f"{case}-all", marks=pytest.mark.whole) for case in (*CASES, *LAST)),
     ],
 )
 def test_every_strategy_gives_plain_decodings_tokens(
@@ -76,28 +95,36 @@ def test_with_the_head_that_a_checkpoint_ships_too(
     check_strategies(target, target, stages, speculating)
 
 
-def check_strategies(target: Path, drafter: Path, stages: int, speculating: Sequence[int]) -> None:
-    """Greedy tokens are those of ``generate``, sampled ones those of plain decoding."""
+@cache
+def plain_answers(target: Path) -> dict[tuple[int, int], list[int]]:
+    """Plain decoding's tokens by prompt and sampling, without a drafter; greedy ones are those of ``generate``."""
     model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
+    engine = InProcessEngine(target, 1, SyntheticDrafter(PROFILE, VOCAB, 1, lambda request: []))
+    found = {
+        (i, j): submit_with(strategies(1)[PLAIN], engine, prompt, sampling)
+        for i, prompt in enumerate(PROMPTS)
+        for j, sampling in enumerate(SAMPLINGS)
+    }
+    engine.run()
+    for i, prompt in enumerate(PROMPTS):
+        assert check_same(model, prompt, tokens_of(found[i, 0]), generate(model, prompt, TOKENS))
+    return {key: tokens_of(request) for key, request in found.items()}
+
+
+def check_strategies(target: Path, drafter: Path, stages: int, speculating: Sequence[int]) -> None:
+    """Greedy and sampled tokens are those of plain decoding."""
     engine = InProcessEngine(target, stages, learned=drafter)
-    expected: dict[tuple[int, int], list[int]] = {}
-    for which in (NONE, *speculating):
+    for which in speculating:
         asked = {}
         for i, prompt in enumerate(PROMPTS):
             for j, sampling in enumerate(SAMPLINGS):
                 asked[i, j] = submit_with(strategies(stages)[which], engine, prompt, sampling)
         engine.run()
-        for (i, j), request in asked.items():
-            assert isinstance(request.output, Picks)
-            found = request.output.tokens
-            if which == NONE:
-                expected[i, j] = found
-                assert j > 0 or check_same(model, PROMPTS[i], found, generate(model, PROMPTS[i], TOKENS))
-            assert found == expected[i, j]
+        assert {key: tokens_of(request) for key, request in asked.items()} == plain_answers(target)
         # of each request, but with ``auto``: it stops where the first drafts are wrong
         drafted = [request.metrics.drafted_nodes > 0 for request in asked.values()]
-        assert which == NONE or any(drafted)
-        assert which == NONE or isinstance(strategies(stages)[which], Auto) or all(drafted)
+        assert which == PLAIN or any(drafted)
+        assert which == PLAIN or isinstance(strategies(stages)[which], Auto) or all(drafted)
 
 
 @pytest.mark.processes
@@ -276,8 +303,7 @@ def test_every_block_has_the_whole_text_before_its_root_as_context(target: Path,
         request = engine.submit(TEXT, Sampling(), TOKENS, strategies(stages)[-2])
         watch.request = request
         engine.run()
-        assert isinstance(request.output, Picks)
-        found.append(request.output.tokens)
+        found.append(tokens_of(request))
         watch.ended()
     assert found[0] == found[1]
     shown, contexts, rows = watch.shown, watch.contexts, watch.rows
@@ -342,8 +368,7 @@ def test_one_pass_drafts_a_tree_of_several_levels(target: Path, kind: str, tmp_p
         watch = BlockWatch(engine)
         request = engine.submit(PROMPTS[1], Sampling(), TOKENS, StaticTree(12, 4, 3))
         engine.run()
-        assert isinstance(request.output, Picks)
-        assert len(request.output.tokens) == TOKENS
+        assert len(tokens_of(request)) == TOKENS
         blocks[ahead], messages[ahead] = len(watch.shown), engine.drafter._builder.next_stream
     assert blocks[None] < blocks[0] / 4
     assert (messages[None] < messages[0] / 3) == (kind == "dflash")

@@ -19,6 +19,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from penstock import LLM, CompletionOutput, ConfigError, FinishReason, PipelineError, RequestError, SamplingParams
 from penstock.core import SpeculationMetrics
+from penstock.drafters.base import DRAFTERS as METHODS
+from penstock.drafters.base import Weights
 from penstock.engine.loop import Observer
 from penstock.lab.bench.comparison import decode
 from penstock.noise import gumbel
@@ -140,10 +142,15 @@ def test_sampling_is_an_argmax_over_logits_and_noise(
         assert list(alone[3][1].logprobs[i])[:2] == chance.topk(2).indices.tolist()
 
 
-DRAFTERS: dict[str, dict[str, Any]] = {
-    "draft_model": {"method": "draft_model"},
-    "ngram": {"method": "ngram", "prompt_lookup_max": 3},
-    "synthetic": {"method": "synthetic", "accuracy": [0.6, 0.8, 0.9]},
+OPTIONS: dict[str, dict[str, Any]] = {
+    "ngram": {"prompt_lookup_max": 3},
+    "synthetic": {"accuracy": [0.6, 0.8, 0.9]},
+}
+"""Options of drafters that need some, or show more with others than their defaults."""
+DRAFTERS = {
+    name: {"method": name, **OPTIONS.get(name, {})}
+    for name, kind in METHODS.items()
+    if kind.weights is not Weights.SPECULATOR  # those that read the target's states: test_learned.py
 }
 STRATEGIES: dict[str, dict[str, Any]] = {
     "static_tree": {"tree_size": 9, "tree_depth": 3, "children": 3},
@@ -154,7 +161,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 }
 
 
-EACH = [(3, "draft_model"), (1, "ngram"), (5, "synthetic")]
+EACH = [*zip(itertools.cycle((3, 1, 5)), DRAFTERS, strict=False)]
 """Every drafter, every kind of link and every number of stages; all of their pairs are in the whole matrices."""
 
 

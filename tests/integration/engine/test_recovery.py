@@ -19,7 +19,7 @@ from penstock.core import ConfigError
 from penstock.engine.loop import Observer
 from penstock.pipeline.base import StagePlan
 from penstock.pipeline.forkserver import shared_fork_server
-from penstock.pipeline.processes import ProcessHost, ProcessPipeline
+from penstock.pipeline.processes import ProcessExecutor, ProcessPipeline
 from tests import speculators
 from tests.checkpoints import make_checkpoint
 from tests.conftest import noisy_copy
@@ -227,7 +227,7 @@ def test_a_stopped_stage_is_noticed_and_replaced(
         assert llm.loop.recovery.recoveries == 1
 
 
-class CutHost(ProcessHost):
+class CutExecutor(ProcessExecutor):
     """A host whose first pipeline has a proxy between its stages."""
 
     def __init__(self) -> None:
@@ -239,20 +239,20 @@ class CutHost(ProcessHost):
 
 
 class CutPipeline(ProcessPipeline):
-    _host: CutHost
+    _host: CutExecutor
 
     def _neighbours(self, index: int) -> tuple[str, str]:
         upstream, downstream = super()._neighbours(index)
-        if index == 0 and not self._host.proxies:
-            self._host.proxies.append(Proxy(downstream))
-            downstream = self._host.proxies[0].address
+        if index == 0 and not self._executor.proxies:
+            self._executor.proxies.append(Proxy(downstream))
+            downstream = self._executor.proxies[0].address
         return upstream, downstream
 
 
 def test_a_connection_that_breaks_between_living_stages_is_reported(
     target: Path, expected: dict[float, list[list[int]]], caplog: pytest.LogCaptureFixture
 ) -> None:
-    host = CutHost()
+    host = CutExecutor()
     attack = Attack(1, [9], lambda _: host.proxies[0].cut())
     with start(target, host=host, speculative_config=None) as llm, llm.observing(attack):
         assert tokens(llm, SAMPLED) == expected[0.8]

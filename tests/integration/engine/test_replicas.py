@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import shutil
+import signal
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from itertools import cycle
@@ -60,6 +62,12 @@ def lose(replica: Replica, stages: int) -> None:
     assert replica.engine is not None
     for process in replica.engine.llm.loop.pipeline._processes[:stages]:  # type: ignore[attr-defined]
         shared_fork_server().kill(process.name)
+
+
+def signal_stage(replica: Replica, stage: int, number: int) -> None:
+    assert replica.engine is not None
+    process = replica.engine.llm.loop.pipeline._processes[stage]  # type: ignore[attr-defined]
+    signal.pidfd_send_signal(shared_fork_server()._stages[process.name], number)
 
 
 async def read(stream: Stream, on_news: Callable[[], None] = lambda: None) -> list[CompletionOutput]:
@@ -286,6 +294,44 @@ def test_a_stream_that_nobody_reads_moves_too_and_loses_nothing(engine: Replicas
     asyncio.run(run())
 
 
+def test_requests_leave_a_replica_with_a_stopped_stage_which_may_come_back(target: Path, draft: Path) -> None:
+    """No stage is ever lost here: ``stage_timeout`` is infinite."""
+
+    async def run() -> None:
+        params = params_of({"max_tokens": 80, "ignore_eos": True, "logprobs": 1, "n": 2}, 1.0)
+        want = await read(engine.submit(PROMPTS[0], params))
+        streams = [engine.submit(PROMPTS[0], params) for _ in range(4)]
+        for stream in streams:
+            await anext(stream)
+        home = next(one for one in engine._replicas if streams[0] in one.streams)
+        left = len(home.streams)
+        signal_stage(home, 1, signal.SIGSTOP)
+        try:
+            for stream in streams:
+                _ = [news async for news in stream]
+                assert_same(stream.output().outputs, want)
+            assert (home.state, home.moved) == (ReplicaState.SILENT, left)
+            assert "no result for" in str(home.trouble)
+            assert_same(await read(engine.submit(PROMPTS[0], params)), want)  # elsewhere
+            other = engine._replicas[1 - home.number]
+            assert sum(other.routed.values()) >= left + 1
+        finally:
+            signal_stage(home, 1, signal.SIGCONT)
+        await until(lambda: all_up(engine))
+        again = [engine.submit(PROMPTS[0], params) for _ in range(4)]
+        assert home.streams
+        for outputs in await asyncio.gather(*map(read, again)):
+            assert_same(outputs, want)
+        assert [one.restarts for one in engine.replicas()] == [0, 0]
+        assert engine.stats().recoveries == 0
+
+    engine = replicas_of(target, draft, move_after=1.0, stage_timeout=math.inf)
+    try:
+        asyncio.run(run())
+    finally:
+        engine.close()
+
+
 def test_one_that_ends_its_replica_again_and_again_ends_itself_and_no_other(
     target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -350,6 +396,8 @@ def test_a_replica_that_has_ended_is_made_again_but_not_of_other_files(target: P
 
 REFUSED: Final[list[tuple[dict[str, Any], str]]] = [
     ({"data_parallel_size": 0}, "data_parallel_size is 0; it has to be a whole number, at least 1"),
+    ({"move_after": 0}, "move_after is 0; it has to be a number of seconds above 0"),
+    ({"move_after": 1.0, "data_parallel_size": 1}, "move_after is 1.0; it has to be left out with one engine"),
     ({"hosts": "a,b,c"}, "data_parallel_size is 2, and hosts names 3; that has to be a multiple of it"),
     ({"hosts": "join://h:7700", "pipeline_parallel_size": 2}, "data_parallel_size is 2, and hosts 'join://h:7700' has"),
     ({"hosts": "ray", "pipeline_parallel_size": 2}, "data_parallel_size is 2, and hosts 'ray' has"),
@@ -368,10 +416,9 @@ def test_combinations_that_cannot_work_are_refused_before_anything_starts(
         Replicas("demo", **{"data_parallel_size": 2} | options)
 
 
-@pytest.mark.parametrize("kind", [LLM, AsyncLLM])
-def test_one_engine_is_not_several(kind: type) -> None:
+def test_one_engine_is_not_several() -> None:
     with pytest.raises(ConfigError, match=r"data_parallel_size is 2, and this is one engine: use penstock\.Replicas"):
-        kind("demo", data_parallel_size=2)
+        AsyncLLM("demo", data_parallel_size=2)
 
 
 def test_hosts_and_cores_are_divided() -> None:

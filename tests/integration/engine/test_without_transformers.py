@@ -1,4 +1,7 @@
-"""A GGUF file that has been loaded before, in processes of which none may import transformers."""
+"""A GGUF file that has been loaded before, in processes of which none may import transformers.
+
+This process is the one that loads it first; where its own caches are in the way, another one is.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 from gguf import GGMLQuantizationType as Kind
 
+from penstock import LLM, SamplingParams
 from tests.gguf_files import make_gguf
 from tests.real_model import smollm2
 
@@ -44,18 +48,12 @@ ASKED: Final = "What is the capital of France?"
 
 
 @pytest.fixture
-def environment(tmp_path: Path) -> dict[str, str]:
-    """The environment of the first start, with a cache of its own."""
-    return {**os.environ, "HF_ASSETS_CACHE": str(tmp_path / "assets")}
-
-
-@pytest.fixture
-def without(tmp_path: Path, environment: dict[str, str]) -> dict[str, str]:
+def without(tmp_path: Path) -> dict[str, str]:
     """The environment of later starts: transformers cannot be imported."""
     folder = tmp_path / "refusing"
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(REFUSING)
-    return {**environment, "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}
 
 
 def printed(command: list[str], environment: dict[str, str]) -> str:
@@ -69,29 +67,39 @@ def run(path: Path, stages: int, environment: dict[str, str], speculation: objec
     return json.loads(printed(program, environment))
 
 
-def test_the_check_can_fail(tmp_path: Path, environment: dict[str, str], without: dict[str, str]) -> None:
+def first_run(path: Path, stages: int, speculation: Any = None) -> object:
+    """Like ``run``, by an engine of this process, which may import transformers."""
+    params = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
+    options = {"pipeline_parallel_size": stages, "speculative_config": speculation, "max_model_len": 256}
+    with LLM(path, **options) as llm:
+        prompt = llm.get_tokenizer().render([{"role": "user", "content": "the th"}], True)
+        outputs = llm.generate([prompt, {"prompt_token_ids": [40, 50, 60]}], params)
+    return [[list(one.outputs[0].token_ids), one.outputs[0].text] for one in outputs]
+
+
+def test_the_check_can_fail(tmp_path: Path, without: dict[str, str]) -> None:
     path = make_gguf(tmp_path, kind=Kind.Q8_0)
     with pytest.raises(AssertionError, match="transformers is imported"):
         run(path, 1, without)
 
 
 @pytest.mark.parametrize(("family", "kind"), [("llama_tied", Kind.Q8_0), ("qwen2", Kind.Q4_0), ("qwen3", Kind.F16)])
-def test_stages_give_the_same_tokens(
-    family: str, kind: Kind, tmp_path: Path, environment: dict[str, str], without: dict[str, str]
-) -> None:
+def test_stages_give_the_same_tokens(family: str, kind: Kind, tmp_path: Path, without: dict[str, str]) -> None:
     path = make_gguf(tmp_path, family, kind=kind)
-    assert run(path, 2, without | {"PYTHONPATH": environment.get("PYTHONPATH", "")}) == run(path, 2, without)
+    assert first_run(path, 2) == run(path, 2, without)
 
 
-def test_a_draft_model_does_without(tmp_path: Path, environment: dict[str, str], without: dict[str, str]) -> None:
+def test_a_draft_model_does_without(tmp_path: Path, without: dict[str, str]) -> None:
     target, draft = (make_gguf(tmp_path / kind.name, kind=kind) for kind in (Kind.Q8_0, Kind.Q4_0))
     speculation = {"method": "draft_model", "model": str(draft), "strategy": "continuous"}
-    assert run(target, 2, environment, speculation) == run(target, 2, without, speculation) == run(target, 2, without)
+    assert first_run(target, 2, speculation) == run(target, 2, without, speculation) == first_run(target, 2)
 
 
-def test_the_command_gives_the_same_answer(environment: dict[str, str], without: dict[str, str]) -> None:
+def test_the_command_gives_the_same_answer(tmp_path: Path, without: dict[str, str]) -> None:
+    """With a cache of their own: this run's may have the model already."""
+    assets = {"HF_ASSETS_CACHE": str(tmp_path / "assets")}
     options = ["--model", str(smollm2()), "--max-tokens", "12", "--json"]
     command = [sys.executable, "-m", "penstock.cli", "generate", ASKED, *options]
-    first, later = (json.loads(printed(command, one)) for one in (environment, without))
+    first, later = (json.loads(printed(command, {**one, **assets})) for one in (dict(os.environ), without))
     assert later["text"] == first["text"]
     assert later["token_ids"] == first["token_ids"]

@@ -21,7 +21,7 @@ from tests import speculators
 from tests.checkpoints import make_checkpoint
 from tests.conftest import noisy_copy
 from tests.happening import AfterResults
-from tests.workers import Worker, ended, workers
+from tests.workers import WarmWorker, Worker, ended, workers
 
 pytestmark = pytest.mark.processes
 
@@ -179,11 +179,14 @@ def test_a_drafter_whose_host_dies_amid_answers_drafts_again_when_it_is_back(
 ) -> None:
     monkeypatch.setattr("penstock.hosts.remote.TRY_AGAIN_S", 0.5)
     options = {**OPTIONS, "hosts": named(*hosts[:2]), "keys": str(keys), "speculative_config": config_of(method)}
-    with closing(Worker("127.0.0.9:0", "--keys", str(keys))) as own, LLM(deep, drafter_on=own.host, **options) as llm:
+    with (
+        closing(WarmWorker("127.0.0.9:0", "--keys", str(keys))) as own,
+        LLM(deep, drafter_on=own.host, **options) as llm,
+    ):
         with llm.observing(AfterResults(12, own.kill)):
             assert ids(llm.generate(PROMPTS, LONG)) == plain(LONG)
         assert "prompt lookup drafts from now on in the drafter's place" in caplog.text
-        with closing(Worker(own.host, "--keys", str(keys))) as again:
+        with closing(WarmWorker(own.host, "--keys", str(keys))) as again:
             for _ in range(200):
                 assert ids(llm.generate(PROMPTS, PARAMS)) == plain(PARAMS)
                 if again.stages() and "is back: it drafts again" in caplog.text:
@@ -201,7 +204,7 @@ def test_a_host_without_the_drafter_is_sent_what_it_loads(
     before = ["unshare", "--mount", "--fork", "--kill-child", "sh", "-c", hide, str(deep), config["model"]]
     command = ("127.0.0.8:0", "--keys", str(keys), "--cache", str(cache))
     with (
-        closing(Worker(*command, before=before)) as own,
+        closing(WarmWorker(*command, before=before)) as own,
         LLM(deep, hosts="localhost", keys=str(keys), drafter_on=own.host, speculative_config=config, **OPTIONS) as llm,
     ):
         assert ids(llm.generate(PROMPTS, PARAMS)) == plain(PARAMS)

@@ -39,7 +39,7 @@ LOSSES: Final = """
 import json, os, sys, time
 import psutil
 from penstock import LLM, PipelineError, SamplingParams
-from penstock.pipeline.processes import ProcessHost
+from penstock.pipeline.processes import ProcessExecutor
 from tests.happening import AfterResults
 target, prompts = sys.argv[1], json.loads(sys.argv[2])
 here, there = map(int, sys.argv[3:])
@@ -84,15 +84,15 @@ def amid(llm, killing):
     assert llm.loop.recovery.recoveries > before
     return told
 
-begin = ProcessHost.begin
+begin = ProcessExecutor.begin
 def dying(host, *plans):
-    ProcessHost.begin = begin
+    ProcessExecutor.begin = begin
     begun = begin(host, *plans)
     kill("ray::NodeAgent")
     return begun
 
 told = {}
-ProcessHost.begin = dying
+ProcessExecutor.begin = dying
 with LLM(target, max_model_len=256, hosts="ray", pipeline_parallel_size=2, recovery_timeout=30.0) as llm:
     told["an agent at the start"] = [ids(llm)]
     told["an agent"] = amid(llm, lambda: kill("ray::NodeAgent"))

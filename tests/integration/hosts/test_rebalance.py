@@ -12,7 +12,7 @@ from typing import Final
 import pytest
 
 from penstock import LLM, AsyncLLM, SamplingParams
-from tests.workers import Worker, workers
+from tests.workers import WarmWorker, Worker, workers
 
 pytestmark = pytest.mark.processes
 
@@ -71,7 +71,7 @@ def test_a_rebalance_amid_faults_changes_no_token(
 
     async def run(first: Worker, other: Worker, there: ExitStack) -> None:
         def returned() -> Worker:
-            worker = Worker(other.host, "--keys", str(keys))
+            worker = WarmWorker(other.host, "--keys", str(keys))
             there.callback(worker.close)
             return worker
 

@@ -22,10 +22,10 @@ from penstock import LLM, AsyncLLM, ConfigError, PipelineError, SamplingParams
 from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.engine.recovery import Recovery, Requests
 from penstock.hosts.placement import HERE
-from penstock.pipeline.processes import ProcessHost, ProcessPipeline
+from penstock.pipeline.processes import ProcessExecutor, ProcessPipeline
 from tests import speculators
 from tests.happening import AfterResults
-from tests.workers import Worker, ended, workers
+from tests.workers import WarmWorker, Worker, ended, workers
 
 pytestmark = pytest.mark.processes
 
@@ -146,17 +146,17 @@ def test_a_worker_that_dies_while_stages_start_is_done_without(
 ) -> None:
     with LLM(target, max_model_len=256) as llm:
         plain = [one.outputs[0].token_ids for one in llm.generate(PROMPTS, SAMPLED)]
-    begin = ProcessHost.begin
+    begin = ProcessExecutor.begin
 
     with workers(1, keys) as (third,):
 
-        def dying(host: ProcessHost, *plans: Any) -> ProcessPipeline:
+        def dying(host: ProcessExecutor, *plans: Any) -> ProcessPipeline:
             begun = begin(host, *plans)
             if third._process.poll() is None:
                 third.kill()
             return begun
 
-        monkeypatch.setattr(ProcessHost, "begin", dying)
+        monkeypatch.setattr(ProcessExecutor, "begin", dying)
         with LLM(target, max_model_len=256, hosts=named(pair[0], third), keys=str(keys)) as llm:
             assert [one.outputs[0].token_ids for one in llm.generate(PROMPTS, SAMPLED)] == plain
             assert len(pair[0].stages()) == 2
@@ -184,7 +184,7 @@ def test_a_host_that_cannot_be_exact_does_not_go_on_with_other_tokens(
             with monkeypatch.context() as old:
                 for name, value in OLD_PROCESSOR.items():
                     old.setenv(name, value)
-                returned.enter_context(closing(Worker(worker.host, "--keys", str(keys))))
+                returned.enter_context(closing(WarmWorker(worker.host, "--keys", str(keys))))
 
         options = {"max_model_len": 256, "hosts": worker.host, "keys": str(keys), "recovery_timeout": 120.0}
         with LLM(target, **options) as llm, llm.observing(AfterResults(7, come_back)):
@@ -249,11 +249,11 @@ def test_a_server_outlives_all_its_hosts(target: Path, keys: Path, monkeypatch: 
                     await tokens(llm)
             with pytest.raises(PipelineError, match="no request is taken until hosts are back"):
                 await llm.check_health()
-            with closing(Worker(first.host, "--keys", str(keys))) as again:
+            with closing(WarmWorker(first.host, "--keys", str(keys))) as again:
                 await until(lambda: llm.stats().recovering is None)
                 assert await tokens(llm) == expected
                 assert len(again.stages()) == 2
-                with closing(Worker(other.host, "--keys", str(keys))) as also:
+                with closing(WarmWorker(other.host, "--keys", str(keys))) as also:
                     await until(lambda: len(also.stages()) == 1)
                     assert await tokens(llm) == expected
                     assert len(again.stages()) == 1

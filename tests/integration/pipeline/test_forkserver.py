@@ -22,7 +22,7 @@ from penstock.pipeline import forkserver, processes
 from penstock.pipeline.base import StagePlan, StageSpec
 from penstock.pipeline.forking import UNREACHED, cause_of
 from penstock.pipeline.forkserver import ForkServer, shared_fork_server
-from penstock.pipeline.processes import ProcessHost
+from penstock.pipeline.processes import ProcessExecutor
 from tests.integration.pipeline.test_processes import alive, gone, pipeline_of, stage_processes, start
 from tests.serving import until
 
@@ -116,7 +116,7 @@ def suspended_server() -> Iterator[psutil.Process]:
 def test_a_host_whose_fork_server_has_died_starts_stages_with_another(target: Path) -> None:
     with start(target, 1) as llm:
         plans = pipeline_of(llm)._plans
-    host = ProcessHost()
+    host = ProcessExecutor()
     server_process(host.server).kill()
     host.server._thread.join()
     pipeline = host.begin(plans)

@@ -1,6 +1,6 @@
 """Stages, processes of their own, whose device has memory for a few rows: requests get the tokens that they would get.
 
-A process of its own is the engine, since its fork server, with which the stages share their code, is its process's.
+Theirs is a process of its own, since its fork server, with which the stages share their code, is its process's.
 """
 
 from __future__ import annotations
@@ -15,24 +15,29 @@ from typing import Any
 
 import pytest
 
+from penstock import LLM, SamplingParams
 from tests.scarce_memory import ROOT, scarce
 
 pytestmark = pytest.mark.processes
 
 ENGINE = """
 import json, sys
-from penstock import LLM, SamplingParams
+from tests.integration.pipeline.test_out_of_memory import answers
 
 if __name__ == "__main__":
-    prompts = [{"prompt_token_ids": [40 + i, 50, 60, 70] * 8} for i in range(3)]
-    params = [SamplingParams(temperature=0.8, seed=i, max_tokens=24, ignore_eos=True) for i in range(3)]
-    with LLM(sys.argv[1], pipeline_parallel_size=2, max_model_len=128, stage_timeout=60) as llm:
-        answers = [answer.outputs[0] for answer in llm.generate(prompts, params)]
-    print(json.dumps([[answer.token_ids, answer.finish_reason] for answer in answers]))
+    print(json.dumps(answers(sys.argv[1])))
 """
 
 
-def answers(target: Path, environment: Mapping[str, str]) -> Any:
+def answers(target: Path | str) -> list[list[Any]]:
+    prompts: list[Any] = [{"prompt_token_ids": [40 + i, 50, 60, 70] * 8} for i in range(3)]
+    params = [SamplingParams(temperature=0.8, seed=i, max_tokens=24, ignore_eos=True) for i in range(3)]
+    with LLM(target, pipeline_parallel_size=2, max_model_len=128, stage_timeout=60) as llm:
+        found = [answer.outputs[0] for answer in llm.generate(prompts, params)]
+    return [[answer.token_ids, answer.finish_reason] for answer in found]
+
+
+def answers_with(target: Path, environment: Mapping[str, str]) -> Any:
     ran = subprocess.run(
         [sys.executable, "-c", ENGINE, str(target)],
         cwd=ROOT,
@@ -46,7 +51,7 @@ def answers(target: Path, environment: Mapping[str, str]) -> Any:
 
 def test_a_batch_too_large_is_computed_in_halves(target: Path, tmp_path: Path) -> None:
     failures = tmp_path / "failures"
-    plain = answers(target, {})
-    assert answers(target, scarce(tmp_path / "site", 5, failures)) == plain
+    plain = answers(target)
+    assert answers_with(target, scarce(tmp_path / "site", 5, failures)) == plain
     assert [reason for _, reason in plain] == ["length"] * 3
     assert len(failures.read_text().splitlines()) > 10

@@ -19,7 +19,7 @@ from penstock import LLM, PipelineError, SamplingParams
 from penstock.core import PipelineLost
 from penstock.pipeline import forkserver
 from penstock.pipeline.forkserver import ForkServer, close_shared, shared_fork_server
-from penstock.pipeline.processes import ProcessHost, ProcessPipeline
+from penstock.pipeline.processes import ProcessExecutor, ProcessPipeline
 from tests.agents import spec
 from tests.happening import AfterResults
 from tests.integration.pipeline.test_processes import alive, gone, pipeline_of, stage_processes, start
@@ -69,7 +69,7 @@ def tokens(llm: LLM) -> list[Sequence[int]]:
     return [output.outputs[0].token_ids for output in llm.generate(PROMPTS, SAMPLED)]
 
 
-def join(host: ProcessHost, pipeline: ProcessPipeline) -> None:
+def join(host: ProcessExecutor, pipeline: ProcessPipeline) -> None:
     while not pipeline.joined():
         host.wait(pipeline.due)
 
@@ -94,7 +94,7 @@ def test_a_stage_on_a_gpu_begins_with_that_gpu_alone(target: Path, noted: Noted)
     """This torch finds none, and the stage says so."""
     with start(target, 1) as llm:
         plans = [replace(plan, device="cuda:1", gpu="GPU-ab22") for plan in pipeline_of(llm)._plans]
-    host = ProcessHost()
+    host = ProcessExecutor()
     pipeline = host.begin(plans)
     with pytest.raises(PipelineLost, match=r"stage 0 \(layers .*\) was lost: .*CUDA"):
         join(host, pipeline)

@@ -12,7 +12,7 @@ import pytest
 from penstock import LLM
 from penstock.messages import Loading, Started
 from penstock.pipeline.base import Elsewhere
-from penstock.pipeline.processes import ProcessHost
+from penstock.pipeline.processes import ProcessExecutor
 from penstock.transport.framing import token_of
 from tests import links
 from tests.links import SESSION
@@ -22,13 +22,13 @@ pytestmark = pytest.mark.processes
 
 
 @pytest.fixture
-def host() -> Iterator[ProcessHost]:
-    made = ProcessHost()
+def host() -> Iterator[ProcessExecutor]:
+    made = ProcessExecutor()
     yield made
     made.close()
 
 
-def test_a_wake_ends_the_wait_under_way_or_the_next_one_and_no_other(host: ProcessHost) -> None:
+def test_a_wake_ends_the_wait_under_way_or_the_next_one_and_no_other(host: ProcessExecutor) -> None:
     host.wake()
     host.wake()
     host.wait(None)
@@ -43,7 +43,7 @@ def test_a_wake_ends_the_wait_under_way_or_the_next_one_and_no_other(host: Proce
 
 @pytest.mark.parametrize("until", [None, 3600.0])
 def test_a_wake_between_a_wait_that_found_nothing_and_its_messages_is_not_lost(
-    host: ProcessHost, monkeypatch: pytest.MonkeyPatch, until: float | None
+    host: ProcessExecutor, monkeypatch: pytest.MonkeyPatch, until: float | None
 ) -> None:
     inbox_wait = host.inbox.wait
 
@@ -62,7 +62,7 @@ def test_a_wake_between_a_wait_that_found_nothing_and_its_messages_is_not_lost(
     assert ended.wait(PATIENCE)
 
 
-def test_a_broken_connection_ends_the_wait(host: ProcessHost) -> None:
+def test_a_broken_connection_ends_the_wait(host: ProcessExecutor) -> None:
     broken: list[str] = []
     host.register(SESSION, lambda *_: False, lambda: broken.append(SESSION), lambda _: False)
     links.connected(host.inbox, token_of(SESSION)).close()
@@ -70,7 +70,7 @@ def test_a_broken_connection_ends_the_wait(host: ProcessHost) -> None:
     assert broken == [SESSION]
 
 
-def test_a_wake_never_blocks_and_never_fails(host: ProcessHost) -> None:
+def test_a_wake_never_blocks_and_never_fails(host: ProcessExecutor) -> None:
     for _ in range(100_000):
         host.wake()
     host.wait(None)
@@ -81,7 +81,7 @@ def test_a_wake_never_blocks_and_never_fails(host: ProcessHost) -> None:
 def test_a_host_whose_stages_fail_twice_is_cut_off() -> None:
     lost: list[tuple[str, str]] = []
     elsewhere = Elsewhere({}, "127.0.0.1", lambda host, cause: lost.append((host, cause)), private_network=True)
-    with closing(ProcessHost("tcp", elsewhere=elsewhere)) as made:
+    with closing(ProcessExecutor("tcp", elsewhere=elsewhere)) as made:
         made.faults.note("a", "no memory")
         made.faults.note("b", "no memory")
         assert lost == []
@@ -94,7 +94,7 @@ def test_a_host_whose_stages_fail_twice_is_cut_off() -> None:
 @pytest.mark.parametrize("transport", ["ipc", "tcp"])
 def test_stages_say_how_much_of_their_weights_they_have_read(target: Path, draft: Path, transport: str) -> None:
     told: list[tuple[str, str, Loading | Started]] = []
-    host = ProcessHost(transport, on_loading=lambda *words: told.append(words))
+    host = ProcessExecutor(transport, on_loading=lambda *words: told.append(words))
     speculation = {"method": "draft_model", "model": str(draft)}
     with LLM(target, pipeline_parallel_size=2, speculative_config=speculation, host=host, max_model_len=64) as llm:
         weights = [started.weight_bytes // 4 for started in llm.loop.pipeline.started.values()]

@@ -43,7 +43,7 @@ from penstock.messages import (
     opening,
 )
 from penstock.pipeline.forkserver import shared_fork_server
-from penstock.pipeline.processes import ProcessHost, ProcessPipeline
+from penstock.pipeline.processes import ProcessExecutor, ProcessPipeline
 from penstock.transport.addresses import LinkSecurity
 from penstock.transport.outbox import Sockets
 from tests import speculators
@@ -181,13 +181,13 @@ def test_what_no_stage_can_load_is_refused_before_any_starts(target: Path, tmp_p
 
 def damaged_at_the_start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have a checkpoint's weights be damaged once it was looked at, before any stage loads them."""
-    begin = ProcessHost.begin
+    begin = ProcessExecutor.begin
 
-    def damaging(host: ProcessHost, *plans: Any) -> ProcessPipeline:
+    def damaging(host: ProcessExecutor, *plans: Any) -> ProcessPipeline:
         (folder / "model.safetensors").write_bytes(b"no header")
         return begin(host, *plans)
 
-    monkeypatch.setattr(ProcessHost, "begin", damaging)
+    monkeypatch.setattr(ProcessExecutor, "begin", damaging)
 
 
 def test_a_stage_that_cannot_load_says_why(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,7 +320,7 @@ LIES: dict[str, tuple[int, Callable[[int], Message], list[bytes], str]] = {
 
 
 def lost_by_now(pipeline: ProcessPipeline) -> bool:
-    pipeline._host.wait(time.monotonic() + 0.05)
+    pipeline._executor.wait(time.monotonic() + 0.05)
     return pipeline.lost
 
 

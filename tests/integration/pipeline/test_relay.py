@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.papers import relay
-from benchmarks.papers.relay import RelayHost, receiver
+from benchmarks.papers.relay import RelayExecutor, receiver
 from penstock import LLM, PipelineError, SamplingParams
 from penstock.messages import Batch, Delivery, Message, Ready, Span
 from tests.integration.pipeline.test_processes import batch, pipeline_of, start
@@ -43,7 +43,7 @@ def test_relayed_hops_give_the_tokens_of_plain_decoding(
 
     monkeypatch.setattr(relay, "receiver", watched)
     speculation = {"method": "draft_model", "model": str(draft), "strategy": strategy} if strategy else None
-    with start(target, STAGES, host=RelayHost(), speculative_config=speculation) as llm:
+    with start(target, STAGES, host=RelayExecutor(), speculative_config=speculation) as llm:
         assert tokens(llm) == expected
         llm.loop.drain()
         batches = llm.loop.builder.next_stream
@@ -53,7 +53,7 @@ def test_relayed_hops_give_the_tokens_of_plain_decoding(
 
 
 def test_a_batch_past_the_last_stage_ends_the_pipeline(target: Path) -> None:
-    with start(target, 2, host=RelayHost()) as llm:
+    with start(target, 2, host=RelayExecutor()) as llm:
         pipeline = pipeline_of(llm)
         assert pipeline._on_message(Delivery(message=batch(0, spans=[span(0), span(1)])), [])
         with pytest.raises(PipelineError, match="unexpected Batch"):

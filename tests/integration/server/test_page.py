@@ -166,6 +166,42 @@ def test_a_text_streams_while_the_engine_is_seen_at_work(visit: Visit) -> None:
     assert "%" in page.locator("#hits").inner_text()
 
 
+@pytest.fixture(scope="module")
+def two_engines() -> Iterator[str]:
+    with serving("--cluster", "demo", "--data-parallel-size", "2") as (url, _):
+        yield url
+
+
+def test_a_stream_moves_from_one_engines_row_to_another(visit: Visit, two_engines: str) -> None:
+    visitor = visit(two_engines, key=None)
+    page = visitor.page
+    rows = page.locator("#engines li")
+    expect(rows).to_have_count(2)
+    expect(rows.nth(0)).to_contain_text("up")
+    expect(rows.nth(1).locator(".stage")).to_have_count(4)
+    visitor.complete(max_tokens=200)
+    visitor.wait_for_text()
+    home = page.locator("#engines li", has=page.locator(".request.own")).get_attribute("data-engine")
+    assert home is not None
+    for deed, state in (("drain", "draining"), ("restart", "up")):
+        done = page.request.post(f"{two_engines}/replicas/{home}/{deed}", data={}, timeout=PATIENCE_MS)
+        assert done.ok
+        expect(rows.nth(int(home)).locator(".state")).to_have_text(state, timeout=PATIENCE_MS)
+        if deed == "drain":
+            expect(rows.nth(1 - int(home)).locator(".request.own.moved")).to_be_visible()
+            expect(rows.nth(int(home)).locator(".request")).to_have_count(0)
+            expect(rows.nth(int(home))).to_contain_text("1 moved away")
+            visitor.wait_for_end()
+            expect(page.locator(".note")).to_contain_text("200 tokens")
+    expect(rows.nth(int(home))).to_contain_text("restarted 1 time")
+
+
+def test_one_engine_has_no_rows(visit: Visit) -> None:
+    page = visit().page
+    expect(page.locator("#state")).to_have_text("idle")
+    expect(page.locator("#engines-panel")).to_be_hidden()
+
+
 PAINTED = """([canvas, colour]) => {
   const value = getComputedStyle(document.documentElement).getPropertyValue(colour).trim();
   const [r, g, b] = value.match(/\\d+/g).map(Number);

@@ -17,6 +17,7 @@ import httpx
 import pytest
 
 from tests.serving import PATIENCE, PENSTOCK, ServedProcess, read_all, served, until
+from tests.warm import popen
 
 pytestmark = pytest.mark.processes
 
@@ -185,7 +186,7 @@ def test_a_full_standard_output_stops_nothing() -> None:
         port = free.getsockname()[1]
     command = [PENSTOCK, "serve", "demo", "--port", str(port), "--no-web"]
     with Path("/dev/full").open("w") as full:
-        process = subprocess.Popen(command, stdout=full, stderr=subprocess.PIPE, text=True)
+        process = popen(command, stdout=full, stderr=subprocess.PIPE, text=True)
 
     def healthy() -> bool:
         assert process.poll() is None

@@ -12,13 +12,13 @@ import pytest
 from benchmarks.load.soaking.cases import SHARED, Case, drawn_cases
 from benchmarks.load.soaking.clients import KEY, Asking, Outcome, stream, twice, whole
 from benchmarks.load.soaking.run import FLAGS, Soak
-from benchmarks.shared.served import served
 from penstock import AsyncLLM, SamplingParams
 from penstock.lab.serving_load import run_load
 from penstock.messages import Batch, Result
 from penstock.pipeline.base import Pipeline, StagePlan
-from penstock.pipeline.processes import ProcessHost
+from penstock.pipeline.processes import ProcessExecutor
 from penstock.requests.slots import BLOCK
+from tests.serving import served
 
 pytestmark = pytest.mark.processes
 
@@ -104,7 +104,7 @@ class Watched:
         return found
 
 
-class WatchingHost(ProcessHost):
+class WatchingExecutor(ProcessExecutor):
     def __init__(self) -> None:
         super().__init__()
         self.watched: dict[str, Watched] = {}
@@ -120,7 +120,7 @@ def test_the_second_turn_of_a_chat_computes_only_what_is_new() -> None:
 
 
 async def two_turns() -> None:
-    host = WatchingHost()
+    host = WatchingExecutor()
     drafts = {"method": "draft_model", "model": "demo", "strategy": "continuous"}  # auto may ask for none
     options: Any = {"pipeline_parallel_size": 3, "speculative_config": drafts}
     async with AsyncLLM("demo", host=host, **options) as llm:

@@ -14,10 +14,12 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, CompressedTensorsConfig
 
 from penstock.checkpoint.checkpoint import open_checkpoint
+from penstock.checkpoint.packed import METHODS
 from penstock.checkpoint.tensors import StoredTensor
 from penstock.core import ConfigError
 from penstock.models.loader import load_module, load_whole
 from tests.packed_checkpoints import (
+    WRITERS,
     activation_order,
     by_awq,
     by_bitsandbytes,
@@ -133,6 +135,10 @@ def test_layers_are_split_by_what_they_hold_as_floats(tmp_path: Path) -> None:
     assert packed.even_split(3) == before.even_split(3)
 
 
+def test_every_method_is_written_by_a_test() -> None:
+    assert WRITERS.keys() == METHODS.keys()
+
+
 # ------------------------------------------------------------------------------------------------------ what is refused
 
 GROUPS = {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 4}}}
@@ -143,9 +149,11 @@ GROUPS = {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 4}}}
     [
         (
             {"quant_method": "hqq"},
-            r'is "hqq"; compressed-tensors, gptq, awq, bitsandbytes can be read: else',
+            rf'is "hqq"; {", ".join(METHODS)} can be read: else',
         ),
         ({}, r"is null"),
+        ({"quant_method": ["awq"]}, r"is .*can be read"),
+        ({"quant_method": "gptq", "checkpoint_format": []}, r"is \[\]; gptq, gptq_v2 can be read"),
         ([4], r"is \[4\]; it has to be a table"),
         (
             {"quant_method": "gptq", "checkpoint_format": "marlin"},

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from penstock.checkpoint.packed import packed_tensor, parts_of
-from penstock.checkpoint.packed_formats import AWQ, Method, fields, gptq
+from penstock.checkpoint.packed_formats import AWQ, GPTQ_FORMATS, Method, fields
 from penstock.checkpoint.tensors import StoredTensor
 from penstock.core import ConfigError
 from tests.packed_checkpoints import along_rows
@@ -27,11 +27,11 @@ def tensor_in(file: Path, method: Method) -> StoredTensor:
 @pytest.mark.parametrize(
     ("file", "method", "bits", "is_grouped"),
     [
-        ("gptq", gptq(first_version=True), 4, True),
-        ("gptq_asymmetric", gptq(first_version=True), 4, True),
-        ("gptq_v2", gptq(first_version=False), 4, True),
-        ("gptq_8_bits", gptq(first_version=True), 8, True),
-        ("gptq_act_order", gptq(first_version=True), 8, False),
+        ("gptq", GPTQ_FORMATS["gptq"], 4, True),
+        ("gptq_asymmetric", GPTQ_FORMATS["gptq"], 4, True),
+        ("gptq_v2", GPTQ_FORMATS["gptq_v2"], 4, True),
+        ("gptq_8_bits", GPTQ_FORMATS["gptq"], 8, True),
+        ("gptq_act_order", GPTQ_FORMATS["gptq"], 8, False),
         ("awq", AWQ, 4, True),
     ],
 )
@@ -47,7 +47,7 @@ def test_what_gptqmodel_wrote_is_read_as_it_reads_it(file: str, method: Method, 
 
 def test_versions_of_gptq_differ() -> None:
     path = WRITTEN / "gptq_v2.safetensors"
-    assert not torch.equal(tensor_in(path, gptq(first_version=True))[...], load_file(path)["weight"])
+    assert not torch.equal(tensor_in(path, GPTQ_FORMATS["gptq"])[...], load_file(path)["weight"])
 
 
 def test_fields_of_words() -> None:

@@ -17,26 +17,14 @@ from torch import Tensor
 from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.core import ConfigError
 from penstock.models.loader import load_module
-from tests.packed_checkpoints import by_awq, by_bitsandbytes, by_gptq, compressed
+from tests.packed_checkpoints import FORMS
 
 DTYPES = (torch.int8, torch.uint8, torch.int32, torch.int64, torch.float16, torch.float32, torch.bool)
-WRITERS = {
-    "gptq": by_gptq,
-    "awq": by_awq,
-    "words": lambda folder: compressed(
-        folder, "pack-quantized", num_bits=4, type="int", strategy="group", group_size=32, symmetric=False
-    ),
-    "bytes": lambda folder: compressed(
-        folder, "int-quantized", num_bits=8, type="int", strategy="channel", symmetric=True
-    ),
-    "four bits": lambda folder: by_bitsandbytes(folder, load_in_4bit=True, bnb_4bit_use_double_quant=True),
-    "eight bits": lambda folder: by_bitsandbytes(folder, load_in_8bit=True),
-}
 
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return {name: write(tmp_path_factory.mktemp("sound")) for name, write in WRITERS.items()}
+    return {name: write(tmp_path_factory.mktemp("sound")) for name, write in FORMS.items()}
 
 
 def changed(data: st.DataObject, tensor: Tensor) -> Tensor:
@@ -60,8 +48,8 @@ def changed(data: st.DataObject, tensor: Tensor) -> Tensor:
     return tensor[:0] if tensor.dim() else tensor
 
 
-@pytest.mark.parametrize("form", WRITERS)
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.parametrize("form", FORMS)
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_change_is_refused_or_does_not_matter(
     sound: Mapping[str, Path], tmp_path: Path, form: str, data: st.DataObject

@@ -10,6 +10,7 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import penstock
 from penstock.cli import app as module
@@ -124,10 +125,20 @@ for name in {list(COMMANDS)!r}:
     ],
 )
 def test_values_are_completed(typed: str, found: list[str]) -> None:
-    words = f"penstock {typed}"
-    asked = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1), "_PENSTOCK_COMPLETE": "complete_bash"}
-    done = subprocess.run([PENSTOCK], env={**os.environ, **asked}, capture_output=True, text=True, check=True)
+    done = CliRunner().invoke(module.app, [], prog_name="penstock", env=as_bash_asks(typed))
     assert done.stdout.split() == found
+
+
+def test_the_program_itself_completes_values() -> None:
+    asked = {**os.environ, **as_bash_asks("generate --strategy f")}
+    done = subprocess.run([PENSTOCK], env=asked, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["flowspec"]
+
+
+def as_bash_asks(typed: str) -> dict[str, str]:
+    """The environment by which bash asks for what may end the last word that is ``typed``."""
+    words = f"penstock {typed}"
+    return {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1), "_PENSTOCK_COMPLETE": "complete_bash"}
 
 
 def test_the_manual_is_at_hand() -> None:

@@ -12,9 +12,9 @@ from penstock.core import FinishReason, PenstockError
 from penstock.drafters.base import Draft, DraftRequest, InstantDrafter
 from penstock.emulation.stage import StageEmulation, emulated_driver
 from penstock.engine.loop import EngineLoop, Observer
-from penstock.engine.scheduler import Schedule, Scheduler
+from penstock.engine.scheduler import InFlight, Schedule, Scheduler
 from penstock.estimates.estimates import Estimates
-from penstock.messages import Batch, SampledToken, Sampling
+from penstock.messages import Batch, Cancel, SampledToken, Sampling
 from penstock.pipeline.base import VirtualClock
 from penstock.pipeline.inprocess import InProcessPipeline
 from penstock.requests.request import Request
@@ -406,3 +406,11 @@ def test_a_gain_is_known_of_what_drafts_and_runs_alone(
         loop.add(Request(number, [1, 2, 3], Sampling(), 10, frozenset(), make(), output))
     run(loop)
     assert [output.plain_s for output in outputs] == [known] * together
+
+
+def test_a_cancel_is_forgotten_behind_the_last_batch_that_it_names() -> None:
+    flight, early, late = InFlight(), Node(1, 5, 0, 0), Node(2, 6, 1, 1)
+    flight.entered(7, [early])
+    flight.entered(9, [late])
+    assert flight.cancel([early, late]) == Cancel(before=10, nodes=[1, 2])
+    assert flight.cancel([Node(3, 7, 2, 2)]) is None

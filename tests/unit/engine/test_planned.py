@@ -26,7 +26,7 @@ from penstock.engine.profile.measure import Candidates, candidates_on
 from penstock.engine.profile.store import DeviceProfile, LinkProfile, ProfileStore, profiles_folder
 from penstock.engine.resolve import resolve_options
 from penstock.hosts.facts import DeviceFacts, HostFacts, own_versions
-from penstock.hosts.fleet import FleetHost
+from penstock.hosts.fleet import FleetExecutor
 from penstock.planner.pieces import PieceTable
 from tests.checkpoints import make_checkpoint
 from tests.gguf_files import make_gguf
@@ -44,9 +44,9 @@ def facts(name: str, *gpus: str, free: int = 8_000_000_000) -> HostFacts:
     return HostFacts(name=name, incarnation=name, versions=own_versions(), cores=2, devices=devices)
 
 
-def host(*found: HostFacts) -> FleetHost:
+def host(*found: HostFacts) -> FleetExecutor:
     """A host of a fleet that states these facts, and nothing else."""
-    made = object.__new__(FleetHost)
+    made = object.__new__(FleetExecutor)
     made.fleet = SimpleNamespace(living={one.name: one for one in found}, security=None)  # type: ignore[assignment]
     return made
 
@@ -64,7 +64,7 @@ def times(layer_ms: float) -> LayerTimes:
     )
 
 
-def keep(fleet: FleetHost, speeds: dict[str, float], latency_ms: float = 0.1) -> None:
+def keep(fleet: FleetExecutor, speeds: dict[str, float], latency_ms: float = 0.1) -> None:
     """Store profiles of these hosts, by the time of a layer, and of all links."""
     names = list(speeds)
     keep_times(candidates_on(options(), names, fleet.fleet.living), speeds, names, latency_ms)

@@ -14,10 +14,10 @@ from penstock.engine.options import EngineOptions
 from penstock.messages import Loading, Started
 
 
-class FakeHost:
-    """A stand-in for the host that ``watched`` makes; starts no process."""
+class FakeExecutor:
+    """A stand-in for the executor that ``watched`` makes; starts no process."""
 
-    made: ClassVar[list[FakeHost]] = []
+    made: ClassVar[list[FakeExecutor]] = []
 
     def __init__(self, transport: str, stage_timeout: float | None, on_loading: Any) -> None:
         self.on_loading = on_loading
@@ -32,14 +32,14 @@ class FakeHost:
 def test_a_host_whose_engine_does_not_start_is_closed(
     monkeypatch: pytest.MonkeyPatch, error: BaseException | None
 ) -> None:
-    def engine(host: FakeHost, **options: Any) -> FakeHost:
+    def engine(host: FakeExecutor, **options: Any) -> FakeExecutor:
         host.on_loading("", "stage", Loading(stage=0, read=1, total=2))
         host.on_loading("", "stage", Started(stage=0, address="a", kv_bytes=5, weight_bytes=7))
         if error is not None:
             raise error
         return host
 
-    monkeypatch.setattr(opening, "ProcessHost", FakeHost)
+    monkeypatch.setattr(opening, "ProcessExecutor", FakeExecutor)
     if error is None:
         host, start = watched(engine, EngineOptions())
         assert not host.closed
@@ -47,7 +47,7 @@ def test_a_host_whose_engine_does_not_start_is_closed(
     else:
         with pytest.raises(type(error)):
             watched(engine, EngineOptions())
-        assert FakeHost.made[-1].closed
+        assert FakeExecutor.made[-1].closed
 
 
 @pytest.mark.parametrize(("quantization", "form"), [("int4", "int4"), ("none", "float32")])

@@ -15,6 +15,7 @@ from penstock.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from penstock.config import FieldError
 from penstock.messages import CONTEXT, KEPT, PATH, Batch, Features, Opened, Rows, Sampling
 from penstock.models.speculators.block import BlockStage
+from penstock.models.speculators.block_format import BlockCheckpoint
 from penstock.models.speculators.open import load_speculator_stage, open_speculator
 from penstock.stage.core import StageCore
 from tests import speculators
@@ -172,9 +173,9 @@ def test_its_files_names_lead_to_the_outputs_of_the_same_layers(
     speculator = open_speculator(str(LAYOUTS[layout][0](target).save(tmp_path)), target)
     outputs = [None, *range(target.num_layers)]  # by hidden state, of which the first is the embedding
     assert [outputs[state] for state in speculator.reads] == [1, 4, 6]
-    assert speculator.block is not None
-    assert (speculator.block.causal, speculator.block.windows) == LAYOUTS[layout][1:3]
-    assert (speculator.block.size, speculator.block.mask_token) == (BLOCK, MASK)
+    assert isinstance(speculator, BlockCheckpoint)
+    assert (speculator.shape.causal, speculator.shape.windows) == LAYOUTS[layout][1:3]
+    assert (speculator.shape.size, speculator.shape.mask_token) == (BLOCK, MASK)
     assert speculator.kind == next(kind for kind in ("jetspec", "dspark", "dflash") if kind in layout)
 
 

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import transformers
@@ -19,14 +20,17 @@ SAMPLE = ("qwen3", "gpt_oss", "deepseek_v3", "nemotron_h", "gemma3n")
 OTHERS = tuple(name for name in ALL if name not in SAMPLE)
 REST = [OTHERS[first : first + 6] for first in range(0, len(OTHERS), 6)]
 
-FAULTS = """
+SAMPLE_AND_FAULTS = """
 import json
+import sys
 from unittest.mock import patch
 import torch
 from penstock.models.fused import FusedBase
 from tests.fake_gpu import begin, outcome
 
 begin()
+for name in sys.argv[1:]:
+    print(json.dumps(outcome(name)))
 honest = FusedBase.through
 faults = {
     "reads": lambda self, hidden, rotation: hidden * hidden.sum().item(),
@@ -38,11 +42,19 @@ for name, through in faults.items():
     with patch.object(FusedBase, "through", through):
         print(json.dumps([name, outcome("llama").get("error", "")]))
 """
+"""Prints the outcomes of families, then what is said of layers with a fault, from one process."""
 
 
-def check(names: tuple[str, ...]) -> None:
+@pytest.fixture(scope="module")
+def printed() -> list[Any]:
+    """The output of ``SAMPLE_AND_FAULTS``, line by line."""
+    command = [sys.executable, "-c", SAMPLE_AND_FAULTS, *SAMPLE]
+    ran = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    return [json.loads(line) for line in ran.stdout.splitlines()]
+
+
+def check(names: tuple[str, ...], found: list[dict[str, Any]]) -> None:
     """They go through, and docs/reference/gpus.md says of them what is so; it holds for one release of transformers."""
-    found = outcomes(names)
     assert [one["name"] for one in found] == list(names)
     assert [one for one in found if "error" in one] == []
     text = PAGE.read_text(encoding="utf-8")
@@ -52,19 +64,18 @@ def check(names: tuple[str, ...]) -> None:
         assert f"`{family_of(one['name'])}`" in line
 
 
-def test_a_sample_of_families() -> None:
-    check(SAMPLE)
+def test_a_sample_of_families(printed: list[Any]) -> None:
+    check(SAMPLE, printed[: len(SAMPLE)])
 
 
 @pytest.mark.whole
 @pytest.mark.parametrize("names", REST, ids=lambda names: f"{names[0]} to {names[-1]}")
 def test_all_other_families(names: tuple[str, ...]) -> None:
-    check(names)
+    check(names, outcomes(names))
 
 
-def test_what_a_gpu_waits_for_or_refuses_is_seen() -> None:
-    ran = subprocess.run([sys.executable, "-c", FAULTS], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
-    found = dict(json.loads(line) for line in ran.stdout.splitlines())
+def test_what_a_gpu_waits_for_or_refuses_is_seen(printed: list[Any]) -> None:
+    found = dict(printed[len(SAMPLE) :])
     assert found["reads"].startswith("DataDependentOutputException")
     assert found["asks"].startswith("DataDependentOutputException")
     assert "device" in found["mixes"]

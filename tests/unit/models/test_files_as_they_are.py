@@ -347,6 +347,14 @@ def test_what_a_drafters_configuration_has_beside_is_named(
     assert "config.json holds scale_of_drafts, which is not known here and not followed" in caplog.text
 
 
+def test_a_field_of_another_kind_of_drafter_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    target = open_checkpoint(str(make_checkpoint(tmp_path / "target", num_hidden_layers=7)))
+    folder = KINDS["eagle"](target).save(tmp_path / "drafter")
+    edited(folder, num_spec_layers=2)
+    open_speculator(str(folder), target)
+    assert "config.json holds num_spec_layers, which is not known here and not followed" in caplog.text
+
+
 def test_layers_of_an_eagle_config_are_read(tmp_path: Path) -> None:
     target = make_checkpoint(tmp_path / "target")
     folder = eagle3(open_checkpoint(str(target))).save(tmp_path / "drafter")

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from penstock.checkpoint.checkpoint import open_checkpoint
+from penstock.checkpoint.config_fields import MOST_TOKENS
 from penstock.core import ConfigError, RequestError
 from penstock.models.loader import load_module
 from penstock.models.stage_model import load_stage
@@ -173,11 +174,19 @@ def test_sizes_are_above_zero(folder: Path, field: str, value: int) -> None:
         open_checkpoint(str(folder))
 
 
+@pytest.mark.parametrize("size", [MOST_TOKENS + 1, 2**31, 10**12])
+def test_a_vocabulary_that_no_grammar_could_hold_is_refused_when_it_is_opened(folder: Path, size: int) -> None:
+    """llguidance would set aside memory for every token, 50 GB for 2**31, before any tensor is looked at."""
+    change(folder / "config.json", vocab_size=size)
+    with pytest.raises(ConfigError, match=rf"config\.json: vocab_size is {size}; a vocabulary may have \d+ tokens"):
+        open_checkpoint(str(folder))
+
+
 @pytest.mark.parametrize("field", ["vocab_size", "hidden_size", "intermediate_size", "head_dim"])
 def test_what_the_shards_cannot_fill_takes_no_memory(folder: Path, monkeypatch: pytest.MonkeyPatch, field: str) -> None:
     """transformers would fill such a matrix with random numbers before it says that it did not fit."""
     monkeypatch.setattr("transformers.PreTrainedModel._initialize_missing_keys", lambda *_: pytest.fail("it was made"))
-    change(folder / "config.json", **{field: 1 << 24})
+    change(folder / "config.json", **{field: MOST_TOKENS if field == "vocab_size" else 1 << 24})
     checkpoint = open_checkpoint(str(folder))
     with pytest.raises(ConfigError, match=r"wrong shape: .* is .*, config\.json says .*"):
         load_module(checkpoint, 0, LAYERS, "float32", "cpu")

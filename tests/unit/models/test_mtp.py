@@ -19,7 +19,7 @@ from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.config import FieldError
 from penstock.hosts.weights import safetensors_ranges
 from penstock.models.loader import load_module
-from penstock.models.speculators.open import load_speculator, open_speculator
+from penstock.models.speculators.open import open_speculator
 from tests import speculators
 from tests.checkpoints import VOCAB, make_checkpoint, make_wrapper
 from tests.unit.models.test_speculators import CHAIN, TREE, Rows, at_once_and_apart, run
@@ -83,7 +83,7 @@ def test_a_shipped_head_is_transformers_own(tmp_path: Path, architecture: str) -
     target = open_checkpoint(str(folder))
     checkpoint = open_speculator(str(folder), target)
     assert (checkpoint.kind, checkpoint.reads, checkpoint.depth) == ("mtp", (target.num_layers,), 1)
-    module, judge = load_speculator(checkpoint, target, "float32", "cpu"), transformers_head(folder, architecture)
+    module, judge = checkpoint.load(target, "float32", "cpu"), transformers_head(folder, architecture)
     for parents in (CHAIN, TREE):
         rows = Rows(parents, target.hidden_size)
         expected_ND = torch.stack([at_end_of(rows, row, judge) for row in range(len(parents))])
@@ -109,7 +109,7 @@ def at_end_of(rows: Rows, row: int, judge: Any) -> Tensor:
 def test_a_head_apart_is_like_the_targets_last_layer(tmp_path: Path) -> None:
     target = open_checkpoint(str(make_checkpoint(tmp_path / "target", "qwen3")))
     folder = speculators.mtp(target).save(tmp_path / "head")
-    module = load_speculator(open_speculator(str(folder), target), target, "float32", "cpu")
+    module = open_speculator(str(folder), target).load(target, "float32", "cpu")
     stored = load_file(folder / "model.safetensors")
     assert torch.equal(module.layer.self_attn.q_norm.weight, stored["mtp.layers.0.self_attn.q_norm.weight"])
     assert torch.equal(module.eh_proj.weight, stored["mtp.fc.weight"])
@@ -121,7 +121,7 @@ def test_the_wrappers_own_head_is_found(tmp_path: Path) -> None:
     assert not [name for name in target.weights.names() if name.startswith("mtp.")]
     checkpoint = open_speculator(str(folder), target)
     assert checkpoint.draft_vocab_size == VOCAB
-    load_speculator(checkpoint, target, "float32", "cpu")
+    checkpoint.load(target, "float32", "cpu")
 
 
 def test_stages_and_other_hosts_have_nothing_of_a_head(tmp_path: Path) -> None:
@@ -183,6 +183,6 @@ def test_no_layer_of_the_target_is_read_for_a_head(tmp_path: Path) -> None:
     """The head's layer takes the place of the target's last, which stays what it is."""
     folder = shipped(tmp_path, "deepseek_v3")
     target = open_checkpoint(str(folder))
-    module = load_speculator(open_speculator(str(folder), target), target, "float32", "cpu")
+    module = open_speculator(str(folder), target).load(target, "float32", "cpu")
     own = load_module(target, 4, 5, "float32", "cpu").model.layers[4]
     assert not np.allclose(own.self_attn.o_proj.weight, module.layer.self_attn.o_proj.weight)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,29 +22,17 @@ from penstock.checkpoint.gguf_blocks import READABLE
 from penstock.checkpoint.gguf_header import read_header
 from penstock.core import ConfigError
 from penstock.models.loader import check_loads, load_module
-from penstock.models.speculators.open import load_speculator, open_speculator
+from penstock.models.speculators.open import open_speculator
 from tests import gguf_files
 from tests.checkpoints import ARCHITECTURES, FURTHER, LAYERS, RECURRENT, UNUSUAL, make_checkpoint, settings_of
 from tests.gguf_files import make_gguf
-from tests.packed_checkpoints import by_awq, by_bitsandbytes, by_gptq, compressed
+from tests.packed_checkpoints import FORMS
 from tests.relatives import RELATIVES
 from tests.speculators import eagle3
 
 FIELDS: Final = [("rms_norm_eps", value) for value in (float("nan"), float("inf"), -1.0, "small")]
 FIELDS += [("rope_theta", value) for value in (0, 0.0, -1e4, float("nan"), float("inf"))]
 DAMAGED: Final = (float("nan"), float("inf"), float("-inf"))
-PACKED: Final[dict[str, Callable[[Path], Path]]] = {
-    "gptq": by_gptq,
-    "gptq, any order": lambda folder: by_gptq(folder, in_order=False),
-    "awq": by_awq,
-    "pack-quantized": lambda folder: compressed(folder, "pack-quantized", num_bits=4, strategy="channel"),
-    "int-quantized": lambda folder: compressed(folder, "int-quantized", num_bits=8, strategy="channel"),
-    "float-quantized": lambda folder: compressed(
-        folder, "float-quantized", num_bits=8, type="float", strategy="tensor"
-    ),
-    "nf4": lambda folder: by_bitsandbytes(folder, load_in_4bit=True, bnb_4bit_quant_type="nf4"),
-    "int8": lambda folder: by_bitsandbytes(folder, load_in_8bit=True),
-}
 
 
 @pytest.fixture
@@ -135,13 +122,15 @@ def test_numbers_that_the_dtype_asked_for_cannot_hold(folder: Path) -> None:
         load_all(folder, "float16")
 
 
-@pytest.mark.parametrize("form", PACKED)
+@pytest.mark.parametrize("form", FORMS)
 def test_scales_of_packed_weights(tmp_path: Path, form: str) -> None:
-    place = PACKED[form](tmp_path)
+    place = FORMS[form](tmp_path)
     load_all(place)
     tensors = load_file(place / "model.safetensors")
     (part,) = {
-        name.rpartition(".")[2] for name in tensors if "scale" in name or "absmax" in name or name.endswith("SCB")
+        name.rpartition(".")[2]
+        for name, one in tensors.items()
+        if one.is_floating_point() and re.search("scale|absmax|SCB$", name)
     }
     name = damaged(place, part, float("nan"))
     with pytest.raises(ConfigError, match=rf"{name.removesuffix(part).removesuffix('weight.')}weight holds NaN"):
@@ -176,4 +165,4 @@ def test_drafters(tmp_path: Path) -> None:
     place = eagle3(target).save(tmp_path / "drafter")
     name = damaged(place, "q_proj.weight", float("nan"))
     with pytest.raises(ConfigError, match=rf"drafter: {name} holds NaN"):
-        load_speculator(open_speculator(str(place), target), target, "float32", "cpu")
+        open_speculator(str(place), target).load(target, "float32", "cpu")

@@ -16,7 +16,8 @@ from penstock.config import FieldError
 from penstock.core import ConfigError
 from penstock.models.attention import Arenas, Plan, SlotAttention, folded_kernel
 from penstock.models.quantized.pack import pack
-from penstock.models.speculators.open import SpeculatorCheckpoint, load_speculator, open_speculator
+from penstock.models.speculators.base import SpeculatorCheckpoint
+from penstock.models.speculators.open import open_speculator
 from penstock.stage.visibility import BatchView, RequestView
 from tests import speculators
 from tests.checkpoints import VOCAB, make_checkpoint
@@ -86,7 +87,7 @@ def opened(draft: Draft, folder: Path, target: Checkpoint, file: str = "model.sa
 
 
 def load(checkpoint: SpeculatorCheckpoint, target: Checkpoint):
-    return load_speculator(checkpoint, target, "float32", "cpu")
+    return checkpoint.load(target, "float32", "cpu")
 
 
 def assert_same(actual: Tensor, expected: Tensor) -> None:
@@ -287,7 +288,7 @@ def test_head_and_embedding_of_the_target(tmp_path: Path, architecture: str) -> 
 @pytest.mark.parametrize("make", [speculators.eagle, speculators.eagle3, speculators.medusa])
 def test_other_types_and_packed_layers(tmp_path: Path, target: Checkpoint, make) -> None:
     checkpoint = opened(make(target), tmp_path, target)
-    module = load_speculator(checkpoint, target, "bfloat16", "cpu")
+    module = checkpoint.load(target, "bfloat16", "cpu")
     assert {p.dtype for p in module.parameters()} == {torch.bfloat16}
     assert not any(p.requires_grad for p in module.parameters())
     pack(module, "none")
@@ -295,7 +296,7 @@ def test_other_types_and_packed_layers(tmp_path: Path, target: Checkpoint, make)
     logits = module.head_logits(0, hidden_nD) if checkpoint.kind == "medusa" else module.logits(hidden_nD)
     assert (logits.dtype, logits.shape) == (torch.float32, (1, VOCAB))
     with pytest.raises(ConfigError, match="dtype is 'int8'"):
-        load_speculator(checkpoint, target, "int8", "cpu")
+        checkpoint.load(target, "int8", "cpu")
 
 
 @pytest.mark.parametrize("make", [speculators.eagle, speculators.eagle3, speculators.medusa])
@@ -304,7 +305,7 @@ def test_a_drafter_in_whole_numbers_says_nearly_the_same(
     tmp_path: Path, target: Checkpoint, make, quantization: str
 ) -> None:
     checkpoint = opened(make(target), tmp_path, target)
-    modules = [load_speculator(checkpoint, target, "float32", "cpu") for _ in range(2)]
+    modules = [checkpoint.load(target, "float32", "cpu") for _ in range(2)]
     pack(modules[1], quantization)
     assert not any(type(one) is torch.nn.Linear for one in modules[1].modules())
     hidden_nD = torch.randn(5, 32, generator=torch.Generator().manual_seed(0))

@@ -183,11 +183,17 @@ def test_an_answer_that_a_client_goes_on_with_goes_on_again(script: Script, data
     asyncio.run(run())
 
 
-def test_a_request_that_every_replica_is_lost_with_ends() -> None:
-    replicas = Fake([[1, 2, 3]], forever([1]), [2] * 9)
+@pytest.mark.parametrize(
+    ("lives", "error"), [([2] * 9, RequestError), ([1] * 9, PipelineError), ([2, 1, 2], PipelineError)]
+)
+def test_a_request_that_every_replica_is_lost_with_ends_by_its_own_fault_if_it_ran_on_all(
+    lives: list[int], error: type[Exception]
+) -> None:
+    """The second message of a replica says that its engine has admitted the request."""
+    replicas = Fake([[1, 2, 3]], forever([1]), lives)
 
     async def run() -> None:
-        with pytest.raises(PipelineError, match=f"{MOST_LOSSES} times in a row a replica was lost .*: killed"):
+        with pytest.raises(error, match=f"{MOST_LOSSES} times in a row a replica was lost .*: killed"):
             await read(RemoteStream(call_of([[1, 2, 3]]), replicas, lambda _: None))
 
     asyncio.run(run())

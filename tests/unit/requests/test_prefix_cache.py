@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core import PenstockError
-from penstock.requests.slots import BLOCK, MOST_PINS, Block, PrefixCache, SlotPool
+from penstock.requests.slots import BLOCK, MOST_PINS, Block, PrefixCache, SlotPool, block_hashes, chained
 from penstock.tree import Node
 
 
@@ -148,3 +148,10 @@ def test_less_than_a_block_is_not_pinned_and_the_oldest_pin_gives_way() -> None:
         cache.pin([token] * BLOCK)
     oldest, kept, short = (chain(cache, [token] * BLOCK)[0] for token in (5, 100, 1))
     assert (oldest.pinned, kept.pinned, short.pinned) == (False, True, False)
+
+
+def test_the_hashes_of_a_prompt_are_those_of_its_blocks() -> None:
+    text = list(range(2 * BLOCK + 1))
+    first = chained(0, text[:BLOCK])
+    assert list(block_hashes(text)) == [first, chained(first, text[BLOCK : 2 * BLOCK])]
+    assert list(block_hashes(text[:-1])) == [first], "a text's last token is always computed"

@@ -7,9 +7,7 @@ import random
 
 import pytest
 
-from penstock.strategies.auto import Auto, Continuous
-from penstock.strategies.base import NOW, ON_EVENT, STRATEGIES, Strategy
-from penstock.strategies.flowspec import FlowSpec
+from penstock.strategies.base import NOW, ON_EVENT, Strategy
 from penstock.strategies.pipedec import PipeDec, StaticTree, best_candidates
 from penstock.strategies.plain import Autoregressive
 from penstock.tree import Node, TokenTree
@@ -188,18 +186,3 @@ def test_best_candidates_leaves_out_those_that_are_nodes_already() -> None:
     tree.root.candidates = [(1, -0.1), (2, -0.2), (3, -0.3)]
     tree.extend(tree.root, 1, -0.1)
     assert best_candidates([tree.root], 5) == [(tree.root, 2, -0.2), (tree.root, 3, -0.3)]
-
-
-KINDS = {
-    "auto": Auto,
-    "continuous": Continuous,
-    "flowspec": FlowSpec,
-    "pipedec": PipeDec,
-    "static_tree": StaticTree,
-    "autoregressive": Autoregressive,
-}
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_strategies_by_name(name: str) -> None:
-    assert type(STRATEGIES[name]().make(stages=3)) is KINDS[name]

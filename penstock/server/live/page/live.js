@@ -1,6 +1,7 @@
 // The engine's live view: reads /live and hands every frame to the parts that draw it.
 
 import { call, events } from "./api.js";
+import { Engines } from "./engines.js";
 import { Figures } from "./figures.js";
 import { Flow } from "./flow.js";
 import { Pipeline } from "./pipeline.js";
@@ -14,7 +15,7 @@ const parts = [document.getElementById("now"), document.getElementById("engine")
 
 export class Live {
   constructor() {
-    this._parts = [new Figures(), new Pipeline(), new Flow(), new Tree(), new Requests()];
+    this._parts = [new Figures(), new Engines(), new Pipeline(), new Flow(), new Tree(), new Requests()];
     this._reading = null;
     this._id = null;
     this._setup = "";

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import msgspec
 import pytest
 
 from penstock.cluster.spec import LayerTimes, mean_grid
 from penstock.cluster.timing import DeviceTiming, StageTiming, chunk
-from penstock.config import FieldError
 from penstock.emulation.stage import StageEmulation, emulated_driver
-from penstock.engine.profile.measure import ROWS, Bench, MeasuredText, contexts_within, layer_ms, parts_of, times_of
+from penstock.engine.profile.measure import REPEATS, ROWS, Bench, MeasuredText, attempts, contexts_within, times_of
+from penstock.engine.profile.solve import parts_of
+from penstock.messages import Batch
 from penstock.pipeline.base import StagePlan, VirtualClock
-from penstock.pipeline.inprocess import InProcessHost, InProcessPipeline
+from penstock.pipeline.inprocess import InProcessExecutor, InProcessPipeline
 from penstock.stage.core import StageCore
 from tests.hash_model import HashLayers
 
@@ -24,8 +26,6 @@ LAYERS = (
     DeviceTiming(fixed_s=0.0, weight_s=1.0, row_s=0.5, pair_s=0.002),
 )
 """A layer of each kind."""
-ONCE_S = (0.0, 0.75, 0.25)
-"""Seconds that a stage takes once where it has layers of the kind."""
 FIXED_S, HEAD_S = 0.5, 8.0
 
 
@@ -37,8 +37,7 @@ def plan(first: int, last: int) -> StagePlan:
 
 def timing(plan: StagePlan, kinds: Sequence[int], *, head: bool) -> StageTiming:
     layers = [DeviceTiming(*msgspec.structs.astuple(LAYERS[kinds[i]])) for i in range(plan.first, plan.last)]
-    once = sum(ONCE_S[kind] for kind in {kinds[i] for i in range(plan.first, plan.last)})
-    return StageTiming(devices=(*layers, DeviceTiming(FIXED_S + once + HEAD_S * head, 0.0, 0.0)))
+    return StageTiming(devices=(*layers, DeviceTiming(FIXED_S + HEAD_S * head, 0.0, 0.0)))
 
 
 def measured(contexts: tuple[int, ...], kinds: Sequence[int] = (0,) * 10, most: int = 10) -> LayerTimes:
@@ -54,7 +53,7 @@ def measured(contexts: tuple[int, ...], kinds: Sequence[int] = (0,) * 10, most: 
         )
         for i, one in enumerate(plans)
     ]
-    host = InProcessHost(clock)
+    host = InProcessExecutor(clock)
     steps: list[tuple[int, int]] = []
     bench = Bench(host, InProcessPipeline(drivers, clock))
     found = times_of(bench, plans, kinds, contexts, lambda *step: steps.append(step), MeasuredText(50))
@@ -79,49 +78,33 @@ def test_layers_stages_and_head_are_told_apart() -> None:
         ((0, 0, 0, 1) * 3, 2),
         ((0, 1, 2, 0, 1, 2, 0, 1, 2), 99),
         ((1, 0, 0, 0, 0, 0), 99),  # the first layer is of a kind of its own
+        ((0, 0, 1, 0, 2, 0, 0), 99),
     ],
-    ids=["hybrid", "little room", "three kinds", "one dense layer"],
+    ids=["hybrid", "little room", "three kinds", "one dense layer", "kinds of one layer each"],
 )
 def test_layers_of_each_kind_are_told_apart(kinds: tuple[int, ...], most: int) -> None:
-    """A stage's own time has what it takes once for a kind, unless no other stage has the kind."""
     found = measured((0, 40), kinds, most)
     for kind, grid in enumerate(found.kind_ms):
-        once = ONCE_S[kind] if kinds.count(kind) == 1 else 0.0
         for i, rows in enumerate(ROWS):
             for j, context in enumerate((0, 40)):
-                assert grid[i][j] == pytest.approx(1e3 * (once + LAYERS[kind].seconds(rows, chunk(rows, context))))
+                assert grid[i][j] == pytest.approx(1e3 * LAYERS[kind].seconds(rows, chunk(rows, context)))
     assert len(found.kind_ms) == len(set(kinds))
     assert found.layer_ms == mean_grid(found.kind_ms, [kinds.count(kind) for kind in range(max(kinds) + 1)])
-    once = sum(ONCE_S[kind] for kind in set(kinds) if kinds.count(kind) > 1)
-    assert found.stage_ms == pytest.approx([1e3 * (FIXED_S + once)] * len(ROWS))
+    assert found.stage_ms == pytest.approx([1e3 * FIXED_S] * len(ROWS))
+    assert found.head_ms == pytest.approx([1e3 * HEAD_S] * len(ROWS))
 
 
 def test_a_kind_that_the_last_layer_alone_is_of_is_right_together_with_the_head() -> None:
     found = measured((0,), (0, 0, 0, 0, 1))
     for i, rows in enumerate(ROWS):
-        whole = LAYERS[1].seconds(rows, chunk(rows)) + ONCE_S[1] + HEAD_S + FIXED_S
+        whole = LAYERS[1].seconds(rows, chunk(rows)) + HEAD_S + FIXED_S
         assert found.of_stage((0, 1), head=True)[i][0] == pytest.approx(whole)
-
-
-def test_the_stages_are_the_ends_a_layer_of_each_kind_and_as_many_as_fit() -> None:
-    assert parts_of([0] * 30, 99) == ((0, 1), (1, 2), (2, 29), (29, 30))
-    assert parts_of([0] * 30, 5) == ((0, 1), (1, 2), (2, 7), (29, 30))
-    assert parts_of([0] * 4, 0) == ((0, 1), (1, 2), (2, 3), (3, 4))
-    assert parts_of([0, 0, 0, 1] * 3, 99) == ((0, 1), (1, 3), (2, 3), (3, 8), (4, 8), (2, 11), (11, 12))
-    assert parts_of([1, 0, 0, 0, 2], 99) == ((0, 1), (1, 2), (2, 4), (4, 5))
-    with pytest.raises(FieldError, match="model has 3 layers; a profile takes 4"):
-        parts_of([0] * 3, 1)
 
 
 def test_a_text_is_as_long_as_the_model_takes() -> None:
     assert contexts_within(4096) == (0, 512, 2048)
     assert contexts_within(800) == (0, 512)
     assert contexts_within(100) == (0,)
-
-
-def test_a_stage_of_many_that_is_no_slower_counts_alone() -> None:
-    assert layer_ms(one=3.0, many=2.0, layers=4) == 0.5
-    assert layer_ms(one=3.0, many=5.0, layers=1) == 5.0
 
 
 def test_a_text_that_is_given_is_read_over_and_over() -> None:
@@ -140,3 +123,18 @@ def test_what_is_tried_leaves_no_trace_and_what_stays_is_told_once() -> None:
     assert not text.attempt(1).committed
     nodes = [*tried.rows.nodes, *stays.rows.nodes, *then.rows.nodes]
     assert len(set(nodes)) == len(nodes)
+
+
+@pytest.mark.parametrize(("seconds", "wanted"), [(1e-3, REPEATS[1]), (0.2, 5), (30.0, REPEATS[0])])
+def test_quick_batches_are_measured_more_often(seconds: float, wanted: int) -> None:
+    class Slow:
+        """Two stages of which the first attempt, as everything that is done for the first time, takes long."""
+
+        asked = 0
+
+        def seconds(self, batch: Batch) -> list[float]:
+            self.asked += 1
+            return [seconds, seconds] if self.asked > 1 else [1e3, 1e3]
+
+    found = attempts(cast(Bench, Slow()), MeasuredText(50), 4)
+    assert found == [[seconds, seconds]] * wanted

@@ -18,8 +18,7 @@ from penstock.pipeline.base import VirtualClock
 from penstock.pipeline.inprocess import InProcessPipeline
 from penstock.speculation import SpeculativeConfig
 from penstock.stage.driver import Link, StageDriver
-
-STRATEGIES = (None, "auto", "continuous", "flowspec", "pipedec", "static_tree")
+from penstock.strategies.base import STRATEGIES
 
 
 class Polled(InProcessPipeline):
@@ -33,7 +32,7 @@ class Polled(InProcessPipeline):
 @given(
     seed=st.integers(0, 10_000),
     stages=st.integers(2, 6),
-    strategy=st.sampled_from(STRATEGIES),
+    strategy=st.sampled_from([None, *STRATEGIES]),
     on_last_stage=st.booleans(),
 )
 def test_an_engine_that_sleeps_while_stages_work_misses_nothing(

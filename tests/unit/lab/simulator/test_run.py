@@ -20,6 +20,7 @@ from penstock.lab.simulator.script import Script, profile_script
 from penstock.messages import Result, Sampling
 from penstock.requests.request import Request
 from penstock.speculation import SpeculativeConfig, make_strategy
+from penstock.strategies.base import STRATEGIES
 from penstock.tree import Node
 
 ALWAYS = (1.0,)
@@ -109,7 +110,7 @@ def test_a_drafter_that_is_always_wrong_leaves_a_trip_per_token() -> None:
     assert found.seconds >= 19 * plain_step_seconds(cluster) * 0.99
 
 
-@pytest.mark.parametrize("strategy", ["auto", "continuous", "flowspec", "pipedec", "static_tree"])
+@pytest.mark.parametrize("strategy", [name for name, kind in STRATEGIES.items() if kind.drafts])
 def test_the_same_seed_gives_the_same_simulation(strategy: str) -> None:
     cluster, config = random_cluster(5, 6), SpeculativeConfig(strategy=strategy)
     one, other = (simulate(cluster, profile_script((0.6, 0.8), 2, 30, seed=3), config) for _ in range(2))

@@ -12,7 +12,7 @@ from penstock.core import ConfigError
 from penstock.lab.trainer.draft import DraftTrainee, nearest_like
 from penstock.lab.trainer.kinds import Start
 from penstock.lab.trainer.run import KINDS
-from penstock.models.speculators.open import TargetHead
+from penstock.models.speculators.base import TargetHead
 from penstock.models.stage_model import load_stage
 from penstock.stage.visibility import view_of
 from penstock.text.tokenizer import load_tokenizer

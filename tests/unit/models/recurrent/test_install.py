@@ -83,7 +83,7 @@ def test_an_unknown_mixer_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_a_loaded_stage_holds_nothing_yet(tmp_path: Path) -> None:
     stage = load_stage(str(make_checkpoint(tmp_path, "qwen3_5")), 0, LAYERS, capacity=24)
-    kept = [array for mixer in stage._host.mixers for slots in mixer.slots for array in slots.arrays]
+    kept = [array for mixer in stage._mixers.members for slots in mixer.slots for array in slots.arrays]
     assert len(kept) == 3 * 4  # convolution, keys, what is added, log decays
     assert not any(array.any() for array in kept)
     assert stage.kv_bytes > sum(array.nbytes for array in kept)

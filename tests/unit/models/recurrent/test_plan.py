@@ -43,7 +43,7 @@ def test_parts_end_where_a_fold_may() -> None:
 
 
 def test_drafted_rows_are_together_across_a_fold() -> None:
-    """Rows 60 to 69 of which 60 are certain: what is not certain folds nothing."""
+    """Rows 60 to 69 of which 60 are committed: what is not committed folds nothing."""
     rows, seen = np.arange(60, 70), np.arange(70)
     request = RequestView(0, rows - 60, seen, seen, seen[None] <= rows[:, None], 60)
     view = BatchView(rows * 0, rows, rows, rows, rows * 0, [request], rows - 1)

@@ -19,4 +19,4 @@ def test_it_is_what_a_stage_holds(architecture: str, tmp_path: Path) -> None:
     stage = load_stage(str(make_checkpoint(tmp_path, architecture)), 0, LAYERS, capacity=CAPACITY)
     config = stage.checkpoint.config
     own = kept(config).bytes(of_weights=4, of_state=4)
-    assert stage._host.bytes == sum(carrying(config)) * own * (CAPACITY + 1)
+    assert stage._mixers.bytes == sum(carrying(config)) * own * (CAPACITY + 1)

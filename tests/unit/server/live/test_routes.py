@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,7 @@ from fastapi.testclient import TestClient
 from penstock.engine.loop import Observer
 from penstock.engine.stats import EngineStats, ReplicaState, ReplicaStats
 from penstock.server.live import routes
-from penstock.server.live.routes import events, live_router
+from penstock.server.live.routes import EngineRequest, events, live_router, rows_of
 from penstock.server.live.state import LiveState
 
 SECRET = "sesame"
@@ -137,3 +138,17 @@ def test_more_viewers_than_there_may_be_are_sent_away(monkeypatch: pytest.Monkey
     assert reply.status_code == 503
     assert int(reply.headers["retry-after"]) > 0
     assert "0 viewers" in reply.json()["detail"]
+
+
+def test_several_engines_are_rows_that_name_no_request() -> None:
+    replicas = [
+        ReplicaStats(0, ReplicaState.DRAINING, None, stats(None), moved=1),
+        ReplicaStats(1, ReplicaState.DOWN, "a stage was lost", None, requests=["mine/1", "other", "mine"]),
+    ]
+    drained, down = rows_of(replicas, "mine")
+    assert (drained.state, drained.moved, drained.requests) == ("draining", 1, [])
+    assert (down.reason, down.busy, [one.own for one in down.requests]) == ("a stage was lost", [], [True, False, True])
+    assert len({one.key for one in down.requests}) == 3
+    moved = rows_of([replace(replicas[0], requests=["other"]), replicas[1]], None)[0].requests
+    assert moved == [EngineRequest(down.requests[1].key, own=False)]
+    assert rows_of(replicas[:1], "mine") == []

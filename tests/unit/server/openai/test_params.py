@@ -9,7 +9,7 @@ import pytest
 
 from penstock.core import RequestError, SamplingParams
 from penstock.server.http.errors import ApiError
-from penstock.server.openai.params import RequestParams, Room, chat_params, completion_params
+from penstock.server.openai.params import SAME_NAME, RequestParams, Room, chat_params, completion_params
 from penstock.server.openai.protocol import ChatCompletionRequest, CompletionRequest
 from penstock.server.openai.tools import ToolPlan, plan_reply
 
@@ -35,32 +35,38 @@ def test_what_is_left_out_is_the_models_own_and_a_chat_may_fill_the_room() -> No
     assert completion_params(CompletionRequest(prompt="a"), DEFAULTS, Room(3, 60)).sampling.max_tokens == 3
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("n", 2),
-        ("temperature", 0.0),
-        ("temperature", 1),
-        ("top_p", 0.5),
-        ("top_k", 7),
-        ("min_p", 0.1),
-        ("presence_penalty", 1.5),
-        ("frequency_penalty", -0.5),
-        ("repetition_penalty", 1.1),
-        ("allowed_token_ids", [3, 4]),
-        ("seed", 0),
-        ("max_tokens", 9),
-        ("stop_token_ids", [5]),
-        ("include_stop_str_in_output", True),
-        ("ignore_eos", True),
-        ("skip_special_tokens", False),
-    ],
-)
+SAME: list[tuple[str, Any]] = [
+    ("n", 2),
+    ("temperature", 0.0),
+    ("temperature", 1),
+    ("top_p", 0.5),
+    ("top_k", 7),
+    ("min_p", 0.1),
+    ("presence_penalty", 1.5),
+    ("frequency_penalty", -0.5),
+    ("repetition_penalty", 1.1),
+    ("allowed_token_ids", [3, 4]),
+    ("seed", 0),
+    ("max_tokens", 9),
+    ("stop_token_ids", [5]),
+    ("include_stop_str_in_output", True),
+    ("ignore_eos", True),
+    ("skip_special_tokens", False),
+    ("min_tokens", 5),
+    ("stop", ["a"]),
+]
+
+
+@pytest.mark.parametrize(("field", "value"), SAME)
 def test_fields_of_the_same_name(field: str, value: Any) -> None:
     for params in (chat(**{field: value}).sampling, completion(**{field: value}).sampling):
         expected = tuple(value) if isinstance(value, list) else value
         assert getattr(params, field) == expected
         assert getattr(DEFAULTS, field) != expected, "or this shows nothing"
+
+
+def test_every_field_of_the_same_name_has_a_case() -> None:
+    assert {field for field, _ in SAME} == {*SAME_NAME, "max_tokens"}
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])

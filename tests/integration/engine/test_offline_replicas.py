@@ -1,0 +1,153 @@
+"""``LLM`` with ``data_parallel_size``: offline calls have one engine's answers, in order, whatever happens."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from penstock import LLM, ConfigError, PipelineError, RequestError, SamplingParams
+from penstock.engine.loop import Observer
+from penstock.engine.replicas.offline import ReplicatedLLM
+from penstock.engine.replicas.stream import Replica
+from penstock.engine.stats import Counters
+from penstock.requests.request import Request
+from tests.integration.engine.test_llm import assert_same
+from tests.integration.engine.test_processors import EXHAUSTED, EXHAUSTION
+from tests.integration.engine.test_replicas import ASKED, ENGINE, PROMPTS, lose, speculation
+from tests.integration.engine.test_resume import params_of
+
+pytestmark = pytest.mark.processes
+
+TEMPLATE: Final = "{% for one in messages %}{{ one.content }} {% endfor %}"
+GREEDY: Final = SamplingParams(temperature=0, max_tokens=12)
+LONG: Final = params_of({"max_tokens": 80, "ignore_eos": True}, 1.0)
+
+
+@pytest.fixture(scope="module")
+def one(target: Path) -> Iterator[LLM]:
+    with LLM(str(target), speculative_config=None, **ENGINE) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def two(target: Path, draft: Path) -> Iterator[LLM]:
+    with LLM(str(target), data_parallel_size=2, speculative_config=speculation(draft), **ENGINE) as llm:
+        yield llm
+
+
+def engines_of(llm: LLM) -> list[Replica]:
+    assert isinstance(llm, ReplicatedLLM)
+    return llm._engines._replicas
+
+
+def routed(llm: LLM) -> list[int]:
+    return [sum(one.routed.values()) for one in engines_of(llm)]
+
+
+def test_answers_of_every_parameter_are_one_engines_in_the_prompts_order_while_an_engine_is_lost(
+    one: LLM, two: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts, params = [prompt for prompt, _ in ASKED], [one for _, one in ASKED]
+    want = one.generate(prompts, params)
+    first, before = engines_of(two)[0], routed(two)
+    assert first.engine is not None
+    finished, losing = Counters.finished, first.engine.llm.loop.observers
+
+    def lost(counters: Counters, *told: Any) -> None:
+        finished(counters, *told)
+        if counters in losing:
+            monkeypatch.setattr(Counters, "finished", finished)
+            lose(first, 2)
+
+    monkeypatch.setattr(Counters, "finished", lost)
+    got = two.generate(prompts, params)
+    for mine, its in zip(got, want, strict=True):
+        assert (mine.prompt, mine.prompt_token_ids, mine.finished) == (its.prompt, its.prompt_token_ids, True)
+        assert_same(mine.outputs, its.outputs)
+    assert all(now > then for now, then in zip(routed(two), before, strict=True))
+    assert first.moved > 0
+    assert [one.number for one in two.replicas()] == [0, 1]  # type: ignore[attr-defined]
+
+
+def test_chats_and_points_are_one_engines(one: LLM, two: LLM) -> None:
+    asked = [[{"role": "user", "content": text}] for text in ("def f(x):", "Give three reasons to test.")]
+    for outline in ("off", "on"):
+        mine, its = (llm.chat(asked, GREEDY, chat_template=TEMPLATE, outline_decoding=outline) for llm in (two, one))
+        assert [output.outputs[0].token_ids for output in mine] == [output.outputs[0].token_ids for output in its]
+
+
+def test_a_stream_is_one_engines_and_ends_where_it_is_left(one: LLM, two: LLM) -> None:
+    left = two.stream(PROMPTS[0], LONG)
+    begun = next(left)
+    with pytest.raises(ConfigError, match="data_parallel_size is 2, and 'observing' is of one engine"):
+        two.observing(Observer()).__enter__()
+    assert "".join(two.stream(PROMPTS[0], LONG)) == "".join(one.stream(PROMPTS[0], LONG))
+    assert "".join(one.stream(PROMPTS[0], LONG)).startswith(begun)
+    left.close()  # type: ignore[attr-defined]
+    assert "".join(two.stream(PROMPTS[1], GREEDY)) == "".join(one.stream(PROMPTS[1], GREEDY))
+
+
+def test_a_bad_prompt_is_named_by_its_place_and_a_request_that_cannot_go_on_fails_after_all(two: LLM) -> None:
+    with pytest.raises(RequestError, match=r"prompts\[1\]: prompt_token_ids holds"):
+        two.generate([PROMPTS[0], {"prompt_token_ids": [10**6]}], GREEDY)
+    exhausted = params_of({"structured_outputs": EXHAUSTED, "max_tokens": 64}, 1.0)
+    with pytest.raises(RequestError, match=EXHAUSTION):
+        two.generate(list(PROMPTS), [exhausted, GREEDY])
+    assert len(two.generate(PROMPTS[0], replace(GREEDY, n=2))[0].outputs) == 2
+
+
+def test_ctrl_c_comes_out_of_the_call_and_the_next_one_works(one: LLM, two: LLM) -> None:
+    want = one.generate(list(PROMPTS), LONG)
+    started = threading.Event()
+    admitted = Counters.admitted
+
+    def noticed(counters: Counters, request: Request, at: float) -> None:
+        admitted(counters, request, at)
+        started.set()
+
+    def interrupt() -> None:
+        started.wait()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Counters, "admitted", noticed)
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            two.generate([PROMPTS[0]] * 64, LONG)
+        thread.join()
+    for mine, its in zip(two.generate(list(PROMPTS), LONG), want, strict=True):
+        assert_same(mine.outputs, its.outputs)
+
+
+def test_closing_ends_a_stream_and_every_later_call(target: Path) -> None:
+    llm = LLM(str(target), data_parallel_size=2, speculative_config=None, **ENGINE)
+    stream = llm.stream(PROMPTS[0], LONG)
+    next(stream)
+    llm.close()
+    with pytest.raises(PipelineError, match="closed"):
+        _ = [*stream]
+    for call in (lambda: llm.generate(PROMPTS[0], GREEDY), lambda: llm.stream(PROMPTS[0], GREEDY)):
+        with pytest.raises(PipelineError, match="closed"):
+            call()
+    llm.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"colour": 1}, "colour.* is not an option of LLM"),
+        ({"host": object()}, "host.* runs one engine"),
+        ({"hosts": "a,b,c"}, "data_parallel_size is 2, and hosts names 3"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_starts(options: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        LLM("demo", data_parallel_size=2, **options)
