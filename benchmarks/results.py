@@ -139,7 +139,7 @@ AWAITED = (
     *("step", "real_ids", "beside_peers", "two_stages", "learning", "drafter_acceptance", "trained"),
     "flowspec_eagle",
     "layer_kinds",
-    "megatron_links",
+    *("megatron_links", "emulated_groups", "drafter_places"),
     "spd_tables",
     "spd_chats",
     "spd_hybrid",

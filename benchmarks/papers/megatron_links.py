@@ -64,15 +64,23 @@ def measured(model: str, ranks: Sequence[int], tokens: int, repeats: int) -> dic
 @contextmanager
 def joined(model: str, ranks: int) -> Iterator[tuple[LLM, list[Namespace]]]:
     """An engine on this host over so many hosts, each with a rank of the only stage."""
+    with workers_on(ranks) as (hosts, names):
+        shape = {"hosts": ",".join(names), "tensor_parallel_size": ranks, "threads": 1}
+        options = {**shape, "insecure": True, "max_model_len": 512, "enable_prefix_caching": False}
+        with LLM(model, speculative_config=None, **options) as llm:
+            yield llm, hosts
+
+
+@contextmanager
+def workers_on(count: int) -> Iterator[tuple[list[Namespace], list[str]]]:
+    """So many hosts with a worker on each, and the workers' names for ``hosts=``."""
     with ExitStack() as running:
-        hosts = running.enter_context(network(*[0.0] * ranks))
+        hosts = running.enter_context(network(*[0.0] * count))
         workers = [
             running.enter_context(closing(Worker(f"{host.address}:7700", "--insecure", before=host.before)))
             for host in hosts
         ]
-        shape = {"hosts": ",".join(worker.host for worker in workers), "tensor_parallel_size": ranks, "threads": 1}
-        options = {**shape, "insecure": True, "max_model_len": 512, "enable_prefix_caching": False}
-        yield running.enter_context(LLM(model, speculative_config=None, **options)), hosts
+        yield hosts, [worker.host for worker in workers]
 
 
 def in_turn(
