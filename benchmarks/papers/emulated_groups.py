@@ -44,7 +44,8 @@ def row(name: str, emulated: dict[str, Any]) -> dict[str, Any]:
 def main() -> int:
     benchmark = Benchmark(__file__, HOW)
     options = benchmark.parser(prompts=6, time_scale=2.0).parse_args()
-    figures = measured(options.prompts, options.time_scale)
+    with benchmark.refusing():
+        figures = measured(options.prompts, options.time_scale)
     benchmark.keep(figures, f"--prompts {options.prompts} --time-scale {options.time_scale:g}")
     show(figures)
     return 0 if all(one["identical"] for one in figures) else 1

@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks.shared.profile import ACCURACY
 from penstock import LLM, SamplingParams
 from penstock.cluster import Cluster, load_cluster
-from penstock.core import RequestOutput
+from penstock.core import ConfigError, RequestOutput
 from penstock.engine.build import answers_of
 from penstock.lab.bench.comparison import decode
 from penstock.lab.bench.summary import same_tokens
@@ -35,7 +35,12 @@ def seconds_per_token(output: RequestOutput) -> float:
 
 
 def measured(count: int, time_scale: float, cluster: Cluster | None = None) -> dict[str, Any]:
-    """Unscaled seconds per token, and the speed-up with its 95% bounds. ``cluster``: the paper's unless given."""
+    """Unscaled seconds per token, and the speed-up with its 95% bounds. ``cluster``: the paper's unless given.
+
+    Raises ConfigError for fewer than two prompts, which have no spread.
+    """
+    if count < 2:
+        raise ConfigError(f"prompts is {count}; use at least 2, of which the bounds are made")
     prompts = read_prompts(DEFAULT_PROMPTS, count)
     params = [SamplingParams(temperature=1.0, seed=i, max_tokens=TOKENS, ignore_eos=True) for i in range(count)]
     with LLM("demo", pipeline_parallel_size=2, speculative_config=PIPEDEC) as llm:
