@@ -149,6 +149,7 @@ AWAITED = (
     ),
     "flowspec_eagle",
     "layer_kinds",
+    *("megatron_links", "emulated_groups", "drafter_places"),
     "spd_tables",
     "spd_chats",
     "spd_hybrid",
