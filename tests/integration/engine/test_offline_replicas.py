@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -13,6 +14,7 @@ from types import FrameType
 from typing import Any, Final
 
 import pytest
+from rich.console import Console
 
 from penstock import LLM, ConfigError, PipelineError, RequestError, SamplingParams
 from penstock.engine.completion import Completion
@@ -23,11 +25,14 @@ from penstock.engine.replicas.replicas import Replicas
 from penstock.engine.replicas.stream import MovingStream
 from penstock.engine.replicas.supervise import Replica
 from penstock.engine.stats import Counters
+from penstock.lab.bench.engines import run_bench_engines
+from penstock.lab.bench.options import BenchOptions
 from penstock.requests.request import Request
 from tests.integration.engine.test_llm import assert_same
 from tests.integration.engine.test_processors import EXHAUSTED, EXHAUSTION
-from tests.integration.engine.test_replicas import ASKED, ENGINE, PROMPTS, lose, speculation
+from tests.integration.engine.test_replicas import ASKED, ENGINE, PROMPTS, speculation
 from tests.integration.engine.test_resume import params_of
+from tests.replicas import lose
 
 pytestmark = pytest.mark.processes
 
@@ -159,6 +164,37 @@ def test_what_cannot_work_is_refused_before_anything_starts(options: dict[str, A
         LLM("demo", data_parallel_size=2, **options)
 
 
+def test_a_bench_over_engines_compares_strategies_and_has_one_engines_tokens(
+    one: LLM, target: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "bench.json"
+    options = BenchOptions(
+        model=str(target),
+        data_parallel_size=2,
+        threads=1,
+        strategies=("auto",),
+        speculative_config={"method": "ngram"},
+        max_tokens=6,
+        temperature=(0.0, 0.8),
+        num_prompts=3,
+        json=file,
+    )
+    runs = run_bench_engines(options, Console(quiet=True))
+    assert [(run.strategy, run.temperature) for run in runs] == [
+        (name, temperature) for temperature in options.temperature for name in ("autoregressive", "auto")
+    ]
+    for run in runs:
+        assert run.identical_to_autoregressive
+        assert sum(run.by_engine) == options.num_prompts
+        assert min(run.by_engine) > 0
+        params = [SamplingParams(temperature=run.temperature, seed=seed, max_tokens=6) for seed in range(3)]
+        want = one.generate([output.prompt or "" for output in run.outputs], params)
+        assert [output.outputs[0].token_ids for output in run.outputs] == [its.outputs[0].token_ids for its in want]
+    kept = json.loads(file.read_text())
+    assert kept["settings"]["data_parallel_size"] == 2
+    assert [run["requests"] for run in kept["engines"]] == [3] * 4
+
+
 # -------------------------------------------------------------------------------------------------------- many prompts
 
 
@@ -185,7 +221,7 @@ async def read_all(streams: list[MovingStream]) -> None:
 
 
 def test_a_prompt_costs_the_same_however_many_wait(two: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 80 prompts the last 20 are queued with as many calls as the first 20; so are those that no engine can take."""
+    """The last 20 of 80 prompts are queued with as many calls as the first 20; so are those that no engine can take."""
     assert isinstance(two, ReplicatedLLM)
     two.generate(PROMPTS[0], GREEDY)
     takes, take = 0, Completion.take
