@@ -82,8 +82,6 @@ class MovingStream:
         """Whether a replica has admitted the request; else it waits for the first time."""
         self.losses = 0
         """Times in a row that its replica was lost before it had brought a token."""
-        self.uncached = len(job.ids)
-        """Tokens to compute before its next one, as far as known when it was placed."""
         self._home = home
         self._told = beginning(job)
         self._before: list[SpeculationMetrics | None] = [None] * len(self._told)
@@ -212,11 +210,6 @@ class MovingStream:
         return self.losses >= UNSURE and not self._progressed
 
     @property
-    def backlog(self) -> int:
-        """Tokens that its replica still has to compute before its next one, as far as known."""
-        return 0 if self._progressed else self.uncached
-
-    @property
     def is_aborted(self) -> bool:
         return self._aborted
 
@@ -226,9 +219,9 @@ class MovingStream:
         outputs = self._told if self._inner is None else self._inner.output().outputs
         return sum(len(one.token_ids) for one in outputs) // len(outputs)
 
-    def enter(self, inner: RequestStream, uncached: int) -> None:
+    def enter(self, inner: RequestStream) -> None:
         """Go on with ``inner``, which a replica has queued with all that has been told."""
-        self._inner, self.uncached, self._progressed = inner, uncached, False
+        self._inner, self._progressed = inner, False
         self._since, self._placed_at = sum(map(len, self.told)), time.monotonic()
         inner.on_update = lambda: self._heard(inner)
         self._change.set()

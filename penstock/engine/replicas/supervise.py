@@ -45,8 +45,10 @@ class Replica:
         self.making = False
         self.silent = False
         """Whether it takes no requests because it has brought nothing for too long; ``note_silence`` sets it."""
-        self.streams: dict[MovingStream, None] = {}
-        """The requests on it, the oldest first."""
+        self.streams: dict[MovingStream, int] = {}
+        """The requests on it, the oldest first, each with the tokens to compute before its first new one."""
+        self._backlog = 0
+        """The sum of these tokens, kept so that a prompt is routed at the same cost however many wait."""
         self.problem: str | None = None
         """Why the last attempt to make an engine failed."""
         self.moved = 0
@@ -96,7 +98,22 @@ class Replica:
     def load(self, ids: Sequence[int]) -> Load:
         """How it stands to a prompt. It is up."""
         assert self.engine is not None
-        return Load(self.engine.cached(ids), sum(stream.backlog for stream in self.streams), len(self.streams))
+        return Load(self.engine.cached(ids), self._backlog, len(self.streams))
+
+    def enter(self, stream: MovingStream, uncached: int) -> None:
+        """Note a request that its engine has queued, and the tokens to compute before its first new one."""
+        self.streams[stream] = uncached
+        self._backlog += uncached
+
+    def heard(self, stream: MovingStream) -> None:
+        """Note that a request has a new token, if it is one of its own."""
+        if stream in self.streams:
+            self._backlog -= self.streams[stream]
+            self.streams[stream] = 0
+
+    def leave(self, stream: MovingStream) -> None:
+        """Forget a request, if it is one of its own."""
+        self._backlog -= self.streams.pop(stream, 0)
 
     def stats(self) -> ReplicaStats:
         engine = self.engine
