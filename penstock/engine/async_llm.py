@@ -13,14 +13,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from penstock.config import check
 from penstock.core import ConfigError, FinishReason, PipelineError, SamplingParams
 from penstock.engine.commit import Advance
 from penstock.engine.front import LocalEngine
 from penstock.engine.job import Job, Prompt
 from penstock.engine.llm import LLM
 from penstock.engine.loop import Observer
-from penstock.engine.options import check_single
+from penstock.engine.options import check_idle_timeout, check_single
 from penstock.engine.stats import Counters, EngineStats, ReplicaState, ReplicaStats
 from penstock.engine.stream import RequestStream, Stream, StreamUpdate
 from penstock.outlines.steps import Ask
@@ -82,7 +81,7 @@ class AsyncLLM(LocalEngine):
         idle_timeout: float | None = None,
         **options: Any,
     ) -> None:
-        check(idle_timeout is None or idle_timeout > 0, "idle_timeout", idle_timeout, "above 0 seconds, or None")
+        check_idle_timeout(idle_timeout)
         check_single(options.get("data_parallel_size", 1))
         config = options.get("speculative_config")
         method = config.get("method") if isinstance(config, Mapping) else getattr(config, "method", None)

@@ -14,14 +14,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from penstock.config import check
 from penstock.core import PipelineError, RequestError, SamplingParams
 from penstock.engine.front import LocalEngine
 from penstock.engine.job import Job, Prompt
 from penstock.engine.llm import LLM
 from penstock.engine.loop import Observer, fresh_seed
 from penstock.engine.opening import LoadedFiles
-from penstock.engine.options import EngineOptions, options_of_replicas
+from penstock.engine.options import EngineOptions, check_idle_timeout, options_of_replicas
 from penstock.engine.replicas import router
 from penstock.engine.replicas.stream import Asked, MovingStream
 from penstock.engine.replicas.supervise import Replica
@@ -81,7 +80,7 @@ class Replicas(LocalEngine):
         on_loading: OnLoading | None = None,
         **options: Any,
     ) -> None:
-        check(idle_timeout is None or idle_timeout > 0, "idle_timeout", idle_timeout, "above 0 seconds, or None")
+        check_idle_timeout(idle_timeout)
         super().__init__(max_queue)
         self._options = EngineOptions(model=str(model), **options)
         check_options(self._options)
