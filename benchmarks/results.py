@@ -136,9 +136,20 @@ TITLES = {page.name: headings(page.name) for page in PAGES}
 PAGE_OF = {name: page for page in PAGES for name in TITLES[page.name]}
 SECTIONS = {name: page.measured.get(name, Section()) for name, page in PAGE_OF.items()}
 AWAITED = (
-    *("step", "real_ids", "beside_peers", "two_stages", "auto_chats", "learning", "drafter_acceptance", "trained"),
+    *(
+        "step",
+        "real_ids",
+        "beside_peers",
+        "two_stages",
+        "never_slower",
+        "auto_chats",
+        "learning",
+        "drafter_acceptance",
+        "trained",
+    ),
     "flowspec_eagle",
     "layer_kinds",
+    *("megatron_links", "emulated_groups", "drafter_places"),
     "spd_tables",
     "spd_chats",
     "spd_hybrid",

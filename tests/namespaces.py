@@ -91,8 +91,15 @@ class Namespace:
 
     def received(self) -> int:
         """Bytes that the host's cable has brought it."""
+        return self._carried("rx")
+
+    def sent(self) -> int:
+        """Bytes that have left the host by its cable."""
+        return self._carried("tx")
+
+    def _carried(self, way: str) -> int:
         (link,) = listed("-stats", "-netns", self._name, "link", "show", "eth0")
-        return int(link["stats64"]["rx"]["bytes"])
+        return int(link["stats64"][way]["bytes"])
 
     def close(self) -> None:
         # The kernel removes a namespace's own links some time after its name, and its name is free at once.

@@ -93,8 +93,8 @@ def listening(path: str, before: Sequence[str], environment: Mapping[str, str]) 
 
 ENVIRONMENT: Final = dict(os.environ)
 """The environment of this process as tests begin, before any of them changes it."""
-NOT_TOLD: Final = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR")
-"""Variables that pytest and torch set for themselves as tests run."""
+NOT_TOLD: Final = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "RAY_CLIENT_MODE")
+"""Variables that pytest, torch and Ray set for themselves as tests run."""
 
 
 def popen(command: Sequence[str], **options: Any) -> subprocess.Popen[str]:

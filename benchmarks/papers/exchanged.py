@@ -41,6 +41,19 @@ SIZES: Final[Mapping[str, dict[str, int]]] = {
     "4 layers of 128": {"layers": 4, "hidden": 128, "intermediate": 384, "key_value": 64, "key_value_heads": 4},
     "2 layers of 256": {"layers": 2, "hidden": 256, "intermediate": 512, "key_value": 256, "key_value_heads": 8},
 }
+BOARDS: Final = 4
+"""Devices of either of the paper's environments."""
+REDUCED: Final[Mapping[str, float]] = {
+    "Table I": METHODS["M-LM"].elements,
+    "rings, a board": METHODS["M-LM"].elements * (BOARDS - 1) / BOARDS,
+    "rings, all boards": METHODS["M-LM"].elements * (BOARDS - 1),
+    "whole sums to each other, a board": METHODS["M-LM"].elements / 2 * (BOARDS - 1),
+    "whole sums to each other, all boards": METHODS["M-LM"].elements / 2 * (BOARDS - 1) * BOARDS,
+}
+"""Hidden states that a layer's two all-reduces move for a row, by the way to count them: as Table I does, as what
+crosses links in rings, and as whole partial sums that every board gives to every other."""
+WHOLE: Final = PROMPT + (TOKENS - 1) / 2
+"""Rows of a token, in the mean, that is computed without a cache of keys and values: the whole sequence so far."""
 VOCABULARY: Final = 512
 CONTEXT: Final = 8
 FLOAT: Final = 4
@@ -51,7 +64,8 @@ def measured() -> dict[str, Any]:
     table = published("jupiter")["table_4"]
     fits = [fit(table, place, model, name) for place in table for model in table[place] for name in METHODS]
     counts = [counted(name, ranks) for name in SIZES for ranks in RANKS]
-    return {"fits": [one for one in fits if one is not None], "counted": counts, "ours": [*ours()]}
+    made = [one for one in fits if one is not None]
+    return {"fits": made, "counted": counts, "ours": [*ours()], "readings": [*readings()]}
 
 
 def fit(table: Mapping[str, Any], place: str, model: str, name: str) -> dict[str, Any] | None:
@@ -147,14 +161,14 @@ def computed(stages: Sequence[StageModel], positions: range) -> None:
 def ours() -> Iterator[dict[str, Any]]:
     """Megabytes of a token of the paper's models, over its four boards: its all-reduces, and our gathers in floats."""
     for model, name in MODELS.items():
-        price, boards = PRICES[name], 4
+        price = PRICES[name]
         floats = llama_in_floats(name)
-        _, row_bytes = exchange_of(floats, (1.0,) * boards, floats.layers, head=True)
+        _, row_bytes = exchange_of(floats, (1.0,) * BOARDS, floats.layers, head=True)
         whole = table_1_bytes(price, METHODS["M-LM"].elements, 1)
         yield {
             "model": model,
             "table_1_megabytes": whole / 1e6,
-            "ring_megabytes": whole * (boards - 1) / boards / 1e6,
+            "ring_megabytes": whole * (BOARDS - 1) / BOARDS / 1e6,
             "gathered_megabytes": row_bytes / 1e6,
         }
 
@@ -162,6 +176,14 @@ def ours() -> Iterator[dict[str, Any]]:
 def llama_in_floats(name: str) -> ModelPrice:
     """The model as our ranks exchange its rows: every number in 32 bits."""
     return replace(PRICES[name], activation_bytes=float(FLOAT), gathered_bytes=float(FLOAT))
+
+
+def readings() -> Iterator[dict[str, Any]]:
+    """Megabytes of a row of M-LM by each way to count them, by model."""
+    for bits in (16, 32):
+        for name, elements in REDUCED.items():
+            found = {model: table_1_bytes(PRICES[MODELS[model]], elements, 1) * bits / 16 / 1e6 for model in MODELS}
+            yield {"counted": name, "bits": bits, **found}
 
 
 if __name__ == "__main__":

@@ -9,13 +9,14 @@ stages without emulation, times plain decoding on one prompt only (its time per 
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from statistics import mean, stdev
 from typing import Any
 
 from benchmarks.shared.profile import ACCURACY
 from penstock import LLM, SamplingParams
-from penstock.cluster import load_cluster
-from penstock.core import RequestOutput
+from penstock.cluster import Cluster, load_cluster
+from penstock.core import ConfigError, RequestOutput
 from penstock.engine.build import answers_of
 from penstock.lab.bench.comparison import decode
 from penstock.lab.bench.summary import same_tokens
@@ -33,16 +34,22 @@ def seconds_per_token(output: RequestOutput) -> float:
     return (completion.seconds - completion.first_token_seconds) / (len(completion.token_ids) - 1)
 
 
-def measured(count: int, time_scale: float) -> dict[str, Any]:
-    """Unscaled seconds per token, and the speed-up with its 95% bounds."""
+def measured(count: int, time_scale: float, cluster: Cluster | None = None) -> dict[str, Any]:
+    """Unscaled seconds per token, and the speed-up with its 95% bounds. ``cluster``: the paper's unless given.
+
+    Raises ConfigError for fewer than two prompts, which have no spread.
+    """
+    if count < 2:
+        raise ConfigError(f"prompts is {count}; use at least 2, of which the bounds are made")
     prompts = read_prompts(DEFAULT_PROMPTS, count)
     params = [SamplingParams(temperature=1.0, seed=i, max_tokens=TOKENS, ignore_eos=True) for i in range(count)]
     with LLM("demo", pipeline_parallel_size=2, speculative_config=PIPEDEC) as llm:
         answers = decode(llm, prompts, params, None)
         known = answers_of(llm)
         assert known is not None
-    cluster = load_cluster("pipedec-14x3090", time_scale=time_scale)
-    with LLM("demo", cluster=cluster, speculative_config=PIPEDEC, enable_prefix_caching=False) as llm:
+    cluster = load_cluster("pipedec-14x3090") if cluster is None else cluster
+    scaled = replace(cluster, time_scale=time_scale)
+    with LLM("demo", cluster=scaled, speculative_config=PIPEDEC, enable_prefix_caching=False) as llm:
         here = answers_of(llm)
         assert here is not None
         here.known.update(known.known)

@@ -31,7 +31,7 @@ class RelayExecutor(RealTimeExecutor):
 
 class RelayPipeline(ProcessPipeline):
     def _neighbours(self, index: int) -> tuple[str, str]:
-        engine = self._host.inbox.address
+        engine = self._executor.inbox.address
         return engine, engine
 
     def _on_message(self, delivery: Delivery, frames: Sequence[bytes]) -> bool:

@@ -159,6 +159,9 @@ def exchanged_values(figures: Any) -> Mapping[str, Any]:
         "fits": [one for one in figures["fits"] if one["method"] != "SP"],
         "megabytes": megabytes,
         "line": line["A", "7B", "M-LM"],
+        "line_13b": line["A", "13B", "M-LM"],
+        "most_of_one": max(one["13B"] for one in figures["readings"]),
+        "least_of_all": exchanged.WHOLE * min(one["7B"] for one in figures["readings"]),
         "priced": (min(priced), max(priced)),
         "in_floats": next(one for one in figures["ours"] if one["model"] == "7B"),
     }

@@ -1,11 +1,11 @@
 """`auto` against the better of always and never speculating where stages are shared or full, simulated.
 
-    python -m benchmarks.strategies.never_slower [--only WORD ...] [--save FILE] [--beside FILE]
+    python -m benchmarks.strategies.never_slower [--only WORD ...] [--jobs N]
 
 Each case runs plain decoding (never), `continuous` (always) and `auto` on the same script in virtual time. The ratio is
 the speed of `auto` over that of the better of the two; the regret is the time that `auto` took longer than plain
-decoding, in plain tokens of every request. ``--only`` selects cases whose names hold every word. ``--save`` writes
-ratios to a JSON file, and ``--beside`` prints those of such a file as well, which compares two versions of the rule.
+decoding, in plain tokens of every request. ``--only`` selects cases whose names hold every word. All cases together are
+written to benchmarks/measured/strategies/never_slower.json, and what that file had of each is printed beside it.
 
 Stages share a host with a core each, with one core, with memory that feeds 1.3 of them, or with another process. Rows
 cost nothing up to a hundred ("free rows"), or time from the third one on, as on processors ("dear rows"). Drafters are
@@ -15,17 +15,16 @@ only in one half. Loads come and go. Serving keeps more requests running than th
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from pathlib import Path
 from typing import Final
 
 from benchmarks.papers import pp_eagle_table, pp_many
+from benchmarks.shared.benchmark import Benchmark
+from benchmarks.shared.measured import kept_figures
 from benchmarks.shared.profile import ACCURACY
 from penstock.cluster import Cluster, load_cluster
 from penstock.cluster.drawn import uniform_cluster
@@ -36,6 +35,7 @@ from penstock.lab.simulator.script import MISSED, Script, profile_script
 from penstock.lab.simulator.shared_host import SharedHost
 from penstock.speculation import SpeculativeConfig, make_strategy
 
+NAME, HOW = "never_slower", "Simulated"
 DEAR_TFLOPS: Final = 0.135
 """Compute rate at which a stage of ``demo`` takes as long to compute 2.5 rows as to read its weights."""
 PROFILES: Final[Mapping[str, tuple[float, ...]]] = {
@@ -171,33 +171,24 @@ def named(words: Sequence[str]) -> list[Case]:
     return [case for case in cases() if all(word in case.name for word in words)]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="auto against the better of always and never speculating")
+def main(benchmark: Benchmark) -> None:
+    parser = benchmark.parser(jobs=2)
     parser.add_argument("--only", nargs="+", default=[])
-    parser.add_argument("--save", type=Path)
-    parser.add_argument("--beside", type=Path)
-    parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
-    before = json.loads(options.beside.read_text()) if options.beside else {}
+    before = kept_figures(NAME)
     chosen, found = named(options.only), dict[str, dict[str, float]]()
     with ProcessPoolExecutor(options.jobs) as pool:
         for case, one in zip(chosen, pool.map(compared, chosen), strict=True):
-            found[case.name] = one
+            found[case.name] = {name: round(value, 4) for name, value in one.items()}
             beside = f" (before {before[case.name]['ratio']:.3f})" if case.name in before else ""
             print(
                 f"{case.name:62} ratio {one['ratio']:.3f}{beside}  over plain {one['over_plain']:.3f} "
                 f"(always {one['always']:.3f})  lost {one['lost']:6.1f} of {one['tokens']:.0f} plain tokens",
                 flush=True,
             )
-    least = min(found, key=lambda name: found[name]["ratio"])
-    ratios = [one["ratio"] for one in found.values()]
-    print(
-        f"least {found[least]['ratio']:.3f} ({least}); below 0.98: {sum(r < 0.98 for r in ratios)} of {len(ratios)}; "
-        f"mean {sum(ratios) / len(ratios):.4f}; least over plain {min(one['over_plain'] for one in found.values()):.3f}"
-    )
-    if options.save:
-        options.save.write_text(json.dumps(found, indent=1) + "\n")
+    if not options.only:
+        benchmark.keep(found)
 
 
 if __name__ == "__main__":
-    main()
+    main(Benchmark(__file__, HOW))

@@ -54,7 +54,13 @@ def bench(*, context: typer.Context, options: Benching, drafting: DraftingOption
     def options_for(name: str) -> BenchOptions:
         return BenchOptions(**{**vars(options), "model": name, "speculative_config": drafting.table()})
 
-    run_bench(default_model.prepared(options.model, options_for, checked))
+    given = default_model.prepared(options.model, options_for, checked)
+    if given.data_parallel_size > 1:
+        from penstock.lab.bench.engines import run_bench_engines
+
+        run_bench_engines(given)
+        return
+    run_bench(given)
 
 
 @bench_app.command("serve")

@@ -13,17 +13,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from penstock.config import check
-from penstock.core import ConfigError, PipelineError, SamplingParams
+from penstock.core import ConfigError, FinishReason, PipelineError, SamplingParams
 from penstock.engine.completion import Job, Prompt
 from penstock.engine.front import LocalEngine
 from penstock.engine.llm import LLM
 from penstock.engine.loop import Observer
-from penstock.engine.options import check_single
+from penstock.engine.options import check_idle_timeout, check_single
+from penstock.engine.scheduler import Advance
 from penstock.engine.stats import Counters, EngineStats, ReplicaState, ReplicaStats
 from penstock.engine.stream import RequestStream, Stream, StreamUpdate
 from penstock.outlines.steps import Ask
 from penstock.pipeline.base import Executor
+from penstock.requests.request import Request
 from penstock.text.workers import aside
 
 log = logging.getLogger(__name__)
@@ -80,7 +81,7 @@ class AsyncLLM(LocalEngine):
         idle_timeout: float | None = None,
         **options: Any,
     ) -> None:
-        check(idle_timeout is None or idle_timeout > 0, "idle_timeout", idle_timeout, "above 0 seconds, or None")
+        check_idle_timeout(idle_timeout)
         check_single(options.get("data_parallel_size", 1))
         config = options.get("speculative_config")
         method = config.get("method") if isinstance(config, Mapping) else getattr(config, "method", None)
@@ -93,13 +94,11 @@ class AsyncLLM(LocalEngine):
             self._llm.loop.recovery.keeps_trying = True
         if idle_timeout is not None:
             self._llm.loop.idle_timeout = idle_timeout
-        self._counters = Counters(self._llm.loop)
-        self._llm.loop.observers.append(self._counters)
+        self._news, self._counters = News(), Counters(self._llm.loop)
+        self._llm.loop.observers += [self._news, self._counters]
         self.on_trouble: Callable[[], None] = lambda: None
         """Called on the engine's thread whenever ``trouble`` has changed."""
         self._told_trouble: str | None = None
-        self._published: dict[str, RequestStream] = {}
-        """Requests that have not finished on the engine's thread, which alone uses this."""
         # No lock for the next two: appending to a deque and popping from its left are atomic.
         self._commands: deque[Callable[[], None]] = deque()
         self._updates: deque[tuple[RequestStream, StreamUpdate]] = deque()
@@ -424,25 +423,64 @@ class AsyncLLM(LocalEngine):
             self.on_trouble()
 
     def _start(self, stream: RequestStream) -> None:
-        self._published[stream.request_id] = stream
+        self._news.follow(stream)
         try:
             self._llm.start(stream.job)
         except PipelineError:  # it has ended since the request was checked
             self._llm.give_up(stream.job)
+            self._news.forget(stream)
 
     def _publish(self) -> None:
-        """Hand the new output of all streams to the event loop's thread, which wakes once per step."""
-        for stream in list(self._published.values()):  # a copy: streams that have ended are removed on the way
+        """Hand the new output of streams to the event loop's thread, which wakes once per step."""
+        for stream in self._news.take():
             deltas = [delta for completion in stream.job.completions if (delta := completion.take()) is not None]
             started = stream.started or any(request.started for request in stream.job.requests)
             if deltas or started != stream.started:
                 cached = max(request.cached for request in stream.job.requests)
                 self._updates.append((stream, StreamUpdate(deltas, started, cached, self._llm.loop.trouble)))
-            if all(request.finished is not None for request in stream.job.requests):
-                del self._published[stream.request_id]
         if self._updates and self._events is not None:
             with contextlib.suppress(RuntimeError):  # the event loop is closed: the next one takes it, if there is one
                 self._events.call_soon_threadsafe(self._take)
+
+
+class News(Observer):
+    """The streams that a step may have brought something, on the engine's thread: not those that only wait."""
+
+    def __init__(self) -> None:
+        self._streams: dict[int, RequestStream] = {}
+        """The stream of each request that has not ended, by the request's number."""
+        self._new: dict[RequestStream, None] = {}
+
+    def follow(self, stream: RequestStream) -> None:
+        """Note a stream's requests before they are queued. It is new: some of them may have ended already."""
+        for request in stream.job.requests:
+            if request.finished is None:
+                self._streams[request.number] = stream
+        self._new[stream] = None
+
+    def forget(self, stream: RequestStream) -> None:
+        """Note that a stream's requests were not queued and have ended. It is still new."""
+        for request in stream.job.requests:
+            self._streams.pop(request.number, None)
+
+    def take(self) -> list[RequestStream]:
+        """The streams that may have something new since the last call."""
+        new, self._new = list(self._new), {}
+        return new
+
+    def admitted(self, request: Request, at: float) -> None:
+        self._note(request)
+
+    def advanced(self, request: Request, done: Advance, at: float) -> None:
+        self._note(request)
+
+    def finished(self, request: Request, reason: FinishReason, at: float) -> None:
+        self._note(request)
+        self._streams.pop(request.number, None)
+
+    def _note(self, request: Request) -> None:
+        if (stream := self._streams.get(request.number)) is not None:
+            self._new[stream] = None
 
 
 MOMENTS: Final = [name for name in vars(Observer) if not name.startswith("_")]

@@ -518,9 +518,10 @@ class LLM:
             try:
                 for job in jobs:
                     self.start(job)
-                while not all(job.ended for job in jobs):
-                    self._loop.step()
-                    self._turns.take_signals()  # between two steps, where an exception does the engine no harm
+                for job in jobs:  # each is looked at until it has ended, and never again
+                    while not job.ended:
+                        self._loop.step()
+                        self._turns.take_signals()  # between two steps, where an exception does the engine no harm
                 for job in jobs:
                     job.raise_if_failed(self._loop.ended)
             finally:

@@ -367,6 +367,11 @@ def check_replicas(options: EngineOptions) -> None:
         raise FieldError(name, f"{problem} hosts names {len(asked.names)}; that has to be a multiple of it")
 
 
+def check_idle_timeout(seconds: float | None) -> None:
+    """Raise FieldError unless an engine can be ended after so many idle seconds, or never (None)."""
+    check(seconds is None or seconds > 0, "idle_timeout", seconds, "above 0 seconds, or None")
+
+
 def check_single(count: int) -> None:
     """Raise FieldError if ``count`` engines are asked for where there is one."""
     if count > 1:

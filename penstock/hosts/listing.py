@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final
@@ -21,6 +21,7 @@ from penstock.extras import LAN, require
 from penstock.hosts.doctor import examine, examine_links
 from penstock.hosts.facts import DeviceFacts, HostFacts
 from penstock.hosts.fleet import Fleet
+from penstock.hosts.groups import about_groups, examined_group, groups_of
 from penstock.hosts.keys import security_for
 from penstock.hosts.messages import BEAT
 from penstock.hosts.placement import HERE, named_hosts, other_hosts
@@ -163,8 +164,8 @@ FREE: Final = 0.5
 
 
 def advice_of(report: DoctorReport) -> list[str]:
-    """One sentence for each problem, links first, then devices, then memory; empty if there is none."""
-    return [*about_links(report), *about_devices(report), *about_memory(report)]
+    """One sentence for each problem: links, groups of ranks, devices, then memory; empty if there is none."""
+    return [*about_links(report), *about_groups(report.groups), *about_devices(report), *about_memory(report)]
 
 
 def about_links(report: DoctorReport) -> Iterator[str]:
@@ -230,7 +231,7 @@ ROWS_BITS: Final = 64 * 4096 * 16
 
 
 def show_report(report: DoctorReport, console: Console) -> None:
-    tables = [hosts_table(report), devices_table(report), links_table(report)]
+    tables = [hosts_table(report), devices_table(report), links_table(report), groups_table(report)]
     for table in tables:
         if table.row_count:
             console.print(table)
@@ -286,6 +287,31 @@ def links_table(report: DoctorReport) -> Table:
     return table
 
 
+def groups_table(report: DoctorReport) -> Table:
+    """A table with a row for each tensor parallel stage, and a line in it for each rank."""
+    headings = ("stage", "rank on", "threads", "slowest link", "1, 64 rows\npredicted", "of it\nexchange", "one host")
+    table = Table(*headings, box=None, header_style="bold")
+    for group in report.groups:
+        link = "shared memory" if len({rank.host for rank in group.ranks}) == 1 else "not measured"
+        if group.latency_ms is not None and group.bandwidth_gbit_s is not None:
+            link = f"{group.latency_ms:.2f} ms, {megabits(group.bandwidth_gbit_s)}"
+        table.add_row(
+            str(group.stage),
+            "\n".join(rank.host for rank in group.ranks),
+            "\n".join("?" if rank.threads is None else str(rank.threads) for rank in group.ranks),
+            link,
+            times_of(time.group_ms for time in group.times),
+            times_of(time.exchange_ms for time in group.times),
+            times_of(time.alone_ms for time in group.times),
+        )
+    return table
+
+
+def times_of(times: Iterable[float]) -> str:
+    told = ", ".join(f"{ms:.1f}" for ms in times)
+    return f"{told} ms" if told else ""
+
+
 # -------------------------------------------------------------------------------------------------------------- command
 # The command ``penstock doctor``.
 
@@ -296,6 +322,8 @@ def run_doctor(hosts: str | None, cluster: str | None, keys: str | None, insecur
     with progress_bar(Console(stderr=True)) as bar:
         task = bar.add_task("measuring hosts and links", total=None)
         found = examine(names, keys, insecure, lambda done, total: bar.update(task, completed=done, total=total))
+    groups = groups_of(load_cluster(cluster)) if cluster is not None else {}
+    found = replace(found, groups=[examined_group(stage, ranks, found) for stage, ranks in groups.items()])
     report = replace(found, advice=advice_of(found))
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(report)).decode())

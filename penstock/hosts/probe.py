@@ -68,12 +68,45 @@ class LinkRates(msgspec.Struct, frozen=True, kw_only=True):
     problem: str = ""
 
 
+class ExaminedRank(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank of a tensor parallel stage: its host, and its threads there; None if that host was not measured."""
+
+    host: str
+    threads: int | None = None
+    problem: str = ""
+
+
+class GroupTime(msgspec.Struct, frozen=True, kw_only=True):
+    """Predicted milliseconds for a batch of ``rows``: by a group, its exchange, and by its fastest host alone."""
+
+    rows: int
+    group_ms: float
+    exchange_ms: float
+    alone_ms: float
+    alone_on: str
+
+
+class ExaminedGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """A tensor parallel stage of a cluster file, by its number, with its ranks in order and their slowest link.
+
+    ``latency_ms`` and ``bandwidth_gbit_s`` are the worst between any two of its hosts, None where it has one host or
+    none were measured. ``times`` is empty where something was not measured, or no link is between the ranks.
+    """
+
+    stage: int
+    ranks: list[ExaminedRank]
+    latency_ms: float | None = None
+    bandwidth_gbit_s: float | None = None
+    times: list[GroupTime] = []
+
+
 class DoctorReport(msgspec.Struct, frozen=True, kw_only=True):
     """A whole report. ``hosts`` begin with "localhost". Two hosts that answer have two links, one in each direction."""
 
     version: int = 1
     hosts: list[ExaminedHost]
     links: list[LinkRates]
+    groups: list[ExaminedGroup] = []
     advice: list[str] = []
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
@@ -416,5 +416,7 @@ class FairQueue:
 
     def forget(self, request: Request) -> None:
         """Remove a request that has ended."""
-        if self._tags.pop(request.number, None):
-            self._queue = [entry for entry in self._queue if entry[2] is not request]
+        if (tag := self._tags.pop(request.number, None)) is not None:
+            place = bisect_left(self._queue, tag, key=lambda entry: entry[:2])
+            if place < len(self._queue) and self._queue[place][2] is request:
+                del self._queue[place]

@@ -13,7 +13,7 @@ from typing import Annotated, Final
 from penstock.api_keys import API_KEY_VARIABLE
 from penstock.checkpoint.look import GGUF
 from penstock.config import FieldError, check, check_positive
-from penstock.engine.options import EngineOptions
+from penstock.engine.options import EngineOptions, check_idle_timeout
 from penstock.options import LIMITS, SERVER, Option
 
 # ------------------------------------------------------------------------------------------------------------- settings
@@ -97,7 +97,7 @@ class ServerSettings:
         check(all(self.api_keys), "api_key", "", "not empty")
         check_positive(self, "request_timeout", "queue_timeout", "body_timeout", "max_body_size")
         check_positive(self, "drain_timeout", or_zero=True)
-        check(self.idle_timeout is None or self.idle_timeout > 0, "idle_timeout", self.idle_timeout, "above 0")
+        check_idle_timeout(self.idle_timeout)
         check(self.max_queue >= 1, "max_queue", self.max_queue, "at least 1")
         check(self.log_level in LEVELS, "log_level", self.log_level, f"one of {', '.join(LEVELS)}")
         check(self.seed is None or 0 <= self.seed < 2**63, "seed", self.seed, "between 0 and 2**63 - 1")

@@ -17,7 +17,6 @@ import queue
 import resource
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -29,8 +28,8 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from penstock.api_keys import without_api_keys
 from penstock.stage.grammar import Allowed, GrammarRow, Grammars
+from penstock.text.workers import started
 
 ENDED_BY: Final = {signal.SIGPROF, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS}
 """Signals by which a follower ends that has overrun, or whose library has failed."""
@@ -234,7 +233,7 @@ class GrammarProcess:
     def _tell(self, message: Prepare | Forget | Ask) -> None:
         """Send a message. If the process has ended, the reading thread tells whoever waits for its answer."""
         if self._process is None:
-            self._process, self._outgoing = started(), queue.SimpleQueue()
+            self._process, self._outgoing = started(__name__, "serve"), queue.SimpleQueue()
             telling = threading.Thread(
                 target=self._write, args=(self._process, self._outgoing), daemon=True, name="penstock-grammars-out"
             )
@@ -298,19 +297,6 @@ class GrammarProcess:
         for done in told:
             if done is not None:
                 done()
-
-
-def started() -> subprocess.Popen[bytes]:
-    # Modules are found where this process finds them.
-    code = f"import sys; sys.path[:] = {sys.path!r}; from penstock.stage.grammar_process import serve; serve()"
-    return subprocess.Popen(
-        [sys.executable, "-c", code],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env={**without_api_keys(os.environ), "TOKENIZERS_PARALLELISM": "false"},
-        start_new_session=True,  # Ctrl-C in the terminal is the engine's
-    )
 
 
 def serve() -> None:

@@ -35,6 +35,8 @@ from penstock.core import PenstockError, QueueFull, RequestError
 
 T = TypeVar("T")
 
+WORKER: Final = "penstock.text.worker_tasks"
+"""The module whose ``work`` a worker runs."""
 PROCESSES: Final = 6
 """Most workers of one process.
 
@@ -300,7 +302,7 @@ class Worker:
         process = self._process
         if process is None or process.poll() is not None:
             self._clean_up()
-            process, self._vocabulary, self._tasks = started(), "", set()
+            process, self._vocabulary, self._tasks = started(WORKER, "work"), "", set()
             self._process, self._finalizer = process, weakref.finalize(self, end, process, os.getpid())
         told: dict[str, str] = {}
         if job.task not in self._tasks:
@@ -362,16 +364,19 @@ def forget_parents(pool: Workers) -> None:
     workers.cache_clear()
 
 
-def started() -> subprocess.Popen[bytes]:
-    # Modules are found where this process finds them.
-    code = f"import sys; sys.path[:] = {sys.path!r}; from penstock.text.worker_tasks import work; work()"
+def started(module: str, function: str) -> subprocess.Popen[bytes]:
+    """Start a Python process that calls a module's function, with pipes to it and from it.
+
+    It knows no API key, and finds modules where this process finds them.
+    """
+    code = f"import sys; sys.path[:] = {sys.path!r}; from {module} import {function}; {function}()"
     return subprocess.Popen(
         [sys.executable, "-c", code],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         env={**without_api_keys(os.environ), "TOKENIZERS_PARALLELISM": "false"},
-        start_new_session=True,  # Ctrl-C in the terminal is for the server alone
+        start_new_session=True,  # Ctrl-C in the terminal is for the process that has started it
     )
 
 

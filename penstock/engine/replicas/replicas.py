@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -13,14 +14,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from penstock.config import check
 from penstock.core import PipelineError, RequestError, SamplingParams
 from penstock.engine.completion import Job, Prompt
 from penstock.engine.front import LocalEngine
 from penstock.engine.llm import LLM
 from penstock.engine.loop import Observer, fresh_seed
 from penstock.engine.opening import LoadedFiles
-from penstock.engine.options import EngineOptions, options_of_replicas
+from penstock.engine.options import EngineOptions, check_idle_timeout, options_of_replicas
 from penstock.engine.replicas import router
 from penstock.engine.replicas.stream import Asked, MovingStream, Replica
 from penstock.engine.resolve import check_options
@@ -79,7 +79,7 @@ class Replicas(LocalEngine):
         on_loading: OnLoading | None = None,
         **options: Any,
     ) -> None:
-        check(idle_timeout is None or idle_timeout > 0, "idle_timeout", idle_timeout, "above 0 seconds, or None")
+        check_idle_timeout(idle_timeout)
         super().__init__(max_queue)
         self._options = EngineOptions(model=str(model), **options)
         check_options(self._options)
@@ -90,8 +90,13 @@ class Replicas(LocalEngine):
         ]
         self._worker = ThreadPoolExecutor(1, "penstock-replicas")
         self._events: asyncio.AbstractEventLoop | None = None
-        self._waiting: dict[MovingStream, asyncio.TimerHandle] = {}
+        # Ordered dicts: the first entry of a dict is found behind all that were removed before it.
+        self._waiting: OrderedDict[MovingStream, asyncio.TimerHandle] = OrderedDict()
         """Requests that no replica has now, in the order of their coming, each with the timer that ends it."""
+        self._suspects: OrderedDict[MovingStream, asyncio.TimerHandle] = OrderedDict()
+        """Those that wait and may be the cause of losses: one of them runs at a time."""
+        self._trial: MovingStream | None = None
+        """The one of them that was placed last."""
         self._restarts: dict[Replica, asyncio.Task[None]] = {}
         """The tasks that make engines again which have ended."""
         self._watching: asyncio.TimerHandle | None = None
@@ -257,6 +262,8 @@ class Replicas(LocalEngine):
 
     def heard(self, stream: MovingStream) -> None:
         """A stream has produced a token: others that may have been the cause of a loss get their turn."""
+        for one in self._replicas:
+            one.heard(stream)
         if stream.losses:
             stream.losses = 0
             self._settle()
@@ -268,7 +275,7 @@ class Replicas(LocalEngine):
         self._answer_tokens = router.expected_answer(self._answer_tokens, stream.tokens)
         self._leave_waiting(stream)
         for one in self._replicas:
-            one.streams.pop(stream, None)
+            one.leave(stream)
         self._forget(stream)
         if not self._streams:
             self._idle.set()
@@ -365,7 +372,7 @@ class Replicas(LocalEngine):
             if replica.state is ReplicaState.UP:
                 continue
             for stream in list(replica.streams):
-                del replica.streams[stream]
+                replica.leave(stream)
                 stream.leave(None if replica.draining else replica.trouble or "it has ended")
                 if not stream.finished and not stream.is_aborted:
                     replica.moved += 1
@@ -429,19 +436,20 @@ class Replicas(LocalEngine):
 
     def _wait(self, stream: MovingStream) -> None:
         assert self._events is not None
-        seconds = self._options.recovery_timeout
-        self._waiting[stream] = self._events.call_later(seconds, self._give_up, stream)
+        waiting = self._suspects if stream.unsure else self._waiting
+        waiting[stream] = self._events.call_later(self._options.recovery_timeout, self._give_up, stream)
 
     def _leave_waiting(self, stream: MovingStream) -> None:
-        if (timer := self._waiting.pop(stream, None)) is not None:
-            timer.cancel()
+        for waiting in (self._waiting, self._suspects):
+            if (timer := waiting.pop(stream, None)) is not None:
+                timer.cancel()
 
     def _give_up(self, stream: MovingStream) -> None:
         """End a request that no replica could take in time."""
         stream.fail(PipelineError(f"the request was lost, no replica is up: {self._problems()}"))
 
     def _end_waiting(self) -> None:
-        for stream in list(self._waiting):
+        for stream in [*self._waiting, *self._suspects]:
             stream.fail(PipelineError("the request was lost (it was closed)"))
         for task in self._restarts.values():
             task.cancel()
@@ -450,11 +458,17 @@ class Replicas(LocalEngine):
         """Place the requests that wait, as far as replicas are up."""
         if self.closing:
             return
-        for stream in list(self._waiting):
-            if stream.unsure and any(one.unsure for replica in self._replicas for one in replica.streams):
-                continue
-            while stream in self._waiting and (chosen := self._choose(stream.ids)) is not None:
-                self._place(stream, *chosen)
+        while (stream := self._next_waiting()) is not None and (chosen := self._choose(stream.ids)) is not None:
+            self._place(stream, *chosen)
+
+    def _next_waiting(self) -> MovingStream | None:
+        """The request that is placed next. Those behind it are not visited: this is asked whenever a request ends."""
+        if self._waiting:
+            return next(iter(self._waiting))
+        trial = self._trial
+        if trial is not None and trial.unsure and any(trial in one.streams for one in self._replicas):
+            return None
+        return next(iter(self._suspects), None)
 
     def _choose(self, ids: Sequence[int]) -> tuple[Replica, router.Load, str] | None:
         up = self._up
@@ -482,9 +496,11 @@ class Replicas(LocalEngine):
             stream.fail(error)
             return
         self._leave_waiting(stream)
-        replica.streams[stream] = None
+        if stream.unsure:
+            self._trial = stream
+        replica.enter(stream, len(stream.ids) - load.cached)
         replica.routed[reason] += 1
-        stream.enter(inner, len(stream.ids) - load.cached)
+        stream.enter(inner)
 
 
 def tokenized(job: Job) -> Prompt:

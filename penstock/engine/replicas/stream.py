@@ -92,8 +92,6 @@ class MovingStream:
         """Whether a replica has admitted the request; else it waits for the first time."""
         self.losses = 0
         """Times in a row that its replica was lost before it had brought a token."""
-        self.uncached = len(job.ids)
-        """Tokens to compute before its next one, as far as known when it was placed."""
         self._home = home
         self._told = beginning(job)
         self._before: list[SpeculationMetrics | None] = [None] * len(self._told)
@@ -222,11 +220,6 @@ class MovingStream:
         return self.losses >= UNSURE and not self._progressed
 
     @property
-    def backlog(self) -> int:
-        """Tokens that its replica still has to compute before its next one, as far as known."""
-        return 0 if self._progressed else self.uncached
-
-    @property
     def is_aborted(self) -> bool:
         return self._aborted
 
@@ -236,9 +229,9 @@ class MovingStream:
         outputs = self._told if self._inner is None else self._inner.output().outputs
         return sum(len(one.token_ids) for one in outputs) // len(outputs)
 
-    def enter(self, inner: RequestStream, uncached: int) -> None:
+    def enter(self, inner: RequestStream) -> None:
         """Go on with ``inner``, which a replica has queued with all that has been told."""
-        self._inner, self.uncached, self._progressed = inner, uncached, False
+        self._inner, self._progressed = inner, False
         self._since, self._placed_at = sum(map(len, self.told)), time.monotonic()
         inner.on_update = lambda: self._heard(inner)
         self._change.set()
@@ -339,8 +332,10 @@ class Replica:
         self.making = False
         self.silent = False
         """Whether it takes no requests because it has brought nothing for too long; ``note_silence`` sets it."""
-        self.streams: dict[MovingStream, None] = {}
-        """The requests on it, the oldest first."""
+        self.streams: dict[MovingStream, int] = {}
+        """The requests on it, the oldest first, each with the tokens to compute before its first new one."""
+        self._backlog = 0
+        """The sum of these tokens, kept so that a prompt is routed at the same cost however many wait."""
         self.problem: str | None = None
         """Why the last attempt to make an engine failed."""
         self.moved = 0
@@ -390,7 +385,22 @@ class Replica:
     def load(self, ids: Sequence[int]) -> Load:
         """How it stands to a prompt. It is up."""
         assert self.engine is not None
-        return Load(self.engine.cached(ids), sum(stream.backlog for stream in self.streams), len(self.streams))
+        return Load(self.engine.cached(ids), self._backlog, len(self.streams))
+
+    def enter(self, stream: MovingStream, uncached: int) -> None:
+        """Note a request that its engine has queued, and the tokens to compute before its first new one."""
+        self.streams[stream] = uncached
+        self._backlog += uncached
+
+    def heard(self, stream: MovingStream) -> None:
+        """Note that a request has a new token, if it is one of its own."""
+        if stream in self.streams:
+            self._backlog -= self.streams[stream]
+            self.streams[stream] = 0
+
+    def leave(self, stream: MovingStream) -> None:
+        """Forget a request, if it is one of its own."""
+        self._backlog -= self.streams.pop(stream, 0)
 
     def stats(self) -> ReplicaStats:
         engine = self.engine

@@ -153,6 +153,8 @@ def plan_of(options: BenchOptions) -> BenchPlan:
     if options.drafter_on and (drafting is None or drafting.method == "ngram"):
         raise FieldError("drafter_on", "means nothing where no device drafts; remove it")
     clusters = {place: cluster_of(options, place) for place in options.drafter_on or ("",)}
+    if options.data_parallel_size > 1 and is_synthetic(drafting):
+        raise FieldError("speculative_config", "method 'synthetic' has to know every answer: it measures one engine")
     plan = BenchPlan(strategies, conversations, clusters, drafting, options.peer)
     check_peers(options.peer, options.model, plan.cluster)
     return plan
@@ -186,6 +188,7 @@ def engine_options(options: BenchOptions, plan: BenchPlan, place: str) -> Engine
         keys=options.keys,
         insecure=options.insecure,
         pipeline_parallel_size=options.pipeline_parallel_size,
+        data_parallel_size=options.data_parallel_size,
         speculative_config=plan.drafting,
         dtype=options.dtype,
         threads=options.threads,

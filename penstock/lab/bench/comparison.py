@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from penstock.cluster import draft_timing, link_timings
@@ -175,11 +176,18 @@ def chosen(samples: Sequence[Sample], setting: Setting) -> list[Sample]:
 # measured: first turns of all conversations together, then second ones.
 
 
-def questions_of(llm: LLM, conversations: Sequence[Conversation], raw: bool) -> list[Question]:
+Plainly = Callable[[list["Prompt"], list[SamplingParams]], list[RequestOutput]]
+"""Decodes prompts plainly, each with its own parameters."""
+
+
+def questions_of(
+    llm: LLM, conversations: Sequence[Conversation], raw: bool, plainly: Plainly | None = None
+) -> list[Question]:
     """Every turn's request, conversation after conversation; only first turns if ``raw`` or the model has no chat
     format.
 
-    Raises FieldError for a request that does not fit.
+    ``plainly`` answers the earlier turns, by default the engine without its strategy. Raises FieldError for a request
+    that does not fit.
     """
     if not is_chat(llm, raw):
         found = [conversation.opening for conversation in conversations]
@@ -192,7 +200,7 @@ def questions_of(llm: LLM, conversations: Sequence[Conversation], raw: bool) -> 
         latest = [talk.questions[-1] for talk in asking]
         check_lengths(llm, latest)
         if going_on := [talk for talk in asking if talk.goes_on]:
-            answer(going_on, llm)
+            answer(going_on, plainly or partial(decode, llm, config=None))
     return [question for talk in talks for question in talk.questions]
 
 
@@ -221,10 +229,10 @@ class Talk:
         self.questions.append(self._conversation.question(turn, prompt))
 
 
-def answer(talks: Sequence[Talk], llm: LLM) -> None:
+def answer(talks: Sequence[Talk], plainly: Plainly) -> None:
     """Have plain decoding answer the latest question of each conversation, all together."""
     asked = [talk.questions[-1] for talk in talks]
-    outputs = decode(llm, [one.prompt for one in asked], [one.params for one in asked], None)
+    outputs = plainly([one.prompt for one in asked], [one.params for one in asked])
     for talk, output in zip(talks, outputs, strict=True):
         talk.messages.append({"role": "assistant", "content": output.outputs[0].text})
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from penstock.config import check
 from penstock.engine.options import (
@@ -17,6 +17,7 @@ from penstock.engine.options import (
     KeysFolder,
     ModelName,
     Quantization,
+    ReplicaCount,
     SpeculativeSlots,
     Stages,
     Threads,
@@ -34,6 +35,9 @@ from penstock.lab.grid import (
 )
 from penstock.options import MODEL, OUTPUT, PIPELINE, SAMPLING, SPECULATION, Option
 from penstock.strategies.base import STRATEGIES
+
+OF_ONE_ENGINE: Final = ("cluster", "drafter_on", "peer", "report", "record")
+"""Fields whose measurements follow one engine, request by request."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +78,7 @@ class BenchOptions:
     insecure: Insecure = False
     threads: Threads = None
     pipeline_parallel_size: Stages = None
+    data_parallel_size: ReplicaCount = 1
     time_scale: Annotated[
         float | None,
         Option("Stretch all modelled times, where this host is too slow for them.", PIPELINE, default="the cluster's"),
@@ -123,4 +128,8 @@ class BenchOptions:
         for name in ("strategies", "temperature", "drafter_on", "peer"):
             values = getattr(self, name)
             check(len(set(values)) == len(values), name, ",".join(map(str, values)), "different ones")
+        check(self.data_parallel_size >= 1, "data_parallel_size", self.data_parallel_size, "at least 1")
+        wanted = "left out with data_parallel_size: its figures are one engine's"
+        for name in OF_ONE_ENGINE if self.data_parallel_size > 1 else ():
+            check(not getattr(self, name), name, getattr(self, name), wanted)
         check_written(self, "json")

@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 from typing import Any, Final
 
 import pytest
+from rich.console import Console
 
 from penstock import LLM, ConfigError, PipelineError, RequestError, SamplingParams
+from penstock.engine.completion import Completion, Job
 from penstock.engine.loop import Observer
-from penstock.engine.replicas.offline import ReplicatedLLM
-from penstock.engine.replicas.stream import Replica
+from penstock.engine.replicas.offline import ReplicatedLLM, read
+from penstock.engine.replicas.replicas import Replicas
+from penstock.engine.replicas.stream import MovingStream, Replica
 from penstock.engine.stats import Counters
+from penstock.lab.bench.engines import run_bench_engines
+from penstock.lab.bench.options import BenchOptions
 from penstock.requests.request import Request
 from tests.integration.engine.test_llm import assert_same
 from tests.integration.engine.test_processors import EXHAUSTED, EXHAUSTION
-from tests.integration.engine.test_replicas import ASKED, ENGINE, PROMPTS, lose, speculation
+from tests.integration.engine.test_replicas import ASKED, ENGINE, PROMPTS, speculation
 from tests.integration.engine.test_resume import params_of
+from tests.replicas import lose
 
 pytestmark = pytest.mark.processes
 
@@ -151,3 +160,86 @@ def test_closing_ends_a_stream_and_every_later_call(target: Path) -> None:
 def test_what_cannot_work_is_refused_before_anything_starts(options: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         LLM("demo", data_parallel_size=2, **options)
+
+
+def test_a_bench_over_engines_compares_strategies_and_has_one_engines_tokens(
+    one: LLM, target: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "bench.json"
+    options = BenchOptions(
+        model=str(target),
+        data_parallel_size=2,
+        threads=1,
+        strategies=("auto",),
+        speculative_config={"method": "ngram"},
+        max_tokens=6,
+        temperature=(0.0, 0.8),
+        num_prompts=3,
+        json=file,
+    )
+    runs = run_bench_engines(options, Console(quiet=True))
+    assert [(run.strategy, run.temperature) for run in runs] == [
+        (name, temperature) for temperature in options.temperature for name in ("autoregressive", "auto")
+    ]
+    for run in runs:
+        assert run.identical_to_autoregressive
+        assert sum(run.by_engine) == options.num_prompts
+        assert min(run.by_engine) > 0
+        params = [SamplingParams(temperature=run.temperature, seed=seed, max_tokens=6) for seed in range(3)]
+        want = one.generate([output.prompt or "" for output in run.outputs], params)
+        assert [output.outputs[0].token_ids for output in run.outputs] == [its.outputs[0].token_ids for its in want]
+    kept = json.loads(file.read_text())
+    assert kept["settings"]["data_parallel_size"] == 2
+    assert [run["requests"] for run in kept["engines"]] == [3] * 4
+
+
+# -------------------------------------------------------------------------------------------------------- many prompts
+
+
+async def queued(engines: Replicas, jobs: list[Job]) -> tuple[list[MovingStream], int]:
+    """Queue jobs; returns their streams and how many functions of ``engine/replicas`` that has called."""
+    calls, folder = 0, os.path.dirname(sys.modules[Replicas.__module__].__file__ or "")
+
+    def count(frame: FrameType, event: str, _: object) -> None:
+        nonlocal calls
+        calls += event == "call" and frame.f_code.co_filename.startswith(folder)
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        streams = [engines.queue(job, str(job.requests[0].number)) for job in jobs]
+    finally:
+        sys.setprofile(before)
+    return streams, calls
+
+
+async def read_all(streams: list[MovingStream]) -> None:
+    for stream in streams:
+        await read(0, stream, None)
+
+
+def test_a_prompt_costs_the_same_however_many_wait(two: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last 20 of 80 prompts are queued with as many calls as the first 20; so are those that no engine can take."""
+    assert isinstance(two, ReplicatedLLM)
+    two.generate(PROMPTS[0], GREEDY)
+    takes, take = 0, Completion.take
+
+    def counted(completion: Completion) -> Any:
+        nonlocal takes
+        takes += 1
+        return take(completion)
+
+    monkeypatch.setattr(Completion, "take", counted)
+    short = replace(GREEDY, max_tokens=2, ignore_eos=True)
+    for up in (True, False):
+        with pytest.MonkeyPatch.context() as patch:
+            if not up:
+                patch.setattr(Replicas, "_up", [])
+            found = [two._call(queued(two._engines, [two.job("x", short) for _ in range(20)])) for _ in range(4)]
+        calls = [number for _, number in found]
+        assert calls[3] <= calls[0]
+        if not up:
+            two._events.call_soon_threadsafe(two._engines._settle)
+        two._call(read_all([stream for streams, _ in found for stream in streams]))
+    # A request is looked at when it is queued, admitted and ended, and at each of its two tokens: not at each step.
+    assert takes <= 160 * 5

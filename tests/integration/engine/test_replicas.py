@@ -26,14 +26,13 @@ from penstock import (
     RequestError,
     SamplingParams,
 )
-from penstock.engine.replicas.stream import Replica
 from penstock.engine.stats import Counters, ReplicaState
 from penstock.engine.stream import Stream
-from penstock.pipeline.forkserver import shared_fork_server
 from penstock.requests.request import Request
 from tests.integration.engine.test_llm import assert_same
 from tests.integration.engine.test_processors import EXHAUSTED, EXHAUSTION
 from tests.integration.engine.test_resume import CASES, params_of
+from tests.replicas import all_up, lose, signal_stage, until
 
 pytestmark = pytest.mark.processes
 
@@ -57,19 +56,6 @@ def replicas_of(target: Path, draft: Path | None = None, **options: Any) -> Repl
     return Replicas(str(target), data_parallel_size=2, speculative_config=speculation(draft), **ENGINE | options)
 
 
-def lose(replica: Replica, stages: int) -> None:
-    """Kill the first or all stages of a replica."""
-    assert replica.engine is not None
-    for process in replica.engine.llm.loop.pipeline._processes[:stages]:  # type: ignore[attr-defined]
-        shared_fork_server().kill(process.name)
-
-
-def signal_stage(replica: Replica, stage: int, number: int) -> None:
-    assert replica.engine is not None
-    process = replica.engine.llm.loop.pipeline._processes[stage]  # type: ignore[attr-defined]
-    signal.pidfd_send_signal(shared_fork_server()._stages[process.name], number)
-
-
 async def read(stream: Stream, on_news: Callable[[], None] = lambda: None) -> list[CompletionOutput]:
     """Read a stream to its end, and compare what was told with what it says that it told."""
     told = [CompletionOutput(one.index, logprobs=one.logprobs and []) for one in stream.output().outputs]
@@ -80,20 +66,6 @@ async def read(stream: Stream, on_news: Callable[[], None] = lambda: None) -> li
         on_news()
     assert [(one.token_ids, one.text) for one in told] == [(one.token_ids, one.text) for one in stream.output().outputs]
     return stream.output().outputs
-
-
-async def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    """Wait for something that a replica reaches by itself. Raises TimeoutError."""
-
-    async def look() -> None:
-        while not condition():
-            await asyncio.sleep(0.01)
-
-    await asyncio.wait_for(look(), seconds)
-
-
-def all_up(engine: Replicas) -> bool:
-    return all(one.state is ReplicaState.UP for one in engine.replicas())
 
 
 # ------------------------------------------------------------------------------------------------- losses under load

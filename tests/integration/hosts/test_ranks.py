@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,8 +11,11 @@ import pytest
 
 from penstock import LLM, SamplingParams
 from penstock.models.quantized.linear import works
+from penstock.pipeline.base import StageSpec
+from penstock.pipeline.stage_process import StageProcess
 from tests.happening import AfterResults
-from tests.workers import Worker, ended, workers
+from tests.proxies import Proxy
+from tests.workers import WarmWorker, Worker, ended, workers
 
 pytestmark = [
     pytest.mark.processes,
@@ -105,3 +109,33 @@ def test_a_rank_that_is_killed_is_started_again_where_it_was(
             assert answers(llm) == expected
         assert llm.loop.recovery.recoveries == 1
         assert [len(worker.stages()) for worker in four] == [1, 1, 0, 0]
+
+
+def test_a_link_that_is_cut_between_two_living_ranks_loses_the_stage(
+    expected: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second rank reaches the first one through a proxy, which ends amid an answer; nothing is encrypted."""
+    proxies: list[Proxy] = []
+    meet = StageProcess.meet
+
+    def meet_through_a_proxy(first: StageProcess, spec: StageSpec, address: str, bind: Callable[[str], str]) -> None:
+        if not proxies:
+            proxies.append(Proxy(address))
+            address = proxies[0].address
+        meet(first, spec, address, bind)
+
+    monkeypatch.setattr(StageProcess, "meet", meet_through_a_proxy)
+    with ExitStack() as there:
+        found: list[Worker] = [WarmWorker(f"127.0.0.{number}:0", "--insecure") for number in (8, 9)]
+        for worker in found:
+            there.callback(worker.close)
+        options: dict[str, Any] = {"pipeline_parallel_size": 1, "tensor_parallel_size": 2, "speculative_config": None}
+        hosts = ",".join(worker.host for worker in found)
+        llm = there.enter_context(LLM("demo", quantization="int8", hosts=hosts, insecure=True, **options))
+        before = [stage for worker in found for stage in worker.stages()]
+        assert len(before) == 2
+        with llm.observing(AfterResults(15, lambda: proxies[0].cut())):
+            assert answers(llm) == expected
+        assert llm.loop.recovery.recoveries == 1
+        assert ended(before, GONE_S)
+        assert answers(llm) == expected

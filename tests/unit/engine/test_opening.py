@@ -11,7 +11,7 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 
 from penstock.core import ConfigError
-from penstock.engine.opening import check_here, open_host, resolve_on, told
+from penstock.engine.opening import check_here, open_executor, resolve_on, told
 from penstock.engine.options import EngineOptions
 from penstock.engine.resolve import Resolved, resolve_options
 from penstock.hosts import facts
@@ -25,7 +25,7 @@ def test_a_drafters_host_that_nobody_knows_is_refused_by_its_own_option() -> Non
     drafting = SpeculativeConfig(method="draft_model", model="demo")
     options = EngineOptions(hosts="localhost", drafter_on="nowhere.invalid", speculative_config=drafting, insecure=True)
     with pytest.raises(ConfigError, match=r"host nowhere\.invalid \(drafter_on\): "):
-        open_host(options)
+        open_executor(options)
 
 
 @pytest.fixture

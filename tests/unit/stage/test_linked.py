@@ -14,6 +14,7 @@ from penstock.stage.exchange import StageRankLost
 from penstock.stage.follower import Leader, Loaded, say_loaded
 from penstock.stage.linked import LinkedExchange
 from penstock.transport.outbox import Sockets
+from tests.proxies import Proxy
 
 SECRET = "a secret of these ranks"
 
@@ -110,3 +111,17 @@ def test_columns_of_another_size_are_no_columns() -> None:
         ends[1].send(0, b"\0" * 4)
         with pytest.raises(StageRankLost, match="rank 1 of the stage has sent 4 bytes of 40"):
             ends[0].gather(np.zeros((5, 4), np.float32), (0, 2, 4))
+
+
+def test_a_connection_that_is_cut_between_living_ranks_is_noticed() -> None:
+    """The first rank hears no more of the other one, though that lives."""
+    with ExitStack() as stack:
+        leader, rank = (end_of(stack, number, 2) for number in range(2))
+        proxy = Proxy(leader.address)
+        rank.connect({0: proxy.address})
+        meet([leader, rank])
+        rank.send(0, b"rows")
+        assert leader.receive(1) == b"rows"
+        proxy.cut()
+        with pytest.raises(StageRankLost, match="another rank of the stage has ended"):
+            leader.receive(1)
