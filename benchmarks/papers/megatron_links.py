@@ -73,7 +73,7 @@ def joined(model: str, ranks: int) -> Iterator[tuple[LLM, list[Namespace]]]:
 
 @contextmanager
 def workers_on(count: int) -> Iterator[tuple[list[Namespace], list[str]]]:
-    """So many hosts with a worker on each, and the workers' names for ``hosts=``."""
+    """Hosts with a worker on each, and the workers' names for ``hosts=``."""
     with ExitStack() as running:
         hosts = running.enter_context(network(*[0.0] * count))
         workers = [
