@@ -17,7 +17,7 @@ from penstock.core import FinishReason
 from penstock.drafters.base import DRAFTERS, Drafter, DrafterParts
 from penstock.drafters.learned import LearnedDrafter
 from penstock.drafters.small_model import SmallModelDrafter
-from penstock.emulation.drafter import EmulatedDrafter
+from penstock.emulation.cluster import EmulatedDrafter
 from penstock.emulation.stage import StageEmulation, emulated_driver
 from penstock.engine.build import tapped_layers
 from penstock.engine.loop import EngineLoop

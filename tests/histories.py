@@ -15,15 +15,13 @@ from typing import ClassVar
 
 from penstock.core import FinishReason
 from penstock.drafters.base import Drafter, DraftRequest
-from penstock.drafters.block import BlockDrafter
-from penstock.drafters.learned import FollowingDrafter, LearnedDrafter
-from penstock.drafters.lookup import RatedLookup
-from penstock.drafters.merged import MergedDrafter, NgramDrafter
+from penstock.drafters.learned import BlockDrafter, FollowingDrafter, LearnedDrafter
+from penstock.drafters.merged import MergedDrafter, NgramDrafter, RatedLookup
 from penstock.drafters.small_model import SmallModelDrafter
 from penstock.drafters.spd import Depths, SpdDrafter
 from penstock.drafters.synthetic import SyntheticDrafter
-from penstock.emulation.drafter import DeviceTurns, EmulatedDrafter
-from penstock.emulation.link import LinkModel
+from penstock.emulation.cluster import DeviceTurns, EmulatedDrafter
+from penstock.emulation.device import LinkModel
 from penstock.emulation.stage import StageEmulation, emulated_driver
 from penstock.engine.loop import EngineLoop, Observer
 from penstock.engine.scheduler import Scheduler

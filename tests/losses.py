@@ -18,7 +18,7 @@ from penstock.drafters.base import Drafter
 from penstock.drafters.learned import LearnedDrafter
 from penstock.drafters.merged import NgramDrafter
 from penstock.drafters.small_model import SmallModelDrafter
-from penstock.emulation.drafter import EmulatedDrafter
+from penstock.emulation.cluster import EmulatedDrafter
 from penstock.engine.recovery import MOST_LOSSES, Recovery
 from penstock.messages import Batch, Result
 from penstock.pipeline.inprocess import InProcessPipeline

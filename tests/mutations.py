@@ -62,7 +62,7 @@ PARTS: Final = {
         ("stage/test_processors.py", "stage/test_sampler.py", "stage/test_narrowed_picks.py", "test_noise.py"),
     ),
     "framing": Part(
-        ("transport/framing.py", "transport/inbox.py", "transport/outbox.py"),
+        ("transport/addresses.py", "transport/inbox.py", "transport/outbox.py"),
         ("transport/test_framing.py", "transport/test_inbox.py", "transport/test_outbox.py"),
     ),
     "loader": Part(

@@ -33,7 +33,7 @@ from benchmarks.shared.profile import ACCURACY
 from penstock.cluster import Cluster, load_cluster
 from penstock.cluster.drawn import uniform_cluster
 from penstock.drafters.base import Draft, DraftRequest
-from penstock.emulation.drafter import EmulatedDrafter
+from penstock.emulation.cluster import EmulatedDrafter
 from penstock.lab.simulator.run import ScriptedDrafter, make_loop, simulate_one
 from penstock.lab.simulator.script import MISSED, Script, profile_script
 from penstock.requests.request import Request

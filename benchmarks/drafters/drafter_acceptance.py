@@ -23,7 +23,7 @@ from benchmarks.shared.measured import kept_figures
 from benchmarks.shared.reading import Answer, Reader, answer_of
 from benchmarks.strategies.shared_host import questions
 from penstock import LLM, SamplingParams
-from penstock.drafters.lookup import Followers
+from penstock.drafters.merged import Followers
 from penstock.stage.sampler import rank_one
 
 NAME, HOW = "drafter_acceptance", "Measured, with SmolLM2-135M-Instruct"

@@ -21,7 +21,7 @@ from benchmarks.papers.pp_eagle_table import CHAIN, LLAMA_8B, VOCABULARY, cluste
 from benchmarks.shared.benchmark import show
 from penstock.cluster import Cluster
 from penstock.cluster.timing import link_timings
-from penstock.emulation.link import LinkModel
+from penstock.emulation.device import LinkModel
 from penstock.lab.grid import PLAIN, is_plain, parse_entries
 from penstock.lab.simulator.run import simulate_serving
 from penstock.lab.simulator.script import Script, profile_script

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from msgspec.structs import replace
@@ -15,15 +16,173 @@ from penstock.cluster import (
     speculator_timing,
     stage_timings,
 )
-from penstock.cluster.timing import StageTiming
+from penstock.cluster.timing import Attended, LinkTiming, StageTiming
 from penstock.core import ConfigError
-from penstock.drafters.base import Drafter, Weights
+from penstock.drafters.base import Draft, Drafter, DraftRequest, Weights
 from penstock.drafters.merged import MergedDrafter
-from penstock.emulation.drafter import DeviceTurns, EmulatedDrafter
 from penstock.emulation.stage import StageEmulation
+from penstock.estimates.estimates import DraftQuality, DraftTiming
+from penstock.messages import DeviceReserved, Message, ReserveDevice
 from penstock.pipeline.base import Clock, SideChannel, StagePlan
 from penstock.pipeline.processes import ProcessExecutor, ProcessPipeline
+from penstock.requests.request import Request
 from penstock.speculation import SpeculativeConfig
+
+# ---------------------------------------------------------------------------------------------------------------- turns
+# How a drafter uses a stage's device: it requests a turn, and is told when the device has taken the pass.
+
+
+class DeviceTurns:
+    """Turns on the device of one stage of a pipeline, one at a time."""
+
+    def __init__(self, channel: SideChannel, stage: int) -> None:
+        self._channel = channel
+        self._stage = stage
+        self._taken: DeviceReserved | None = None
+        channel.listen(self._on_message)
+
+    def ask(self, seconds: float, arrives: float) -> None:
+        """Request a turn for a pass of ``seconds``. The message arrives at the moment ``arrives`` of the clock."""
+        self._channel.tell(self._stage, ReserveDevice(seconds=seconds), arrives)
+
+    def taken(self) -> DeviceReserved | None:
+        """The turn that the device has given to the pass; None before, and None again once it has been returned."""
+        taken, self._taken = self._taken, None
+        return taken
+
+    def _on_message(self, message: Message) -> bool:
+        if not isinstance(message, DeviceReserved):
+            return False
+        self._taken = message
+        return True
+
+
+# -------------------------------------------------------------------------------------------------------------- drafter
+# A drafter on a modelled device: its answers are held back until that device would have given them.
+
+
+class EmulatedDrafter:
+    """Wraps any drafter, and counts as an overrun each answer that really took longer than its modelled time.
+
+    A round is one pass. It begins when the question and the features that its rows wait for have arrived. After
+    ``share`` it also waits for its turn on the device. The turn is requested with the question, before the features are
+    there; the model ignores that the device could do something else until then.
+    """
+
+    def __init__(self, drafter: Drafter, timing: StageTiming, link: LinkTiming | None, clock: Clock) -> None:
+        self.inner = drafter
+        self.asks = 0
+        self.overruns = 0
+        self._timing = timing
+        self._link = link
+        self._clock = clock
+        self._answers: list[Draft] = []
+        self._waiting = False
+        self._link_s = self._pass_s = 0.0
+        """Seconds of the current round: its question or its answer on the link, and its pass on the device."""
+        self._asked_at = self._begins_at = 0.0
+        """When the question arrives, and when the device begins the pass; infinite before that is known."""
+        self._turns: DeviceTurns | None = None
+        self._turn: DeviceReserved | None = None
+
+    def share(self, turns: DeviceTurns) -> None:
+        """From now on the drafter's passes and the batches of a stage take turns on one device.
+
+        A pass that still waits for its turn on an earlier device, which has been lost, begins now.
+        """
+        self._turns = turns
+        self._begins_at = min(self._begins_at, self._clock.now())
+
+    @property
+    def reads_target(self) -> bool:
+        return self.inner.reads_target
+
+    @property
+    def free(self) -> bool:
+        return False
+
+    @property
+    def busy(self) -> bool:
+        return self._waiting
+
+    @property
+    def timing(self) -> DraftTiming:
+        """The modelled times of the current round."""
+        at = self.inner.timing.features_at
+        features, device = max(0.0, at - self._asked_at), self._begins_at - self._asked_at
+        return DraftTiming(features, at, device, self._pass_s, self._turn)
+
+    def ask(self, asks: Sequence[DraftRequest]) -> int:
+        started = self._clock.now()
+        rows = self.inner.ask(asks)
+        # Without rows the drafter has answered at the engine, from what it knows already.
+        self._link_s = self._link.seconds(rows) if self._link is not None and rows else 0.0
+        self._pass_s = self._timing.seconds(rows, attended_by_asks(asks, rows))
+        self._asked_at = self._begins_at = started + self._link_s
+        self._turn = None
+        if self._turns is not None and rows:
+            self._turns.ask(self._pass_s, self._asked_at)
+            # Infinite until the stage grants the turn: ``_until`` then gives no moment, and ``due`` none to wake at.
+            self._begins_at = math.inf
+        self.asks += 1
+        self._waiting = True
+        return rows
+
+    def poll(self) -> list[Draft]:
+        if not self._waiting:
+            return []
+        # Whether the real answer came just now has to be known before ``poll`` takes it.
+        was_busy = self.inner.busy
+        self._answers += self.inner.poll()
+        if self._turns is not None and (turn := self._turns.taken()) is not None:
+            self._turn, self._begins_at = turn, turn.start
+        now, until = self._clock.now(), self._until
+        if was_busy and not self.inner.busy and now > until:
+            self.overruns += 1
+        if self.inner.busy or now < until:
+            return []
+        self._waiting = False
+        answers, self._answers = self._answers, []
+        return answers
+
+    @property
+    def _until(self) -> float:
+        """When the answer arrives, by what is known so far of the device and the features."""
+        return max(self._begins_at, self.inner.timing.features_at) + self._pass_s + self._link_s
+
+    @property
+    def due(self) -> float | None:
+        if not self._waiting:
+            return None
+        due = self.inner.due if self.inner.busy else self._until
+        return due if due != math.inf else None
+
+    def calibrate_by(self, quality: DraftQuality) -> None:
+        self.inner.calibrate_by(quality)
+
+    def prepare_grammar(self, request: Request) -> None:
+        self.inner.prepare_grammar(request)
+
+    def has_grammar(self, request: Request) -> bool:
+        return self.inner.has_grammar(request)
+
+    def forget(self, request: Request) -> None:
+        self.inner.forget(request)
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+def attended_by_asks(asks: Sequence[DraftRequest], rows: int) -> Attended:
+    """Attention pairs and distinct tokens read by one pass over the nodes asked about.
+
+    Rows beyond those nodes are tokens of the texts that the drafter has not read yet: on average each sees half a text.
+    """
+    positions = [node.position for ask in asks for node in ask.nodes]
+    texts = sum(max((node.position + 1 for node in ask.nodes), default=0) for ask in asks)
+    lacking = max(0, rows - len(positions)) * texts / (2 * max(1, len(asks)))
+    return Attended(sum(positions) + len(positions) + lacking, texts)
+
 
 # -------------------------------------------------------------------------------------------------------------- cluster
 # The emulated parts of an engine by its cluster file: stages, links and the drafter. Everything else is real.

@@ -16,8 +16,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from penstock.cluster.timing import LinkTiming, StageTiming
-from penstock.emulation.device import ModelledDevice
-from penstock.emulation.link import link_of
+from penstock.emulation.device import ModelledDevice, link_of
 from penstock.messages import Batch, Cancel, Features
 from penstock.stage.driver import Core, Link, Links, Processed, StageDriver
 

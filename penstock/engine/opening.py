@@ -49,8 +49,8 @@ from penstock.hosts.remote import places_of
 from penstock.hosts.weights import OUTSIDE, Layers, files_of
 from penstock.pipeline.base import Executor
 from penstock.pipeline.forkserver import shared_fork_server
-from penstock.pipeline.loading import LoadingBar, LoadingCount
 from penstock.pipeline.processes import OnLoading, ProcessExecutor
+from penstock.pipeline.stage_process import LoadingBar, LoadingCount
 from penstock.planner.costs import Batch, candidates, problem_of, shortage
 from penstock.planner.partition import front
 from penstock.speculation import SpeculativeConfig

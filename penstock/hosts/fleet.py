@@ -36,9 +36,9 @@ from penstock.hosts.remote import ANSWER_S, RemoteHost, in_url, places_of
 from penstock.hosts.weights import Layers
 from penstock.messages import ForeignFrame, Frame, Loading, MalformedMessage, cut
 from penstock.pipeline.base import Elsewhere
-from penstock.pipeline.loading import FETCH
 from penstock.pipeline.loss import Listening
 from penstock.pipeline.processes import OnLoading, ProcessExecutor
+from penstock.pipeline.stage_process import FETCH
 from penstock.transport.addresses import LinkSecurity, place_of
 from penstock.transport.inbox import Inbox
 from penstock.transport.outbox import Sockets

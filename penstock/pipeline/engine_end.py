@@ -7,13 +7,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from penstock.emulation.link import link_of
+from penstock.emulation.device import link_of
 from penstock.emulation.stage import emulated_driver
 from penstock.messages import MOST, Batch, Cancel, GrammarPrepared, Message, Ready, Result, digest_of
 from penstock.pipeline.base import Clock, StagePlan
 from penstock.stage.core import StageCore
 from penstock.stage.driver import Accelerator, Core, Device, Link, StageDriver
-from penstock.stage.follower import Leader
+from penstock.stage.linked import Leader
 from penstock.stage.visibility import ProtocolError
 
 # ----------------------------------------------------------------------------------------------------------- engine end

@@ -27,7 +27,7 @@ from penstock.engine.opening import watched
 from penstock.engine.options import EngineOptions
 from penstock.engine.replicas.replicas import Replicas
 from penstock.files import PROMISES
-from penstock.pipeline.loading import LoadingCount
+from penstock.pipeline.stage_process import LoadingCount
 from penstock.server.app import make_app
 from penstock.server.http.middleware import configure_logs
 from penstock.server.http.serving import BACKLOG, Server

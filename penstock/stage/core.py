@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from penstock.messages import MOST, Batch, Cancel, Candidates, Features, Opened, SampledToken, Sampling
-from penstock.stage.follower import Leader
+from penstock.stage.linked import Leader
 from penstock.stage.visibility import BatchView, FeaturesError, ProtocolError, Visibility
 
 # -------------------------------------------------------------------------------------------------------------- cancels

@@ -28,9 +28,8 @@ from penstock.files import (
     said,
     shown,
 )
-from penstock.text.plain_tokenizer import PlainTokenizer
 from penstock.text.templates import BrokenTemplate, Rendered, in_its_form, reading_of, render
-from penstock.text.tokenizer_bounds import TOKENIZER_FILE, check_tokenizer, check_tokenizer_files
+from penstock.text.tokenizer_bounds import TOKENIZER_FILE, PlainTokenizer, check_tokenizer, check_tokenizer_files
 from penstock.text.workers import Failed, Job, Overrun, Vocabulary, workers
 
 # -------------------------------------------------------------------------------------------------------------- literal

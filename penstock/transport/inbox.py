@@ -17,7 +17,11 @@ from typing import Final, Protocol
 
 from penstock.messages import Frame
 from penstock.transport.addresses import (
+    MAX_FRAME_BYTES,
+    TOKEN_BYTES,
     WAITING,
+    FramingError,
+    MessageReader,
     Place,
     Readable,
     address_of,
@@ -26,8 +30,8 @@ from penstock.transport.addresses import (
     listener_at,
     prepare,
     reason_of,
+    token_of,
 )
-from penstock.transport.framing import MAX_FRAME_BYTES, TOKEN_BYTES, FramingError, MessageReader, token_of
 
 # ---------------------------------------------------------------------------------------------------------- connections
 # The receiving end of a connection, plain or with TLS: reads the bytes that have arrived and never blocks.

@@ -13,8 +13,19 @@ from types import TracebackType
 from typing import Final
 
 from penstock.core import ConfigError
-from penstock.transport.addresses import SILENT_S, LinkSecurity, Place, place_of, prepare, reason_of, unanswered
-from penstock.transport.framing import MAX_FRAME_BYTES, Bytes, on_the_wire, token_of
+from penstock.transport.addresses import (
+    MAX_FRAME_BYTES,
+    SILENT_S,
+    Bytes,
+    LinkSecurity,
+    Place,
+    on_the_wire,
+    place_of,
+    prepare,
+    reason_of,
+    token_of,
+    unanswered,
+)
 from penstock.transport.inbox import Inbox
 
 # --------------------------------------------------------------------------------------------------------------- outbox

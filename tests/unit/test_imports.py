@@ -45,7 +45,6 @@ LAYERS = [
     "requests",
     "drafters",
     "speculation",
-    "emulation.drafter",
     "emulation.cluster",
     "engine",
     "trace",
@@ -98,7 +97,6 @@ DECISIONS = (
     "stage.core",
     "stage.driver",
     "emulation.device",
-    "emulation.link",
     "drafters",
     "speculation",
 )

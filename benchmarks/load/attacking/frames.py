@@ -53,8 +53,7 @@ from penstock.messages import (
     opening,
 )
 from penstock.pipeline.processes import ProcessExecutor, ProcessPipeline
-from penstock.transport.addresses import LinkSecurity, place_of
-from penstock.transport.framing import FRAME
+from penstock.transport.addresses import FRAME, LinkSecurity, place_of
 from penstock.transport.outbox import Sockets
 
 CASES: Final = 40

@@ -15,9 +15,9 @@ from penstock.cluster.timing import BATCH_ROWS
 from penstock.config import FieldError
 from penstock.core import FinishReason, SpeculationMetrics
 from penstock.drafters.base import Draft, DraftRequest, InstantDrafter
-from penstock.drafters.block import Computed
-from penstock.emulation.drafter import DeviceTurns, EmulatedDrafter
-from penstock.emulation.link import ExclusiveLink, LinkModel, Port, link_of
+from penstock.drafters.learned import Computed
+from penstock.emulation.cluster import DeviceTurns, EmulatedDrafter
+from penstock.emulation.device import ExclusiveLink, LinkModel, Port, link_of
 from penstock.emulation.stage import StageEmulation, emulated_driver
 from penstock.engine.loop import EngineLoop, Observer
 from penstock.engine.scheduler import Scheduler

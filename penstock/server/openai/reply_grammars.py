@@ -11,8 +11,7 @@ from penstock.server.openai import tool_readers
 from penstock.server.openai.protocol import ChatCompletionRequest
 from penstock.server.openai.tool_parsers import kinds_of
 from penstock.server.openai.tool_readers import ParsedDelta, Reader, ToolFormat, split_at
-from penstock.text.grammar import JSON_DEFAULTS
-from penstock.text.schemas import property_of, tidied
+from penstock.text.grammar import JSON_DEFAULTS, property_of, tidied
 
 # ------------------------------------------------------------------------------------------------------------ reasoning
 # A model's reasoning before its answer, told apart by the marks of its chat template.

@@ -18,8 +18,7 @@ from penstock.cluster.drawn import uniform_cluster
 from penstock.messages import Delivery, Heartbeat, HeartbeatAck, encode
 from penstock.pipeline.base import Pipeline
 from penstock.pipeline.worker import HEARTBEAT
-from penstock.transport.addresses import IPC
-from penstock.transport.framing import FRAME, token_of
+from penstock.transport.addresses import FRAME, IPC, token_of
 from tests.happening import AfterResults
 from tests.integration.pipeline.test_processes import (
     GREEDY,

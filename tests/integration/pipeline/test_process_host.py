@@ -13,7 +13,7 @@ from penstock import LLM
 from penstock.messages import Loading, Started
 from penstock.pipeline.base import Elsewhere
 from penstock.pipeline.processes import ProcessExecutor
-from penstock.transport.framing import token_of
+from penstock.transport.addresses import token_of
 from tests import links
 from tests.links import SESSION
 from tests.serving import PATIENCE

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.drafters.lookup import Followers
+from penstock.drafters.merged import Followers
 
 
 def scanned(tokens: list[int], longest: int, shortest: int) -> dict[int, int]:

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.drafters.base import Draft, DraftRequest, InstantDrafter
-from penstock.drafters.lookup import RatedLookup
-from penstock.drafters.merged import UNLIKELY, MergedDrafter, mixed
+from penstock.drafters.merged import UNLIKELY, MergedDrafter, RatedLookup, mixed
 from penstock.estimates.estimates import DraftQuality
 from penstock.requests.request import Request
 from penstock.tree import Node

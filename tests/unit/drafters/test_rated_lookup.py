@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from penstock.drafters.lookup import RatedLookup
+from penstock.drafters.merged import RatedLookup
 from penstock.requests.request import Nodes, Request
 from penstock.requests.slots import SlotPool
 from tests.unit.drafters.test_drafters import make_request

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from penstock.cluster.timing import NOTHING, Attended, chunk
 from penstock.drafters.base import DraftRequest
+from penstock.emulation.cluster import attended_by_asks
 from penstock.emulation.device import attended_by
-from penstock.emulation.drafter import attended_by_asks
 from penstock.messages import Rows
 from tests.unit.drafters.test_drafters import make_request
 

@@ -13,9 +13,9 @@ from penstock.cluster import (
     load_cluster,
     stage_timings,
 )
-from penstock.drafters.lookup import RatedLookup
-from penstock.drafters.merged import MergedDrafter, NgramDrafter
+from penstock.drafters.merged import MergedDrafter, NgramDrafter, RatedLookup
 from penstock.emulation.cluster import (
+    EmulatedDrafter,
     drafter_emulation,
     modelled_drafter,
     off_its_device,
@@ -23,7 +23,6 @@ from penstock.emulation.cluster import (
     stage_emulations,
 )
 from penstock.emulation.device import ModelledDevice
-from penstock.emulation.drafter import EmulatedDrafter
 from penstock.emulation.stage import StageEmulation
 from penstock.messages import Rows
 from penstock.pipeline.base import VirtualClock

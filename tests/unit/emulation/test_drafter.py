@@ -10,7 +10,7 @@ import pytest
 from penstock.cluster.timing import DeviceTiming, LinkTiming, StageTiming
 from penstock.drafters.base import DraftRequest
 from penstock.drafters.merged import NgramDrafter
-from penstock.emulation.drafter import DeviceTurns, EmulatedDrafter
+from penstock.emulation.cluster import DeviceTurns, EmulatedDrafter
 from penstock.emulation.stage import StageEmulation, emulated_driver
 from penstock.estimates.estimates import DraftTiming
 from penstock.lab.simulator.run import SimulatedCore

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cluster.timing import LinkTiming
-from penstock.emulation.link import ExclusiveLink, LinkModel, Port, link_of
+from penstock.emulation.device import ExclusiveLink, LinkModel, Port, link_of
 from penstock.messages import Ready
 
 

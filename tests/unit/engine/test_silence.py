@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.engine.replicas.silence import LEAST_S, TRIPS, UNKNOWN_S, Silence
+from penstock.engine.replicas.stream import LEAST_S, TRIPS, UNKNOWN_S, Silence
 
 
 def batch(rows: int) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.emulation.link import LinkModel
+from penstock.emulation.device import LinkModel
 from penstock.messages import Cancel, Candidates, DeviceReserved, Message, Ready, Result, SampledToken
 from penstock.pipeline.base import VirtualClock
 from penstock.pipeline.engine_end import EngineEnd

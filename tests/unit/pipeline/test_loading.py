@@ -7,7 +7,7 @@ import io
 from rich.console import Console
 
 from penstock.messages import Loading, Started
-from penstock.pipeline.loading import FETCH, LoadingBar
+from penstock.pipeline.stage_process import FETCH, LoadingBar
 
 
 def test_all_processes_of_a_host_count() -> None:

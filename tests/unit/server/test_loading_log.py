@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from penstock.messages import Loading
-from penstock.pipeline.loading import FETCH
+from penstock.pipeline.stage_process import FETCH
 from penstock.server import command
 from penstock.server.command import LoadingLog
 from penstock.server.http.middleware import JsonFormatter

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from penstock.stage.exchange import StageRankLost
-from penstock.stage.follower import Leader, Loaded, say_loaded
-from penstock.stage.linked import LinkedExchange
+from penstock.stage.linked import Leader, LinkedExchange, Loaded, say_loaded
 from penstock.transport.outbox import Sockets
 from tests.proxies import Proxy
 

@@ -12,9 +12,9 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.files import MORE_TEMPLATES
-from penstock.text.plain_tokenizer import PlainTokenizer
 from penstock.text.rendering import render_template
 from penstock.text.tokenizer import TAKEN
+from penstock.text.tokenizer_bounds import PlainTokenizer
 from tests.gguf_files import TEMPLATE, make_gguf
 
 ROOT = Path(__file__).parents[3]

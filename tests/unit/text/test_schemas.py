@@ -9,8 +9,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from penstock.core import StructuredOutputsParams
-from penstock.text.grammar import grammar_of
-from penstock.text.schemas import FORMATS, NEUTRAL, OF_NAMED, OF_ONE, OF_SEVERAL, property_of, tidied
+from penstock.text.grammar import FORMATS, NEUTRAL, OF_NAMED, OF_ONE, OF_SEVERAL, grammar_of, property_of, tidied
 
 BYTES = LLTokenizer("byte")
 

@@ -9,15 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.transport.framing import (
-    FRAME,
-    FRAMES,
-    LARGE,
-    MAX_FRAME_BYTES,
-    FramingError,
-    MessageReader,
-    on_the_wire,
-)
+from penstock.transport.addresses import FRAME, FRAMES, LARGE, MAX_FRAME_BYTES, FramingError, MessageReader, on_the_wire
 
 SIZES = st.one_of(st.integers(0, 40), st.integers(LARGE - 2, LARGE + 2), st.just(3 * LARGE))
 FRAME_BYTES = SIZES.map(lambda size: bytes([size % 251]) * size)

@@ -12,8 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from penstock.transport.addresses import LinkSecurity, place_of
-from penstock.transport.framing import FRAME, MAX_FRAME_BYTES, TOKEN_BYTES, on_the_wire, token_of
+from penstock.transport.addresses import (
+    FRAME,
+    MAX_FRAME_BYTES,
+    TOKEN_BYTES,
+    LinkSecurity,
+    on_the_wire,
+    place_of,
+    token_of,
+)
 from penstock.transport.inbox import MOST_UNAUTHENTICATED, Inbox
 from tests import links
 from tests.links import KINDS, SESSION, SOON, address_for, turned_away

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from penstock.messages import Frame
 from penstock.transport import outbox as outboxes
-from penstock.transport.addresses import LinkSecurity, place_of
-from penstock.transport.framing import on_the_wire, token_of
+from penstock.transport.addresses import LinkSecurity, on_the_wire, place_of, token_of
 from penstock.transport.outbox import PIECE, Outbox, Sockets, left_of
 from tests.agents import soon
 from tests.links import KINDS, SESSION, SOON, address_for, received

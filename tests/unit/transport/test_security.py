@@ -14,8 +14,7 @@ import pytest
 import trustme
 
 from penstock.core import ConfigError
-from penstock.transport.addresses import LinkSecurity, place_of
-from penstock.transport.framing import on_the_wire, token_of
+from penstock.transport.addresses import LinkSecurity, on_the_wire, place_of, token_of
 from penstock.transport.inbox import Inbox
 from penstock.transport.outbox import Outbox
 from tests.links import SESSION, SOON, connected, member

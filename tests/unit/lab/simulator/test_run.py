@@ -11,7 +11,7 @@ import pytest
 from penstock.cluster import Cluster, draft_timing, load_cluster, plain_step_seconds, random_cluster, stage_timings
 from penstock.core import FinishReason
 from penstock.drafters.base import Draft, DraftRequest
-from penstock.emulation.drafter import EmulatedDrafter
+from penstock.emulation.cluster import EmulatedDrafter
 from penstock.engine.loop import Observer
 from penstock.engine.options import EngineOptions
 from penstock.engine.resolve import resolve_options
