@@ -37,8 +37,8 @@ def processor_seconds(read: Callable[[str], Any], text: str) -> float:
 
 @pytest.mark.parametrize("name", READ)
 def test_time_grows_with_the_text_and_not_with_its_square(name: str) -> None:
-    """A square would be 64 times as much for a text that is 8 times as long; the bound is half of that. Too little to be
-    measured is no ratio."""
+    """A square would be 64 times as much for a text that is 8 times as long; half of that is the bound. Too little to
+    be measured is no ratio."""
     for before in ("", "x", "</parameter>"):
         for piece in PIECES:
             short, long = (
