@@ -176,10 +176,11 @@ def spread(layers: int, devices: int) -> tuple[int, ...]:
 
 
 def with_rates(cluster: Cluster, stages: tuple[Stage, ...], model: ModelPrice) -> Cluster:
-    """The cluster with a rate in place of every ``pass_ms``: the one that reads the device's layers in that time.
+    """Replace every device's ``pass_ms`` by a memory bandwidth, so that other layers can be priced on it.
 
-    ``stages`` say for which layers of ``model`` each pass was measured. A pass is thus assumed to grow with the weights
-    that it reads. A device without layers gets the rate of one of its kind; if there is none, it stays as it is.
+    The bandwidth is the bytes of the weights of the device's layers in ``stages``, over its ``pass_ms``; a pass is thus
+    assumed to take time in proportion to its weights. A device without layers gets the bandwidth of a device of the
+    same kind, and is left unchanged if there is none.
     """
     last = stages[-1].last_device
     rates: dict[str, float] = {}
@@ -417,7 +418,7 @@ def resolve(file: ClusterFile) -> Cluster:
 
 
 def check_engine(file: ClusterFile, cluster: Cluster) -> None:
-    """Raise FieldError where a file of real devices has the engine on another host than the one that reads it."""
+    """Raise FieldError if a file of real devices places the engine on a host other than the one that loads the file."""
     host = cluster.device(cluster.engine).host
     if file.engine is not None and host != HERE:
         remedy = f"start the command there, or name a device whose host is {HERE!r}, or leave it out"

@@ -389,9 +389,10 @@ def mean_grid(grids: Sequence[Grid], counts: Sequence[int]) -> Grid:
 
 
 def between(places: Sequence[int], at: float) -> tuple[int, int, float]:
-    """Indices of the two places around ``at``, and its position between them, 0 at the first and 1 at the second.
+    """The indices of the grid points on both sides of ``at``, and the weight of the second one, for interpolation.
 
-    Beyond the ends they are the outer two, and the position lies outside of 0 to 1.
+    The weight is 0 at the first point and 1 at the second. Outside of the grid the two outermost points are returned,
+    with a weight below 0 or above 1: the line through them is extended.
     """
     if len(places) == 1:
         return 0, 0, 0.0

@@ -89,7 +89,10 @@ class Completion:
         self._taken_end = False
 
     def resume(self, token_ids: list[int]) -> int | None:
-        """Begin with tokens of an earlier run. Returns the place of the one that completes a stop string, or None."""
+        """Begin with the tokens of an earlier run.
+
+        Returns the index of the token that completes a stop string, or None if no token does.
+        """
         self.output.token_ids += token_ids
         self.output.resumed = len(token_ids)
         if self._text is None:
@@ -153,9 +156,10 @@ class Completion:
             output.finish_reason, output.stop_reason = FinishReason.STOP, stopped
 
     def take(self) -> CompletionDelta | None:
-        """The output that has come since the last call; None if there is none.
+        """The output since the last call; None if there is nothing new.
 
-        Its text is all that its tokens make certain, so that whoever has the tokens knows which text was told.
+        Its text is exactly what its tokens determine: a caller that knows the token ids also knows which text has been
+        returned, so that a resumed request repeats none of it.
         """
         self.detokenize_pending()
         output, first = self.output, self._taken_tokens

@@ -37,7 +37,7 @@ class StreamUpdate:
 
 
 class Stream(Protocol):
-    """A request under way, as whoever reads it sees it: on one engine, or on whichever of several it is now."""
+    """The reader's side of a running request, which one engine computes at a time; replicas may take it over."""
 
     request_id: str
     prompt: str | None

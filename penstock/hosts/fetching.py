@@ -328,7 +328,10 @@ class Fetch:
         return True
 
     def stop(self) -> None:
-        """Stop, since the head has gone or asks for something else. Pieces that have come are kept. Does not wait."""
+        """Tell the thread to stop, without waiting for it: the head has disconnected or wants other files.
+
+        Pieces that have arrived stay on the disk.
+        """
         self._stopped.set()
         self._came.put(None)  # wakes the thread if it waits for a piece
 

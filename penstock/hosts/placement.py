@@ -141,9 +141,9 @@ def grouped(hosts: Sequence[str], sizes: Iterable[int]) -> Groups:
 def drafter_host(place: str | None, cluster: Cluster | None, stages: Sequence[str]) -> str:
     """The host of a drafter with weights, as plans name it.
 
-    ``place`` is "engine", "first-stage", "last-stage" or a host; of a cluster of real devices its ``drafter`` counts,
-    which has been moved to that place. ``stages`` are the stages' hosts. None, and an emulated cluster, whose devices
-    only lend their times, have it on the engine's host.
+    ``place`` is "engine", "first-stage", "last-stage" or a host's name, and ``stages`` are the hosts of the stages. A
+    cluster file of real devices decides by its ``drafter``, which has been set to ``place`` before. The drafter is on
+    the engine's host if ``place`` is None, and in emulated clusters, whose devices exist only as times.
     """
     if cluster is not None and (cluster.emulated or cluster.drafter is None):
         return ""

@@ -69,6 +69,16 @@ def report_of(planning: Planning, outcome: PlanOutcome, more: Choice | None) -> 
     return Report(table_of(planning, chosen, compared, more), tables, [*remarks(planning, chosen, more)])
 
 
+def report_of_engines(options: PlanOptions, each: Sequence[tuple[PlanOutcome, Report]]) -> Report:
+    """The reports of several engines in one, and how to run them together."""
+    lines: list[str] = []
+    for number, (_, report) in enumerate(each):
+        lines += (f"Engine {number}: {line}" for line in report.remarks)
+    lines.append(f"Run all with --data-parallel-size {len(each)} --hosts {options.hosts} --layer-split auto")
+    document = {"engines": [report.document for _, report in each], "hosts": options.hosts, "layer_split": "auto"}
+    return Report(document, [table for _, report in each for table in report.tables], lines)
+
+
 def table_of(planning: Planning, chosen: Choice, compared: Sequence[Choice], more: Choice | None) -> dict[str, Any]:
     """The figures of a plan; None where something was not simulated or holds for no device. ``more``: a plan with one
     device more."""
@@ -231,17 +241,24 @@ def remarks(planning: Planning, chosen: Choice, more: Choice | None) -> Iterator
 # ``penstock plan``: which devices hold which layers, in which order, and where the drafter runs.
 
 
-def run_plan(options: PlanOptions, *, as_json: bool = False, console: Console | None = None) -> PlanOutcome:
-    """Plan, print, and write the file. Raises ConfigError, with the numbers, where nothing fits."""
+def run_plan(options: PlanOptions, *, as_json: bool = False, console: Console | None = None) -> list[PlanOutcome]:
+    """Plan for each engine, print, and write the file. Raises ConfigError, with the numbers, where nothing fits."""
     console = console or Console(stderr=True)
+    each = [plan_engine(one, console) for one in options.each_engine()]
+    report = each[0][1] if len(each) == 1 else report_of_engines(options, each)
+    report.answer(console, sys.stdout if as_json else None)
+    return [outcome for outcome, _ in each]
+
+
+def plan_engine(options: PlanOptions, console: Console) -> tuple[PlanOutcome, Report]:
+    """One engine's plan, which is written to the file if there is one, and its report. Raises ConfigError."""
     planning = Planning(cluster_to_plan(options, console), options)
     outcome = planned(planning, console)
     planning = planning.with_groups(outcome.chosen.groups)
     if options.output is not None:
         options.output.write_text(cluster_toml(outcome.chosen.cluster), encoding="utf-8")
     more = planning.with_one_more(outcome.chosen)
-    report_of(planning, outcome, more).answer(console, sys.stdout if as_json else None)
-    return outcome
+    return outcome, report_of(planning, outcome, more)
 
 
 def cluster_to_plan(options: PlanOptions, console: Console) -> Cluster:

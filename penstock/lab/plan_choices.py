@@ -19,6 +19,7 @@ from penstock.cluster.load import ClusterFile, cluster_of, preset_names, spread,
 from penstock.cluster.spec import LAYERS, TENSORS, Cluster, ModelPrice, Stage, eagle, llama
 from penstock.config import FieldError, check, known_name, parse
 from penstock.core import ConfigError
+from penstock.engine.options import options_of_replicas
 from penstock.hosts.probe import DeviceRates, DoctorReport, ExaminedHost, LinkRates
 from penstock.lab.grid import WARM_UP, Bandwidth, check_written
 from penstock.lab.profile import HostsOptions
@@ -83,6 +84,14 @@ class PlanOptions(HostsOptions):
         int, Option("Tokens that each plan is simulated for; 0 judges by the slowest stage alone.", PIPELINE)
     ] = 64
     bandwidth_gbit_s: Bandwidth = None
+    data_parallel_size: Annotated[
+        int,
+        Option(
+            "Engines, each planned for its part of --hosts, which is cut in order as `serve` cuts it.",
+            PIPELINE,
+            names=("--data-parallel-size", "-dp"),
+        ),
+    ] = 1
     output: Annotated[
         Path | None,
         Option("Write the cluster file with the plan's stages.", OUTPUT, names=("--output", "-o"), metavar="FILE.toml"),
@@ -103,6 +112,21 @@ class PlanOptions(HostsOptions):
         if self.output is not None:
             check(self.output.suffix == ".toml", "output", str(self.output), "a file that ends in .toml")
         check_written(self, "output")
+        check(self.data_parallel_size >= 1, "data_parallel_size", self.data_parallel_size, "at least 1")
+        if self.hosts is not None:
+            self.each_engine()  # raises FieldError where the hosts cannot be divided
+        elif self.data_parallel_size > 1:
+            problem = f"is {self.data_parallel_size}, and only hosts are divided among engines"
+            raise FieldError(
+                "data_parallel_size", f"{problem}: give hosts, or plan each engine's devices by themselves"
+            )
+
+    def each_engine(self) -> list[PlanOptions]:
+        """The options of each engine's plan: the same, but for the hosts. Raises FieldError."""
+        if self.hosts is None or self.data_parallel_size == 1:
+            return [self]
+        engines = options_of_replicas(replace(self.engine_options(), data_parallel_size=self.data_parallel_size))
+        return [replace(self, hosts=one.hosts, data_parallel_size=1) for one in engines]
 
     @property
     def real(self) -> bool:

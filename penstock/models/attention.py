@@ -540,9 +540,10 @@ class Growth:
 
 
 def follow_positions(config: Any, layers: Sequence[Any], types: Sequence[str]) -> None:
-    """Give the attention modules of chunked models what ``attention.SlotAttention`` needs to know, in place.
+    """Set chunk sizes and growth of queries on the attention modules of chunked models, for ``SlotAttention``.
 
-    transformers' modules would take a row's place in the batch for its position. ``types`` are the layers'.
+    transformers' modules would derive chunks from a row's index in the batch instead of its position in the text.
+    ``types`` are the attention types of the layers.
     """
     if CHUNKED not in (getattr(config, "layer_types", None) or ()):
         return

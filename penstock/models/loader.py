@@ -249,10 +249,11 @@ def _load(
 
 
 class Later:
-    """Linear weights that are read one by one when their layers are packed, so that their floats never lie together.
+    """Linear weights that are read from the files only when their layer is packed.
 
-    Until then each layer has samples in their place, the same for all layers and different within a layer, by which its
-    form can be told (``models.fusing``). ``files`` are to be open until all have been read.
+    The unpacked weights of more than one layer are thus never in memory at once. Until it is packed, a layer holds
+    small sample tensors instead, with distinct values within the layer and the same values in all layers, from which
+    ``models.fusing`` recognises the layer's form. ``files`` have to stay open until all weights have been read.
     """
 
     def __init__(self, dtype: torch.dtype, files: contextlib.ExitStack) -> None:

@@ -78,10 +78,10 @@ class Replica:
 
 
 async def told(stream: RequestStream) -> AsyncGenerator[Message]:
-    """The messages about an answer, up to its end, or up to a message that says why it cannot go on here.
+    """Yield an answer's messages until it ends, or until a ``Failed`` that says why this replica cannot continue it.
 
-    The end of a completion that was cut off is not passed on: its text may hold half a character, and another replica
-    goes on from what was told.
+    If the answer is cut off, its last message is withheld, since its text may end in half a character; another replica
+    continues from the messages before it.
     """
     admitted = False
     ends: list[Any] = []

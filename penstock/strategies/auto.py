@@ -472,17 +472,16 @@ class AutoOptions(ContinuousOptions):
 
 
 class Auto(Continuous):
-    """Feeds the pipeline as ``Continuous`` does, but only with batches that are worth their place.
+    """Feeds the pipeline as ``Continuous`` does, but only with batches whose expected gain exceeds their cost.
 
-    A row on the target's path that has entered saves one trip through the stages. A batch costs something by being in
-    the way: after a miss, which plain decoding has once per trip, the next root waits at most one step of the slowest
-    stage, wherever that is, and every other request waits as well. With a drafter that is always wrong, the corrected
-    scores fall until nothing is worth that. The drafter is still asked, so that an improvement is noticed, unless so
-    many requests decode that not even a sure row would be worth its place.
+    The gain: a row on the target's path saves one trip through the stages. The cost: a batch delays others. After a
+    miss the next root waits for at most one step of the slowest stage, and every other request waits as well. With a
+    drafter that is always wrong, the calibrated scores fall until no batch is worth its cost. The drafter is still
+    asked, so that an improvement is noticed, unless so many requests decode that not even a certain row would gain.
 
-    So much for the expected worth of batches. Where stages may slow each other, a sequential test measures what
-    speculation really gains (``estimates/trials.py``). While it loses, roots enter alone, and the drafter is not asked;
-    one that costs nothing is asked about the root that has just entered, so that its candidates stay calibrated.
+    Where stages may slow each other, a sequential test also measures what speculation really gains
+    (``estimates/trials.py``). While it loses, roots enter alone and the drafter is not asked. A drafter that costs
+    nothing is asked about the root that has just entered, so that its candidates stay calibrated.
 
     Where the drafter would use the device of the only stage, it is not asked: its passes would come on top of plain
     decoding.

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.core import CompletionOutput, FinishReason, OutlineOutput
+from penstock.engine.options import EngineOptions
 from penstock.run import end_line, metrics_of, outline_line, statistics_line
 from penstock.speculation import SpeculativeConfig
 
@@ -15,7 +16,9 @@ from penstock.speculation import SpeculativeConfig
 def said(strategy: str | None, speed_up: float | None) -> str:
     """Return the line for 11 tokens: the first after 0.5 s, then ten in one second."""
     speculation = SpeculativeConfig(method="ngram", strategy=strategy) if strategy is not None else None
-    setup: Any = SimpleNamespace(speculation=speculation, stages=2, cluster=None, emulated=False)
+    setup: Any = SimpleNamespace(
+        speculation=speculation, stages=2, cluster=None, emulated=False, options=EngineOptions()
+    )
     completion = CompletionOutput(0, list(range(11)), seconds=1.5, first_token_seconds=0.5, speed_up=speed_up)
     return statistics_line(metrics_of(setup, completion, 2.04, "exact"))
 

@@ -445,7 +445,7 @@ class Replica:
         return engine is not None and self._silence.is_too_long(engine.llm.host.now())
 
     def load(self, ids: Sequence[int]) -> Load:
-        """How it stands to a prompt. It is up."""
+        """The work that this engine would do before a prompt's first token. The engine has to be up."""
         assert self.engine is not None
         return Load(self.engine.cached(ids), self._backlog, len(self.streams))
 

@@ -60,7 +60,7 @@ def exact(function: Callable[..., Any]) -> Any:
 
 
 def part(function: Callable[..., Any]) -> Any:
-    """Compile a function that becomes part of loops that are kept, and is not kept by itself."""
+    """Compile a function that cached loops inline; it has no cache entry of its own."""
     return njit(**OPTIONS)(named(function))
 
 

@@ -142,10 +142,10 @@ class BlockModule(nn.Module):
         return self.norm(hidden_ND)
 
     def entering(self, hidden_nD: Tensor, before_n: Tensor) -> Tensor:
-        """The input [n, D + r] of ``logits``: rows of ``forward``'s output, and what the tokens before add to each.
+        """The input [n, D + r] of ``logits``: rows of ``forward``'s output, with the Markov head's latent rows behind.
 
-        A row's logits are of its own place or, with ``from_anchor``, of the next one; ``before_n`` are the tokens one
-        place earlier.
+        A row predicts the token of its own position or, with ``from_anchor``, of the next one. ``before_n`` [n] are the
+        tokens one position before the predicted ones. Without a Markov head the rows are returned alone, [n, D].
         """
         if self.markov_head is None:
             return hidden_nD
@@ -185,8 +185,8 @@ class BlockStage(AttendingReader):
     """A block drafter over slots; implements ``stage.core.Layers`` and ``Reader``.
 
     Committed tokens before the root come at level ``CONTEXT`` with the target's states, and their keys and values stay
-    in the token's slot. All other rows only hold their place; a node that is asked about is answered by a block of its
-    own, over the context before the first token whose states are not known:
+    in the token's slot. Other rows compute nothing by themselves. A node that is asked about is answered by a block of
+    its own, over the context before the first token whose states are not known:
 
         context      | root  a   b   M   M   M         b is asked about, two tokens below the root
         c0 c1 c2 c3  | r0   r1  r2  r3  r4  r5         r3 says what follows b, r4 and r5 what comes further below

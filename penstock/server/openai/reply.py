@@ -176,10 +176,11 @@ class ChoiceDelta:
 
 
 class Choice:
-    """One choice. It holds all that a reply needs of earlier deltas; tokens and text are kept by the engine's stream.
+    """One choice of a reply, made from the deltas that are pushed into it: one after the other, or all in one.
 
-    Push every delta of the choice in turn, or the whole of it as one. ``token_bytes`` gives a token's own bytes. If one
-    of ``hidden_ends``, end tokens, ends the choice, its text is cut off. ``places`` finds tokens in the text.
+    It stores only what later deltas need of earlier ones; the engine's stream holds the tokens and the text.
+    ``token_bytes`` gives the bytes of a token. If an end token in ``hidden_ends`` ends the choice, that token's text is
+    cut off. ``places`` finds the offsets of tokens in the text.
     """
 
     def __init__(

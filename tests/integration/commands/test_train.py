@@ -284,7 +284,7 @@ def test_the_command_line_knows_each_kinds_own_options(model: Path, texts: Path,
     )
     assert found.exit_code == 0, found.output
     opened = open_speculator(str(tmp_path / "out"), open_checkpoint(str(model)))
-    assert (opened.levels, opened.layers) == (((0,), (0, 2)), 2)
+    assert (opened.levels, opened.depth) == (((0,), (0, 2)), 2)
     assert (tmp_path / "out" / "training" / "levels.png").read_bytes().startswith(b"\x89PNG")
     assert "by level" in found.output
     refused = CliRunner().invoke(

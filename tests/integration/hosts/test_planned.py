@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from penstock import LLM, SamplingParams
+from penstock.lab.plan import run_plan
+from penstock.lab.plan_choices import PlanOptions
 from tests.workers import workers
 
 pytestmark = pytest.mark.processes
@@ -34,3 +38,12 @@ def test_layers_go_where_the_plan_says_and_tokens_stay(
             measured = [line for line in caplog.messages if line.startswith("measuring")]
             assert len(measured) == (3 if start == 0 else 0), "two devices and the links, once"
             assert sum(line.startswith("layers are split ") for line in caplog.messages) == 1
+        console = Console(file=io.StringIO(), width=200)
+        options = {"model": str(target), "hosts": names, "keys": str(keys), "max_model_len": 256, "tokens": 0}
+        planned = run_plan(PlanOptions(**options, data_parallel_size=2), console=console)
+        clusters = [one.chosen.cluster for one in planned]
+        assert [[one.device(stage.devices[0]).host for stage in one.stages] for one in clusters] == [
+            ["localhost"],
+            [worker.host],
+        ]
+        assert f"Run all with --data-parallel-size 2 --hosts {names} --layer-split auto" in console.file.getvalue()

@@ -23,7 +23,7 @@ UNEQUAL = "jupiter-heterogeneous"
 def plan(**options: Any) -> tuple[PlanOutcome, str]:
     """Return the plan that is chosen, and the text that is printed."""
     console = Console(file=io.StringIO(), width=200)
-    outcome = run_plan(PlanOptions(**{"cluster": UNEQUAL, "tokens": 0, **options}), console=console)
+    (outcome,) = run_plan(PlanOptions(**{"cluster": UNEQUAL, "tokens": 0, **options}), console=console)
     assert isinstance(console.file, io.StringIO)
     return outcome, console.file.getvalue()
 
@@ -165,10 +165,13 @@ def test_presets_with_measured_stages_are_planned() -> None:
         (["--tokens", "1"], "tokens is 1; it has to be 0, or at least 2"),
         (["--prompt-tokens", "0"], "prompt_tokens is 0"),
         (["--output", "plan.json"], "a file that ends in .toml"),
+        (["-dp", "2"], "data_parallel_size is 2, and only hosts are divided among engines"),
+        (["-dp", "0"], "data_parallel_size is 0; it has to be at least 1"),
+        (["--hosts", "a,b,c", "--model", "demo", "-dp", "2"], "hosts names 3; that has to be a multiple of it"),
     ],
 )
 def test_what_cannot_be_planned_is_refused(flags: list[str], words: str) -> None:
-    cluster = [] if "--cluster" in flags else ["--cluster", UNEQUAL]
+    cluster = [] if {"--cluster", "--hosts"} & {*flags} else ["--cluster", UNEQUAL]
     result = invoke("plan", *cluster, *flags)
     assert result.exit_code == 2
     assert words in result.stderr
