@@ -40,9 +40,9 @@ BENCHMARK: Final = Benchmark(__file__, "Measured, with the demo pair, on one hos
 STAGES: Final = 2
 TOKENS: Final = 48
 PORTION: Final = 40
-"""Least answers, and ``DEEDS`` the deeds, of a portion."""
+"""Fewest answers of a portion, in which each of ``DEEDS`` is done once."""
 DEEDS: Final = ("kill a stage", "kill all stages", "kill a stage", "stop a stage", "kill a stage", "drain", "roll")
-KILLS: Final = ("kill a stage", "kill all stages", "stop a stage")
+KILLS: Final = ("kill a stage", "kill all stages")
 AT_A_TIME: Final = 12
 CHATS, TURNS = 8, 4
 PATIENCE_S: Final = 120.0
@@ -78,6 +78,7 @@ def told(outputs: list[CompletionOutput]) -> list[Any]:
 class Counts:
     """The counts of one portion. ``gaps``: seconds from a deed to the next word of each answer that it struck."""
 
+    asked: int = 0
     answers: int = 0
     different: list[str] = field(default_factory=list)
     cut: list[str] = field(default_factory=list)
@@ -109,22 +110,25 @@ class Portion:
         await self._engine.drained()
 
     async def _client(self) -> None:
-        while self.counts.answers < PORTION or not self._done:
-            number = self.counts.answers % len(self._asked)
-            self.counts.answers += 1
+        while self.counts.asked < PORTION or not self._done:
+            number = self.counts.asked % len(self._asked)
+            self.counts.asked += 1
             await self._ask(number)
 
     async def _ask(self, number: int) -> None:
         prompt, params = self._asked[number]
-        stream = self._engine.submit(prompt, params)
+        stream: MovingStream | None = None
         try:
+            stream = self._engine.submit(prompt, params)
             async for _ in stream:
                 self.counts.heard(stream)
         except PenstockError as error:
             self.counts.cut.append(f"{params}: {error}")
             return
         finally:
-            self.counts.struck.pop(stream, None)
+            if stream is not None:
+                self.counts.struck.pop(stream, None)
+        self.counts.answers += 1
         outputs = stream.output().outputs
         if any(one.finish_reason in (FinishReason.ABORT, FinishReason.ERROR) for one in outputs):
             self.counts.cut.append(f"{params}: {[one.finish_reason for one in outputs]}")
@@ -138,8 +142,8 @@ class Portion:
                 replica = self._rng.choice(self._engine._replicas)
                 enough = self._rng.randrange(1, AT_A_TIME // 3)
                 await until(lambda at=replica, least=enough: len(at.streams) >= least, PATIENCE_S)  # type: ignore[misc]
-                self.counts.deeds[deed] += 1
                 await self._do(deed, replica)
+                self.counts.deeds[deed] += 1
         finally:
             self._done = True
 
@@ -151,8 +155,10 @@ class Portion:
                 await until(lambda at=one: at.state is not ReplicaState.UP, PATIENCE_S)  # type: ignore[misc]
             elif deed == "stop a stage":
                 signal_stage(one, 0, signal.SIGSTOP)
-                await until(lambda at=one: at.silent or not at.streams, PATIENCE_S)  # type: ignore[misc]
-                signal_stage(one, 0, signal.SIGCONT)
+                try:
+                    await until(lambda at=one: at.silent, PATIENCE_S)  # type: ignore[misc]
+                finally:
+                    signal_stage(one, 0, signal.SIGCONT)
             else:
                 await self._engine.restart(one.number)
             await until(lambda: not self.counts.struck, PATIENCE_S)  # else the next deed would be taken for the cause

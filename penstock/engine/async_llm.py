@@ -7,14 +7,14 @@ import contextlib
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from penstock.core import ConfigError, FinishReason, PipelineError, SamplingParams
-from penstock.engine.completion import Job, Prompt
+from penstock.engine.completion import CompletionDelta, Job, Prompt
 from penstock.engine.front import LocalEngine
 from penstock.engine.llm import LLM
 from penstock.engine.loop import Observer
@@ -433,7 +433,15 @@ class AsyncLLM(LocalEngine):
     def _publish(self) -> None:
         """Hand the new output of streams to the event loop's thread, which wakes once per step."""
         for stream in self._news.take():
-            deltas = [delta for completion in stream.job.completions if (delta := completion.take()) is not None]
+            try:
+                deltas = [delta for completion in stream.job.completions if (delta := completion.take()) is not None]
+            except BaseException as error:  # its reader would wait for ever: the request may have ended already
+                ends = []
+                for index, request in enumerate(stream.job.requests):
+                    request.finished = FinishReason.ERROR
+                    ends.append(CompletionDelta(index, [], "", None, FinishReason.ERROR))
+                self._updates.append((stream, StreamUpdate(ends, True, 0, f"{type(error).__name__}: {error}")))
+                raise
             started = stream.started or any(request.started for request in stream.job.requests)
             if deltas or started != stream.started:
                 cached = max(request.cached for request in stream.job.requests)
@@ -463,10 +471,11 @@ class News(Observer):
         for request in stream.job.requests:
             self._streams.pop(request.number, None)
 
-    def take(self) -> list[RequestStream]:
-        """The streams that may have something new since the last call."""
-        new, self._new = list(self._new), {}
-        return new
+    def take(self) -> Iterator[RequestStream]:
+        """Iterate over the streams that may have something new. Those behind one that raises an error stay noted."""
+        for stream in list(self._new):
+            del self._new[stream]
+            yield stream
 
     def admitted(self, request: Request, at: float) -> None:
         self._note(request)

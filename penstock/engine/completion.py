@@ -396,8 +396,8 @@ def why_empty(token: int, tokenizer: Tokenizer, *, plain_text: bool) -> str:
 # Requests that begin with tokens of an earlier run: checks of what came, and where the answer stands after it.
 #
 # Noise is keyed by seed and position, and penalties, grammars and stops are functions of the tokens alone. An answer
-# that
-# was cut off therefore goes on with the tokens that it would have had, here or on another engine with the same model.
+# that was cut off therefore goes on with the tokens that it would have had, here or on another engine with the same
+# model.
 
 
 def resumed_ids(given: Any, params: SamplingParams, vocabulary: int) -> list[list[int]]:

@@ -285,8 +285,10 @@ class AsyncEngine(ABC):
 
     def _check_queue(self) -> None:
         """Raise QueueFull if ``max_queue`` requests wait already."""
+        if self._max_queue is None:
+            return  # counting them takes longer the more there are
         waiting = self._num_waiting
-        if self._max_queue is not None and waiting >= self._max_queue:
+        if waiting >= self._max_queue:
             lost = self._lost()
             if lost is not None:
                 raise Recovering(f"{waiting} requests wait, as many as may, while the engine recovers: {lost}")

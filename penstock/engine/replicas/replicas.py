@@ -90,13 +90,15 @@ class Replicas(LocalEngine):
         ]
         self._worker = ThreadPoolExecutor(1, "penstock-replicas")
         self._events: asyncio.AbstractEventLoop | None = None
-        # Ordered dicts: the first entry of a dict is found behind all that were removed before it.
+        # Ordered dicts: to find the first entry of a plain dict, Python steps over all that were removed before it.
         self._waiting: OrderedDict[MovingStream, asyncio.TimerHandle] = OrderedDict()
         """Requests that no replica has now, in the order of their coming, each with the timer that ends it."""
         self._suspects: OrderedDict[MovingStream, asyncio.TimerHandle] = OrderedDict()
         """Those that wait and may be the cause of losses: one of them runs at a time."""
         self._trial: MovingStream | None = None
-        """The one of them that was placed last."""
+        """The one of them that was placed last, while it is under way."""
+        self._settling = False
+        """Whether requests are being placed; one that fails meanwhile calls for that again."""
         self._restarts: dict[Replica, asyncio.Task[None]] = {}
         """The tasks that make engines again which have ended."""
         self._watching: asyncio.TimerHandle | None = None
@@ -262,6 +264,7 @@ class Replicas(LocalEngine):
 
     def heard(self, stream: MovingStream) -> None:
         """A stream has produced a token: others that may have been the cause of a loss get their turn."""
+        stream.has_left_silent = False
         for one in self._replicas:
             one.heard(stream)
         if stream.losses:
@@ -276,6 +279,8 @@ class Replicas(LocalEngine):
         self._leave_waiting(stream)
         for one in self._replicas:
             one.leave(stream)
+        if self._trial is stream:
+            self._trial = None
         self._forget(stream)
         if not self._streams:
             self._idle.set()
@@ -371,7 +376,11 @@ class Replicas(LocalEngine):
         for replica in self._replicas:
             if replica.state is ReplicaState.UP:
                 continue
+            silent = replica.state is ReplicaState.SILENT
             for stream in list(replica.streams):
+                if silent and stream.has_left_silent:
+                    continue  # it may be slow itself: it waits here until the engine is heard or lost
+                stream.has_left_silent |= silent
                 replica.leave(stream)
                 stream.leave(None if replica.draining else replica.trouble or "it has ended")
                 if not stream.finished and not stream.is_aborted:
@@ -456,10 +465,14 @@ class Replicas(LocalEngine):
 
     def _settle(self) -> None:
         """Place the requests that wait, as far as replicas are up."""
-        if self.closing:
-            return
-        while (stream := self._next_waiting()) is not None and (chosen := self._choose(stream.ids)) is not None:
-            self._place(stream, *chosen)
+        if self.closing or self._settling:
+            return  # a request that cannot be placed has ended: the loop below goes on with the next one
+        self._settling = True
+        try:
+            while (stream := self._next_waiting()) is not None and (chosen := self._choose(stream.ids)) is not None:
+                self._place(stream, *chosen)
+        finally:
+            self._settling = False
 
     def _next_waiting(self) -> MovingStream | None:
         """The request that is placed next. Those behind it are not visited: this is asked whenever a request ends."""

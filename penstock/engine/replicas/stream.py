@@ -154,6 +154,8 @@ class MovingStream:
         """Whether a replica has admitted the request; else it waits for the first time."""
         self.losses = 0
         """Times in a row that its replica was lost before it had brought a token."""
+        self.has_left_silent = False
+        """Whether it has left a silent replica and no token has come since."""
         self._home = home
         self._told = beginning(job)
         self._before: list[SpeculationMetrics | None] = [None] * len(self._told)
@@ -393,7 +395,7 @@ class Replica:
         self.draining = False
         self.making = False
         self.silent = False
-        """Whether it takes no requests because it has brought nothing for too long; ``note_silence`` sets it."""
+        """Whether it takes no requests because it has brought nothing for too long; ``Replicas._watch`` sets it."""
         self.streams: dict[MovingStream, int] = {}
         """The requests on it, the oldest first, each with the tokens to compute before its first new one."""
         self._backlog = 0

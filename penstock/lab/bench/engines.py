@@ -94,7 +94,9 @@ def run_bench_engines(options: BenchOptions, console: Console | None = None) -> 
 def measured(options: BenchOptions, plan: BenchPlan, on_setting: OnSetting) -> tuple[list[EnginesRun], int]:
     """The runs, and the stages of each engine. Plain decoding, which comes first, is the reference."""
     engine = engine_options(options, plan, "")
-    questions: list[Question] = []
+    # On engines of their own: the measured ones are to know no prompt from earlier turns.
+    with LLM(**vars(replace(engine, speculative_config=None))) as llm:
+        questions = questions_of(llm, plan.conversations, options.raw, llm.generate)
     plain: dict[Setting, EnginesRun] = {}
     runs, stages = [], 0
     for name, config in plan.strategies:
@@ -102,7 +104,6 @@ def measured(options: BenchOptions, plan: BenchPlan, on_setting: OnSetting) -> t
         with LLM(**vars(given)) as llm:
             assert isinstance(llm, ReplicatedLLM)
             stages = llm.setup.stages
-            questions = questions or questions_of(llm, plan.conversations, options.raw, llm.generate)
             warm_up(llm, questions[0])
             for setting in settings_of(questions):
                 on_setting(name, setting)

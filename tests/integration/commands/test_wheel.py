@@ -18,7 +18,7 @@ from tests.image import tracked
 
 ROOT = Path(__file__).parents[3]
 SOURCES = ("pyproject.toml", "README.md", "LICENSE", "docs/reference/penstock.1")
-MOST_BYTES = 30_000_000
+MOST_BYTES = 28_000_000
 
 pytestmark = pytest.mark.processes
 

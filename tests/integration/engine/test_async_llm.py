@@ -16,6 +16,7 @@ from llguidance import LLMatcher
 
 from penstock import LLM, AsyncLLM, PipelineError, QueueFull, RequestError, SamplingParams, StructuredOutputsParams
 from penstock.core import ConfigError, FinishReason
+from penstock.engine.completion import Completion, CompletionDelta
 from penstock.engine.loop import EngineLoop, Observer
 from penstock.engine.stats import Counters
 from penstock.engine.stream import RequestStream
@@ -226,6 +227,28 @@ def test_a_fault_on_the_engines_thread_leaves_nobody_waiting(moment: str, monkey
                     await asyncio.wait_for(read(stream), 60)
             assert "a fault of ours" in str(llm.stats().ended)
             assert llm.stats().running == llm.stats().waiting == 0
+
+    asyncio.run(run())
+
+
+def test_a_fault_in_one_requests_text_hides_no_others_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both requests end in the same step, and the first one's last text raises an error."""
+    take, failed = Completion.take, []
+
+    def faulty(completion: Completion) -> CompletionDelta | None:
+        if completion.output.finish_reason is not None and not failed:
+            failed.append(completion)
+            raise Panic("a fault of ours")
+        return take(completion)
+
+    async def run() -> None:
+        async with AsyncLLM("demo", speculative_config=None, pipeline_parallel_size=1) as llm:
+            streams = [llm.submit(PROMPTS[0], params(0, tokens=8)) for _ in range(2)]
+            monkeypatch.setattr(Completion, "take", faulty)
+            ends = await asyncio.wait_for(asyncio.gather(*map(read, streams), return_exceptions=True), 60)
+            assert failed
+            assert any(isinstance(end, PipelineError) and "a fault of ours" in str(end) for end in ends)
+            await asyncio.wait_for(llm.drained(), 60)
 
     asyncio.run(run())
 
