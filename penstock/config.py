@@ -10,7 +10,8 @@ import reprlib
 import tomllib
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from difflib import SequenceMatcher
 from itertools import zip_longest
 from pathlib import Path
@@ -22,6 +23,7 @@ from penstock.files import NAMED_PIPE, is_named_pipe
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
+    Config = TypeVar("Config", bound=DataclassInstance)
 
 # ---------------------------------------------------------------------------------------------------------------- typos
 # The known name that a mistyped one stands for. A different word is no typo, however similar its letters.
@@ -78,8 +80,6 @@ def words_of(name: str) -> list[str]:
 # ``parse`` is the entry point. A dataclass checks its values with ``check`` in its own ``__post_init__``, which does
 # not know its place in the file; ``parse`` puts the path in front: ``stages[2].layers is 0; it has to be at least 1``.
 
-if TYPE_CHECKING:
-    Config = TypeVar("Config", bound=DataclassInstance)
 
 SCALARS: Final[dict[Any, str]] = {str: "a string", int: "an integer", float: "a number", bool: "true or false"}
 
@@ -252,3 +252,46 @@ class Registry(Mapping[str, type[Kind]], Generic[Kind]):
 
     def __len__(self) -> int:
         return len(self._entries)
+
+
+# -------------------------------------------------------------------------------------------------------------- options
+# ``Option``: how a field of a configuration object appears on the command line.
+#
+# A dataclass annotates those of its fields that a user can set there::
+#
+#     dtype: Annotated[str, Option("float32, bfloat16 or float16.", MODEL)] = "float32"
+#
+# Type, default and help stand there and nowhere else; ``penstock.cli.options`` makes ``--dtype`` of them.
+
+MODEL = "Model"
+PIPELINE = "Pipeline"
+SPECULATION = "Speculation"
+PROMPT = "Prompt"
+SAMPLING = "Sampling"
+DATA = "Data"
+TRAINING = "Training"
+SERVER = "Server"
+LIMITS = "Limits"
+SHARING = "How requests share the engine"
+LOAD = "Load"
+OUTPUT = "Output"
+
+
+@dataclass(frozen=True)
+class Option:
+    """The command-line option of one field. It may be given several times if the field is a tuple without ``parse``."""
+
+    help: str
+    panel: str | None = None
+    """The heading under which the help lists it."""
+    names: tuple[str, ...] = ()
+    """Names on the command line; ``--field-name`` if empty. A bool that is true by default is switched off by them."""
+    metavar: str | None = None
+    envvar: str | None = None
+    default: str | None = None
+    """Words that the help shows as the default, where the value itself would say nothing; "" shows none."""
+    parse: Callable[[str], Any] | None = None
+    """Turns the given text into the field's value. Raises FieldError."""
+    positional: bool = False
+    values: tuple[str, ...] = ()
+    """Values that shells complete; of a list with commas, its last entry's."""

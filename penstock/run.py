@@ -13,7 +13,6 @@ from typing import IO, TYPE_CHECKING, Any, Final, cast
 import httpx
 import typer
 
-from penstock.answers import CUT, EARLY, FULL, end_of, end_words, gain_words
 from penstock.clients.api import Server
 from penstock.clients.chat import ChatOptions, chat_over
 from penstock.config import FieldError
@@ -24,9 +23,10 @@ from penstock.engine.opening import loaded, watched
 from penstock.engine.options import EngineOptions, model_folder
 from penstock.engine.resolve import check_options
 from penstock.hosts.fleet import FleetExecutor
-from penstock.outlines.dialogue import Dialogue
+from penstock.outlines.steps import Dialogue
 from penstock.pipeline.forkserver import fork_from_here, shared_fork_server
 from penstock.server.settings import ServerSettings
+from penstock.terminal import CUT, EARLY, FULL, end_of, end_words, gain_words
 from penstock.text.chat import ChatFormat, Conversation, Messages, chat_prompt, chat_sampling
 from penstock.text.tokenizer import Tokenizer, load_tokenizer
 from penstock.trace import EMULATED, trace_writer

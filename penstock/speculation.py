@@ -10,8 +10,7 @@ from typing import Any, Final
 from penstock.config import FieldError, Registry, known_name, nearest, parse
 from penstock.drafters.base import DRAFTERS, DrafterOptions
 from penstock.drafters.merged import NgramOptions
-from penstock.strategies.base import STRATEGIES, Strategy, StrategyOptions
-from penstock.strategies.plain import Autoregressive
+from penstock.strategies.base import STRATEGIES, Autoregressive, Strategy, StrategyOptions
 
 LOOKUP: Final = "ngram"
 """The method that may draft beside another one."""

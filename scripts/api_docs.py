@@ -35,14 +35,13 @@ from penstock import (
     SamplingParams,
     StructuredOutputsParams,
 )
-from penstock.config import FieldError, Registry
+from penstock.config import FieldError, Option, Registry
 from penstock.core import Logprob, SpeculationMetrics
 from penstock.drafters.base import DRAFTERS
 from penstock.engine.completion import CompletionDelta
 from penstock.engine.options import EngineOptions
 from penstock.engine.stats import EngineStats
 from penstock.engine.stream import RequestDelta, RequestStream
-from penstock.options import Option
 from penstock.speculation import SpeculativeConfig
 from penstock.strategies.base import STRATEGIES
 

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from penstock.hosts.agent import HostAgent
 from penstock.hosts.fetching import Offer, WeightCache
 from penstock.hosts.fleet import Fleet
+from penstock.hosts.worker import HostAgent
 from penstock.pipeline.base import StagePlan, StageSpec
 from penstock.transport.addresses import LinkSecurity
 

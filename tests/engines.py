@@ -15,8 +15,7 @@ from penstock.checkpoint.look import even_split
 from penstock.cluster.timing import DeviceTiming, StageTiming
 from penstock.core import FinishReason
 from penstock.drafters.base import DRAFTERS, Drafter, DrafterParts
-from penstock.drafters.learned import LearnedDrafter
-from penstock.drafters.small_model import SmallModelDrafter
+from penstock.drafters.learned import LearnedDrafter, SmallModelDrafter
 from penstock.emulation.cluster import EmulatedDrafter
 from penstock.emulation.stage import StageEmulation, emulated_driver
 from penstock.engine.build import tapped_layers

@@ -12,16 +12,15 @@ from typing import Any, Final
 import torch
 from transformers import AutoModelForCausalLM
 
-from penstock.drafters.synthetic import SyntheticDrafter
+from penstock.drafters.base import SyntheticDrafter
 from penstock.engine.loop import Observer
 from penstock.messages import Sampling
 from penstock.requests.request import Request
 from penstock.stage.sampler import pick_tokens
 from penstock.strategies.auto import Auto, Continuous
-from penstock.strategies.base import STRATEGIES, Strategy
+from penstock.strategies.base import STRATEGIES, Autoregressive, Strategy
 from penstock.strategies.flowspec import FlowSpecOptions
 from penstock.strategies.pipedec import PipeDec, StaticTree
-from penstock.strategies.plain import Autoregressive
 from tests.checkpoints import VOCAB
 from tests.engines import InProcessEngine, Picks
 from tests.generated import generate

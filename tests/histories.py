@@ -14,12 +14,10 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from penstock.core import FinishReason
-from penstock.drafters.base import Drafter, DraftRequest
-from penstock.drafters.learned import BlockDrafter, FollowingDrafter, LearnedDrafter
+from penstock.drafters.base import Drafter, DraftRequest, SyntheticDrafter
+from penstock.drafters.learned import BlockDrafter, FollowingDrafter, LearnedDrafter, SmallModelDrafter
 from penstock.drafters.merged import MergedDrafter, NgramDrafter, RatedLookup
-from penstock.drafters.small_model import SmallModelDrafter
 from penstock.drafters.spd import Depths, SpdDrafter
-from penstock.drafters.synthetic import SyntheticDrafter
 from penstock.emulation.cluster import DeviceTurns, EmulatedDrafter
 from penstock.emulation.device import LinkModel
 from penstock.emulation.stage import StageEmulation, emulated_driver
@@ -34,10 +32,9 @@ from penstock.requests.slots import SlotPool
 from penstock.stage.core import StageCore
 from penstock.stage.driver import StageDriver
 from penstock.strategies.auto import Auto, Continuous
-from penstock.strategies.base import Strategy
+from penstock.strategies.base import Autoregressive, Strategy
 from penstock.strategies.flowspec import FlowSpec, FlowSpecOptions
 from penstock.strategies.pipedec import PipeDec, StaticTree
-from penstock.strategies.plain import Autoregressive
 from tests.hash_model import HashBlock, HashLayers, HashReader, HashSpd, committed_slots, plain_decode, plain_kv
 
 FLOWSPEC_SIZES = {"tree_size": 20, "tree_depth": 4, "segment": 6, "expansion_depth": 3}

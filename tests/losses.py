@@ -15,9 +15,8 @@ from typing import Final
 
 from penstock.core import PipelineError, PipelineLost
 from penstock.drafters.base import Drafter
-from penstock.drafters.learned import LearnedDrafter
+from penstock.drafters.learned import LearnedDrafter, SmallModelDrafter
 from penstock.drafters.merged import NgramDrafter
-from penstock.drafters.small_model import SmallModelDrafter
 from penstock.emulation.cluster import EmulatedDrafter
 from penstock.engine.recovery import MOST_LOSSES, Recovery
 from penstock.messages import Batch, Result

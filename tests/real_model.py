@@ -8,7 +8,7 @@ import pytest
 
 from penstock.library.download import Unreachable
 from penstock.library.names import DEFAULT
-from penstock.library.pull import place_of
+from penstock.library.shelf import place_of
 
 
 def smollm2() -> Path:

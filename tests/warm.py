@@ -37,7 +37,7 @@ from penstock.pipeline.forking import PR_SET_CHILD_SUBREAPER
 
 IMPORTED: Final = (
     "penstock.engine.llm",
-    "penstock.cli.serve",
+    "penstock.cli.run",
     "penstock.server.command",
     "penstock.hosts.worker",
     "penstock.lab.bench.command",

@@ -21,7 +21,7 @@ from penstock.drafters.merged import NgramDrafter, NgramOptions
 from penstock.messages import Sampling
 from penstock.requests.request import Nodes, Request
 from penstock.requests.slots import SlotPool
-from penstock.strategies.plain import Autoregressive
+from penstock.strategies.base import Autoregressive
 from penstock.tree import Node
 
 NAME = "lookup"

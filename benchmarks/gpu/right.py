@@ -14,8 +14,8 @@ from typing import Any, Final, NamedTuple
 
 from benchmarks.gpu.sizes import sizes_of
 from benchmarks.shared.timed_parts import Findings
+from penstock.drafters.base import SyntheticDrafter
 from penstock.drafters.merged import NgramDrafter
-from penstock.drafters.synthetic import SyntheticDrafter
 from penstock.engine.options import DEMO
 from penstock.engine.resolve import DEMO_DRAFTERS
 from penstock.files import EXACT, FAST

@@ -25,11 +25,11 @@ from benchmarks.papers.jupiter import MODELS, PROMPT, RATES, TOKENS
 from benchmarks.shared.benchmark import Benchmark, show
 from benchmarks.shared.published import published
 from penstock.cluster.spec import PRICES, ModelPrice, llama
-from penstock.cluster.tensor_parallel import exchange_of
+from penstock.cluster.timing import exchange_of
 from penstock.lab.papers import METHODS
 from penstock.models.shares import Exchange, Ranks
 from penstock.models.stage_model import StageModel, load_stage
-from penstock.stage.exchange import exchanges
+from penstock.stage.linked import exchanges
 from penstock.stage.visibility import view_of
 from tests.checkpoints import make_checkpoint
 

@@ -25,9 +25,8 @@ from penstock.lab.plan import planned
 from penstock.lab.plan_choices import Planning, PlanOptions, staged
 from penstock.lab.simulator.run import simulate
 from penstock.lab.simulator.script import profile_script
-from penstock.planner.costs import Batch, candidates, problem_of
+from penstock.planner.costs import BLOCK, Batch, Flow, PieceTable, candidates, problem_of
 from penstock.planner.partition import Part, layer_split, least_piece, sequence_split
-from penstock.planner.pieces import BLOCK, Flow, PieceTable
 from penstock.speculation import SpeculativeConfig
 
 NAME: Final = "jupiter"

@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple
 from benchmarks.shared.benchmark import Benchmark, show
 from penstock import LLM, SamplingParams
 from penstock.cluster.spec import ModelPrice, llama
-from penstock.cluster.tensor_parallel import exchange_of
+from penstock.cluster.timing import exchange_of
 from penstock.core import CompletionOutput, ConfigError
 from penstock.lab.papers import METHODS
 from tests.namespaces import Namespace, network

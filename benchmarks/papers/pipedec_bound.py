@@ -15,7 +15,7 @@ import random
 import numpy as np
 
 from penstock.cluster import load_cluster, plain_step_seconds, stage_timings
-from penstock.drafters.synthetic import confidence
+from penstock.drafters.base import confidence
 from penstock.estimates.estimates import Estimates, Load
 from penstock.strategies.base import NOW, Context
 from penstock.strategies.pipedec import PipeDec

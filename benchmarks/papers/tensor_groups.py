@@ -3,7 +3,7 @@
     python -m benchmarks.papers.tensor_groups
 
 PipeDec (section 3.1) lets the two cards of a group work one after the other. Here they share every layer, by the prices
-of ``penstock/cluster/tensor_parallel.py``, before an engine runs them. A group whose cards are in two servers would
+of ``penstock/cluster/timing.py``, before an engine runs them. A group whose cards are in two servers would
 exchange rows over Ethernet in every layer, so that there are eight cards in one server and six in the other, instead of
 the seven and seven of the preset; that placement is here, too.
 
@@ -22,8 +22,7 @@ from benchmarks.shared.benchmark import show
 from benchmarks.shared.profile import ACCURACY
 from penstock.cluster import PRICES, Cluster, load_cluster
 from penstock.cluster.spec import ModelPrice
-from penstock.cluster.tensor_parallel import GATHERS, exchange_of, rank_prices
-from penstock.cluster.timing import device_timing, link_timings, stage_timings
+from penstock.cluster.timing import GATHERS, device_timing, exchange_of, link_timings, rank_prices, stage_timings
 from penstock.lab.grid import PLAIN, WARM_UP, is_plain, parse_entries
 from penstock.lab.simulator.run import simulate
 from penstock.lab.simulator.script import profile_script

@@ -16,7 +16,7 @@ from benchmarks.strategies import planned_hosts, plans
 from penstock.lab.common import times
 from penstock.lab.papers import METHODS
 from penstock.lab.plan_choices import EVEN, JUPITER, PROPORTIONAL
-from penstock.outlines.dialogue import KINDS
+from penstock.outlines.steps import KINDS
 
 PAPER = published("jupiter")
 WAYS = ("chain", "outlines", "both", "auto", "both, auto")

@@ -2,16 +2,148 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 import sys
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 import penstock
-from penstock.cli.options import new_app, report
+from penstock.cli.options import AsJson, command, new_app, report
+from penstock.config import FieldError, Option
+from penstock.core import PenstockError
 
+# ----------------------------------------------------------------------------------------------------------------- help
+# ``penstock help``: a command's help, or the whole manual.
+
+PAGE: Final = "penstock.1"
+
+help_app = new_app()
+
+
+@help_app.command("help")
+@command
+def show_help(
+    *,
+    of: Annotated[
+        tuple[str, ...],
+        Option(
+            "The command that is asked about, such as bench or bench serve.",
+            metavar="COMMAND",
+            positional=True,
+            default="all",
+        ),
+    ] = (),
+    man: Annotated[bool, Option("Show the manual of all commands, as man penstock does.")] = False,
+) -> None:
+    if man:
+        show_manual()
+        return
+
+    refuse_unknown(of)
+    app([*of, "--help"] if of else [], prog_name="penstock")
+
+
+def refuse_unknown(words: tuple[str, ...]) -> None:
+    """Raise FieldError where the words are no command, and name the help that shows what there is."""
+
+    found = typer.main.get_command(app)
+    for known, word in enumerate(words):
+        below = getattr(found, "commands", {})
+        if word not in below:
+            lists = " ".join(["penstock", "help", *words[:known]])
+            raise FieldError("command", f"is {' '.join(words)!r}; {lists!r} shows what there is")
+        found = below[word] if known else loaded(below[word])
+
+
+def show_manual() -> None:
+    """Show the manual page by ``man`` on a terminal, else print it. Raises PenstockError where it is not installed."""
+    page = manual()
+    if page is None:
+        raise PenstockError(f"the manual ({PAGE}) has not been installed; penstock help COMMAND tells of each command")
+    if sys.stdout.isatty() and shutil.which("man") is not None:
+        raise typer.Exit(subprocess.run(["man", str(page)], check=False).returncode)
+    typer.echo(page.read_text(encoding="utf-8"), nl=False)
+
+
+def manual() -> Path | None:
+    """The manual page of this installation, or of the checkout that an editable one runs."""
+    places = [Path(penstock.__file__).parents[1] / "docs" / "reference" / PAGE]
+    try:
+        found = distribution("penstock")
+        places += [Path(str(found.locate_file(file))) for file in found.files or () if file.name == PAGE]
+    except PackageNotFoundError:
+        pass
+    return next((place.resolve() for place in places if place.is_file()), None)
+
+
+# ----------------------------------------------------------------------------------------------------------------- pull
+# ``penstock pull``: fetch models before they are run.
+
+pull_app = new_app()
+
+Names = Annotated[
+    tuple[str, ...],
+    Option(
+        "Short name (penstock list --names), hub id, OWNER/REPO:FORMAT for one of several GGUF files, or a GGUF file's "
+        "address.",
+        metavar="MODEL...",
+        positional=True,
+    ),
+]
+
+
+@pull_app.command()
+@command
+def pull(*, models: Names) -> None:
+    from penstock.library.shelf import pull_models
+
+    pull_models(models)
+
+
+# ----------------------------------------------------------------------------------------------------------------- list
+# ``penstock list``: the models that are kept on this host.
+
+list_app = new_app()
+
+
+@list_app.command("list")
+@command
+def list_kept(
+    *,
+    names: Annotated[bool, Option("List the short names that can be pulled, and what they stand for.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    from penstock.library.shelf import list_models
+
+    list_models(as_json, names)
+
+
+# ------------------------------------------------------------------------------------------------------------------- rm
+# ``penstock rm``: remove models from this host.
+
+rm_app = new_app()
+
+KeptNames = Annotated[
+    tuple[str, ...],
+    Option("Models as penstock list shows them, or their short names.", metavar="MODEL...", positional=True),
+]
+
+
+@rm_app.command()
+@command
+def rm(*, models: KeptNames) -> None:
+    from penstock.library.shelf import remove_models
+
+    remove_models(models)
+
+
+# ------------------------------------------------------------------------------------------------------------------ app
 COMMANDS: Final = {
     "run": "Load MODEL and chat with it in this terminal, or answer a pipe's lines one after the other.",
     "generate": "Answer PROMPT, or continue it where the model is no chat model, printing the text as it is committed.",
@@ -49,8 +181,8 @@ COMMANDS: Final = {
 The app of a command, ``NAME_app``, is in the module of its name, or in the one that PLACES names.
 """
 PLACES: Final = {
-    "chat": "run",
-    **dict.fromkeys(("pull", "list", "rm"), "library"),
+    **dict.fromkeys(("chat", "generate", "serve"), "run"),
+    **dict.fromkeys(("pull", "list", "rm", "help"), "app"),
     **dict.fromkeys(("worker", "keys", "hosts", "doctor", "profile", "rebalance", "replicas"), "hosts"),
     **dict.fromkeys(("bench", "simulate", "acceptance", "compare", "trace", "train", "plan", "demo"), "lab"),
 }

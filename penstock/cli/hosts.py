@@ -12,9 +12,9 @@ from typer.core import TyperGroup
 
 from penstock.cli.options import AsJson, command, new_app
 from penstock.clients.api import Server
+from penstock.config import OUTPUT, SERVER, Option
 from penstock.engine.options import KEYS
 from penstock.lab.profile import ProfileOptions
-from penstock.options import OUTPUT, SERVER, Option
 
 # --------------------------------------------------------------------------------------------------------------- worker
 # ``penstock worker``: lend this host to engines on others.

@@ -9,9 +9,10 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import default_model
+from penstock.cli import engine_args
+from penstock.cli.engine_args import DraftingOptions
 from penstock.cli.options import AsJson, command, new_app
-from penstock.cli.speculation import DraftingOptions
+from penstock.config import Option
 from penstock.engine.options import ModelName
 from penstock.lab.bench.options import BenchOptions
 from penstock.lab.grid import RecordedDraft, RecordedModel
@@ -21,7 +22,6 @@ from penstock.lab.serving_load import ServingOptions
 from penstock.lab.simulate_runs import SimulateOptions
 from penstock.lab.trainer.options import TrainOptions
 from penstock.library.names import DEFAULT
-from penstock.options import Option
 
 # ---------------------------------------------------------------------------------------------------------------- bench
 # ``penstock bench``: strategies compared; ``serve`` loads a server, ``quality`` judges answers in points.
@@ -54,7 +54,7 @@ def bench(*, context: typer.Context, options: Benching, drafting: DraftingOption
     def options_for(name: str) -> BenchOptions:
         return BenchOptions(**{**vars(options), "model": name, "speculative_config": drafting.table()})
 
-    given = default_model.prepared(options.model, options_for, checked)
+    given = engine_args.prepared(options.model, options_for, checked)
     if given.data_parallel_size > 1:
         from penstock.lab.bench.engines import run_bench_engines
 
@@ -81,7 +81,7 @@ def bench_quality(*, options: Judging) -> None:
     def options_for(name: str) -> QualityOptions:
         return QualityOptions(**{**vars(options), "model": name})
 
-    run_bench_quality(default_model.prepared(options.model, options_for, checked))
+    run_bench_quality(engine_args.prepared(options.model, options_for, checked))
 
 
 def refuse_options(context: typer.Context) -> None:
@@ -192,7 +192,7 @@ def train(*, options: Training) -> None:
     def options_for(name: str) -> TrainOptions:
         return TrainOptions(**{**vars(options), "model": name})
 
-    given = default_model.prepared(options.model, options_for, check_run)
+    given = engine_args.prepared(options.model, options_for, check_run)
     check_run(given)
     from penstock.lab.trainer.run import run_train
 

@@ -20,10 +20,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from penstock.config import FieldError
+from penstock.config import FieldError, Option
 from penstock.core import ConfigError, PenstockError, RequestError
 from penstock.files import NAMED_PIPE, is_named_pipe
-from penstock.options import Option
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs

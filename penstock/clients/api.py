@@ -12,9 +12,8 @@ import httpx
 from httpx_sse import ServerSentEvent
 
 from penstock.api_keys import API_KEY_VARIABLE, read_api_keys
-from penstock.config import FieldError
+from penstock.config import SERVER, FieldError, Option
 from penstock.core import PenstockError
-from penstock.options import SERVER, Option
 
 # ------------------------------------------------------------------------------------------------------------------ api
 # A client's view of an OpenAI-compatible server: its address, its models, and its errors in words.

@@ -21,7 +21,6 @@ from rich.markdown import Markdown
 from rich.segment import Segment
 from rich.text import Text
 
-from penstock.answers import CUT, EARLY, FULL, MEANINGS, end_of, end_words, gain_words
 from penstock.clients.api import (
     AnswerStream,
     Chunk,
@@ -33,10 +32,9 @@ from penstock.clients.api import (
     first_card,
     refused,
 )
-from penstock.config import nearest
+from penstock.config import Option, nearest
 from penstock.core import RequestError
-from penstock.options import Option
-from penstock.terminal import LineEditor
+from penstock.terminal import CUT, EARLY, FULL, MEANINGS, LineEditor, end_of, end_words, gain_words
 
 # --------------------------------------------------------------------------------------------------------- conversation
 # A chat's state between turns: its messages, system prompt and sampling settings.

@@ -28,8 +28,7 @@ from penstock.cluster.spec import (
     Stage,
     parts_of,
 )
-from penstock.cluster.tensor_parallel import check_divisible
-from penstock.cluster.timing import check_memory, held_by_part, part_timing
+from penstock.cluster.timing import check_divisible, check_memory, held_by_part, part_timing
 from penstock.config import FieldError, check, check_positive, known_name, nearest, parse, read_toml
 from penstock.core import ConfigError
 

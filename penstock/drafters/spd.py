@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 from penstock.config import FieldError, check_positive
 from penstock.drafters.base import Draft, DrafterParts, DraftRequest
-from penstock.drafters.learned import LearnedDrafter, LearnedOptions
-from penstock.drafters.small_model import Entries
+from penstock.drafters.learned import Entries, LearnedDrafter, LearnedOptions
 from penstock.messages import Batch
 from penstock.pipeline.base import Pipeline
 from penstock.requests.request import Request

@@ -9,9 +9,8 @@ from typing import Any, Final, Protocol
 
 from penstock.cluster.timing import BATCH_ROWS, plain_step_seconds
 from penstock.core import RequestError, RequestOutput, SamplingParams
-from penstock.drafters.base import Drafter, DrafterParts, Weights
+from penstock.drafters.base import Drafter, DrafterParts, SyntheticDrafter, Weights
 from penstock.drafters.learned import LearnedDrafter
-from penstock.drafters.synthetic import SyntheticDrafter
 from penstock.emulation.cluster import drafter_emulation, off_its_device, on_its_device, stage_emulations, take_turns
 from penstock.engine.completion import Job, Prompt
 from penstock.engine.loop import EngineLoop

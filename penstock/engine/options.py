@@ -10,12 +10,11 @@ from typing import Annotated, Any, Final
 
 from penstock.cluster import Cluster, load_cluster, preset_names
 from penstock.cluster.load import ON_ENGINE, ON_FIRST, ON_LAST, with_drafter_on
-from penstock.config import FieldError, check
+from penstock.config import LIMITS, MODEL, PIPELINE, SHARING, SPECULATION, FieldError, Option, check
 from penstock.files import DTYPES, FAST, NUMERICS, QUANTIZATIONS
 from penstock.hosts.placement import asked_hosts
 from penstock.library.names import PAIR, short_names
-from penstock.library.pull import place_of
-from penstock.options import LIMITS, MODEL, PIPELINE, SHARING, SPECULATION, Option
+from penstock.library.shelf import place_of
 from penstock.speculation import SpeculativeConfig, parse_speculative
 
 DEVICES: Final = re.compile(r"cpu|cuda(:[0-9]{1,3})?")

@@ -15,8 +15,7 @@ from penstock.cluster.load import DRAFTER_ON, ON_ENGINE, ON_FIRST, ON_LAST
 from penstock.config import FieldError, check
 from penstock.core import ConfigError
 from penstock.drafters.base import Weights
-from penstock.drafters.learned import LearnedOptions
-from penstock.drafters.small_model import SmallModelOptions
+from penstock.drafters.learned import LearnedOptions, SmallModelOptions
 from penstock.emulation.cluster import check_drafter
 from penstock.engine.options import AUTO, DEMO, EngineOptions, check_ranks, model_folder
 from penstock.hosts.facts import HostFacts, own_facts, shared_threads, usable_cores

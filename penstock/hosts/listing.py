@@ -18,10 +18,9 @@ from penstock.cluster import load_cluster
 from penstock.config import FieldError
 from penstock.core import ConfigError
 from penstock.extras import LAN, require
-from penstock.hosts.doctor import examine, examine_links
+from penstock.hosts.doctor import about_groups, examine, examine_links, examined_group, groups_of
 from penstock.hosts.facts import DeviceFacts, HostFacts
 from penstock.hosts.fleet import Fleet
-from penstock.hosts.groups import about_groups, examined_group, groups_of
 from penstock.hosts.keys import security_for
 from penstock.hosts.messages import BEAT
 from penstock.hosts.placement import HERE, named_hosts, other_hosts

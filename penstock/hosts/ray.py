@@ -17,10 +17,10 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from penstock.core import ConfigError
 from penstock.files import lasting_scratch, remove_scratch
 from penstock.hosts import keys
-from penstock.hosts.agent import HostAgent, Joining
 from penstock.hosts.fetching import WeightCache, default_cache
 from penstock.hosts.fleet import address_toward
 from penstock.hosts.keys import pem
+from penstock.hosts.worker import HostAgent, Joining
 from penstock.transport.addresses import LinkSecurity
 
 # --------------------------------------------------------------------------------------------------------------- actors

@@ -11,10 +11,9 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from penstock.config import FieldError, check, nearest
+from penstock.config import MODEL, OUTPUT, PIPELINE, FieldError, Option, check, nearest
 from penstock.core import ConfigError, SamplingParams
 from penstock.engine.options import DEMO
-from penstock.options import MODEL, OUTPUT, PIPELINE, Option
 from penstock.speculation import SpeculativeConfig, names_of, parse_speculative_for
 from penstock.strategies.base import STRATEGIES
 

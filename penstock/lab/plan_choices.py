@@ -17,7 +17,7 @@ from penstock.checkpoint.look import resolve, stated_config
 from penstock.cluster.drawn import split_by_speed
 from penstock.cluster.load import ClusterFile, cluster_of, preset_names, spread, with_drafter_on
 from penstock.cluster.spec import LAYERS, TENSORS, Cluster, ModelPrice, Stage, eagle, llama
-from penstock.config import FieldError, check, known_name, parse
+from penstock.config import MODEL, OUTPUT, PIPELINE, FieldError, Option, check, known_name, parse
 from penstock.core import ConfigError
 from penstock.engine.options import options_of_replicas
 from penstock.hosts.probe import DeviceRates, DoctorReport, ExaminedHost, LinkRates
@@ -25,7 +25,6 @@ from penstock.lab.grid import WARM_UP, Bandwidth, check_written
 from penstock.lab.profile import HostsOptions
 from penstock.lab.simulator.run import simulate, simulate_serving
 from penstock.lab.simulator.script import DEMO_ACCURACY, Script, profile_script
-from penstock.options import MODEL, OUTPUT, PIPELINE, Option
 from penstock.planner.costs import Batch, Group, candidates, grouped_problem, groupings, shortage
 from penstock.planner.partition import Part, Plan, Problem, front, layer_split, plan_of
 from penstock.speculation import SpeculativeConfig

@@ -17,7 +17,7 @@ from rich.progress import Progress
 from penstock.cluster import load_devices
 from penstock.cluster.spec import Cluster, Device, Grid, LayerTimes, LinkBetween, ModelPrice, interpolated, mean_grid
 from penstock.cluster.timing import chunk, held_by, stage_part
-from penstock.config import FieldError, check
+from penstock.config import MODEL, PIPELINE, FieldError, Option, check
 from penstock.engine.opening import open_executor
 from penstock.engine.options import Dtype, EngineOptions, Insecure, KeysFolder, Quantization, model_folder
 from penstock.engine.profile.hosts import HostsProfile, completed, forgotten, known_profile
@@ -27,7 +27,6 @@ from penstock.engine.resolve import check_options
 from penstock.hosts.placement import check_named
 from penstock.lab.grid import read_prompts
 from penstock.lab.report import Report
-from penstock.options import MODEL, PIPELINE, Option
 from penstock.pipeline.forkserver import fork_from_here
 from penstock.planner.costs import candidates
 from penstock.planner.partition import least_piece

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.progress import Progress, TaskID
 
 from penstock.clients.api import Server, ServerError, first_model, refused
-from penstock.config import FieldError, check
+from penstock.config import OUTPUT, SAMPLING, SERVER, FieldError, Option, check
 from penstock.core import RequestOutput, SamplingParams
 from penstock.engine.llm import LLM
 from penstock.engine.options import Dtype, EngineOptions, ModelName, Quantization, Stages, Threads
@@ -30,7 +30,6 @@ from penstock.lab.common import Ratio, bounds, length, paired_ratio
 from penstock.lab.grid import FiguresFile, check_written, prompt_lines, turns_of
 from penstock.lab.record import Text, head_of, last_states, logits_after
 from penstock.lab.report import Columns, Report, figures_table, settings_of
-from penstock.options import OUTPUT, SAMPLING, SERVER, Option
 from penstock.terminal import FiguresTable, progress_bar
 
 if TYPE_CHECKING:

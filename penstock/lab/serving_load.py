@@ -20,9 +20,8 @@ from httpx_sse import EventSource
 from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.clients.api import AnswerStream, Chunk, ServedModel, Server, ServerError, Usage, first_model, refused
-from penstock.config import FieldError, check, nearest
+from penstock.config import LOAD, OUTPUT, SAMPLING, SERVER, FieldError, Option, check, nearest
 from penstock.lab.grid import FiguresFile, check_written, read_prompts
-from penstock.options import LOAD, OUTPUT, SAMPLING, SERVER, Option
 
 # -------------------------------------------------------------------------------------------------------------- options
 # The options of ``penstock bench serve``, checked before anything is sent.

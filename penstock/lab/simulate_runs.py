@@ -13,8 +13,8 @@ from typing import Annotated, Any, Final
 from rich.table import Table
 
 from penstock.cluster import Cluster, preset_names, stage_timings
-from penstock.config import FieldError, check, check_positive, nearest
-from penstock.drafters.synthetic import check_accuracy
+from penstock.config import PIPELINE, SAMPLING, SPECULATION, FieldError, Option, check, check_positive, nearest
+from penstock.drafters.base import check_accuracy
 from penstock.lab.common import CONFIDENCE, bounds, markdown, paired_ratio, share, times
 from penstock.lab.grid import (
     Bandwidth,
@@ -30,7 +30,6 @@ from penstock.lab.grid import (
 )
 from penstock.lab.report import Columns, figures_rows, figures_table
 from penstock.lab.simulator.run import Simulated
-from penstock.options import PIPELINE, SAMPLING, SPECULATION, Option
 from penstock.speculation import SpeculativeConfig, names_of, values_of
 from penstock.strategies.base import STRATEGIES
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 
 from penstock.core import ConfigError
-from penstock.trace.writer import FORMAT
+from penstock.trace import FORMAT
 
 # --------------------------------------------------------------------------------------------------------------- reader
 # Reads a trace file back into events: every batch's way through the stages, draft rounds, commits, misses.

@@ -1,22 +1,25 @@
-"""Downloads: resumed, checked by their sums, within the free space; and refusals in one line."""
+"""Downloads, resumed and checked, and which of a hub repository's files are taken."""
 
 from __future__ import annotations
 
 import errno
 import hashlib
 import logging
+import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from fnmatch import fnmatch
+from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from rich.filesize import decimal
 
+from penstock.checkpoint.look import GGUF, INDEX_FILE, MEDUSA_FILE, SINGLE_FILE, SMALL, has_weights, weights_of
 from penstock.core import ConfigError, PenstockError
-from penstock.files import said
-from penstock.library.names import hint
+from penstock.files import CONFIG_FILE, SPLIT_NAME, said
+from penstock.library.names import HubModel, hint
 
 # ------------------------------------------------------------------------------------------------------------- download
 # Fetches a file with huggingface_hub's own client, goes on with one that was broken off, and compares its checksum.
@@ -237,3 +240,239 @@ def of_disk(typed: str, error: OSError) -> PenstockError:
         f"model: {typed!r} cannot be kept{place}: {error.strerror or said(error)}; set HF_HOME, or XDG_CACHE_HOME for "
         "what is not the hub's, to a folder that can be written to"
     )
+
+
+# --------------------------------------------------------------------------------------------------------------- choice
+# Chooses the files of a repository that a model needs, from their names.
+
+FORMAT: Final = re.compile(r"(?:^|[-._])((?:UD-)?(?:I?Q\d\w*|T?Q\d_\d|BF16|F16|F32|MXFP4\w*|NVFP4))$", re.IGNORECASE)
+"""The format with which the names of GGUF files end."""
+BESIDE: Final = ("mmproj", "imatrix")
+"""Parts of names of GGUF files that hold no language model: a vision tower, or statistics."""
+
+
+def small_files(names: Iterable[str]) -> list[str]:
+    """Configuration, tokenizer, chat template and index."""
+    return [name for name in names if any(fnmatch(name, pattern) for pattern in SMALL)]
+
+
+def has_safetensors(names: Iterable[str]) -> bool:
+    return not {SINGLE_FILE, INDEX_FILE, MEDUSA_FILE}.isdisjoint(names)
+
+
+def gguf_models(names: Iterable[str]) -> dict[str, list[str]]:
+    """The GGUF models among the names: the first file of each, with all files that it is split over."""
+    models: dict[str, list[str]] = {}
+    for name in sorted(names):
+        path = PurePosixPath(name)
+        if path.suffix.lower() != GGUF or any(word in path.name.lower() for word in BESIDE):
+            continue
+        split = SPLIT_NAME.fullmatch(path.name)
+        first = name if split is None else str(path.with_name(f"{split[1]}-00001-of-{split[3]}{GGUF}"))
+        models.setdefault(first, []).append(name)
+    return models
+
+
+def stem_of(name: str) -> str:
+    """A GGUF file's name without its suffix, and without the number of a split one."""
+    path = PurePosixPath(name)
+    split = SPLIT_NAME.fullmatch(path.name)
+    return path.stem if split is None else split[1]
+
+
+def format_of(name: str) -> str:
+    """The format with which a GGUF file's name ends, else its whole name."""
+    found = FORMAT.search(stem_of(name))
+    return found[1] if found else PurePosixPath(name).name
+
+
+def gguf_named(names: Iterable[str], wanted: str) -> list[str]:
+    """The first files of the GGUF models that are called ``wanted``, by file name or format."""
+    models = gguf_models(names)
+    if wanted.lower().endswith(GGUF):
+        return [first for first in models if wanted in (first, PurePosixPath(first).name)]
+    end = re.compile(rf"(?:^|[-._]){re.escape(wanted)}$", re.IGNORECASE)
+    found = [first for first in models if end.search(stem_of(first))]
+    # Some repositories hold the same weights in one file and split.
+    return [first for first in found if models[first] == [first]] or found
+
+
+def chosen_gguf(model: HubModel, sizes: Mapping[str, int]) -> list[str]:
+    """The files of the GGUF model that is meant. Raises ConfigError, which lists those that there are, for no one."""
+    models = gguf_models(sizes)
+    found = gguf_named(sizes, model.file) if model.file else list(models)
+    if len(found) == 1:
+        return models[found[0]]
+    if not models:
+        raise ConfigError(f"model: {model.typed!r}: {model.repo} has no {GGUF} files; give {model.repo} for all it has")
+    total = {first: decimal(sum(sizes[name] for name in files)) for first, files in models.items()}
+    there = [f"{format_of(first)} ({size})" for first, size in total.items()]
+    example = f"{model.repo}:{format_of(next(iter(models)))}"
+    which = f"has no {model.file}" if not found and model.file else f"has {len(found)} GGUF models"
+    raise ConfigError(
+        f"model: {model.typed!r}: {model.repo} {which}; name one, like {example}. There are {', '.join(there)}"
+    )
+
+
+def no_weights(model: HubModel, names: Iterable[str]) -> ConfigError:
+    """The error for a repository that has neither safetensors nor GGUF."""
+    other = sorted({PurePosixPath(name).suffix for name in names} & {".bin", ".pt", ".pth", ".onnx", ".h5", ".msgpack"})
+    has = f"only {', '.join(other)}" if other else "no weights"
+    return ConfigError(
+        f"model: {model.typed!r}: {model.repo} has {has}, and Penstock reads safetensors and GGUF alone: give a "
+        "repository that has these"
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------------ hub
+# Pulls models from the hub into huggingface_hub's own cache, where every library finds them.
+
+ANSWER_S: Final = 10.0
+"""Seconds in which the hub has to say what a repository holds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HubFile:
+    """A file as the hub lists it. ``size`` is in bytes; ``sha256`` is empty for small files, which have a ``blob``."""
+
+    name: str
+    size: int
+    blob: str
+    sha256: str = ""
+
+    @property
+    def etag(self) -> str:
+        """The file's name in the cache: its checksum."""
+        return self.sha256 or self.blob
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repository:
+    """A repository at a commit, as the hub lists it."""
+
+    model: HubModel
+    commit: str
+    files: dict[str, HubFile]
+
+    def downloads(self, names: Iterable[str]) -> list[Download]:
+        """The downloads of these files, which end at once where the cache has one."""
+        from huggingface_hub import hf_hub_url
+
+        model, blobs = self.model, folder_of(self.model) / "blobs"
+        found = (self.files[name] for name in names)
+        return [
+            Download(
+                typed=model.typed,
+                url=hf_hub_url(model.repo, file.name, revision=self.commit),
+                place=blobs / file.etag,
+                size=file.size,
+                algorithm="sha256" if file.sha256 else GIT_BLOB,
+                checksum=file.etag,
+            )
+            for file in found
+        ]
+
+    def pull(self, names: Sequence[str]) -> Path:
+        """The snapshot's folder, with these files in it. Raises PenstockError like ``fetch``."""
+        from huggingface_hub import hf_hub_download
+        from huggingface_hub.utils import build_hf_headers
+
+        for one in self.downloads(names):
+            fetch(one, build_hf_headers())
+        for name in names:  # the files are there, so that nothing is left but to name them in the snapshot
+            hf_hub_download(self.model.repo, name, revision=self.commit)
+        self._name_commit()
+        return folder_of(self.model) / "snapshots" / self.commit
+
+    def _name_commit(self) -> None:
+        """Write down, where huggingface_hub reads it, which commit the branch is."""
+        if self.model.revision != self.commit:
+            ref = folder_of(self.model) / "refs" / self.model.revision
+            ref.parent.mkdir(parents=True, exist_ok=True)
+            ref.write_text(self.commit)
+
+
+def folder_of(model: HubModel) -> Path:
+    """The repository's folder in the cache, which need not exist."""
+    from huggingface_hub import constants
+    from huggingface_hub.file_download import repo_folder_name
+
+    return Path(constants.HF_HUB_CACHE) / str(repo_folder_name(repo_id=model.repo, repo_type="model"))
+
+
+def kept_place(model: HubModel) -> Path | None:
+    """The model's GGUF file or folder in the cache, if all of it is there."""
+    folder = folder_of(model)
+    ref = folder / "refs" / model.revision
+    commit = ref.read_text().strip() if ref.is_file() else model.revision
+    snapshot = folder / "snapshots" / commit
+    if not snapshot.is_dir():
+        return None
+    if model.file:
+        names = [str(file.relative_to(snapshot)) for file in snapshot.rglob("*.gguf") if file.is_file()]
+        found = gguf_named(names, model.file)
+        return snapshot / found[0] if len(found) == 1 and is_whole(found[0], gguf_models(names)[found[0]]) else None
+    return snapshot if (snapshot / CONFIG_FILE).is_file() and has_weights(snapshot) else None
+
+
+def is_whole(first: str, files: Sequence[str]) -> bool:
+    """Whether these are all files that a GGUF model is split over."""
+    from penstock.files import split_files
+
+    return len(split_files(Path(first))) == len(files)
+
+
+def look_up(model: HubModel) -> Repository:
+    """The repository and its files. Raises Unreachable for a hub that does not answer, ConfigError for a refusal."""
+    from huggingface_hub import HfApi
+
+    with one_line(model.typed):
+        found = HfApi().model_info(model.repo, revision=model.revision, files_metadata=True, timeout=ANSWER_S)
+    files = {
+        one.rfilename: HubFile(
+            name=one.rfilename,
+            size=one.size or 0,
+            blob=one.blob_id or "",
+            sha256=one.lfs.sha256 if one.lfs is not None else "",
+        )
+        for one in found.siblings or ()
+    }
+    return Repository(model=model, commit=found.sha, files=files)
+
+
+def pull(model: HubModel, announce: Callable[[int, Path], None]) -> Path:
+    """Fetch the model's GGUF file or its folder, whose path is returned.
+
+    ``announce`` is told how many bytes are missing, and where they go. Raises PenstockError, in one line.
+    """
+    repository = look_up(model)
+    check_pinned(model, repository)
+    names = list(repository.files)
+    sizes = {name: file.size for name, file in repository.files.items()}
+
+    def told(wanted: Sequence[str]) -> Path:
+        downloads = repository.downloads(wanted)
+        check_space(model.typed, downloads, folder_of(model))
+        announce(sum(one.missing for one in downloads), folder_of(model))
+        return repository.pull(wanted)
+
+    with one_line(model.typed):
+        if model.file or (not has_safetensors(names) and gguf_models(names)):
+            files = chosen_gguf(model, sizes)
+            return told(files) / files[0]
+        if not has_safetensors(names):
+            raise no_weights(model, names)
+        snapshot = repository.pull(small_files(names))
+        return told([*(name for name in weights_of(snapshot) if name in sizes), *small_files(names)])
+
+
+def check_pinned(model: HubModel, repository: Repository) -> None:
+    """Raise OtherFile if the hub's file is not the one that a short name stands for."""
+    if model.package is not None:
+        (name, *_) = chosen_gguf(model, {name: file.size for name, file in repository.files.items()})
+        if repository.files[name].sha256 != model.package.sha256:
+            raise OtherFile(f"model: {model.typed!r}: the hub has another file as {name}")
+
+
+class OtherFile(PenstockError):
+    """The hub has another file than the one that a short name stands for."""

@@ -22,8 +22,17 @@ from penstock.core import ConfigError
 from penstock.messages import RankBytes
 from penstock.pipeline.base import StagePlan, StageSpec
 from penstock.pipeline.engine_end import compute_with, load_layers
-from penstock.stage.exchange import RankExchange, SharedExchange, StageRankLost, exchanges
-from penstock.stage.linked import Leader, LinkedExchange, Loaded, follow, say_loaded
+from penstock.stage.linked import (
+    Leader,
+    LinkedExchange,
+    Loaded,
+    RankExchange,
+    SharedExchange,
+    StageRankLost,
+    exchanges,
+    follow,
+    say_loaded,
+)
 from penstock.transport.outbox import Sockets
 
 PR_SET_PDEATHSIG: Final = 1

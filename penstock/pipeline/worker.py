@@ -51,10 +51,9 @@ from penstock.pipeline.engine_end import compute_with, load_layers, make_core, m
 from penstock.pipeline.loss import EngineUnreached
 from penstock.pipeline.ranks import follow_elsewhere, join_ranks, led, linked, threads_of
 from penstock.stage.driver import Core, Outgoing, UnexpectedMessage
-from penstock.stage.exchange import StageRankLost
 from penstock.stage.grammar import GrammarMasks
 from penstock.stage.grammar_process import GrammarProcess
-from penstock.stage.linked import Leader
+from penstock.stage.linked import Leader, StageRankLost
 from penstock.stage.visibility import FeaturesError, ProtocolError
 from penstock.transport.addresses import sleep_until, slept_until
 from penstock.transport.inbox import Inbox

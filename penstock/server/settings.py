@@ -12,9 +12,8 @@ from typing import Annotated, Final
 
 from penstock.api_keys import API_KEY_VARIABLE
 from penstock.checkpoint.look import GGUF
-from penstock.config import FieldError, check, check_positive
+from penstock.config import LIMITS, SERVER, FieldError, Option, check, check_positive
 from penstock.engine.options import EngineOptions, check_idle_timeout
-from penstock.options import LIMITS, SERVER, Option
 
 # ------------------------------------------------------------------------------------------------------------- settings
 # A server's settings beside the engine's options: access, limits and timeouts.

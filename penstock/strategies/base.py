@@ -161,6 +161,45 @@ STRATEGIES: Final[Registry[StrategyOptions]] = Registry(
         "flowspec": "flowspec:FlowSpecOptions",
         "pipedec": "pipedec:PipeDecOptions",
         "static_tree": "pipedec:StaticTreeOptions",
-        "autoregressive": "plain:AutoregressiveOptions",
+        "autoregressive": "base:AutoregressiveOptions",
     },
 )
+
+
+# ---------------------------------------------------------------------------------------------------------------- plain
+# Plain decoding, one token per round trip: the baseline, and the reference for exactness.
+
+
+@dataclass(frozen=True)
+class AutoregressiveOptions(StrategyOptions):
+    drafts = False
+    most_rows = 0
+
+    def make(self, stages: int) -> Autoregressive:
+        return Autoregressive()
+
+
+class Autoregressive:
+    candidates = 0
+
+    rate_limited = False
+    sends_root_first = True
+    on_trial = False
+
+    def corrects(self, context: Context) -> bool:
+        return False
+
+    def holds_results(self, context: Context) -> bool:
+        return False
+
+    def ask(self, tree: TokenTree, context: Context) -> list[Node]:
+        return []
+
+    def ready_at(self, tree: TokenTree, context: Context) -> float:
+        return now_if(not tree.root.entered)
+
+    def can_piggyback(self, tree: TokenTree, context: Context) -> bool:
+        return False
+
+    def enter(self, tree: TokenTree, context: Context) -> list[Node]:
+        return [tree.root]

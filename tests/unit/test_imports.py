@@ -18,10 +18,8 @@ BENCHMARKS = ROOT.parent / "benchmarks"
 
 LAYERS = [
     "core",
-    "answers",
     "files",
     "config",
-    "options",
     "api_keys",
     "extras",
     "terminal",
@@ -75,10 +73,8 @@ HEAVY_WHEN_CALLED = {
     "hosts.weights",
     "lab.bench.peer_worker",
     "library.download",
-    "library.hub",
     "library.names",
     "library.shelf",
-    "library.pull",
     "lab.recording",
     "pipeline.engine_end",
     "pipeline.forking",

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from penstock.config import FieldError
-from penstock.drafters.base import DRAFTERS
+from penstock.drafters.base import DRAFTERS, SyntheticOptions
 from penstock.drafters.merged import NgramOptions
-from penstock.drafters.synthetic import SyntheticOptions
 from penstock.engine.options import EngineOptions
 from penstock.speculation import (
     SpeculativeConfig,
@@ -20,9 +19,8 @@ from penstock.speculation import (
     parse_speculative_for,
     values_of,
 )
-from penstock.strategies.base import STRATEGIES
+from penstock.strategies.base import STRATEGIES, Autoregressive
 from penstock.strategies.pipedec import PipeDecOptions, StaticTreeOptions
-from penstock.strategies.plain import Autoregressive
 
 
 def test_defaults_are_prompt_lookup_and_auto() -> None:

@@ -23,7 +23,7 @@ from penstock.estimates.estimates import Experience
 from penstock.files import cache_folder
 from penstock.hosts.facts import HostFacts, own_facts, own_versions
 from penstock.hosts.weights import files_of
-from penstock.planner.pieces import BLOCK, Ends, PieceTable
+from penstock.planner.costs import BLOCK, Ends, PieceTable
 
 # ---------------------------------------------------------------------------------------------------------------- store
 # Keeps measurements and plans over runs: a file for each device with a model, link, engine, and table of pieces.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from penstock.config import check
+from penstock.config import MODEL, OUTPUT, PIPELINE, SAMPLING, SPECULATION, Option, check
 from penstock.engine.options import (
     CLUSTER,
     Dtype,
@@ -33,7 +33,6 @@ from penstock.lab.grid import (
     parse_temperatures,
     split_entries,
 )
-from penstock.options import MODEL, OUTPUT, PIPELINE, SAMPLING, SPECULATION, Option
 from penstock.strategies.base import STRATEGIES
 
 OF_ONE_ENGINE: Final = ("cluster", "drafter_on", "peer", "report", "record")

@@ -26,7 +26,7 @@ from penstock.lab.demo.race import PENSTOCK, PLAIN, TITLES, Race
 from penstock.lab.grid import read_prompts
 from penstock.library.download import Unreachable
 from penstock.library.names import DEFAULT, PAIR
-from penstock.library.pull import place_of, title_of_default
+from penstock.library.shelf import place_of, title_of_default
 from penstock.pipeline.forkserver import fork_from_here
 from penstock.speculation import SpeculativeConfig
 from penstock.terminal import FiguresTable

@@ -26,7 +26,7 @@ from penstock.lab.simulator.shared_host import SharedDriver, SharedHost, shared_
 from penstock.messages import Batch, Cancel, Candidates, Features, Message, Result, SampledToken, Sampling
 from penstock.pipeline.base import VirtualClock
 from penstock.pipeline.inprocess import InProcessPipeline
-from penstock.planner.pieces import PieceTable
+from penstock.planner.costs import PieceTable
 from penstock.requests.request import Request
 from penstock.requests.slots import SlotPool, speculative_slots
 from penstock.speculation import SpeculativeConfig, make_strategy

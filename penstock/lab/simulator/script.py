@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Final
 
-from penstock.drafters.synthetic import CONCENTRATION, FLOOR, confidence
+from penstock.drafters.base import CONCENTRATION, FLOOR, confidence
 from penstock.lab.recording import NO_TOKEN, Recording
 
 MISSED = 1 << 20

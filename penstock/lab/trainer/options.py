@@ -13,13 +13,12 @@ from typing import Annotated, Final, TypeVar
 
 from penstock.checkpoint.look import check_built_for, check_version, glance
 from penstock.cluster import Cluster
-from penstock.config import FieldError, check, check_positive, nearest
+from penstock.config import DATA, MODEL, OUTPUT, TRAINING, FieldError, Option, check, check_positive, nearest
 from penstock.engine.options import EngineOptions, ModelName, model_folder
 from penstock.extras import CURVES, TRAINING_NEED, require
 from penstock.lab.simulator.run import check_drafter, modelled_cluster
 from penstock.lab.trainer.corpus import documents_of, files_of
 from penstock.library.names import read_reference
-from penstock.options import DATA, MODEL, OUTPUT, TRAINING, Option
 
 # -------------------------------------------------------------------------------------------------------------- options
 # The options of ``penstock train``; whatever can be refused without reading a file is refused here.

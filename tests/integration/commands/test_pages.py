@@ -31,7 +31,7 @@ from tokenizers import pre_tokenizers
 
 from penstock.files import cache_folder
 from penstock.library.names import DEFAULT, short_names
-from penstock.library.pull import package_file
+from penstock.library.shelf import package_file
 from tests.checkpoints import EOS, make_checkpoint
 from tests.conftest import noisy_copy
 from tests.gguf_files import TEMPLATE, make_gguf

@@ -30,8 +30,8 @@ from penstock.models import stage_model
 from penstock.noise import gumbel
 from penstock.requests.request import Request
 from penstock.speculation import SpeculativeConfig
+from penstock.strategies.base import Autoregressive
 from penstock.strategies.pipedec import PipeDec
-from penstock.strategies.plain import Autoregressive
 from tests.engines import InProcessEngine, Picks
 from tests.unit.cli.invoke import invoke
 

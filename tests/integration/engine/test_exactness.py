@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.drafters.synthetic import SyntheticDrafter
+from penstock.drafters.base import SyntheticDrafter
 from penstock.engine.options import DEMO
 from penstock.messages import Sampling
 from penstock.requests.request import Request

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.drafters.synthetic import SyntheticDrafter
+from penstock.drafters.base import SyntheticDrafter
 from penstock.messages import Sampling
 from penstock.models.quantized.linear import works
 from penstock.requests.request import Request

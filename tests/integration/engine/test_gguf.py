@@ -14,7 +14,7 @@ from gguf import GGMLQuantizationType as Kind
 from transformers import AutoModelForCausalLM
 
 from penstock import LLM, SamplingParams
-from penstock.drafters.synthetic import SyntheticDrafter
+from penstock.drafters.base import SyntheticDrafter
 from penstock.messages import Sampling
 from penstock.requests.request import Request
 from tests.engines import InProcessEngine

@@ -14,10 +14,9 @@ from transformers import AutoModelForCausalLM
 from penstock import LLM, SamplingParams
 from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.config import FieldError
-from penstock.drafters.base import DraftRequest
+from penstock.drafters.base import DraftRequest, SyntheticDrafter
 from penstock.drafters.learned import FollowingDrafter
 from penstock.drafters.spd import SpdDrafter
-from penstock.drafters.synthetic import SyntheticDrafter
 from penstock.engine.completion import Prompt
 from penstock.lab.bench.comparison import decode
 from penstock.messages import Features, Sampling

@@ -19,8 +19,7 @@ from penstock.engine.build import feature_bytes
 from penstock.lab.bench.comparison import decode
 from penstock.lab.trace import read_trace
 from penstock.lab.trace_summary import summarise
-from penstock.trace import trace_writer
-from penstock.trace.writer import FIRST_STAGE
+from penstock.trace import FIRST_STAGE, trace_writer
 from tests import speculators
 from tests.checkpoints import make_checkpoint
 from tests.exactness import PROMPTS, TOKENS

@@ -14,9 +14,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from penstock import LLM, RequestError, SamplingParams, StructuredOutputsParams
-from penstock.drafters.base import Drafter
+from penstock.drafters.base import Drafter, SyntheticDrafter
 from penstock.drafters.merged import NgramDrafter
-from penstock.drafters.synthetic import SyntheticDrafter
 from penstock.engine.build import PLAIN
 from penstock.engine.completion import sampling_of
 from penstock.engine.options import DEMO
@@ -25,8 +24,8 @@ from penstock.lab.bench.comparison import decode
 from penstock.messages import Sampling
 from penstock.requests.request import Request
 from penstock.strategies.auto import Continuous
+from penstock.strategies.base import Autoregressive
 from penstock.strategies.pipedec import PipeDec
-from penstock.strategies.plain import Autoregressive
 from penstock.text.tokenizer import load_tokenizer
 from tests.checkpoints import make_checkpoint
 from tests.engines import InProcessEngine

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.cli import default_model
+from penstock.cli import engine_args
 from penstock.library.names import DEFAULT, PAIR
 
 
@@ -16,4 +16,4 @@ def nothing_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
     def prepared(name: str, make: Callable[[str], Any], check: object) -> Any:
         return make(PAIR if name == DEFAULT else name)
 
-    monkeypatch.setattr(default_model, "prepared", prepared)
+    monkeypatch.setattr(engine_args, "prepared", prepared)

@@ -86,7 +86,7 @@ try:
 except SystemExit:
     pass
 assert "penstock.engine" not in sys.modules
-assert "penstock.cli.generate" not in sys.modules
+assert "penstock.cli.run" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
 

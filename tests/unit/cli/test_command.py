@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 from penstock import ConfigError, PenstockError, PipelineError, RequestError
 from penstock.cli.options import command, new_app
-from penstock.options import Option
+from penstock.config import Option
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,18 +7,17 @@ from typing import Any
 import pytest
 import typer
 
-from penstock.cli import default_model
-from penstock.cli.default_model import NamedModel, stand_in
+from penstock.cli import engine_args
+from penstock.cli.engine_args import NamedModel, stand_in
 from penstock.cli.lab import Benching, Judging, Training
-from penstock.cli.run import ChattedModel
-from penstock.cli.serve import ServedModel
+from penstock.cli.run import ChattedModel, ServedModel
 from penstock.core import PenstockError
 from penstock.lab.bench.options import BenchOptions
 from penstock.lab.demo import show
 from penstock.library.download import Unreachable
 from penstock.library.names import DEFAULT
 
-prepared = default_model.prepared  # before a fixture has another in its place
+prepared = engine_args.prepared  # before a fixture has another in its place
 GONE = Unreachable("model: 'smollm2' is nowhere", DEFAULT)
 
 
@@ -80,8 +79,8 @@ def test_a_person_is_asked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
         return answer
 
     for stream in ("stdin", "stderr"):
-        monkeypatch.setattr(f"penstock.cli.default_model.sys.{stream}.isatty", lambda: True, raising=False)
-    monkeypatch.setattr(default_model.typer, "confirm", confirm)
+        monkeypatch.setattr(f"penstock.cli.engine_args.sys.{stream}.isatty", lambda: True, raising=False)
+    monkeypatch.setattr(engine_args.typer, "confirm", confirm)
     if answer:
         assert stand_in(GONE) == "demo"
     else:

@@ -9,7 +9,7 @@ import pytest
 from typer.models import ArgumentInfo, OptionInfo
 
 from penstock.cli.options import REQUIRED, Field, parameter_of, value_of
-from penstock.options import Option
+from penstock.config import Option
 
 NUMBERS = Option("Numbers.", parse=lambda text: tuple(float(part) for part in text.split(",")))
 

@@ -22,8 +22,8 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """The arguments of every ``run_serve`` instead of a server."""
     calls: list[tuple[Any, ...]] = []
     monkeypatch.setattr(command, "run_serve", lambda *arguments: calls.append(arguments[:3]))
-    monkeypatch.setattr("penstock.cli.serve.fork_from_here", lambda model: None)
-    monkeypatch.setattr("penstock.cli.serve.model_folder", lambda name, part: name)
+    monkeypatch.setattr("penstock.cli.run.fork_from_here", lambda model: None)
+    monkeypatch.setattr("penstock.cli.run.model_folder", lambda name, part: name)
     monkeypatch.setattr(Listening, "bind", lambda listening: contextlib.nullcontext())
     monkeypatch.setattr(resolve, "check_options", lambda options: None)
     monkeypatch.setattr(Listening, "check_certificate", lambda listening: None)

@@ -16,8 +16,15 @@ from penstock.cluster import PRICES, Cluster, StageTiming, feature_links, link_t
 from penstock.cluster.drawn import uniform_cluster
 from penstock.cluster.load import ClusterFile, load_devices, resolve, with_drafter_on
 from penstock.cluster.spec import ModelPrice, llama
-from penstock.cluster.tensor_parallel import Exchange, check_divisible, exchange_of, rank_prices, shares_of
-from penstock.cluster.timing import GroupTiming, held_by_part
+from penstock.cluster.timing import (
+    Exchange,
+    GroupTiming,
+    check_divisible,
+    exchange_of,
+    held_by_part,
+    rank_prices,
+    shares_of,
+)
 from penstock.config import FieldError, parse
 from penstock.hosts.placement import hosts_of_ranks
 from tests.unit.cluster.sample import EMULATED, KIND

@@ -6,15 +6,14 @@ import math
 
 import pytest
 
-from penstock.drafters.base import DraftRequest
+from penstock.drafters.base import DraftRequest, SyntheticDrafter
+from penstock.drafters.learned import timing_of
 from penstock.drafters.merged import NgramDrafter
-from penstock.drafters.small_model import timing_of
-from penstock.drafters.synthetic import SyntheticDrafter
 from penstock.estimates.estimates import DraftTiming
 from penstock.messages import Sampling, Span
 from penstock.requests.request import Nodes, Request
 from penstock.requests.slots import SlotPool
-from penstock.strategies.plain import Autoregressive
+from penstock.strategies.base import Autoregressive
 from penstock.tree import Node
 from tests.histories import Collected
 

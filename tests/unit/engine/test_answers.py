@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from penstock.core import CompletionOutput, RequestError, RequestOutput, SamplingParams
+from penstock.drafters.base import SyntheticDrafter
 from penstock.drafters.merged import NgramDrafter
-from penstock.drafters.synthetic import SyntheticDrafter
 from penstock.engine.build import PLAIN, PlainAnswers, answers_of, learn_answers
 from penstock.engine.completion import Job
 from penstock.speculation import SpeculativeConfig

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.drafters.base import Draft
-from penstock.drafters.learned import FollowingDrafter
-from penstock.drafters.small_model import SmallModelDrafter
+from penstock.drafters.learned import FollowingDrafter, SmallModelDrafter
 from penstock.engine.loop import Observer
 from penstock.requests.request import Request
 from penstock.tree import Node

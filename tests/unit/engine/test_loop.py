@@ -22,9 +22,8 @@ from penstock.requests.slots import SlotPool
 from penstock.stage.core import StageCore
 from penstock.stage.driver import StageDriver
 from penstock.strategies.auto import Continuous
-from penstock.strategies.base import Context, Strategy
+from penstock.strategies.base import Autoregressive, Context, Strategy
 from penstock.strategies.pipedec import PipeDec
-from penstock.strategies.plain import Autoregressive
 from penstock.tree import Node
 from tests.hash_model import HashLayers
 from tests.histories import Collected

@@ -27,7 +27,7 @@ from penstock.engine.profile.store import DeviceProfile, LinkProfile, ProfileSto
 from penstock.engine.resolve import resolve_options
 from penstock.hosts.facts import DeviceFacts, HostFacts, own_versions
 from penstock.hosts.fleet import FleetExecutor
-from penstock.planner.pieces import PieceTable
+from penstock.planner.costs import PieceTable
 from tests.checkpoints import make_checkpoint
 from tests.gguf_files import make_gguf
 

@@ -24,7 +24,7 @@ from penstock.requests.request import Request
 from penstock.requests.slots import SlotPool
 from penstock.stage.core import StageCore
 from penstock.stage.driver import StageDriver
-from penstock.strategies.plain import Autoregressive
+from penstock.strategies.base import Autoregressive
 from tests.hash_model import HashLayers, plain_decode
 from tests.histories import Collected
 from tests.losses import Breakable, LossyHistory

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.hosts import agent as agents
+from penstock.hosts import worker as agents
 from tests.agents import NotingServer
 
 

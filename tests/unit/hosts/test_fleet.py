@@ -12,13 +12,13 @@ import trustme
 from msgspec.structs import replace
 
 from penstock.core import ConfigError
-from penstock.hosts import agent as agents
-from penstock.hosts.agent import HostAgent
+from penstock.hosts import worker as agents
 from penstock.hosts.facts import HostFacts, own_facts
 from penstock.hosts.fetching import Fetch, Offer
 from penstock.hosts.fleet import Fleet
 from penstock.hosts.messages import DOOR, Beat, StartStage, encode
 from penstock.hosts.remote import LOSSES_WITHIN_S, TRY_AGAIN_S, RemoteHost, pause_after
+from penstock.hosts.worker import HostAgent
 from penstock.pipeline.forking import exit_report
 from penstock.transport.addresses import LinkSecurity
 from penstock.transport.outbox import Sockets

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from penstock.cluster import load_cluster
-from penstock.hosts.groups import EXAMPLE, examined_group, groups_of
+from penstock.hosts.doctor import EXAMPLE, examined_group, groups_of
 from penstock.hosts.listing import advice_of, show_report
 from penstock.hosts.probe import BYTES, SHAPES, DeviceRates, DoctorReport, ExaminedGroup, ExaminedHost, LinkRates
 

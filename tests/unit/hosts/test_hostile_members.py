@@ -14,8 +14,8 @@ import msgspec
 import pytest
 from msgspec import inspect
 
-from penstock.hosts import agent as agents
 from penstock.hosts import lease, messages
+from penstock.hosts import worker as agents
 from penstock.hosts.facts import HostFacts, own_facts
 from penstock.hosts.fetching import Fetch, Offer, WeightCache
 from penstock.hosts.fleet import Fleet

@@ -8,10 +8,10 @@ from contextlib import ExitStack, closing
 import pytest
 
 from penstock.config import FieldError
-from penstock.hosts import agent as joining
-from penstock.hosts.agent import Joining
+from penstock.hosts import worker as joining
 from penstock.hosts.fleet import MOST_HOSTS, Fleet
 from penstock.hosts.messages import HEAD_DOOR, Beat, Join, encode
+from penstock.hosts.worker import Joining
 from penstock.transport.addresses import LinkSecurity
 from penstock.transport.outbox import Sockets
 from tests.agents import NotingServer, agent, name_of, soon

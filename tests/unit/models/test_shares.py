@@ -19,7 +19,7 @@ from penstock.models.loader import check_loads
 from penstock.models.quantized.linear import works
 from penstock.models.shares import Ranks
 from penstock.models.stage_model import StageModel, load_stage
-from penstock.stage.exchange import HALF, StageRankLost, exchanges
+from penstock.stage.linked import HALF, StageRankLost, exchanges
 from penstock.stage.visibility import BatchView, view_of
 from tests.checkpoints import LAYERS, make_checkpoint
 from tests.gguf_files import make_gguf

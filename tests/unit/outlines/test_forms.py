@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.outlines.dialogue import guide_for
-from penstock.outlines.steps import OWN_TEXT, form_seen
+from penstock.outlines.steps import OWN_TEXT, form_seen, guide_for
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from penstock.cluster import link_timings, load_cluster, stage_timings
 from penstock.cluster.timing import DeviceTiming, LinkTiming, StageTiming
 from penstock.lab.simulator.run import simulate
 from penstock.lab.simulator.script import profile_script
-from penstock.planner import pieces
-from penstock.planner.pieces import BLOCK, Flow, PieceTable
+from penstock.planner import costs
+from penstock.planner.costs import BLOCK, Flow, PieceTable
 from tests.unit.planner.cases import compositions
 
 FIXED = (16, 32, 64, 128, 256, 512)
@@ -73,7 +73,7 @@ def random_flow(rng: random.Random) -> Flow:
 def test_the_best_of_all_cuts(search: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tries 2,000 random pipelines. Where not all cuts are tried, the search is seldom off, and never by over 10%."""
     if search:
-        monkeypatch.setattr(pieces, "FEW", 0)
+        monkeypatch.setattr(costs, "FEW", 0)
     exact = 0
     for seed in range(2000):
         rng = random.Random(seed)

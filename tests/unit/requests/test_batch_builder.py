@@ -8,7 +8,7 @@ from penstock.messages import Batch, Sampling
 from penstock.requests.request import BatchBuilder, Request
 from penstock.requests.slots import BLOCK, PrefixCache
 from penstock.stage.visibility import Visibility
-from penstock.strategies.plain import Autoregressive
+from penstock.strategies.base import Autoregressive
 from penstock.tree import Node
 from tests.histories import Collected
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from penstock.messages import Sampling
 from penstock.requests.request import CLIENTS, PRIORITY_TOKENS, FairQueue, Request
-from penstock.strategies.plain import Autoregressive
+from penstock.strategies.base import Autoregressive
 from tests.histories import Collected
 
 

@@ -10,8 +10,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from penstock.stage.exchange import StageRankLost
-from penstock.stage.linked import Leader, LinkedExchange, Loaded, say_loaded
+from penstock.stage.linked import Leader, LinkedExchange, Loaded, StageRankLost, say_loaded
 from penstock.transport.outbox import Sockets
 from tests.proxies import Proxy
 

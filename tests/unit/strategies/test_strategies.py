@@ -7,9 +7,8 @@ import random
 
 import pytest
 
-from penstock.strategies.base import NOW, ON_EVENT, Strategy
+from penstock.strategies.base import NOW, ON_EVENT, Autoregressive, Strategy
 from penstock.strategies.pipedec import PipeDec, StaticTree, best_candidates
-from penstock.strategies.plain import Autoregressive
 from penstock.tree import Node, TokenTree
 from tests.contexts import context
 from tests.unit.test_tree import make_tree

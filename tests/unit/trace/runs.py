@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from penstock.lab.trace import Commit, Round, Trace, Trip, Turn, Visit
-from penstock.trace.writer import FIRST_STAGE, TraceWriter
+from penstock.trace import FIRST_STAGE, TraceWriter
 from tests.histories import History
 
 

@@ -16,7 +16,7 @@ from penstock.engine.resolve import resolve_options
 from penstock.estimates.estimates import DraftTiming
 from penstock.hosts.facts import usable_cores
 from penstock.messages import Batch, DeviceReserved, Result, Rows, Span
-from penstock.trace.writer import DRAFTER, ENGINE, FIRST_STAGE, SharedCores, TraceWriter, shared_cores, trace_writer
+from penstock.trace import DRAFTER, ENGINE, FIRST_STAGE, SharedCores, TraceWriter, shared_cores, trace_writer
 from tests.histories import History
 from tests.unit.trace.runs import Run
 

@@ -21,7 +21,7 @@ from penstock.engine.profile.store import (
     pieces_folder,
 )
 from penstock.engine.resolve import PrefillTimes, Resolved
-from penstock.planner.pieces import PieceTable
+from penstock.planner.costs import PieceTable
 
 TEXTS = [(260, 0), (1000, 48), (17, 16), (3000, 0)]
 
@@ -49,7 +49,7 @@ def test_the_next_engine_reckons_nothing_that_was_asked_for(
     kept: ProfileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = [PieceTable(*TIMES).ends(*text) for text in TEXTS]
-    monkeypatch.setattr("penstock.planner.pieces.best_ends", lambda *_: pytest.fail("it was to be read"))
+    monkeypatch.setattr("penstock.planner.costs.best_ends", lambda *_: pytest.fail("it was to be read"))
     table = PlannedPieces(TIMES, kept).table
     assert [table.ends(*text) for text in TEXTS] == expected
     assert table.reckoned == 0
@@ -100,7 +100,7 @@ def test_a_file_stays_small_and_keeps_what_was_asked_for_last() -> None:
 
 
 def test_a_table_forgets_what_was_asked_for_longest_ago(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.planner.pieces.REMEMBERED", 2)
+    monkeypatch.setattr("penstock.planner.costs.REMEMBERED", 2)
     table = PieceTable(*TIMES)
     for tokens in (16, 32, 16, 48):
         table.ends(tokens)

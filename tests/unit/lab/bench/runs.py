@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.cluster.timing import DeviceTiming, StageTiming
-from penstock.drafters.synthetic import SyntheticDrafter
+from penstock.drafters.base import SyntheticDrafter
 from penstock.emulation.stage import StageEmulation, emulated_driver
 from penstock.engine.loop import EngineLoop
 from penstock.engine.scheduler import Scheduler

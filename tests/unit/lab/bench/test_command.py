@@ -18,8 +18,8 @@ from penstock.lab.grid import DEFAULT_PROMPTS, Question, read_prompt_sets, read_
 from penstock.lab.report import prepare
 from penstock.messages import Batch, Result, Rows, Span
 from penstock.strategies.auto import Continuous
+from penstock.strategies.base import Autoregressive
 from penstock.strategies.pipedec import PipeDecOptions
-from penstock.strategies.plain import Autoregressive
 from tests.unit.lab.bench.runs import a_run, one_request
 
 

@@ -7,8 +7,8 @@ import pytest
 from penstock.engine.scheduler import Advance
 from penstock.lab.bench.meter import HitCounts, drafted_rows
 from penstock.messages import Batch, CommittedSlots, Rows
+from penstock.strategies.base import Autoregressive
 from penstock.strategies.pipedec import PipeDec, StaticTree
-from penstock.strategies.plain import Autoregressive
 from penstock.tree import Node
 from tests.unit.lab.bench.runs import one_request
 

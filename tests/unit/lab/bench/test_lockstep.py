@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from penstock.lab.bench.meter import Lockstep
-from penstock.strategies.base import Strategy
+from penstock.strategies.base import Autoregressive, Strategy
 from penstock.strategies.pipedec import PipeDec, StaticTree
-from penstock.strategies.plain import Autoregressive
 from tests.unit.lab.bench.runs import one_request
 
 GOOD = [0.8, 0.9, 0.95]

@@ -13,7 +13,7 @@ from penstock.engine.scheduler import Advance
 from penstock.messages import Sampling
 from penstock.requests.request import Request
 from penstock.server.live.state import CELLS, DRAWN, MOST_DONE, RECENT, SHOWN, LiveState, TreeView
-from penstock.strategies.plain import Autoregressive
+from penstock.strategies.base import Autoregressive
 from penstock.tree import descendants
 from tests.histories import Collected, History
 
