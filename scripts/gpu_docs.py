@@ -15,7 +15,7 @@ import transformers
 
 from benchmarks.gpu.summary import counted
 from benchmarks.strategies.families import ALL
-from penstock.lab.common import markdown
+from penstock.lab.report import markdown
 from penstock.models.attention import LEAST_SPLIT
 from penstock.models.graphs import MOST_ROWS, USUAL_SLOTS
 from tests.checkpoints import settings_of

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock.checkpoint.tensors import GroupedWeight, StoredTensor
-from penstock.models.compiled.blocks import GROUP
+from penstock.models.compiled.dot import GROUP
 
 
 def linear_of(reads: int, gives: int, bias: bool = False) -> nn.Linear:

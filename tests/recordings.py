@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.lab.record import row_of
-from penstock.lab.recording import FORMAT, SHAPES, Fingerprint, Header, Recording
+from penstock.lab.record import FORMAT, SHAPES, Fingerprint, Header, Recording, row_of
 from penstock.messages import Sampling
 from penstock.stage.sampler import pick_one
 

@@ -15,8 +15,7 @@ from typing import Any, Final
 import llvmlite.binding as llvm
 from llvmlite import ir
 
-from penstock.models.compiled.blocks import ARGUMENTS, GROUP, _EightBits, _FourBits
-from penstock.models.compiled.dot import DOTPROD, LANES, LONG, PLAIN
+from penstock.models.compiled.dot import ARGUMENTS, DOTPROD, GROUP, LANES, LONG, PLAIN, _EightBits, _FourBits
 
 WRITERS: Final[dict[str, Any]] = {"int4": _FourBits, "int8": _EightBits}
 FEATURES: Final = {DOTPROD: "+neon,+dotprod", PLAIN: "+neon"}

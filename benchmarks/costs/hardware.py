@@ -22,9 +22,8 @@ from penstock.cluster.load import ClusterFile, resolve
 from penstock.cluster.spec import Cluster, ModelPrice, eagle, llama
 from penstock.cluster.timing import held_by
 from penstock.config import parse
-from penstock.lab.common import markdown
-from penstock.lab.simulator.run import Simulated, simulate
-from penstock.lab.simulator.script import DEMO_ACCURACY, profile_script
+from penstock.lab.report import markdown
+from penstock.lab.simulator.run import DEMO_ACCURACY, Simulated, profile_script, simulate
 from penstock.speculation import SpeculativeConfig
 
 NAME: Final = "hardware"

@@ -22,7 +22,7 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Atten
 
 from benchmarks.shared.benchmark import show
 from penstock.models.attention import ATTENTION, Arenas, Plan, attending, fast_attention, plug_in
-from penstock.models.latent import Latent, LatentAttention, keep_latents
+from penstock.models.carried import Latent, LatentAttention, keep_latents
 from penstock.stage.visibility import BatchView, RequestView
 
 NAME, HOW = "latent", "Measured, random weights, one thread"

@@ -29,8 +29,8 @@ from penstock.emulation.cluster import RealTimeExecutor
 from penstock.estimates.estimates import Estimates
 from penstock.lab.bench.comparison import run_alone, run_one
 from penstock.lab.bench.summary import Sample, same_tokens
-from penstock.lab.common import paired_ratio
 from penstock.lab.grid import PLAIN, Named, Question, parse_entries, short
+from penstock.lab.report import paired_ratio
 from penstock.pipeline.base import Executor, StagePlan, VirtualClock
 from penstock.pipeline.inprocess import InProcessExecutor, InProcessPipeline
 

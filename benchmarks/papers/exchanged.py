@@ -26,7 +26,7 @@ from benchmarks.shared.benchmark import Benchmark, show
 from benchmarks.shared.published import published
 from penstock.cluster.spec import PRICES, ModelPrice, llama
 from penstock.cluster.timing import exchange_of
-from penstock.lab.papers import METHODS
+from penstock.lab.plan import METHODS
 from penstock.models.shares import Exchange, Ranks
 from penstock.models.stage_model import StageModel, load_stage
 from penstock.stage.linked import exchanges

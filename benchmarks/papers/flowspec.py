@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from benchmarks.shared.simulations import Figures, find
-from penstock.lab.common import times
+from penstock.lab.report import times
 
 CLUSTERS = {"7B": "flowspec-7b", "13B": "flowspec-13b"}
 SEGMENTS = 5

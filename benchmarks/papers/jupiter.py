@@ -3,7 +3,7 @@
     python -m benchmarks.results --measure jupiter
 
 260 prompt tokens and 64 new ones, as in its section VI. Prompts and tokens after them are reckoned (``Flow``,
-``lab/papers.py``); speculation is simulated, with a drafter whose first candidate is right as often as stated.
+``lab/plan.py``); speculation is simulated, with a drafter whose first candidate is right as often as stated.
 """
 
 from __future__ import annotations
@@ -20,11 +20,9 @@ from benchmarks.shared.points import Answer, Decoded, answered
 from penstock.cluster import Cluster, link_timings, load_devices, stage_timings
 from penstock.cluster.timing import NOTHING, chunk
 from penstock.lab.grid import parse_entries
-from penstock.lab.papers import METHODS, Group, sequence_s
-from penstock.lab.plan import planned
+from penstock.lab.plan import METHODS, Group, planned, sequence_s
 from penstock.lab.plan_choices import Planning, PlanOptions, staged
-from penstock.lab.simulator.run import simulate
-from penstock.lab.simulator.script import profile_script
+from penstock.lab.simulator.run import profile_script, simulate
 from penstock.planner.costs import BLOCK, Batch, Flow, PieceTable, candidates, problem_of
 from penstock.planner.partition import Part, layer_split, least_piece, sequence_split
 from penstock.speculation import SpeculativeConfig

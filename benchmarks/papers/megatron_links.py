@@ -26,7 +26,7 @@ from penstock import LLM, SamplingParams
 from penstock.cluster.spec import ModelPrice, llama
 from penstock.cluster.timing import exchange_of
 from penstock.core import CompletionOutput, ConfigError
-from penstock.lab.papers import METHODS
+from penstock.lab.plan import METHODS
 from tests.namespaces import Namespace, network
 from tests.workers import Worker
 

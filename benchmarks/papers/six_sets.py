@@ -28,8 +28,8 @@ from penstock.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from penstock.cluster import load_cluster
 from penstock.engine.options import model_folder
 from penstock.lab.bench.summary import StrategyRun
-from penstock.lab.common import Ratio
 from penstock.lab.grid import PLAIN
+from penstock.lab.report import Ratio
 
 NAME: Final = "six_sets"
 HOW: Final = "In virtual time, with SmolLM2-135M-Instruct in 4 bits"

@@ -19,7 +19,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from benchmarks.shared.measured import Taken, folder_of_script, stored
-from penstock.lab.common import markdown, times
+from penstock.lab.report import markdown, times
 
 FOLDER = Path(__file__).parent
 SUFFIX = ".md.jinja"

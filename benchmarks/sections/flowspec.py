@@ -11,7 +11,7 @@ from benchmarks.sections.base import Section
 from benchmarks.sections.pipedec import simulations
 from benchmarks.shared.measured import Taken
 from benchmarks.shared.simulations import LABELS, find
-from penstock.lab.common import times
+from penstock.lab.report import times
 
 
 def take() -> Taken:

@@ -14,7 +14,7 @@ from benchmarks.sections.models import COMPARED
 from benchmarks.sections.pipedec import WIDE
 from benchmarks.shared.simulations import find
 from benchmarks.strategies.shared_host import ratio_over
-from penstock.lab.common import times
+from penstock.lab.report import times
 
 
 def auto_over_plain(figures: Mapping[str, Any]) -> float:

@@ -13,9 +13,9 @@ from benchmarks.sections.base import Section, by_script
 from benchmarks.shared.points import ASKING, TITLE
 from benchmarks.shared.published import published
 from benchmarks.strategies import planned_hosts, plans
-from penstock.lab.common import times
-from penstock.lab.papers import METHODS
+from penstock.lab.plan import METHODS
 from penstock.lab.plan_choices import EVEN, JUPITER, PROPORTIONAL
+from penstock.lab.report import times
 from penstock.outlines.steps import KINDS
 
 PAPER = published("jupiter")

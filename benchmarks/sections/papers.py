@@ -14,7 +14,7 @@ from benchmarks.sections.spd import CELLS, GOAL, again_for, halfway_values, simu
 from benchmarks.shared.measured import stored
 from benchmarks.shared.published import published
 from benchmarks.shared.simulations import find
-from penstock.lab.common import markdown
+from penstock.lab.report import markdown
 
 STEP = "spd-8"
 """The preset whose corrections the page speaks of."""

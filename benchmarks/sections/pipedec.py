@@ -28,8 +28,8 @@ from benchmarks.shared.simulations import (
 )
 from penstock.cluster import draft_timing, load_cluster, plain_step_seconds, stage_timings
 from penstock.cluster.spec import llama
-from penstock.lab.common import times
 from penstock.lab.grid import PLAIN
+from penstock.lab.report import times
 
 CLUSTER, STATIC = "pipedec-14x3090", "static_tree"
 CLUSTERS = ("pipedec-7", CLUSTER, "pipedec-21")

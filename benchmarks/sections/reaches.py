@@ -12,7 +12,7 @@ from benchmarks.sections.pipedec import WIDE
 from benchmarks.shared.measured import stored
 from benchmarks.shared.simulations import find, over
 from benchmarks.strategies.shared_host import ratio_over
-from penstock.lab.common import Ratio
+from penstock.lab.report import Ratio
 
 BEGIN: Final = "<!-- figures: written by python -m benchmarks.results -->"
 END: Final = "<!-- end of figures -->"

@@ -13,7 +13,7 @@ from benchmarks.papers import spd_tables
 from benchmarks.sections.base import Section, by_script
 from benchmarks.shared.measured import stored
 from benchmarks.shared.published import published
-from penstock.lab.common import bounds, times
+from penstock.lab.report import bounds, times
 
 CELLS = tuple(
     spd_tables.cell_key(temperature, width) for width in spd_tables.WIDTHS for temperature in spd_tables.TEMPERATURES

@@ -14,8 +14,8 @@ from benchmarks.shared.root import ROOT
 from benchmarks.shared.simulations import LABELS, SAMPLINGS, recording, said
 from benchmarks.strategies import always_wrong, same_texts
 from penstock.lab.acceptance import LABELS as RULES
-from penstock.lab.common import times
 from penstock.lab.grid import PLAIN
+from penstock.lab.report import times
 
 LEAST = 10
 """Cases of a table, those of the lowest ratios."""

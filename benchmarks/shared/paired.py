@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from penstock.lab.common import Ratio, paired_ratio
+from penstock.lab.report import Ratio, paired_ratio
 
 
 def paired(own: Iterable[float], base: Iterable[float]) -> Ratio:

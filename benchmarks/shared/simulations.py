@@ -9,7 +9,7 @@ from benchmarks.shared.commands import penstock, with_json_file
 from benchmarks.shared.paired import paired
 from benchmarks.shared.profile import ACCURACY
 from benchmarks.shared.root import ROOT
-from penstock.lab.common import Ratio
+from penstock.lab.report import Ratio
 
 RECORDINGS = ROOT / "benchmarks" / "recordings"
 """Folder of the recordings, ignored by Git; missing ones are made when they are needed."""

@@ -30,8 +30,8 @@ from penstock.emulation.cluster import RealTimeExecutor
 from penstock.engine.options import DEMO
 from penstock.lab.bench.comparison import measure_all, on_time
 from penstock.lab.bench.summary import StrategyRun
-from penstock.lab.common import Ratio
 from penstock.lab.grid import DEFAULT_PROMPTS, Question, conversations_of, is_plain, parse_entries, read_prompt_sets
+from penstock.lab.report import Ratio
 from penstock.pipeline.base import VirtualClock
 from penstock.pipeline.inprocess import InProcessExecutor
 

@@ -27,9 +27,8 @@ from benchmarks.shared.profile import ACCURACY
 from penstock.cluster import load_cluster
 from penstock.config import check
 from penstock.core import ConfigError
-from penstock.lab.common import paired_ratio
-from penstock.lab.simulator.run import simulate
-from penstock.lab.simulator.script import profile_script
+from penstock.lab.report import paired_ratio
+from penstock.lab.simulator.run import profile_script, simulate
 from penstock.speculation import SpeculativeConfig
 
 PRESETS = (

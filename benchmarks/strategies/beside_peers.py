@@ -22,10 +22,9 @@ from typing import Any
 from benchmarks.shared.benchmark import Benchmark, show
 from benchmarks.shared.measured import kept_figures
 from penstock.lab.bench.command import run_bench
-from penstock.lab.bench.options import BenchOptions
 from penstock.lab.bench.peer_worker import needs_of
-from penstock.lab.common import paired_ratio
-from penstock.lab.grid import PLAIN
+from penstock.lab.grid import PLAIN, BenchOptions
+from penstock.lab.report import paired_ratio
 
 NAME, HOW = "beside_peers", "Measured, one stage, nothing emulated"
 GIVEN = "MODEL.gguf PROMPTS --threads {threads} --formats {quantization} --per-set {per_set} --tokens {tokens}"

@@ -30,8 +30,7 @@ from penstock.cluster import Cluster, load_cluster
 from penstock.cluster.drawn import uniform_cluster
 from penstock.estimates.estimates import Estimates
 from penstock.estimates.times import TAKEN
-from penstock.lab.simulator.run import ScriptedDrafter, Timed, make_loop, scripted
-from penstock.lab.simulator.script import MISSED, Script, profile_script
+from penstock.lab.simulator.run import MISSED, Script, ScriptedDrafter, Timed, make_loop, profile_script, scripted
 from penstock.lab.simulator.shared_host import SharedHost
 from penstock.speculation import SpeculativeConfig, make_strategy
 

@@ -24,8 +24,7 @@ from benchmarks.shared.paired import bounded
 from benchmarks.shared.profile import ACCURACY
 from penstock.cluster import load_cluster
 from penstock.estimates.estimates import Experience
-from penstock.lab.simulator.run import make_loop, simulate_one
-from penstock.lab.simulator.script import MISSED, Script, profile_script
+from penstock.lab.simulator.run import MISSED, Script, make_loop, profile_script, simulate_one
 from penstock.lab.simulator.shared_host import SharedHost
 from penstock.speculation import SpeculativeConfig, make_strategy
 

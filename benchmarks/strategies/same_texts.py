@@ -24,12 +24,10 @@ from penstock.cluster import load_cluster
 from penstock.config import check
 from penstock.core import ConfigError
 from penstock.lab.acceptance import noise_ranked
-from penstock.lab.common import paired_ratio
-from penstock.lab.record import load_recordings
-from penstock.lab.recording import NO_TOKEN, Recording
+from penstock.lab.record import NO_TOKEN, Recording, load_recordings
+from penstock.lab.report import paired_ratio
 from penstock.lab.simulate import straight_requests
-from penstock.lab.simulator.run import simulate
-from penstock.lab.simulator.script import Script, recording_script
+from penstock.lab.simulator.run import Script, recording_script, simulate
 from penstock.speculation import SpeculativeConfig
 
 CLUSTERS = ("pipedec-14x3090", "flowspec-7b")

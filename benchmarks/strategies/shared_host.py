@@ -36,8 +36,8 @@ from benchmarks.shared.measured import kept_figures
 from benchmarks.shared.paired import paired
 from penstock import LLM, SamplingParams
 from penstock.lab.bench.comparison import measure_all
-from penstock.lab.common import Ratio
 from penstock.lab.grid import Question, Setting, parse_entries, read_prompt_sets
+from penstock.lab.report import Ratio
 
 NAME, HOW = "shared_host", "Measured: two stage processes of one thread each on two cores, nothing emulated"
 IN_INT4 = ", int4"

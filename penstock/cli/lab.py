@@ -14,8 +14,7 @@ from penstock.cli.engine_args import DraftingOptions
 from penstock.cli.options import AsJson, command, new_app
 from penstock.config import Option
 from penstock.engine.options import ModelName
-from penstock.lab.bench.options import BenchOptions
-from penstock.lab.grid import RecordedDraft, RecordedModel
+from penstock.lab.grid import BenchOptions, RecordedDraft, RecordedModel
 from penstock.lab.plan_choices import PlanOptions
 from penstock.lab.quality import QualityOptions
 from penstock.lab.serving_load import ServingOptions
@@ -148,7 +147,7 @@ def compare(
     ],
     second: Annotated[Path, Option("The same of another bench.", metavar="B.json", positional=True)],
 ) -> None:
-    from penstock.lab.compare import compare as show
+    from penstock.lab.report import compare as show
 
     show(first, second)
 

@@ -13,10 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.core import ConfigError
-from penstock.lab.common import is_looping
-from penstock.lab.record import load_recordings
-from penstock.lab.recording import Recording
-from penstock.lab.report import Report, indented
+from penstock.lab.record import Recording, load_recordings
+from penstock.lab.report import Report, indented, is_looping
 from penstock.terminal import FiguresTable
 
 # ----------------------------------------------------------------------------------------------------------- acceptance

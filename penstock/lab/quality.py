@@ -26,10 +26,9 @@ from penstock.core import RequestOutput, SamplingParams
 from penstock.engine.llm import LLM
 from penstock.engine.options import Dtype, EngineOptions, ModelName, Quantization, Stages, Threads
 from penstock.engine.resolve import check_options
-from penstock.lab.common import Ratio, bounds, length, paired_ratio
 from penstock.lab.grid import FiguresFile, check_written, prompt_lines, turns_of
 from penstock.lab.record import Text, head_of, last_states, logits_after
-from penstock.lab.report import Columns, Report, figures_table, settings_of
+from penstock.lab.report import Columns, Ratio, Report, bounds, figures_table, length, paired_ratio, settings_of
 from penstock.terminal import FiguresTable, progress_bar
 
 if TYPE_CHECKING:

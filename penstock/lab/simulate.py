@@ -16,12 +16,10 @@ from penstock.cluster import Cluster, load_cluster
 from penstock.cluster.drawn import uniform_cluster
 from penstock.core import ConfigError
 from penstock.extras import PLOTS, require
-from penstock.lab.common import CONFIDENCE, is_looping
 from penstock.lab.grid import PLACED, PLAIN, WARM_UP, is_plain, parse_entries
 from penstock.lab.plots import NAN, Interval, Labels, Line, plot_bars, plot_heat_map, plot_lines
-from penstock.lab.record import load_recordings
-from penstock.lab.recording import Recording
-from penstock.lab.report import Image, Report, prepare, settings_of, shown
+from penstock.lab.record import Recording, load_recordings
+from penstock.lab.report import CONFIDENCE, Image, Report, is_looping, prepare, settings_of, shown
 from penstock.lab.simulate_runs import (
     STAGES,
     Case,
@@ -36,8 +34,16 @@ from penstock.lab.simulate_runs import (
     tables_of,
     with_options,
 )
-from penstock.lab.simulator.run import Simulated, check_drafter, modelled_cluster, simulate
-from penstock.lab.simulator.script import DEMO_ACCURACY, Script, profile_script, recording_script
+from penstock.lab.simulator.run import (
+    DEMO_ACCURACY,
+    Script,
+    Simulated,
+    check_drafter,
+    modelled_cluster,
+    profile_script,
+    recording_script,
+    simulate,
+)
 from penstock.terminal import progress_bar
 
 # --------------------------------------------------------------------------------------------------------------- report

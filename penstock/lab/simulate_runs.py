@@ -15,7 +15,6 @@ from rich.table import Table
 from penstock.cluster import Cluster, preset_names, stage_timings
 from penstock.config import PIPELINE, SAMPLING, SPECULATION, FieldError, Option, check, check_positive, nearest
 from penstock.drafters.base import check_accuracy
-from penstock.lab.common import CONFIDENCE, bounds, markdown, paired_ratio, share, times
 from penstock.lab.grid import (
     Bandwidth,
     DrafterOn,
@@ -28,7 +27,17 @@ from penstock.lab.grid import (
     split_entries,
     strategy_of,
 )
-from penstock.lab.report import Columns, figures_rows, figures_table
+from penstock.lab.report import (
+    CONFIDENCE,
+    Columns,
+    bounds,
+    figures_rows,
+    figures_table,
+    markdown,
+    paired_ratio,
+    share,
+    times,
+)
 from penstock.lab.simulator.run import Simulated
 from penstock.speculation import SpeculativeConfig, names_of, values_of
 from penstock.strategies.base import STRATEGIES

@@ -32,30 +32,32 @@ from penstock.models.attention import (
     precise_kernel,
     reach_of,
 )
-from penstock.models.carried import CarryingBase, keep_cutoffs
+from penstock.models.carried import CarryingBase, LatentAttention, keep_cutoffs, keep_latents
 from penstock.models.compiled.attention import CompiledAttention
-from penstock.models.compiled.blocks import GROUP
-from penstock.models.compiled.dot import LANES
+from penstock.models.compiled.dot import GROUP, LANES
 from penstock.models.compiled.float_blocks import QUAD
 from penstock.models.compiled.layer import CompiledBase, CompiledNorm, can_compile, compiled, inexact
 from penstock.models.form import FormRecord, build, form_of
 from penstock.models.fused import FusedLayer, RMSNorm, rms_norm
-from penstock.models.fusing import fuse
 from penstock.models.graphs import MET_BEFORE, CudaGraphs, FramePlan, Graphs, Recorder
-from penstock.models.latent import LatentAttention, keep_latents
 from penstock.models.loader import hold_in_memory, quantize_own, read_module, refusing
-from penstock.models.probe import ProbedAttention, check_calls, check_entry, check_mixers, pin_rope
-from penstock.models.quantized.choice import (
+from penstock.models.probe import ProbedAttention, check_calls, check_entry, check_mixers, fuse, pin_rope
+from penstock.models.quantized.linear import weight_bytes, works
+from penstock.models.quantized.pack import (
     all_cores,
     check_computed,
+    check_covered,
     check_numerics,
+    exact_ends,
     in_halves,
     move,
+    pack,
+    pack_sliced,
+    quantize_ends,
     release,
     room_for,
+    share_tied,
 )
-from penstock.models.quantized.linear import weight_bytes, works
-from penstock.models.quantized.pack import check_covered, exact_ends, pack, pack_sliced, quantize_ends, share_tied
 from penstock.models.recurrent.mixers import MixerGroup, install
 from penstock.models.recurrent.state import FoldedState, State, SteppedState
 from penstock.models.shares import ALONE, Columns, GatheredHead, Ranks, cut_rows, narrow, uncut

@@ -222,7 +222,7 @@ def real_device(device: str, clock: Callable[[], float]) -> Device:
     """Keeps the time of a stage whose device, by torch's name, is not modelled."""
     if device == "cpu":
         return Device(clock)
-    from penstock.models.quantized.choice import finish
+    from penstock.models.quantized.pack import finish
 
     return Accelerator(clock, partial(finish, device))
 

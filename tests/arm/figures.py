@@ -21,11 +21,10 @@ from penstock.checkpoint.gguf_blocks import floats
 from penstock.checkpoint.gguf_header import read_header
 from penstock.engine.options import DEMO
 from penstock.messages import Sampling
-from penstock.models.compiled.blocks import GROUP
-from penstock.models.compiled.dot import LANES, instruction
+from penstock.models.compiled.dot import GROUP, LANES, instruction
 from penstock.models.compiled.float_blocks import FORMS
+from penstock.models.compiled.kept import INT4, INT8
 from penstock.models.compiled.products import Weights, product
-from penstock.models.compiled.records import INT4, INT8
 from penstock.models.quantized.linear import FloatHead
 from penstock.noise import generate, to_gumbel
 from penstock.stage.sampler import distribution, log_softmax

@@ -75,7 +75,7 @@ HEAVY_WHEN_CALLED = {
     "library.download",
     "library.names",
     "library.shelf",
-    "lab.recording",
+    "lab.record",
     "pipeline.engine_end",
     "pipeline.forking",
     "text.tokenizer",

@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from penstock.core import ConfigError
-from penstock.lab.recording import METADATA, Recording, digest, fingerprint
+from penstock.lab.record import METADATA, Recording, digest, fingerprint
 from tests.recordings import DRAFT, TARGET, make_recording
 
 

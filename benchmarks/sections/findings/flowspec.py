@@ -9,7 +9,7 @@ from benchmarks.papers import flowspec
 from benchmarks.sections.findings.verdicts import SIMULATED, Finding, figures_of, of_all, of_cases, of_ratio, ranged
 from benchmarks.shared.published import published
 from benchmarks.shared.simulations import find, over, said
-from penstock.lab.common import times
+from penstock.lab.report import times
 
 PAPER: Final = "FlowSpec"
 

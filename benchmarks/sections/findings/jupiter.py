@@ -8,7 +8,7 @@ from typing import Final
 from benchmarks.sections.findings.verdicts import OTHER, Finding, counted, figures_of, of_cases, ranged
 from benchmarks.sections.jupiter import is_table_5, lacking, times_as_long, total
 from benchmarks.shared.published import published
-from penstock.lab.common import times
+from penstock.lab.report import times
 
 PAPER: Final = "Jupiter"
 COMPUTED: Final = "pipelines simulated, the others computed from the bytes that cross a link"

@@ -18,8 +18,8 @@ from benchmarks.sections.findings.verdicts import (
 from benchmarks.sections.pipedec import CLUSTERS, STATIC, small_model_seconds
 from benchmarks.shared.published import published
 from benchmarks.shared.simulations import find, over, percent, said
-from penstock.lab.common import Ratio, times
 from penstock.lab.grid import PLAIN
+from penstock.lab.report import Ratio, times
 
 DRAFTS: Final = {"T0": "demo pair", "profile": "synthetic profile"}
 PAPER: Final = "PipeDec"

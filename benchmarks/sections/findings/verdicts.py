@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from benchmarks.shared.measured import stored
-from penstock.lab.common import Ratio
+from penstock.lab.report import Ratio
 
 HOLDS: Final = "holds here"
 LESS: Final = "holds here, smaller"

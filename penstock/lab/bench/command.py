@@ -27,7 +27,6 @@ from penstock.lab.bench.comparison import (
     on_time,
     questions_of,
 )
-from penstock.lab.bench.options import BenchOptions
 from penstock.lab.bench.peer_worker import check_peers, needs_of
 from penstock.lab.bench.peers import PeerRun, peers_beside
 from penstock.lab.bench.report import SMALL_MODEL, page_of, report_of
@@ -36,6 +35,7 @@ from penstock.lab.grid import (
     DEFAULT_PROMPTS,
     PLACED,
     PLAIN,
+    BenchOptions,
     Conversation,
     Named,
     Question,

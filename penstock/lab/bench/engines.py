@@ -20,12 +20,10 @@ from penstock.engine.llm import LLM
 from penstock.engine.replicas.offline import ReplicatedLLM
 from penstock.lab.bench.command import BenchPlan, all_settings, checked, engine_options
 from penstock.lab.bench.comparison import questions_of
-from penstock.lab.bench.options import BenchOptions
 from penstock.lab.bench.report import IDENTICAL
 from penstock.lab.bench.summary import same_tokens
-from penstock.lab.common import times
-from penstock.lab.grid import WARM_UP, Question, Setting, is_plain, settings_of, short
-from penstock.lab.report import Columns, Report, figures_table
+from penstock.lab.grid import WARM_UP, BenchOptions, Question, Setting, is_plain, settings_of, short
+from penstock.lab.report import Columns, Report, figures_table, times
 from penstock.pipeline.forkserver import fork_from_here
 from penstock.terminal import progress_bar
 

@@ -16,8 +16,8 @@ from penstock.api_keys import without_api_keys
 from penstock.core import PenstockError, RequestOutput
 from penstock.lab.bench.peer_worker import PEERS, Answer, Ask, Setup
 from penstock.lab.bench.summary import StrategyRun
-from penstock.lab.common import Ratio, paired_ratio
 from penstock.lab.grid import WARM_UP, Question, Setting, place_of, token_ids_of
+from penstock.lab.report import Ratio, paired_ratio
 
 if TYPE_CHECKING:
     from penstock.engine.llm import LLM

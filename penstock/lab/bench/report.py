@@ -15,7 +15,6 @@ from penstock.lab.bench.comparison import SmallModel
 from penstock.lab.bench.meter import Bar, Timeline
 from penstock.lab.bench.peers import PeerRun
 from penstock.lab.bench.summary import StrategyRun, first_token_remark
-from penstock.lab.common import CONFIDENCE, bounds, length, markdown, share, share_bounds, times
 from penstock.lab.grid import PLAIN, WARM_UP, Setting, strategy_of
 from penstock.lab.plots import (
     DPI,
@@ -34,7 +33,21 @@ from penstock.lab.plots import (
     plot_lines,
     save,
 )
-from penstock.lab.report import Columns, Image, Report, figures_rows, figures_table, shown
+from penstock.lab.report import (
+    CONFIDENCE,
+    Columns,
+    Image,
+    Report,
+    bounds,
+    figures_rows,
+    figures_table,
+    length,
+    markdown,
+    share,
+    share_bounds,
+    shown,
+    times,
+)
 from penstock.terminal import FiguresTable
 
 if TYPE_CHECKING:

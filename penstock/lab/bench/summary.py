@@ -16,8 +16,8 @@ from penstock.emulation.cluster import drafter_pass
 from penstock.engine.completion import Prompt, ended_at_once, why_empty
 from penstock.engine.resolve import Resolved
 from penstock.lab.bench.meter import HitCounts, Meter, Timeline
-from penstock.lab.common import is_looping, paired_ratio
 from penstock.lab.grid import PLAIN, Question, Setting
+from penstock.lab.report import is_looping, paired_ratio
 from penstock.speculation import SpeculativeConfig, values_of
 from penstock.strategies.pipedec import StaticTreeOptions
 

@@ -30,9 +30,23 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from torch import Tensor
 
-from penstock.models.compiled.blocks import FLOAT, FLOATS, HALVES, prefetch
-from penstock.models.compiled.dot import BYTE, LANES, LONG, SHORT, WORD, WORDS, call, features, on_arm, repeated
-from penstock.models.compiled.records import BFLOAT16, FLOAT16, FLOAT32
+from penstock.models.compiled.dot import (
+    BYTE,
+    FLOAT,
+    FLOATS,
+    HALVES,
+    LANES,
+    LONG,
+    SHORT,
+    WORD,
+    WORDS,
+    call,
+    features,
+    on_arm,
+    prefetch,
+    repeated,
+)
+from penstock.models.compiled.kept import BFLOAT16, FLOAT16, FLOAT32
 from penstock.models.compiled.sums import fma
 
 FORMS: Final = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.float16: FLOAT16}

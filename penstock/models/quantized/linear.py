@@ -20,8 +20,7 @@ from penstock.checkpoint.tensors import (
     raised,
     stacked,
 )
-from penstock.models.compiled.blocks import GROUP
-from penstock.models.compiled.dot import LANES, instruction
+from penstock.models.compiled.dot import GROUP, LANES, instruction
 from penstock.models.compiled.float_blocks import FORMS, QUAD, in_float_blocks, rows_of_blocks
 from penstock.models.compiled.products import Weights, product
 

@@ -1,15 +1,21 @@
-"""Packs a stage's linear layers, embedding and head."""
+"""Packs a stage's linear layers, embedding and head, in formats offered or chosen for the device."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final, Protocol
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from penstock.checkpoint.checkpoint import Checkpoint
+from penstock.config import FieldError
 from penstock.core import ConfigError
+from penstock.files import EXACT, torch_dtype
 from penstock.models.quantized import linear as int4
 from penstock.models.quantized import linear as int8
 from penstock.models.quantized.linear import (
@@ -20,6 +26,7 @@ from penstock.models.quantized.linear import (
     PackedLinear,
     SlicedLinear,
     TiedHead,
+    can_pack,
     gains,
     rounded,
     works,
@@ -205,3 +212,230 @@ def check_covered(layers: nn.Module, quantization: str) -> None:
             raise ConfigError(
                 f"quantization: {quantization} is for linear layers, and {name} is no part of one; use none"
             )
+
+
+# --------------------------------------------------------------------------------------------------------------- choice
+# Chooses the formats of weights and hidden states for this processor, where the user leaves that open.
+
+INSTRUCTIONS: Final = "instructions (AVX2, FMA and F16C, or those of 64-bit ARM)"
+
+Capability = tuple[int, int]
+"""A GPU's compute capability: major, minor."""
+HAS_BFLOAT16: Final = (8, 0)
+"""The least compute capability (Ampere) with instructions for bfloat16."""
+
+EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+"""Fields of a configuration that say that a row has experts to choose from."""
+
+log = logging.getLogger(__name__)
+
+
+def usable_dtype(
+    asked: str, device: str, checkpoint: Checkpoint, quantization: str, capabilities: Iterable[Capability] = ()
+) -> str:
+    """The dtype ``asked`` for ("auto": the checkpoint's), if the device computes well in it; else float32.
+
+    No CPU does in float16, which is used there only if asked for by name. With quantised weights ``auto`` is float32:
+    half precision would make nothing faster, and a row's bits would depend on other rows. On GPUs ``auto`` has 16 bits,
+    as ``half_dtype`` says; ``capabilities`` are those of them that are known.
+    """
+    if device != "cpu":
+        return half_dtype(asked, checkpoint, min(capabilities, default=None))
+    if asked == "auto" and quantization != "none":
+        return "float32"
+    dtype = checkpoint.dtype if asked == "auto" else asked
+    packed = dtype == "bfloat16" and can_pack(torch_dtype(dtype))
+    if dtype == "float32" or packed or asked == "float16":
+        return dtype
+    whose = "the checkpoint's dtype" if asked == "auto" else "dtype"
+    log.warning(
+        f"{whose} is {dtype}, for which this processor has no instructions: float32 is used instead, because {dtype} "
+        "would take several times as long here"
+    )
+    return "float32"
+
+
+def half_dtype(asked: str, checkpoint: Checkpoint, least: Capability | None) -> str:
+    """The dtype for GPUs, of which the oldest has the compute capability ``least`` (None: not known).
+
+    "auto" is the checkpoint's own format if that has 16 bits, else bfloat16; float16 where a GPU lacks bfloat16.
+    """
+    dtype = asked
+    if asked == "auto":
+        dtype = "float16" if checkpoint.dtype == "float16" else "bfloat16"
+    if dtype != "bfloat16" or least is None or least >= HAS_BFLOAT16:
+        return dtype
+    lacking = f"a GPU of compute capability {least[0]}.{least[1]} has no instructions for bfloat16"
+    if asked == "auto":
+        log.warning(f"{lacking}: float16 is used instead, in which some models' numbers grow too large")
+        return "float16"
+    log.warning(f"{lacking}: dtype float16 is faster there")
+    return dtype
+
+
+def weights_format(quantization: str, device: str, checkpoint: Checkpoint, field: str = "quantization") -> str:
+    """The format of a target's or draft model's weights, "none" for floats; resolves ``quantization`` "auto".
+
+    On GPUs whole numbers are held, too, so that a file takes what it says, and become floats at every step
+    (``quantization.sliced``); experts, which are no linear layers, are floats there. Raises FieldError, which names
+    ``field``, for a format that this processor lacks.
+    """
+    if quantization == "auto":
+        routes = any(getattr(checkpoint.config, name, None) for name in EXPERTS)
+        return "none" if routes and device != "cpu" else kept(checkpoint.weights.bits, device)
+    check_computed(field, quantization, device)
+    return quantization
+
+
+def drafter_format(quantization: str, device: str, dtype: str, *, emulated: bool) -> str:
+    """The format of the weights of a learned drafter's module, which computes in ``dtype``.
+
+    int8 costs it next to no hits and takes a quarter of the time to read. On ``emulated`` devices its time is modelled,
+    so that nothing would be gained. Raises FieldError like ``weights_format``.
+    """
+    if quantization == "auto":
+        gains = device == "cpu" and dtype == "float32" and not emulated
+        return "int8" if gains and usable("int8") else "none"
+    field = "speculative_config.quantization"
+    if quantization != "none" and device != "cpu":
+        raise FieldError(
+            field, f"is {quantization!r}, which learned drafters have on cpu alone; device is {device!r}: use none"
+        )
+    check_computed(field, quantization, device)
+    return quantization
+
+
+def check_computed(field: str, quantization: str, device: str) -> None:
+    """Raise FieldError for a format that this processor lacks. Other devices compute floats, which they make of any."""
+    if device == "cpu" and not usable(quantization):
+        raise FieldError(
+            field,
+            f"is {quantization!r}, for which this processor lacks {INSTRUCTIONS}; use none",
+        )
+
+
+def check_numerics(numerics: str, device: str) -> None:
+    """Raise FieldError where nothing can be ``exact``: on another device, or a processor without the instructions."""
+    if numerics == EXACT and device != "cpu":
+        raise FieldError("numerics", f"is {numerics!r}, which is computed on cpu alone; device is {device!r}: use fast")
+    if numerics == EXACT and not works():
+        raise FieldError("numerics", f"is {numerics!r}, for which this processor lacks {INSTRUCTIONS}; use fast")
+
+
+def kept(bits: int | None, device: str) -> str:
+    """The format of a file's weights of ``bits`` bits; "none" on a processor that does not compute in it."""
+    name = {None: "none", 4: "int4", 8: "int8"}[bits]
+    return name if device != "cpu" or usable(name) else "none"
+
+
+# -------------------------------------------------------------------------------------------------------------- devices
+# The torch devices of this machine, and which stage gets which, before any stage is started on one.
+
+Result = TypeVar("Result")
+
+
+def move(module: nn.Module, device: torch.device) -> None:
+    """Move a module's tensors to ``device`` one by one, each leaving the place where it was before the next comes."""
+    module.to(device)
+
+
+def in_halves(compute: Callable[[slice], Result], rows: slice, device: torch.device) -> list[Result]:
+    """The result for these rows or, where the device's memory does not suffice for them, those of both halves in order.
+
+    Raises ConfigError where it does not suffice for one row.
+    """
+    try:
+        return [compute(rows)]
+    except torch.OutOfMemoryError as error:
+        if rows.stop - rows.start <= 1:
+            raise no_memory(device, "a batch of one row") from error
+    # Behind the handler, since the error's traceback holds what the attempt has made.
+    release(device)
+    middle = (rows.start + rows.stop) // 2
+    halves = slice(rows.start, middle), slice(middle, rows.stop)
+    return [found for half in halves for found in in_halves(compute, half, device)]
+
+
+@contextmanager
+def all_cores(device: str) -> Iterator[None]:
+    """Within the block, torch computes with every core that this process may use, unless ``device`` is the CPU.
+
+    A stage on another device has one thread, and its layers are compared and joined here before they are moved.
+    """
+    threads = torch.get_num_threads()
+    if device != "cpu":
+        torch.set_num_threads(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@contextmanager
+def room_for(what: str, device: str) -> Iterator[None]:
+    """Raise ConfigError where the device's memory does not suffice for what is made within the block."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise no_memory(torch.device(device), what) from error
+
+
+def no_memory(device: torch.device, what: str) -> FieldError:
+    """The error that says that a device's memory does not suffice for ``what``."""
+    return FieldError(
+        "device",
+        f"is {str(device)!r}, whose memory does not suffice for {what}: use fewer kv_slots, more stages, or weights of "
+        "fewer bits",
+    )
+
+
+def release(device: torch.device) -> None:
+    """Give back memory that torch keeps of tensors that are gone."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def check_device(device: str) -> None:
+    """Raise FieldError if ``device`` ("cpu", "cuda" or "cuda:N") does not exist here.
+
+    Asks the driver only for the number of GPUs: a CUDA context would take memory that the stages need.
+    """
+    kind, _, number = device.partition(":")
+    if kind == "cpu":
+        return
+    found = torch.cuda.device_count()
+    if found == 0:
+        why = "torch finds no CUDA device here" if torch.version.cuda else "this torch was built without CUDA"
+        raise FieldError("device", f"is {device!r}, but {why}; use cpu")
+    if number and int(number) >= found:
+        known = "cuda:0" if found == 1 else f"cuda:0 to cuda:{found - 1}"
+        raise FieldError("device", f"is {device!r}; torch finds {known} here")
+
+
+def finish(device: str) -> None:
+    """Wait until an accelerator has done all that is queued by now: an event behind it says when."""
+    event = torch.Event(device)
+    event.record()
+    event.synchronize()
+
+
+def drafting_device(device: str) -> str:
+    """The device of a drafter whose stages are on other hosts: this host may lack the ``device`` that they use."""
+    found = torch.cuda.device_count() if device.startswith("cuda") else 0
+    number = int(device.partition(":")[2] or 0)
+    return f"cuda:{number if number < found else 0}" if found else "cpu"
+
+
+def placed(device: str, stages: int) -> tuple[str, ...]:
+    """The device of each stage and, last, of the drafter. ``device`` has been checked.
+
+    "cuda" spreads them over all GPUs. Each stage gets a GPU of its own while they last, and so does the drafter;
+    otherwise the drafter shares the last stage's. More stages than GPUs share them with their neighbours, as evenly as
+    possible.
+    """
+    if device != "cuda":
+        return (device,) * (stages + 1)
+    found = torch.cuda.device_count()
+    used = min(stages, found)
+    # 5 stages on 2 GPUs: 0 0 0 1 1, and the drafter on 1.
+    return *(f"cuda:{stage * used // stages}" for stage in range(stages)), f"cuda:{min(stages, found - 1)}"

@@ -15,8 +15,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_
 
 from penstock.messages import CONTEXT, KEPT, PATH, Candidates, Sampling
 from penstock.models.attention import Arenas, Attend, SlotAttention
-from penstock.models.speculators.base import DraftVocabulary, Rotation
-from penstock.models.speculators.reader import AttendingReader
+from penstock.models.speculators.base import AttendingReader, DraftVocabulary, Rotation
 from penstock.models.speculators.spd import SpecLayer
 from penstock.stage.sampler import contexts_of, needs_path, rank_candidates
 from penstock.stage.visibility import BatchView, ProtocolError, RequestView

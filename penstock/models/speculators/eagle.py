@@ -22,6 +22,7 @@ from penstock.core import ConfigError
 from penstock.models.attention import Attend
 from penstock.models.probe import LENGTH_DEPENDENT, rope_kinds
 from penstock.models.speculators.base import (
+    AttendingReader,
     DecoderLayer,
     Kind,
     Material,
@@ -33,7 +34,6 @@ from penstock.models.speculators.base import (
     draft_vocabulary,
     refusal,
 )
-from penstock.models.speculators.reader import AttendingReader
 from penstock.stage.visibility import BatchView, RequestView
 
 # ---------------------------------------------------------------------------------------------------------------- eagle

@@ -18,6 +18,7 @@ from penstock.checkpoint.tensors import StoredTensor, Tensors
 from penstock.messages import Candidates, Sampling
 from penstock.models.speculators.base import (
     DraftVocabulary,
+    FeatureReader,
     Kind,
     Material,
     SpeculatorCheckpoint,
@@ -26,7 +27,6 @@ from penstock.models.speculators.base import (
     draft_vocabulary,
     refusal,
 )
-from penstock.models.speculators.reader import FeatureReader
 from penstock.stage.sampler import contexts_of, rank_candidates
 from penstock.stage.visibility import BatchView
 

@@ -17,12 +17,11 @@ from penstock.config import FieldError
 from penstock.core import ConfigError
 from penstock.files import check_folder, read_json
 from penstock.models.quantized.pack import pack
-from penstock.models.speculators.base import SpeculatorCheckpoint, find_tensors, refusal
+from penstock.models.speculators.base import FeatureReader, SpeculatorCheckpoint, find_tensors, refusal
 from penstock.models.speculators.block_format import BlockCheckpoint
 from penstock.models.speculators.eagle import Eagle3Checkpoint, EagleCheckpoint
 from penstock.models.speculators.medusa import MedusaCheckpoint
 from penstock.models.speculators.mtp import MtpCheckpoint, no_head
-from penstock.models.speculators.reader import FeatureReader
 from penstock.models.speculators.spd import SpdCheckpoint
 from penstock.models.stage_model import grammars_of
 

@@ -20,6 +20,7 @@ from penstock.checkpoint.tensors import Tensors
 from penstock.models.attention import Attend
 from penstock.models.probe import LENGTH_DEPENDENT, rope_kinds
 from penstock.models.speculators.base import (
+    AttendingReader,
     DecoderLayer,
     Kind,
     Material,
@@ -30,7 +31,6 @@ from penstock.models.speculators.base import (
     refusal,
 )
 from penstock.models.speculators.eagle import bias_shapes, layer_shapes
-from penstock.models.speculators.reader import AttendingReader
 from penstock.stage.visibility import BatchView, ProtocolError
 
 # ------------------------------------------------------------------------------------------------------------------ spd

@@ -23,8 +23,7 @@ from penstock.engine.loop import Observer
 from penstock.engine.options import EngineOptions
 from penstock.engine.resolve import Resolved, resolve_options
 from penstock.lab import record as recorder
-from penstock.lab.record import check_alike, check_record, record
-from penstock.lab.recording import Recording
+from penstock.lab.record import Recording, check_alike, check_record, record
 from penstock.messages import Sampling
 from penstock.models import stage_model
 from penstock.noise import gumbel

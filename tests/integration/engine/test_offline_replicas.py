@@ -24,7 +24,7 @@ from penstock.engine.replicas.replicas import Replicas
 from penstock.engine.replicas.stream import MovingStream, Replica
 from penstock.engine.stats import Counters
 from penstock.lab.bench.engines import run_bench_engines
-from penstock.lab.bench.options import BenchOptions
+from penstock.lab.grid import BenchOptions
 from penstock.requests.request import Request
 from tests.integration.engine.test_llm import assert_same
 from tests.integration.engine.test_processors import EXHAUSTED, EXHAUSTION

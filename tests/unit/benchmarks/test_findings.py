@@ -12,7 +12,7 @@ from benchmarks import results
 from benchmarks.sections import findings, reaches
 from benchmarks.sections.findings import verdicts
 from benchmarks.sections.findings.verdicts import FAILS, HOLDS, LESS, OPEN, OTHER, PARTLY, of_all, of_cases, of_ratio
-from penstock.lab.common import Ratio
+from penstock.lab.report import Ratio
 
 FOUND = findings.findings()
 

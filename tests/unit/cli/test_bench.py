@@ -9,8 +9,7 @@ import pytest
 from penstock.clients.api import Server
 from penstock.lab import serving as serving_command
 from penstock.lab.bench import command
-from penstock.lab.bench.options import BenchOptions
-from penstock.lab.grid import DEFAULT_PROMPTS
+from penstock.lab.grid import DEFAULT_PROMPTS, BenchOptions
 from penstock.lab.serving_load import ServingOptions
 from tests.unit.cli.invoke import invoke
 

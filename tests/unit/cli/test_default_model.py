@@ -12,8 +12,8 @@ from penstock.cli.engine_args import NamedModel, stand_in
 from penstock.cli.lab import Benching, Judging, Training
 from penstock.cli.run import ChattedModel, ServedModel
 from penstock.core import PenstockError
-from penstock.lab.bench.options import BenchOptions
 from penstock.lab.demo import show
+from penstock.lab.grid import BenchOptions
 from penstock.library.download import Unreachable
 from penstock.library.names import DEFAULT
 

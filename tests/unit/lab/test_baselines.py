@@ -6,7 +6,7 @@ import pytest
 
 from penstock.cluster import PRICES
 from penstock.cluster.spec import Device, Link
-from penstock.lab.papers import METHODS, Group, sequence_s
+from penstock.lab.plan import METHODS, Group, sequence_s
 
 MODEL = PRICES["llama-2-7b-4bit"]
 LINK = Link(bandwidth_gbit_s=0.094, latency_ms=0.2)

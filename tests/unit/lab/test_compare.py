@@ -12,9 +12,7 @@ from rich.console import Console
 
 from penstock.core import ConfigError
 from penstock.lab.bench.report import report_of
-from penstock.lab.common import paired_ratio
-from penstock.lab.compare import compare, ratio_of, read_bench
-from penstock.lab.report import indented
+from penstock.lab.report import compare, indented, paired_ratio, ratio_of, read_bench
 from tests.unit.lab.bench.runs import a_request, a_run
 
 

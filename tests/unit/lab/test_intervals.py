@@ -8,7 +8,7 @@ import random
 import pytest
 from scipy import stats
 
-from penstock.lab.common import paired_ratio, share_bounds
+from penstock.lab.report import paired_ratio, share_bounds
 
 RATIOS = [2.0, 2.5, 1.8, 2.2, 3.1]
 

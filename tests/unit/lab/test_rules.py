@@ -16,7 +16,7 @@ from penstock.core import ConfigError
 from penstock.lab import acceptance
 from penstock.lab import acceptance as rules
 from penstock.lab.acceptance import evaluate, mean_over, run_acceptance
-from penstock.lab.recording import Recording
+from penstock.lab.record import Recording
 from tests.recordings import make_recording
 
 

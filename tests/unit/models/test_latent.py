@@ -12,8 +12,8 @@ from torch import nn
 
 from penstock.files import AUTO, REFERENCE
 from penstock.messages import CommittedSlots
-from penstock.models import latent as latents
-from penstock.models.latent import Latent, keep_latents
+from penstock.models import carried as latents
+from penstock.models.carried import Latent, keep_latents
 from penstock.models.quantized.pack import usable
 from penstock.models.stage_model import load_stage
 from tests.checkpoints import LAYERS, make_checkpoint

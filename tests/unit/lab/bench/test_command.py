@@ -12,10 +12,8 @@ from penstock.core import ConfigError
 from penstock.engine.scheduler import Advance
 from penstock.lab.bench.command import BenchPlan, all_settings, engine_options, placed, plan_of, seeds_remark
 from penstock.lab.bench.meter import Meter
-from penstock.lab.bench.options import BenchOptions
-from penstock.lab.common import is_looping
-from penstock.lab.grid import DEFAULT_PROMPTS, Question, read_prompt_sets, read_prompts, read_turns
-from penstock.lab.report import prepare
+from penstock.lab.grid import DEFAULT_PROMPTS, BenchOptions, Question, read_prompt_sets, read_prompts, read_turns
+from penstock.lab.report import is_looping, prepare
 from penstock.messages import Batch, Result, Rows, Span
 from penstock.strategies.auto import Continuous
 from penstock.strategies.base import Autoregressive

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.core import ConfigError
 from penstock.lab.bench.command import plan_of
-from penstock.lab.bench.options import BenchOptions
+from penstock.lab.grid import BenchOptions
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from penstock.cluster import random_cluster
 from penstock.cluster.load import with_drafter_on
 from penstock.engine.loop import EngineLoop
 from penstock.lab.simulator import run
-from penstock.lab.simulator.script import profile_script
+from penstock.lab.simulator.run import profile_script
 from penstock.pipeline.base import VirtualClock
 from penstock.pipeline.inprocess import InProcessPipeline
 from penstock.speculation import SpeculativeConfig

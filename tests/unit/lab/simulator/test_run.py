@@ -15,8 +15,16 @@ from penstock.emulation.cluster import EmulatedDrafter
 from penstock.engine.loop import Observer
 from penstock.engine.options import EngineOptions
 from penstock.engine.resolve import resolve_options
-from penstock.lab.simulator.run import ScriptedDrafter, Timed, busy_share, make_loop, scripted, simulate
-from penstock.lab.simulator.script import Script, profile_script
+from penstock.lab.simulator.run import (
+    Script,
+    ScriptedDrafter,
+    Timed,
+    busy_share,
+    make_loop,
+    profile_script,
+    scripted,
+    simulate,
+)
 from penstock.messages import Result, Sampling
 from penstock.requests.request import Request
 from penstock.speculation import SpeculativeConfig, make_strategy

@@ -9,8 +9,7 @@ import pytest
 from penstock.cluster import Cluster, load_cluster
 from penstock.cluster.drawn import uniform_cluster
 from penstock.config import FieldError
-from penstock.lab.simulator.run import simulate
-from penstock.lab.simulator.script import Script, profile_script
+from penstock.lab.simulator.run import Script, profile_script, simulate
 from penstock.lab.simulator.shared_host import Computing, SharedHost
 from penstock.pipeline.base import VirtualClock
 from penstock.speculation import SpeculativeConfig

@@ -15,8 +15,24 @@ from llvmlite import ir
 from numba import njit
 
 from penstock.models.compiled import float_blocks
-from penstock.models.compiled.blocks import ARGUMENTS, GROUP, LARGEST, _EightBits, _FourBits, block_of, rounding_of
-from penstock.models.compiled.dot import AVX2, DOTPROD, LANES, LONG, PLAIN, VNNI_256, VNNI_512, WORD, instruction
+from penstock.models.compiled.dot import (
+    ARGUMENTS,
+    AVX2,
+    DOTPROD,
+    GROUP,
+    LANES,
+    LARGEST,
+    LONG,
+    PLAIN,
+    VNNI_256,
+    VNNI_512,
+    WORD,
+    _EightBits,
+    _FourBits,
+    block_of,
+    instruction,
+    rounding_of,
+)
 
 HAS = llvm.get_host_cpu_features()
 NEEDED = {VNNI_512: "avx512vnni", VNNI_256: "avxvnni", AVX2: "avx2"}

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from penstock.models.compiled.kept import exact
-from penstock.models.compiled.numbers import exp
+from penstock.models.compiled.sums import exp
 
 
 @exact

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from penstock.checkpoint.tensors import in_groups
-from penstock.models.compiled.blocks import GROUP
+from penstock.models.compiled.dot import GROUP
 from penstock.models.quantized.linear import Int4Linear, fits, works
 from tests.linears import as_multiplied, linear_of
 
