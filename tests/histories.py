@@ -29,8 +29,7 @@ from penstock.pipeline.base import VirtualClock
 from penstock.pipeline.inprocess import InProcessPipeline
 from penstock.requests.request import Request
 from penstock.requests.slots import SlotPool
-from penstock.stage.core import StageCore
-from penstock.stage.driver import StageDriver
+from penstock.stage.driver import StageCore, StageDriver
 from penstock.strategies.auto import Auto, Continuous
 from penstock.strategies.base import Autoregressive, Strategy
 from penstock.strategies.flowspec import FlowSpec, FlowSpecOptions

@@ -13,7 +13,7 @@ from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.checkpoint.look import even_split
 from penstock.messages import NO_SLOT, Batch, CommittedSlots, Opened, Rows, Sampling
 from penstock.models.stage_model import StageModel, load_stage
-from penstock.stage.core import StageCore
+from penstock.stage.driver import StageCore
 
 
 class _Logits:

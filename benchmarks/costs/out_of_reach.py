@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 from benchmarks.shared.benchmark import show
-from penstock.models.recurrent.state import FOLD, kept
+from penstock.models.recurrent import FOLD, kept
 
 NAME, HOW = "out_of_reach", "Computed from the models' configurations"
 CONTEXTS: Final = (8192, 32768)

@@ -21,8 +21,8 @@ from transformers import Qwen3_5TextConfig
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
 
 from benchmarks.shared.benchmark import show
-from penstock.models.recurrent.mixers import DeltaNet, MixerGroup, qwen3_5
-from penstock.models.recurrent.state import FoldedState
+from penstock.models.mixers import DeltaNet, MixerGroup, qwen3_5
+from penstock.models.recurrent import FoldedState
 from penstock.stage.visibility import BatchView, RequestView
 
 NAME, HOW = "recurrent", "Measured, random weights, one thread"

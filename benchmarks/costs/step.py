@@ -31,7 +31,7 @@ from penstock.engine.loop import Observer
 from penstock.hosts.facts import usable_cores
 from penstock.messages import Result, Sampling
 from penstock.models.attention import SlotAttention
-from penstock.models.quantized.linear import BlockLinear
+from penstock.models.linear import BlockLinear
 from penstock.models.stage_model import StageModel, load_stage
 from penstock.stage.visibility import BatchView, RequestView
 

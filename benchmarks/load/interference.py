@@ -33,7 +33,7 @@ from penstock import AsyncLLM, SamplingParams
 from penstock.cluster import load_cluster
 from penstock.engine.options import DEMO
 from penstock.engine.stream import RequestStream
-from penstock.lab.simulator.run import Timed, make_loop, profile_script, scripted
+from penstock.lab.simulator import Timed, make_loop, profile_script, scripted
 from penstock.speculation import make_strategy
 
 NAME, HOW = "interference", "Simulated, with the synthetic profile; on this host measured"

@@ -13,7 +13,7 @@ from typing import Final
 
 from penstock.cluster import Cluster
 from penstock.engine.loop import EngineLoop
-from penstock.lab.simulator.run import Script, Timed, make_loop, profile_script
+from penstock.lab.simulator import Script, Timed, make_loop, profile_script
 from penstock.messages import Sampling
 from penstock.requests.request import Request
 from penstock.speculation import SpeculativeConfig, make_strategy

@@ -28,7 +28,7 @@ from penstock.cluster import load_cluster
 from penstock.config import check
 from penstock.core import ConfigError
 from penstock.lab.report import paired_ratio
-from penstock.lab.simulator.run import profile_script, simulate
+from penstock.lab.simulator import profile_script, simulate
 from penstock.speculation import SpeculativeConfig
 
 PRESETS = (

@@ -15,7 +15,7 @@ from benchmarks.shared.paired import paired
 from benchmarks.shared.profile import ACCURACY, synthetic
 from benchmarks.strategies.auto_against import TOKENS
 from penstock.cluster import Cluster, load_cluster
-from penstock.lab.simulator.run import Script, make_loop, profile_script, simulate, simulate_one
+from penstock.lab.simulator import Script, make_loop, profile_script, simulate, simulate_one
 from penstock.strategies.auto import Continuous
 from penstock.strategies.base import NOW, Context, Strategy
 from penstock.tree import TokenTree

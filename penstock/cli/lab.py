@@ -18,7 +18,7 @@ from penstock.lab.grid import BenchOptions, RecordedDraft, RecordedModel
 from penstock.lab.plan_choices import PlanOptions
 from penstock.lab.quality import QualityOptions
 from penstock.lab.serving_load import ServingOptions
-from penstock.lab.simulate_runs import SimulateOptions
+from penstock.lab.simulate import SimulateOptions
 from penstock.lab.trainer.options import TrainOptions
 from penstock.library.names import DEFAULT
 
@@ -225,6 +225,6 @@ def demo(
     embedded: Annotated[bool, Option("Show the shipped pair: nothing is fetched.", names=("--embedded",))] = False,
     as_json: AsJson = False,
 ) -> None:
-    from penstock.lab.demo.show import run_demo
+    from penstock.lab.demo import run_demo
 
     run_demo(as_json, embedded=embedded)

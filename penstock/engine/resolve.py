@@ -124,7 +124,7 @@ def resolve_options(options: EngineOptions, living: Mapping[str, HostFacts] | No
     """
     check_options(options)
     from penstock.checkpoint.checkpoint import open_checkpoint
-    from penstock.models.quantized.pack import check_numerics, weights_format
+    from penstock.models.packing import check_numerics, weights_format
 
     speculation, cluster = options.speculative_config, options.cluster
     assert not isinstance(speculation, Mapping)
@@ -187,7 +187,7 @@ def drafter_quantization(
     options: EngineOptions, speculation: SpeculativeConfig | None, draft: Checkpoint | None
 ) -> str:
     """Format of the drafter's weights: none, int8 or int4. ``draft``: the draft model's checkpoint, if there is one."""
-    from penstock.models.quantized.pack import drafter_format, weights_format
+    from penstock.models.packing import drafter_format, weights_format
 
     drafter = speculation.drafter_options if speculation is not None else None
     if isinstance(drafter, SmallModelOptions) and draft is not None:
@@ -204,7 +204,7 @@ def computed_in(
     options: EngineOptions, checkpoint: Checkpoint, quantization: str, living: Mapping[str, HostFacts]
 ) -> str:
     """The dtype of hidden states, and of weights that are floats."""
-    from penstock.models.quantized.pack import usable_dtype
+    from penstock.models.packing import usable_dtype
 
     able = capabilities(options, living)
     return usable_dtype(options.dtype, options.device, checkpoint, quantization, able)
@@ -234,7 +234,7 @@ def devices_of(
 
     Raises ConfigError for a device that is not there.
     """
-    from penstock.models.quantized.pack import check_device, drafting_device, placed
+    from penstock.models.packing import check_device, drafting_device, placed
 
     places = [*hosts, drafter] if drafter in living else list(hosts)
     here = [stage for stage, host in enumerate(hosts) if not host]

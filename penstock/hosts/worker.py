@@ -380,7 +380,7 @@ def run_worker(
         if head is not None:
             coming.enter_context(Joining(head, name, security, insecure))
         if announce:
-            from penstock.hosts.discovery import Announcement
+            from penstock.hosts.listing import Announcement
 
             coming.enter_context(Announcement(name))
         agent.serve()

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from penstock.checkpoint.gate import RECURRENT_TYPES, layer_types
-from penstock.models.recurrent.state import FOLD, ZeroPages
+from penstock.models.recurrent import FOLD, ZeroPages
 from penstock.stage.visibility import BatchView, RequestView
 
 # ------------------------------------------------------------------------------------------------------------ attention

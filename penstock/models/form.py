@@ -16,15 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from penstock.checkpoint.checkpoint import Checkpoint
-from penstock.checkpoint.gguf import GgufWeights
-from penstock.checkpoint.known import keep, question, recall, record_of
+from penstock.checkpoint.gguf import GgufWeights, keep, question, recall, record_of
 from penstock.checkpoint.tensors import Listener, Tensors, check_finite, counted
 from penstock.files import torch_dtype
 from penstock.models.fused import FusedBase, FusedLayer, RMSNorm, Rotary, States, identical, is_silu, sample_of
+from penstock.models.linear import read_later
 from penstock.models.loader import PassThrough, own_slices
+from penstock.models.packing import TableEmbedding
 from penstock.models.probe import LENGTH_DEPENDENT, rope_kinds
-from penstock.models.quantized.linear import read_later
-from penstock.models.quantized.pack import TableEmbedding
 
 HEAD: Final = "lm_head"
 NORMS: Final = {

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from penstock.models.attention import attend
-from penstock.models.quantized.linear import is_read_later, join
+from penstock.models.linear import is_read_later, join
 from penstock.models.shares import ALONE, cut_of
 
 # -------------------------------------------------------------------------------------------------------------- linears

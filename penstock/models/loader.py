@@ -23,8 +23,8 @@ from penstock.core import ConfigError, PenstockError
 from penstock.files import AUTO, CONFIG_FILE, EXACT, problem_in, read_json, said, torch_dtype
 from penstock.models.attention import ATTENTION, plug_in
 from penstock.models.compiled.layer import has_own_form, have_form, inexact
-from penstock.models.quantized.linear import read_later, works
-from penstock.models.quantized.pack import Table, TableEmbedding
+from penstock.models.linear import read_later, works
+from penstock.models.packing import Table, TableEmbedding
 from penstock.models.shares import Ranks, cut_of, lacking, uncut
 
 # ------------------------------------------------------------------------------------------------------------- own part

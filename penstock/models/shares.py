@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from penstock.config import FieldError
 from penstock.models.compiled.dot import LANES
-from penstock.models.quantized.linear import stored_rows
+from penstock.models.linear import stored_rows
 
 
 class Exchange(Protocol):

@@ -40,10 +40,10 @@ from penstock.models.compiled.layer import CompiledBase, CompiledNorm, can_compi
 from penstock.models.form import FormRecord, build, form_of
 from penstock.models.fused import FusedLayer, RMSNorm, rms_norm
 from penstock.models.graphs import MET_BEFORE, CudaGraphs, FramePlan, Graphs, Recorder
+from penstock.models.linear import weight_bytes, works
 from penstock.models.loader import hold_in_memory, quantize_own, read_module, refusing
-from penstock.models.probe import ProbedAttention, check_calls, check_entry, check_mixers, fuse, pin_rope
-from penstock.models.quantized.linear import weight_bytes, works
-from penstock.models.quantized.pack import (
+from penstock.models.mixers import MixerGroup, install
+from penstock.models.packing import (
     all_cores,
     check_computed,
     check_covered,
@@ -58,8 +58,8 @@ from penstock.models.quantized.pack import (
     room_for,
     share_tied,
 )
-from penstock.models.recurrent.mixers import MixerGroup, install
-from penstock.models.recurrent.state import FoldedState, State, SteppedState
+from penstock.models.probe import ProbedAttention, check_calls, check_entry, check_mixers, fuse, pin_rope
+from penstock.models.recurrent import FoldedState, State, SteppedState
 from penstock.models.shares import ALONE, Columns, GatheredHead, Ranks, cut_rows, narrow, uncut
 from penstock.stage.grammar import GrammarMasks, Grammars
 from penstock.stage.sampler import contexts_of, pick_tokens, rank_candidates

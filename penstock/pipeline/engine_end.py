@@ -11,8 +11,7 @@ from penstock.emulation.device import link_of
 from penstock.emulation.stage import emulated_driver
 from penstock.messages import MOST, Batch, Cancel, GrammarPrepared, Message, Ready, Result, digest_of
 from penstock.pipeline.base import Clock, StagePlan
-from penstock.stage.core import StageCore
-from penstock.stage.driver import Accelerator, Core, Device, Link, StageDriver
+from penstock.stage.driver import Accelerator, Core, Device, Link, StageCore, StageDriver
 from penstock.stage.linked import Leader
 from penstock.stage.visibility import ProtocolError
 
@@ -222,7 +221,7 @@ def real_device(device: str, clock: Callable[[], float]) -> Device:
     """Keeps the time of a stage whose device, by torch's name, is not modelled."""
     if device == "cpu":
         return Device(clock)
-    from penstock.models.quantized.pack import finish
+    from penstock.models.packing import finish
 
     return Accelerator(clock, partial(finish, device))
 

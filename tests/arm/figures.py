@@ -25,7 +25,7 @@ from penstock.models.compiled.dot import GROUP, LANES, instruction
 from penstock.models.compiled.float_blocks import FORMS
 from penstock.models.compiled.kept import INT4, INT8
 from penstock.models.compiled.products import Weights, product
-from penstock.models.quantized.linear import FloatHead
+from penstock.models.linear import FloatHead
 from penstock.noise import generate, to_gumbel
 from penstock.stage.sampler import distribution, log_softmax
 from penstock.text.tokenizer import load_tokenizer

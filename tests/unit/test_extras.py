@@ -18,7 +18,7 @@ from penstock.extras import CURVES, PLOTS, TRAINING_NEED, Need, require
 
 ROOT: Final = Path(penstock.__file__).parents[1]
 OPTIONAL: Final = {
-    "penstock.hosts.discovery": "zeroconf",
+    "penstock.hosts.listing": "zeroconf",
     "penstock.hosts.ray": "ray",
     "penstock.ray_serve.application": "ray",
     "penstock.ray_serve.policies": "ray",

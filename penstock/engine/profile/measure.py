@@ -320,7 +320,7 @@ def carrying(config: Any) -> list[bool]:
 
 def state_bytes(config: Any, dtype: int, quantization: str) -> int:
     """Bytes that a layer which carries a state keeps of one row; int4 weights on a CPU need the state in float64."""
-    from penstock.models.recurrent.state import kept
+    from penstock.models.recurrent import kept
 
     return kept(config).bytes(dtype, 8 if quantization == "int4" else 4)
 
@@ -459,7 +459,7 @@ def candidates_on(options: EngineOptions, names: list[str], living: Mapping[str,
     Raises ConfigError for a host with none, for one with several GPUs that is named once, and for GPUs of a host that
     differ.
     """
-    from penstock.models.quantized.pack import check_device
+    from penstock.models.packing import check_device
 
     # As one stage, whose formats are those that the engine would resolve for all of these hosts.
     alone = replace(

@@ -49,7 +49,7 @@ from penstock.lab.trainer.mtp import MTP
 from penstock.lab.trainer.options import BELONGS, TrainOptions, check_target, drafting_cluster
 from penstock.lab.trainer.spd import EARLY_EXIT, SPD
 from penstock.lab.trainer.states import Loader, StateCache, Wanted, epoch_steps, fill, identity, key_of, packed
-from penstock.models.quantized.pack import check_device
+from penstock.models.packing import check_device
 from penstock.models.speculators.base import TargetHead
 from penstock.text.tokenizer import load_tokenizer
 

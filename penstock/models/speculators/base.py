@@ -21,8 +21,8 @@ from penstock.core import ConfigError
 from penstock.files import CONFIG_FILE, read_json, torch_dtype
 from penstock.messages import Candidates, Features, SampledToken, Sampling
 from penstock.models.attention import Arenas, Attend, Plan, SlotAttention, fast_attention
+from penstock.models.linear import weight_bytes
 from penstock.models.loader import load_module
-from penstock.models.quantized.linear import weight_bytes
 from penstock.models.stage_model import NormOnly
 from penstock.stage.grammar import GrammarMasks
 from penstock.stage.sampler import contexts_of, rank_candidates

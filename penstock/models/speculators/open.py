@@ -16,7 +16,7 @@ from penstock.checkpoint.tensors import Tensors
 from penstock.config import FieldError
 from penstock.core import ConfigError
 from penstock.files import check_folder, read_json
-from penstock.models.quantized.pack import pack
+from penstock.models.packing import pack
 from penstock.models.speculators.base import FeatureReader, SpeculatorCheckpoint, find_tensors, refusal
 from penstock.models.speculators.block_format import BlockCheckpoint
 from penstock.models.speculators.eagle import Eagle3Checkpoint, EagleCheckpoint

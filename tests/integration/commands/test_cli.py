@@ -157,12 +157,12 @@ def test_an_error_before_the_start_comes_at_once(tmp_path: Path) -> None:
 def test_demo_prints_one_json_object(
     pair: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from penstock.lab.demo import show
-    from penstock.lab.demo import show as scene
+    from penstock.lab import demo
+    from penstock.lab import demo as scene
 
     monkeypatch.setattr(options, "DEMO", pair)
     monkeypatch.setattr(scene, "TOKENS", 6)
-    show.run_demo(as_json=True, embedded=True)
+    demo.run_demo(as_json=True, embedded=True)
     out, err = capsys.readouterr()
     result = json.loads(out)
     assert result["identical"] is True

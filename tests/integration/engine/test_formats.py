@@ -11,7 +11,7 @@ import pytest
 
 from penstock.drafters.base import SyntheticDrafter
 from penstock.messages import Sampling
-from penstock.models.quantized.linear import works
+from penstock.models.linear import works
 from penstock.requests.request import Request
 from tests.checkpoints import VOCAB, make_checkpoint
 from tests.engines import InProcessEngine

@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 
 from penstock import LLM, SamplingParams
-from penstock.models.quantized.linear import works
+from penstock.models.linear import works
 from penstock.pipeline.base import StageSpec
 from penstock.pipeline.stage_process import StageProcess
 from tests.happening import AfterResults

@@ -11,7 +11,7 @@ import pytest
 from penstock import LLM, SamplingParams, StructuredOutputsParams
 from penstock.config import FieldError
 from penstock.engine.loop import Observer
-from penstock.models.quantized.linear import works
+from penstock.models.linear import works
 from penstock.pipeline.forkserver import shared_fork_server
 from tests.processes import descendants
 from tests.serving import until

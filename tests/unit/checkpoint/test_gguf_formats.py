@@ -16,7 +16,7 @@ from penstock.checkpoint.gguf_blocks import FLOATS, LOOKED_UP, OF_FOUR_BITS, REA
 from penstock.checkpoint.gguf_header import read_header
 from penstock.core import ConfigError
 from penstock.models.loader import load_whole
-from penstock.models.quantized.pack import weights_format
+from penstock.models.packing import weights_format
 from tests.gguf_files import make_gguf, split_gguf
 from tests.llama_cpp import logits, needs_llama_cpp
 

@@ -8,8 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from penstock.checkpoint.packed import packed_tensor, parts_of
-from penstock.checkpoint.packed_formats import AWQ, GPTQ_FORMATS, Method, fields
+from penstock.checkpoint.packed import AWQ, GPTQ_FORMATS, Method, fields, packed_tensor, parts_of
 from penstock.checkpoint.tensors import StoredTensor
 from penstock.core import ConfigError
 from tests.packed_checkpoints import along_rows

@@ -12,7 +12,7 @@ from penstock.cli.engine_args import NamedModel, stand_in
 from penstock.cli.lab import Benching, Judging, Training
 from penstock.cli.run import ChattedModel, ServedModel
 from penstock.core import PenstockError
-from penstock.lab.demo import show
+from penstock.lab import demo
 from penstock.lab.grid import BenchOptions
 from penstock.library.download import Unreachable
 from penstock.library.names import DEFAULT
@@ -40,7 +40,7 @@ def found(name: str, fails: Exception | None = None) -> list[str]:
 
 def test_every_command_has_the_same_one() -> None:
     options: tuple[Any, ...] = (NamedModel, ChattedModel, ServedModel, Benching, Judging, Training)
-    assert {one.model for one in options} == {show.DEFAULT} == {DEFAULT}
+    assert {one.model for one in options} == {demo.DEFAULT} == {DEFAULT}
     assert BenchOptions().model == "demo", "from Python nothing is fetched that was not named"
 
 

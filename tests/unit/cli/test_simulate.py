@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.lab import simulate
-from penstock.lab.simulate_runs import SimulateOptions
+from penstock.lab.simulate import SimulateOptions
 from tests.unit.cli.invoke import invoke
 
 

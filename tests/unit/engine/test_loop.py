@@ -19,8 +19,7 @@ from penstock.pipeline.base import VirtualClock
 from penstock.pipeline.inprocess import InProcessPipeline
 from penstock.requests.request import Request
 from penstock.requests.slots import SlotPool
-from penstock.stage.core import StageCore
-from penstock.stage.driver import StageDriver
+from penstock.stage.driver import StageCore, StageDriver
 from penstock.strategies.auto import Continuous
 from penstock.strategies.base import Autoregressive, Context, Strategy
 from penstock.strategies.pipedec import PipeDec

@@ -22,8 +22,7 @@ from penstock.messages import Sampling
 from penstock.pipeline.base import VirtualClock
 from penstock.requests.request import Request
 from penstock.requests.slots import SlotPool
-from penstock.stage.core import StageCore
-from penstock.stage.driver import StageDriver
+from penstock.stage.driver import StageCore, StageDriver
 from penstock.strategies.base import Autoregressive
 from tests.hash_model import HashLayers, plain_decode
 from tests.histories import Collected

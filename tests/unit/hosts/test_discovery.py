@@ -9,8 +9,8 @@ pytest.importorskip("zeroconf", reason="zeroconf is not installed")
 from zeroconf import ServiceInfo
 
 from penstock.core import ConfigError
-from penstock.hosts import discovery, listing
-from penstock.hosts.discovery import SERVICE, Announcement, addresses_of, announced
+from penstock.hosts import listing
+from penstock.hosts.listing import SERVICE, Announcement, addresses_of, announced
 from penstock.hosts.worker import run_worker
 from tests.agents import soon
 
@@ -26,12 +26,12 @@ def test_addresses_are_made_of_numbers() -> None:
 
 
 def test_what_is_found_is_only_suggested(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(discovery, "announced", lambda: ["10.0.0.2:7700", "10.0.0.3:7700"])
+    monkeypatch.setattr(listing, "announced", lambda: ["10.0.0.2:7700", "10.0.0.3:7700"])
     listing.suggest_hosts(as_json=False)
     assert "  penstock hosts 10.0.0.2:7700,10.0.0.3:7700" in capsys.readouterr().out
     listing.suggest_hosts(as_json=True)
     assert capsys.readouterr().out == '["10.0.0.2:7700","10.0.0.3:7700"]\n'
-    monkeypatch.setattr(discovery, "announced", list)
+    monkeypatch.setattr(listing, "announced", list)
     listing.suggest_hosts(as_json=False)
     assert "Nobody announces a worker" in capsys.readouterr().out
 

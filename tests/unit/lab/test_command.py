@@ -14,9 +14,8 @@ from rich.console import Console
 from penstock.cluster import load_cluster
 from penstock.core import ConfigError
 from penstock.lab.grid import WARM_UP
-from penstock.lab.simulate import run_simulate
-from penstock.lab.simulate_runs import SimulatedRun, SimulateOptions, parse_sweep
-from penstock.lab.simulator.run import profile_script, simulate
+from penstock.lab.simulate import SimulatedRun, SimulateOptions, parse_sweep, run_simulate
+from penstock.lab.simulator import profile_script, simulate
 from penstock.speculation import SpeculativeConfig
 from tests.recordings import DRAFT, make_recording
 from tests.unit.lab.png import png_size

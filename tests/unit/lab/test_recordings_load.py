@@ -12,8 +12,7 @@ from rich.console import Console
 from penstock.core import ConfigError
 from penstock.lab.acceptance import run_acceptance
 from penstock.lab.record import Recording, fingerprint_of, load_recordings
-from penstock.lab.simulate import run_simulate
-from penstock.lab.simulate_runs import SimulateOptions
+from penstock.lab.simulate import SimulateOptions, run_simulate
 from tests.recordings import make_recording
 
 

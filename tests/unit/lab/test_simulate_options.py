@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.config import FieldError
-from penstock.lab.simulate_runs import SimulateOptions, parse_accuracy
+from penstock.lab.simulate import SimulateOptions, parse_accuracy
 
 
 def test_a_profile_is_read_or_refused() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.config import FieldError
-from penstock.lab.simulate_runs import expanded, parse_sweep
+from penstock.lab.simulate import expanded, parse_sweep
 
 
 def test_values_double() -> None:

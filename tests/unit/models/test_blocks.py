@@ -17,7 +17,7 @@ from penstock.messages import CONTEXT, KEPT, PATH, Batch, Features, Opened, Rows
 from penstock.models.speculators.block import BlockStage
 from penstock.models.speculators.block_format import BlockCheckpoint
 from penstock.models.speculators.open import load_speculator_stage, open_speculator
-from penstock.stage.core import StageCore
+from penstock.stage.driver import StageCore
 from tests import speculators
 from tests.checkpoints import VOCAB, make_checkpoint
 from tests.speculators import BLOCK, DRAFTED, FIRST_DRAFTED, MASK, Draft

@@ -13,10 +13,10 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 
 from penstock.checkpoint import checkpoint as checkpoint_module
-from penstock.checkpoint import gguf, known
+from penstock.checkpoint import gguf
 from penstock.checkpoint.checkpoint import Checkpoint, is_known, open_checkpoint
+from penstock.checkpoint.gguf import keep, question, recall, record_of
 from penstock.checkpoint.gguf_header import read_header
-from penstock.checkpoint.known import keep, question, recall, record_of
 from penstock.models import stage_model
 from penstock.models.form import FormRecord, StageForm
 from penstock.models.loader import check_loads
@@ -181,20 +181,20 @@ def test_a_damaged_record_is_made_anew(record: tuple[Path, Path]) -> None:
     file.write_bytes(before[:-1])
     loaded(path, 0, 2, quantization="int8")
     assert file.read_bytes() == before
-    model = file.with_name(known.MODEL)
+    model = file.with_name(gguf.MODEL)
     model.write_bytes(b"")
     assert not is_known(str(path))
     assert as_known(path).known is not None
 
 
-@pytest.mark.parametrize("what", ["__version__", "version", "LAYOUT"])
+@pytest.mark.parametrize("what", ["__version__", "version", "FACTS_LAYOUT"])
 def test_a_record_of_another_version_is_none(
     what: str, record: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, _ = record
     checkpoint = open_checkpoint(str(path))
-    other: dict[str, Any] = {"__version__": "0.0.0", "version": lambda name: f"another {name}", "LAYOUT": 0}
-    monkeypatch.setattr(known, what, other[what])
+    other: dict[str, Any] = {"__version__": "0.0.0", "version": lambda name: f"another {name}", "FACTS_LAYOUT": 0}
+    monkeypatch.setattr(gguf, what, other[what])
     assert FormRecord(checkpoint, 0, 2, "float32", 64).read() is None
     assert checkpoint_module.known_of(read_header(path)) is None
 

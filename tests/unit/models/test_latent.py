@@ -14,7 +14,7 @@ from penstock.files import AUTO, REFERENCE
 from penstock.messages import CommittedSlots
 from penstock.models import carried as latents
 from penstock.models.carried import Latent, keep_latents
-from penstock.models.quantized.pack import usable
+from penstock.models.packing import usable
 from penstock.models.stage_model import load_stage
 from tests.checkpoints import LAYERS, make_checkpoint
 from tests.staged import Staged, chain_rows

@@ -14,7 +14,7 @@ from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.models import stage_model
 from penstock.models.fused import FusedLayer, RMSNorm
 from penstock.models.loader import load_module, read_module
-from penstock.models.quantized.pack import move
+from penstock.models.packing import move
 from penstock.models.stage_model import load_stage
 from tests.checkpoints import LAYERS, make_checkpoint
 

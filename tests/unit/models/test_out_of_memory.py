@@ -12,7 +12,7 @@ import torch
 
 from penstock.config import FieldError
 from penstock.messages import Sampling
-from penstock.models.quantized import pack
+from penstock.models import packing
 from penstock.models.stage_model import StageModel, load_stage
 from penstock.stage.visibility import BatchView, RequestView, part_of
 from tests.checkpoints import LAYERS, make_checkpoint
@@ -134,7 +134,7 @@ def test_memory_is_given_back_before_the_halves(monkeypatch: pytest.MonkeyPatch)
             raise torch.OutOfMemoryError("CUDA out of memory.")
         return rows.start
 
-    assert pack.in_halves(compute, slice(0, 5), torch.device("cuda:0")) == [0, 2, 3]
+    assert packing.in_halves(compute, slice(0, 5), torch.device("cuda:0")) == [0, 2, 3]
     assert events == [(0, 5), "empty", (0, 2), (2, 5), "empty", (2, 3), (3, 5)]
 
 

@@ -13,7 +13,7 @@ from penstock.checkpoint.look import SINGLE_FILE
 from penstock.checkpoint.tensors import StoredTensor
 from penstock.hosts.weights import ranges_of
 from penstock.models.loader import PerLayerTable, load_module
-from penstock.models.quantized.pack import usable
+from penstock.models.packing import usable
 from tests.checkpoints import VOCAB, make_checkpoint
 from tests.staged import Staged
 

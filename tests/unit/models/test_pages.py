@@ -8,7 +8,7 @@ import psutil
 import pytest
 import torch
 
-from penstock.models.recurrent.state import LAZY, ZeroPages
+from penstock.models.recurrent import LAZY, ZeroPages
 from tests.checkpoints import make_checkpoint
 from tests.staged import Staged
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from penstock.models.quantized.pack import drafting_device
+from penstock.models.packing import drafting_device
 
 
 @pytest.mark.parametrize(

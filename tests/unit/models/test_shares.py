@@ -15,8 +15,8 @@ from torch import Tensor
 
 from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.core import ConfigError
+from penstock.models.linear import works
 from penstock.models.loader import check_loads
-from penstock.models.quantized.linear import works
 from penstock.models.shares import Ranks
 from penstock.models.stage_model import StageModel, load_stage
 from penstock.stage.linked import HALF, StageRankLost, exchanges

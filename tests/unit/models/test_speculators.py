@@ -15,7 +15,7 @@ from penstock.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from penstock.config import FieldError
 from penstock.core import ConfigError
 from penstock.models.attention import Arenas, Plan, SlotAttention, folded_kernel
-from penstock.models.quantized.pack import pack
+from penstock.models.packing import pack
 from penstock.models.speculators.base import SpeculatorCheckpoint
 from penstock.models.speculators.open import open_speculator
 from penstock.stage.visibility import BatchView, RequestView

@@ -11,7 +11,7 @@ from penstock.emulation.stage import StageEmulation, emulated_driver
 from penstock.messages import NO_SLOT, Batch, Cancel, Opened, Result, Rows, Sampling
 from penstock.pipeline.base import VirtualClock
 from penstock.pipeline.inprocess import InProcessPipeline
-from penstock.stage.core import StageCore
+from penstock.stage.driver import StageCore
 from tests.hash_model import HashLayers, plain_next
 from tests.unit.stage.test_driver import stage_timing
 

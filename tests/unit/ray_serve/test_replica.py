@@ -11,8 +11,8 @@ import pytest
 from penstock.core import CompletionOutput, FinishReason, PipelineError, RequestError, RequestOutput
 from penstock.engine.completion import CompletionDelta
 from penstock.engine.stream import RequestDelta, RequestStream
+from penstock.ray_serve.application import told
 from penstock.ray_serve.remote import Failed, Message, News, Refused
-from penstock.ray_serve.replica import told
 
 
 class Scripted:

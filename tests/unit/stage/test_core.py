@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.messages import NO_SLOT, Batch, Cancel, CommittedSlots, Opened, Rows, SampledToken, Sampling
-from penstock.stage.core import StageCore
+from penstock.stage.driver import StageCore
 from penstock.stage.visibility import BatchView, ProtocolError
 from tests.hash_model import HashLayers, HiddenRows, committed_slots, plain_next
 

@@ -25,8 +25,7 @@ from penstock.messages import (
     Stop,
 )
 from penstock.pipeline.base import VirtualClock
-from penstock.stage.core import StageCore
-from penstock.stage.driver import StageDriver
+from penstock.stage.driver import StageCore, StageDriver
 from tests.hash_model import HashLayers, HashReader, HiddenRows
 
 seconds = st.sampled_from([0.0, 0.001, 0.25, 1.0, 3.0])

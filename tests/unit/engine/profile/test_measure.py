@@ -16,7 +16,7 @@ from penstock.engine.profile.solve import parts_of
 from penstock.messages import Batch
 from penstock.pipeline.base import StagePlan, VirtualClock
 from penstock.pipeline.inprocess import InProcessExecutor, InProcessPipeline
-from penstock.stage.core import StageCore
+from penstock.stage.driver import StageCore
 from tests.hash_model import HashLayers
 
 CAPACITY = 300

@@ -9,13 +9,13 @@ from penstock.engine.loop import EngineLoop
 from penstock.engine.scheduler import Scheduler
 from penstock.lab.bench.meter import Meter
 from penstock.lab.bench.summary import StrategyRun
-from penstock.lab.simulator.run import Timed
+from penstock.lab.simulator import Timed
 from penstock.messages import Sampling
 from penstock.pipeline.base import VirtualClock
 from penstock.pipeline.inprocess import InProcessPipeline
 from penstock.requests.request import Request
 from penstock.requests.slots import SlotPool
-from penstock.stage.core import StageCore
+from penstock.stage.driver import StageCore
 from penstock.strategies.base import Strategy
 from tests.hash_model import HashLayers, plain_decode
 

@@ -7,7 +7,7 @@ import pytest
 from penstock.cluster import load_cluster, plain_step_seconds
 from penstock.engine.scheduler import Advance
 from penstock.engine.stats import RunLog
-from penstock.lab.demo.race import BoardRows, boards_table, level_of, modelled_delays, rows_on_boards
+from penstock.lab.race import BoardRows, boards_table, level_of, modelled_delays, rows_on_boards
 from penstock.messages import Result
 from penstock.tree import Node
 from tests.unit.lab.demo.drawing import batch, plain

@@ -12,9 +12,9 @@ from rich.console import Console
 
 from penstock.cluster import load_cluster
 from penstock.engine.scheduler import Advance
-from penstock.lab.demo import race as race_module
-from penstock.lab.demo.race import PENSTOCK, PLAIN, Race, Run, printable
-from penstock.lab.demo.show import CHAT_WORDS
+from penstock.lab import race as race_module
+from penstock.lab.demo import CHAT_WORDS
+from penstock.lab.race import PENSTOCK, PLAIN, Race, Run, printable
 from tests.unit.lab.demo.drawing import batch, node
 
 

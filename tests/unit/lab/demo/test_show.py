@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from penstock.cluster import load_cluster, plain_step_seconds
-from penstock.lab.demo import show
-from penstock.lab.demo.race import PENSTOCK, PLAIN, Race
+from penstock.lab import demo
+from penstock.lab.race import PENSTOCK, PLAIN, Race
 
 
 @pytest.fixture
@@ -21,9 +21,9 @@ def screens(monkeypatch: pytest.MonkeyPatch) -> list[type]:
         seen.append(type(screen))
         return []
 
-    monkeypatch.setattr(show, "compare", compare)
-    monkeypatch.setattr(show, "print_report", lambda *_: None)
-    monkeypatch.setattr(show, "summary", lambda runs: {})
+    monkeypatch.setattr(demo, "compare", compare)
+    monkeypatch.setattr(demo, "print_report", lambda *_: None)
+    monkeypatch.setattr(demo, "summary", lambda runs: {})
     return seen
 
 
@@ -31,9 +31,9 @@ def screens(monkeypatch: pytest.MonkeyPatch) -> list[type]:
     ("terminal", "term", "as_json", "screen"),
     [
         ("1", "xterm", False, Race),
-        ("1", "dumb", False, show.Lines),
-        ("0", "xterm", False, show.Lines),
-        ("1", "xterm", True, show.Lines),
+        ("1", "dumb", False, demo.Lines),
+        ("0", "xterm", False, demo.Lines),
+        ("1", "xterm", True, demo.Lines),
     ],
 )
 def test_the_picture_is_live_where_it_can_be(
@@ -41,7 +41,7 @@ def test_the_picture_is_live_where_it_can_be(
 ) -> None:
     monkeypatch.setenv("TTY_COMPATIBLE", terminal)
     monkeypatch.setenv("TERM", term)
-    show.run_demo(as_json, embedded=True)
+    demo.run_demo(as_json, embedded=True)
     assert screens == [screen]
 
 
@@ -50,7 +50,7 @@ def test_the_live_picture_leaves_the_terminal_as_it_was(
 ) -> None:
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
     monkeypatch.setenv("TERM", "xterm")
-    show.run_demo(as_json=False, embedded=True)
+    demo.run_demo(as_json=False, embedded=True)
     written = capsys.readouterr().out
     entered, left = written.index("\x1b[?1049h"), written.index("\x1b[?1049l")
     assert entered < left < written.rindex("plain pipeline"), "the texts are printed once more on the screen that stays"
@@ -69,7 +69,7 @@ def runs(pace: float = 1.0, overruns: float = 0.0) -> list[Any]:
 
 
 def test_overruns_are_printed_always() -> None:
-    assert show.overrun_words(runs(overruns=0.381)).endswith(": 0.0% (plain pipeline) and 38.1% (Penstock).")
+    assert demo.overrun_words(runs(overruns=0.381)).endswith(": 0.0% (plain pipeline) and 38.1% (Penstock).")
 
 
 @pytest.mark.parametrize(
@@ -83,6 +83,6 @@ def test_overruns_are_printed_always() -> None:
     ],
 )
 def test_a_busy_host_is_named_where_the_figures_suffer(pace: float, overruns: float, said: str) -> None:
-    words = show.busy_words(load_cluster("demo"), runs(pace, overruns))
+    words = demo.busy_words(load_cluster("demo"), runs(pace, overruns))
     assert words.startswith(said)
     assert bool(words) is bool(said)

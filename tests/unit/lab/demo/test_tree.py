@@ -9,7 +9,7 @@ import pytest
 from penstock.core import FinishReason
 from penstock.engine.loop import Observer
 from penstock.engine.scheduler import Advance
-from penstock.lab.demo.race import DRAFTED, FADING, HIT, LABEL, MISS, GrowingTree, shown, tree_table
+from penstock.lab.race import DRAFTED, FADING, HIT, LABEL, MISS, GrowingTree, shown, tree_table
 from penstock.messages import Batch
 from penstock.requests.request import Request
 from tests.histories import History

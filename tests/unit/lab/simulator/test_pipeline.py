@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from penstock.cluster import random_cluster
 from penstock.cluster.load import with_drafter_on
 from penstock.engine.loop import EngineLoop
-from penstock.lab.simulator import run
-from penstock.lab.simulator.run import profile_script
+from penstock.lab import simulator
+from penstock.lab.simulator import profile_script
 from penstock.pipeline.base import VirtualClock
 from penstock.pipeline.inprocess import InProcessPipeline
 from penstock.speculation import SpeculativeConfig
@@ -54,10 +54,10 @@ def test_an_engine_that_sleeps_while_stages_work_misses_nothing(
     with pytest.MonkeyPatch.context() as patch:
         step = EngineLoop.step
         patch.setattr(EngineLoop, "step", counted)
-        for pipeline in (run.SimulatedPipeline, Polled):
+        for pipeline in (simulator.SimulatedPipeline, Polled):
             steps = 0
-            patch.setattr(run, "SimulatedPipeline", pipeline)
-            found.append((run.simulate(cluster, script, config), steps))
+            patch.setattr(simulator, "SimulatedPipeline", pipeline)
+            found.append((simulator.simulate(cluster, script, config), steps))
     (asleep, few), (woken, many) = found
     assert asleep == woken
     assert few < many

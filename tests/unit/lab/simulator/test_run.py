@@ -15,7 +15,7 @@ from penstock.emulation.cluster import EmulatedDrafter
 from penstock.engine.loop import Observer
 from penstock.engine.options import EngineOptions
 from penstock.engine.resolve import resolve_options
-from penstock.lab.simulator.run import (
+from penstock.lab.simulator import (
     Script,
     ScriptedDrafter,
     Timed,

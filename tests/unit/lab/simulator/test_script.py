@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from penstock.lab.simulator.run import MISSED, profile_script, recording_script
+from penstock.lab.simulator import MISSED, profile_script, recording_script
 from tests.recordings import make_recording
 
 ACCURACY = (0.6, 0.8, 0.9)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from penstock.models.compiled.float_blocks import FORMS
-from penstock.models.quantized.linear import FloatHead, FloatLinear, works
+from penstock.models.linear import FloatHead, FloatLinear, works
 
 pytestmark = pytest.mark.skipif(not works(), reason="this processor lacks what compiled products need")
 SHAPES = [(16, 2), (48, 64), (33, 77), (1, 1)]

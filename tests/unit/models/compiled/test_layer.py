@@ -22,9 +22,9 @@ from penstock.messages import CommittedSlots, Rows
 from penstock.models import stage_model
 from penstock.models.compiled.dot import VNNI_512, instruction
 from penstock.models.compiled.layer import CompiledBase, is_silu
+from penstock.models.linear import works
 from penstock.models.loader import check_loads
-from penstock.models.quantized.linear import works
-from penstock.models.quantized.pack import INSTRUCTIONS
+from penstock.models.packing import INSTRUCTIONS
 from penstock.models.stage_model import load_stage
 from penstock.stage.visibility import BatchView
 from tests.checkpoints import ARCHITECTURES, LAYERS, RELATIVES, make_checkpoint, settings_of

@@ -16,7 +16,7 @@ from penstock.config import FieldError
 from penstock.engine.build import drafting_plan, stage_plans
 from penstock.engine.options import DEMO, EngineOptions
 from penstock.engine.resolve import resolve_options
-from penstock.models.quantized import pack
+from penstock.models import packing
 from tests import drivers
 from tests.drivers import install_driver
 from tests.gguf_files import make_gguf
@@ -28,7 +28,7 @@ def resolved(model: Path | str, quantization: str) -> str:
 
 @pytest.fixture
 def multiplies_int8(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pack, "works", lambda: True)
+    monkeypatch.setattr(packing, "works", lambda: True)
 
 
 @pytest.mark.usefixtures("multiplies_int8")
@@ -43,7 +43,7 @@ def test_auto_takes_whole_numbers_for_whole_numbers(tmp_path: Path) -> None:
 
 
 def test_a_processor_without_such_products(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(pack, "works", lambda: False)
+    monkeypatch.setattr(packing, "works", lambda: False)
     assert resolved(make_gguf(tmp_path, kind=Kind.Q4_1), "auto") == "none"
     with pytest.raises(FieldError, match="quantization is 'int8', for which this processor lacks instructions"):
         resolved("demo", "int8")
@@ -51,7 +51,7 @@ def test_a_processor_without_such_products(monkeypatch: pytest.MonkeyPatch, tmp_
 
 def test_a_gpu_holds_whole_numbers_whatever_this_processor_has(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(pack, "works", lambda: False)
+    monkeypatch.setattr(packing, "works", lambda: False)
     assert resolve_options(EngineOptions(device="cuda")).quantization == "none"
     assert resolve_options(EngineOptions(device="cuda", quantization="int8")).quantization == "int8"
     model = str(make_gguf(tmp_path / "four", kind=Kind.Q4_1))
@@ -65,8 +65,8 @@ def test_experts_are_floats_on_a_gpu() -> None:
     dense, sparse = (
         SimpleNamespace(weights=weights, config=SimpleNamespace(**fields)) for fields in ({}, {"n_routed_experts": 4})
     )
-    assert pack.weights_format("auto", "cuda", dense) == "int4"  # type: ignore[arg-type]
-    assert pack.weights_format("auto", "cuda", sparse) == "none"  # type: ignore[arg-type]
+    assert packing.weights_format("auto", "cuda", dense) == "int4"  # type: ignore[arg-type]
+    assert packing.weights_format("auto", "cuda", sparse) == "none"  # type: ignore[arg-type]
 
 
 @pytest.mark.usefixtures("multiplies_int8")
@@ -102,7 +102,7 @@ def test_a_learned_drafter_computes_in_eight_bits_where_that_saves_time() -> Non
 
 
 def test_a_learned_drafter_without_such_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pack, "works", lambda: False)
+    monkeypatch.setattr(packing, "works", lambda: False)
     assert of_drafter() == "none"
     with pytest.raises(FieldError, match=r"speculative_config.quantization is 'int8', for which this processor lacks"):
         of_drafter("int8")
@@ -118,10 +118,10 @@ def test_a_learned_drafter_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_bfloat16_gives_way_with_a_word(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     options = EngineOptions(dtype="bfloat16")
-    monkeypatch.setattr(pack, "can_pack", lambda dtype: dtype == torch.bfloat16)
+    monkeypatch.setattr(packing, "can_pack", lambda dtype: dtype == torch.bfloat16)
     assert resolve_options(options).options.dtype == "bfloat16"
     assert caplog.records == []
-    monkeypatch.setattr(pack, "can_pack", lambda dtype: False)
+    monkeypatch.setattr(packing, "can_pack", lambda dtype: False)
     with caplog.at_level(logging.WARNING):
         assert resolve_options(options).options.dtype == "float32"
     assert "dtype is bfloat16, for which this processor has no instructions" in caplog.text
@@ -155,7 +155,7 @@ def test_auto_is_the_checkpoints_own_where_the_device_is_good_at_it(
     shutil.copytree(DEMO / "target", tmp_path / "model")
     file = tmp_path / "model" / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "dtype": stored}))
-    monkeypatch.setattr(pack, "can_pack", lambda dtype: good_at)
+    monkeypatch.setattr(packing, "can_pack", lambda dtype: good_at)
     with caplog.at_level(logging.WARNING, "penstock"):
         assert resolve_options(EngineOptions(model=str(tmp_path / "model"), dtype="auto")).options.dtype == expected
     assert [record.message[: len(said)] for record in caplog.records] == [said] * bool(said)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from penstock.models.quantized.linear import PackedLinear, can_pack, gains
+from penstock.models.linear import PackedLinear, can_pack, gains
 
 WIDE = 512
 

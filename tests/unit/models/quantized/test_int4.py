@@ -12,7 +12,7 @@ from torch import nn
 
 from penstock.checkpoint.tensors import in_groups
 from penstock.models.compiled.dot import GROUP
-from penstock.models.quantized.linear import Int4Linear, fits, works
+from penstock.models.linear import Int4Linear, fits_int4, works
 from tests.linears import as_multiplied, linear_of
 
 pytestmark = pytest.mark.skipif(not works(), reason="this processor lacks what compiled products need")
@@ -55,6 +55,6 @@ def test_weights_take_half_a_byte_and_groups_four() -> None:
 
 
 def test_shapes_that_fit() -> None:
-    assert fits(linear_of(64, 96))
-    assert not fits(linear_of(48, 96))
-    assert not fits(linear_of(64, 40))
+    assert fits_int4(linear_of(64, 96))
+    assert not fits_int4(linear_of(48, 96))
+    assert not fits_int4(linear_of(64, 40))

@@ -14,8 +14,8 @@ from torch import nn
 from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.checkpoint.tensors import GroupedWeight
 from penstock.files import REFERENCE
+from penstock.models.linear import Int8Linear, in_eight_bits, read_later, rounded, works
 from penstock.models.loader import load_whole
-from penstock.models.quantized.linear import Int8Linear, in_eight_bits, read_later, rounded, works
 from penstock.models.stage_model import load_stage
 from tests.checkpoints import LAYERS
 from tests.gguf_files import make_gguf

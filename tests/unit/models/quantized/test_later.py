@@ -17,8 +17,8 @@ from penstock.checkpoint import tensors
 from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.core import ConfigError
 from penstock.models import stage_model
+from penstock.models.linear import read_later, works
 from penstock.models.loader import read_module
-from penstock.models.quantized.linear import read_later, works
 from penstock.models.stage_model import load_stage
 from tests.checkpoints import LAYERS, make_checkpoint
 from tests.gguf_files import make_gguf

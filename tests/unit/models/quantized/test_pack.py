@@ -12,7 +12,7 @@ from torch import nn
 
 from penstock.core import ConfigError
 from penstock.files import AUTO, FAST, NUMERICS, REFERENCE
-from penstock.models.quantized.linear import (
+from penstock.models.linear import (
     FloatHead,
     Int4Linear,
     Int8Linear,
@@ -22,7 +22,7 @@ from penstock.models.quantized.linear import (
     weight_bytes,
     works,
 )
-from penstock.models.quantized.pack import TableEmbedding, TableHead, check_covered, pack, usable
+from penstock.models.packing import TableEmbedding, TableHead, check_covered, pack, usable
 from penstock.models.stage_model import StageModel, load_stage
 from penstock.stage.visibility import BatchView, RequestView
 from tests.checkpoints import LAYERS, VOCAB, make_checkpoint

@@ -11,9 +11,9 @@ from gguf import GGMLQuantizationType as Kind
 from torch import nn
 
 from penstock.core import ConfigError
-from penstock.models.quantized import linear as sliced
-from penstock.models.quantized.linear import SlicedLinear, in_bytes, in_eight_bits, in_four_bits, weight_bytes
-from penstock.models.quantized.pack import TableEmbedding, pack_sliced, quantize_ends
+from penstock.models import linear as sliced
+from penstock.models.linear import SlicedLinear, in_bytes, in_eight_bits, in_four_bits, weight_bytes
+from penstock.models.packing import TableEmbedding, pack_sliced, quantize_ends
 from penstock.models.stage_model import load_stage
 from tests.checkpoints import LAYERS, make_checkpoint
 from tests.fake_gpu import batches

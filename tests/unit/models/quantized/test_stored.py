@@ -14,8 +14,8 @@ from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.checkpoint.tensors import GroupedWeight
 from penstock.files import AUTO, REFERENCE
 from penstock.models.fused import SideBySide, joined
+from penstock.models.linear import Int4Linear, from_zero, in_four_bits, read_later, stored_rows, works
 from penstock.models.loader import load_whole
-from penstock.models.quantized.linear import Int4Linear, from_zero, in_four_bits, read_later, stored_rows, works
 from penstock.models.stage_model import load_stage
 from tests.checkpoints import LAYERS
 from tests.gguf_files import make_gguf

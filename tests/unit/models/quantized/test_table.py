@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from penstock.models.quantized.linear import weight_bytes, works
-from penstock.models.quantized.pack import Table, TableEmbedding, TableHead
+from penstock.models.linear import weight_bytes, works
+from penstock.models.packing import Table, TableEmbedding, TableHead
 from tests.linears import as_multiplied
 
 pytestmark = pytest.mark.skipif(not works(), reason="this processor lacks what compiled products need")

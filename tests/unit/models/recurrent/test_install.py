@@ -10,9 +10,9 @@ from transformers import AutoModelForCausalLM
 
 from penstock.core import ConfigError
 from penstock.messages import CommittedSlots
-from penstock.models.quantized.pack import usable
-from penstock.models.recurrent import mixers
-from penstock.models.recurrent.mixers import ShortConvolution
+from penstock.models import mixers
+from penstock.models.mixers import ShortConvolution
+from penstock.models.packing import usable
 from penstock.models.stage_model import load_stage
 from tests.checkpoints import LAYERS, VOCAB, make_checkpoint
 from tests.staged import Staged, chain_rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from penstock.models.recurrent.state import FOLD, TreePlan
+from penstock.models.recurrent import FOLD, TreePlan
 from penstock.stage.visibility import BatchView, RequestView
 from tests.unit.models.recurrent.trees import CAPACITY, histories
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from penstock.models.recurrent.state import FOLD, FoldedState, Rows, SteppedState, TreePlan
+from penstock.models.recurrent import FOLD, FoldedState, Rows, SteppedState, TreePlan
 from penstock.stage.visibility import BatchView
 from tests.unit.models.recurrent.test_plan import chain
 from tests.unit.models.recurrent.trees import CAPACITY, histories

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.engine.profile.measure import carrying
-from penstock.models.recurrent.state import kept
+from penstock.models.recurrent import kept
 from penstock.models.stage_model import load_stage
 from tests.checkpoints import LAYERS, RECURRENT, make_checkpoint
 

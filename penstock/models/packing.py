@@ -16,9 +16,7 @@ from penstock.checkpoint.checkpoint import Checkpoint
 from penstock.config import FieldError
 from penstock.core import ConfigError
 from penstock.files import EXACT, torch_dtype
-from penstock.models.quantized import linear as int4
-from penstock.models.quantized import linear as int8
-from penstock.models.quantized.linear import (
+from penstock.models.linear import (
     FloatHead,
     FloatLinear,
     Int4Linear,
@@ -27,7 +25,10 @@ from penstock.models.quantized.linear import (
     SlicedLinear,
     TiedHead,
     can_pack,
+    fits_int4,
     gains,
+    in_eight_bits,
+    in_four_bits,
     rounded,
     works,
 )
@@ -140,7 +141,7 @@ def usable(quantization: str) -> bool:
 
 def int4_or_int8(linear: nn.Linear) -> nn.Module:
     """An int4 layer, or an int8 one for a shape that int4's kernel cannot compute."""
-    return Int4Linear(linear) if int4.fits(linear) else Int8Linear(linear)
+    return Int4Linear(linear) if fits_int4(linear) else Int8Linear(linear)
 
 
 def packed_floats(linear: nn.Linear) -> nn.Module:
@@ -149,11 +150,11 @@ def packed_floats(linear: nn.Linear) -> nn.Module:
 
 
 def sliced_int8(linear: nn.Linear) -> nn.Module:
-    return SlicedLinear(linear, int8.in_eight_bits(linear))
+    return SlicedLinear(linear, in_eight_bits(linear))
 
 
 def sliced_int4(linear: nn.Linear) -> nn.Module:
-    return SlicedLinear(linear, int4.in_four_bits(linear)) if int4.fits(linear) else sliced_int8(linear)
+    return SlicedLinear(linear, in_four_bits(linear)) if fits_int4(linear) else sliced_int8(linear)
 
 
 QUANTIZED: Final[dict[str, Callable[[nn.Linear], nn.Module]]] = {"int8": Int8Linear, "int4": int4_or_int8}
@@ -192,7 +193,7 @@ def quantize_ends(causal: Any, base: Any, embed: str, *, tied: bool, sliced: boo
     quantized: Any = None
     if isinstance(head, nn.Linear) and sliced:
         # Tied rows are rounded as in a ``Table``, as those of ``TableHead``.
-        whole = int8.rounded(head.weight.detach()) if tied else int8.in_eight_bits(head)
+        whole = rounded(head.weight.detach()) if tied else in_eight_bits(head)
         quantized = SlicedLinear(head, whole)
         causal.set_output_embeddings(quantized)
     elif isinstance(head, nn.Linear):

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from penstock.messages import Batch, Result
     from penstock.requests.request import Request
 
-
 # --------------------------------------------------------------------------------------------------------------- boards
 # The boards of the demo, a line each: the batch on the board, how many of its rows, and their depth in the tree.
 

@@ -25,7 +25,7 @@ from penstock.emulation.stage import StageEmulation, emulated_driver
 from penstock.engine.loop import EngineLoop, Observer
 from penstock.engine.scheduler import Scheduler
 from penstock.lab.record import NO_TOKEN, Recording
-from penstock.lab.simulator.shared_host import SharedDriver, SharedHost, shared_drivers
+from penstock.lab.shared_host import SharedDriver, SharedHost, shared_drivers
 from penstock.messages import Batch, Cancel, Candidates, Features, Message, Result, SampledToken, Sampling
 from penstock.pipeline.base import VirtualClock
 from penstock.pipeline.inprocess import InProcessPipeline
@@ -33,8 +33,7 @@ from penstock.planner.costs import PieceTable
 from penstock.requests.request import Request
 from penstock.requests.slots import SlotPool, speculative_slots
 from penstock.speculation import SpeculativeConfig, make_strategy
-from penstock.stage.core import Cancels
-from penstock.stage.driver import Link, Links, StageDriver
+from penstock.stage.driver import Cancels, Link, Links, StageDriver
 from penstock.stage.visibility import ProtocolError
 from penstock.strategies.base import Strategy
 from penstock.tree import Node

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from penstock.checkpoint.gate import refusal
 from penstock.models.fused import agree, sample_of, widened
 from penstock.models.loader import quiet
-from penstock.models.recurrent.state import Rows, SlotArrays, State, TreePlan
+from penstock.models.recurrent import Rows, SlotArrays, State, TreePlan
 from penstock.stage.visibility import BatchView, RequestView
 
 # ---------------------------------------------------------------------------------------------------------- convolution

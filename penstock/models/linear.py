@@ -316,7 +316,7 @@ def from_zero(weight: GroupedWeight) -> GroupedWeight | None:
     return found.divided(math.gcd(weight.group, LARGEST_GROUP))
 
 
-def fits(linear: nn.Linear) -> bool:
+def fits_int4(linear: nn.Linear) -> bool:
     """Whether the compiled loops can compute a layer of this shape."""
     outputs, inputs = linear.weight.shape
     return bool(inputs % GROUP == 0 and outputs % LANES == 0)

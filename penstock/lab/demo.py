@@ -22,8 +22,8 @@ from penstock.engine.completion import Prompt
 from penstock.engine.loop import Observer
 from penstock.lab.bench.comparison import measure, on_time
 from penstock.lab.bench.summary import StrategyRun
-from penstock.lab.demo.race import PENSTOCK, PLAIN, TITLES, Race
 from penstock.lab.grid import read_prompts
+from penstock.lab.race import PENSTOCK, PLAIN, TITLES, Race
 from penstock.library.download import Unreachable
 from penstock.library.names import DEFAULT, PAIR
 from penstock.library.shelf import place_of, title_of_default
@@ -37,7 +37,6 @@ from penstock.trace import EMULATED
 if TYPE_CHECKING:
     from penstock.engine.scheduler import Advance
     from penstock.requests.request import Request
-
 
 # ---------------------------------------------------------------------------------------------------------------- scene
 # The demo's models and prompts: the small chat model where it can be fetched, else the shipped pair.
@@ -87,7 +86,7 @@ class Scene:
     @property
     def quantization(self) -> str:
         """int8 for the chat model, whose time then grows least with rows: all boards share this host's cores."""
-        from penstock.models.quantized.pack import usable
+        from penstock.models.packing import usable
 
         return "int8" if self.is_chat and usable("int8") else "auto"
 

@@ -1,1 +1,0 @@
-"""Layers that carry a state from token to token, over slots: gated delta nets, Mamba-2 and short convolutions."""
