@@ -23,7 +23,7 @@ from penstock.engine.opening import loaded, watched
 from penstock.engine.options import EngineOptions, model_folder
 from penstock.engine.resolve import check_options
 from penstock.hosts.fleet import FleetExecutor
-from penstock.outlines import Dialogue
+from penstock.outlines.steps import Dialogue
 from penstock.pipeline.forkserver import fork_from_here, shared_fork_server
 from penstock.server.settings import ServerSettings
 from penstock.terminal import CUT, EARLY, FULL, end_of, end_words, gain_words

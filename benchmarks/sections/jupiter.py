@@ -16,7 +16,7 @@ from benchmarks.strategies import planned_hosts, plans
 from penstock.lab.plan import METHODS
 from penstock.lab.plan_choices import EVEN, JUPITER, PROPORTIONAL
 from penstock.lab.report import times
-from penstock.outlines import KINDS
+from penstock.outlines.steps import KINDS
 
 PAPER = published("jupiter")
 WAYS = ("chain", "outlines", "both", "auto", "both, auto")

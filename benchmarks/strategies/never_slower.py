@@ -30,8 +30,16 @@ from penstock.cluster import Cluster, load_cluster
 from penstock.cluster.drawn import uniform_cluster
 from penstock.estimates.estimates import Estimates
 from penstock.estimates.times import TAKEN
-from penstock.lab.shared_host import SharedHost
-from penstock.lab.simulator import MISSED, Script, ScriptedDrafter, Timed, make_loop, profile_script, scripted
+from penstock.lab.simulator import (
+    MISSED,
+    Script,
+    ScriptedDrafter,
+    SharedHost,
+    Timed,
+    make_loop,
+    profile_script,
+    scripted,
+)
 from penstock.speculation import SpeculativeConfig, make_strategy
 
 NAME, HOW = "never_slower", "Simulated"

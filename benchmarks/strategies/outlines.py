@@ -33,7 +33,7 @@ from benchmarks.shared.measured import kept_figures
 from penstock import LLM, RequestOutput, SamplingParams
 from penstock.engine.llm import complete_step
 from penstock.lab.grid import parse_entries
-from penstock.outlines import Dialogue
+from penstock.outlines.steps import Dialogue
 from penstock.pipeline.base import VirtualClock
 from penstock.pipeline.inprocess import InProcessExecutor
 from penstock.text.chat import ChatFormat

@@ -24,8 +24,7 @@ from benchmarks.shared.paired import bounded
 from benchmarks.shared.profile import ACCURACY
 from penstock.cluster import load_cluster
 from penstock.estimates.estimates import Experience
-from penstock.lab.shared_host import SharedHost
-from penstock.lab.simulator import MISSED, Script, make_loop, profile_script, simulate_one
+from penstock.lab.simulator import MISSED, Script, SharedHost, make_loop, profile_script, simulate_one
 from penstock.speculation import SpeculativeConfig, make_strategy
 
 NAME, HOW = "restart", "Simulated, with the synthetic profile"

@@ -15,7 +15,7 @@ from typing import Any, Final
 from penstock.checkpoint.gguf_header import Header, check_purpose, read_header
 from penstock.config import FieldError
 from penstock.core import ConfigError
-from penstock.extras import Need, install_command
+from penstock.environment import Need, install_command
 from penstock.files import (
     CONFIG_FILE,
     NAMED_PIPE,

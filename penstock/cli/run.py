@@ -11,7 +11,6 @@ from typing import IO, Annotated, Any, Final
 
 import typer
 
-from penstock.api_keys import check_api_key_variable
 from penstock.cli import engine_args
 from penstock.cli.engine_args import NamedModel, SpeculationOptions
 from penstock.cli.options import command, new_app
@@ -27,6 +26,7 @@ from penstock.engine.options import (
     SharingOptions,
     model_folder,
 )
+from penstock.environment import check_api_key_variable
 from penstock.files import NAMED_PIPE, is_named_pipe
 from penstock.library.names import DEFAULT
 from penstock.pipeline.forkserver import fork_from_here

@@ -11,9 +11,9 @@ from typing import Annotated, Any, Final
 import httpx
 from httpx_sse import ServerSentEvent
 
-from penstock.api_keys import API_KEY_VARIABLE, read_api_keys
 from penstock.config import SERVER, FieldError, Option
 from penstock.core import PenstockError
+from penstock.environment import API_KEY_VARIABLE, read_api_keys
 
 # ------------------------------------------------------------------------------------------------------------------ api
 # A client's view of an OpenAI-compatible server: its address, its models, and its errors in words.

@@ -22,7 +22,7 @@ from penstock.engine.options import check_idle_timeout, check_single
 from penstock.engine.scheduler import Advance
 from penstock.engine.stats import Counters, EngineStats, ReplicaState, ReplicaStats
 from penstock.engine.stream import RequestStream, Stream, StreamUpdate
-from penstock.outlines import Ask
+from penstock.outlines.steps import Ask
 from penstock.pipeline.base import Executor
 from penstock.requests.request import Request
 from penstock.text.workers import aside

@@ -17,7 +17,7 @@ from penstock.engine.loop import Observer
 from penstock.engine.resolve import Resolved
 from penstock.engine.stats import EngineStats, ReplicaStats
 from penstock.engine.stream import Aside, OutlineStream, Stream
-from penstock.outlines import Ask, Dialogue, Step, Steps
+from penstock.outlines.steps import Ask, Dialogue, Step, Steps
 from penstock.text.chat import ChatFormat, Messages, encoded, rendered
 from penstock.text.tokenizer import Tokenizer
 from penstock.text.workers import aside

@@ -40,7 +40,7 @@ from penstock.engine.resolve import Resolved, check_options
 from penstock.engine.stream import Joined, timed
 from penstock.engine.turns import Turns
 from penstock.files import EXACT, FAST
-from penstock.outlines import Answering, Ask, Dialogue, Forms, Step, Steps, check_outline
+from penstock.outlines.steps import Answering, Ask, Dialogue, Forms, Step, Steps, check_outline
 from penstock.pipeline.base import Executor
 from penstock.pipeline.forkserver import shared_fork_server
 from penstock.requests.request import Request

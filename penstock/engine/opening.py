@@ -30,7 +30,7 @@ from penstock.engine.profile.hosts import (
 )
 from penstock.engine.profile.measure import OnStep, drafter_bytes, kept_for_sharing, needed_by_rank
 from penstock.engine.resolve import Resolved, resolve_options
-from penstock.extras import RAY, require
+from penstock.environment import RAY, require
 from penstock.files import CHANGED, DTYPE_BYTES, FileStamps
 from penstock.hosts.facts import HostFacts, own_facts
 from penstock.hosts.fleet import LOOK_S, Fleet, FleetExecutor

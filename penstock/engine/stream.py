@@ -10,7 +10,7 @@ from typing import Any, Protocol, Self
 
 from penstock.core import CompletionOutput, FinishReason, OutlineOutput, RequestOutput, SpeculationMetrics
 from penstock.engine.completion import CompletionDelta, Job
-from penstock.outlines import Ask, Step, Steps
+from penstock.outlines.steps import Ask, Step, Steps
 
 # --------------------------------------------------------------------------------------------------------------- stream
 # One request of an ``AsyncLLM`` as the event loop's thread reads it, while the engine's thread produces it.

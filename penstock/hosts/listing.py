@@ -19,7 +19,7 @@ from zeroconf import ServiceBrowser, ServiceInfo, ServiceStateChange, Zeroconf
 from penstock.cluster import load_cluster
 from penstock.config import FieldError
 from penstock.core import ConfigError
-from penstock.extras import LAN, require
+from penstock.environment import LAN, require
 from penstock.hosts.doctor import about_groups, examine, examine_links, examined_group, groups_of
 from penstock.hosts.facts import DeviceFacts, HostFacts
 from penstock.hosts.fleet import Fleet

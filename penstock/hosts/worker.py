@@ -21,7 +21,7 @@ from typing import Final
 
 from penstock.config import FieldError, check
 from penstock.core import ConfigError
-from penstock.extras import LAN, require
+from penstock.environment import LAN, require
 from penstock.hosts import messages
 from penstock.hosts.facts import own_facts
 from penstock.hosts.fetching import WeightCache, default_cache

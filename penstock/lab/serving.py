@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.clients.api import ServerError
-from penstock.extras import PLOTS, require
+from penstock.environment import PLOTS, require
 from penstock.lab.plots import DPI, HUES, SMALL, bare, save
 from penstock.lab.report import Columns, Report, T, figures_table, length, settings_of, share, this_host
 from penstock.lab.serving_load import (

@@ -19,7 +19,7 @@ from penstock.cluster.drawn import uniform_cluster
 from penstock.config import PIPELINE, SAMPLING, SPECULATION, FieldError, Option, check, check_positive, nearest
 from penstock.core import ConfigError
 from penstock.drafters.base import check_accuracy
-from penstock.extras import PLOTS, require
+from penstock.environment import PLOTS, require
 from penstock.lab.grid import (
     PLACED,
     PLAIN,

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import msgspec
 
-from penstock.api_keys import API_KEY_VARIABLE, without_api_keys
+from penstock.environment import API_KEY_VARIABLE, without_api_keys
 from penstock.files import PREFIX, let_go, make_scratch
 from penstock.pipeline.base import StagePlan, StageSpec
 from penstock.pipeline.forking import SERVERS, TRANSFORMERS, become_server, exit_report, preload

@@ -30,7 +30,7 @@ from penstock.engine.resolve import Resolved
 from penstock.engine.stats import EngineStats, ReplicaState, ReplicaStats
 from penstock.engine.stream import RequestDelta
 from penstock.files import EXACT, FAST
-from penstock.outlines import Answering, Ask, Dialogue, Forms, Steps, check_outline
+from penstock.outlines.steps import Answering, Ask, Dialogue, Forms, Steps, check_outline
 from penstock.ray_serve.routing import Reports
 from penstock.text.tokenizer import Tokenizer, load_tokenizer
 from penstock.text.workers import aside

@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import msgspec
 
-from penstock.api_keys import API_KEY_VARIABLE, check_api_key_variable, read_api_keys
 from penstock.config import FieldError, check, check_positive, nearest
 from penstock.engine.options import EngineOptions
+from penstock.environment import API_KEY_VARIABLE, check_api_key_variable, read_api_keys
 from penstock.hosts.placement import asked_hosts
 from penstock.server.settings import ServerSettings, name_of
 from penstock.speculation import parse_speculative

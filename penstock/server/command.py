@@ -20,12 +20,12 @@ from pathlib import Path
 import typer
 
 import penstock
-from penstock.api_keys import API_KEY_VARIABLE, read_api_keys
 from penstock.engine.async_llm import AsyncLLM
 from penstock.engine.front import AsyncEngine
 from penstock.engine.opening import watched
 from penstock.engine.options import EngineOptions
 from penstock.engine.replicas.replicas import Replicas
+from penstock.environment import API_KEY_VARIABLE, read_api_keys
 from penstock.files import PROMISES
 from penstock.pipeline.stage_process import LoadingCount
 from penstock.server.app import make_app

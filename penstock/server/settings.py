@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Final
 
-from penstock.api_keys import API_KEY_VARIABLE
 from penstock.checkpoint.look import GGUF
 from penstock.config import LIMITS, SERVER, FieldError, Option, check, check_positive
 from penstock.engine.options import EngineOptions, check_idle_timeout
+from penstock.environment import API_KEY_VARIABLE
 
 # ------------------------------------------------------------------------------------------------------------- settings
 # A server's settings beside the engine's options: access, limits and timeouts.

@@ -30,8 +30,8 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, Final, TypeVar
 
-from penstock.api_keys import without_api_keys
 from penstock.core import PenstockError, QueueFull, RequestError
+from penstock.environment import without_api_keys
 
 T = TypeVar("T")
 

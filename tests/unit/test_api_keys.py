@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.api_keys import read_api_keys, without_api_keys
 from penstock.config import FieldError
+from penstock.environment import read_api_keys, without_api_keys
 
 
 def test_a_file_has_a_key_a_line(tmp_path: Path) -> None:

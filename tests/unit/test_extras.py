@@ -12,9 +12,9 @@ from typing import Final
 import pytest
 
 import penstock
-from penstock import extras
+from penstock import environment
 from penstock.core import ConfigError
-from penstock.extras import CURVES, PLOTS, TRAINING_NEED, Need, require
+from penstock.environment import CURVES, PLOTS, TRAINING_NEED, Need, require
 
 ROOT: Final = Path(penstock.__file__).parents[1]
 OPTIONAL: Final = {
@@ -28,7 +28,7 @@ EXTRAS: Final = {"zeroconf", "ray", "matplotlib", "accelerate", "xllamacpp", *OP
 
 
 def lacking(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
-    monkeypatch.setattr(extras, "find_spec", lambda package: None if package in packages else package)
+    monkeypatch.setattr(environment, "find_spec", lambda package: None if package in packages else package)
 
 
 def test_what_is_there_is_not_asked_for() -> None:

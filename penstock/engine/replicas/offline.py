@@ -21,7 +21,7 @@ from penstock.engine.replicas.replicas import Replicas
 from penstock.engine.replicas.stream import MovingStream
 from penstock.engine.stats import ReplicaStats
 from penstock.engine.turns import Turns
-from penstock.outlines import Forms
+from penstock.outlines.steps import Forms
 from penstock.pipeline.base import Executor
 from penstock.pipeline.processes import OnLoading
 from penstock.speculation import SpeculativeConfig

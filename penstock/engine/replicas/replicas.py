@@ -25,7 +25,7 @@ from penstock.engine.replicas import router
 from penstock.engine.replicas.stream import Asked, MovingStream, Replica
 from penstock.engine.resolve import check_options
 from penstock.engine.stats import EngineStats, ReplicaState, ReplicaStats, summed
-from penstock.outlines import Ask
+from penstock.outlines.steps import Ask
 from penstock.pipeline.forkserver import shared_fork_server
 from penstock.pipeline.processes import OnLoading
 from penstock.text.workers import aside

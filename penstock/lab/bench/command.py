@@ -17,7 +17,7 @@ from penstock.config import FieldError
 from penstock.core import SamplingParams
 from penstock.engine.options import EngineOptions
 from penstock.engine.resolve import check_options
-from penstock.extras import PLOTS, require
+from penstock.environment import PLOTS, require
 from penstock.lab.bench.comparison import (
     SmallModel,
     asked_once,

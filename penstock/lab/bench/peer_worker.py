@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol, TextIO, cast
 from penstock.checkpoint.look import GGUF
 from penstock.cluster import Cluster
 from penstock.config import FieldError, known_name
-from penstock.extras import Need
+from penstock.environment import Need
 from penstock.library.names import is_gguf
 
 # ---------------------------------------------------------------------------------------------------------------- peers

@@ -12,8 +12,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from penstock.api_keys import without_api_keys
 from penstock.core import PenstockError, RequestOutput
+from penstock.environment import without_api_keys
 from penstock.lab.bench.peer_worker import PEERS, Answer, Ask, Setup
 from penstock.lab.bench.summary import StrategyRun
 from penstock.lab.grid import WARM_UP, Question, Setting, place_of, token_ids_of

@@ -15,7 +15,7 @@ from penstock.checkpoint.look import check_built_for, check_version, glance
 from penstock.cluster import Cluster
 from penstock.config import DATA, MODEL, OUTPUT, TRAINING, FieldError, Option, check, check_positive, nearest
 from penstock.engine.options import EngineOptions, ModelName, model_folder
-from penstock.extras import CURVES, TRAINING_NEED, require
+from penstock.environment import CURVES, TRAINING_NEED, require
 from penstock.lab.simulator import check_drafter, modelled_cluster
 from penstock.lab.trainer.corpus import documents_of, files_of
 from penstock.library.names import read_reference

@@ -16,7 +16,7 @@ from penstock.core import FinishReason, OutlineOutput, RequestError, RequestOutp
 from penstock.engine.completion import CompletionDelta
 from penstock.engine.front import AsyncEngine
 from penstock.engine.stream import OutlineStream, RequestDelta, Stream
-from penstock.outlines import Dialogue
+from penstock.outlines.steps import Dialogue
 from penstock.server.http.errors import ApiError, api_error, api_errors, busy, client_closed, invalid_field, timed_out
 from penstock.server.http.middleware import Record, record_of
 from penstock.server.http.serving import Gate

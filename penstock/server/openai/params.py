@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, NamedTuple
 
 from penstock.core import SamplingParams, StructuredOutputsParams
-from penstock.outlines import Dialogue
+from penstock.outlines.steps import Dialogue
 from penstock.server.http.errors import invalid_field, too_long
 from penstock.server.openai.protocol import ChatCompletionRequest, CompletionRequest, GenerationFields, Message, Tool
 from penstock.server.openai.tools import ReplyPlan, add_structure, structures

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from penstock import LLM, SamplingParams
-from penstock.api_keys import API_KEY_VARIABLE
+from penstock.environment import API_KEY_VARIABLE
 from tests.processes import descendants
 from tests.serving import until
 

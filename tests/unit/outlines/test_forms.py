@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.outlines import OWN_TEXT, form_seen, guide_for
+from penstock.outlines.steps import OWN_TEXT, form_seen, guide_for
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.outlines import KINDS, guide_for, guides
+from penstock.outlines.steps import KINDS, guide_for, guides
 
 
 @pytest.mark.parametrize("language", guides())

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from penstock.outlines import MOST, grammar, titles_of
+from penstock.outlines.steps import MOST, grammar, titles_of
 
 
 def text_of(*titles: str) -> str:

@@ -15,7 +15,7 @@ from penstock.core import (
     SamplingParams,
     StructuredOutputsParams,
 )
-from penstock.outlines import KINDS, LEAST, SHORT, Answering, Ask, Dialogue, Forms, Step, check_outline
+from penstock.outlines.steps import KINDS, LEAST, SHORT, Answering, Ask, Dialogue, Forms, Step, check_outline
 from penstock.text.chat import ChatFormat
 from penstock.text.tokenizer import Tokenizer
 from tests.unit.text.conftest import byte_level

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from penstock import extras
+from penstock import environment
 from penstock.cluster import load_cluster
 from penstock.core import ConfigError
 from penstock.lab.bench.peer_worker import check_peers, features_of, needs_of
@@ -39,9 +39,9 @@ def test_what_has_to_be_installed_is_named() -> None:
 
 
 def test_the_native_llama_cpp_is_asked_for_with_the_command_that_builds_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extras, "find_spec", lambda package: None if "llama" in package else package)
+    monkeypatch.setattr(environment, "find_spec", lambda package: None if "llama" in package else package)
     with pytest.raises(ConfigError, match=r"peer llama\.cpp-native needs llama_cpp") as raised:
-        extras.require(needs_of(["llama.cpp", "llama.cpp-native"]))
+        environment.require(needs_of(["llama.cpp", "llama.cpp-native"]))
     first, second = str(raised.value).split(" && ")
     assert "pip install 'xllamacpp" in first
     assert second.startswith("CMAKE_ARGS=-DGGML_NATIVE=ON ")

@@ -9,8 +9,7 @@ import pytest
 from penstock.cluster import Cluster, load_cluster
 from penstock.cluster.drawn import uniform_cluster
 from penstock.config import FieldError
-from penstock.lab.shared_host import Computing, SharedHost
-from penstock.lab.simulator import Script, profile_script, simulate
+from penstock.lab.simulator import Computing, Script, SharedHost, profile_script, simulate
 from penstock.pipeline.base import VirtualClock
 from penstock.speculation import SpeculativeConfig
 
