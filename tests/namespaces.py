@@ -62,6 +62,10 @@ class Namespace:
         """Plug the host's cable in ("up") or pull it ("down")."""
         self.inside("ip", "link", "set", "eth0", state)
 
+    def largest_packet(self, size: int) -> None:
+        """Let no packet that the host sends or takes be larger, in bytes."""
+        self.inside("ip", "link", "set", "eth0", "mtu", str(size))
+
     @contextmanager
     def without_way_to(self, other: Namespace) -> Iterator[None]:
         """Nothing that this host sends to the other one arrives, not even an acknowledgement; all else does."""

@@ -7,7 +7,9 @@ host is a spare. During the answers a host's link goes down, or one direction of
 all of its processes or only a stage's are stopped for 30 s. ``head`` and ``head-cut`` kill an engine on a host of its
 own, the latter after its link went down. ``cycles`` kills a worker's agent twenty times, and lets it return each time.
 ``fuzz`` sends 100,000 invalid messages to an agent, and connects to every other port. ``slow`` sends at 20 Mbit/s for
-ten minutes. It needs root.
+ten minutes. ``small-packets`` has all hosts send packets of at most 576 bytes, ``flapping`` pulls a host's cable and
+plugs it in again and again, and ``two-heads`` runs two engines on the same workers, of which one is killed. It needs
+root.
 
 The results are added to benchmarks/measured/load/networks.json. The exit code is 1 if anything was wrong.
 """
@@ -22,6 +24,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -51,11 +54,20 @@ STOPPED_S: Final = 30.0
 GONE_S: Final = 20.0
 HEARD_S: Final = 60.0
 CYCLES: Final = 20
+ROUNDS: Final = 5
+"""Times that an engine is asked for all answers."""
 FRAMES: Final = 100_000
 STRANGERS: Final = 500
 """Connections to each port by somebody who has keys but knows no session."""
 MOST_MIB: Final = 32
 """MiB by which a process may grow meanwhile."""
+SMALL_PACKET: Final = 576
+"""Bytes that every host of the internet has to take in one packet (RFC 791)."""
+USUAL_PACKET: Final = 1500
+FLAPS: Final = 12
+DOWN_S: Final = (0.1, 3.0)
+"""Fewest and most seconds for which the cable is pulled; a host is lost after about two."""
+UP_S: Final = (0.5, 4.0)
 SLOW: Final = "20mbit"
 SLOW_S: Final = 600.0
 HEAD: Final = """
@@ -241,6 +253,82 @@ def slow_link(cluster: Cluster) -> dict[str, Any]:
         host.unlimited()
 
 
+def small_packets(cluster: Cluster) -> dict[str, Any]:
+    problems, answers = [], 0
+    for host in cluster.hosts:
+        host.largest_packet(SMALL_PACKET)
+    try:
+        with closing(cluster.engine()) as llm:
+            for _ in range(ROUNDS):
+                if tokens(llm) != cluster.expected:
+                    problems.append("other tokens")
+                answers += len(PROMPTS)
+            llm.loop.audit()
+            recovery = llm.loop.recovery
+            assert recovery is not None
+            return {"answers": answers, "recoveries": recovery.recoveries, "problems": problems}
+    finally:
+        for host in cluster.hosts:
+            host.largest_packet(USUAL_PACKET)
+
+
+def flapping(cluster: Cluster) -> dict[str, Any]:
+    """Pull a host's cable and plug it in again, for random times, while one answer follows the other."""
+    rng, host, problems, answers = random.Random(9), cluster.hosts[1], [], 0
+
+    def flap() -> None:
+        try:
+            for _ in range(FLAPS):
+                host.link("down")
+                time.sleep(rng.uniform(*DOWN_S))
+                host.link("up")
+                time.sleep(rng.uniform(*UP_S))
+        finally:
+            host.link("up")
+
+    with closing(cluster.engine()) as llm:
+        flaps = threading.Thread(target=flap)
+        flaps.start()
+        try:
+            while flaps.is_alive():
+                if tokens(llm) != cluster.expected:
+                    problems.append("other tokens")
+                answers += len(PROMPTS)
+        finally:
+            flaps.join()
+        if tokens(llm) != cluster.expected:
+            problems.append("other tokens afterwards")
+        llm.loop.audit()
+        recovery = llm.loop.recovery
+        assert recovery is not None
+        return {"flaps": FLAPS, "answers": answers, "recoveries": recovery.recoveries, "problems": problems}
+
+
+def two_heads(cluster: Cluster) -> dict[str, Any]:
+    """Run two engines on the same workers in turn; then kill a worker amid an answer of the first."""
+    problems, answers = [], 0
+    with closing(cluster.engine()) as one, closing(cluster.engine()) as other:
+        for _ in range(ROUNDS):
+            for name, llm in (("first", one), ("second", other)):
+                if tokens(llm) != cluster.expected:
+                    problems.append(f"other tokens of the {name} engine")
+                answers += len(PROMPTS)
+        with one.observing(AfterResults(AT, cluster.workers[1].kill)):
+            if tokens(one) != cluster.expected:
+                problems.append("other tokens of the first engine after a loss")
+        if tokens(other) != cluster.expected:
+            problems.append("other tokens of the second engine after a loss")
+        recoveries = []
+        for llm in (one, other):
+            llm.loop.audit()
+            recovery = llm.loop.recovery
+            assert recovery is not None
+            recoveries.append(recovery.recoveries)
+    cluster.workers[1].close()
+    cluster.workers[1] = worker_on(cluster.hosts[1], cluster.keys)
+    return {"answers": answers + 2 * len(PROMPTS), "recoveries": recoveries, "problems": problems}
+
+
 def fuzz(cluster: Cluster) -> dict[str, Any]:
     """Send invalid messages to an agent, and strangers' frames to every other port, while an engine answers."""
     rng, worker, problems = random.Random(8), cluster.workers[0], []
@@ -310,6 +398,9 @@ SCENARIOS: Final[dict[str, Callable[[Cluster], dict[str, Any]]]] = {
     "cycles": cycles,
     "emptied": emptied,
     "fuzz": fuzz,
+    "small-packets": small_packets,
+    "flapping": flapping,
+    "two-heads": two_heads,
     "slow": slow_link,
 }
 

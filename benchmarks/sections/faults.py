@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
-from benchmarks.load import chaos, networks
+from benchmarks.load import chaos, networks, replicas
 from benchmarks.load.killing.victims import SERVER
 from benchmarks.sections.base import Section
 
@@ -54,6 +54,7 @@ def returns_values(seeds: Any) -> Mapping[str, Any]:
 SECTIONS = {
     "soak": Section(values=soak_values),
     "chaos": Section(values=chaos_values),
+    "replicas": Section(values=lambda figures: {"sums": replicas.together(figures.values())}),
     "networks": Section(values=lambda figures: {**problems(figures), "happened": HAPPENED}),
     "returns": Section(values=returns_values),
     "members": Section(values=lambda figures: {**problems(figures), "processes": PROCESSES}),

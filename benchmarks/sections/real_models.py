@@ -49,25 +49,37 @@ def peers_values(figures: Any) -> Mapping[str, Any]:
 
 
 def many_values(figures: Any) -> Mapping[str, Any]:
-    """A row for each number of requests at once: everyone's tokens per second, then the ratios."""
+    """A row for each way and number of requests at once, the peers' last: speed, ratios, times and acceptance."""
     first = next(iter(figures.values()))
-    names = {**PEERS, **{peer: WORDS[peer] for peer in first["versions"]}}
+    peers = list(first["versions"])
 
-    def said(ratio: list[float | None]) -> str:
-        mean, low, high = ratio
+    def times(found: Any, base: str) -> str:
+        if base not in found:
+            return "-"
+        mean, low, high = found[base]
         return f"{mean:.2f}" if low is None else f"{mean:.2f} ({low:.2f}-{high:.2f})"
 
-    rows = [
-        [
-            str(one["at_once"]),
-            str(one["threads"]),
-            *(f"{one['tokens_per_second'][name]:.0f}" for name in names),
-            *(said(one["ratios"][pair]) for pair in first["ratios"]),
+    def row(one: Any, name: str) -> list[str]:
+        way, _, entry = name.partition(", ")
+        speed = f"{one['tokens_per_second'][name]:.0f}"
+        if name in peers:
+            return [str(one["at_once"]), WORDS[name], "", speed, *[""] * (5 + len(peers))]
+        engine, ratios = one["engines"][name], one["ratios"][name]
+        rate = engine["acceptance_rate"]
+        return [
+            *(str(one["at_once"]), way, entry.replace("autoregressive", "plain"), speed),
+            times(ratios, f"{way}, autoregressive"),
+            *(times(ratios, peer) for peer in peers),
+            "-" if rate is None else f"{100 * rate:.0f}",
+            f"{engine['mean_acceptance_length']:.2f}",
+            *(f"{engine[key]:.2f}" for key in ("first_token_s", "latency_s")),
         ]
-        for one in figures.values()
-    ]
-    headings = ["at once", "threads", *names.values(), *first["ratios"]]
-    return {"first": first, "words": WORDS, "headings": headings, "rows": rows}
+
+    rows = [row(one, name) for one in figures.values() for name in one["tokens_per_second"]]
+    over = [f"over {WORDS[peer]}" for peer in peers]
+    headings = ["at once", "way", "", "tokens/s", "over plain", *over, "AR, %", "AL", "first token, s", "latency, s"]
+    identical = all(engine["identical"] for one in figures.values() for engine in one["engines"].values())
+    return {"first": first, "words": WORDS, "headings": headings, "rows": rows, "identical": identical}
 
 
 def two_stages_values(figures: Any) -> Mapping[str, Any]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from penstock.messages import Sampling
 from penstock.requests.request import CLIENTS, PRIORITY_TOKENS, FairQueue, Request
@@ -108,3 +110,71 @@ def test_clients_who_come_once_are_not_remembered_for_ever() -> None:
         queue.add(request(number, str(number)))
         queue.forget(queue.take())
     assert len(queue._ends) <= CLIENTS
+
+
+class Life(RuleBasedStateMachine):
+    """Requests come, run, are preempted and end, waiting or running; a list that is sorted anew each time judges."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue = FairQueue()
+        self.waiting: list[Request] = []
+        self.running: list[Request] = []
+        self.ended: list[Request] = []
+
+    @rule(client=st.sampled_from("abc"), priority=st.integers(-2, 2), tokens=st.integers(1, 40))
+    def arrive(self, client: str, priority: int, tokens: int) -> None:
+        number = len(self.waiting) + len(self.running) + len(self.ended)
+        self.waiting.append(request(number, client, priority, tokens))
+        self.queue.add(self.waiting[-1])
+
+    @rule()
+    def take(self) -> None:
+        if self.waiting:
+            first = min(self.waiting, key=self.queue.order)
+            assert self.queue.first() is first
+            assert self.queue.take() is first
+            self.waiting.remove(first)
+            self.running.append(first)
+
+    @rule()
+    def preempt(self) -> None:
+        if self.running:
+            last = max(self.running, key=self.queue.order)
+            place = self.queue.order(last)
+            self.queue.add(last)
+            assert self.queue.order(last) == place
+            self.running.remove(last)
+            self.waiting.append(last)
+
+    @rule(data=st.data())
+    def end(self, data: st.DataObject) -> None:
+        if living := self.waiting + self.running:
+            one = data.draw(st.sampled_from(living))
+            self.queue.forget(one)
+            (self.waiting if one in self.waiting else self.running).remove(one)
+            self.ended.append(one)
+
+    @rule(data=st.data())
+    def end_again(self, data: st.DataObject) -> None:
+        if self.ended:
+            self.queue.forget(data.draw(st.sampled_from(self.ended)))
+
+    @invariant()
+    def all_that_wait_are_queued_in_order(self) -> None:
+        assert [*self.queue] == sorted(self.waiting, key=self.queue.order)
+
+    @invariant()
+    def places_are_unlike(self) -> None:
+        living = self.waiting + self.running
+        assert len({self.queue.order(one) for one in living}) == len(living)
+
+    @invariant()
+    def the_ended_have_no_place(self) -> None:
+        for one in self.ended:
+            assert one not in self.queue
+            with pytest.raises(KeyError):
+                self.queue.order(one)
+
+
+TestLife = Life.TestCase
