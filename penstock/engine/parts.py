@@ -164,12 +164,13 @@ def split_anew(asked: Resolved, names: Sequence[str], living: Living) -> Resolve
 # The processes of one engine, stages and a drafter's weights: started with it, and again when one is lost.
 
 START_ATTEMPTS: Final = 3
-"""Attempts to start an engine while hosts are lost during the start."""
+"""Number of attempts to start an engine while hosts are lost during the start."""
 MOST_DRAFTER_LOSSES: Final = 3
+"""Number of losses within ``WITHIN_S`` after which a drafter is not started again."""
 WITHIN_S: Final = 60.0
-"""Seconds; a drafter that is lost ``MOST_DRAFTER_LOSSES`` times within them is not started again."""
+"""Seconds within which ``MOST_DRAFTER_LOSSES`` losses count together."""
 DRAFTER_AGAIN_S: Final = 15.0
-"""Seconds after which a drafter that could not be started on its host, which is back, is tried again."""
+"""Seconds until the next attempt to start a drafter whose host is back, where the last attempt failed."""
 
 
 class EngineParts:
@@ -178,8 +179,9 @@ class EngineParts:
     def __init__(self, setup: Resolved, executor: Executor) -> None:
         self.drafter: Drafter | None = None
         self._asked = setup
+        """The setup that was asked for."""
         self._setup = setup
-        """``_asked``: the setup that was asked for. ``_setup``: the one that runs, perhaps on fewer hosts."""
+        """The setup that runs, perhaps on fewer hosts than were asked for."""
         self._executor = executor
         self._pipeline: StartedPipeline | None = None
         self._weights: StartedPipeline | None = None
@@ -241,8 +243,11 @@ class EngineParts:
         except PipelineError as error:
             self._do_without_drafter(str(error))
             if self._setup.drafter_host:
+                # The first look for the host is due at once, each further one after a pause.
                 self._away_until = self._executor.now() + DRAFTER_AGAIN_S * (self._away_until < math.inf)
+        # After the drafter, since plans of stages say where to send the states that it reads.
         yield from self._start_stages()
+        # Last: what nobody has used again by now holds memory in vain.
         self._executor.end_unused()
 
     def drop_lost(self) -> bool:

@@ -65,6 +65,8 @@ def _commit_one(request: Request, nodes: Nodes, pool: SlotPool, done: Advance, a
     if root.candidates:
         done.verdicts.append(root)
     hit, dead = request.tree.commit(root.picked)
+    # Before a miss takes a slot: its row may then get a dead node's slot, which is safe, because every stage computes
+    # it later.
     pool.free_speculative(node.slot for node in dead)
     done.dead.extend(dead)
     if hit is None:  # nobody drafted the token: it takes a reserved slot and has yet to enter
@@ -76,6 +78,7 @@ def _commit_one(request: Request, nodes: Nodes, pool: SlotPool, done: Advance, a
     request.committed.append(hit)
     request.produced += 1
     done.committed.append(hit)
+    # Counted before: ``end_of`` compares ``produced`` with max_tokens.
     stopped = request.output.append(pick, at)
     done.finished = stopped or request.end_of(hit.token)  # a stop string on the last token allowed is a stop
 
@@ -101,7 +104,8 @@ def _count(request: Request, root: Node) -> None:
 class InFlight:
     """Nodes that have entered and are not out yet, by the stream number of their batch.
 
-    A cancelled node stays in flight until its batch comes out.
+    A cancelled node stays in flight until its batch comes out: stages may have computed its row, and the batch has a
+    result in any case.
     """
 
     def __init__(self) -> None:
@@ -119,6 +123,7 @@ class InFlight:
     @property
     def oldest(self) -> int | None:
         """The stream number of the batch that comes out next; None while nothing is in flight."""
+        # Batches are entered in order, and come out in it: the first key is the lowest.
         return next(iter(self._batches), None)
 
     def entered(self, stream: int, nodes: list[Node]) -> None:
@@ -145,13 +150,14 @@ class InFlight:
 # Decides which requests run, and whose rows fill the next batch.
 
 GROWTH: Final = 64
-"""Committed slots that a request reserves at a time, beyond those for its text."""
+"""Number of committed slots that a request reserves at a time, beyond those for its text."""
 
 Entries = list[tuple[Request, list[Node]]]
+"""The rows that enter a batch, request by request, parents first."""
 
 
 class Pieces(Protocol):
-    """A plan for prompts: ``planner.pieces.PieceTable``."""
+    """A plan of the pieces in which prompts enter: ``planner.costs.PieceTable``."""
 
     def ends(self, tokens: int, cached: int = 0) -> Sequence[int]:
         """Ends (in tokens) of the pieces that follow a text's ``cached`` first tokens; the last one is ``tokens``."""
@@ -223,7 +229,7 @@ class Scheduler:
         return admitted
 
     def grow(self, request: Request) -> bool:
-        """Reserve further slots for a running request. Returns False if they are not there now."""
+        """Reserve up to ``growth`` further slots for a running request. Returns False if so many are not free."""
         count = min(self.growth, request.slots_needed - len(request.committed))
         if not self.pool.reserve(count):
             return False
@@ -246,9 +252,15 @@ class Scheduler:
             self.running.remove(request)
 
     def cache_blocks(self, request: Request, entered: int) -> None:
-        """Share with others the full blocks among a request's first ``entered`` committed rows."""
+        """Share with others the full blocks among a request's first ``entered`` committed rows.
+
+        Only rows that have entered: a later holder's rows come after them in the stream, so every stage has computed
+        the block by then.
+        """
         while (first := len(request.blocks) * BLOCK) + BLOCK <= entered:
             block = self.pool.share(request.blocks[-1] if first else None, request.committed[first : first + BLOCK])
+            # Another request's block has these tokens. Nothing behind them can be shared either, since a chain of
+            # blocks has no gap.
             if block is None:
                 return
             request.blocks.append(block)
@@ -274,10 +286,12 @@ class Scheduler:
                 batch.enter(request, following)
         prefilling = [request for request in chosen if request.prefilling]
         prefilling = prefilling or [request for request in ready if request.prefilling][:1]
+        # Prompt rows come last: their number depends on how many rows the decoding requests have taken.
         batch.entries += self._schedule_prefill(prefilling, batch.context)
         served = {request.number: request for request, _ in batch.entries}
         if served:
             batch.piggyback([request for request in self.running if request.number not in served])
+        # ``served`` was made before requests rode along: these keep their turn.
         for request in served.values():
             self.running.remove(request)
             self.running.append(request)
@@ -338,6 +352,7 @@ class Scheduler:
                 return
             self.pool.cache.hold(block)
             request.attach_block(block)
+            # The slots that were reserved for these tokens are given back: the block has its own.
             request.reserved -= BLOCK
             self.pool.unreserve(BLOCK)
 
@@ -388,13 +403,15 @@ class Composition:
 WAKING: Final = 0.1
 """Fraction of a step by which a batch may be late and still count as on time: a process needs a moment to wake up."""
 SPARE: Final = 1
-"""Batches in flight beyond those that stages and links work on, so that one lies ready for the slowest stage."""
+"""Number of batches in flight beyond those that stages and links work on, so that one lies ready for the slowest
+stage."""
 
 ALIKE: Final = 0.999
 """Fraction of the best rate that counts as equal; among equals more batches in flight win."""
 
 WANTED: Final = 16
-"""Rows that the drafts of a few requests easily fill a batch with: rows are dear if these take longer than one row."""
+"""Number of rows that the drafts of a few requests easily fill. Rows count as dear if a batch of so many takes longer
+than a batch of one row."""
 
 
 class Pace:

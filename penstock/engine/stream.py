@@ -103,8 +103,11 @@ class RequestStream:
         self._outputs = beginning(job)
         self._cached = 0
         self._deltas: dict[int, CompletionDelta] = {}
+        """Output that has not been read yet, merged into one delta for each completion, by its index."""
         self._told = False
+        """Whether the last delta has been read, so that the iteration ends."""
         self._ended: str | None = None
+        """Why the engine has ended; None while it goes on."""
         self._updates = asyncio.Event()
         self._end = asyncio.Event()
 
@@ -153,8 +156,11 @@ class RequestStream:
             raise StopAsyncIteration
         if not self.finished:
             await self._updates.wait()
+        # Cleared before the deltas are taken, with no await between: an update that comes later sets it again.
         self._updates.clear()
         deltas, self._deltas = list(self._deltas.values()), {}
+        # An error is raised at once where nothing has been read or is left to read; else the text that came before it
+        # is returned first.
         if self._failed and not (deltas and any(output.token_ids for output in self._outputs)):
             self.job.raise_if_failed(self._ended)
         self._told = self.finished and not self._failed

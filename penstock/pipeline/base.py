@@ -30,7 +30,7 @@ from penstock.transport.addresses import LinkSecurity
 # The plan of a stage, and the specification of its process: plain data, sent to the fork server as JSON.
 
 MOST_THREADS: Final = 1024
-"""The most threads of a stage."""
+"""Upper limit of a stage's threads."""
 
 
 class TapSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,8 +56,9 @@ class RankPlace(msgspec.Struct, frozen=True, kw_only=True):
 class RankLink(msgspec.Struct, frozen=True, kw_only=True):
     """The place of a process among the ranks of a stage on several hosts.
 
-    ``secret`` begins all connections between them, as a session's does. The first rank listens for the others at
-    ``leader``; its own is empty, since nobody knows its address before it does.
+    All connections between the ranks begin with ``secret``, as those of a session do with the session's. The first rank
+    listens for the others at ``leader``; in its own RankLink ``leader`` is None, since the address is not known before
+    it listens.
     """
 
     rank: Annotated[int, msgspec.Meta(ge=0, lt=MOST_RANKS)]
@@ -66,7 +67,10 @@ class RankLink(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StagePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of a model that one stage holds: layers [first, last) of the checkpoint in ``model``."""
+    """The part of a model that one stage holds: layers [first, last) of the checkpoint in ``model``.
+
+    It has ``capacity`` KV slots and computes in ``dtype`` on ``device``.
+    """
 
     model: FilePath
     first: Index
@@ -157,9 +161,13 @@ class Pipeline(Protocol):
         """Bytes of weights, keys and values of each rank, by stage; none for a stage of one. From any thread."""
         ...
 
-    def submit(self, batch: Batch) -> None: ...
+    def submit(self, batch: Batch) -> None:
+        """Send a batch to the first stage, which has to be ``ready``."""
+        ...
 
-    def cancel(self, message: Cancel) -> None: ...
+    def cancel(self, message: Cancel) -> None:
+        """Send every stage the nodes whose rows it need not compute."""
+        ...
 
     def prepare_grammar(self, request: int, grammar: str) -> None:
         """Have the last stage compile a request's grammar while it goes on with its batches."""

@@ -47,6 +47,8 @@ class Loss:
         self._source = Source.CONNECTION
 
     def report(self, source: Source, error: PipelineLost, now: float) -> None:
+        """Take in a report of the loss, which came at ``now`` (seconds) from ``source``."""
+        # A better report has a grace of its own, shorter than the one that is under way.
         if self.error is None or (source > self._source and now < self.at):
             self.error, self._source = error, source
             self.at = now + GRACE_S[source]
@@ -57,6 +59,7 @@ class Loss:
         return self._source
 
     def raise_if_due(self, now: float) -> None:
+        """Raise the PipelineLost that counts once no better report can follow."""
         if self.error is not None and now >= self.at:
             raise self.error
 
@@ -67,11 +70,11 @@ class Loss:
 LOOK_EVERY: Final = 1.0
 """Seconds of listening between two checks for silent stages."""
 LEAST_PATIENCE: Final = 10.0
-"""Seconds that any stage may be silent: several heartbeats, of which a busy host may delay one or two."""
+"""Seconds for which any stage may be silent: several heartbeats, of which a busy host may delay one or two."""
 BATCHES: Final = 5
-"""A stage may be silent for as long as this many of its slowest batches take."""
+"""Number of batches: a stage may be silent for as long as so many of its slowest take."""
 FIRST_PATIENCE: Final = 120.0
-"""Seconds that a computing stage may be silent while it is not known how long a batch takes."""
+"""Seconds for which a computing stage may be silent while it is not known how long a batch takes."""
 
 
 class Listening:

@@ -62,7 +62,7 @@ log = logging.getLogger(__name__)
 START_TIMEOUT = 300.0
 """Seconds that a stage may take to start, counted anew whenever it has read more of its layers."""
 PROGRESS = 0.001
-"""The share of its layers that a stage has to read for that."""
+"""Share (0 to 1) of its layers that a stage has to read before its time to start is counted anew."""
 CLOSE_TIMEOUT = 5.0
 """Seconds that stages may take to leave before they are killed."""
 EXIT_LOOK_EVERY = 0.05
@@ -148,6 +148,7 @@ class ProcessExecutor:
         if self.inbox.address.startswith(IPC):
             self.inbox.close()
             self.inbox = self._open_inbox()
+            # A new inbox knows no session, and would refuse the connections of stages that are about to start.
             for session in self._owners:
                 self.inbox.admit(session)
 
@@ -169,9 +170,11 @@ class ProcessExecutor:
         end = math.inf if until is None else until
         ended = False
         while not ended:
+            # Cut into intervals, so that silent stages are noticed however long nothing else happens.
             ended = self._wait_once(min(end, self._listening.next_look)) or self.now() >= end
             if self.now() >= self._listening.next_look:
                 seconds = self._listening.look(self.now())
+                # Not ``any``: every pipeline has to count the seconds, whatever the first one answers.
                 for on_listened in self._on_listened.values():
                     ended |= on_listened(seconds)
 
@@ -362,6 +365,8 @@ class ProcessPipeline:
         process = self._processes[index]
         process.watched(partial(self._on_exit, index, Source.PROCESS))
         spec = self._spec(index, plan)
+        # A process with an address holds the layers already. It is called under the secret of its last session, the
+        # only one that it admits.
         if process.address:
             self._start_by[index] = self._executor.now() + max(LEAST_PATIENCE, process.patience)
             self._calls.append(self._executor.sockets.connect(process.address, process.session))
@@ -474,8 +479,10 @@ class ProcessPipeline:
         self._leave(self._processes, CLOSE_TIMEOUT if self._inboxes and self._hears else 0.0)
 
     def release(self) -> None:
+        # Before the session ends: how long each stage may be silent depends on the batches in flight.
         allowed = self._allowed()
         kept = [index for index in self.started if self._may_go_on(index)]
+        # A kept stage may still be computing its last batch, and answers the next call only after it.
         for index in kept:
             self._processes[index].patience = allowed[index]
         self._leave([process for index, process in enumerate(self._processes) if index not in kept], 0.0)
@@ -500,6 +507,8 @@ class ProcessPipeline:
 
     def _join(self) -> None:
         """Tell all stages the addresses of their neighbours, now that all have started."""
+        # Only now: a stage that connects to the next one needs the address on which that one listens, which its own
+        # system may have chosen.
         addresses = [self.started[index].address for index in range(self.stages)]
         try:
             self._inboxes = [self._executor.sockets.connect(address, self._session) for address in addresses]
@@ -540,6 +549,7 @@ class ProcessPipeline:
         message = delivery.message
         if isinstance(message, Heartbeat) and 0 <= message.stage < len(self._inboxes):
             self._hear(message.stage)
+            # Answered as it is read, so that a stage whose engine does not read never queues a second one.
             self._inboxes[message.stage].send(encode(HeartbeatAck(), self._session))
             return False
         if isinstance(message, Loading) and len(self.started) < self.stages and message.stage < self.stages:
@@ -553,6 +563,7 @@ class ProcessPipeline:
         if isinstance(message, Started) and len(self.started) < self.stages and message.stage < self.stages:
             self.started[message.stage] = message
             process = self._processes[message.stage]
+            # From now on it can be called into a later session by this address, under this session's secret.
             process.address, process.session = message.address, self._session
             self._hear(message.stage)
             self._tell_loading(message)
