@@ -101,9 +101,10 @@ def _followed(tokens: Sequence[int], length: int, first: int) -> Iterator[int]:
 RANKS: Final = 4
 """Number of ranks kept apart; all candidates from the last of them on count as one kind."""
 OF_ALL: Final = 1000.0
-"""Verdicts on a kind over which old ones fade, over all requests."""
+"""Number of verdicts on a kind, of all requests, over which old ones fade."""
 OF_ONE: Final = 32.0
-"""Verdicts on a kind over which old ones fade within a request: a text copies for a while, and then does not."""
+"""Number of verdicts on a kind, of one request, over which old ones fade: a text copies for a while, and then does
+not."""
 
 Kind = tuple[int, int]
 """A kind of candidate: the length of the run that it followed, and its rank."""
@@ -178,19 +179,20 @@ class RatedLookup:
 # Merges two sources of drafts into one tree: a drafter, and prompt lookup beside it.
 
 SURE: Final = 0.9
-"""Least chance of a looked-up token at which the drafter is not asked, since the answer is there at once."""
+"""Chance (0 to 1) of a looked-up token from which on the drafter is not asked, since the answer is there at once."""
 UNLIKELY: Final = 0.2
-"""Chance of a node's path below which the drafter is not asked about it while another answer is sure."""
+"""Chance (0 to 1) of a node's path below which the drafter is not asked about it while another answer is sure."""
 START: Final = 0.1
 """Lookup's initial weight, as a fraction of what the drafter's best candidate leaves."""
 SUREST: Final = 8
 """Largest class of the drafter's certainty, in nats (minus log of what its best candidate leaves)."""
 MEMORY: Final = 500.0
-"""Tokens over which old ones fade in lookup's weight."""
+"""Number of tokens over which old ones fade in lookup's weight."""
 FAINT: Final = -12.0
 """Log chance of a token that is not among the drafter's candidates."""
 
 Candidates = Sequence[tuple[int, float]]
+"""Tokens with their chances, or the logs of these."""
 Context = tuple[bool, int, int]
 """The key under which lookup's weight is learned (``context_of``)."""
 

@@ -16,7 +16,7 @@ from penstock.stage.linked import Leader
 from penstock.stage.visibility import ProtocolError
 
 # ----------------------------------------------------------------------------------------------------------- engine end
-# The engine's end of a pipeline.
+# The engine's end of a pipeline: when a batch may leave, and which results are accepted.
 
 
 class EngineEnd:
@@ -34,8 +34,8 @@ class EngineEnd:
         self._clock = clock
         self._link = link
         self._vocab_size = vocab_size
-        # When the first stage's buffer is free; None from a batch's leaving to the stage's Ready.
         self._free_at: float | None = 0.0
+        """When the first stage's buffer is free; None from a batch's leaving to the stage's Ready."""
         self._results: deque[tuple[Result, float]] = deque()
         """(result, the moment at which it arrives), in stream order."""
         self._awaited: deque[Batch] = deque()
@@ -57,6 +57,8 @@ class EngineEnd:
             self._awaited.append(message)
             self._submitted = range(self._submitted.start if self._submitted else message.stream, message.stream + 1)
         else:
+            # A stage may leave these unanswered in batches before ``before``, and in no later one: there the nodes
+            # would be others' doing.
             self._cancelled.update(dict.fromkeys(message.nodes, message.before))
         return self._link.arrival(self._clock.now(), self._link.sending(message))
 

@@ -108,6 +108,8 @@ class InProcessPipeline:
 
     def _work(self) -> None:
         """Let the stages do everything that is due by now, in the order of their moments."""
+        # One driver at a time: what it sends may make another one due earlier than those that are looked at now. Of
+        # equal moments the earlier stage's comes first.
         while (due := min(self._dues)) <= self._clock.now():
             index = self._dues.index(due)
             for sent in self.drivers[index].step():
