@@ -287,7 +287,8 @@ def shared_stage(cluster: Cluster | None, drafter: Drafter | None) -> int | None
 
 
 class RealTimeExecutor(ProcessExecutor):
-    """Starts emulated stages ahead of everything else on this host, where Linux permits it: see priority.py."""
+    """Starts emulated stages that run ahead of everything else on this host, where Linux permits it
+    (``emulation/stage.py``)."""
 
     def begin(self, plans: Sequence[StagePlan], name: str = "stage") -> ProcessPipeline:
         return super().begin([in_real_time(plan) for plan in plans], name)

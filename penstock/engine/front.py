@@ -23,7 +23,7 @@ from penstock.text.tokenizer import Tokenizer
 from penstock.text.workers import aside
 
 MOST_FINISHED: Final = 256
-"""How many finished requests ``numbers`` still knows."""
+"""Number of finished requests that ``numbers`` still knows."""
 
 
 class AsyncEngine(ABC):

@@ -87,12 +87,15 @@ def open_on_ray(options: EngineOptions, address: str, on_loading: OnLoading | No
 log = logging.getLogger(__name__)
 
 ALIKE: Final = 1.1
-"""Devices and layers whose times are within this factor count as alike: an even split is as good."""
+"""Factor up to which times of devices and layers may differ and count as alike: an even split is then as good."""
 PLAIN: Final = Batch(rows=1, context=512)
+"""The batch of plain decoding that a plan is made for."""
 SPECULATIVE: Final = Batch(rows=8, context=512)
+"""The batch of drafted rows that a plan is made for."""
 LOOKED_UP, DRAFTED = 0.25, 0.6
-"""Share of a text's tokens that are assumed to come one batch after another, with prompt lookup and with a drafter that
-has weights. Each other token costs a trip of one row, since ``auto`` decodes plainly where drafts do not pay."""
+"""Shares (0 to 1) of a text's tokens that are assumed to come one batch after another, with prompt lookup and with a
+drafter that has weights. Each other token costs a trip of one row, since ``auto`` decodes plainly where drafts do not
+pay."""
 
 
 def planned(options: EngineOptions, executor: FleetExecutor) -> EngineOptions:
@@ -191,7 +194,7 @@ def hits_of(options: EngineOptions) -> float:
 # Opens the hosts of an engine's stages: this host, or those that its options name.
 
 WORTH_TELLING: Final = 1 << 30
-"""Bytes that prefix caching may cost before the log says so."""
+"""Number of bytes that prefix caching may cost before the log says so."""
 
 
 def open_executor(options: EngineOptions, on_loading: OnLoading | None = None) -> ProcessExecutor:

@@ -41,8 +41,9 @@ if TYPE_CHECKING:
     from penstock.models.speculators.base import SpeculatorCheckpoint
 
 DEMO_DRAFTERS: Final = DEMO / "drafters"
+"""The folder of the learned drafters that are shipped for the demo target."""
 DEFAULT_MODEL_LEN: Final = 4096
-"""Most tokens of a prompt with its answer where neither an option nor the model says fewer."""
+"""Upper limit of a prompt with its answer, in tokens, where neither an option nor the model sets another."""
 
 
 class PrefillTimes(NamedTuple):
@@ -369,7 +370,8 @@ def check_method(method: str, speculator: SpeculatorCheckpoint) -> None:
 def split_layers(options: EngineOptions, checkpoint: Checkpoint, cluster: Cluster | None) -> list[tuple[int, int]]:
     """The layers [first, last) of each stage: as stated, or split evenly, the head counting for the last stage.
 
-    "auto" is an even split on one host; with others, ``places/planned.py`` has replaced it by a stated one.
+    "auto" is an even split on one host; with others, ``planned`` in ``engine/opening.py`` has replaced it by a stated
+    one.
     """
     stages = len(cluster.stages) if cluster else options.pipeline_parallel_size
     if options.layer_split not in (None, AUTO):

@@ -148,6 +148,9 @@ class RunLog:
 
 
 # ---------------------------------------------------------------------------------------------------------------- stats
+# The state and the counters of an engine, of one of several, and of all together.
+
+
 @dataclass(frozen=True, kw_only=True)
 class EngineStats:
     """An engine's state now, and its counters since it was made.
@@ -269,6 +272,7 @@ SUMS: Final = (
     *("running", "waiting", "kv_slots", "kv_used", "kv_cached", "speculative_slots", "speculative_used"),
     *("batches_in_flight", "rows_in_flight"),
 )
+"""The fields of ``EngineStats`` that are added up over several engines."""
 
 
 def following(before: EngineStats | None, now: EngineStats) -> EngineStats:
@@ -313,7 +317,9 @@ class Counters(Observer):
         self._loop = loop
         self._finished: Counter[str] = Counter()
         self._busy = [0.0] * loop.pipeline.stages
+        """Seconds for which each stage has computed."""
         self._last_result: float | None = None
+        """Time of the last result, by the engine's clock; None before the first."""
         self._counted: Counter[str] = Counter()
         self._seen: dict[int, dict[str, int]] = {}
         """Metrics of each request under way that ``_counted`` includes already, by the request's number."""

@@ -57,8 +57,7 @@ class EngineEnd:
             self._awaited.append(message)
             self._submitted = range(self._submitted.start if self._submitted else message.stream, message.stream + 1)
         else:
-            # A stage may leave these unanswered in batches before ``before``, and in no later one: there the nodes
-            # would be others' doing.
+            # Stages may leave these nodes unanswered in batches before ``before``, and in no later one.
             self._cancelled.update(dict.fromkeys(message.nodes, message.before))
         return self._link.arrival(self._clock.now(), self._link.sending(message))
 

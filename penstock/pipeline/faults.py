@@ -126,8 +126,8 @@ class Blame:
         """End the inquiry with the answers that have come."""
         self.until = math.inf
         differs = [stage for stage, digest in self._told.items() if digest not in ("", self._submitted)]
-        # The lowest stage that got something else was sent it by the one before: all stages before that one got what
-        # was submitted.
+        # The lowest stage that got something else was sent it by the one before, which says that it got what was
+        # submitted, or says nothing.
         noticed = min(differs, default=0)
         if noticed:
             self.complain(noticed, f"was sent another batch than was submitted: {self._complaint}")
