@@ -351,7 +351,7 @@ class ForgetGrammar(msgspec.Struct, tag="forget_grammar", kw_only=True):
 
 
 class Loading(msgspec.Struct, tag="loading", kw_only=True):
-    """How many of its ``total`` weights a starting stage has read."""
+    """A starting stage has read ``read`` of its ``total`` weights (counts of numbers)."""
 
     stage: Index
     read: Word
@@ -502,7 +502,7 @@ class Delivery(msgspec.Struct, tag="delivery", kw_only=True):
     """Whether ``arrives`` counts from the receipt, because the receiver's host has another clock."""
 
     def arrives_by(self, now: float) -> float:
-        """When the message arrives, in seconds of the receiver's clock, if it was received at ``now``."""
+        """Time at which the message arrives, in seconds of the receiver's clock, if it was received at ``now``."""
         return now + self.arrives if self.from_receipt and self.arrives else self.arrives
 
 

@@ -50,7 +50,7 @@ class NodeSource(Protocol):
 
     @property
     def room(self) -> int:
-        """How many more speculative nodes can have a slot now."""
+        """Number of further speculative nodes that can have a slot now."""
         ...
 
     def speculative(self, token: int, position: int) -> Node:
@@ -79,7 +79,7 @@ class TokenTree:
 
     @property
     def room(self) -> int:
-        """How many more nodes the tree can take now."""
+        """Number of further nodes that the tree can take now."""
         return self._source.room
 
     def nodes(self) -> Iterator[Node]:

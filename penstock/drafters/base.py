@@ -135,7 +135,7 @@ class DrafterParts:
     layers: Sequence[tuple[int, int]]
     """The target's layers [first, last) of each stage."""
     chunk: int
-    """Most rows of one of the drafter's batches."""
+    """Upper limit of the rows of one of the drafter's batches."""
     speculator: SpeculatorCheckpoint | None
     """The speculator's checkpoint; None where the drafter has no such weights."""
     answer: Callable[[Request], Sequence[int]]

@@ -251,8 +251,9 @@ class LearnedDrafter(SmallModelDrafter):
             self._final_in.pop(node.slot, None)
 
     def _finalize(self, request: Request, count: int) -> list[Node]:
-        """Those of the first ``count`` committed nodes without a final row; the caller has to have them
-        computed now."""
+        """The nodes among the first ``count`` committed ones that have no final row yet.
+
+        They count as final from now on: the caller has to have them computed."""
         if request.number not in self._final:
             # A shared prefix may have final rows already, computed for another request in the same slots.
             shared = itertools.takewhile(lambda node: self._final_in.get(node.slot) == node.id, request.committed)

@@ -19,7 +19,7 @@ from penstock.tree import Node
 
 
 class Followers:
-    """For every run of ``shortest`` to ``longest`` tokens of a text, the tokens that followed it.
+    """The tokens that followed each run of ``shortest`` to ``longest`` tokens of a text.
 
     A look-up takes as long in a long text as in a short one: it visits different followers, not occurrences.
 

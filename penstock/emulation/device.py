@@ -14,7 +14,7 @@ from penstock.stage.driver import REAL_LINK, Computation, Device, Link
 # An emulated link: a message arrives when the modelled link would have delivered it.
 
 SECRET_SIZED: Final = "0" * 32
-"""Stands in for the session's secret where only a message's size counts."""
+"""A stand-in for the session's secret, of the same length, where only a message's size counts."""
 FRAMING_BYTES: Final = 17
 """Bytes that the modelled link adds to every message."""
 

@@ -211,7 +211,7 @@ def drafter_parts(
 
 
 def chunk_of(options: EngineOptions) -> int:
-    """The most tokens of prompts in a batch whose time nobody has measured."""
+    """Upper limit of the prompt tokens in a batch whose time has not been measured."""
     return options.prefill_chunk or (CHUNK if options.device == "cpu" else GPU_CHUNK)
 
 

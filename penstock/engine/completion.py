@@ -166,6 +166,7 @@ class Completion:
         ended = output.finish_reason is not None and not self._taken_end
         if len(output.token_ids) == first and len(output.text) == self._taken_text and not ended:
             return None
+        # Tokens that the request was resumed with have no log-probabilities: that list begins behind them.
         delta = CompletionDelta(
             output.index,
             output.token_ids[first:],
@@ -205,7 +206,7 @@ class Job:
         self.requests: list[Request] = []
         self.completions: list[Completion] = []
         self.pinned = 0
-        """How many of the prompt's first tokens stay in the prefix cache after the job has ended."""
+        """Number of the prompt's first tokens that stay in the prefix cache after the job has ended."""
 
     @property
     def ended(self) -> bool:

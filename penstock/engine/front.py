@@ -279,7 +279,7 @@ class AsyncEngine(ABC):
 
     @property
     def _num_waiting(self) -> int:
-        """How many requests no engine has admitted yet."""
+        """Number of requests that no engine has admitted yet."""
         return sum(not stream.started for stream in self._streams.values())
 
     def _check_queue(self) -> None:

@@ -54,7 +54,7 @@ from penstock.text.tokenizer import Tokenizer, load_tokenizer
 
 
 Tell = Callable[[int, CompletionDelta], None]
-"""Called with a job's place among those asked, and what its first completion has new."""
+"""A callback, called with a job's index among those asked and the new output of its first completion."""
 
 
 class Engine(Decoder, Protocol):

@@ -240,7 +240,7 @@ def own_of_drafter(options: EngineOptions) -> list[str]:
 
 
 def missing_hosts(options: EngineOptions) -> int:
-    """How many hosts have to be there: one for each stage, except for a stage on this host, and the drafter's own."""
+    """Number of hosts that have to come: one for each stage that is not on this host, and the drafter's own."""
     assert options.hosts is not None
     assert options.pipeline_parallel_size is not None
     named = asked_hosts(options.hosts).names

@@ -87,6 +87,8 @@ def placements(
 ) -> list[Callable[[], Resolved]]:
     """Ways to place the stages, the best one first; each raises ConfigError if it does not work."""
     ready = [name for name in names if name not in searching]
+    # On hosts that hold their layers before those that are still sent them, and with today's split before another one:
+    # a new split has every stage load.
     return [
         partial(make, asked, some, living)
         for some in (ready, names if ready != names else [])
@@ -189,7 +191,7 @@ class EngineParts:
         self._lacks_drafter = setup.speculation is not None and setup.speculation.drafts
         """Whether the drafter that was asked for has yet to be started."""
         self._away_until = math.inf
-        """When to look again for the drafter's host, which was not there; infinite while it need not be looked for."""
+        """Time of the next look for the drafter's host, which was not there; infinite while none is needed."""
         self._drafter_losses: deque[float] = deque(maxlen=MOST_DRAFTER_LOSSES)
         self._exact: bool | None = None
         """Whether the numerics of the first pipeline were exact; None before it has started."""

@@ -250,6 +250,7 @@ class Recovery:
         self.parts.drop_all()
         loop.vacate()
         loop.draft_with(self.parts.drafter)
+        # Set although nothing was lost: requests that come have to wait for stages.
         self._lost, self.resting = PipelineLost("the weights have been freed"), True
 
     @property

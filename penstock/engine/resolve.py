@@ -279,6 +279,7 @@ def sharing_threads(group: tuple[RankPlace, ...]) -> tuple[RankPlace, ...]:
     found = []
     for rank, place in enumerate(group):
         before, count = (sum(one.host == place.host for one in some) for some in (group[:rank], group))
+        # Differences of multiples that are rounded down: the shares on a host add up to its threads.
         share = place.threads * (before + 1) // count - place.threads * before // count
         found.append(RankPlace(host=place.host, threads=max(1, share)))
     return tuple(found)
@@ -387,7 +388,7 @@ def split_layers(options: EngineOptions, checkpoint: Checkpoint, cluster: Cluste
 
 
 def stages_named(options: EngineOptions) -> int:
-    """How many stages ``hosts`` means where nothing states their number: one for each host, or for each group."""
+    """Number of stages where only ``hosts`` is given: one for each host, or for each tensor parallel group."""
     return max(1, len(hosts_asked_for(options.hosts, None)) // options.tensor_parallel_size)
 
 

@@ -223,6 +223,7 @@ class Scheduler:
     def admit(self) -> list[Request]:
         """Move waiting requests to running, in order, as long as slots for their text and some more can be reserved."""
         admitted = []
+        # Strictly in order: a later request that would fit does not overtake the first, which would starve if it did.
         while self.waiting and len(self.running) < self.max_running and self._reserve(self.waiting.first()):
             admitted.append(self.waiting.take())
             self.running.append(admitted[-1])
@@ -325,14 +326,14 @@ class Scheduler:
         return entries
 
     def _piece(self, request: Request) -> int:
-        """How many tokens are left of the request's current piece; without a plan, of its whole text."""
+        """Number of tokens that are left of the request's current piece; without a plan, of its whole text."""
         done, tokens = len(request.committed), len(request.token_ids)
         if self._pieces is None:
             return tokens - done
         return next(end for end in self._pieces.ends(tokens, request.cached) if end > done) - done
 
     def _most_rows(self, context: Context) -> int:
-        """How many prompt rows may join those in the batch: all of ``chunk`` while no request decodes."""
+        """Number of prompt rows that may join those in the batch: all of ``chunk`` while no request decodes."""
         load, times, rows = context.load, context.estimates.pipeline, self.chunk
         if load.requests:
             limit = self.prefill_stretch * times.step_s(max(load.rows, 1))
@@ -431,7 +432,7 @@ class Pace:
         return now < self.until or in_flight >= self._most
 
     def target_in_flight(self, requests: int, drafted: bool = False) -> int:
-        """How many batches should be in flight while ``requests`` run; rows that are ready beyond that wait outside.
+        """Number of batches that should be in flight while ``requests`` run; further rows that are ready wait outside.
 
         With b batches in flight each request gets a token every b steps or every trip, whichever is longer. Where rows
         cost next to nothing, that favours fewer and larger batches than a trip has steps. Where ``drafted`` rows go

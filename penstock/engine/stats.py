@@ -45,7 +45,7 @@ class LoggedBatch:
 
     @property
     def spans(self) -> Sequence[Span]:
-        """When each stage worked on the batch; empty while it is in flight."""
+        """The work of each stage on the batch; empty while it is in flight."""
         return () if self.result is None else self.result.spans
 
     @property

@@ -223,6 +223,7 @@ class Joined:
         delta, self._new[self._current] = self._new[self._current], None
         if delta is None:
             return None
+        # The heading goes ahead of the point's first output, so that no heading stands without a text.
         heading = "" if self._opened else self._headings[self._current]
         piece = replace(delta, index=0, text=heading + delta.text, finish_reason=None)
         self._opened = True
@@ -259,7 +260,7 @@ def timed(output: CompletionOutput, report: OutlineOutput, parts: Sequence[Reque
         setattr(output.metrics, field.name, sum(getattr(one, field.name) for one in everything))
 
 
-# --------------------------------------------------------------------------------------------------------------- stream
+# ------------------------------------------------------------------------------------------------------- outline stream
 # An answer in points as the event loop's thread reads it: shaped like a request's stream, and made of several.
 
 Begin = Callable[[Ask], Stream]

@@ -176,7 +176,7 @@ class BatchTimes:
         return True
 
     def _age(self, size: int) -> int:
-        """How many times the time of a size has lost half of its lead."""
+        """Number of times that the time of a size has lost half of its lead."""
         return (self._batches - self._seen.get(size, self._batches)) // self._fading.get(size, FADES)
 
     def seconds(self, rows: int) -> float:

@@ -92,9 +92,9 @@ class StagePlan(msgspec.Struct, frozen=True, kw_only=True):
     gives_back: bool = False
     """Whether layers with a limited reach free slots that are out of reach. Only where no requests share slots."""
     threads: Threads = 1
-    """How many threads compute, where the stage has a process of its own; its ranks share them."""
+    """Number of threads that compute, where the stage has a process of its own; its ranks share them."""
     ranks: Annotated[int, msgspec.Meta(ge=1, le=MOST_RANKS)] = 1
-    """How many processes share every layer, as the ranks of a tensor parallel group."""
+    """Number of processes that share every layer, as the ranks of a tensor parallel group."""
     places: Annotated[tuple[RankPlace, ...], msgspec.Meta(max_length=MOST_RANKS)] = ()
     """The places of the ranks, in order, where they are not all on ``host``: the first one's is."""
     tap: TapSpec | None = None
@@ -150,7 +150,7 @@ class Pipeline(Protocol):
 
     @property
     def last_heartbeat(self) -> list[float]:
-        """When each stage was last heard of (seconds, this pipeline's clock). May be read from any thread.
+        """Time of each stage's latest message (seconds, this pipeline's clock). It may be read from any thread.
 
         A stage sends nothing while it computes: a long silence is a long computation, or one that will not end.
         """

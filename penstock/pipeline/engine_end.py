@@ -35,7 +35,7 @@ class EngineEnd:
         self._link = link
         self._vocab_size = vocab_size
         self._free_at: float | None = 0.0
-        """When the first stage's buffer is free; None from a batch's leaving to the stage's Ready."""
+        """Time from which on the first stage's buffer is free; None from a batch's leaving to the stage's Ready."""
         self._results: deque[tuple[Result, float]] = deque()
         """(result, the moment at which it arrives), in stream order."""
         self._awaited: deque[Batch] = deque()
@@ -120,7 +120,7 @@ class EngineEnd:
 
     @property
     def due(self) -> float | None:
-        """When the buffer is free or the next result arrives, if a moment for that is known."""
+        """Time at which the buffer is free or the next result arrives; None while neither is known."""
         free = self._free_at if self._free_at is not None and self._free_at > self._clock.now() else None
         if not self._results:
             return free

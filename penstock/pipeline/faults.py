@@ -1,4 +1,4 @@
-"""Who is at fault where stages contradict each other, or the engine, in what they send."""
+"""Finds the stage or host that is at fault where stages contradict each other, or the engine."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class InProcessPipeline:
         self._clock = clock
         self._end = EngineEnd(clock, entrance, vocab_size)
         self._dues = [math.inf] * len(drivers)
-        """When each driver has something to do; asked again only after a message to it or a step of it."""
+        """Time at which each driver has something to do; asked again only after a message to it or a step of it."""
 
     @property
     def ready(self) -> bool:

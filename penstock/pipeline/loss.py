@@ -43,7 +43,7 @@ class Loss:
     def __init__(self) -> None:
         self.error: PipelineLost | None = None
         self.at = math.inf
-        """When the loss is raised; later reports no longer change it."""
+        """Time in seconds at which the loss is raised; reports after it change nothing."""
         self._source = Source.CONNECTION
 
     def report(self, source: Source, error: PipelineLost, now: float) -> None:
@@ -128,7 +128,7 @@ class Patience:
         self._slowest = [0.0] * stages
         """The longest computation of each stage, in seconds."""
         self._most_rows = 0
-        """The most rows that a batch has had, of those that have come out."""
+        """Largest number of rows of a batch that has come out."""
 
     def computed(self, spans: Sequence[Span], longest: float) -> None:
         """A batch has come out, ``longest`` seconds after it was sent: no stage has computed it for longer."""

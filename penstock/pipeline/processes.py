@@ -70,9 +70,9 @@ EXIT_LOOK_EVERY = 0.05
 
 
 OnBroken = Callable[[], None]
-"""Called when a connection of the session has ended."""
+"""A callback, called when a connection of the session has ended."""
 OnLoading = Callable[[str, str, Loading | Started], None]
-"""Called with a host's name in plans, a pipeline's name, and a message from one of its stages there."""
+"""A callback, called with a host's name in plans, a pipeline's name, and a message from one of its stages there."""
 
 
 class ProcessExecutor:
@@ -260,6 +260,7 @@ class ProcessExecutor:
     def keep(self, processes: Sequence[StageProcess]) -> None:
         """Keep these processes for later pipelines; they are in none now."""
         for process in processes:
+            # The end of an unused process is nobody's loss. ``take`` looks whether it still lives.
             process.watched(None)
         self._unused += processes
 
@@ -346,7 +347,7 @@ class ProcessPipeline:
         self._rows: deque[int] = deque()
         """The number of rows of each batch in flight."""
         self._submitted: deque[float] = deque()
-        """When each batch in flight was submitted."""
+        """Time at which each batch in flight was submitted, in seconds."""
         # The moment by which each stage has to have started.
         self._start_by = [math.inf] * self.stages
         self._read = [0] * self.stages
@@ -609,6 +610,7 @@ class ProcessPipeline:
             self._hear(message.stage)
         elif isinstance(message, Result):
             self._hear(self.stages - 1)
+            # Results come in the order of submission, as ``received`` has checked: the oldest entries are this one's.
             self._rows.popleft()
             longest = self._executor.now() - self._submitted.popleft()
             self._patience.computed(message.spans, longest)

@@ -358,7 +358,7 @@ def serve_session(
 
 
 class Worker:
-    """One stage at its sockets.
+    """One stage, and the sockets over which it receives and sends.
 
     Loads its layers, or takes over ``layers`` from another session and clears their state.
     """

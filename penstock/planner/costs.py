@@ -121,7 +121,7 @@ class PieceTable:
         self._most = most
         self._known = dict(known or {})
         self.reckoned = 0
-        """How many texts were planned here, and were not among the ``known`` ones."""
+        """Number of texts that were planned here and were not among the ``known`` ones."""
 
     @property
     def known(self) -> Mapping[tuple[int, int], Ends]:

@@ -167,7 +167,7 @@ def exchangeable(problem: Problem, one: int, two: int) -> bool:
 
 
 def count_orders(classes: Sequence[int]) -> int:
-    """How many orders differ, given the class of each device (``alike``)."""
+    """Number of orders that differ, given the class of each device (``alike``)."""
     return math.factorial(len(classes)) // math.prod(math.factorial(n) for n in Counter(classes).values())
 
 
@@ -198,7 +198,7 @@ def chained(problem: Problem) -> Order:
 
 
 def tries_of(problem: Problem) -> int:
-    """How many changes a search looks at: fewer for large problems, so that it takes about as long for any."""
+    """Number of changes that a search looks at: fewer for large problems, so that each takes about as long."""
     devices, layers = problem.devices, problem.layers
     return min(MOST_TRIES, int(WORK / (devices * layers * (devices + layers))) + 1)
 
@@ -293,7 +293,7 @@ def orders_of(problem: Problem) -> list[Order]:
 
 
 class LayerSplit(NamedTuple):
-    """How many units each device holds, in the devices' order, and the slowest device's seconds."""
+    """The number of units that each device holds, in the devices' order, and the slowest device's seconds."""
 
     counts: tuple[int, ...]
     slowest_s: float

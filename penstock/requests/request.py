@@ -103,14 +103,14 @@ class Request:
         """Prompt tokens found in the prefix cache when the request was first computed."""
         self.tree: TokenTree
         self.resumed = len(resumed)
-        """How many of the output's tokens came from an earlier run; they count as produced."""
+        """Number of the output's tokens that came from an earlier run; they count as produced."""
         self.produced = self.resumed
         self.picks: dict[int, SampledToken] = {}
         self.finished: FinishReason | None = None
         self.undisturbed = True
         """Whether it has run alone and without a break so far, so that its speed is what speculation makes of it."""
         self.losses = 0
-        """How many times a stage was lost since its latest token."""
+        """Number of losses of a stage since its latest token."""
         self.error = ""
         """Why it ended early, "" if it did not; begins with the field at fault."""
         self.awaits_grammar = False
@@ -238,7 +238,7 @@ class Request:
 
 @dataclass
 class _StreamState:
-    """What one stream of batches holds of one request: ``committed`` counts the slots announced as committed, ``fed``
+    """The part of one request that one stream has told its stages: ``committed`` slots were announced as such, ``fed``
     has the ids of the nodes that have entered.
 
     The first ``prefix`` committed nodes have all entered. The first ``blocks`` of the request's blocks have been
@@ -374,7 +374,7 @@ class BatchBuilder:
 PRIORITY_TOKENS: Final = 65_536
 """Tokens by which one step of priority moves a request forward in the queue."""
 CLIENTS: Final = 1024
-"""Most clients whose share is remembered: a service may have a new client with every request."""
+"""Upper limit of the clients whose shares are remembered: a service may have a new client with every request."""
 
 
 class FairQueue:

@@ -192,7 +192,7 @@ def settled(node: Node) -> Node:
 # The pool of KV slots that all requests share. Slot numbers are the same on every stage and in the drafter.
 
 LEAST_SPECULATIVE: Final = 1024
-"""Least default number of slots for drafted rows."""
+"""Lower limit of the default number of slots for drafted rows."""
 AHEAD: Final = 4
 """Batches of drafted nodes beyond one per stage: those on the links, and those that have yet to enter.
 

@@ -258,7 +258,7 @@ class Device:
     """Computes a stage's batches and nothing else, each for as long as it takes."""
 
     free_at = 0.0
-    """When the device is done with everything that it has begun."""
+    """Time at which the device is done with everything that it has begun."""
     shared = False
     """Whether messages may give it other work besides the stage's batches."""
 
@@ -276,7 +276,7 @@ class Device:
 
     @property
     def due(self) -> float | None:
-        """When it can do something besides the stage's batches; None while there is nothing to do."""
+        """Time at which it can do something besides the stage's batches; None while there is nothing to do."""
         return None
 
     def take_turn(self, ready_since: float | None) -> Message | None:
@@ -311,7 +311,7 @@ class Link:
         return 0.0
 
     def arrival(self, now: float, sending: float) -> float:
-        """When a message that is sent now arrives, on the driver's clock; 0 if that is when it is received."""
+        """Time at which a message that is sent now arrives, on the driver's clock; 0: when it is received."""
         return 0.0
 
 
@@ -453,7 +453,7 @@ class StageDriver:
 
     @property
     def _batch_due(self) -> float | None:
-        """When a batch can be sent on or, if none is about to leave, computed."""
+        """Time at which a batch can be sent on or, if none is about to leave, computed."""
         if self._leaving is not None:
             return self._leaving[0]
         ready_since = self._ready_since
@@ -461,13 +461,13 @@ class StageDriver:
 
     @property
     def _ready_since(self) -> float | None:
-        """From when on the next batch can be computed; None while there is none, or one has yet to leave."""
+        """Time from which on the next batch can be computed; None while there is none, or one has yet to leave."""
         if self._leaving is not None or self._done is not None or self._buffer is None:
             return None
         return self._joined_at(self._buffer)
 
     def _joined_at(self, buffered: Buffered) -> float | None:
-        """When a batch and the features that its rows need have all arrived; None while some have not been sent."""
+        """Time at which a batch and the features that its rows need have all arrived; None while some are not sent."""
         at = buffered.arrives
         if not buffered.batch.feature_nodes:
             return at

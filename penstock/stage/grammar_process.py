@@ -257,7 +257,7 @@ class GrammarProcess:
     def _write(
         self, process: subprocess.Popen[bytes], outgoing: queue.SimpleQueue[Prepare | Forget | Ask | None]
     ) -> None:
-        """On a thread of its own, since the tokenizer has to be read first: send what is put into the queue."""
+        """Send the messages of the queue. It runs on a thread of its own, since the tokenizer has to be read first."""
         from penstock.text.grammar import serialized_tokenizer
 
         assert process.stdin is not None
@@ -277,7 +277,7 @@ class GrammarProcess:
         outgoing: queue.SimpleQueue[Prepare | Forget | Ask | None],
         telling: threading.Thread,
     ) -> None:
-        """On a thread of its own, until the process ends; the next grammar then starts another one."""
+        """Take in the process's messages until it ends, on a thread of its own. The next grammar starts another."""
         assert process.stdout is not None
         while (data := read(process.stdout.fileno())) is not None:
             heard = Heard.decode(data)

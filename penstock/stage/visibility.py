@@ -340,7 +340,7 @@ class NearSlots:
 
     @property
     def held(self) -> int:
-        """How many places are taken."""
+        """Number of places that are taken."""
         return self.size - len(self._free)
 
     def enter(self, view: BatchView) -> BatchView:

@@ -357,7 +357,7 @@ class Continuous:
         return self._patient_until(tree.root.due, context.now, FRESH * step) if tree.root.entered else NOW
 
     def most_rows(self, context: Context) -> int:
-        """Most rows of a request that may enter in the batch being composed; one enters in any case."""
+        """Upper limit of a request's rows in the batch being composed; one enters in any case."""
         return self.width
 
     def can_piggyback(self, tree: TokenTree, context: Context) -> bool:
@@ -473,7 +473,7 @@ def is_worth_asking(context: Context, score: float, nodes: int) -> bool:
 
 # ----------------------------------------------------------------------------------------------------------------- auto
 MISLED: Final = -0.05
-"""Least gain of corrections at which they are still taken: tokens turned right less tokens turned wrong, as a share."""
+"""Gain from which on corrections are taken: the share of tokens turned right less that of tokens turned wrong."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -540,7 +540,7 @@ class Auto(Continuous):
         return speculates(context) and super().can_piggyback(tree, context)
 
     def most_rows(self, context: Context) -> int:
-        """Most rows that may enter. Even if all are wrong, they cost at most half of what the trial may still lose."""
+        """Upper limit of the rows: even if all are wrong, they cost at most half of what the trial may still lose."""
         times, load = context.estimates.pipeline, context.load
         longest = times.latency_s(load.requests) + context.estimates.trials.left_s(on_trial(context)) / 2
         return bisect_right(range(1, self.width + 1), longest, key=lambda rows: times.latency_s(load.rows + rows))

@@ -122,11 +122,11 @@ class StrategyOptions(ABC):
     @property
     @abstractmethod
     def most_rows(self) -> int:
-        """Most nodes that enter together, or as one tree; 0 where nothing is drafted."""
+        """Upper limit of the nodes that enter together, or as one tree; 0 where nothing is drafted."""
 
     @property
     def most_asked(self) -> int:
-        """Most nodes that the drafter is asked about at a time."""
+        """Upper limit of the nodes that the drafter is asked about at a time."""
         return self.most_rows
 
     @abstractmethod

@@ -82,7 +82,7 @@ class MessageReader:
         """The first frames of a message that is not complete."""
 
     def room(self, chunk: memoryview) -> memoryview:
-        """Where the next bytes belong: the rest of a large frame, or else ``chunk``."""
+        """The buffer in which the next bytes belong: the rest of a large frame, or else ``chunk``."""
         return chunk if self._large is None else memoryview(self._large)[self._filled :]
 
     def take(self, room: memoryview, count: int) -> list[list[Frame]]:
@@ -399,7 +399,7 @@ OVERSLEEP: Final = 60e-6
 
 
 def left_until(moment: float) -> float:
-    """How many seconds a thread may sleep so as to be awake at a moment of the monotonic clock."""
+    """Seconds that a thread may sleep so as to be awake at a moment of the monotonic clock."""
     return max(0.0, moment - OVERSLEEP - time.monotonic())
 
 

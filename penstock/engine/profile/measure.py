@@ -92,7 +92,7 @@ ENOUGH_S: Final = 2.0
 """Seconds of measurements after which the least number will do."""
 
 OnStep = Callable[[int, int], None]
-"""Called with the number of measurements that are done, and of all."""
+"""A callback, called with the number of measurements that are done and that of all."""
 
 
 def contexts_within(longest: int) -> tuple[int, ...]:

@@ -28,8 +28,8 @@ PRIOR: Final = 1e-5
 decides only what no stage tells: a kind that the last layer alone is of, or layers where none shares a stage."""
 
 LEAST_SHARE: Final = 0.05
-"""Least time of a layer, as a share of what the longest stage takes for each of its layers. Noise may let a long stage
-take no longer than a short one, as if a layer were free; plans divide by a layer's time."""
+"""Lower limit of a layer's time, as a share of what the longest stage takes for each of its layers. Noise may let a
+long stage take no longer than a short one, as if a layer were free; plans divide by a layer's time."""
 
 Layers = tuple[int, int]
 Floats = npt.NDArray[np.float64]

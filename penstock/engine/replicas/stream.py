@@ -125,7 +125,7 @@ class Asked:
     priority: int
     client: str
     pinned: int = 0
-    """How many of the prompt's first tokens stay in the prefix cache."""
+    """Number of the prompt's first tokens that stay in the prefix cache."""
 
 
 class Home(Protocol):
