@@ -282,10 +282,7 @@ class ProcessExecutor:
             del self._processes[process.name]
 
     def _wait_until_gone(self, processes: Sequence[StageProcess], seconds: float) -> None:
-        """Wait until they are gone, for at most ``seconds``.
-
-        Also notices those that a stopped fork server does not report.
-        """
+        """Wait until they are gone, reported by the fork server or not, for at most ``seconds``."""
         deadline = time.monotonic() + seconds
         while living(processes):
             now = time.monotonic()
@@ -345,11 +342,9 @@ class ProcessPipeline:
         self._silence = Silence(self.stages)
         self._patience = Patience(self.stages)
         self._rows: deque[int] = deque()
-        """The number of rows of each batch in flight."""
+        """The number of rows of each batch in flight; ``_submitted`` has the time of its submission in seconds."""
         self._submitted: deque[float] = deque()
-        """Time at which each batch in flight was submitted, in seconds."""
-        # The moment by which each stage has to have started.
-        self._start_by = [math.inf] * self.stages
+        self._start_by = [math.inf] * self.stages  # the moment by which each stage has to have started
         self._read = [0] * self.stages
         """Bytes of its layers that each stage had read when its time was last extended."""
         self._totals: dict[int, int] = {}  # what each starting stage has said that it reads
@@ -366,8 +361,7 @@ class ProcessPipeline:
         process = self._processes[index]
         process.watched(partial(self._on_exit, index, Source.PROCESS))
         spec = self._spec(index, plan)
-        # A process with an address holds the layers already. It is called under the secret of its last session, the
-        # only one that it admits.
+        # With an address it holds the layers already, and is called in its last session, the only one that it admits.
         if process.address:
             self._start_by[index] = self._executor.now() + max(LEAST_PATIENCE, process.patience)
             self._calls.append(self._executor.sockets.connect(process.address, process.session))
@@ -454,10 +448,7 @@ class ProcessPipeline:
         return self._end.arrived()
 
     def _raise_if_due(self) -> None:
-        """Raise the loss if it is due.
-
-        If only connections were lost, first cut off the host that others do not reach.
-        """
+        """Raise the loss if it is due. Where only connections were lost, first cut off the host that is not reached."""
         try:
             self._loss.raise_if_due(self._executor.now())
         except PipelineLost:
@@ -508,8 +499,7 @@ class ProcessPipeline:
 
     def _join(self) -> None:
         """Tell all stages the addresses of their neighbours, now that all have started."""
-        # Only now: a stage that connects to the next one needs the address on which that one listens, which its own
-        # system may have chosen.
+        # Not before: the system of each stage may have chosen the port on which the stage listens.
         addresses = [self.started[index].address for index in range(self.stages)]
         try:
             self._inboxes = [self._executor.sockets.connect(address, self._session) for address in addresses]
@@ -579,10 +569,7 @@ class ProcessPipeline:
         return True
 
     def _give_time(self, message: Loading) -> None:
-        """Extend the time of a stage that has read more of its layers.
-
-        A message that reports no progress extends nothing, nor does one that is at odds with the first one's total.
-        """
+        """Extend the time of a stage that has read more of its layers, and has not contradicted its first total."""
         total = self._totals.setdefault(message.stage, message.total)
         if total >= message.read >= self._read[message.stage] + max(1, PROGRESS * total):
             self._read[message.stage] = message.read
