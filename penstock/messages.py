@@ -163,6 +163,7 @@ class Rows(msgspec.Struct, array_like=True):
         return len(self.nodes)
 
     def append(self, request: int, node: int, slot: int, parent: int, position: int, token: int) -> None:
+        """Add one row. ``parent`` is the slot of the row's parent, or NO_SLOT."""
         self.requests.append(request)
         self.nodes.append(node)
         self.slots.append(slot)
@@ -551,6 +552,7 @@ def belongs(frames: Sequence[Frame], session: str) -> bool:
 
 
 def begins(header: Frame, start: bytes) -> bool:
+    """Whether a header begins with these bytes."""
     # In constant time: an ordinary comparison stops at the first wrong byte, and its duration would give the secret
     # away byte by byte.
     return hmac.compare_digest(header[: len(start)], start)
@@ -645,6 +647,7 @@ def digest_of(batch: Batch) -> str:
 
 
 def within(indices: list[int], count: int) -> bool:
+    """Whether all indices are below ``count``. None is negative: the decoder has refused those."""
     return not indices or max(indices) < count
 
 

@@ -78,6 +78,7 @@ class _Rows:
         self._lock = Lock()
 
     def get(self, key: tuple[int, int, int], vocabulary: int) -> np.ndarray:
+        """The row [vocabulary] of (seed, sample, position), read-only, from the cache or made now."""
         with self._lock:
             row = self._rows.get(key)
             # A longer row serves a shorter vocabulary: a token's value does not depend on the vocabulary.

@@ -121,6 +121,7 @@ class LookupRates:
         self._right: defaultdict[Kind, FadingShare] = defaultdict(lambda: FadingShare(memory))
 
     def chance(self, kind: Kind) -> float:
+        """The chance (0 to 1) that a candidate of this kind is right."""
         expected = self._all_requests.chance(kind) if self._all_requests is not None else 0.5 ** (kind[1] + 1)
         return self._right[kind].of(expected)
 
@@ -349,6 +350,7 @@ class MergedDrafter:
 
 
 def is_sure(found: Candidates) -> bool:
+    """Whether any of lookup's (token, chance) is as good as certain."""
     return any(chance >= SURE for _, chance in found)
 
 

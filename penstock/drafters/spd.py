@@ -50,6 +50,7 @@ class Depths:
 
     @property
     def last(self) -> int:
+        """The level of a token that has passed all stages."""
         return self.levels[-1]
 
 

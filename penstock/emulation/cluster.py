@@ -267,6 +267,7 @@ def modelled_drafter(drafter: Drafter | None) -> EmulatedDrafter | None:
 
 
 def without_lookup(drafter: Drafter | None) -> Drafter | None:
+    """The drafter without prompt lookup beside it."""
     return drafter.inner if isinstance(drafter, MergedDrafter) else drafter
 
 

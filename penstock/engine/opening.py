@@ -154,6 +154,7 @@ def alike(times: Iterable[LayerTimes]) -> bool:
 
 
 def decided(options: EngineOptions, profile: HostsProfile) -> EngineOptions:
+    """The options with the best plan by the measured times. Raises ConfigError if the model fits in no way."""
     found, hits = profile.candidates, hits_of(options)
     # A drafter with weights needs room on its host; that of the last stage is known only once there is a plan.
     drafter = hosts_for_drafter(options.drafter_on, None) or [HERE]
@@ -501,6 +502,7 @@ class LoadedFiles:
 
 
 def sources_of(setup: Resolved) -> Iterator[Path]:
+    """The checkpoints of the target and the drafter: folders or files."""
     yield setup.checkpoint.source
     if setup.draft is not None:
         yield setup.draft.source

@@ -325,6 +325,7 @@ def with_drafter_placed(setup: Resolved, living: Mapping[str, HostFacts]) -> Res
 
 
 def positions_of(checkpoint: Checkpoint) -> int:
+    """Number of positions that the model states; DEFAULT_MODEL_LEN where it states none."""
     return int(getattr(checkpoint.config, "max_position_embeddings", None) or DEFAULT_MODEL_LEN)
 
 
@@ -362,6 +363,7 @@ def check_sent(speculator: SpeculatorCheckpoint, host: str) -> None:
 
 
 def check_method(method: str, speculator: SpeculatorCheckpoint) -> None:
+    """Raise FieldError unless the method is one for the speculator's kind of checkpoint."""
     if method not in speculator.methods:
         raise FieldError(
             "speculative_config.method", f"is {method!r}, the checkpoint is of kind {speculator.kind!r}: name that"
@@ -480,6 +482,7 @@ def check_rows(target: Glance, draft: Glance) -> None:
 
 
 def check_same_rows(target: int, draft: int) -> None:
+    """Raise FieldError unless both vocabularies have the same size."""
     if target != draft:
         raise other_tokens(f"has a vocabulary of {draft} tokens, the target {target}")
 

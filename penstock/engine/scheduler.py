@@ -127,6 +127,7 @@ class InFlight:
         return next(iter(self._batches), None)
 
     def entered(self, stream: int, nodes: list[Node]) -> None:
+        """Note that the batch with this stream number has entered, with these nodes. Numbers rise from call to call."""
         self._batches[stream] = nodes
         self._stream_of.update((node.id, stream) for node in nodes)
 
@@ -260,8 +261,8 @@ class Scheduler:
         """
         while (first := len(request.blocks) * BLOCK) + BLOCK <= entered:
             block = self.pool.share(request.blocks[-1] if first else None, request.committed[first : first + BLOCK])
-            # Another request's block has these tokens. Nothing behind them can be shared either, since a chain of
-            # blocks has no gap.
+            # Sharing is off, or another request's block has these tokens. Then nothing behind them can be shared
+            # either, since a chain of blocks has no gap.
             if block is None:
                 return
             request.blocks.append(block)
@@ -429,6 +430,7 @@ class Pace:
         self._estimates = estimates
 
     def should_wait(self, now: float, in_flight: int) -> bool:
+        """Whether the next batch waits at ``now`` (seconds), while ``in_flight`` batches are under way."""
         return now < self.until or in_flight >= self._most
 
     def target_in_flight(self, requests: int, drafted: bool = False) -> int:

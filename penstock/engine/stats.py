@@ -54,6 +54,7 @@ class LoggedBatch:
         return self.result is not None and bool(self.result.picks)
 
     def count(self, fate: str) -> int:
+        """Number of the rows with this fate."""
         return sum(one == fate for one in self.fates.values())
 
 
@@ -80,9 +81,11 @@ class RunLog:
             kept.clear()
 
     def queued(self, request: Request) -> None:
+        """Note a request whose first root will be its prompt's last token."""
         self._roots[request.number] = len(request.prompt) - 1
 
     def submitted(self, batch: Batch, at: float) -> None:
+        """Note that a batch has entered at ``at`` (seconds)."""
         rows = batch.rows
         # A drafted node stands behind its request's root: a row up to there is one of the text.
         fates = {
@@ -109,6 +112,7 @@ class RunLog:
         self._roots[request.number] = request.tree.root.position
 
     def advanced(self, done: Advance) -> None:
+        """Note the fates that one walk through a request's tree has decided."""
         for nodes, fate in ((done.committed, COMMITTED), (done.dead, DEAD)):
             for node in nodes:
                 if (batch := self._batch_of.get(node.id)) is not None:
@@ -122,6 +126,7 @@ class RunLog:
                     batch.fates[node] = DEAD
 
     def ended(self, request: Request) -> None:
+        """Note that a request has ended: its rows in flight are dead, and the log forgets it."""
         self.dropped(request)
         self._roots.pop(request.number, None)
 

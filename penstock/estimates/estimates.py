@@ -135,6 +135,7 @@ class Calibration:
 
     @property
     def verdicts(self) -> Verdicts:
+        """A copy of the counts, for another engine to begin with."""
         return Verdicts(seen=[*self._seen], claimed=[*self._claimed], right=[*self._right])
 
     def begin_with(self, verdicts: Verdicts, trust: float) -> None:

@@ -579,6 +579,7 @@ class PipelineTimes:
         return bool(self._stages) and all(one.has_seen(rows) for one in self._stages.values())
 
     def step_and_latency_s(self, rows: int) -> tuple[float, float]:
+        """``step_s`` and ``latency_s`` of batches of ``rows`` rows, which are mostly wanted together."""
         return self._known.get(rows) or self._look_up(rows)
 
     def _look_up(self, rows: int) -> tuple[float, float]:

@@ -213,6 +213,7 @@ def make_core(plan: StagePlan, index: int, stages: int, layers: Any, leader: Lea
 
 
 def make_driver(plan: StagePlan, index: int, core: Core, clock: Callable[[], float]) -> StageDriver:
+    """The driver of stage ``index``, on the real device that the plan names or on a modelled one."""
     if plan.emulation is None:
         return StageDriver(index, core, clock, real_device(plan.device, clock))
     return emulated_driver(index, core, clock, plan.emulation)

@@ -259,6 +259,7 @@ def exit_report(process: str, cause: str) -> bytes:
 
 
 def cause_of(code: int) -> str:
+    """Words for a process's exit code, which is minus a signal's number where a signal ended the process."""
     if code == UNREACHED:
         return "it does not reach the engine; does a firewall keep it from the ports of the engine's host?"
     return f"killed by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exited with code {code}"

@@ -242,11 +242,13 @@ class Forked:
         return 0
 
     def wait(self, timeout: float | None = None) -> None:
+        """Wait until it has ended. Raises TimeoutExpired if it has not after ``timeout`` seconds."""
         if not wait(self._pidfd, timeout):
             raise subprocess.TimeoutExpired("fork server", timeout or 0.0)
         self.poll()
 
     def kill(self) -> None:
+        """Kill it, if it still runs."""
         if self.poll() is None:
             kill(self._pidfd)
 
@@ -327,16 +329,19 @@ def fork_from_here(model: str = "") -> None:
 
 @cache
 def end_with_process() -> None:
+    """Have this process's fork server end with the process, and no forked child take it for its own. Only once."""
     atexit.register(close_shared)
     os.register_at_fork(after_in_child=disown_shared)
 
 
 def close_shared() -> None:
+    """End this process's fork server, if it has started one."""
     if _shared is not None:
         _shared.close()
 
 
 def disown_shared() -> None:
+    """Give up the parent's fork server in a child that was just forked."""
     global _shared
     if _shared is not None:
         _shared.disown()

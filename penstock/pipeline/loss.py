@@ -90,6 +90,7 @@ class Listening:
 
     @property
     def next_look(self) -> float:
+        """Time in seconds at which the next check is due."""
         return self._looked_at + self._every
 
     def look(self, now: float) -> float:
@@ -106,9 +107,11 @@ class Silence:
         self._seconds = [0.0] * stages
 
     def heard(self, stage: int) -> None:
+        """Note that a message of this stage has come."""
         self._seconds[stage] = 0.0
 
     def listened(self, seconds: float) -> None:
+        """Note that the engine has listened for these seconds, in which no stage has said anything but ``heard``."""
         self._seconds = [before + seconds for before in self._seconds]
 
     def longer_than(self, allowed: Sequence[float]) -> int | None:

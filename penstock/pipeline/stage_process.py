@@ -123,6 +123,7 @@ class StageProcess:
 
     @property
     def gone(self) -> bool:
+        """Whether the process has ended or was never started."""
         return self.reported or self.launcher.ended(self.name)
 
     @property
@@ -181,6 +182,7 @@ def take(processes: list[StageProcess], plan: StagePlan) -> StageProcess | None:
 
 
 def living(processes: Iterable[StageProcess]) -> list[StageProcess]:
+    """Those of the processes that have not ended."""
     return [one for one in processes if not one.gone]
 
 
@@ -190,4 +192,5 @@ def with_ranks(processes: Iterable[StageProcess]) -> list[StageProcess]:
 
 
 def rank_ended(on_end: Callable[[str], None], rank: int, cause: str) -> None:
+    """Report the end of another rank as that of the stage."""
     on_end(f"rank {rank}: {cause}")

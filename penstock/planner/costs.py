@@ -167,6 +167,7 @@ def every_cut(begin: int, tokens: int, most: int) -> Iterator[Ends]:
 
 
 def equal_lengths(begin: int, tokens: int, most: int) -> Iterator[Ends]:
+    """Pieces of equal lengths, but for the last: a block, two blocks, four, and so on, up to ``most`` tokens."""
     length = BLOCK
     while length <= most:
         yield (*range(begin + length, tokens, length), tokens)
@@ -382,10 +383,12 @@ def kind_of(cluster: Cluster, group: Group) -> object:
 
 
 def crossing(link: LinkTiming, batch: Batch) -> float:
+    """Seconds until a batch has arrived over a link."""
     return link.seconds(batch.rows)
 
 
 def busy(link: LinkTiming, batch: Batch) -> float:
+    """Seconds until the next batch can arrive over a link: the batch's own and those of the question for the next."""
     return link.seconds(batch.rows) + link.latency_s
 
 

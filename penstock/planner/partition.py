@@ -157,6 +157,7 @@ def alike(problem: Problem) -> list[int]:
 
 
 def exchangeable(problem: Problem, one: int, two: int) -> bool:
+    """Whether all times stay the same if two devices change places."""
     ends = (problem.enter_s, problem.leave_s, problem.enter_busy_s, problem.leave_busy_s)
     if any(end[one] != end[two] for end in ends) or not np.array_equal(problem.stage_s[one], problem.stage_s[two]):
         return False
@@ -234,6 +235,7 @@ class Plan(NamedTuple):
 
 
 def plan_of(problem: Problem, parts: Sequence[Part]) -> Plan:
+    """The plan with these parts, and its times."""
     return Plan(tuple(parts), problem.slowest_s(parts), problem.trip_s(parts))
 
 

@@ -16,6 +16,8 @@ from penstock.tree import Node, TokenTree
 
 # -------------------------------------------------------------------------------------------------------------- request
 # One request in the engine: its committed tokens, the tree of drafts below the last one, and how it ends.
+
+
 class Output(Protocol):
     """The receiver of a request's tokens, which may end the request (by a stop string)."""
 
@@ -44,12 +46,15 @@ class Nodes:
 
     @property
     def room(self) -> int:
+        """Number of further speculative nodes that can have a slot now."""
         return self._pool.room
 
     def speculative(self, token: int, position: int) -> Node:
+        """A new drafted node in a speculative slot. Raises PenstockError if ``room`` is 0."""
         return self._node(token, position, self._pool.take_speculative())
 
     def committed(self, token: int, position: int) -> Node:
+        """A new committed node in a slot that the caller has reserved."""
         return self._node(token, position, self._pool.take_committed())
 
     def _node(self, token: int, position: int, slot: int) -> Node:

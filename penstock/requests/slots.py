@@ -48,6 +48,7 @@ class Block:
 
     @property
     def key(self) -> tuple[int, tuple[int, ...]]:
+        """The key by which the cache finds it: the block before it and its tokens."""
         return self.before, tuple(node.token for node in self.nodes)
 
 

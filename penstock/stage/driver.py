@@ -43,6 +43,7 @@ class Cancels:
         self._known: list[tuple[int, frozenset[int]]] = []
 
     def add(self, message: Cancel) -> None:
+        """Remember the dead nodes of a cancel, unless every batch that it concerns has passed."""
         if message.before > self.next_stream:
             self._known.append((message.before, frozenset(message.nodes)))
 

@@ -286,10 +286,12 @@ class _Follower:
 
     @property
     def failed(self) -> bool:
+        """Whether the matcher answers for no path any more."""
         return bool(self._error)
 
     @property
     def lexer_broken(self) -> bool:
+        """Whether the lexer has failed, which copies of the matcher share: only compiling again helps."""
         from penstock.text.grammar import is_lexer_error
 
         return is_lexer_error(self._error)

@@ -343,6 +343,7 @@ class Follower:
         self._lock = threading.Lock()
 
     def follow(self) -> None:
+        """Read questions from standard input and answer them, until it is closed."""
         while (data := read(0)) is not None:
             told = Told.decode(data)
             if isinstance(told, Prepare):
@@ -380,6 +381,7 @@ class Follower:
 
 
 def write(fd: int, message: msgspec.Struct) -> None:
+    """Write a message, with its length in bytes before it (4 bytes, little-endian)."""
     data = msgspec.msgpack.encode(message)
     left = memoryview(len(data).to_bytes(4, "little") + data)
     while left:
@@ -393,6 +395,7 @@ def read(fd: int) -> bytes | None:
 
 
 def read_exactly(fd: int, size: int) -> bytes | None:
+    """The next ``size`` bytes; None if the end comes before."""
     data = b""
     while len(data) < size:
         piece = os.read(fd, size - len(data))

@@ -254,6 +254,7 @@ class Leader:
         return list(told.values())
 
     def begin(self) -> None:
+        """Have the others forget all batches. Raises StageRankLost."""
         self._tell(Begin())
 
     def step(self, batch: Batch, rows: Sequence[int], asked: int) -> None:

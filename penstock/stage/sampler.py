@@ -58,10 +58,12 @@ def contexts_of(
 
 
 def needs_path(sampling: Sampling) -> bool:
+    """Whether a pick depends on more of the text than its position: penalties count tokens, grammars read them."""
     return bool(sampling.grammar) or is_penalizing(sampling)
 
 
 def context_of(path: np.ndarray | None, asked: GrammarRow | None, allowed: Allowed | None) -> Context:
+    """The context of one row: its path, if that was looked up, and what its grammar allows, if it has one."""
     if path is None:
         return NO_CONTEXT
     if asked is None or allowed is None:
@@ -77,10 +79,12 @@ def is_processing(sampling: Sampling, position: int) -> bool:
 
 
 def is_barring(sampling: Sampling, position: int) -> bool:
+    """Whether the token at ``position`` may be none of the barred ones."""
     return bool(sampling.barred) and position < sampling.barred_before
 
 
 def is_penalizing(sampling: Sampling) -> bool:
+    """Whether any of the three penalties is set."""
     added = sampling.presence_penalty, sampling.frequency_penalty
     return sampling.repetition_penalty != 1 or added != (0, 0)
 
@@ -358,6 +362,10 @@ def to_float64(logits: torch.Tensor) -> np.ndarray:
 def pick_one(
     logits_V: np.ndarray, sampling: Sampling, position: int, node: int, context: Context = NO_CONTEXT
 ) -> SampledToken:
+    """The target's next token after one row, by its whole logits, float64 [V].
+
+    ``position`` is the token's own. The pick has an ``error`` where no token can be picked.
+    """
     if problem := refusal(logits_V, sampling, context):
         return SampledToken(node, 0, error=problem)
     scores_V = scaled_scores(logits_V, sampling, position, context)
@@ -466,6 +474,7 @@ def best_tokens(scores_V: np.ndarray, count: int) -> np.ndarray:
 
 
 def log_softmax(scores_V: np.ndarray) -> np.ndarray:
+    """Natural logs of the softmax of scores, float64 [V]; a score of -inf stays -inf."""
     shifted = scores_V - scores_V.max()
     chance_V: np.ndarray = shifted - np.log(np.exp(shifted).sum())
     return chance_V
@@ -485,6 +494,10 @@ def with_logprobs(logits_V: np.ndarray, token: int, count: int, node: int) -> Sa
 def rank_one(
     logits_V: np.ndarray, sampling: Sampling, position: int, node: int, count: int, context: Context = NO_CONTEXT
 ) -> Candidates:
+    """A drafter's ``count`` best guesses after one row, by its whole logits, float64 [V]: see ``rank_candidates``.
+
+    There are none where no token can be picked, and fewer than ``count`` where fewer can.
+    """
     if refusal(logits_V, sampling, context):
         return Candidates(node, [], [])
     scores_V = scaled_scores(logits_V, sampling, position, context)

@@ -139,6 +139,7 @@ class _RequestSlots:
         self.paths: dict[int, int] = {}
 
     def commit(self, slots: Sequence[int]) -> None:
+        """Append slots, in position order, to the committed ones."""
         for slot in slots:
             # Rows below keep the slot's bit in their paths: ``seen_by`` takes it out by ``committed_bits``, since from
             # now on they see the slot as a part of the committed prefix. No other path is touched.
@@ -273,12 +274,14 @@ class Visibility:
 
 
 def check_below(limit: int, what: str, numbers: Sequence[int], stream: int) -> None:
+    """Raise ProtocolError, naming the first wrong number, unless all are from 0 to ``limit`` - 1."""
     if numbers and not (min(numbers) >= 0 and max(numbers) < limit):
         wrong = next(number for number in numbers if not 0 <= number < limit)
         raise ProtocolError(f"stream {stream}: {what} {wrong} is outside the {limit} of this stage")
 
 
 def array_of(values: Sequence[int]) -> np.ndarray:
+    """The values as int64 [n]."""
     return np.asarray(values, dtype=np.int64)
 
 

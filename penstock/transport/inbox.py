@@ -53,6 +53,8 @@ class Connection(Protocol):
 
 
 class PlainConnection:
+    """A connection whose bytes are read as they are."""
+
     def __init__(self, connection: socket.socket) -> None:
         self.socket = connection
         self.ended = False

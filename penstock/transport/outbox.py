@@ -232,6 +232,7 @@ class Sealing:
             connection.sendall(self._leaving.read())
 
     def seal(self, parts: Sequence[Bytes]) -> Iterator[list[bytes]]:
+        """Encipher a message's bytes, piece by piece; each piece has to leave before the next one."""
         # The frames of a small message are enciphered together, so that it leaves with one system call.
         if sum(map(len, parts)) < PIECE:
             parts = (b"".join(parts),)
@@ -309,4 +310,5 @@ class Sockets:
 
 
 def context_for(place: Place, context: ssl.SSLContext | None) -> ssl.SSLContext | None:
+    """The context for connections at a place: none on Unix-domain sockets, which never leave the host."""
     return None if place.is_ipc else context
