@@ -43,10 +43,12 @@ def advance(request: Request, nodes: Nodes, pool: SlotPool, at: float) -> Advanc
     """Commit token by token while the root's successor is known; EOS, a stop, max_tokens or an error ends the walk.
 
     A drafted child that carries the target's token keeps its slot, its subtree and whatever the stages have already
-    computed for them. Without one the tree starts anew from a node that has yet to enter.
+    computed for them. Without one the tree starts anew from a node that has yet to enter. This is pruning in PipeDec
+    (section 3.3.4) and the continuous condition in FlowSpec (section 3.3). ``at`` is the time in seconds.
     """
     done = Advance()
     while done.finished is None and (pick := request.picks.get(request.tree.root.id)) is not None:
+        # An error counts only for the root, which is committed: a drafted row may fail because its path is wrong.
         if pick.error:
             done.finished, done.error = FinishReason.ERROR, pick.error
             break
@@ -176,8 +178,9 @@ class Scheduler:
     """Admission by KV slots, in the order of ``FairQueue``; batches are shared among the requests that are ready.
 
     ``chunk`` bounds the prompt rows of a batch: chunks follow each other through the stages. While other requests
-    decode, it shrinks until a batch takes the slowest stage at most ``prefill_stretch`` times as long as without it.
-    With ``pieces`` a chunk also ends where a planned piece does.
+    decode, it shrinks until a batch takes the slowest stage at most ``prefill_stretch`` times as long as without it
+    (FlowSpec, section 3.1, chunked prefill; Jupiter, section IV-A, intra-sequence pipeline parallelism). With
+    ``pieces`` a chunk also ends where a planned piece does (Jupiter, section IV-B).
     """
 
     def __init__(

@@ -111,7 +111,7 @@ class Silence:
         self._seconds[stage] = 0.0
 
     def listened(self, seconds: float) -> None:
-        """Note that the engine has listened for these seconds, in which no stage has said anything but ``heard``."""
+        """Add these seconds of listening to the silence of every stage, which ``heard`` ends."""
         self._seconds = [before + seconds for before in self._seconds]
 
     def longer_than(self, allowed: Sequence[float]) -> int | None:

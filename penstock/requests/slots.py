@@ -98,7 +98,11 @@ class PrefixCache:
         return [block.hash for block in islice(reversed(self._known.values()), most)]
 
     def pin(self, tokens: Sequence[int]) -> None:
-        """Pin the whole blocks of a text, present and future ones: they are evicted last."""
+        """Pin the whole blocks of a text, present and future ones: they are evicted last.
+
+        Prompts that ask for outlines are pinned: Jupiter (section V-B) computes its directives ahead and keeps them in
+        the KV cache.
+        """
         text = tuple(tokens[: len(tokens) // BLOCK * BLOCK])
         if not text or text in self._pins:
             return

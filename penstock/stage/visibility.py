@@ -187,7 +187,8 @@ class Visibility:
 
     A row sees a slot if and only if that slot holds one of its ancestors or itself. Committed slots are kept in
     position order, so the committed prefix of a row at position p is the first p of them; above it a row sees what its
-    parent saw, and itself. Commit and prune therefore move no data.
+    parent saw, and itself. Commit and prune therefore move no data. PipeDec (section 3.4.2, algorithm 1) has a cache
+    for the prefix and one for the tree in place of this mask.
     """
 
     def __init__(self, capacity: int, vocab_size: int = MOST) -> None:
