@@ -379,7 +379,7 @@ class Computed:
 
 
 class BlockDrafter(LearnedDrafter):
-    """Asks a block module, and answers for nodes further below from what one pass has said.
+    """Asks a block module, and answers for nodes further below with the levels that one pass drafted.
 
     Committed tokens before the root give context by their own states, which have left the last stage with the result
     that made the root, so that no pass waits for more. A node that has entered, or is asked about again, gets a pass
@@ -455,7 +455,7 @@ class BlockDrafter(LearnedDrafter):
         super()._take(own)
 
     def _keep(self, node: int, levels: list[Level]) -> None:
-        """Keep what a block says further below the node that it was computed for."""
+        """Store the levels that a block drafts below the node that it was computed for."""
         if node in self._blocks:
             request, reach = self._blocks[node]
             self._computed.keep(request, self._asked[node], reach if self._shape.markov else len(levels), levels)

@@ -184,9 +184,9 @@ SURE: Final = 0.9
 UNLIKELY: Final = 0.2
 """Chance (0 to 1) of a node's path below which the drafter is not asked about it while another answer is sure."""
 START: Final = 0.1
-"""Lookup's initial weight, as a fraction of what the drafter's best candidate leaves."""
+"""Lookup's initial weight, as a fraction of the chance that the drafter's best candidate is wrong."""
 SUREST: Final = 8
-"""Largest class of the drafter's certainty, in nats (minus log of what its best candidate leaves)."""
+"""Largest class of the drafter's certainty, in nats: minus log of the chance that its best candidate is wrong."""
 MEMORY: Final = 500.0
 """Number of tokens over which old ones fade in lookup's weight."""
 FAINT: Final = -12.0
@@ -388,7 +388,7 @@ FIRST: Final = (0.15, 0.65, 0.75, 0.9)
 that SmolLM2-135M-Instruct wrote greedily, copies and answers of three prompt sets, it was right in 14, 67, 72 and 94%.
 """
 NEXT: Final = 0.05
-"""Chance of each further candidate, as a fraction of what those before it leave: 4% were right."""
+"""Chance of each further candidate, as a fraction of the chance that those before it leave: 4% were right."""
 
 
 @dataclass(frozen=True, kw_only=True)

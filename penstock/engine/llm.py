@@ -109,7 +109,7 @@ class Teller:
 
 
 class Following(Observer):
-    """Passes what the first completions of jobs have new to ``tell``, whenever the engine waits."""
+    """Passes new output of the jobs' first completions to ``tell``, whenever the engine waits."""
 
     def __init__(self, jobs: Sequence[Job], tell: Tell) -> None:
         self._jobs = jobs

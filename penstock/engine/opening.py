@@ -308,7 +308,7 @@ def told(setup: Resolved) -> Resolved:
 
 
 def size_in_floats(setup: Resolved) -> tuple[str, str]:
-    """The memory that all weights take as floats, and words for what takes less on a GPU, if anything does."""
+    """The memory that all weights take as floats, and, for float32 on a GPU, a hint at the dtype that takes half."""
     options = setup.options
     size = in_gb(DTYPE_BYTES[options.dtype] * sum(setup.checkpoint.weights.sizes().values()))
     halves = options.dtype == "float32" and options.device != "cpu"

@@ -366,7 +366,7 @@ class OutlineStream:
             self._reads = {part: asyncio.ensure_future(anext(part)) for part in self._parts}
 
     async def _news(self) -> RequestDelta:
-        """Wait for new output of any point. The delta holds what it adds to the whole, and each point's own text."""
+        """Wait for new output of any point. The delta holds the new text of the whole, and each point's own."""
         await asyncio.wait(self._reads.values(), return_when=asyncio.FIRST_COMPLETED)
         points: list[tuple[int, str]] = []
         for number, part in enumerate(self._parts):

@@ -38,7 +38,7 @@ class DecodingRate:
         self._seconds = self._seconds * kept + seconds
 
     def age(self, weight: float) -> None:
-        """Reduce the weight of what was seen to that of ``weight`` tokens, if it is more."""
+        """Reduce the weight of the tokens seen to that of ``weight`` tokens, if it is more."""
         if self.weight > weight:
             self._seconds *= weight / self.weight
             self.weight = weight
@@ -65,7 +65,7 @@ pauses of a process take 5 to 100 times as long."""
 
 
 class Trial:
-    """Page's cumulative sum test (Biometrika 41, 1954) of what speculation loses, under one load.
+    """Page's cumulative sum test (Biometrika 41, 1954) of the time that speculation loses, under one load.
 
     Batches are chosen by what the estimates predict. What they miss (stages that slow each other, a drafter that takes
     their cores, times that were never seen) shows in the time that tokens take. So each token of speculation adds to

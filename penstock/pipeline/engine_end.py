@@ -96,7 +96,7 @@ class EngineEnd:
         self._awaited.popleft()
 
     def _check_answers(self, due: Batch, unanswered: set[int], result: Result) -> None:
-        """Raise ProtocolError where what was asked is not answered: requests would wait for it without end."""
+        """Raise ProtocolError where a row's question is not answered: its request would wait without end."""
         missing = sorted(node for node in unanswered if self._cancelled.get(node, 0) <= due.stream)
         if missing and not due.candidates:  # no token depends on what a drafter leaves out
             raise ProtocolError(f"result {due.stream} does not speak of nodes {missing}")

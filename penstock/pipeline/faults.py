@@ -100,7 +100,7 @@ class Blame:
         return bool(self._complaint)
 
     def complain(self, receiver: int, complaint: str, details: str = "") -> None:
-        """Take in a stage's complaint of what the one before it has sent."""
+        """Take in a stage's complaint about a message of the stage before it."""
         sender = receiver - 1
         if self._faults.believes(self._hosts[receiver], against=self._hosts[sender]):
             self._lose(sender, f"{self._who(receiver)} {complaint}", details, beside=receiver)
@@ -109,7 +109,7 @@ class Blame:
             self._lose(receiver, cause, details, beside=sender)
 
     def inquire(self, submitted: str, complaint: str, until: float) -> None:
-        """Begin an inquiry into a result that does not fit its batch; all stages are asked what that was.
+        """Begin an inquiry into a result that does not fit its batch; all stages are asked for the batch's digest.
 
         Every stage passes a batch on as it came, apart from its states. The first one that got another one than was
         submitted was sent it by the stage before; where none says so, the last stage has made the result up.

@@ -72,7 +72,7 @@ once."""
 PR_SET_CHILD_SUBREAPER: Final = 36
 """The option of Linux's prctl by which a process becomes the parent of its descendants' orphans."""
 ORPHANS_S: Final = 0.5
-"""Seconds that the server waits, as it ends, for what its stages have left: ranks, which end with them."""
+"""Seconds that the server waits, as it ends, for processes that its stages have left: ranks, which end with them."""
 UNREACHED: Final = 3
 """The exit code of a stage that cannot reach the engine."""
 
@@ -95,7 +95,7 @@ def serve(lifeline: int, folder: str) -> None:
 
 
 def adopt_orphans() -> None:
-    """Have what a stage has forked become this process's child when the stage ends: on Linux.
+    """Have a stage's own children become this process's when the stage ends: on Linux.
 
     A stage that is killed cannot wait for its other ranks, and a container's first process may not either: they would
     be left as zombies.

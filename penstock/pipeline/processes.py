@@ -623,7 +623,7 @@ class ProcessPipeline:
             self._lose(message.stage, source, message.cause, message.details)
 
     def _inquire(self, result: Result, complaint: str) -> None:
-        """Ask all stages what a batch was to whose result there is a complaint."""
+        """Ask all stages for the digest of a batch whose result does not fit it."""
         submitted = self._end.submitted(result.stream)
         if submitted is None:  # it has been answered before, and the last stage knows it
             self._lose(self.stages - 1, Source.STAGE, complaint)

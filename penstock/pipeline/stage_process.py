@@ -159,7 +159,7 @@ class StageProcess:
             self.on_end(cause)
 
     def holds(self, plan: StagePlan) -> bool:
-        """Whether it has loaded what this plan needs, whatever its place in a pipeline was."""
+        """Whether it has loaded the layers that this plan needs, in whichever place of a pipeline."""
         return held(self.plan) == held(plan)
 
 

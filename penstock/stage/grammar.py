@@ -136,7 +136,7 @@ class Grammars:
             future.set_result(compiled)
 
     def _give_up(self, future: Future[LLMatcher], thread: ThreadPoolExecutor) -> None:
-        """Leave ``thread`` to what it compiles; a new one compiles the grammars that wait behind it."""
+        """Leave ``thread`` to the grammar that it compiles; a new one compiles the grammars that wait behind it."""
         # Read before the new thread is made: the grammar that is stuck is running, and must not be submitted again.
         waiting = [one for _, one in list(self._compiling.values()) if not one.running() and not one.done()]
         if self._thread is thread:

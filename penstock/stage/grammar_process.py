@@ -233,7 +233,7 @@ class GrammarProcess:
             self._tell(Ask(self._asked, asked, spent))
 
     def _answer(self) -> Answer | None:
-        """The next answer to what was asked last; None where the follower has ended over it."""
+        """The next answer to the latest question; None where the follower has ended in the middle of it."""
         while True:
             heard = self._answers.get()
             if isinstance(heard, Answer) and heard.number == self._asked:
@@ -242,7 +242,7 @@ class GrammarProcess:
                 return None
 
     def _tell(self, message: Prepare | Forget | Ask) -> None:
-        """Send a message. If the process has ended, the reading thread tells whoever waits for its answer."""
+        """Send a message. If the process has ended, the reading thread ends the wait for its answer."""
         if self._process is None:
             self._process, self._outgoing = started(__name__, "serve"), queue.SimpleQueue()
             telling = threading.Thread(

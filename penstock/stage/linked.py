@@ -91,7 +91,7 @@ class RankExchange(Protocol):
 
 
 class SharedExchange:
-    """One rank's end of the exchange. ``peers`` are the sockets to the others, ``memory`` is what all have mapped."""
+    """One rank's end of the exchange. ``peers`` are the sockets to the others, ``memory`` is mapped by all."""
 
     address = ""
 
@@ -284,7 +284,7 @@ def say_loaded(exchange: RankExchange, told: Loaded) -> None:
 
 
 def follow(exchange: RankExchange, layers: ShareOfLayers, capacity: int, vocab_size: int = MOST) -> None:
-    """Compute what the first rank says until it ends, which raises StageRankLost."""
+    """Compute the batches that the first rank sends, until that rank ends, which raises StageRankLost."""
     visibility = Visibility(capacity, vocab_size)
     while True:
         message = _step.decode(exchange.receive(0))

@@ -123,7 +123,7 @@ class TlsConnection:
         return bool(came)
 
     def _reply(self) -> None:
-        """Send what TLS has to send.
+        """Send the bytes that TLS has ready.
 
         It is a few bytes: a peer whose system does not take them at once is not listening.
         """

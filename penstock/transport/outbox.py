@@ -210,7 +210,7 @@ def left_of(wire: Sequence[Bytes], sent: int) -> Iterator[bytes]:
 
 
 class Sealing:
-    """TLS over two memory buffers: enciphers what has to leave. The handshake uses a socket that may block."""
+    """TLS over two memory buffers: enciphers the bytes of messages. The handshake uses a socket that may block."""
 
     def __init__(self, connection: socket.socket, context: ssl.SSLContext) -> None:
         self._came, self._leaving = ssl.MemoryBIO(), ssl.MemoryBIO()

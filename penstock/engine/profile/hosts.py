@@ -92,7 +92,7 @@ class HostsProfile:
 
     @property
     def missing(self) -> str:
-        """The names of what has not been measured; empty if everything has been."""
+        """The devices that have not been measured, else the links in words; empty if nothing is missing."""
         unknown = [name for name in self.candidates.names if name not in self.times]
         return ", ".join(unknown) or ("" if self.links is not None else "the links between them")
 

@@ -22,7 +22,7 @@ from penstock.cluster.spec import Grid, LayerTimes, mean_grid
 from penstock.config import FieldError
 
 LEAST_LAYERS: Final = 4
-"""Number of layers that a model needs, so that a layer's time can be told from what every stage takes once."""
+"""Number of layers that a model needs, so that a layer's time can be told from that of a stage beside its layers."""
 PRIOR: Final = 1e-5
 """Weight, beside a measured stage's, of the guess that layers are alike and that a stage takes nothing beside them. It
 decides only what no stage tells: a kind that the last layer alone is of, or layers where none shares a stage."""

@@ -102,7 +102,7 @@ class Silence(Observer):
         return max(LEAST_S, TRIPS * self._slowest * max(1.0, rows / self._most_rows))
 
     def is_too_long(self, now: float) -> bool:
-        """Whether what runs here had better go on elsewhere. May be called from any thread."""
+        """Whether the engine's requests had better go on elsewhere. May be called from any thread."""
         return self.seconds(now) > self.allowed
 
 
