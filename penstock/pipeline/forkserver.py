@@ -225,7 +225,7 @@ def spawned(commands: int, lifeline: int, folder: str) -> subprocess.Popen[bytes
 
 
 class Forked:
-    """The server as a fork of this process, with the methods of ``subprocess.Popen`` that are used. It needs Linux 5.3."""
+    """The server as a fork of this process, with some methods of ``subprocess.Popen``. It needs Linux 5.3 or later."""
 
     def __init__(self, commands: int, lifeline: int, folder: str) -> None:
         self.pid = os.fork()

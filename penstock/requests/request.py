@@ -113,7 +113,7 @@ class Request:
         self.picks: dict[int, SampledToken] = {}
         self.finished: FinishReason | None = None
         self.undisturbed = True
-        """Whether it has run alone and without a break so far, so that its speed can be compared with plain decoding's."""
+        """Whether it has run alone and without a break so far: its speed can be compared with plain decoding's."""
         self.losses = 0
         """Number of losses of a stage since its latest token."""
         self.error = ""
