@@ -318,6 +318,7 @@ class FollowingDrafter(LearnedDrafter):
     def _feature_node(self, request: Request, node: Node) -> int:
         """The node whose feature the row has to wait for: its parent, if the target's result for it is
         known, else 0."""
+        # Committed up to the root, the parent stands one position before: index p - 1 for the row at position p.
         known = 0 < node.position <= request.tree.root.position
         return request.committed[node.position - 1].id if known else 0
 
@@ -411,6 +412,7 @@ class BlockDrafter(LearnedDrafter):
                     self._drafts.append(Draft(node, levels[distance - 1][: ask.count]))
                     continue
                 nodes.append(node)
+                # With a Markov head the block above has all but the node's own token, which one row adds.
                 if distance:
                     self._levels[node.id] = KEPT
                 else:

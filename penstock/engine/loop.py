@@ -652,7 +652,8 @@ class EngineLoop:
         self.pipeline, self.drafter = pipeline, drafter
         self._share_quality()
         self.estimates.forget_pipeline(apart)
-        self.builder = BatchBuilder(self.builder.next_stream)  # stream numbers go on where they were
+        # Stream numbers go on where they were: observers and traces know batches by them.
+        self.builder = BatchBuilder(self.builder.next_stream)
         self.pace = Pace(self.estimates, pipeline.stages)
         self._changed = True
         self._busy_at = self.clock.now()  # they do not rest before anybody could use them

@@ -637,6 +637,7 @@ class RoundTrips:
         """Record that a batch of ``rows`` enters while ``in_flight`` others are under way. Returns when its result is
         due."""
         if in_flight:
+            # The batch before has company from now on; those before it have had it already.
             self._alone.pop(stream - 1, None)
         elif rows == 1:
             self._alone[stream] = now

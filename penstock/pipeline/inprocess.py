@@ -126,6 +126,7 @@ class InProcessPipeline:
             assert self._drafter is not None
             self._drafter._hand_over(0, sent.message, sent.tensor, sent.arrives)
             return
+        # The engine is at both ends: -1 before the first stage, and one beyond the last.
         to = {"upstream": index - 1, "downstream": index + 1, "engine": self.stages}[sent.to]
         if 0 <= to < self.stages:
             self._hand_over(to, sent.message, sent.tensor, sent.arrives)

@@ -337,6 +337,7 @@ def serve_session(
 
     Returns the layers, and the specification to go on with, None to stop.
     """
+    # Before the engine hears of this stage: neighbours connect as soon as they know its address.
     inbox.admit(spec.session)
     engine = sockets.connect(spec.engine, spec.session)
     try:
@@ -506,6 +507,7 @@ class Worker:
         """Send the engine a heartbeat when it is time, unless it has not answered the last one."""
         if time.monotonic() < self._beat_at:
             return
+        # In the loop that computes, not on a thread of its own: a stage that is stuck in a batch has to fall silent.
         self._look_at_links()
         if self._leader is not None:
             self._leader.check()

@@ -92,6 +92,7 @@ class Flow:
             rows, at = last - first, free[0]
             for i in range(stages):
                 link = links[i]
+                # Without the latency, which passes while the link carries the next piece.
                 sent[i] = max(at, sent[i]) + link.seconds(rows, header_bytes(rows, i)) - link.latency_s
                 start = max(sent[i] + link.latency_s, left[i])
                 free[i] = start + link.latency_s

@@ -335,6 +335,7 @@ class BatchBuilder:
         """
         batch = Batch(stream=self.next_stream, rows=Rows(), candidates=candidates)
         self.next_stream += 1
+        # Handed over with this batch: every header counts on every stage, so each ending is said once.
         batch.closed, self._closed = self._closed, []
         for request, nodes in entries:
             self._add(batch, request, nodes, wanted, again)

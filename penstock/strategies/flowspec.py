@@ -245,7 +245,9 @@ class FlowSpec:
         """Queue the best nodes of the base tree: in segments for a new round, as one segment for an expansion."""
         chosen = self._best_left() if growth is Growth.SCORE else self._best_drafted()
         if not self.options.score_order:
+            # By the order of creation, which is that of the layers.
             chosen.sort(key=itemgetter(1))
+        # The root of a new round enters with the first segment; that of an expansion is in the tree already.
         nodes = [] if self._is_in_tree(tree.root) else [tree.root]
         for entry in chosen:
             _, _, parent, token, chance = entry

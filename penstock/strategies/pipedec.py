@@ -71,6 +71,7 @@ class PipeDec:
         if not tree.root.entered:
             return NOW
         frontier = tree.frontier()
+        # Layers from the root's to the deepest: a root alone is one layer.
         shallow = frontier[0].position - tree.root.position + 1 < self.depth
         return now_if(shallow and tree.room > 0 and any(has_candidates(node) for node in frontier))
 

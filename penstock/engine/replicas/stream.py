@@ -235,6 +235,7 @@ class MovingStream:
         except (PipelineError, StopAsyncIteration):
             if self._home.closing and inner is self._inner:
                 raise
+            # Nothing is told of a replica that was left meanwhile; the loop reads the next one, if there is one.
             return None if inner is self._inner else RequestDelta([], False)
 
     def _tell(self, inner: RequestStream, news: RequestDelta) -> list[CompletionDelta]:
