@@ -647,7 +647,7 @@ def digest_of(batch: Batch) -> str:
 
 
 def within(indices: list[int], count: int) -> bool:
-    """Whether all indices are below ``count``. None is negative: the decoder has refused those."""
+    """Whether all indices are below ``count``. No index is negative: the decoder has refused those."""
     return not indices or max(indices) < count
 
 
