@@ -320,6 +320,7 @@ def schema_text(name: str, schema: Any) -> str:
 
 
 def biases(name: str, given: Any) -> dict[int, float]:
+    """A mapping of token ids to biases in Python's own numbers. Raises RequestError for anything else."""
     if not isinstance(given, Mapping):
         raise RequestError(f"{name} is {given!r}; it has to map token ids to biases")
     return {whole(name, token): number(name, value) for token, value in given.items()}
@@ -342,6 +343,7 @@ def lone_surrogate(text: object) -> bool:
 
 
 def listed(name: str, values: Any) -> tuple[Any, ...]:
+    """The values as a tuple; None is an empty one. Raises RequestError for a value that is no list."""
     if values is not None and not isinstance(values, Iterable):
         raise RequestError(f"{name} is {values!r}; it has to be a list")
     return () if values is None else tuple(values)
@@ -356,6 +358,7 @@ def whole(name: str, value: Any) -> int:
 
 
 def number(name: str, value: Any) -> float:
+    """A real number of any library as Python's own float. Raises RequestError for anything else."""
     if not isinstance(value, Real):
         raise RequestError(f"{name} is {value!r}; it has to be a number")
     return float(value)

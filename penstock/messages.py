@@ -21,13 +21,13 @@ from penstock.core import PenstockError
 from penstock.files import DTYPE_BYTES
 
 PROTOCOL: Final = 1
-"""Version of what stages, hosts and the engine say to each other. Unequal ones are refused."""
+"""Version of the messages between stages, hosts and the engine. A message of another version is refused."""
 MOST_RANKS: Final = 64
-"""The most ranks of a stage."""
+"""Upper limit of a stage's ranks."""
 MAX_HEADER_BYTES: Final = 16 << 20
-"""Most bytes of a message's header, its first frame."""
+"""Upper limit of a message's header, which is its first frame, in bytes."""
 Frame = bytes | bytearray
-"""A frame as read from the socket."""
+"""The bytes of one frame, as they were read from the socket."""
 NO_SLOT: Final = -1
 """The parent slot of a request's very first row."""
 
@@ -43,10 +43,13 @@ Parent = Annotated[int, msgspec.Meta(ge=NO_SLOT, lt=MOST)]
 SeedWord = Annotated[int, msgspec.Meta(ge=0)]
 """A seed up to 2**64 - 1, the largest number that msgpack holds; msgspec takes no bound above 2**63 - 1."""
 LARGEST: Final = sys.float_info.max
+"""The largest finite float64. A bound of it refuses infinity, and msgspec's bounds refuse NaN."""
 Finite = Annotated[float, msgspec.Meta(ge=-LARGEST, le=LARGEST)]
+"""A float that is neither infinite nor NaN."""
 Moment = Annotated[float, msgspec.Meta(ge=0.0, le=1e10)]
 """Time of a monotonic clock, in seconds; the bound is about 300 years after the host's start."""
 Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=LARGEST)]
+"""A duration in seconds."""
 Probability = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 Logarithm = Annotated[float, msgspec.Meta(le=0.0)]
 """Natural logarithm of a probability; -inf for probability 0."""
@@ -57,30 +60,33 @@ IPV6: Final = r"\[[0-9A-Fa-f:.]{2,45}(?:%[\w.-]{1,32})?\]"
 Numeric = Annotated[str, msgspec.Meta(max_length=96, pattern=rf"\A(?:{IPV4}|{IPV6})\Z")]
 """A host's numeric address. A name would have to be looked up, and its sender could make the lookup slow."""
 HostPort = Annotated[str, msgspec.Meta(max_length=128, pattern=rf"\A(?:{IPV4}|{IPV6}):\d{{1,5}}\Z")]
+"""A host's numeric address and a port."""
 Address = Annotated[
     str, msgspec.Meta(max_length=256, pattern=rf"\A(?:ipc://[^\x00]{{1,200}}|tcp://(?:{IPV4}|{IPV6}):\d{{1,5}})\Z")
 ]
 """The address on which an inbox listens."""
 MOST_WORDS: Final = 4096
-"""Most characters of a text for people, like a reason."""
+"""Upper limit of a text for people, like a reason, in characters."""
 Words = Annotated[str, msgspec.Meta(max_length=MOST_WORDS)]
 """Text for people. The sender cuts it to length with ``cut``."""
 MOST_DETAILS: Final = 16 * MOST_WORDS
+"""Upper limit of a traceback, in characters."""
 Details = Annotated[str, msgspec.Meta(max_length=MOST_DETAILS)]
 """A traceback, of which only the end is sent if it is too long."""
 MOST_LABEL: Final = 256
-"""Most characters of a name."""
+"""Upper limit of a name, in characters."""
 Label = Annotated[str, msgspec.Meta(max_length=MOST_LABEL, pattern=r"\A[^\x00-\x1f]*\Z")]
 """The name of a process, a device or a dtype."""
 FilePath = Annotated[str, msgspec.Meta(max_length=4096, pattern=r"\A[^\x00]*\Z")]
 GrammarText = Annotated[str, msgspec.Meta(max_length=1 << 22)]
+"""A grammar in llguidance's format, at most 4 Mi characters."""
 MOST_ROWS: Final = 1 << 20
-"""Most rows of a batch, and most entries of any list that has one per row."""
+"""Upper limit of a batch's rows, and of the entries of any list that has one per row."""
 Many = msgspec.Meta(max_length=MOST_ROWS)
 Numbers = Annotated[list[Word], Many]
 Indices = Annotated[list[Index], Many]
 MOST_LAYERS: Final = 1 << 14
-"""Most layers, and so most stages, of a pipeline."""
+"""Upper limit of a pipeline's layers, and so of its stages."""
 LayerNumbers = Annotated[list[Index], msgspec.Meta(max_length=MOST_LAYERS)]
 
 
@@ -157,6 +163,7 @@ class Rows(msgspec.Struct, array_like=True):
         return len(self.nodes)
 
     def append(self, request: int, node: int, slot: int, parent: int, position: int, token: int) -> None:
+        """Add one row. ``parent`` is the slot of the row's parent, or NO_SLOT."""
         self.requests.append(request)
         self.nodes.append(node)
         self.slots.append(slot)
@@ -166,12 +173,13 @@ class Rows(msgspec.Struct, array_like=True):
 
 
 class Span(msgspec.Struct, frozen=True, array_like=True):
-    """A stage's work on a batch: when (seconds of its host's monotonic clock) and on how many rows.
+    """A stage's work on a batch, which computed ``rows`` rows. Moments are seconds of its host's monotonic clock.
 
-    ``computed`` is the part of ``end - start`` that was real computation; ``modelled`` is the emulated device's time
-    for the batch (0 where nothing is emulated), ``received`` the moment the batch had arrived. ``features`` is the
-    moment a link delivered the batch's features to the drafter (0 where no link is modelled): those that this stage
-    sent, or, in the drafter itself, the last that the batch needed; None where there were none.
+    The batch arrived at ``received`` and was computed from ``start`` to ``end``. ``computed`` is the part of
+    ``end - start`` that was real computation, ``modelled`` the emulated device's time for the batch, both in seconds
+    (``modelled`` is 0 where nothing is emulated). ``features`` is the moment a link delivered the batch's features to
+    the drafter (0 where no link is modelled): those that this stage sent, or, in the drafter itself, the last that the
+    batch needed; None where there were none.
     """
 
     stage: Index
@@ -208,21 +216,26 @@ Spans = Annotated[list[Span], msgspec.Meta(max_length=MOST_LAYERS)]
 
 
 BATCH: Final = "batch"
+"""The tag of a ``Batch`` on the wire."""
 PATH, CONTEXT, KEPT = 0, 1, 2
-"""``feature_levels`` of a block drafter: a token of a path, whose states are not known; one that becomes context; and
-one that is answered from a block that was computed for a node above it."""
+"""The values of ``feature_levels`` for a block drafter. PATH: a token of the tree, of which the target's states are not
+known. CONTEXT: a committed token, which joins the context by its states. KEPT: a token that is answered from the block
+that was computed for a node above it."""
 
 
 class Batch(msgspec.Struct, tag=BATCH, kw_only=True, rename=SHORT_NAMES):
     """The rows that enter the first stage together, on their way through the stages in stream order.
 
-    ``alive`` are the indices of the rows that no stage so far has dropped: the tensor frame has one line for each.
-    ``wanted`` are the indices of the rows whose next token the last stage is to pick; ``candidates`` above 0 asks
-    for that many noise-ranked candidates of each instead (the drafter's question), and ``ahead`` for that many further
-    levels below them. ``feature_nodes`` are the nodes
-    whose features a learned drafter must have before it computes the rows, one entry per row, 0 if it needs none;
-    empty where no features are read. ``feature_levels`` say how deep in the target the features are to be, one entry
-    per row, as the drafter counts levels; empty where it reads the same for every row.
+    Before it computes the rows a stage takes in ``closed`` (numbers of requests that have ended), ``opened`` (requests
+    with their first rows) and ``committed``. ``alive`` are the indices of the rows that no stage so far has dropped, in
+    ascending order. The tensor frame behind the first stage is [len(alive), ``width``] in ``dtype``.
+
+    ``wanted`` are the indices of the rows whose next token the last stage is to pick. ``candidates`` above 0 makes it a
+    drafter's batch: each of these rows is answered by that many noise-ranked candidates instead, and by those of
+    ``ahead`` further levels below. ``feature_nodes`` are the nodes whose features a learned drafter must have before it
+    computes the rows, one entry per row, 0 if it needs none; empty where no features are read. ``feature_levels`` say
+    how deep in the target the features are to be, one entry per row, as the drafter counts levels; empty where it reads
+    the same for every row. ``spans`` has the work of the stages so far, in their order.
     """
 
     stream: Word
@@ -299,19 +312,20 @@ class Cancel(msgspec.Struct, tag="cancel", kw_only=True):
 
 
 class Ready(msgspec.Struct, tag="ready", kw_only=True):
-    """Sent upstream: the buffer in front of this stage is free again."""
+    """A stage sends it upstream when the buffer in front of it is free again: the next batch may come."""
 
     stage: Index
 
 
 class ReserveDevice(msgspec.Struct, tag="reserve_device", kw_only=True):
-    """To a stage on a modelled device: a drafter's pass takes this many seconds of the device's time."""
+    """Asks the stage on a modelled device to set aside this many seconds of the device's time for a drafter's pass."""
 
     seconds: Seconds
 
 
 class DeviceReserved(msgspec.Struct, tag="device_reserved", kw_only=True):
-    """To the engine: when the stage's modelled device runs the drafter's pass, behind the work that it had already."""
+    """The answer to ReserveDevice: the modelled device runs the drafter's pass from ``start`` to ``end``, behind the
+    work that it had already. Both are seconds of the stage's clock."""
 
     stage: Index
     start: Finite
@@ -319,26 +333,26 @@ class DeviceReserved(msgspec.Struct, tag="device_reserved", kw_only=True):
 
 
 class PrepareGrammar(msgspec.Struct, tag="prepare_grammar", kw_only=True):
-    """To the last stage: compile a request's grammar while batches run. It is sent before the request's first row."""
+    """Asks the last stage to compile a request's grammar while batches run. It comes before the request's first row."""
 
     request: Word
     grammar: GrammarText
 
 
 class GrammarPrepared(msgspec.Struct, tag="grammar_prepared", kw_only=True):
-    """To the engine: the request's grammar is compiled, or could not be; the picks of its rows then carry the error."""
+    """The last stage has compiled the request's grammar, or failed to; the picks of its rows then carry the error."""
 
     request: Word
 
 
 class ForgetGrammar(msgspec.Struct, tag="forget_grammar", kw_only=True):
-    """To the last stage: no row of the request needs its grammar any more."""
+    """The last stage may drop the request's grammar, which no further row needs."""
 
     request: Word
 
 
 class Loading(msgspec.Struct, tag="loading", kw_only=True):
-    """How many of its ``total`` weights a starting stage has read."""
+    """A starting stage has read ``read`` of its ``total`` weights (counts of numbers)."""
 
     stage: Index
     read: Word
@@ -353,17 +367,18 @@ class RanksMeet(msgspec.Struct, tag="ranks_meet", kw_only=True):
 
 
 class RankBytes(msgspec.Struct, frozen=True, array_like=True):
-    """The memory that a rank of a stage holds: of weights, and of keys and values."""
+    """The bytes that one rank of a stage holds: of weights, and of keys and values."""
 
     weights: Word
     kv: Word
 
 
 class Started(msgspec.Struct, tag="started", kw_only=True):
-    """A stage has loaded its layers and listens at ``address``. ``kv_bytes`` is the size of its KV arenas.
+    """A stage has loaded its layers, ``weight_bytes`` in all, and listens at ``address``. ``kv_bytes`` is the size of
+    its KV arenas.
 
-    ``exact``: whether a row's bits depend on nothing but what it sees. ``ranks``: what each rank has of these bytes,
-    where several share the layers.
+    ``exact`` says whether a row's bits depend on nothing but what it sees. ``ranks`` has each rank's part of these
+    bytes, where several share the layers.
     """
 
     stage: Index
@@ -375,29 +390,30 @@ class Started(msgspec.Struct, tag="started", kw_only=True):
 
 
 class ConnectNeighbours(msgspec.Struct, tag="connect_neighbours", kw_only=True):
-    """To a stage: its neighbours' addresses. The engine is the neighbour of both the first and the last stage."""
+    """Gives a stage its neighbours' addresses. The engine is the neighbour of both the first and the last stage."""
 
     upstream: Address
     downstream: Address
 
 
 class Rejoin(msgspec.Struct, tag="rejoin", kw_only=True):
-    """To a stage: leave the session and, with the layers that are loaded, start in another one.
+    """Asks a stage to leave the session and to start in another one, with the layers that it has loaded.
 
-    ``spec`` is the ``StageSpec``, as JSON, with which a new process would be started there.
+    ``spec`` is the ``StageSpec``, as JSON, with which a new process would be started in that session.
     """
 
     spec: Annotated[bytes, msgspec.Meta(max_length=1 << 20)]
 
 
 class Heartbeat(msgspec.Struct, tag="heartbeat", kw_only=True):
-    """To the engine: the stage's loop is running. The stage sends the next one only after the engine's HeartbeatAck."""
+    """A stage's sign that its loop is running. It sends the next one only after the engine's HeartbeatAck."""
 
     stage: Index
 
 
 class HeartbeatAck(msgspec.Struct, tag="heartbeat_ack", kw_only=True):
-    """To a stage: the engine has read its Heartbeat. At most one of a stage therefore waits in an unread inbox."""
+    """The engine's answer to a Heartbeat that it has read. An inbox that nobody reads thus holds one Heartbeat of each
+    stage at most."""
 
 
 class Failed(msgspec.Struct, tag="failed", kw_only=True):
@@ -415,25 +431,26 @@ class Failed(msgspec.Struct, tag="failed", kw_only=True):
 
 
 class Recall(msgspec.Struct, tag="recall", kw_only=True):
-    """To a stage: what was the batch with this number when it got it? Asked where a result does not fit the batch."""
+    """Asks a stage which batch it got under this number. The engine asks where a result does not fit the batch."""
 
     stream: Word
 
 
 class Recalled(msgspec.Struct, tag="recalled", kw_only=True):
-    """To the engine: ``digest_of`` the batch as the stage got it; "" if it got none, or remembers it no more."""
+    """The answer to Recall: ``digest_of`` the batch as the stage got it; "" if it got none, or has forgotten it."""
 
     stage: Index
     digest: Annotated[str, msgspec.Meta(max_length=64, pattern=r"\A(?:[0-9a-f]{64})?\Z")] = ""
 
 
 Neighbour = Annotated[str, msgspec.Meta(max_length=10, pattern=r"\A(?:upstream|downstream|drafter)?\Z")]
+"""The end of one of a stage's own connections; "" for a connection that another process opened to the stage."""
 
 
 class LinkBroken(msgspec.Struct, tag="link_broken", kw_only=True):
-    """To the engine: a connection of this stage has ended, though nobody has told the stage to leave.
+    """A connection of this stage has ended, though the stage was not asked to leave.
 
-    With ``to`` ("upstream", "downstream" or "drafter") it is the stage's own connection to that neighbour, and
+    Where ``to`` is "upstream", "downstream" or "drafter", it is the stage's own connection to that neighbour, and
     ``cause`` says why it broke; with "" it is a connection that another process had opened to the stage.
     """
 
@@ -480,17 +497,18 @@ class Delivery(msgspec.Struct, tag="delivery", kw_only=True):
 
     message: Message
     arrives: Finite = 0.0
-    """Seconds of the monotonic clock that the processes of a host share, or from the receipt."""
+    """The time of delivery, in seconds of the monotonic clock that a host's processes share; with ``from_receipt``, the
+    seconds from the receipt to the delivery."""
     from_receipt: bool = False
     """Whether ``arrives`` counts from the receipt, because the receiver's host has another clock."""
 
     def arrives_by(self, now: float) -> float:
-        """When the message arrives, in seconds of the receiver's clock, if it was received at ``now``."""
+        """Time at which the message arrives, in seconds of the receiver's clock, if it was received at ``now``."""
         return now + self.arrives if self.from_receipt and self.arrives else self.arrives
 
 
 class Tagged(msgspec.Struct):
-    """The kind of a message, and of the one in an envelope, whatever else they hold."""
+    """A message's tag, and that of the message inside if it is an envelope. All other fields are ignored."""
 
     type: str
     message: Tagged | None = None
@@ -509,13 +527,14 @@ _tagged = msgspec.msgpack.Decoder(Tagged)
 def encode(message: Message, session: str, arrives: float = 0.0, left: float | None = None) -> bytes:
     """A message's header; in an envelope if a modelled link delivers it.
 
-    Both times are seconds of the sender's clock: ``arrives`` when the message arrives and, where the receiver has
-    another clock, ``left`` when it was sent.
+    Both times are seconds of the sender's clock: ``arrives`` is when the message arrives and ``left`` when it was sent,
+    which is given where the receiver has another clock.
     """
     sent: Message | Delivery = message
     if arrives and left is None:
         sent = Delivery(message=message, arrives=arrives)
     elif arrives and left is not None:
+        # The clocks of two hosts have unrelated zeros, so only the difference of two times of one clock may travel.
         sent = Delivery(message=message, arrives=arrives - left, from_receipt=True)
     return opening(session) + _encoder.encode(sent)
 
@@ -533,6 +552,9 @@ def belongs(frames: Sequence[Frame], session: str) -> bool:
 
 
 def begins(header: Frame, start: bytes) -> bool:
+    """Whether a header begins with these bytes."""
+    # In constant time: an ordinary comparison stops at the first wrong byte, and its duration would give the secret
+    # away byte by byte.
     return hmac.compare_digest(header[: len(start)], start)
 
 
@@ -619,11 +641,13 @@ def check_batch(batch: Batch) -> None:
 
 def digest_of(batch: Batch) -> str:
     """The digest of all that no stage may change in a batch on its way."""
+    # These four are what each stage writes: it drops rows, replaces the tensor, and adds its span.
     same = msgspec.structs.replace(batch, alive=[], dtype="", width=0, spans=[])
     return hashlib.sha256(_encoder.encode(same)).hexdigest()
 
 
 def within(indices: list[int], count: int) -> bool:
+    """Whether all indices are below ``count``. No index is negative: the decoder has refused those."""
     return not indices or max(indices) < count
 
 

@@ -14,7 +14,8 @@ from typing import Final
 import numpy as np
 
 CACHE_BYTES: Final = 32 << 20
-"""Bytes of cached draws, and again of cached noise: about 1,000 positions at a vocabulary of 4,096, or 32 at 128k."""
+"""Limit of the cache of draws, and of the cache of noise, in bytes: each holds about 1,000 positions at a vocabulary of
+4,096 tokens, or 32 at 128k."""
 
 ENTRY_BYTES: Final = 512
 """Bytes of a cached row beside its values: array object, key and dictionary entry."""
@@ -46,6 +47,8 @@ def generate(seed: int, sample: int, position: int, vocabulary: int) -> np.ndarr
     that every position is a block of 2**66 values of its own. ``random_raw`` is part of numpy's stability guarantee.
     """
     key = np.array([seed, sample], dtype=np.uint64)
+    # Word 0 is left to the library, which counts blocks of four values in it; a vocabulary never overflows it into
+    # word 1, so that two positions share no value.
     counter = np.array([0, position, 0, 0], dtype=np.uint64)
     raw: np.ndarray = np.random.Philox(key=key, counter=counter).random_raw(vocabulary)
     return raw
@@ -75,6 +78,7 @@ class _Rows:
         self._lock = Lock()
 
     def get(self, key: tuple[int, int, int], vocabulary: int) -> np.ndarray:
+        """The row [vocabulary] of (seed, sample, position), read-only, from the cache or made now."""
         with self._lock:
             row = self._rows.get(key)
             # A longer row serves a shorter vocabulary: a token's value does not depend on the vocabulary.
@@ -89,6 +93,7 @@ class _Rows:
         return row
 
     def _store(self, key: tuple[int, int, int], row: np.ndarray) -> None:
+        # A shorter row is replaced, or one that another thread made meanwhile: its bytes have to be subtracted first.
         if key in self._rows:
             self._forget(key)
         self._rows[key] = row

@@ -216,6 +216,7 @@ def only(options: Mapping[str, Any], kind: type[Any]) -> dict[str, Any]:
 
 
 def words(strategies: Sequence[str]) -> str:
+    """The strategies' names for an error, like "strategy 'auto' or 'pipedec'"."""
     return "strategy " + " or ".join(map(repr, strategies))
 
 

@@ -10,16 +10,20 @@ from typing import Protocol
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """A drafted (or, at the root and in the committed prefix, committed) token at a position.
+    """A token at a position of one request: drafted, or committed (the root and the nodes before it).
 
-    ``chance`` is the log of the chance that the target picks this node after its parent, as the drafter estimates it;
-    ``score`` is the sum of the chances along the path, from the root at which the tree began (not the present one) down
-    to this node. A commit therefore changes no score; from the present root down it is ``node.score - root.score``.
-    ``stream`` is the batch with which the node entered, -1 before, and ``due`` when its result is expected. ``picked``
-    is the target's next token after this node, once the last stage has sent it. A node is ``alive`` until it turns out
-    to be wrong; it is ``open`` as long as it is the root or a live node below it: only open nodes get children.
-    ``candidates`` are the drafter's children for it, best first, as (token, chance); None until the drafter has
-    answered. ``earlier`` are its replaced answers, oldest first: a correction or a later answer took their place.
+    ``id`` is never reused in a session; ``slot`` is the number of its KV slot. ``chance`` is the natural log of the
+    probability that the target picks this node after its parent, as the drafter estimates it. ``score`` is the sum of
+    the chances along the path, from the root at which the tree began (not the present one) down to this node. A commit
+    therefore changes no score; counted from the present root it is ``node.score - root.score``.
+
+    ``asked`` says that the drafter was asked for the node's candidates, ``entered`` that its row is in a batch.
+    ``stream`` is the number of that batch, -1 before, and ``due`` the time in seconds at which its result is expected.
+    ``picked`` is the target's next token after this node, once the last stage has sent it. A node is ``alive`` until
+    its branch is known to be wrong; it is ``open`` as long as it is the root or a live node below it: only open nodes
+    get children. ``candidates`` are the children that the drafter proposes, best first, as (token, chance); None until
+    the drafter has answered. ``earlier`` holds its replaced answers, oldest first: a correction or a later answer took
+    their place.
     """
 
     id: int
@@ -46,10 +50,12 @@ class NodeSource(Protocol):
 
     @property
     def room(self) -> int:
-        """How many more speculative nodes can have a slot now."""
+        """Number of further speculative nodes that can have a slot now."""
         ...
 
-    def speculative(self, token: int, position: int) -> Node: ...
+    def speculative(self, token: int, position: int) -> Node:
+        """A new drafted node in the lowest free slot. Raises PenstockError if ``room`` is 0."""
+        ...
 
 
 class TokenTree:
@@ -69,11 +75,11 @@ class TokenTree:
         """Nodes whose answers the drafter has corrected and the strategy has not processed yet."""
         self._source = source
         self._frontier: list[Node] | None = None
-        """All nodes of a once deepest level, from which ``frontier`` walks on; None: from the root."""
+        """All live nodes of the level that was deepest at the last call of ``frontier``; None: start at the root."""
 
     @property
     def room(self) -> int:
-        """How many more nodes the tree can take now."""
+        """Number of further nodes that the tree can take now."""
         return self._source.room
 
     def nodes(self) -> Iterator[Node]:
@@ -81,7 +87,9 @@ class TokenTree:
         return descendants(self.root)
 
     def frontier(self) -> list[Node]:
-        """The deepest live nodes. The caller must not change the list."""
+        """The live nodes of the deepest level. The caller must not change the list."""
+        # Starts at the level that was deepest at the last call: the walk costs what has grown below it since, not the
+        # whole tree.
         level = self._frontier or [self.root]
         while below := [child for node in level for child in node.children.values()]:
             level = below
@@ -93,6 +101,7 @@ class TokenTree:
         assert parent.alive, "a dead node cannot grow"
         assert token not in parent.children, "siblings are unique by token"
         node = self._source.speculative(token, parent.position + 1)
+        # The log chances add up along the path, as the probabilities multiply.
         node.parent, node.chance, node.score = parent, chance, parent.score + chance
         parent.children[token] = node
         self.size += 1
@@ -117,7 +126,8 @@ class TokenTree:
     def rescore(self, parents: Sequence[Node]) -> set[Node]:
         """Recompute the scores below ``parents``, the higher ones first, from their children's new chances.
 
-        Returns the nodes whose score has changed.
+        ``parents`` are sorted by position: a node's own score has to be right before those below it are computed from
+        it. Returns the nodes whose score has changed.
         """
         moved: set[Node] = set()
         for parent in parents:
@@ -137,12 +147,14 @@ class TokenTree:
         Returns that child, now the root, and the nodes that died with the other branches; or, on a miss, None and
         every node below the root: the caller restarts the tree from the target's token.
         """
+        # Read first: ``discard`` resets both.
         live, level = self.size, self._frontier or []
         # Taken out before the rest is discarded, so that the hit's branch stays alive.
         hit = self.root.children.pop(token, None)
         dead = self.discard()
         if hit is not None:
             hit.parent = None
+            # The old root is committed, hence alive, but nothing grows from it any more.
             self.root.open = False
             self.root = hit
             self.size = live - len(dead) - 1  # 1 is the old root
@@ -151,7 +163,10 @@ class TokenTree:
         return hit, dead
 
     def restart(self, root: Node) -> None:
-        """Begin anew from a token that has been committed."""
+        """Begin anew from ``root``, a node whose token has been committed.
+
+        The caller has discarded the old tree before (``commit`` does so on a miss).
+        """
         self.root.open = False
         self.root = root
         self.size = 1

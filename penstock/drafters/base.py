@@ -1,4 +1,4 @@
-"""The interface of drafters, their options, and the registry of all."""
+"""The interface of drafters, their options, the registry of all, and the synthetic drafter for measuring engines."""
 
 from __future__ import annotations
 
@@ -51,8 +51,10 @@ class Draft(NamedTuple):
 
 
 class Drafter(Protocol):
-    """Answers asynchronously (``ask``, then ``poll``), so that drafting never blocks the engine. One
-    round at a time."""
+    """Proposes children for nodes, one round at a time.
+
+    It answers asynchronously (``ask``, then ``poll``), so that drafting never blocks the engine.
+    """
 
     @property
     def reads_target(self) -> bool:
@@ -105,7 +107,9 @@ class Drafter(Protocol):
         """Drop everything about a request that has ended."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """End what it computes with, if it has any weights."""
+        ...
 
 
 # -------------------------------------------------------------------------------------------------------------- options
@@ -131,7 +135,7 @@ class DrafterParts:
     layers: Sequence[tuple[int, int]]
     """The target's layers [first, last) of each stage."""
     chunk: int
-    """Most rows of one of the drafter's batches."""
+    """Upper limit of the rows of one of the drafter's batches."""
     speculator: SpeculatorCheckpoint | None
     """The speculator's checkpoint; None where the drafter has no such weights."""
     answer: Callable[[Request], Sequence[int]]
@@ -251,12 +255,13 @@ DRAFTERS: Final[Registry[DrafterOptions]] = Registry(
 FLOOR = 1e-4
 """Chance given to candidates beyond the profile, so that every log chance is finite."""
 CONCENTRATION = 1.28
-"""Spread of confidence over nodes (alpha + beta of a Beta distribution), as measured on the demo pair; the greedy
-draft's figure is in its model card."""
+"""Sum alpha + beta of the Beta distribution from which a node's confidence is drawn, as measured on the demo pair; the
+greedy draft's figure is in its model card."""
 
 
 STRIDE = 7919
-"""Distance between the arbitrary tokens: a prime, so that they differ unless it divides the vocabulary's size."""
+"""Distance between the ids of the arbitrary tokens: a prime, so that they differ unless it divides the vocabulary's
+size."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -339,6 +344,8 @@ class SyntheticDrafter(InstantDrafter):
         truth = self._truth(request, path)
         first = rng.randrange(self._vocabulary)
         tokens = [(first + STRIDE * k) % self._vocabulary for k in range(count + 1)]
+        # One token more than is wanted was drawn, so that there are enough without the right one, which its rank then
+        # puts in its place.
         tokens = [token for token in tokens if token != truth][:count]
         rank = bisect_right(list(accumulate(chances)), rng.random())
         if truth is not None and rank < min(count, len(chances)):

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 # Drafts with a small model of the target's family, run as a pipeline of its own on the same stage code.
 
 Entries = list[tuple[Request, list[Node]]]
+"""The rows of a drafting batch, request by request, parents first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,9 +58,13 @@ class SmallModelDrafter:
         self._builder = BatchBuilder()
         self._chunk = chunk
         self._queue: list[tuple[Entries, int]] = []
+        """The round's batches that have yet to be sent, each with the number of candidates wanted."""
         self._asked: dict[int, Node] = {}
+        """Nodes that have not been answered, by id."""
         self._outstanding = 0
+        """Number of batches in flight."""
         self._drafts: list[Draft] = []
+        """Answers that have not been polled yet."""
         self._spans: list[Span] = []
         """Times of the round's batches in the drafting stage."""
 
@@ -93,6 +98,7 @@ class SmallModelDrafter:
             for first in range(0, len(rows), self._chunk):
                 self._queue.append(([(ask.request, rows[first : first + self._chunk])], ask.count))
             total += len(rows)
+        # Chunks of one request stay apart and in order; those of several share batches.
         self._queue = merge(self._queue, self._chunk)
         self._submit()
         return total
@@ -157,7 +163,7 @@ class SmallModelDrafter:
 
 
 def timing_of(spans: Sequence[Span]) -> DraftTiming:
-    """The time that a drafter's batches took on its only stage, one after another."""
+    """The seconds that a drafter's batches took on its only stage, one after another."""
     features = at = computing = free = 0.0
     for span in spans:
         if span.features is not None:
@@ -198,6 +204,7 @@ class LearnedDrafter(SmallModelDrafter):
     def __init__(self, pipeline: Pipeline, chunk: int) -> None:
         super().__init__(pipeline, chunk)
         self._again: set[int] = set()
+        """Ids of the nodes whose rows enter once more in this round."""
         self._waiting: dict[int, list[Node]] = {}
         """Nodes whose rows may still wait for features, by request."""
         self._final: dict[int, int] = {}
@@ -244,14 +251,17 @@ class LearnedDrafter(SmallModelDrafter):
             self._final_in.pop(node.slot, None)
 
     def _finalize(self, request: Request, count: int) -> list[Node]:
-        """Those of the first ``count`` committed nodes without a final row; the caller has to have them
-        computed now."""
+        """The nodes among the first ``count`` committed ones that have no final row yet.
+
+        They count as final from now on: the caller has to have them computed."""
         if request.number not in self._final:
             # A shared prefix may have final rows already, computed for another request in the same slots.
             shared = itertools.takewhile(lambda node: self._final_in.get(node.slot) == node.id, request.committed)
             self._final[request.number] = sum(1 for _ in shared)
         nodes = request.committed[self._final[request.number] : count]
         self._final[request.number] = count
+        # By slot and node, since slots are reused: another request that shares this block finds its rows by the same
+        # ids, and a later row in the slot has another one.
         self._final_in.update((node.slot, node.id) for node in nodes)
         return nodes
 
@@ -296,6 +306,7 @@ class FollowingDrafter(LearnedDrafter):
         anew = {node.id: node for node in [*self._finalize(request, len(request.committed)), *ask.nodes]}
         again = [node for node in anew.values() if self._builder.has(request, node)]
         self._again.update(node.id for node in again)
+        # No row that has entered stands below one that has not, so those computed again can come first.
         return [*again, *self._builder.missing(request, ask.nodes)]
 
     def _batch(self, entries: Entries, count: int) -> Batch:
@@ -307,6 +318,7 @@ class FollowingDrafter(LearnedDrafter):
     def _feature_node(self, request: Request, node: Node) -> int:
         """The node whose feature the row has to wait for: its parent, if the target's result for it is
         known, else 0."""
+        # Committed up to the root, the parent stands one position before: index p - 1 for the row at position p.
         known = 0 < node.position <= request.tree.root.position
         return request.committed[node.position - 1].id if known else 0
 
@@ -330,7 +342,7 @@ class BlockOptions(LearnedOptions):
 
 
 Level = Sequence[tuple[int, float]]
-"""Candidates for any node at some distance below one that was asked about."""
+"""The candidates, as (token, log chance), for any node at one distance below a node that was asked about."""
 
 
 class Computed:
@@ -341,9 +353,11 @@ class Computed:
         """(node, levels, the levels themselves where they are known without their nodes), by request and node."""
 
     def above(self, request: Request, node: Node) -> tuple[list[Level], int]:
-        """The levels that were drafted with a node above, and how far above it is; 0 where a pass has to answer.
+        """The levels that were drafted below the nearest such node above, and how far above that is.
 
-        That is so for a node that has entered or is asked about again: a block that shows it knows more.
+        The distance is 0 where a pass has to answer: the levels do not reach the node, or the node has entered or is
+        asked about again, when a block that shows it knows more. The levels are empty also where one row has to answer,
+        because the module has a Markov head.
         """
         drafted = self._by_request.get(request.number)
         above, distance = node.parent, 1
@@ -355,7 +369,8 @@ class Computed:
         return (levels, distance) if distance <= reach else ([], 0)
 
     def keep(self, request: int, node: Node, reach: int, levels: list[Level]) -> None:
-        """Keep what comes below a node, and drop what is kept of nodes that have left the tree."""
+        """Store the levels below a node, of which there are ``reach``, and drop those of nodes that have left the
+        tree."""
         known = self._by_request.get(request, {})
         kept = {i: entry for i, entry in known.items() if entry[0].open}
         self._by_request[request] = kept | {node.id: (node, reach, levels)}
@@ -365,7 +380,7 @@ class Computed:
 
 
 class BlockDrafter(LearnedDrafter):
-    """Asks a block module, and answers for nodes further below from what one pass has said.
+    """Asks a block module, and answers for nodes further below with the levels that one pass drafted.
 
     Committed tokens before the root give context by their own states, which have left the last stage with the result
     that made the root, so that no pass waits for more. A node that has entered, or is asked about again, gets a pass
@@ -397,6 +412,7 @@ class BlockDrafter(LearnedDrafter):
                     self._drafts.append(Draft(node, levels[distance - 1][: ask.count]))
                     continue
                 nodes.append(node)
+                # With a Markov head the block above has all but the node's own token, which one row adds.
                 if distance:
                     self._levels[node.id] = KEPT
                 else:
@@ -441,7 +457,7 @@ class BlockDrafter(LearnedDrafter):
         super()._take(own)
 
     def _keep(self, node: int, levels: list[Level]) -> None:
-        """Keep what a block says further below the node that it was computed for."""
+        """Store the levels that a block drafts below the node that it was computed for."""
         if node in self._blocks:
             request, reach = self._blocks[node]
             self._computed.keep(request, self._asked[node], reach if self._shape.markov else len(levels), levels)

@@ -19,7 +19,7 @@ from penstock.tree import Node
 
 
 class Followers:
-    """For every run of ``shortest`` to ``longest`` tokens of a text, the tokens that followed it.
+    """The tokens that followed each run of ``shortest`` to ``longest`` tokens of a text.
 
     A look-up takes as long in a long text as in a short one: it visits different followers, not occurrences.
 
@@ -101,9 +101,10 @@ def _followed(tokens: Sequence[int], length: int, first: int) -> Iterator[int]:
 RANKS: Final = 4
 """Number of ranks kept apart; all candidates from the last of them on count as one kind."""
 OF_ALL: Final = 1000.0
-"""Verdicts on a kind over which old ones fade, over all requests."""
+"""Number of verdicts on a kind, of all requests, over which old ones fade."""
 OF_ONE: Final = 32.0
-"""Verdicts on a kind over which old ones fade within a request: a text copies for a while, and then does not."""
+"""Number of verdicts on a kind, of one request, over which old ones fade: a text copies for a while, and then does
+not."""
 
 Kind = tuple[int, int]
 """A kind of candidate: the length of the run that it followed, and its rank."""
@@ -120,6 +121,7 @@ class LookupRates:
         self._right: defaultdict[Kind, FadingShare] = defaultdict(lambda: FadingShare(memory))
 
     def chance(self, kind: Kind) -> float:
+        """The chance (0 to 1) that a candidate of this kind is right."""
         expected = self._all_requests.chance(kind) if self._all_requests is not None else 0.5 ** (kind[1] + 1)
         return self._right[kind].of(expected)
 
@@ -178,19 +180,20 @@ class RatedLookup:
 # Merges two sources of drafts into one tree: a drafter, and prompt lookup beside it.
 
 SURE: Final = 0.9
-"""Least chance of a looked-up token at which the drafter is not asked, since the answer is there at once."""
+"""Chance (0 to 1) of a looked-up token from which on the drafter is not asked, since the answer is there at once."""
 UNLIKELY: Final = 0.2
-"""Chance of a node's path below which the drafter is not asked about it while another answer is sure."""
+"""Chance (0 to 1) of a node's path below which the drafter is not asked about it while another answer is sure."""
 START: Final = 0.1
-"""Lookup's initial weight, as a fraction of what the drafter's best candidate leaves."""
+"""Lookup's initial weight, as a fraction of the chance that the drafter's best candidate is wrong."""
 SUREST: Final = 8
-"""Largest class of the drafter's certainty, in nats (minus log of what its best candidate leaves)."""
+"""Largest class of the drafter's certainty, in nats: minus log of the chance that its best candidate is wrong."""
 MEMORY: Final = 500.0
-"""Tokens over which old ones fade in lookup's weight."""
+"""Number of tokens over which old ones fade in lookup's weight."""
 FAINT: Final = -12.0
 """Log chance of a token that is not among the drafter's candidates."""
 
 Candidates = Sequence[tuple[int, float]]
+"""Tokens with their chances, or the logs of these."""
 Context = tuple[bool, int, int]
 """The key under which lookup's weight is learned (``context_of``)."""
 
@@ -347,6 +350,7 @@ class MergedDrafter:
 
 
 def is_sure(found: Candidates) -> bool:
+    """Whether any of lookup's (token, chance) is as good as certain."""
     return any(chance >= SURE for _, chance in found)
 
 
@@ -384,7 +388,7 @@ FIRST: Final = (0.15, 0.65, 0.75, 0.9)
 that SmolLM2-135M-Instruct wrote greedily, copies and answers of three prompt sets, it was right in 14, 67, 72 and 94%.
 """
 NEXT: Final = 0.05
-"""Chance of each further candidate, as a fraction of what those before it leave: 4% were right."""
+"""Chance of each further candidate, as a fraction of the chance that those before it leave: 4% were right."""
 
 
 @dataclass(frozen=True, kw_only=True)

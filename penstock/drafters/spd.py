@@ -50,6 +50,7 @@ class Depths:
 
     @property
     def last(self) -> int:
+        """The level of a token that has passed all stages."""
         return self.levels[-1]
 
 
@@ -176,6 +177,8 @@ class SpdDrafter(LearnedDrafter):
         self._levels.clear()
         possible = []
         for ask in asks:
+            # A node that has not entered is at level 0. Where that level reads states, the target has none of it, and a
+            # row that waited for them would hold up the round.
             nodes = [node for node in ask.nodes if node.entered or self._depths.level(0) not in self._depths.reading]
             taken = {node.id for node in nodes}
             self._drafts += [Draft(node, None) for node in ask.nodes if node.id not in taken]
@@ -186,6 +189,7 @@ class SpdDrafter(LearnedDrafter):
     def _rows(self, ask: DraftRequest) -> list[Node]:
         request = ask.request
         rows = [(node, self._depths.last) for node in self._finalize(request, len(request.committed) - 1)]
+        # Committed ones first: all other rows attend to them.
         rows += self._above(ask)
         for node, level in rows:
             self._levels[node.id] = level

@@ -81,12 +81,12 @@ class EmulatedDrafter:
         self._link_s = self._pass_s = 0.0
         """Seconds of the current round: its question or its answer on the link, and its pass on the device."""
         self._asked_at = self._begins_at = 0.0
-        """When the question arrives, and when the device begins the pass; infinite before that is known."""
+        """Times at which the question arrives and the device begins the pass; infinite while they are not known."""
         self._turns: DeviceTurns | None = None
         self._turn: DeviceReserved | None = None
 
     def share(self, turns: DeviceTurns) -> None:
-        """From now on the drafter's passes and the batches of a stage take turns on one device.
+        """Let the drafter's passes and the batches of a stage take turns on one device from now on.
 
         A pass that still waits for its turn on an earlier device, which has been lost, begins now.
         """
@@ -147,7 +147,7 @@ class EmulatedDrafter:
 
     @property
     def _until(self) -> float:
-        """When the answer arrives, by what is known so far of the device and the features."""
+        """Time at which the answer arrives, by the turn and the features that are known so far."""
         return max(self._begins_at, self.inner.timing.features_at) + self._pass_s + self._link_s
 
     @property
@@ -267,6 +267,7 @@ def modelled_drafter(drafter: Drafter | None) -> EmulatedDrafter | None:
 
 
 def without_lookup(drafter: Drafter | None) -> Drafter | None:
+    """The drafter without prompt lookup beside it."""
     return drafter.inner if isinstance(drafter, MergedDrafter) else drafter
 
 
@@ -287,7 +288,8 @@ def shared_stage(cluster: Cluster | None, drafter: Drafter | None) -> int | None
 
 
 class RealTimeExecutor(ProcessExecutor):
-    """Starts emulated stages ahead of everything else on this host, where Linux permits it: see priority.py."""
+    """Starts emulated stages that run ahead of everything else on this host, where Linux permits it
+    (``emulation/stage.py``)."""
 
     def begin(self, plans: Sequence[StagePlan], name: str = "stage") -> ProcessPipeline:
         return super().begin([in_real_time(plan) for plan in plans], name)

@@ -14,12 +14,12 @@ from penstock.stage.driver import REAL_LINK, Computation, Device, Link
 # An emulated link: a message arrives when the modelled link would have delivered it.
 
 SECRET_SIZED: Final = "0" * 32
-"""Stands in for the session's secret where only a message's size counts."""
+"""A stand-in for the session's secret, of the same length, where only a message's size counts."""
 FRAMING_BYTES: Final = 17
 """Bytes that the modelled link adds to every message."""
 
 MOST_KNOWN: Final = 8
-"""How many transfers of a node are remembered. Few can lie ahead: one buffered, one computed, one leaving."""
+"""Number of transfers of a device that are remembered. Few can lie ahead: one buffered, one computed, one leaving."""
 
 
 class LinkModel(Link):
@@ -34,6 +34,8 @@ class LinkModel(Link):
         return self._timing.seconds(rows, size) - self._timing.latency_s
 
     def arrival(self, now: float, sending: float) -> float:
+        # The link is busy while the bytes enter it. Then the next message may follow, while the latency of this one
+        # passes.
         self._free_at = max(now, self._free_at) + sending
         return self._free_at + self._timing.latency_s
 

@@ -1,4 +1,4 @@
-"""Emulated stages: threads that keep modelled times before all that compute."""
+"""Emulated stages: their modelled times, and the priorities of threads with which one host keeps those of many."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ from penstock.stage.driver import Core, Link, Links, Processed, StageDriver
 PR_SET_TIMERSLACK: Final = 29
 """The number of this option in Linux's ``prctl``."""
 ENGINE: Final = 1
+"""The engine's real-time priority."""
 STAGE: Final = 2
-"""Real-time priorities. A stage goes before the engine: what it sends is short, and on its own host would not wait."""
+"""A stage's real-time priority, above the engine's: what it sends is short, and on its own host would not wait."""
 
 
 def keep_time(priority: int) -> bool:
@@ -105,6 +106,8 @@ def yield_to_others() -> None:
 
 
 class Outcome(NamedTuple):
+    """The result of a task, or the error that it raised."""
+
     value: Any = None
     error: BaseException | None = None
 
@@ -146,6 +149,7 @@ class BackgroundCore:
     def _do(self, task: Callable[[], Any]) -> Any:
         """Have the thread run the task, and wait. Two queues are faster than the futures of an executor."""
         self._tasks.put(task)
+        # The one caller waits for each task before it gives the next, so that this outcome is the task's own.
         outcome = self._outcomes.get()
         if outcome.error is not None:
             raise outcome.error

@@ -411,6 +411,7 @@ class AsyncLLM(LocalEngine):
         if self._llm.loop.ended is None:
             self._llm.loop.step()
         else:
+            # Only commands may still come, each of which wakes this wait; ``close`` sends one.
             self._llm.host.wait(None)
 
     def _run_commands(self) -> None:

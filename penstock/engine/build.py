@@ -43,6 +43,7 @@ class PlainAnswers:
         return self.known[key_of(request)]
 
     def cover(self, job: Job) -> bool:
+        """Whether the answers of all of a job's requests are known."""
         return all(key_of(request) in self.known for request in job.requests)
 
     def remember(self, job: Job) -> None:
@@ -93,6 +94,7 @@ def learn_answers(engine: Engine, prompts: Sequence[Prompt], params: Sequence[Sa
 
 
 def key_of(request: Request) -> Any:
+    """All of a request that its tokens under plain decoding depend on."""
     return tuple(request.prompt), request.sampling, request.max_tokens, request.stop_ids
 
 
@@ -100,7 +102,7 @@ def key_of(request: Request) -> Any:
 # Builds from resolved options what runs: plans of stages and of a drafter's weights, the drafter, the loop.
 
 CHUNK: Final = 128
-"""Most prompt tokens of a batch where no measurement or model says what they cost."""
+"""Upper limit of a batch's prompt tokens where no measurement or model says what they cost."""
 GPU_CHUNK: Final = 512
 """``CHUNK`` on a GPU. On an H200 a prompt of 4,096 tokens enters Llama-3.1-8B at 7,000 tokens/s in pieces of 128, at
 17,800 in pieces of 512, and at 19,000 in pieces of 2,048 (benchmarks/measured/machines/h200/gpu/prefill.json)."""
@@ -200,6 +202,7 @@ def depth_of(setup: Resolved) -> int | None:
 def drafter_parts(
     setup: Resolved, config: SpeculativeConfig, answers: PlainAnswers, weights: Pipeline | None = None
 ) -> DrafterParts:
+    """The parts of this engine that a drafter starts with; ``weights`` are its own, once they have started."""
     return DrafterParts(
         vocab_size=setup.checkpoint.vocab_size,
         layers=setup.layers,
@@ -211,11 +214,12 @@ def drafter_parts(
 
 
 def chunk_of(options: EngineOptions) -> int:
-    """The most tokens of prompts in a batch whose time nobody has measured."""
+    """Upper limit of the prompt tokens in a batch whose time has not been measured."""
     return options.prefill_chunk or (CHUNK if options.device == "cpu" else GPU_CHUNK)
 
 
 def started(weights: Pipeline | None) -> Pipeline:
+    """The drafter's weights, which have been started before the drafter is made."""
     assert weights is not None, "a drafter with weights is made once they have started"
     return weights
 
@@ -229,6 +233,10 @@ def weights_plan(setup: Resolved) -> tuple[list[StagePlan], str]:
 
 
 def drafting_plan(setup: Resolved, model: str, layers: int, target: str = "") -> StagePlan:
+    """The plan of the one stage that holds the drafter's weights, ``layers`` layers of ``model``.
+
+    ``target`` is the target's checkpoint where the drafter reads its features, "" for a draft model.
+    """
     return StagePlan(
         model=model,
         first=0,

@@ -166,6 +166,7 @@ class Completion:
         ended = output.finish_reason is not None and not self._taken_end
         if len(output.token_ids) == first and len(output.text) == self._taken_text and not ended:
             return None
+        # Tokens that the request was resumed with have no log-probabilities: that list begins behind them.
         delta = CompletionDelta(
             output.index,
             output.token_ids[first:],
@@ -205,10 +206,11 @@ class Job:
         self.requests: list[Request] = []
         self.completions: list[Completion] = []
         self.pinned = 0
-        """How many of the prompt's first tokens stay in the prefix cache after the job has ended."""
+        """Number of the prompt's first tokens that stay in the prefix cache after the job has ended."""
 
     @property
     def ended(self) -> bool:
+        """Whether all completions have ended."""
         return all(request.finished is not None for request in self.requests)
 
     def raise_if_failed(self, ended: str | None) -> None:
@@ -230,6 +232,7 @@ class Job:
         return error.replace("structured_outputs:", f"structured_outputs.{structure.kind}:", 1)
 
     def output(self) -> RequestOutput:
+        """The job's output, all of whose completions have ended."""
         outputs = [completion.output for completion in self.completions]
         cached = max(request.cached for request in self.requests)
         return RequestOutput(str(self.requests[0].number), self.prompt, self.ids, outputs, True, cached)
@@ -290,6 +293,10 @@ def ends_of(params: SamplingParams, checkpoint: Checkpoint) -> frozenset[int]:
 
 
 def sampling_of(params: SamplingParams, seed: int, sample: int, ends: frozenset[int], prompt_length: int) -> Sampling:
+    """The parameters of one completion as stages and drafter need them.
+
+    ``sample`` is the completion's index, ``ends`` are the tokens at which it ends.
+    """
     return Sampling(
         seed=seed,
         sample=sample,
@@ -311,6 +318,7 @@ def sampling_of(params: SamplingParams, seed: int, sample: int, ends: frozenset[
 
 
 def grammar_text(params: SamplingParams) -> str:
+    """The grammar of the structure that the output has to have, in llguidance's format; "" for none."""
     if params.structured_outputs is None:
         return ""
     from penstock.text.grammar import grammar_of

@@ -23,7 +23,7 @@ from penstock.text.tokenizer import Tokenizer
 from penstock.text.workers import aside
 
 MOST_FINISHED: Final = 256
-"""How many finished requests ``numbers`` still knows."""
+"""Number of finished requests that ``numbers`` still knows."""
 
 
 class AsyncEngine(ABC):
@@ -279,7 +279,7 @@ class AsyncEngine(ABC):
 
     @property
     def _num_waiting(self) -> int:
-        """How many requests no engine has admitted yet."""
+        """Number of requests that no engine has admitted yet."""
         return sum(not stream.started for stream in self._streams.values())
 
     def _check_queue(self) -> None:

@@ -54,7 +54,7 @@ from penstock.text.tokenizer import Tokenizer, load_tokenizer
 
 
 Tell = Callable[[int, CompletionDelta], None]
-"""Called with a job's place among those asked, and what its first completion has new."""
+"""A callback, called with a job's index among those asked and the new output of its first completion."""
 
 
 class Engine(Decoder, Protocol):
@@ -109,7 +109,7 @@ class Teller:
 
 
 class Following(Observer):
-    """Passes what the first completions of jobs have new to ``tell``, whenever the engine waits."""
+    """Passes new output of the jobs' first completions to ``tell``, whenever the engine waits."""
 
     def __init__(self, jobs: Sequence[Job], tell: Tell) -> None:
         self._jobs = jobs

@@ -353,6 +353,8 @@ class EngineLoop:
             out = self.inflight.out(result.stream)
             self._deferred.append(partial(self.estimates.record_result, result, self._now))
             touched: dict[int, Request] = {}
+            # All picks are noted before any tree is walked: one walk can follow several of them, root after root. A
+            # pick below the root is kept until its node is the root.
             for pick in result.picks:
                 node, request = out[pick.node], self._owner[pick.node]
                 if node.alive and request.finished is None:  # else its row was computed in vain
@@ -396,6 +398,7 @@ class EngineLoop:
         now, root = self.clock.now(), request.tree.root
         done = advance(request, self.nodes, self.pool, now)
         self._cancel(request, done.dead)
+        # The last node committed is the new root: its answer may still come, or be corrected.
         for node in [root, *done.committed][:-1]:
             self._asked.pop(node.id, None)
         self.estimates.drafts.record_hits(done.hits, len(done.committed))
@@ -432,6 +435,7 @@ class EngineLoop:
             request.picks.pop(node.id, None)
             self._asked.pop(node.id, None)
         message = self.inflight.cancel(dead)
+        # Collected, not sent: rows that may enter now matter more to the stages than rows that they may leave out.
         if message is not None:
             request.metrics.rows_dead += len(message.nodes)
             self._cancels.append(message)
@@ -566,6 +570,7 @@ class EngineLoop:
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
         """End a request: cancel its rows in flight, free its slots, and give it its one final reply."""
+        # Set first: picks of its rows that still come are then ignored.
         request.finished = reason
         if request in self.scheduler.running:
             self._release(request)
@@ -582,11 +587,14 @@ class EngineLoop:
         self._changed = True
         dead = [] if request.prefilling else request.tree.discard()
         self.pool.free_speculative(node.slot for node in dead)
+        # Rows of shared blocks are not cancelled, even while they are in flight: other requests may attend to them, and
+        # the prefix cache offers them as computed.
         self._cancel(request, [*dead, *request.private_nodes])
         for node in request.committed[-1:]:
             self._asked.pop(node.id, None)
         self.pool.free_committed(node.slot for node in request.private_nodes)
         self.pool.cache.let_go(request.blocks)
+        # What was reserved but never taken goes with what has just been freed: ``reserved`` counts both.
         self.pool.unreserve(request.reserved)
         self.builder.close(request.number)
         if request.sampling.grammar:
@@ -620,8 +628,10 @@ class EngineLoop:
         """Have all running requests wait, to begin anew: the new stages hold none of their rows."""
         for request in self.running:
             self._begin_anew(request)
+        # After that, when no request holds a block any more: the rows of all blocks are lost.
         self.pool.forget_cached()
         self._do_deferred()
+        # The cancels among these are dropped unsent: the stages that they were meant for are gone.
         self.inflight, self._owner, self._asked, self._cancels = InFlight(), {}, {}, []
         self.draft_due, self._asked_rows, self._wake_at = math.inf, 0, math.inf
         for observer in self.observers:
@@ -642,7 +652,8 @@ class EngineLoop:
         self.pipeline, self.drafter = pipeline, drafter
         self._share_quality()
         self.estimates.forget_pipeline(apart)
-        self.builder = BatchBuilder(self.builder.next_stream)  # stream numbers go on where they were
+        # Stream numbers go on where they were: observers and traces know batches by them.
+        self.builder = BatchBuilder(self.builder.next_stream)
         self.pace = Pace(self.estimates, pipeline.stages)
         self._changed = True
         self._busy_at = self.clock.now()  # they do not rest before anybody could use them

@@ -87,12 +87,15 @@ def open_on_ray(options: EngineOptions, address: str, on_loading: OnLoading | No
 log = logging.getLogger(__name__)
 
 ALIKE: Final = 1.1
-"""Devices and layers whose times are within this factor count as alike: an even split is as good."""
+"""Factor up to which times of devices and layers may differ and count as alike: an even split is then as good."""
 PLAIN: Final = Batch(rows=1, context=512)
+"""The batch of plain decoding that a plan is made for."""
 SPECULATIVE: Final = Batch(rows=8, context=512)
+"""The batch of drafted rows that a plan is made for."""
 LOOKED_UP, DRAFTED = 0.25, 0.6
-"""Share of a text's tokens that are assumed to come one batch after another, with prompt lookup and with a drafter that
-has weights. Each other token costs a trip of one row, since ``auto`` decodes plainly where drafts do not pay."""
+"""Shares (0 to 1) of a text's tokens that are assumed to come one batch after another, with prompt lookup and with a
+drafter that has weights. Each other token costs a trip of one row, since ``auto`` decodes plainly where drafts do not
+pay."""
 
 
 def planned(options: EngineOptions, executor: FleetExecutor) -> EngineOptions:
@@ -151,6 +154,7 @@ def alike(times: Iterable[LayerTimes]) -> bool:
 
 
 def decided(options: EngineOptions, profile: HostsProfile) -> EngineOptions:
+    """The options with the best plan by the measured times. Raises ConfigError if the model fits in no way."""
     found, hits = profile.candidates, hits_of(options)
     # A drafter with weights needs room on its host; that of the last stage is known only once there is a plan.
     drafter = hosts_for_drafter(options.drafter_on, None) or [HERE]
@@ -191,7 +195,7 @@ def hits_of(options: EngineOptions) -> float:
 # Opens the hosts of an engine's stages: this host, or those that its options name.
 
 WORTH_TELLING: Final = 1 << 30
-"""Bytes that prefix caching may cost before the log says so."""
+"""Number of bytes that prefix caching may cost before the log says so."""
 
 
 def open_executor(options: EngineOptions, on_loading: OnLoading | None = None) -> ProcessExecutor:
@@ -237,7 +241,7 @@ def own_of_drafter(options: EngineOptions) -> list[str]:
 
 
 def missing_hosts(options: EngineOptions) -> int:
-    """How many hosts have to be there: one for each stage, except for a stage on this host, and the drafter's own."""
+    """Number of hosts that have to come: one for each stage that is not on this host, and the drafter's own."""
     assert options.hosts is not None
     assert options.pipeline_parallel_size is not None
     named = asked_hosts(options.hosts).names
@@ -304,7 +308,7 @@ def told(setup: Resolved) -> Resolved:
 
 
 def size_in_floats(setup: Resolved) -> tuple[str, str]:
-    """The memory that all weights take as floats, and words for what takes less on a GPU, if anything does."""
+    """The memory that all weights take as floats, and, for float32 on a GPU, a hint at the dtype that takes half."""
     options = setup.options
     size = in_gb(DTYPE_BYTES[options.dtype] * sum(setup.checkpoint.weights.sizes().values()))
     halves = options.dtype == "float32" and options.device != "cpu"
@@ -498,6 +502,7 @@ class LoadedFiles:
 
 
 def sources_of(setup: Resolved) -> Iterator[Path]:
+    """The checkpoints of the target and the drafter: folders or files."""
     yield setup.checkpoint.source
     if setup.draft is not None:
         yield setup.draft.source

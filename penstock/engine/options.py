@@ -19,9 +19,11 @@ from penstock.speculation import SpeculativeConfig, parse_speculative
 
 DEVICES: Final = re.compile(r"cpu|cuda(:[0-9]{1,3})?")
 SHORTEST_STAGE_TIMEOUT: Final = 5.0
-"""Seconds, which is several heartbeats: a busy host may delay one or two."""
+"""Lower limit of ``stage_timeout``, in seconds: several heartbeats, of which a busy host may delay one or two."""
 AUTO: Final = "auto"
+"""The ``layer_split`` that has the layers of stages planned."""
 DEMO: Final = Path(__file__).parent.parent / "demo"
+"""The folder of the shipped pair of models."""
 
 MODEL_NAME: Final = Option(
     "Short name, hub id, address, GGUF file or checkpoint folder; 'demo' is the pair that is shipped.",

@@ -87,6 +87,8 @@ def placements(
 ) -> list[Callable[[], Resolved]]:
     """Ways to place the stages, the best one first; each raises ConfigError if it does not work."""
     ready = [name for name in names if name not in searching]
+    # On hosts that hold their layers before those that are still sent them, and with today's split before another one:
+    # a new split has every stage load.
     return [
         partial(make, asked, some, living)
         for some in (ready, names if ready != names else [])
@@ -164,12 +166,13 @@ def split_anew(asked: Resolved, names: Sequence[str], living: Living) -> Resolve
 # The processes of one engine, stages and a drafter's weights: started with it, and again when one is lost.
 
 START_ATTEMPTS: Final = 3
-"""Attempts to start an engine while hosts are lost during the start."""
+"""Number of attempts to start an engine while hosts are lost during the start."""
 MOST_DRAFTER_LOSSES: Final = 3
+"""Number of losses within ``WITHIN_S`` after which a drafter is not started again."""
 WITHIN_S: Final = 60.0
-"""Seconds; a drafter that is lost ``MOST_DRAFTER_LOSSES`` times within them is not started again."""
+"""Seconds within which ``MOST_DRAFTER_LOSSES`` losses count together."""
 DRAFTER_AGAIN_S: Final = 15.0
-"""Seconds after which a drafter that could not be started on its host, which is back, is tried again."""
+"""Seconds until the next attempt to start a drafter whose host is back, where the last attempt failed."""
 
 
 class EngineParts:
@@ -178,8 +181,9 @@ class EngineParts:
     def __init__(self, setup: Resolved, executor: Executor) -> None:
         self.drafter: Drafter | None = None
         self._asked = setup
+        """The setup that was asked for."""
         self._setup = setup
-        """``_asked``: the setup that was asked for. ``_setup``: the one that runs, perhaps on fewer hosts."""
+        """The setup that runs, perhaps on fewer hosts than were asked for."""
         self._executor = executor
         self._pipeline: StartedPipeline | None = None
         self._weights: StartedPipeline | None = None
@@ -187,7 +191,7 @@ class EngineParts:
         self._lacks_drafter = setup.speculation is not None and setup.speculation.drafts
         """Whether the drafter that was asked for has yet to be started."""
         self._away_until = math.inf
-        """When to look again for the drafter's host, which was not there; infinite while it need not be looked for."""
+        """Time of the next look for the drafter's host, which was not there; infinite while none is needed."""
         self._drafter_losses: deque[float] = deque(maxlen=MOST_DRAFTER_LOSSES)
         self._exact: bool | None = None
         """Whether the numerics of the first pipeline were exact; None before it has started."""
@@ -241,8 +245,11 @@ class EngineParts:
         except PipelineError as error:
             self._do_without_drafter(str(error))
             if self._setup.drafter_host:
+                # The first look for the host is due at once, each further one after a pause.
                 self._away_until = self._executor.now() + DRAFTER_AGAIN_S * (self._away_until < math.inf)
+        # After the drafter, since plans of stages say where to send the states that it reads.
         yield from self._start_stages()
+        # Last: what nobody has used again by now holds memory in vain.
         self._executor.end_unused()
 
     def drop_lost(self) -> bool:

@@ -31,14 +31,14 @@ from penstock.requests.request import Request
 log = logging.getLogger(__name__)
 
 MOST_LOSSES: Final = 3
-"""Losses of stages in a row, without a token between them, after which a request ends, since it may be their cause. If
-no request has lived through so many, the engine ends."""
+"""Number of losses of stages in a row, without a token between them, after which a request ends, since it may be their
+cause. If no request has lived through so many, the engine ends."""
 IN_A_ROW_S: Final = 600.0
-"""Seconds after which a loss no longer counts as in a row with the one before."""
+"""Seconds from the beginning of a recovery after which the next loss no longer counts as in a row with it."""
 FIRST_DELAY: Final = 1.0
-"""Seconds before the second attempt in a row; each further one waits twice as long."""
+"""Seconds before the second attempt in a row; each further one waits twice as long as the one before."""
 LONGEST_DELAY: Final = 15.0
-"""Most seconds between two attempts."""
+"""Upper limit of the wait between two attempts, in seconds."""
 
 
 class Parts(Protocol):
@@ -154,11 +154,13 @@ class Recovery:
         self._clock = clock
         self._timeout = timeout
         self._attempt: Generator[float | None] | None = None
+        """The start that is under way, which runs until it waits for something; None between attempts."""
         self._attempts = 0
         """Failed attempts since the loss."""
         self._lost: PipelineLost | None = None
         """The loss because of which requests wait; None if they need not."""
         self._began_at = 0.0
+        """Time at which the latest recovery or move began, in seconds."""
         self._moving = False
         """Whether nothing is lost, and stages move to hosts that are back."""
         self._asked_to_move = False
@@ -174,9 +176,10 @@ class Recovery:
         return self._lost is not None and not self._moving and not self.resting
 
     def begin(self, loop: Requests, lost: PipelineLost) -> None:
-        """Begin to recover from a loss. Raises it if there is to be no recovery."""
+        """Begin to recover from a loss. Raises ``lost`` if there is to be no recovery, PipelineError after too many."""
         if not self._timeout:
             raise lost
+        # The attempt releases what it has started so far: some of it may be lost, too.
         self._stop_attempt()
         self._moving = False
         if self.parts.drop_lost():
@@ -199,6 +202,7 @@ class Recovery:
             log.info("a request has come: the weights are loaded again")
             self.resting = False
             self._begin_move(PipelineLost("the weights are loaded again after a rest"))
+        # ``_lost`` stays None: requests run while the drafter starts.
         if self._lost is None and self.due == math.inf and self.parts.drafter_is_back:
             self.due, self._began_at = self._clock.now(), self._clock.now()
         if self.due < math.inf:
@@ -246,6 +250,7 @@ class Recovery:
         self.parts.drop_all()
         loop.vacate()
         loop.draft_with(self.parts.drafter)
+        # Set although nothing was lost: requests that come have to wait for stages.
         self._lost, self.resting = PipelineLost("the weights have been freed"), True
 
     @property
@@ -277,6 +282,7 @@ class Recovery:
                 return
             self._attempt = self.parts.start()
         try:
+            # Runs the attempt up to its next wait: the engine's loop is never blocked by a start.
             due = next(self._attempt)
         except StopIteration:
             self._finish(loop)
@@ -310,6 +316,7 @@ class Recovery:
     def _finish(self, loop: Requests) -> None:
         self._attempt, self.due = None, math.inf
         lost, self._lost = self._lost, None
+        # Where no request waited, only the drafter has been started: the stages and their rows are as they were.
         if lost is None:
             loop.draft_with(self.parts.drafter)
         else:
@@ -335,6 +342,7 @@ class Recovery:
 
     def _count(self, loop: Requests, lost: PipelineLost) -> None:
         """Count the loss against the requests that ran, and the stages. Raises PipelineError if it is one too many."""
+        # ``seconds`` still counts from the recovery before this loss.
         in_a_row = loop.tokens == self._tokens and self.seconds <= IN_A_ROW_S
         self._losses = self._losses + 1 if in_a_row else 1
         self._tokens = loop.tokens

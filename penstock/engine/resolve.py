@@ -41,8 +41,9 @@ if TYPE_CHECKING:
     from penstock.models.speculators.base import SpeculatorCheckpoint
 
 DEMO_DRAFTERS: Final = DEMO / "drafters"
+"""The folder of the learned drafters that are shipped for the demo target."""
 DEFAULT_MODEL_LEN: Final = 4096
-"""Most tokens of a prompt with its answer where neither an option nor the model says fewer."""
+"""Upper limit of a prompt with its answer, in tokens, where neither an option nor the model sets another."""
 
 
 class PrefillTimes(NamedTuple):
@@ -278,6 +279,7 @@ def sharing_threads(group: tuple[RankPlace, ...]) -> tuple[RankPlace, ...]:
     found = []
     for rank, place in enumerate(group):
         before, count = (sum(one.host == place.host for one in some) for some in (group[:rank], group))
+        # Differences of multiples that are rounded down: the shares on a host add up to its threads.
         share = place.threads * (before + 1) // count - place.threads * before // count
         found.append(RankPlace(host=place.host, threads=max(1, share)))
     return tuple(found)
@@ -323,6 +325,7 @@ def with_drafter_placed(setup: Resolved, living: Mapping[str, HostFacts]) -> Res
 
 
 def positions_of(checkpoint: Checkpoint) -> int:
+    """Number of positions that the model states; DEFAULT_MODEL_LEN where it states none."""
     return int(getattr(checkpoint.config, "max_position_embeddings", None) or DEFAULT_MODEL_LEN)
 
 
@@ -360,6 +363,7 @@ def check_sent(speculator: SpeculatorCheckpoint, host: str) -> None:
 
 
 def check_method(method: str, speculator: SpeculatorCheckpoint) -> None:
+    """Raise FieldError unless the method is one for the speculator's kind of checkpoint."""
     if method not in speculator.methods:
         raise FieldError(
             "speculative_config.method", f"is {method!r}, the checkpoint is of kind {speculator.kind!r}: name that"
@@ -369,7 +373,8 @@ def check_method(method: str, speculator: SpeculatorCheckpoint) -> None:
 def split_layers(options: EngineOptions, checkpoint: Checkpoint, cluster: Cluster | None) -> list[tuple[int, int]]:
     """The layers [first, last) of each stage: as stated, or split evenly, the head counting for the last stage.
 
-    "auto" is an even split on one host; with others, ``places/planned.py`` has replaced it by a stated one.
+    "auto" is an even split on one host; with others, ``planned`` in ``engine/opening.py`` has replaced it by a stated
+    one.
     """
     stages = len(cluster.stages) if cluster else options.pipeline_parallel_size
     if options.layer_split not in (None, AUTO):
@@ -385,7 +390,7 @@ def split_layers(options: EngineOptions, checkpoint: Checkpoint, cluster: Cluste
 
 
 def stages_named(options: EngineOptions) -> int:
-    """How many stages ``hosts`` means where nothing states their number: one for each host, or for each group."""
+    """Number of stages where only ``hosts`` is given: one for each host, or for each tensor parallel group."""
     return max(1, len(hosts_asked_for(options.hosts, None)) // options.tensor_parallel_size)
 
 
@@ -477,6 +482,7 @@ def check_rows(target: Glance, draft: Glance) -> None:
 
 
 def check_same_rows(target: int, draft: int) -> None:
+    """Raise FieldError unless both vocabularies have the same size."""
     if target != draft:
         raise other_tokens(f"has a vocabulary of {draft} tokens, the target {target}")
 

@@ -43,10 +43,12 @@ def advance(request: Request, nodes: Nodes, pool: SlotPool, at: float) -> Advanc
     """Commit token by token while the root's successor is known; EOS, a stop, max_tokens or an error ends the walk.
 
     A drafted child that carries the target's token keeps its slot, its subtree and whatever the stages have already
-    computed for them. Without one the tree starts anew from a node that has yet to enter.
+    computed for them. Without one the tree starts anew from a node that has yet to enter. This is pruning in PipeDec
+    (section 3.3.4) and the continuous condition in FlowSpec (section 3.3). ``at`` is the time in seconds.
     """
     done = Advance()
     while done.finished is None and (pick := request.picks.get(request.tree.root.id)) is not None:
+        # An error counts only for the root, which is committed: a drafted row may fail because its path is wrong.
         if pick.error:
             done.finished, done.error = FinishReason.ERROR, pick.error
             break
@@ -65,6 +67,8 @@ def _commit_one(request: Request, nodes: Nodes, pool: SlotPool, done: Advance, a
     if root.candidates:
         done.verdicts.append(root)
     hit, dead = request.tree.commit(root.picked)
+    # Before a miss takes a slot: its row may then get a dead node's slot, which is safe, because every stage computes
+    # it later.
     pool.free_speculative(node.slot for node in dead)
     done.dead.extend(dead)
     if hit is None:  # nobody drafted the token: it takes a reserved slot and has yet to enter
@@ -76,6 +80,7 @@ def _commit_one(request: Request, nodes: Nodes, pool: SlotPool, done: Advance, a
     request.committed.append(hit)
     request.produced += 1
     done.committed.append(hit)
+    # Counted before: ``end_of`` compares ``produced`` with max_tokens.
     stopped = request.output.append(pick, at)
     done.finished = stopped or request.end_of(hit.token)  # a stop string on the last token allowed is a stop
 
@@ -101,7 +106,8 @@ def _count(request: Request, root: Node) -> None:
 class InFlight:
     """Nodes that have entered and are not out yet, by the stream number of their batch.
 
-    A cancelled node stays in flight until its batch comes out.
+    A cancelled node stays in flight until its batch comes out: stages may have computed its row, and the batch has a
+    result in any case.
     """
 
     def __init__(self) -> None:
@@ -119,9 +125,11 @@ class InFlight:
     @property
     def oldest(self) -> int | None:
         """The stream number of the batch that comes out next; None while nothing is in flight."""
+        # Batches are entered in order, and come out in it: the first key is the lowest.
         return next(iter(self._batches), None)
 
     def entered(self, stream: int, nodes: list[Node]) -> None:
+        """Note that the batch with this stream number has entered, with these nodes. Numbers rise from call to call."""
         self._batches[stream] = nodes
         self._stream_of.update((node.id, stream) for node in nodes)
 
@@ -145,13 +153,14 @@ class InFlight:
 # Decides which requests run, and whose rows fill the next batch.
 
 GROWTH: Final = 64
-"""Committed slots that a request reserves at a time, beyond those for its text."""
+"""Number of committed slots that a request reserves at a time, beyond those for its text."""
 
 Entries = list[tuple[Request, list[Node]]]
+"""The rows that enter a batch, request by request, parents first."""
 
 
 class Pieces(Protocol):
-    """A plan for prompts: ``planner.pieces.PieceTable``."""
+    """A plan of the pieces in which prompts enter: ``planner.costs.PieceTable``."""
 
     def ends(self, tokens: int, cached: int = 0) -> Sequence[int]:
         """Ends (in tokens) of the pieces that follow a text's ``cached`` first tokens; the last one is ``tokens``."""
@@ -169,8 +178,9 @@ class Scheduler:
     """Admission by KV slots, in the order of ``FairQueue``; batches are shared among the requests that are ready.
 
     ``chunk`` bounds the prompt rows of a batch: chunks follow each other through the stages. While other requests
-    decode, it shrinks until a batch takes the slowest stage at most ``prefill_stretch`` times as long as without it.
-    With ``pieces`` a chunk also ends where a planned piece does.
+    decode, it shrinks until a batch takes the slowest stage at most ``prefill_stretch`` times as long as without it
+    (FlowSpec, section 3.1, chunked prefill; Jupiter, section IV-A, intra-sequence pipeline parallelism). With
+    ``pieces`` a chunk also ends where a planned piece does (Jupiter, section IV-B).
     """
 
     def __init__(
@@ -217,13 +227,14 @@ class Scheduler:
     def admit(self) -> list[Request]:
         """Move waiting requests to running, in order, as long as slots for their text and some more can be reserved."""
         admitted = []
+        # Strictly in order: a later request that would fit does not overtake the first, which would starve if it did.
         while self.waiting and len(self.running) < self.max_running and self._reserve(self.waiting.first()):
             admitted.append(self.waiting.take())
             self.running.append(admitted[-1])
         return admitted
 
     def grow(self, request: Request) -> bool:
-        """Reserve further slots for a running request. Returns False if they are not there now."""
+        """Reserve up to ``growth`` further slots for a running request. Returns False if so many are not free."""
         count = min(self.growth, request.slots_needed - len(request.committed))
         if not self.pool.reserve(count):
             return False
@@ -246,9 +257,15 @@ class Scheduler:
             self.running.remove(request)
 
     def cache_blocks(self, request: Request, entered: int) -> None:
-        """Share with others the full blocks among a request's first ``entered`` committed rows."""
+        """Share with others the full blocks among a request's first ``entered`` committed rows.
+
+        Only rows that have entered: a later holder's rows come after them in the stream, so every stage has computed
+        the block by then.
+        """
         while (first := len(request.blocks) * BLOCK) + BLOCK <= entered:
             block = self.pool.share(request.blocks[-1] if first else None, request.committed[first : first + BLOCK])
+            # Sharing is off, or another request's block has these tokens. Then nothing behind them can be shared
+            # either, since a chain of blocks has no gap.
             if block is None:
                 return
             request.blocks.append(block)
@@ -274,10 +291,12 @@ class Scheduler:
                 batch.enter(request, following)
         prefilling = [request for request in chosen if request.prefilling]
         prefilling = prefilling or [request for request in ready if request.prefilling][:1]
+        # Prompt rows come last: their number depends on how many rows the decoding requests have taken.
         batch.entries += self._schedule_prefill(prefilling, batch.context)
         served = {request.number: request for request, _ in batch.entries}
         if served:
             batch.piggyback([request for request in self.running if request.number not in served])
+        # ``served`` was made before requests rode along: these keep their turn.
         for request in served.values():
             self.running.remove(request)
             self.running.append(request)
@@ -311,14 +330,14 @@ class Scheduler:
         return entries
 
     def _piece(self, request: Request) -> int:
-        """How many tokens are left of the request's current piece; without a plan, of its whole text."""
+        """Number of tokens that are left of the request's current piece; without a plan, of its whole text."""
         done, tokens = len(request.committed), len(request.token_ids)
         if self._pieces is None:
             return tokens - done
         return next(end for end in self._pieces.ends(tokens, request.cached) if end > done) - done
 
     def _most_rows(self, context: Context) -> int:
-        """How many prompt rows may join those in the batch: all of ``chunk`` while no request decodes."""
+        """Number of prompt rows that may join those in the batch: all of ``chunk`` while no request decodes."""
         load, times, rows = context.load, context.estimates.pipeline, self.chunk
         if load.requests:
             limit = self.prefill_stretch * times.step_s(max(load.rows, 1))
@@ -338,6 +357,7 @@ class Scheduler:
                 return
             self.pool.cache.hold(block)
             request.attach_block(block)
+            # The slots that were reserved for these tokens are given back: the block has its own.
             request.reserved -= BLOCK
             self.pool.unreserve(BLOCK)
 
@@ -388,13 +408,15 @@ class Composition:
 WAKING: Final = 0.1
 """Fraction of a step by which a batch may be late and still count as on time: a process needs a moment to wake up."""
 SPARE: Final = 1
-"""Batches in flight beyond those that stages and links work on, so that one lies ready for the slowest stage."""
+"""Number of batches in flight beyond those that stages and links work on, so that one lies ready for the slowest
+stage."""
 
 ALIKE: Final = 0.999
 """Fraction of the best rate that counts as equal; among equals more batches in flight win."""
 
 WANTED: Final = 16
-"""Rows that the drafts of a few requests easily fill a batch with: rows are dear if these take longer than one row."""
+"""Number of rows that the drafts of a few requests easily fill. Rows count as dear if a batch of so many takes longer
+than a batch of one row."""
 
 
 class Pace:
@@ -411,10 +433,11 @@ class Pace:
         self._estimates = estimates
 
     def should_wait(self, now: float, in_flight: int) -> bool:
+        """Whether the next batch waits at ``now`` (seconds), while ``in_flight`` batches are under way."""
         return now < self.until or in_flight >= self._most
 
     def target_in_flight(self, requests: int, drafted: bool = False) -> int:
-        """How many batches should be in flight while ``requests`` run; rows that are ready beyond that wait outside.
+        """Number of batches that should be in flight while ``requests`` run; further rows that are ready wait outside.
 
         With b batches in flight each request gets a token every b steps or every trip, whichever is longer. Where rows
         cost next to nothing, that favours fewer and larger batches than a trip has steps. Where ``drafted`` rows go

@@ -45,7 +45,7 @@ class LoggedBatch:
 
     @property
     def spans(self) -> Sequence[Span]:
-        """When each stage worked on the batch; empty while it is in flight."""
+        """The work of each stage on the batch; empty while it is in flight."""
         return () if self.result is None else self.result.spans
 
     @property
@@ -54,6 +54,7 @@ class LoggedBatch:
         return self.result is not None and bool(self.result.picks)
 
     def count(self, fate: str) -> int:
+        """Number of the rows with this fate."""
         return sum(one == fate for one in self.fates.values())
 
 
@@ -80,9 +81,11 @@ class RunLog:
             kept.clear()
 
     def queued(self, request: Request) -> None:
+        """Note a request whose first root will be its prompt's last token."""
         self._roots[request.number] = len(request.prompt) - 1
 
     def submitted(self, batch: Batch, at: float) -> None:
+        """Note that a batch has entered at ``at`` (seconds)."""
         rows = batch.rows
         # A drafted node stands behind its request's root: a row up to there is one of the text.
         fates = {
@@ -109,6 +112,7 @@ class RunLog:
         self._roots[request.number] = request.tree.root.position
 
     def advanced(self, done: Advance) -> None:
+        """Note the fates that one walk through a request's tree has decided."""
         for nodes, fate in ((done.committed, COMMITTED), (done.dead, DEAD)):
             for node in nodes:
                 if (batch := self._batch_of.get(node.id)) is not None:
@@ -122,6 +126,7 @@ class RunLog:
                     batch.fates[node] = DEAD
 
     def ended(self, request: Request) -> None:
+        """Note that a request has ended: its rows in flight are dead, and the log forgets it."""
         self.dropped(request)
         self._roots.pop(request.number, None)
 
@@ -148,6 +153,9 @@ class RunLog:
 
 
 # ---------------------------------------------------------------------------------------------------------------- stats
+# The state and the counters of an engine, of one of several, and of all together.
+
+
 @dataclass(frozen=True, kw_only=True)
 class EngineStats:
     """An engine's state now, and its counters since it was made.
@@ -269,6 +277,7 @@ SUMS: Final = (
     *("running", "waiting", "kv_slots", "kv_used", "kv_cached", "speculative_slots", "speculative_used"),
     *("batches_in_flight", "rows_in_flight"),
 )
+"""The fields of ``EngineStats`` that are added up over several engines."""
 
 
 def following(before: EngineStats | None, now: EngineStats) -> EngineStats:
@@ -313,7 +322,9 @@ class Counters(Observer):
         self._loop = loop
         self._finished: Counter[str] = Counter()
         self._busy = [0.0] * loop.pipeline.stages
+        """Seconds for which each stage has computed."""
         self._last_result: float | None = None
+        """Time of the last result, by the engine's clock; None before the first."""
         self._counted: Counter[str] = Counter()
         self._seen: dict[int, dict[str, int]] = {}
         """Metrics of each request under way that ``_counted`` includes already, by the request's number."""

@@ -103,8 +103,11 @@ class RequestStream:
         self._outputs = beginning(job)
         self._cached = 0
         self._deltas: dict[int, CompletionDelta] = {}
+        """Output that has not been read yet, merged into one delta for each completion, by its index."""
         self._told = False
+        """Whether the last delta has been read, so that the iteration ends."""
         self._ended: str | None = None
+        """Why the engine has ended; None while it goes on."""
         self._updates = asyncio.Event()
         self._end = asyncio.Event()
 
@@ -153,8 +156,11 @@ class RequestStream:
             raise StopAsyncIteration
         if not self.finished:
             await self._updates.wait()
+        # Cleared before the deltas are taken, with no await between: an update that comes later sets it again.
         self._updates.clear()
         deltas, self._deltas = list(self._deltas.values()), {}
+        # An error is raised at once where nothing has been read or is left to read; else the text that came before it
+        # is returned first.
         if self._failed and not (deltas and any(output.token_ids for output in self._outputs)):
             self.job.raise_if_failed(self._ended)
         self._told = self.finished and not self._failed
@@ -217,6 +223,7 @@ class Joined:
         delta, self._new[self._current] = self._new[self._current], None
         if delta is None:
             return None
+        # The heading goes ahead of the point's first output, so that no heading stands without a text.
         heading = "" if self._opened else self._headings[self._current]
         piece = replace(delta, index=0, text=heading + delta.text, finish_reason=None)
         self._opened = True
@@ -253,7 +260,7 @@ def timed(output: CompletionOutput, report: OutlineOutput, parts: Sequence[Reque
         setattr(output.metrics, field.name, sum(getattr(one, field.name) for one in everything))
 
 
-# --------------------------------------------------------------------------------------------------------------- stream
+# ------------------------------------------------------------------------------------------------------- outline stream
 # An answer in points as the event loop's thread reads it: shaped like a request's stream, and made of several.
 
 Begin = Callable[[Ask], Stream]
@@ -359,7 +366,7 @@ class OutlineStream:
             self._reads = {part: asyncio.ensure_future(anext(part)) for part in self._parts}
 
     async def _news(self) -> RequestDelta:
-        """Wait for new output of any point. The delta holds what it adds to the whole, and each point's own text."""
+        """Wait for new output of any point. The delta holds the new text of the whole, and each point's own."""
         await asyncio.wait(self._reads.values(), return_when=asyncio.FIRST_COMPLETED)
         points: list[tuple[int, str]] = []
         for number, part in enumerate(self._parts):

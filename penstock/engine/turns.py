@@ -63,6 +63,7 @@ class Turns:
                     self._hold()
                     yield
                 finally:
+                    # First, so that held signals are taken below even if a handler raises while they are given back.
                     self._holds = False
                     self._release()
         finally:

@@ -15,7 +15,7 @@ from penstock.messages import DeviceReserved, Result
 from penstock.tree import Node, TokenTree
 
 # --------------------------------------------------------------------------------------------------------- draft timing
-# The parts of the time that a drafter's round takes.
+# The time that a drafter's round takes, by its causes.
 
 
 class DraftTiming(NamedTuple):
@@ -37,25 +37,29 @@ class DraftTiming(NamedTuple):
 # A share that begins at its expected value and is learned from observations.
 
 SHARE_TRUST: Final = 4.0
-"""Weight of the expected value, in observations."""
+"""Weight of the expected value, as a number of observations."""
 
 
 class FadingShare:
-    """(SHARE_TRUST x expected + sum of values) / (SHARE_TRUST + number of values).
+    """A share (0 to 1) learned from observations: (SHARE_TRUST x expected + their sum) / (SHARE_TRUST + their number).
 
-    Old values fade over ``memory`` of them.
+    Each observation multiplies the weight of all before it by 1 - 1/``memory``.
     """
 
     def __init__(self, memory: float) -> None:
         self._keep = 1 - 1 / memory
         self._sum = 0.0
+        """Sum of the observations, faded."""
         self._seen = 0.0
+        """Number of the observations, faded likewise."""
 
     def record(self, value: float) -> None:
+        """Take in one observation, from 0 to 1."""
         self._sum = self._keep * self._sum + value
         self._seen = self._keep * self._seen + 1.0
 
     def of(self, expected: float) -> float:
+        """The share where ``expected`` is what it would be without any observation."""
         return (SHARE_TRUST * expected + self._sum) / (SHARE_TRUST + self._seen)
 
 
@@ -97,15 +101,16 @@ class Experience(msgspec.Struct, frozen=True, kw_only=True):
 TRUST: Final = 4.0
 """Weight of the drafter's own confidence, in decisions, against what was observed at that confidence."""
 MEMORY: Final = 2000.0
-"""Decisions over which old ones fade: the text changes, and with it how well a drafter does."""
+"""Number of decisions over which old ones fade: the text changes, and with it how well a drafter does."""
 BINS_PER_NAT: Final = 2
-"""Bins into which a step of 1 in a chance's natural logarithm is divided."""
+"""Number of bins into which a step of 1 in a chance's natural logarithm is divided."""
 LOWEST: Final = -12.0
-"""Log chances below this value share one bin."""
+"""Log chance below which all candidates share one bin."""
 FAINTEST: Final = -600.0
 """Lower limit of a log chance. At temperatures near 0 they reach minus infinity, a chance of exactly 0, by which
 nothing could be divided."""
 BINS: Final = int(-LOWEST * BINS_PER_NAT) + 1
+"""Number of bins for best candidates; all other candidates have as many of their own."""
 
 
 class Calibration:
@@ -130,6 +135,7 @@ class Calibration:
 
     @property
     def verdicts(self) -> Verdicts:
+        """A copy of the counts, for another engine to begin with."""
         return Verdicts(seen=[*self._seen], claimed=[*self._claimed], right=[*self._right])
 
     def begin_with(self, verdicts: Verdicts, trust: float) -> None:
@@ -179,6 +185,8 @@ def corrected(candidates: Sequence[tuple[int, float]], corrections: Sequence[flo
     last = 0.0
     for rank, (_, chance) in enumerate(candidates):
         better = chance + corrections[bin_of(chance, rank)]
+        # Bins are corrected one by one, so that a candidate could overtake the one before it; strategies rely on the
+        # order.
         if better < last:
             last = better
         yield last
@@ -243,6 +251,7 @@ class DraftQuality:
 
     def record_hits(self, hits: int, tokens: int) -> None:
         """Record that ``tokens`` tokens were committed, of which the first ``hits`` had been drafted."""
+        # A walk ends with its first miss, since no pick after that token can be there yet.
         for i in range(tokens):
             self.miss_rate = running_mean(self.miss_rate, i >= hits)
 
@@ -251,10 +260,11 @@ class DraftQuality:
 # The estimates that an engine learns while it runs.
 
 OTHER: Final = 1.25
-"""Ratio of round-trip times above which the host or its load must have changed; below it may be chance."""
+"""Ratio of round-trip times above which the host or its load is taken to have changed; a smaller one may be chance."""
 
 FEW_PASSES: Final = 1 / 64
-"""Weight of a stage's newest pass in the fraction of passes that took longer than modelled."""
+"""Weight (0 to 1) of a stage's newest pass in the running mean of the fraction of passes that took longer than
+modelled."""
 
 
 class Estimates:
@@ -328,6 +338,7 @@ class Estimates:
         """Forget stage times and due results, since other stages take over."""
         self.pipeline = PipelineTimes(self.trials.contended, apart, self._slowed)
         self.round_trips = RoundTrips(self.pipeline)
+        # The earlier run's times are gone with the stages, so there is nothing left to scale.
         self._kept_alone_s = 0.0
         self.trials.interrupt()
 

@@ -18,13 +18,13 @@ from penstock.messages import Result, Span
 # Exponentially weighted means.
 
 WEIGHT: Final = 0.1
-"""Weight of the newest value."""
+"""Weight (0 to 1) of the newest value in a running mean."""
 SLOW: Final = 0.02
-"""Weight of the newest value where events are rare."""
+"""Weight (0 to 1) of the newest value in a running mean that is to change slowly."""
 
 
 def running_mean(mean: float, newest: float, weight: float = WEIGHT) -> float:
-    """The mean after ``newest`` has been included."""
+    """The exponentially weighted mean after ``newest`` has been included."""
     return mean + weight * (newest - mean)
 
 
@@ -32,8 +32,9 @@ def running_mean(mean: float, newest: float, weight: float = WEIGHT) -> float:
 # Seconds that a batch takes in a stage, or a round in the drafter, by its number of rows.
 
 SAME: Final = 1e-6
-"""Relative difference below which two times are equal but for rounding."""
+"""Relative difference up to which two times are equal but for rounding."""
 OCTAVES: Final = tuple(16 * 2**octave for octave in range(7))
+"""The numbers of rows at which octaves begin: 16, 32, ..., 1024."""
 SIZES: Final[tuple[int, ...]] = (
     1,
     2,
@@ -45,16 +46,16 @@ SIZES: Final[tuple[int, ...]] = (
 )
 """Numbers of rows with a mean of their own: four to an octave, fine enough to find the knee of a curve."""
 FADES: Final = 32
-"""Batches of other sizes after which a fading time has lost half of its lead over the smaller sizes."""
+"""Number of batches of other sizes after which a fading time has lost half of its lead over the smaller sizes."""
 CONFIRMED: Final = 0.75
 """Fraction of a faded time from which on a new sight of the size confirms it, so that it fades half as
 fast afterwards."""
 SELDOMEST: Final = 64 * FADES
-"""Upper limit of ``FADES`` for a size that was confirmed again and again, in batches."""
+"""Number of batches up to which ``FADES`` grows for a size that was confirmed again and again."""
 FURTHER: Final = 2
-"""Batches of real devices are taken to be no slower up to this multiple of a size seen: little is risked."""
+"""Multiple of a size seen up to which batches of real devices are taken to be no slower: little is risked."""
 ASKED: Final = 256
-"""The table reaches at least this many rows, more than a strategy sends of one request."""
+"""Number of rows that the table covers at least: more than a strategy sends of one request."""
 SIZE_OF: Final = [SIZES[bisect_left(SIZES, rows)] for rows in range(SIZES[-1] + 1)]
 """The entry of ``SIZES`` under which a number of rows is counted, by number of rows."""
 
@@ -141,6 +142,7 @@ class BatchTimes:
         faded = self._count(size, seconds)
         older, newer = self._last.get(size, (newest, newest))
         self._last[size] = newer, newest
+        # The median of three by seconds: one late batch does not count.
         typical, of_rows = sorted((older, newer, newest))[1]
         if size in self._means:
             rows_before, before = self._means[size]
@@ -174,7 +176,7 @@ class BatchTimes:
         return True
 
     def _age(self, size: int) -> int:
-        """How many times the time of a size has lost half of its lead."""
+        """Number of times that the time of a size has lost half of its lead."""
         return (self._batches - self._seen.get(size, self._batches)) // self._fading.get(size, FADES)
 
     def seconds(self, rows: int) -> float:
@@ -272,9 +274,9 @@ class BatchTimes:
             rows, seconds = found[i]
             seconds = min([seconds, *(of_age for age, of_age in least.items() if age <= ages[i])])
             least[ages[i]] = min(seconds, least.get(ages[i], math.inf))
-            # From the smallest size up: the excess over the line from the next smaller size to the next larger one that
-            # was seen later halves with every age.
             found[i] = rows, seconds
+        # From the smallest size up, so that the next smaller one has faded already: the excess over the line from it to
+        # the next larger size that was seen later halves with every age.
         for i in range(1, len(found)):
             rows, seconds = found[i]
             younger = next((found[j] for j in range(i + 1, len(found)) if ages[j] < ages[i]), None)
@@ -323,20 +325,20 @@ class LinkTimes:
 # Measures how much slower the stages of a host are while other stages of it compute.
 
 TAKEN: Final = 1.5
-"""Assumed slowdown of CPU stages that compute beside others, until it has been measured."""
+"""Factor by which CPU stages are assumed to be slower beside others, until that has been measured."""
 SLOWED: Final = 1.2
-"""Slowdown from which on stages had better take turns. In simulation two stages gain nothing by overlapping from 1.15
-on, four from 1.3 on."""
+"""Factor of slowdown from which on stages had better take turns. In simulation two stages gain nothing by overlapping
+from 1.15 on, four from 1.3 on."""
 ENOUGH: Final = 4
-"""Measurements that suffice, among the ``KEPT`` newest."""
+"""Number of measurements from which on the slowdown counts as known."""
 KEPT: Final = 9
-"""Newest measurements that count."""
+"""Number of the newest measurements, whose median is the slowdown."""
 ALONE: Final = 0.05
-"""Greatest fraction of a batch's time in a stage that others may compute in if it is to count as alone."""
+"""Fraction of a batch's time in a stage up to which others may compute beside it if it is to count as alone."""
 BESIDE: Final = 0.5
-"""Fraction from which on it counts as beside others."""
+"""Fraction of a batch's time in a stage from which on it counts as beside others."""
 FORGOTTEN: Final = 1024
-"""Batches without a new measurement after which the slowdown is forgotten: hosts change."""
+"""Number of batches without a new measurement after which the slowdown is forgotten: hosts change."""
 
 
 @dataclass(frozen=True)
@@ -413,6 +415,7 @@ class Overlap:
 
 
 def add_overlaps(earlier: Passed, later: Passed) -> None:
+    """Add to the ``beside`` of both batches the seconds during which stages computed both at once."""
     for i, one in enumerate(earlier.spans):
         for j, other in enumerate(later.spans):
             both = min(one.end, other.end) - max(one.start, other.start)
@@ -425,7 +428,7 @@ def add_overlaps(earlier: Passed, later: Passed) -> None:
 # Seconds that a batch occupies the slowest stage or link, and seconds that it takes through all of them.
 
 HARDLY: Final = 1.1
-"""Largest ratio at which two times count as hardly different."""
+"""Ratio up to which two times count as hardly different."""
 
 
 class PipelineTimes:
@@ -576,6 +579,7 @@ class PipelineTimes:
         return bool(self._stages) and all(one.has_seen(rows) for one in self._stages.values())
 
     def step_and_latency_s(self, rows: int) -> tuple[float, float]:
+        """``step_s`` and ``latency_s`` of batches of ``rows`` rows, which are mostly wanted together."""
         return self._known.get(rows) or self._look_up(rows)
 
     def _look_up(self, rows: int) -> tuple[float, float]:
@@ -633,6 +637,7 @@ class RoundTrips:
         """Record that a batch of ``rows`` enters while ``in_flight`` others are under way. Returns when its result is
         due."""
         if in_flight:
+            # The batch before has company from now on; those before it have had it already.
             self._alone.pop(stream - 1, None)
         elif rows == 1:
             self._alone[stream] = now

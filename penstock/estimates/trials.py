@@ -10,8 +10,8 @@ from typing import Final
 # How fast one way of decoding produces tokens.
 
 MEMORY: Final = 64.0
-"""Tokens of each request over which old ones fade: the text and its drafts change, and so does the host's load. That
-many are a short paragraph."""
+"""Number of tokens of each request over which old ones fade: the text and its drafts change, and so does the host's
+load. So many tokens are a short paragraph."""
 
 
 class DecodingRate:
@@ -38,7 +38,7 @@ class DecodingRate:
         self._seconds = self._seconds * kept + seconds
 
     def age(self, weight: float) -> None:
-        """Reduce the weight of what was seen to that of ``weight`` tokens, if it is more."""
+        """Reduce the weight of the tokens seen to that of ``weight`` tokens, if it is more."""
         if self.weight > weight:
             self._seconds *= weight / self.weight
             self.weight = weight
@@ -48,10 +48,10 @@ class DecodingRate:
 # The test: what tokens of speculation take, compared with tokens of plain decoding.
 
 PLAIN_TOKENS: Final = 2
-"""Plain tokens of each request that are measured at a time: each takes one trip, and trips are alike."""
+"""Number of plain tokens of each request that are measured at a time: each takes one trip, and trips are alike."""
 LIMIT: Final = 8.0
-"""Decision interval of the test, in plain tokens of each request: what speculation may lose after it has gained. It
-begins with half of that (Lucas and Crosier's head start).
+"""Decision interval of the test, in plain tokens of each request: the time that speculation may lose after it has
+gained. The first trial begins with half of that (Lucas and Crosier's head start).
 
 With less, bad luck ends what gains: where one draft in three is right, eight batches in a row without one have a chance
 of (2/3)^8 = 4%."""
@@ -59,13 +59,13 @@ SHARE: Final = 0.02
 """Fraction of the time of plain decoding that is saved for the next trial: the loss by which a decoding
 rate counts as unchanged, as small as two plain runs of the same texts differ in ``same_texts`` and ``shared_host``."""
 LATE: Final = 4.0
-"""Tokens that took longer than this many plain ones, unlike those before them, are charged no more than that. First
-batches of a new width on a GPU, whose graph is recorded with them, and pauses of a process take 5 to 100 times as
-long."""
+"""Multiple of the time of plain tokens above which tokens count as late. Late ones that follow punctual ones are
+charged this multiple and no more: the first batches of a new width on a GPU, whose graph is recorded with them, and
+pauses of a process take 5 to 100 times as long."""
 
 
 class Trial:
-    """Page's cumulative sum test (Biometrika 41, 1954) of what speculation loses, under one load.
+    """Page's cumulative sum test (Biometrika 41, 1954) of the time that speculation loses, under one load.
 
     Batches are chosen by what the estimates predict. What they miss (stages that slow each other, a drafter that takes
     their cores, times that were never seen) shows in the time that tokens take. So each token of speculation adds to
@@ -142,6 +142,7 @@ class Trial:
         """
         longest = LATE * self.plain.seconds_per_token * max(tokens, self.requests)
         was_late, self._late = self._late, seconds > longest > 0
+        # Two in a row are no accident, and count in full.
         if self._late and not was_late:
             seconds = longest
         bare = free and not drafted
@@ -157,6 +158,8 @@ class Trial:
     def _record_speculating(self, tokens: int, seconds: float) -> None:
         self._charged += tokens
         self.left_s += tokens * self.plain.seconds_per_token - seconds
+        # The cap bounds what speculation can lose later. Reaching it proves the gain, so earlier failures no longer
+        # count.
         if self.left_s >= self.of_plain(LIMIT):
             self.left_s, self.failures = self.of_plain(LIMIT), 0
         if self.left_s >= self._most_s:

@@ -30,7 +30,7 @@ from penstock.transport.addresses import LinkSecurity
 # The plan of a stage, and the specification of its process: plain data, sent to the fork server as JSON.
 
 MOST_THREADS: Final = 1024
-"""The most threads of a stage."""
+"""Upper limit of a stage's threads."""
 
 
 class TapSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,8 +56,9 @@ class RankPlace(msgspec.Struct, frozen=True, kw_only=True):
 class RankLink(msgspec.Struct, frozen=True, kw_only=True):
     """The place of a process among the ranks of a stage on several hosts.
 
-    ``secret`` begins all connections between them, as a session's does. The first rank listens for the others at
-    ``leader``; its own is empty, since nobody knows its address before it does.
+    All connections between the ranks begin with ``secret``, as those of a session do with the session's. The first rank
+    listens for the others at ``leader``; in its own RankLink ``leader`` is None, since the address is not known before
+    it listens.
     """
 
     rank: Annotated[int, msgspec.Meta(ge=0, lt=MOST_RANKS)]
@@ -66,7 +67,10 @@ class RankLink(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StagePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of a model that one stage holds: layers [first, last) of the checkpoint in ``model``."""
+    """The part of a model that one stage holds: layers [first, last) of the checkpoint in ``model``.
+
+    It has ``capacity`` KV slots and computes in ``dtype`` on ``device``.
+    """
 
     model: FilePath
     first: Index
@@ -88,9 +92,9 @@ class StagePlan(msgspec.Struct, frozen=True, kw_only=True):
     gives_back: bool = False
     """Whether layers with a limited reach free slots that are out of reach. Only where no requests share slots."""
     threads: Threads = 1
-    """How many threads compute, where the stage has a process of its own; its ranks share them."""
+    """Number of threads that compute, where the stage has a process of its own; its ranks share them."""
     ranks: Annotated[int, msgspec.Meta(ge=1, le=MOST_RANKS)] = 1
-    """How many processes share every layer, as the ranks of a tensor parallel group."""
+    """Number of processes that share every layer, as the ranks of a tensor parallel group."""
     places: Annotated[tuple[RankPlace, ...], msgspec.Meta(max_length=MOST_RANKS)] = ()
     """The places of the ranks, in order, where they are not all on ``host``: the first one's is."""
     tap: TapSpec | None = None
@@ -146,7 +150,7 @@ class Pipeline(Protocol):
 
     @property
     def last_heartbeat(self) -> list[float]:
-        """When each stage was last heard of (seconds, this pipeline's clock). May be read from any thread.
+        """Time of each stage's latest message (seconds, this pipeline's clock). It may be read from any thread.
 
         A stage sends nothing while it computes: a long silence is a long computation, or one that will not end.
         """
@@ -157,9 +161,13 @@ class Pipeline(Protocol):
         """Bytes of weights, keys and values of each rank, by stage; none for a stage of one. From any thread."""
         ...
 
-    def submit(self, batch: Batch) -> None: ...
+    def submit(self, batch: Batch) -> None:
+        """Send a batch to the first stage, which has to be ``ready``."""
+        ...
 
-    def cancel(self, message: Cancel) -> None: ...
+    def cancel(self, message: Cancel) -> None:
+        """Send every stage the nodes whose rows it need not compute."""
+        ...
 
     def prepare_grammar(self, request: int, grammar: str) -> None:
         """Have the last stage compile a request's grammar while it goes on with its batches."""

@@ -16,7 +16,7 @@ from penstock.stage.linked import Leader
 from penstock.stage.visibility import ProtocolError
 
 # ----------------------------------------------------------------------------------------------------------- engine end
-# The engine's end of a pipeline.
+# The engine's end of a pipeline: when a batch may leave, and which results are accepted.
 
 
 class EngineEnd:
@@ -34,8 +34,8 @@ class EngineEnd:
         self._clock = clock
         self._link = link
         self._vocab_size = vocab_size
-        # When the first stage's buffer is free; None from a batch's leaving to the stage's Ready.
         self._free_at: float | None = 0.0
+        """Time from which on the first stage's buffer is free; None from a batch's leaving to the stage's Ready."""
         self._results: deque[tuple[Result, float]] = deque()
         """(result, the moment at which it arrives), in stream order."""
         self._awaited: deque[Batch] = deque()
@@ -57,6 +57,7 @@ class EngineEnd:
             self._awaited.append(message)
             self._submitted = range(self._submitted.start if self._submitted else message.stream, message.stream + 1)
         else:
+            # Stages may leave these nodes unanswered in batches before ``before``, and in no later one.
             self._cancelled.update(dict.fromkeys(message.nodes, message.before))
         return self._link.arrival(self._clock.now(), self._link.sending(message))
 
@@ -95,7 +96,7 @@ class EngineEnd:
         self._awaited.popleft()
 
     def _check_answers(self, due: Batch, unanswered: set[int], result: Result) -> None:
-        """Raise ProtocolError where what was asked is not answered: requests would wait for it without end."""
+        """Raise ProtocolError where a row's question is not answered: its request would wait without end."""
         missing = sorted(node for node in unanswered if self._cancelled.get(node, 0) <= due.stream)
         if missing and not due.candidates:  # no token depends on what a drafter leaves out
             raise ProtocolError(f"result {due.stream} does not speak of nodes {missing}")
@@ -119,7 +120,7 @@ class EngineEnd:
 
     @property
     def due(self) -> float | None:
-        """When the buffer is free or the next result arrives, if a moment for that is known."""
+        """Time at which the buffer is free or the next result arrives; None while neither is known."""
         free = self._free_at if self._free_at is not None and self._free_at > self._clock.now() else None
         if not self._results:
             return free
@@ -212,6 +213,7 @@ def make_core(plan: StagePlan, index: int, stages: int, layers: Any, leader: Lea
 
 
 def make_driver(plan: StagePlan, index: int, core: Core, clock: Callable[[], float]) -> StageDriver:
+    """The driver of stage ``index``, on the real device that the plan names or on a modelled one."""
     if plan.emulation is None:
         return StageDriver(index, core, clock, real_device(plan.device, clock))
     return emulated_driver(index, core, clock, plan.emulation)

@@ -1,4 +1,4 @@
-"""Who is at fault where stages contradict each other, or the engine, in what they send."""
+"""Finds the stage or host that is at fault where stages contradict each other, or the engine."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ log = logging.getLogger(__name__)
 ANY_STAGE: Final = -1
 """The number that stands for an unknown stage of a pipeline."""
 MOST_FAULTS: Final = 2
+"""Number of faults within ``FAULTS_WITHIN_S`` for which a host is cut off."""
 FAULTS_WITHIN_S: Final = 600.0
-"""A host is cut off when its stages have failed MOST_FAULTS times within this many seconds."""
+"""Seconds within which a host's faults, and its complaints of others, count together."""
 RECALL_S: Final = 1.0
-"""Seconds that stages have to say what a batch was: fewer than an ended connection waits for a better cause."""
+"""Seconds that stages have to say which batch they got: fewer than an ended connection waits for a better cause."""
 
 
 Owner = Callable[[Delivery, Sequence[Frame]], bool]
@@ -57,10 +58,10 @@ class HostFaults:
             self._cut_off(host, f"stages there have failed {MOST_FAULTS} times: {cause}")
 
     def believes(self, host: str, against: str) -> bool:
-        """Whether a host is believed that says that another one, ``against``, has sent what cannot be used.
+        """Whether ``host`` is believed when it complains that the host ``against`` has sent something unusable.
 
-        No host is believed that has blamed a second one within FAULTS_WITHIN_S, or the engine's own: what its reports
-        have in common is itself. A liar can thus have one other host lost at most.
+        A host that blames the engine's own host, or a second host within FAULTS_WITHIN_S, is not believed: it is itself
+        what its complaints have in common. A liar can thus have one other host lost at most.
         """
         if host in ("", against):
             return True
@@ -89,17 +90,17 @@ class Blame:
         """Time at which the inquiry under way ends; infinite for none. Its end is a loss."""
         self._hosts, self._who, self._faults, self._lose = hosts, who, faults, lose
         self._submitted = self._complaint = ""
-        """``_submitted``: the digest of the batch of that the inquiry is; "" if there was no batch of its number."""
+        """``_submitted``: the digest of the batch in question; "" if no batch had its number."""
         self._told: dict[int, str] = {}
-        """Stage -> the digest of the batch that it got; "" if it has got none so far, or has forgotten it."""
+        """Stage -> the digest of the batch that it got; "" if it got none so far, or has forgotten it."""
 
     @property
     def inquires(self) -> bool:
-        """Whether an inquiry has begun. Its pipeline is lost in the end, so that it stays so."""
+        """Whether an inquiry has begun. It stays so, since every inquiry ends with the loss of the pipeline."""
         return bool(self._complaint)
 
     def complain(self, receiver: int, complaint: str, details: str = "") -> None:
-        """Take in a stage's complaint of what the one before it has sent."""
+        """Take in a stage's complaint about a message of the stage before it."""
         sender = receiver - 1
         if self._faults.believes(self._hosts[receiver], against=self._hosts[sender]):
             self._lose(sender, f"{self._who(receiver)} {complaint}", details, beside=receiver)
@@ -108,7 +109,7 @@ class Blame:
             self._lose(receiver, cause, details, beside=sender)
 
     def inquire(self, submitted: str, complaint: str, until: float) -> None:
-        """Begin an inquiry into a result that does not fit its batch; all stages are asked what that was.
+        """Begin an inquiry into a result that does not fit its batch; all stages are asked for the batch's digest.
 
         Every stage passes a batch on as it came, apart from its states. The first one that got another one than was
         submitted was sent it by the stage before; where none says so, the last stage has made the result up.
@@ -125,6 +126,8 @@ class Blame:
         """End the inquiry with the answers that have come."""
         self.until = math.inf
         differs = [stage for stage, digest in self._told.items() if digest not in ("", self._submitted)]
+        # The lowest stage that got something else was sent it by the one before, which says that it got what was
+        # submitted, or says nothing.
         noticed = min(differs, default=0)
         if noticed:
             self.complain(noticed, f"was sent another batch than was submitted: {self._complaint}")

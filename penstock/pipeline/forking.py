@@ -57,20 +57,22 @@ PRELOADED: Final = (
 TRANSFORMERS: Final = ("transformers.modeling_utils", "transformers.models.auto.modeling_auto")
 """Further modules for stages of models whose layers transformers builds."""
 SERVERS: Final = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-"""The environment of the server, whose stages set their own numbers of threads."""
+"""Environment variables of the server, whose stages set their own numbers of threads."""
 COMMANDS: Final = 0
-"""The descriptor of the socket."""
+"""The descriptor of the socket, over which commands come: standard input."""
 GOES_FIRST: Final = "500"
 """The oom_score_adj of stages: 500 thousandths of memory are added to their score when Linux chooses a victim."""
 MOST_CONFIG: Final = 1 << 20
-"""Bytes; a larger configuration is not read before forking."""
+"""Upper limit, in bytes, of a configuration that is read before forking."""
 MODEL_TYPE: Final = re.compile(r"[a-z0-9_-]{1,64}")
+"""The form of an architecture's name that is imported by it: it cannot lead out of transformers' own modules."""
 MOST_CAUSE: Final = 500
-"""Characters of a cause. JSON makes at most six bytes of each, and a pipe writes up to 4096 bytes at once."""
+"""Upper limit of a cause, in characters. JSON makes at most six bytes of each, and a pipe writes up to 4096 bytes at
+once."""
 PR_SET_CHILD_SUBREAPER: Final = 36
 """The option of Linux's prctl by which a process becomes the parent of its descendants' orphans."""
 ORPHANS_S: Final = 0.5
-"""Seconds that the server waits, as it ends, for what its stages have left: ranks, which end with them."""
+"""Seconds that the server waits, as it ends, for processes that its stages have left: ranks, which end with them."""
 UNREACHED: Final = 3
 """The exit code of a stage that cannot reach the engine."""
 
@@ -93,7 +95,7 @@ def serve(lifeline: int, folder: str) -> None:
 
 
 def adopt_orphans() -> None:
-    """Have what a stage has forked become this process's child when the stage ends: on Linux.
+    """Have a stage's own children become this process's when the stage ends: on Linux.
 
     A stage that is killed cannot wait for its other ranks, and a container's first process may not either: they would
     be left as zombies.
@@ -143,6 +145,8 @@ def become_server(commands: int, lifeline: int, folder: str) -> None:
 
 
 class Server:
+    """The fork server's own process: it starts stages by the engine's commands, and reports their ends."""
+
     def __init__(self, lifeline: int, folder: str) -> None:
         self._lifeline = lifeline
         self._folder = folder
@@ -150,6 +154,7 @@ class Server:
         self._children: dict[int, str] = {}
         """Process id -> the name that the engine gave it."""
         self._unread = b""
+        """The beginning of a command whose end has not arrived."""
 
     def run(self) -> None:
         """Obey commands and report exits until the engine's end of the socket closes."""
@@ -225,6 +230,7 @@ class Server:
 
     def _report_exits(self) -> None:
         with contextlib.suppress(ChildProcessError):
+            # Until there is none: the system may send one signal for the ends of several children.
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
                 if pid == 0:
@@ -253,6 +259,7 @@ def exit_report(process: str, cause: str) -> bytes:
 
 
 def cause_of(code: int) -> str:
+    """Words for a process's exit code, which is minus a signal's number where a signal ended the process."""
     if code == UNREACHED:
         return "it does not reach the engine; does a firewall keep it from the ports of the engine's host?"
     return f"killed by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exited with code {code}"
@@ -324,6 +331,7 @@ def introduce(spec: StageSpec, engine: socket.socket) -> None:
         descriptors = [os.pidfd_open(os.getpid())]
     told = {"process": spec.process, "started": True}
     socket.send_fds(engine, [json.dumps(told).encode() + b"\n"], descriptors)
+    # The engine's copy is another descriptor: the message holds it until it is received.
     for descriptor in descriptors:
         os.close(descriptor)
 

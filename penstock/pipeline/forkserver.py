@@ -30,13 +30,14 @@ from penstock.pipeline.forking import SERVERS, TRANSFORMERS, become_server, exit
 END_TIMEOUT: Final = 5.0
 """Seconds that the server may take to exit before it is killed, and that killed stages may take to be gone."""
 MOST_DESCRIPTORS: Final = 16
-"""How many descriptors one call receives; the next call receives the others."""
+"""Number of descriptors that one call receives; the next call receives the others."""
 SHORT_SPINS: Final = {"GOMP_SPINCOUNT": "1000"}
-"""How long libgomp's threads spin while they wait for each other, unless the user says otherwise.
+"""The environment variable that says for how many turns libgomp's threads spin while they wait for each other, unless
+the user says otherwise.
 
-Its default is thousands of times as long. Measured with two threads on two cores, a step of 30 layers takes 12.6 ms
-either way. Beside a process that keeps one core busy it takes 26 ms with this and 306 ms with the default, as the
-thread that waits keeps the one that works from its core. Without any spinning it is 18.7 and 17 ms.
+The default is thousands of times as many. Measured with two threads on two cores, a step of 30 layers takes 12.6 ms
+either way. Beside a process that keeps one core busy it takes 26 ms with these and 306 ms with the default, as the
+thread that waits keeps the one that works from its core. Without any spinning it takes 18.7 and 17 ms.
 """
 GPUS: Final = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 """The environment of processes that may look at GPUs, unless the user says otherwise.
@@ -45,7 +46,7 @@ GPUs are numbered as by the driver, and as hosts report them (``hosts/facts.py``
 driver's library for management: asking CUDA would start it, and no child that is forked then could use a GPU.
 """
 LIBRARIES: Final = {**SHORT_SPINS, **GPUS}
-"""The settings that libraries read when they are imported."""
+"""Environment variables that libraries read when they are imported."""
 VISIBLE: Final = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 """The variables that list the GPUs to be seen. HIP goes by CUDA's where its own is not set."""
 
@@ -65,9 +66,12 @@ class ForkServer:
         self._lifeline = os.fdopen(lifeline, "wb", buffering=0)
         start = Forked if from_here else spawned
         self._process = start(server_end.fileno(), lifeline_read, self.folder)
+        # Only the server and its stages may hold these ends: the engine notices the server's death when all copies of
+        # its end of the socket are closed.
         os.close(lifeline_read)
         server_end.close()
         self._listeners: dict[str, int] = {}
+        """Process name -> the pipe to which its end is reported."""
         self._stages: dict[str, int] = {}
         """Process name -> its pidfd, which never comes to mean another process, as a process id may."""
         self._lock = threading.Lock()
@@ -178,6 +182,8 @@ class ForkServer:
             self._stages.clear()
             let_go(Path(self.folder))
             shutil.rmtree(self.folder, ignore_errors=True)
+            # Announced last: whoever hears of it may start the same stages again, and by then none of these lives.
+            # A listener that comes later is told at once (``listen``).
             self._ended = True
             for name in self._listeners:
                 self._announce_end(name)
@@ -219,7 +225,7 @@ def spawned(commands: int, lifeline: int, folder: str) -> subprocess.Popen[bytes
 
 
 class Forked:
-    """The server as a fork of this process, with what is used of ``subprocess.Popen``. It needs Linux 5.3."""
+    """The server as a fork of this process, with some methods of ``subprocess.Popen``. It needs Linux 5.3 or later."""
 
     def __init__(self, commands: int, lifeline: int, folder: str) -> None:
         self.pid = os.fork()
@@ -236,11 +242,13 @@ class Forked:
         return 0
 
     def wait(self, timeout: float | None = None) -> None:
+        """Wait until it has ended. Raises TimeoutExpired if it has not after ``timeout`` seconds."""
         if not wait(self._pidfd, timeout):
             raise subprocess.TimeoutExpired("fork server", timeout or 0.0)
         self.poll()
 
     def kill(self) -> None:
+        """Kill it, if it still runs."""
         if self.poll() is None:
             kill(self._pidfd)
 
@@ -321,16 +329,19 @@ def fork_from_here(model: str = "") -> None:
 
 @cache
 def end_with_process() -> None:
+    """Have this process's fork server end with the process, and no forked child take it for its own. Only once."""
     atexit.register(close_shared)
     os.register_at_fork(after_in_child=disown_shared)
 
 
 def close_shared() -> None:
+    """End this process's fork server, if it has started one."""
     if _shared is not None:
         _shared.close()
 
 
 def disown_shared() -> None:
+    """Give up the parent's fork server in a child that was just forked."""
     global _shared
     if _shared is not None:
         _shared.disown()

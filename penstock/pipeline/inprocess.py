@@ -36,7 +36,7 @@ class InProcessPipeline:
         self._clock = clock
         self._end = EngineEnd(clock, entrance, vocab_size)
         self._dues = [math.inf] * len(drivers)
-        """When each driver has something to do; asked again only after a message to it or a step of it."""
+        """Time at which each driver has something to do; asked again only after a message to it or a step of it."""
 
     @property
     def ready(self) -> bool:
@@ -108,6 +108,8 @@ class InProcessPipeline:
 
     def _work(self) -> None:
         """Let the stages do everything that is due by now, in the order of their moments."""
+        # One driver at a time: what it sends may make another one due earlier than those that are looked at now. Of
+        # equal moments the earlier stage's comes first.
         while (due := min(self._dues)) <= self._clock.now():
             index = self._dues.index(due)
             for sent in self.drivers[index].step():
@@ -124,6 +126,7 @@ class InProcessPipeline:
             assert self._drafter is not None
             self._drafter._hand_over(0, sent.message, sent.tensor, sent.arrives)
             return
+        # The engine is at both ends: -1 before the first stage, and one beyond the last.
         to = {"upstream": index - 1, "downstream": index + 1, "engine": self.stages}[sent.to]
         if 0 <= to < self.stages:
             self._hand_over(to, sent.message, sent.tensor, sent.arrives)

@@ -43,10 +43,12 @@ class Loss:
     def __init__(self) -> None:
         self.error: PipelineLost | None = None
         self.at = math.inf
-        """When the loss is raised; later reports no longer change it."""
+        """Time in seconds at which the loss is raised; reports after it change nothing."""
         self._source = Source.CONNECTION
 
     def report(self, source: Source, error: PipelineLost, now: float) -> None:
+        """Take in a report of the loss, which came at ``now`` (seconds) from ``source``."""
+        # A better report has a grace of its own, shorter than the one that is under way.
         if self.error is None or (source > self._source and now < self.at):
             self.error, self._source = error, source
             self.at = now + GRACE_S[source]
@@ -57,6 +59,7 @@ class Loss:
         return self._source
 
     def raise_if_due(self, now: float) -> None:
+        """Raise the PipelineLost that counts once no better report can follow."""
         if self.error is not None and now >= self.at:
             raise self.error
 
@@ -67,11 +70,11 @@ class Loss:
 LOOK_EVERY: Final = 1.0
 """Seconds of listening between two checks for silent stages."""
 LEAST_PATIENCE: Final = 10.0
-"""Seconds that any stage may be silent: several heartbeats, of which a busy host may delay one or two."""
+"""Seconds for which any stage may be silent: several heartbeats, of which a busy host may delay one or two."""
 BATCHES: Final = 5
-"""A stage may be silent for as long as this many of its slowest batches take."""
+"""Number of batches: a stage may be silent for as long as so many of its slowest take."""
 FIRST_PATIENCE: Final = 120.0
-"""Seconds that a computing stage may be silent while it is not known how long a batch takes."""
+"""Seconds for which a computing stage may be silent while it is not known how long a batch takes."""
 
 
 class Listening:
@@ -87,6 +90,7 @@ class Listening:
 
     @property
     def next_look(self) -> float:
+        """Time in seconds at which the next check is due."""
         return self._looked_at + self._every
 
     def look(self, now: float) -> float:
@@ -103,9 +107,11 @@ class Silence:
         self._seconds = [0.0] * stages
 
     def heard(self, stage: int) -> None:
+        """Note that a message of this stage has come."""
         self._seconds[stage] = 0.0
 
     def listened(self, seconds: float) -> None:
+        """Add these seconds of listening to the silence of every stage, which ``heard`` ends."""
         self._seconds = [before + seconds for before in self._seconds]
 
     def longer_than(self, allowed: Sequence[float]) -> int | None:
@@ -125,7 +131,7 @@ class Patience:
         self._slowest = [0.0] * stages
         """The longest computation of each stage, in seconds."""
         self._most_rows = 0
-        """The most rows that a batch has had, of those that have come out."""
+        """Largest number of rows of a batch that has come out."""
 
     def computed(self, spans: Sequence[Span], longest: float) -> None:
         """A batch has come out, ``longest`` seconds after it was sent: no stage has computed it for longer."""

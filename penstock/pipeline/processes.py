@@ -62,7 +62,7 @@ log = logging.getLogger(__name__)
 START_TIMEOUT = 300.0
 """Seconds that a stage may take to start, counted anew whenever it has read more of its layers."""
 PROGRESS = 0.001
-"""The share of its layers that a stage has to read for that."""
+"""Share (0 to 1) of its layers that a stage has to read before its time to start is counted anew."""
 CLOSE_TIMEOUT = 5.0
 """Seconds that stages may take to leave before they are killed."""
 EXIT_LOOK_EVERY = 0.05
@@ -70,9 +70,9 @@ EXIT_LOOK_EVERY = 0.05
 
 
 OnBroken = Callable[[], None]
-"""Called when a connection of the session has ended."""
+"""A callback, called when a connection of the session has ended."""
 OnLoading = Callable[[str, str, Loading | Started], None]
-"""Called with a host's name in plans, a pipeline's name, and a message from one of its stages there."""
+"""A callback, called with a host's name in plans, a pipeline's name, and a message from one of its stages there."""
 
 
 class ProcessExecutor:
@@ -148,6 +148,7 @@ class ProcessExecutor:
         if self.inbox.address.startswith(IPC):
             self.inbox.close()
             self.inbox = self._open_inbox()
+            # A new inbox knows no session, and would refuse the connections of stages that are about to start.
             for session in self._owners:
                 self.inbox.admit(session)
 
@@ -169,9 +170,11 @@ class ProcessExecutor:
         end = math.inf if until is None else until
         ended = False
         while not ended:
+            # Cut into intervals, so that silent stages are noticed however long nothing else happens.
             ended = self._wait_once(min(end, self._listening.next_look)) or self.now() >= end
             if self.now() >= self._listening.next_look:
                 seconds = self._listening.look(self.now())
+                # Not ``any``: every pipeline has to count the seconds, whatever the first one answers.
                 for on_listened in self._on_listened.values():
                     ended |= on_listened(seconds)
 
@@ -257,6 +260,7 @@ class ProcessExecutor:
     def keep(self, processes: Sequence[StageProcess]) -> None:
         """Keep these processes for later pipelines; they are in none now."""
         for process in processes:
+            # The end of an unused process is nobody's loss. ``take`` looks whether it still lives.
             process.watched(None)
         self._unused += processes
 
@@ -278,10 +282,7 @@ class ProcessExecutor:
             del self._processes[process.name]
 
     def _wait_until_gone(self, processes: Sequence[StageProcess], seconds: float) -> None:
-        """Wait until they are gone, for at most ``seconds``.
-
-        Also notices those that a stopped fork server does not report.
-        """
+        """Wait until they are gone, reported by the fork server or not, for at most ``seconds``."""
         deadline = time.monotonic() + seconds
         while living(processes):
             now = time.monotonic()
@@ -341,11 +342,9 @@ class ProcessPipeline:
         self._silence = Silence(self.stages)
         self._patience = Patience(self.stages)
         self._rows: deque[int] = deque()
-        """The number of rows of each batch in flight."""
+        """The number of rows of each batch in flight; ``_submitted`` has the time of its submission in seconds."""
         self._submitted: deque[float] = deque()
-        """When each batch in flight was submitted."""
-        # The moment by which each stage has to have started.
-        self._start_by = [math.inf] * self.stages
+        self._start_by = [math.inf] * self.stages  # the moment by which each stage has to have started
         self._read = [0] * self.stages
         """Bytes of its layers that each stage had read when its time was last extended."""
         self._totals: dict[int, int] = {}  # what each starting stage has said that it reads
@@ -362,6 +361,7 @@ class ProcessPipeline:
         process = self._processes[index]
         process.watched(partial(self._on_exit, index, Source.PROCESS))
         spec = self._spec(index, plan)
+        # With an address it holds the layers already, and is called in its last session, the only one that it admits.
         if process.address:
             self._start_by[index] = self._executor.now() + max(LEAST_PATIENCE, process.patience)
             self._calls.append(self._executor.sockets.connect(process.address, process.session))
@@ -448,10 +448,7 @@ class ProcessPipeline:
         return self._end.arrived()
 
     def _raise_if_due(self) -> None:
-        """Raise the loss if it is due.
-
-        If only connections were lost, first cut off the host that others do not reach.
-        """
+        """Raise the loss if it is due. Where only connections were lost, first cut off the host that is not reached."""
         try:
             self._loss.raise_if_due(self._executor.now())
         except PipelineLost:
@@ -474,8 +471,10 @@ class ProcessPipeline:
         self._leave(self._processes, CLOSE_TIMEOUT if self._inboxes and self._hears else 0.0)
 
     def release(self) -> None:
+        # Before the session ends: how long each stage may be silent depends on the batches in flight.
         allowed = self._allowed()
         kept = [index for index in self.started if self._may_go_on(index)]
+        # A kept stage may still be computing its last batch, and answers the next call only after it.
         for index in kept:
             self._processes[index].patience = allowed[index]
         self._leave([process for index, process in enumerate(self._processes) if index not in kept], 0.0)
@@ -500,6 +499,7 @@ class ProcessPipeline:
 
     def _join(self) -> None:
         """Tell all stages the addresses of their neighbours, now that all have started."""
+        # Not before: the system of each stage may have chosen the port on which the stage listens.
         addresses = [self.started[index].address for index in range(self.stages)]
         try:
             self._inboxes = [self._executor.sockets.connect(address, self._session) for address in addresses]
@@ -540,6 +540,7 @@ class ProcessPipeline:
         message = delivery.message
         if isinstance(message, Heartbeat) and 0 <= message.stage < len(self._inboxes):
             self._hear(message.stage)
+            # Answered as it is read, so that a stage whose engine does not read never queues a second one.
             self._inboxes[message.stage].send(encode(HeartbeatAck(), self._session))
             return False
         if isinstance(message, Loading) and len(self.started) < self.stages and message.stage < self.stages:
@@ -553,6 +554,7 @@ class ProcessPipeline:
         if isinstance(message, Started) and len(self.started) < self.stages and message.stage < self.stages:
             self.started[message.stage] = message
             process = self._processes[message.stage]
+            # From now on it can be called into a later session by this address, under this session's secret.
             process.address, process.session = message.address, self._session
             self._hear(message.stage)
             self._tell_loading(message)
@@ -567,10 +569,7 @@ class ProcessPipeline:
         return True
 
     def _give_time(self, message: Loading) -> None:
-        """Extend the time of a stage that has read more of its layers.
-
-        A message that reports no progress extends nothing, nor does one that is at odds with the first one's total.
-        """
+        """Extend the time of a stage that has read more of its layers, and has not contradicted its first total."""
         total = self._totals.setdefault(message.stage, message.total)
         if total >= message.read >= self._read[message.stage] + max(1, PROGRESS * total):
             self._read[message.stage] = message.read
@@ -598,6 +597,7 @@ class ProcessPipeline:
             self._hear(message.stage)
         elif isinstance(message, Result):
             self._hear(self.stages - 1)
+            # Results come in the order of submission, as ``received`` has checked: the oldest entries are this one's.
             self._rows.popleft()
             longest = self._executor.now() - self._submitted.popleft()
             self._patience.computed(message.spans, longest)
@@ -623,7 +623,7 @@ class ProcessPipeline:
             self._lose(message.stage, source, message.cause, message.details)
 
     def _inquire(self, result: Result, complaint: str) -> None:
-        """Ask all stages what a batch was to whose result there is a complaint."""
+        """Ask all stages for the digest of a batch whose result does not fit it."""
         submitted = self._end.submitted(result.stream)
         if submitted is None:  # it has been answered before, and the last stage knows it
             self._lose(self.stages - 1, Source.STAGE, complaint)

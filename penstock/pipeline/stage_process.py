@@ -22,7 +22,7 @@ from penstock.terminal import progress_of
 # The progress of stages and drafter in reading their weights, and how it is shown.
 
 FETCH: Final = "fetch"
-"""Stands for a pipeline's name while a host fetches missing parts of the checkpoint, counted in bytes."""
+"""The stand-in for a pipeline's name while a host fetches missing parts of the checkpoint, counted in bytes."""
 
 
 class LoadingCount:
@@ -46,10 +46,10 @@ class LoadingCount:
             self.show(host, "loading weights", *self.read(host))
 
     def show(self, host: str, does: str, done: int, total: int) -> None:
-        """Called whenever a host has read or fetched more."""
+        """Show a host's progress. It is called whenever the host has read or fetched more; here it does nothing."""
 
     def read(self, host: str) -> tuple[int, int]:
-        """How many numbers the processes on a host have read, and how many there are, as far as they have reported."""
+        """Counts of the numbers that the processes on a host have read, and of all, as far as they have reported."""
         heard = self._heard.get(host, {}).values()
         return sum(one.read for one in heard), sum(one.total for one in heard)
 
@@ -113,7 +113,7 @@ class StageProcess:
     reported: bool = False
     """Whether its end has been reported, or nobody has started it."""
     on_end: Callable[[str], None] | None = None
-    """Called with the cause when it has ended."""
+    """A callback, called with the cause when the process has ended."""
     secret: str = field(default_factory=lambda: secrets.token_hex(16))
     """The secret of the connections between the ranks, where these are on several hosts."""
     ranks: list[StageProcess] = field(default_factory=list)
@@ -123,6 +123,7 @@ class StageProcess:
 
     @property
     def gone(self) -> bool:
+        """Whether the process has ended or was never started."""
         return self.reported or self.launcher.ended(self.name)
 
     @property
@@ -132,7 +133,7 @@ class StageProcess:
 
     @property
     def link(self) -> RankLink | None:
-        """Its place as the first of ranks on several hosts."""
+        """The process's place as the first rank; None where its ranks are not on several hosts."""
         return RankLink(rank=0, secret=self.secret) if self.ranks else None
 
     def watched(self, on_end: Callable[[str], None] | None) -> None:
@@ -158,7 +159,7 @@ class StageProcess:
             self.on_end(cause)
 
     def holds(self, plan: StagePlan) -> bool:
-        """Whether it has loaded what this plan needs, whatever its place in a pipeline was."""
+        """Whether it has loaded the layers that this plan needs, in whichever place of a pipeline."""
         return held(self.plan) == held(plan)
 
 
@@ -181,6 +182,7 @@ def take(processes: list[StageProcess], plan: StagePlan) -> StageProcess | None:
 
 
 def living(processes: Iterable[StageProcess]) -> list[StageProcess]:
+    """Those of the processes that have not ended."""
     return [one for one in processes if not one.gone]
 
 
@@ -190,4 +192,5 @@ def with_ranks(processes: Iterable[StageProcess]) -> list[StageProcess]:
 
 
 def rank_ended(on_end: Callable[[str], None], rank: int, cause: str) -> None:
+    """Report the end of another rank as that of the stage."""
     on_end(f"rank {rank}: {cause}")

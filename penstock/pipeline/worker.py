@@ -86,7 +86,7 @@ from penstock.transport.outbox import Outbox, Sockets
 PR_SET_PDEATHSIG: Final = 1
 """The option of Linux's prctl that names the signal which a process gets when its parent ends."""
 CHARACTERS: Final = 400
-"""Most characters of a rank's problem that the stage tells on."""
+"""Upper limit of a rank's error text in the stage's own report, in characters."""
 
 
 class RankLoadError(ConfigError):
@@ -109,6 +109,8 @@ def led(plan: StagePlan) -> Iterator[Leader | None]:
         if pid == 0:
             become_rank(plan, rank, ends, parent)
         children.append(pid)
+    # A socket reads as closed only once every copy of its other end is closed: those that belong to the children must
+    # not stay open here.
     for end in ends[1:]:
         end.close()
     try:
@@ -146,6 +148,7 @@ def become_rank(plan: StagePlan, rank: int, ends: list[SharedExchange], parent: 
     code = 1
     try:
         end_with_parent(parent)
+        # For the same reason as in ``led``: the end of another rank shows only if this process holds no copy of it.
         for other, end in enumerate(ends):
             if other != rank:
                 end.close()
@@ -188,6 +191,7 @@ def threads_of(plan: StagePlan, rank: int) -> int:
     """A rank's threads: those of its place, or a part of its stage's, as many as the others or one more."""
     if plan.places:
         return plan.places[rank].threads
+    # Differences of two multiples, each rounded down: they add up to ``plan.threads`` and differ by one at most.
     return max(1, plan.threads * (rank + 1) // plan.ranks - plan.threads * rank // plan.ranks)
 
 
@@ -198,6 +202,7 @@ def end_with_parent(parent: int) -> None:
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    # The parent may have ended between the fork and the call above, which then never brings the signal.
     if os.getppid() != parent:
         os._exit(0)
 
@@ -258,12 +263,14 @@ class GrammarDesk:
 # packed tensor by tensor frees so many of them that a stage would hold nearly twice its weights.
 
 M_TRIM_THRESHOLD: Final = -1
+"""The parameter of glibc's mallopt (malloc.h) for the free bytes at the heap's end above which they are returned."""
 M_MMAP_THRESHOLD: Final = -3
-"""Parameters of glibc's mallopt (malloc.h)."""
+"""The parameter of glibc's mallopt (malloc.h) for the size in bytes from which an allocation is mapped on its own."""
 LARGE: Final = 1 << 18
 """Size in bytes from which an allocation is mapped from the system on its own while a stage loads: any large matrix."""
 USUAL: Final = 32 << 20
-"""The limit in bytes up to which glibc itself goes. Activations then stay with the process, without page faults."""
+"""The same size once a stage has loaded, in bytes: the highest that glibc itself chooses. Activations then stay with
+the process, without page faults."""
 
 
 @contextlib.contextmanager
@@ -292,9 +299,10 @@ HEARTBEAT = 1.0
 LOOK_AHEAD = 5e-4
 """Seconds before a due moment at which a stage takes in messages, so that only the due work is left for the moment."""
 REMEMBERED = 8
-"""Batches that a stage remembers beside those that can be in flight: one that computes and one that waits per stage."""
+"""Number of batches that a stage remembers beside those that can be in flight, of which each stage has two: one that it
+computes and one that waits."""
 FLUSH_S = 1.0
-"""Seconds that a failed stage waits for its report to reach the engine. One told to stop has nothing to report."""
+"""Seconds that a failed stage waits for its report to reach the engine."""
 
 
 Frames = tuple[bytes] | tuple[bytes, memoryview]
@@ -329,6 +337,7 @@ def serve_session(
 
     Returns the layers, and the specification to go on with, None to stop.
     """
+    # Before the engine hears of this stage: neighbours connect as soon as they know its address.
     inbox.admit(spec.session)
     engine = sockets.connect(spec.engine, spec.session)
     try:
@@ -350,7 +359,7 @@ def serve_session(
 
 
 class Worker:
-    """One stage at its sockets.
+    """One stage, and the sockets over which it receives and sends.
 
     Loads its layers, or takes over ``layers`` from another session and clears their state.
     """
@@ -389,6 +398,7 @@ class Worker:
             layers.grammars = GrammarProcess(*layers.grammars.over)
             layers.rank_bytes = [] if leader is None else join_ranks(leader, layers)
         else:
+            # From another session: its rows and features mean nothing to the requests of this one.
             layers.forget()
         self.layers = layers
         if leader is not None:
@@ -471,6 +481,7 @@ class Worker:
         # With clocks apart a message says when it leaves, so that it is encoded only then.
         if leaving is not None and not self._apart and (packed is None or packed[0] is not leaving):
             self._packed = leaving, self._frames(leaving)
+        # Just before the moment, messages are taken in once more: a cancel among them may still spare rows.
         if slept_until(until - LOOK_AHEAD):
             self._look()
         sleep_until(until)
@@ -496,6 +507,7 @@ class Worker:
         """Send the engine a heartbeat when it is time, unless it has not answered the last one."""
         if time.monotonic() < self._beat_at:
             return
+        # In the loop that computes, not on a thread of its own: a stage that is stuck in a batch has to fall silent.
         self._look_at_links()
         if self._leader is not None:
             self._leader.check()
@@ -513,6 +525,7 @@ class Worker:
         message = delivery.message
         arrives = delivery.arrives_by(time.monotonic())
         if isinstance(message, Batch):
+            # As it was received: the engine compares what each stage got with what it sent (``Recall``).
             self._remembered.append(message)
             self._driver.on_message(message, self._hidden_states(message, frames), arrives)
         elif isinstance(message, Stop):
@@ -522,6 +535,7 @@ class Worker:
         elif isinstance(message, ConnectNeighbours):
             self._outboxes["upstream"] = self._sockets.connect(message.upstream, self._spec.session)
             self._outboxes["downstream"] = self._sockets.connect(message.downstream, self._spec.session)
+            # Heartbeats begin only now: the engine acknowledges those of joined stages alone.
             self._wired = self._acknowledged = True
         elif isinstance(message, HeartbeatAck):
             self._acknowledged = True

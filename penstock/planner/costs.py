@@ -34,27 +34,25 @@ from penstock.planner.partition import Problem, Seconds
 # Plans the pieces in which a prompt enters a pipeline of modelled stages, so that its first token is there soonest.
 #
 # Short pieces keep all stages busy early, but each costs a stage's overhead and one more reading of its weights. As
-# attention grows along a text, pieces that take equally long get shorter. Therefore pieces of equal time are tried,
-# for
-# many such times, and pieces of equal length; the ends of the best ones are then moved by some blocks while that
-# helps.
+# attention grows along a text, pieces that take equally long get shorter. Therefore pieces of equal time are tried, for
+# many such times, and pieces of equal length; the ends of the best ones are then moved by some blocks while that helps.
 
 BLOCK: Final = 16
 """Tokens of a block of the prefix cache. The length of every piece but the last one is a multiple of it."""
 HEADER_BYTES: Final = 300
-"""Bytes of a message's header beside ``HEADER_ROW_BYTES`` for each row."""
+"""Bytes of a batch's header without its rows."""
 HEADER_ROW_BYTES: Final = 20
-"""Bytes of a batch's header, and of each row in it."""
+"""Bytes that each row adds to a batch's header."""
 FEW: Final = 8
-"""Blocks up to which all cuts are tried: eight have 128."""
+"""Number of blocks up to which all cuts are tried: eight have 128."""
 TIMES: Final = 24
-"""How many times per piece are tried, from that of a block to that of the longest piece."""
+"""Number of durations of a piece that are tried, from that of a block to that of the longest piece."""
 WORK: Final = 60_000
-"""Bound on the search: how many passes of a piece through a stage it may compute."""
+"""Upper limit of the passes of a piece through a stage that the search may compute."""
 MOVES: Final = 150
-"""Most changes to the pieces that the search looks at."""
+"""Upper limit of the changes to the pieces that the search looks at."""
 REMEMBERED: Final = 4096
-"""Most texts whose pieces a table remembers; the one that was asked for longest ago goes first."""
+"""Upper limit of the texts whose pieces a table remembers; the one that was asked for longest ago goes first."""
 
 Ends = tuple[int, ...]
 """The number of the text's tokens at which each piece ends."""
@@ -94,6 +92,7 @@ class Flow:
             rows, at = last - first, free[0]
             for i in range(stages):
                 link = links[i]
+                # Without the latency, which passes while the link carries the next piece.
                 sent[i] = max(at, sent[i]) + link.seconds(rows, header_bytes(rows, i)) - link.latency_s
                 start = max(sent[i] + link.latency_s, left[i])
                 free[i] = start + link.latency_s
@@ -123,7 +122,7 @@ class PieceTable:
         self._most = most
         self._known = dict(known or {})
         self.reckoned = 0
-        """How many texts were planned here, and were not among the ``known`` ones."""
+        """Number of texts that were planned here and were not among the ``known`` ones."""
 
     @property
     def known(self) -> Mapping[tuple[int, int], Ends]:
@@ -169,6 +168,7 @@ def every_cut(begin: int, tokens: int, most: int) -> Iterator[Ends]:
 
 
 def equal_lengths(begin: int, tokens: int, most: int) -> Iterator[Ends]:
+    """Pieces of equal lengths, but for the last: a block, two blocks, four, and so on, up to ``most`` tokens."""
     length = BLOCK
     while length <= most:
         yield (*range(begin + length, tokens, length), tokens)
@@ -238,7 +238,7 @@ def changes(begin: int, ends: Ends, most: int) -> Iterator[Ends]:
 Group = tuple[Device, ...]
 """Devices that hold a stage together: a single one, or the ranks of a tensor parallel group, its leader first."""
 MOST_GROUPINGS: Final = 16
-"""Most ways to join devices into groups that are planned for."""
+"""Upper limit of the ways to join devices into groups that are planned for."""
 
 
 class Batch(NamedTuple):
@@ -384,10 +384,12 @@ def kind_of(cluster: Cluster, group: Group) -> object:
 
 
 def crossing(link: LinkTiming, batch: Batch) -> float:
+    """Seconds until a batch has arrived over a link."""
     return link.seconds(batch.rows)
 
 
 def busy(link: LinkTiming, batch: Batch) -> float:
+    """Seconds until the next batch can arrive over a link: the batch's own and those of the question for the next."""
     return link.seconds(batch.rows) + link.latency_s
 
 
@@ -408,6 +410,7 @@ def by_range(model: ModelPrice, value: Callable[[range], float]) -> Seconds:
     table: Seconds = np.full((model.layers + 1, model.layers + 1), math.inf)
     known: dict[object, float] = {}
     for i, j in combinations(range(model.layers + 1), 2):
+        # The first and the last layer count, since the embedding and the head are held with them.
         mix = model.counts(range(i, j)), i == 0, j == model.layers
         if mix not in known:
             known[mix] = value(range(i, j))

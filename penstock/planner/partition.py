@@ -21,6 +21,7 @@ import numpy.typing as npt
 #     engine --enter--> device p, layers 0..i --hop--> device n, layers i..j --> ... --> layers ..L --leave--> engine
 
 Seconds = npt.NDArray[np.float64]
+"""Seconds as float64; each use states the shape."""
 
 
 class Part(NamedTuple):
@@ -109,6 +110,7 @@ def best_path(
         # before[n, x]: the place in the order from which it comes, -1 for the engine. cut[n, y]: the x of best[n, y].
         reached = np.full(layers + 1, math.inf)
         if n:
+            # Only from devices earlier in the order; those between the two are left out.
             hops = hop_s[list(order[:n]), device]
             through = join(best[:n], hops[:, None])
             before[n] = through.argmin(axis=0)
@@ -134,25 +136,28 @@ def best_path(
 # The orders in which devices are tried: all that differ if there are few, else those that a search finds better.
 
 FEW: Final = 200
-"""Most orders that are all tried: five devices that differ have 120, eight of two kinds 70."""
+"""Number of orders up to which all are tried: five devices that differ have 120, eight of two kinds 70."""
 MOST_TRIES: Final = 40
-"""Most changes to an order that the search looks at."""
+"""Upper limit of the changes to an order that the search looks at."""
 WORK: Final = 2e7
-"""Sums that the search may take, which for 128 devices and 80 layers allows ten changes."""
+"""Number of sums that the search may take, which for 128 devices and 80 layers allows ten changes."""
 
 Order = tuple[int, ...]
+"""The numbers of the devices in the order in which a batch comes to them."""
 
 
 def alike(problem: Problem) -> list[int]:
     """For each device the first one that is like it: the two can change places, since all their times are equal."""
     classes = list(range(problem.devices))
     for one, two in combinations(range(problem.devices), 2):
+        # The first of a class stands for all of it: only firsts are compared with each other.
         if classes[two] == two and classes[one] == one and exchangeable(problem, one, two):
             classes[two] = one
     return classes
 
 
 def exchangeable(problem: Problem, one: int, two: int) -> bool:
+    """Whether all times stay the same if two devices change places."""
     ends = (problem.enter_s, problem.leave_s, problem.enter_busy_s, problem.leave_busy_s)
     if any(end[one] != end[two] for end in ends) or not np.array_equal(problem.stage_s[one], problem.stage_s[two]):
         return False
@@ -163,7 +168,7 @@ def exchangeable(problem: Problem, one: int, two: int) -> bool:
 
 
 def count_orders(classes: Sequence[int]) -> int:
-    """How many orders differ, given the class of each device (``alike``)."""
+    """Number of orders that differ, given the class of each device (``alike``)."""
     return math.factorial(len(classes)) // math.prod(math.factorial(n) for n in Counter(classes).values())
 
 
@@ -178,6 +183,7 @@ def all_orders(classes: Sequence[int]) -> Iterator[Order]:
             if members:
                 device = members.pop(0)
                 yield from rest((*begun, device))
+                # Put back in front, so that devices that are alike keep their order in the next branch, too.
                 members.insert(0, device)
 
     return rest(())
@@ -193,7 +199,7 @@ def chained(problem: Problem) -> Order:
 
 
 def tries_of(problem: Problem) -> int:
-    """How many changes a search looks at: fewer for large problems, so that it takes about as long for any."""
+    """Number of changes that a search looks at: fewer for large problems, so that each takes about as long."""
     devices, layers = problem.devices, problem.layers
     return min(MOST_TRIES, int(WORK / (devices * layers * (devices + layers))) + 1)
 
@@ -217,7 +223,7 @@ def improved(start: Order, value: Callable[[Order], float], tries: int) -> Order
 # stage.
 
 STEPS: Final = 6
-"""Bounds that are tried between the fastest slowest stage and the slowest stage of the shortest trip."""
+"""Number of bounds that are tried between the fastest slowest stage and the slowest stage of the shortest trip."""
 
 
 class Plan(NamedTuple):
@@ -229,6 +235,7 @@ class Plan(NamedTuple):
 
 
 def plan_of(problem: Problem, parts: Sequence[Part]) -> Plan:
+    """The plan with these parts, and its times."""
     return Plan(tuple(parts), problem.slowest_s(parts), problem.trip_s(parts))
 
 
@@ -288,7 +295,7 @@ def orders_of(problem: Problem) -> list[Order]:
 
 
 class LayerSplit(NamedTuple):
-    """How many units each device holds, in the devices' order, and the slowest device's seconds."""
+    """The number of units that each device holds, in the devices' order, and the slowest device's seconds."""
 
     counts: tuple[int, ...]
     slowest_s: float

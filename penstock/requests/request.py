@@ -1,4 +1,4 @@
-"""One request in the engine: its committed tokens, the tree above them, and how it ends."""
+"""Requests: their tokens and trees, the batches that are built of their rows, and the queue in which they wait."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ from penstock.tree import Node, TokenTree
 
 
 # -------------------------------------------------------------------------------------------------------------- request
+# One request in the engine: its committed tokens, the tree of drafts below the last one, and how it ends.
+
+
 class Output(Protocol):
     """The receiver of a request's tokens, which may end the request (by a stop string)."""
 
@@ -35,7 +38,7 @@ class Output(Protocol):
 
 
 class Nodes:
-    """A source of nodes with slots; their numbers are never reused in a session."""
+    """Makes nodes, each with a slot from ``pool``; their numbers are never reused in a session."""
 
     def __init__(self, pool: SlotPool) -> None:
         self._pool = pool
@@ -43,12 +46,15 @@ class Nodes:
 
     @property
     def room(self) -> int:
+        """Number of further speculative nodes that can have a slot now."""
         return self._pool.room
 
     def speculative(self, token: int, position: int) -> Node:
+        """A new drafted node in a speculative slot. Raises PenstockError if ``room`` is 0."""
         return self._node(token, position, self._pool.take_speculative())
 
     def committed(self, token: int, position: int) -> Node:
+        """A new committed node in a slot that the caller has reserved."""
         return self._node(token, position, self._pool.take_committed())
 
     def _node(self, token: int, position: int, slot: int) -> Node:
@@ -60,7 +66,8 @@ class Request:
     """State of one running request.
 
     ``token_ids`` are the tokens known at admission: the prompt and, after a preemption or where an answer that was cut
-    off goes on (``resumed``), the output so far.
+    off goes on (``resumed``), the output so far. ``produced`` counts the tokens of the output, ``picks`` holds the
+    target's picks that the tree has not been walked along yet, by node id.
     ``committed`` holds a node per committed token, in position order, as far as prefill has come. Once it covers
     ``token_ids``, its last node is the tree's root, whose next token the target has not picked yet. The first nodes lie
     in ``blocks``, shared with other requests; ``reserved`` counts the slots set aside for the rest. ``drafted_tree``
@@ -88,9 +95,9 @@ class Request:
         self.strategy = strategy
         self.output = output
         self.priority = priority
-        """Lower numbers are served earlier."""
+        """Requests with lower numbers are served earlier."""
         self.client = client
-        """The client it belongs to; clients get equal shares of the engine."""
+        """The client that sent the request; clients get equal shares of the engine."""
         self.metrics = SpeculationMetrics()
         self.drafted_tree = False
         self.token_ids = [*self.prompt, *resumed]
@@ -101,14 +108,14 @@ class Request:
         """Prompt tokens found in the prefix cache when the request was first computed."""
         self.tree: TokenTree
         self.resumed = len(resumed)
-        """How many of the output's tokens came from an earlier run; they count as produced."""
+        """Number of the output's tokens that came from an earlier run; they count as produced."""
         self.produced = self.resumed
         self.picks: dict[int, SampledToken] = {}
         self.finished: FinishReason | None = None
         self.undisturbed = True
-        """Whether it has run alone and without a break so far, so that its speed is what speculation makes of it."""
+        """Whether it has run alone and without a break so far: its speed can be compared with plain decoding's."""
         self.losses = 0
-        """How many times a stage was lost since its latest token."""
+        """Number of losses of a stage since its latest token."""
         self.error = ""
         """Why it ended early, "" if it did not; begins with the field at fault."""
         self.awaits_grammar = False
@@ -116,6 +123,7 @@ class Request:
         self._postponed: list[tuple[Node, bool]] = []
         """Nodes that the drafter could not answer for, and whether each had entered when it was asked."""
         self._postponed_under: Node | None = None
+        """The tree's root when the last node was postponed."""
 
     @property
     def slots_needed(self) -> int:
@@ -157,8 +165,10 @@ class Request:
         if last < len(self.token_ids):
             # Down to a block's end, but no shorter than one block, or than ``most`` if that is less.
             last = max(last // BLOCK * BLOCK, min(last, first + BLOCK))
+        # Committed from the beginning: a prompt's tokens are known, and nothing can reject them.
         for position in range(first, min(last, len(self.token_ids))):
             self.committed.append(nodes.committed(self.token_ids[position], position))
+        # No tree before the last token has a node: what follows an earlier one is known.
         if not self.prefilling:
             self.tree = TokenTree(self.committed[-1], nodes)
         return self.committed[first:]
@@ -174,6 +184,7 @@ class Request:
 
     def reset_for_recompute(self) -> None:
         """Drop all nodes, to start again from the tokens committed so far."""
+        # Whoever still holds one of these nodes, as the drafter may, finds it dead.
         for node in self.committed:
             node.alive = node.open = False
         # Set first: ``tokens`` reads the nodes that are dropped next.
@@ -195,7 +206,10 @@ class Request:
         self._postponed_under = self.tree.root
 
     def take_postponed(self) -> list[Node]:
-        """The nodes to ask about again: all of them if the root has moved, else those that have entered since."""
+        """The postponed nodes to ask about again: all if the root has moved, else those that have entered since.
+
+        They are no longer postponed; the others stay so.
+        """
         if not self._postponed:
             return []
         moved = self._postponed_under is not self.tree.root
@@ -229,7 +243,8 @@ class Request:
 
 @dataclass
 class _StreamState:
-    """One pipeline's knowledge of one request: ``committed`` slots announced, ids ``fed`` of nodes that have entered.
+    """The part of one request that one stream has told its stages: ``committed`` slots were announced as such, ``fed``
+    has the ids of the nodes that have entered.
 
     The first ``prefix`` committed nodes have all entered. The first ``blocks`` of the request's blocks have been
     searched for nodes that entered with other requests.
@@ -242,7 +257,7 @@ class _StreamState:
 
 
 class BatchBuilder:
-    """The builder of one pipeline's stream of batches. The target's stages have one, and a drafting model has another.
+    """Builds the batches of one stream. The target's stages have a builder, and a drafting model has another.
 
     A batch announces the committed slots of the requests whose rows it carries, always a prefix without holes:
 
@@ -256,10 +271,11 @@ class BatchBuilder:
         self._told: dict[int, _StreamState] = {}
         self._closed: list[int] = []
         self._holds: dict[int, int] = {}
-        """The node whose row entered a slot last, by slot: requests that share its block need not enter it again."""
+        """The node whose row entered a slot last, by slot: requests that share the slot's block skip that row."""
 
     def close(self, request: int) -> None:
         """Note that the request has ended; the next batch tells the stages."""
+        # A request without an entry has never entered a batch: no stage knows it.
         if self._told.pop(request, None):
             self._closed.append(request)
 
@@ -279,9 +295,12 @@ class BatchBuilder:
 
     def _told_of(self, request: Request) -> _StreamState:
         """The stream's state for a request, with the nodes of shared blocks that other requests have entered."""
+        # A new state is kept by ``_add`` alone, which also announces the request: asking about one opens nothing.
         told = self._told.get(request.number) or _StreamState()
         if told.blocks < len(request.blocks):
             shared = request.committed[told.blocks * BLOCK : len(request.blocks) * BLOCK]
+            # Compared by node, not by slot alone: the slot may hold the row of an earlier node, or one that was
+            # dropped.
             told.fed.update(node.id for node in shared if self._holds.get(node.slot) == node.id)
             told.blocks = len(request.blocks)
         return told
@@ -316,6 +335,7 @@ class BatchBuilder:
         """
         batch = Batch(stream=self.next_stream, rows=Rows(), candidates=candidates)
         self.next_stream += 1
+        # Handed over with this batch: every header counts on every stage, so each ending is said once.
         batch.closed, self._closed = self._closed, []
         for request, nodes in entries:
             self._add(batch, request, nodes, wanted, again)
@@ -335,6 +355,8 @@ class BatchBuilder:
                 assert node.position < told.blocks * BLOCK, "a node enters once"
                 continue  # another request that shares its block has entered it since this one was composed
             told.fed.add(node.id)
+            # Batches are computed in order, so the row that enters a slot last is the one that it holds for all later
+            # batches.
             self._holds[node.slot] = node.id
             if node.id in wanted:
                 batch.wanted.append(row)
@@ -358,7 +380,7 @@ class BatchBuilder:
 PRIORITY_TOKENS: Final = 65_536
 """Tokens by which one step of priority moves a request forward in the queue."""
 CLIENTS: Final = 1024
-"""Most clients whose share is remembered: a service may have a new client with every request."""
+"""Upper limit of the clients whose shares are remembered: a service may have a new client with every request."""
 
 
 class FairQueue:
@@ -374,9 +396,12 @@ class FairQueue:
         self._tags: dict[int, tuple[float, int]] = {}
         """Tag and arrival of each request that has not ended, by number: a preempted request keeps its place."""
         self._ends: dict[str, float] = {}
-        """End of each client's last request, in tokens. Of too many clients, the one that ends first is dropped."""
+        """End of each client's last request, in tokens of the queue's time. Beyond ``CLIENTS`` clients the one whose
+        last request ends first is dropped."""
         self._now = 0.0
+        """The queue's time, in tokens: the tag, without its priority, of the request taken last."""
         self._arrivals = 0
+        """Number of requests added so far, which orders requests of equal tags."""
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -400,9 +425,11 @@ class FairQueue:
         insort(self._queue, (*self._tags[request.number], request))
 
     def first(self) -> Request:
+        """The request that is taken next. There must be one."""
         return self._queue[0][2]
 
     def take(self) -> Request:
+        """Remove and return the first request, whose tag becomes the queue's time. There must be one."""
         tag, _, request = self._queue.pop(0)
         # Without the priority's shift, which moves one request and not the queue's time.
         self._now = max(self._now, tag - request.priority * PRIORITY_TOKENS)

@@ -14,7 +14,7 @@ from penstock.core import PenstockError
 from penstock.tree import Node
 
 # --------------------------------------------------------------------------------------------------------- prefix cache
-# Prefix cache: blocks of committed rows that later requests with the same beginning need not compute again.
+# Blocks of committed rows that later requests with the same beginning need not compute again.
 #
 # A block is ``BLOCK`` consecutive tokens with their slots; it follows another block, or stands at the beginning. Blocks
 # are found by the block that they follow and by their tokens, not by a hash: two texts whose hashes collide are never
@@ -27,12 +27,16 @@ from penstock.tree import Node
 BLOCK: Final = 16
 """Tokens of one block, as in vLLM."""
 MOST_PINS: Final = 64
-"""Most texts that are pinned at a time; a further one replaces the oldest."""
+"""Number of texts that can be pinned at a time; a further one replaces the oldest."""
 
 
 @dataclass(eq=False)
 class Block:
-    """A block of the cache. Its ``nodes`` are committed and enter every stream before a later holder's rows."""
+    """A block of the cache. Its ``BLOCK`` ``nodes`` are committed and enter every stream before a later holder's rows.
+
+    ``before`` is the ``number`` of the block that it follows, 0 at the beginning of a text; ``holders`` counts the
+    requests that use it; ``pinned`` blocks are evicted after all others.
+    """
 
     number: int
     before: int
@@ -44,6 +48,7 @@ class Block:
 
     @property
     def key(self) -> tuple[int, tuple[int, ...]]:
+        """The key by which the cache finds it: the block before it and its tokens."""
         return self.before, tuple(node.token for node in self.nodes)
 
 
@@ -59,6 +64,7 @@ class PrefixCache:
         self._pins: dict[tuple[int, ...], None] = {}
         """Pinned texts, cut to whole blocks; the oldest comes first."""
         self._made = 0
+        """Number of the block made last. Numbers are not reused, so a key never leads to the wrong predecessor."""
 
     @property
     def unheld_slots(self) -> int:
@@ -67,6 +73,7 @@ class PrefixCache:
 
     @property
     def held_slots(self) -> int:
+        """Slots of blocks that at least one request holds, each counted once."""
         return len(self._known) * BLOCK - self.unheld_slots
 
     def find(self, before: Block | None, tokens: Sequence[int]) -> Block | None:
@@ -83,15 +90,19 @@ class PrefixCache:
             yield before
 
     def length(self, tokens: Sequence[int]) -> int:
-        """The number of a text's first tokens that are known. It only reads, and may be called from any thread."""
+        """The number of a text's first tokens that the cache holds. It only reads, so any thread may call it."""
         return BLOCK * sum(1 for _ in self.chain(tokens))
 
     def hashes(self, most: int) -> list[int]:
-        """Hashes of the blocks, at most so many, those made last."""
+        """Hashes of the blocks, newest first, at most ``most`` of them."""
         return [block.hash for block in islice(reversed(self._known.values()), most)]
 
     def pin(self, tokens: Sequence[int]) -> None:
-        """Pin the whole blocks of a text, present and future ones: they are evicted last."""
+        """Pin the whole blocks of a text, present and future ones: they are evicted last.
+
+        Prompts that ask for outlines are pinned: Jupiter (section V-B) computes its directives ahead and keeps them in
+        the KV cache.
+        """
         text = tuple(tokens[: len(tokens) // BLOCK * BLOCK])
         if not text or text in self._pins:
             return
@@ -107,7 +118,11 @@ class PrefixCache:
                 self._unheld_pinned[block.number] = block
 
     def add(self, before: Block | None, nodes: Sequence[Node]) -> Block | None:
-        """A new block, held once; None if the same tokens are already known or are not a whole block."""
+        """Make a block of these nodes, held once. None if the cache has their tokens or they are not a whole block.
+
+        Where another request's block has the same tokens, the caller keeps its own copy: two requests that computed the
+        same rows at the same time each go on with their own slots.
+        """
         number = before.number if before else 0
         self._made += 1
         text = chained(before.hash if before else 0, [node.token for node in nodes])
@@ -119,11 +134,15 @@ class PrefixCache:
         return block
 
     def hold(self, block: Block) -> None:
+        """Count one more holder, so that the block cannot be evicted."""
         block.holders += 1
         self._unheld_of(block).pop(block.number, None)
 
     def let_go(self, blocks: Sequence[Block]) -> None:
-        """Release a request's blocks, which are given in the order of its text."""
+        """Release a request's blocks, which are given in the order of its text.
+
+        Raises PenstockError for a block that nobody holds.
+        """
         # In reverse, so that a block is evicted before the one that it follows.
         for block in reversed(blocks):
             if block.holders <= 0:
@@ -133,10 +152,13 @@ class PrefixCache:
                 self._unheld_of(block)[block.number] = block
 
     def evict(self) -> list[int]:
-        """Remove the block that has been without holders for longest, and return its slots. There must be one."""
+        """Remove the block that has been without holders for longest, unless it is pinned, and return its slots.
+
+        There must be one.
+        """
         # Pinned blocks go only once no others are left.
         unheld = self._unheld or self._unheld_pinned
-        block = unheld.pop(next(iter(unheld)))
+        block = unheld.pop(next(iter(unheld)))  # a dict's first key is the one that was inserted first
         del self._known[block.key]
         return [node.slot for node in block.nodes]
 
@@ -175,7 +197,7 @@ def settled(node: Node) -> Node:
 # The pool of KV slots that all requests share. Slot numbers are the same on every stage and in the drafter.
 
 LEAST_SPECULATIVE: Final = 1024
-"""Slots for drafted rows at the least."""
+"""Lower limit of the default number of slots for drafted rows."""
 AHEAD: Final = 4
 """Batches of drafted nodes beyond one per stage: those on the links, and those that have yet to enter.
 
@@ -185,7 +207,7 @@ In simulations of the presets with the default strategy at its full width, the l
 def speculative_slots(stages: int, most_rows: int) -> int:
     """Default number of speculative slots.
 
-    It is what a strategy can use whose widest batches, or trees, have ``most_rows`` rows.
+    A strategy whose widest batches, or trees, have ``most_rows`` rows can use that many over so many stages.
     """
     return max(LEAST_SPECULATIVE, most_rows * (stages + AHEAD))
 
@@ -245,13 +267,16 @@ class SlotPool:
         return True
 
     def unreserve(self, count: int) -> None:
+        """Give back reserved slots that have not been taken, or have been freed."""
         self.reserved -= count
 
     def take_committed(self) -> int:
+        """Take the lowest free slot for a committed row. The caller has reserved it."""
         self.committed += 1
         return self._take()
 
     def take_speculative(self) -> int:
+        """Take the lowest free slot for a drafted row. Raises PenstockError if ``room`` is 0."""
         if self.room <= 0:
             raise PenstockError("no speculative slot left: strategies must stay within the tree's room")
         self.room -= 1
@@ -259,13 +284,19 @@ class SlotPool:
 
     def commit(self) -> None:
         """Count one speculative slot as committed; the slot itself stays in place."""
+        # The walk has checked that the request has a reserved slot (``Request.has_slot``), so the committed slots stay
+        # within what is reserved.
         self.room += 1
         self.committed += 1
 
     def free_committed(self, slots: Iterable[int]) -> None:
+        """Free slots that one request holds alone. Raises PenstockError for a slot that is free already."""
         self.committed -= self._give_back(slots)
 
     def free_speculative(self, slots: Iterable[int]) -> None:
+        """Free the slots of dead drafted rows. Raises PenstockError for a slot that is free already."""
+        # At once, even while the row is in flight: stages compute in stream order, so whoever takes the slot next
+        # writes it after the dead row.
         self.room += self._give_back(slots)
 
     def share(self, before: Block | None, nodes: Sequence[Node]) -> Block | None:

@@ -28,13 +28,14 @@ from penstock.stage.linked import Leader
 from penstock.stage.visibility import BatchView, FeaturesError, ProtocolError, Visibility
 
 # -------------------------------------------------------------------------------------------------------------- cancels
-# The dead nodes that cancels have announced to a stage beside the stream of batches.
+# The dead nodes that cancels have named to a stage, beside the stream of batches.
 
 
 class Cancels:
     """Dead nodes, each remembered until the stream number that its cancel precedes has passed.
 
-    A cancel may come late, early or twice. A late one concerns batches that have passed, and is not kept.
+    A cancel may come late, early or twice. A late one concerns batches that have passed, and is dropped. No cancel is
+    ever needed for the right tokens: it only spares a stage the rows that it names.
     """
 
     def __init__(self) -> None:
@@ -42,6 +43,7 @@ class Cancels:
         self._known: list[tuple[int, frozenset[int]]] = []
 
     def add(self, message: Cancel) -> None:
+        """Remember the dead nodes of a cancel, unless every batch that it concerns has passed."""
         if message.before > self.next_stream:
             self._known.append((message.before, frozenset(message.nodes)))
 
@@ -65,7 +67,7 @@ class Cancels:
         return {(batch.feature_nodes[row], batch.feature_levels[row] if batch.feature_levels else 0) for row in rows}
 
     def passed(self, stream: int) -> None:
-        """The batch with this number has been computed: forget the cancels that only it and earlier ones needed."""
+        """Forget the cancels that only the batch with this number and earlier ones needed: it is being computed."""
         self.next_stream = stream + 1
         if self._known:
             self._known = [(before, nodes) for before, nodes in self._known if before > self.next_stream]
@@ -88,13 +90,16 @@ class Layers(Protocol):
     def pick(
         self, view: BatchView, hidden: Any, wanted: Sequence[int], samplings: Sequence[Sampling]
     ) -> list[SampledToken]:
-        """Last stage: the target's next token after each row in ``wanted`` (indices into the view)."""
+        """The target's next token after each row in ``wanted`` (indices into the view). Only the last stage picks."""
         ...
 
     def candidates(
         self, view: BatchView, hidden: Any, wanted: Sequence[int], samplings: Sequence[Sampling], count: int
     ) -> list[Candidates]:
-        """Last stage of a drafter: ``count`` noise-ranked candidates after each row in ``wanted``."""
+        """``count`` noise-ranked candidates after each row in ``wanted`` (indices into the view).
+
+        Only a drafter's last stage is asked for them.
+        """
         ...
 
     def features(self, hidden: Any) -> Any:
@@ -145,7 +150,7 @@ class StageCore:
         return self.reader.missing_features(awaited) if awaited and self.reader else set()
 
     def add_features(self, features: Features, states: Any) -> None:
-        """Features have arrived from a stage of the target. Raises FeaturesError where nobody reads any."""
+        """Take in features of a stage of the target. Raises FeaturesError where the layers read none."""
         if self.reader is None:
             raise FeaturesError("features arrived at a stage that reads none")
         self.reader.add_features(features, states)
@@ -163,13 +168,14 @@ class StageCore:
 
         ``hidden`` [len(batch.alive), D] belongs to the rows in ``batch.alive`` (None on the first stage). Returns the
         surviving rows (indices into the batch's rows), their hidden states, picks and candidates. Raises
-        ProtocolError when the batch does not follow the last one. The first one may have any number: a stage may take
-        another's place.
+        ProtocolError when the batch does not follow the last one, or contradicts earlier ones.
         """
         # The first batch of a stage that replaces a lost one may have any number.
         if self._begun and batch.stream != self._cancels.next_stream:
             raise ProtocolError(f"batch {batch.stream} arrived where {self._cancels.next_stream} was due")
         self._begun = True
+        # Closed before opened: a preempted request keeps its number, and one header may both end its first run and
+        # begin its second.
         for request in batch.closed:
             self._samplings.pop(request, None)
         for opened in batch.opened:
@@ -178,8 +184,11 @@ class StageCore:
         self._check_wanted(batch)
         # The header counts also where no row survives: what it commits, opens and closes is never said again.
         self.visibility.apply_header(batch)
+        # Only now, since every cancel that has come by the start of the computation spares rows.
         rows = self._cancels.surviving(batch)
         self._cancels.passed(batch.stream)
+        # Also without rows: the header counts for the other ranks, too. The surviving rows go along, since cancels
+        # reach the first rank alone, and all ranks have to compute the same.
         if self.leader is not None:
             asked = len(set(batch.wanted).intersection(rows)) if self.is_last else 0
             self.leader.step(batch, rows, asked)
@@ -250,7 +259,7 @@ class Device:
     """Computes a stage's batches and nothing else, each for as long as it takes."""
 
     free_at = 0.0
-    """When the device is done with everything that it has begun."""
+    """Time at which the device is done with everything that it has begun."""
     shared = False
     """Whether messages may give it other work besides the stage's batches."""
 
@@ -268,7 +277,7 @@ class Device:
 
     @property
     def due(self) -> float | None:
-        """When it can do something besides the stage's batches; None while there is nothing to do."""
+        """Time at which it can do something besides the stage's batches; None while there is nothing to do."""
         return None
 
     def take_turn(self, ready_since: float | None) -> Message | None:
@@ -303,7 +312,7 @@ class Link:
         return 0.0
 
     def arrival(self, now: float, sending: float) -> float:
-        """When a message that is sent now arrives, on the driver's clock; 0 if that is when it is received."""
+        """Time at which a message that is sent now arrives, on the driver's clock; 0: when it is received."""
         return 0.0
 
 
@@ -413,9 +422,10 @@ class StageDriver:
         self._done: Outcome | None = None
         """The batch that has been computed, or is about to be, and waits for the next buffer to be free."""
         self._leaving: tuple[float, Outgoing] | None = None
-        """When the outgoing message leaves, and the message; None until that moment is known. Replaces ``_done``."""
-        # From when on the next stage's buffer is free; None while it holds a batch.
+        """The moment at which the outgoing message leaves, and the message; None until it is known. It replaces
+        ``_done``."""
         self._credit_at: float | None = 0.0
+        """The moment from which on the next stage's buffer is free; None while it holds a batch."""
 
     def on_message(self, message: Message, tensor: Any = None, arrives: float = 0.0) -> None:
         """Take in a batch with its hidden states, features, a cancel, a Ready, or a message for the device."""
@@ -444,7 +454,7 @@ class StageDriver:
 
     @property
     def _batch_due(self) -> float | None:
-        """When a batch can be sent on or, if none is about to leave, computed."""
+        """Time at which a batch can be sent on or, if none is about to leave, computed."""
         if self._leaving is not None:
             return self._leaving[0]
         ready_since = self._ready_since
@@ -452,13 +462,13 @@ class StageDriver:
 
     @property
     def _ready_since(self) -> float | None:
-        """From when on the next batch can be computed; None while there is none, or one has yet to leave."""
+        """Time from which on the next batch can be computed; None while there is none, or one has yet to leave."""
         if self._leaving is not None or self._done is not None or self._buffer is None:
             return None
         return self._joined_at(self._buffer)
 
     def _joined_at(self, buffered: Buffered) -> float | None:
-        """When a batch and the features that its rows need have all arrived; None while some have not been sent."""
+        """Time at which a batch and the features that its rows need have all arrived; None while some are not sent."""
         at = buffered.arrives
         if not buffered.batch.feature_nodes:
             return at
@@ -503,11 +513,13 @@ class StageDriver:
 
     def _compute(self) -> Iterator[Outgoing]:
         assert self._buffer is not None
+        # Emptied before Ready is sent: the next batch may come back in answer to it at once.
         buffered, self._buffer = self._buffer, None
         start = self.clock()
         arrives = self._links.up.arrival(start, self._sending_ready)
         # Ready leaves before the computation: the next batch travels to the free buffer meanwhile.
         yield Outgoing(Ready(stage=self.index), None, "upstream", arrives)
+        # Worked out before ``_apply_features``, which takes the features off the list that says when they arrived.
         joined = self._joined_at(buffered) if buffered.batch.feature_nodes else None
         # Cancels come as late as possible: a row that dies while its batch is in the buffer is not computed.
         self._apply_cancels(start)

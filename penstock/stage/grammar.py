@@ -17,9 +17,11 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 FOLLOWED: Final = 256
-"""The most requests whose matchers are kept. One more evicts the least recently used, which is then compiled again."""
+"""Upper limit of the requests whose matchers stay in memory. One more evicts the matcher that was least recently used;
+its grammar is compiled again when it is needed."""
 RETRIES: Final = 64
-"""How often a request's grammar is compiled again after its lexer failed: a drafted token may have been the cause.
+"""Number of times that a request's grammar is compiled again after its lexer failed: a drafted token may have been the
+cause.
 
 At most 90 ms each. Paths that have failed on their own are remembered, so that only new ones cost anything.
 """
@@ -30,7 +32,9 @@ A worker has compiled it before within a second of processor time (``text.gramma
 slower, or far busier, gets there.
 """
 OVERRUN: Final = f"it did not compile within {OVERRUN_S:g} s"
+"""The problem of a grammar that took too long to compile."""
 DEAD: Final = "the text so far is not what the grammar allows"
+"""The problem of a path that the grammar itself does not allow."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +99,7 @@ class Grammars:
 
     @property
     def over(self) -> tuple[Path, int, list[int]]:
-        """The tokenizer's folder, the model's vocabulary and the ends of a text, of which others can be made."""
+        """The constructor's arguments: the tokenizer's folder, the size of the model's vocabulary, EOS token ids."""
         return self._folder, self._vocab_size, self._ends
 
     def prepare(self, request: int, grammar: str, done: Callable[[], None]) -> None:
@@ -132,7 +136,7 @@ class Grammars:
             future.set_result(compiled)
 
     def _give_up(self, future: Future[LLMatcher], thread: ThreadPoolExecutor) -> None:
-        """Leave ``thread`` to what it compiles; a new one compiles the grammars that wait behind it."""
+        """Leave ``thread`` to the grammar that it compiles; a new one compiles the grammars that wait behind it."""
         # Read before the new thread is made: the grammar that is stuck is running, and must not be submitted again.
         waiting = [one for _, one in list(self._compiling.values()) if not one.running() and not one.done()]
         if self._thread is thread:
@@ -161,9 +165,9 @@ class Grammars:
     def allowed_after(self, row: GrammarRow) -> Allowed:
         """The tokens that may come after a row.
 
-        EOS alone where the text is complete. Nothing in three cases: the grammar does not allow its output itself (the
-        row is dead, since the target has picked another token above it); no token is possible; or the next step costs
-        more than a grammar's may (``text.grammar.LIMITS``).
+        Where the text is complete, only EOS is allowed. No token is allowed in three cases: the grammar does not allow
+        the row's output itself (the row is dead, since the target has picked another token above it); no token is
+        possible; or the next step costs more than a grammar's may (``text.grammar.LIMITS``).
         """
         request, grammar, output = row
         if np.isin(output, self._ends).any():
@@ -235,9 +239,9 @@ class _Follower:
     def __init__(self, grammar: str, matcher: LLMatcher) -> None:
         self.grammar = grammar
         self.retries = 0
-        """How often it has been given another lexer."""
+        """Number of times that it has been given another lexer."""
         self._failures: dict[tuple[int, ...], str] = {}
-        """Paths that a lexer failed at which had read nothing else, and their problems."""
+        """Problem by path, for paths at which a lexer failed that had read nothing else."""
         self._begin(matcher)
 
     def _begin(self, matcher: LLMatcher) -> None:
@@ -282,10 +286,12 @@ class _Follower:
 
     @property
     def failed(self) -> bool:
+        """Whether the matcher answers for no path any more."""
         return bool(self._error)
 
     @property
     def lexer_broken(self) -> bool:
+        """Whether the lexer has failed, which copies of the matcher share: only compiling again helps."""
         from penstock.text.grammar import is_lexer_error
 
         return is_lexer_error(self._error)
@@ -313,5 +319,6 @@ class _Follower:
         if common < len(self._read):
             self._matcher.rollback(len(self._read) - common)
         read = common + self._matcher.try_consume_tokens(path[common:].tolist())
+        # One token more than was read: the refused one has gone through the lexer, too.
         self._read, self._tried = path[:read], path[: read + 1]
         return read == len(path)

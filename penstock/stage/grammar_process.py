@@ -34,7 +34,7 @@ from penstock.text.workers import started
 ENDED_BY: Final = {signal.SIGPROF, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS}
 """Signals by which a follower ends that has overrun, or whose library has failed."""
 LEAST_S: Final = 0.005
-"""Processor time that any row may take: the kernel counts it in ticks of up to 4 ms."""
+"""Seconds of processor time that any row may take at least: the kernel counts it in ticks of up to 4 ms."""
 
 
 class Limits(msgspec.Struct, array_like=True, frozen=True):
@@ -76,16 +76,21 @@ class Limits(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Prepare(msgspec.Struct, tag=True, array_like=True):
+    """Asks the follower to compile a request's grammar."""
+
     request: int
     grammar: str
 
 
 class Forget(msgspec.Struct, tag=True, array_like=True):
+    """The follower may drop the request's grammar and matcher."""
+
     request: int
 
 
 class AskedRow(msgspec.Struct, array_like=True):
-    """``path`` are int64 token ids; ``grammar`` is empty where the follower has it."""
+    """A row whose next tokens are asked for. ``path`` are the bytes of its int64 token ids; ``grammar`` is empty where
+    the follower has it."""
 
     request: int
     grammar: str
@@ -101,11 +106,13 @@ class Ask(msgspec.Struct, tag=True, array_like=True):
 
 
 class Prepared(msgspec.Struct, tag=True, array_like=True):
+    """The request's grammar has been compiled, or has failed to."""
+
     request: int
 
 
 class Answer(msgspec.Struct, tag=True, array_like=True):
-    """``mask`` are packed bits; ``spent`` is processor time in seconds."""
+    """The answer to one row: ``mask`` are packed bits, one per token; ``spent`` is processor time in seconds."""
 
     number: int
     problem: str
@@ -114,7 +121,7 @@ class Answer(msgspec.Struct, tag=True, array_like=True):
 
 
 class Ended(msgspec.Struct, tag=True, array_like=True):
-    """The follower has ended amid what it did."""
+    """The follower has ended in the middle of its work."""
 
 
 class Over(msgspec.Struct, tag=True, array_like=True):
@@ -152,15 +159,16 @@ class GrammarProcess:
         """Messages to the process; None: it has ended."""
         self._lock = threading.RLock()
         self._answers = queue.SimpleQueue[Answer | int]()
-        """A number: the follower has ended that was asked under it."""
+        """Answers in the order of the rows. A number says that the follower has ended that was asked under it."""
         self._asked = 0
+        """Number of the latest question."""
         self._known: set[int] = set()
-        """Requests whose grammars the follower has been told."""
+        """Requests whose grammars were sent to the present follower."""
         self._preparing: dict[int, Callable[[], None]] = {}
         self._given_up: dict[int, str] = {}
-        """Requests whose grammars cost too much, and how so."""
+        """Problem by request, for requests whose grammars cost too much."""
         self._spent: Counter[int] = Counter()
-        """Nanoseconds by request."""
+        """Nanoseconds of processor time by request."""
 
     def prepare(self, request: int, grammar: str, done: Callable[[], None]) -> None:
         """Have a request's grammar compiled; ``done`` is called, by another thread, when ``allowed`` need not wait."""
@@ -188,12 +196,15 @@ class GrammarProcess:
         """The tokens that may come after each row, as by ``Grammars.allowed``; none where finding them is too dear."""
         found: dict[int, Allowed] = {}
         spent = 0.0
+        # Each turn asks about all rows that are left. It ends early where the follower has overrun: that row's request
+        # is given up, and the next follower is asked about the others.
         while left := [at for at, row in enumerate(rows) if at not in found and row.request not in self._given_up]:
             self._ask([rows[at] for at in left], spent)
             for at, behind in zip(left, range(len(left), 0, -1), strict=True):
                 row, answer = rows[at], self._answer()
                 if answer is None:
                     self._given_up[row.request] = self._limits.step_exceeded
+                    # It could not say what it took: its whole limit counts.
                     spent += max(self._limits.of_row(spent, behind, len(row.output)))
                     break
                 spent += answer.spent
@@ -222,7 +233,7 @@ class GrammarProcess:
             self._tell(Ask(self._asked, asked, spent))
 
     def _answer(self) -> Answer | None:
-        """The next answer to what was asked last; None where the follower has ended over it."""
+        """The next answer to the latest question; None where the follower has ended in the middle of it."""
         while True:
             heard = self._answers.get()
             if isinstance(heard, Answer) and heard.number == self._asked:
@@ -231,7 +242,7 @@ class GrammarProcess:
                 return None
 
     def _tell(self, message: Prepare | Forget | Ask) -> None:
-        """Send a message. If the process has ended, the reading thread tells whoever waits for its answer."""
+        """Send a message. If the process has ended, the reading thread ends the wait for its answer."""
         if self._process is None:
             self._process, self._outgoing = started(__name__, "serve"), queue.SimpleQueue()
             telling = threading.Thread(
@@ -246,7 +257,7 @@ class GrammarProcess:
     def _write(
         self, process: subprocess.Popen[bytes], outgoing: queue.SimpleQueue[Prepare | Forget | Ask | None]
     ) -> None:
-        """On a thread of its own, since the tokenizer has to be read first: send what is put into the queue."""
+        """Send the messages of the queue. It runs on a thread of its own, since the tokenizer has to be read first."""
         from penstock.text.grammar import serialized_tokenizer
 
         assert process.stdin is not None
@@ -266,7 +277,7 @@ class GrammarProcess:
         outgoing: queue.SimpleQueue[Prepare | Forget | Ask | None],
         telling: threading.Thread,
     ) -> None:
-        """On a thread of its own, until the process ends; the next grammar then starts another one."""
+        """Take in the process's messages until it ends, on a thread of its own. The next grammar starts another."""
         assert process.stdout is not None
         while (data := read(process.stdout.fileno())) is not None:
             heard = Heard.decode(data)
@@ -309,11 +320,13 @@ def serve() -> None:
     over = msgspec.msgpack.decode(data, type=Over)
     tokenizer = grammar_tokenizer(over.tokenizer, over.size, over.eos_token_ids)
     mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    # The parent stays in this loop, a child leaves it at once, since ``fork`` returns 0 there.
     while pid := os.fork():
         _, status = os.waitpid(pid, 0)
         if (os.WIFSIGNALED(status) and os.WTERMSIG(status) not in ENDED_BY) or status == 0:
             return
         write(1, Ended())
+    # On top of what is mapped already: the tokenizer, which each follower shares with its parent.
     resource.setrlimit(resource.RLIMIT_AS, (mapped + over.limits.memory, resource.RLIM_INFINITY))
     Follower(Grammars(Path(), over.vocab_size, over.eos_token_ids, tokenizer), over.limits).follow()
     os._exit(0)  # a thread may still compile
@@ -330,6 +343,7 @@ class Follower:
         self._lock = threading.Lock()
 
     def follow(self) -> None:
+        """Read questions from standard input and answer them, until it is closed."""
         while (data := read(0)) is not None:
             told = Told.decode(data)
             if isinstance(told, Prepare):
@@ -350,6 +364,8 @@ class Follower:
             compiling, step = self._limits.of_row(spent, behind, len(path))
             if row.grammar:
                 self._texts[row.request] = row.grammar
+                # ITIMER_PROF counts this process's processor time, and nothing handles SIGPROF: the kernel ends the
+                # process even within a call of the library.
                 signal.setitimer(signal.ITIMER_PROF, compiling)
                 self._grammars.compile_now(row.request, row.grammar)
             signal.setitimer(signal.ITIMER_PROF, step)
@@ -365,6 +381,7 @@ class Follower:
 
 
 def write(fd: int, message: msgspec.Struct) -> None:
+    """Write a message, with its length in bytes before it (4 bytes, little-endian)."""
     data = msgspec.msgpack.encode(message)
     left = memoryview(len(data).to_bytes(4, "little") + data)
     while left:
@@ -378,6 +395,7 @@ def read(fd: int) -> bytes | None:
 
 
 def read_exactly(fd: int, size: int) -> bytes | None:
+    """The next ``size`` bytes; None if the end comes before."""
     data = b""
     while len(data) < size:
         piece = os.read(fd, size - len(data))

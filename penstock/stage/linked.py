@@ -21,7 +21,7 @@ from penstock.transport.inbox import Inbox
 from penstock.transport.outbox import Outbox, Sockets
 
 # ------------------------------------------------------------------------------------------------------------- exchange
-# The exchange of rows between the ranks of a stage on one host: numbers in shared memory, and sockets that wake.
+# The exchange of rows between the ranks of a stage on one host: values in shared memory, and sockets that wake.
 #
 # A gather uses one half of the memory, the next gather the other:
 #
@@ -29,14 +29,14 @@ from penstock.transport.outbox import Outbox, Sockets
 #     rank 1   writes its columns, tells all, waits for all, reads the others'  |  ...
 #
 # A rank comes back to a half only after all have told it of the gather in between, which they do when they have read
-# what
-# that half held. Nothing spins: a rank that waits sleeps in the system, and leaves its core to the others.
+# what that half held. Nothing spins: a rank that waits sleeps in the system, and leaves its core to the others.
 
 HALF: Final = 4 << 20
-"""Bytes of one half: rows that take more are gathered in pieces."""
+"""Bytes of one half of the shared memory: rows that take more are gathered in pieces."""
 TOLD: Final = b"!"
+"""The byte that tells another rank that this one has written its columns."""
 LENGTH: Final = 4
-"""Bytes of a message's length, which stands before it."""
+"""Bytes of the number before a message, which is the message's length in bytes."""
 
 
 class StageRankLost(PenstockError):
@@ -67,7 +67,10 @@ class RankExchange(Protocol):
         ...
 
     def gather(self, rows_NW: np.ndarray, bounds: Sequence[int]) -> None:
-        """Fill in the other ranks' columns: see ``models.shares.Exchange``."""
+        """Fill in the other ranks' columns of ``rows_NW``, float32 [N, W]; rank r's are bounds[r] to bounds[r + 1].
+
+        See ``models.shares.Exchange``.
+        """
         ...
 
     def send(self, peer: int, message: bytes) -> None:
@@ -88,7 +91,7 @@ class RankExchange(Protocol):
 
 
 class SharedExchange:
-    """One rank's end of the exchange. ``peers`` are the sockets to the others, ``memory`` is what all have mapped."""
+    """One rank's end of the exchange. ``peers`` are the sockets to the others, ``memory`` is mapped by all."""
 
     address = ""
 
@@ -109,6 +112,8 @@ class SharedExchange:
     def _gather(self, rows_NW: np.ndarray, first: int, last: int) -> None:
         half, self._turn = self._halves[self._turn], 1 - self._turn
         whole_NW = half[: rows_NW.size].reshape(rows_NW.shape)
+        # Written before any other rank is told, and told to all before waiting for one: each rank waits for bytes that
+        # the others have sent by then, so that no two wait for each other.
         whole_NW[:, first:last] = rows_NW[:, first:last]
         for peer in self.peers:
             self._tell(peer, TOLD)
@@ -182,15 +187,15 @@ def exchanges(ranks: int) -> list[SharedExchange]:
 
 
 # ------------------------------------------------------------------------------------------------------------- follower
-# The ranks behind the first of a stage: they hold shares of its layers, and compute what the first one says.
+# The ranks behind the first of a stage: they hold shares of its layers, and compute each batch beside the first rank.
 
 
 class Begin(msgspec.Struct, tag="begin", kw_only=True):
-    """Forget all batches: a stream begins."""
+    """Asks a rank to forget all batches, because a new stream begins."""
 
 
 class Step(msgspec.Struct, tag="step", kw_only=True):
-    """The next batch, and which of its ``rows`` are computed; then the logits of ``asked`` of them."""
+    """Asks a rank to compute ``rows`` (indices) of the next batch, then its share of the logits of ``asked`` rows."""
 
     batch: Batch
     rows: list[int]
@@ -198,7 +203,7 @@ class Step(msgspec.Struct, tag="step", kw_only=True):
 
 
 class Loaded(msgspec.Struct, tag="loaded", kw_only=True):
-    """A rank has loaded its share, which takes so many bytes. A ``problem`` says why it could not.
+    """A rank has loaded its share, which takes ``weight_bytes`` and ``kv_bytes``; ``problem`` says why it could not.
 
     Others reach it at ``address``, where they were not joined from the beginning.
     """
@@ -234,7 +239,7 @@ class ShareOfLayers(Protocol):
 
 
 class Leader:
-    """The first rank's hold on the others."""
+    """The first rank's means to have the others compute each batch beside it."""
 
     def __init__(self, exchange: RankExchange) -> None:
         self.exchange = exchange
@@ -249,6 +254,7 @@ class Leader:
         return list(told.values())
 
     def begin(self) -> None:
+        """Have the others forget all batches. Raises StageRankLost."""
         self._tell(Begin())
 
     def step(self, batch: Batch, rows: Sequence[int], asked: int) -> None:
@@ -256,7 +262,7 @@ class Leader:
 
         Raises StageRankLost.
         """
-        # Spans are the stages' notes of their times, and no rank's matter.
+        # Spans only say how long stages took: the other ranks need none.
         self._tell(Step(batch=msgspec.structs.replace(batch, spans=[]), rows=list(rows), asked=asked))
 
     def check(self) -> None:
@@ -278,7 +284,7 @@ def say_loaded(exchange: RankExchange, told: Loaded) -> None:
 
 
 def follow(exchange: RankExchange, layers: ShareOfLayers, capacity: int, vocab_size: int = MOST) -> None:
-    """Compute what the first rank says until it ends, which raises StageRankLost."""
+    """Compute the batches that the first rank sends, until that rank ends, which raises StageRankLost."""
     visibility = Visibility(capacity, vocab_size)
     while True:
         message = _step.decode(exchange.receive(0))
@@ -295,12 +301,10 @@ def follow(exchange: RankExchange, layers: ShareOfLayers, capacity: int, vocab_s
 # --------------------------------------------------------------------------------------------------------------- linked
 # The exchange of rows between the ranks of a stage on several hosts: connections like those between stages.
 #
-# Every rank has an inbox of its own for the others, and an outbox to each of them. All begin with one secret, which
-# the
-# engine made for these ranks, and are encrypted where links between stages are. A message is a header, which names the
-# sender, and one frame: columns of rows, or a message beside them. Ranks compute the same steps in the same order, and
-# a
-# receiver therefore knows which of the two comes next from whom:
+# Every rank has an inbox of its own for the others, and an outbox to each of them. All connections begin with one
+# secret, which the engine made for these ranks, and are encrypted where links between stages are. A message is a
+# header, which names the sender, and one frame: columns of rows, or a message beside them. Ranks compute the same steps
+# in the same order, and a receiver therefore knows which of the two comes next from whom:
 #
 #     rank 0   sends its columns to all, waits for the others', the next gather ...
 #     rank 1   sends its columns to all, waits for the others', the next gather ...
@@ -394,6 +398,7 @@ class LinkedExchange:
         """Queue the messages that have arrived."""
         for frames in self._inbox.take():
             header = frames[0]
+            # A header of another length is taken for this rank's own, which is no sender: it is refused below.
             sender = header[-1] if len(header) == len(self._header) else self.rank
             if begins(header, self._opening) and sender in self._came and len(frames) == 2:
                 self._came[sender].append(frames[1])

@@ -1,4 +1,4 @@
-"""The last stage's picks: processors of logits, then an argmax over logits and noise."""
+"""The last stage's picks, and a drafter's ranking: processors of logits, then an argmax over scores and noise."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from penstock.stage.visibility import BatchView
 
 @dataclass(frozen=True)
 class Context:
-    """A row's context for the processors.
+    """The tokens before a pick, and what they allow, for the processors of one row.
 
     ``path`` holds the token ids up to the row, prompt included. ``allowed_V``, bool [V], is what the grammar allows
-    next; None without a grammar. ``problem`` says why that is nothing.
+    next; None without a grammar. ``problem`` says why the grammar allows nothing.
     """
 
     path: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
@@ -58,10 +58,12 @@ def contexts_of(
 
 
 def needs_path(sampling: Sampling) -> bool:
+    """Whether a pick depends on more of the text than its position: penalties count tokens, grammars read them."""
     return bool(sampling.grammar) or is_penalizing(sampling)
 
 
 def context_of(path: np.ndarray | None, asked: GrammarRow | None, allowed: Allowed | None) -> Context:
+    """The context of one row: its path, if that was looked up, and what its grammar allows, if it has one."""
     if path is None:
         return NO_CONTEXT
     if asked is None or allowed is None:
@@ -77,10 +79,12 @@ def is_processing(sampling: Sampling, position: int) -> bool:
 
 
 def is_barring(sampling: Sampling, position: int) -> bool:
+    """Whether the token at ``position`` may be none of the barred ones."""
     return bool(sampling.barred) and position < sampling.barred_before
 
 
 def is_penalizing(sampling: Sampling) -> bool:
+    """Whether any of the three penalties is set."""
     added = sampling.presence_penalty, sampling.frequency_penalty
     return sampling.repetition_penalty != 1 or added != (0, 0)
 
@@ -88,8 +92,8 @@ def is_penalizing(sampling: Sampling) -> bool:
 def processed(logits_V: np.ndarray, sampling: Sampling, position: int, context: Context) -> np.ndarray:
     """A copy of the logits with all processors applied. Barred tokens are allowed again where no other is left.
 
-    Hence ``min_tokens`` cannot keep a text going that its grammar ends. Tokens that a grammar or ``allowed_token_ids``
-    masks stay out in any case: ``refusal`` tells which rows have nothing left.
+    A text that its grammar ends therefore ends, even before ``min_tokens``. Tokens that a grammar or
+    ``allowed_token_ids`` masks stay out in any case: ``refusal`` says which rows have nothing left.
     """
     scores_V = logits_V.copy()
     allowed_V = allowed_tokens(sampling, context, len(scores_V))
@@ -154,7 +158,7 @@ def penalize(scores_V: np.ndarray, sampling: Sampling, path: np.ndarray) -> None
 #
 # A sampled token is the argmax of filtered scores logits/T + Gumbel noise (penstock.noise); greedy is the same without
 # noise. Both are functions of (logits, sampling, path) alone, computed row by row in float64, so that a row's token
-# does not depend on the rows beside it. Masks, bias and penalties come first (stage/sampler.py).
+# does not depend on the rows beside it. Masks, bias and penalties come first (above).
 #
 # Filters mean what they mean in Hugging Face transformers and vLLM, in this order, after the temperature:
 #     top-k   in if fewer than k tokens score strictly higher: all ties at the threshold stay
@@ -163,7 +167,8 @@ def penalize(scores_V: np.ndarray, sampling: Sampling, path: np.ndarray) -> None
 # Each keeps an upper set of the order (score, then lower id), so that their intersection is one too.
 
 OUTSIDE_PENALTY: Final = 3.0
-"""How much a drafter's ranking takes off the scores of tokens that its filters exclude: the target's may not.
+"""Nats that a drafter's ranking takes off the scores of tokens that its filters exclude: the target's filters may let
+them pass.
 
 Leaving them out, or ranking them after all others, loses tokens that a weak drafter puts just outside: on a drafter of
 0.9M parameters 7 to 33% of the target's picks. With 3 taken off, the best candidate is right as often (within half a
@@ -172,13 +177,14 @@ exp(-3) of the excluded mass.
 """
 
 SLACK: Final = 1e-9
-"""A margin in the score that is more than rounding takes from the largest noise."""
+"""Margin in scores, in nats: more than rounding can take from the largest noise."""
 
 MOST_FEW: Final = 4096
-"""The most tokens a row, in the mean, of which a pick is decided without the others: their ids and logits leave."""
+"""Upper limit of the tokens per row, on average, that leave the device so that picks are decided among them alone.
+Where they would be more, whole rows leave."""
 
 FIRST_WIDTH: Final = 128
-"""How many of the best tokens ``nucleus`` sorts at first; a top-p set is seldom larger."""
+"""Number of the best tokens that ``nucleus`` sorts at first; a top-p set is seldom larger."""
 
 
 def pick_tokens(
@@ -243,9 +249,10 @@ def rank_candidates(
 
 @dataclass(frozen=True)
 class Few:
-    """The tokens of a row among which the pick is, ids in rising order, with what decides between them.
+    """The tokens of a row that the pick can be: their ``ids`` in rising order, and their scaled ``scores``.
 
-    ``whole`` is the sum of exp(scores) over all tokens that top-p counts, None where these are the ones here.
+    ``vocabulary`` is the length of the whole row. ``whole`` is the sum of exp(scores) over all tokens that count for
+    top-p; None where these are just the tokens here.
     """
 
     vocabulary: int
@@ -255,6 +262,7 @@ class Few:
 
     def pick(self, sampling: Sampling, position: int) -> int:
         """The token that ``pick_noisy`` finds in the whole row."""
+        # Drawn for the whole row and then indexed, so that each token has the noise that it would have there.
         own = draws(sampling.seed, sampling.sample, position, self.vocabulary)[self.ids]
         return int(self.ids[pick_above_floor(self.scores, own, sampling, self.whole)])
 
@@ -282,6 +290,7 @@ def narrowed(
     ]
     heat_n = logits_nV.new_tensor([samplings[i].temperature for i in able])
     whole_n = ((logits_nV - best_n[:, None]) / heat_n[:, None]).exp().sum(dim=-1).tolist()
+    # ``nonzero`` goes row by row in rising order of ids, which ties between tokens depend on.
     places = (logits_nV >= logits_nV.new_tensor(least_n)[:, None]).nonzero()
     if len(places) > MOST_FEW * len(able):
         return [None] * len(rows)
@@ -306,6 +315,8 @@ def _least(sampling: Sampling, position: int, vocabulary: int, best: float, toke
         return top[min(sampling.top_k, vocabulary) - 1]
     draws_V = draws(sampling.seed, sampling.sample, position, vocabulary)
     highest_noise, own = to_gumbel(np.array([draws_V.min(), draws_V[token]]))
+    # A token beats the best one only if logit / T + noise >= best / T + own, and no noise exceeds ``highest_noise``:
+    # its logit is then at least best - T (highest_noise - own).
     reach = sampling.temperature * (highest_noise - own + SLACK)
     return float(best - reach - SLACK * (abs(best) + reach))
 
@@ -327,6 +338,7 @@ def is_plain(sampling: Sampling, position: int) -> bool:
 
 def highest(logits: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
     """Each row's largest logit [n], where a NaN counts as largest, and its id, the lowest among ties."""
+    # numpy and torch alike take a NaN for the largest, so that ``check_finite`` finds it in these few numbers.
     if logits.device.type == "cpu" and logits.dtype == torch.float32:
         ids = logits.numpy().argmax(axis=-1)  # a tenth of the time of torch's max and argmax
         return logits[torch.arange(len(ids)), torch.from_numpy(ids)], ids.tolist()
@@ -351,6 +363,10 @@ def to_float64(logits: torch.Tensor) -> np.ndarray:
 def pick_one(
     logits_V: np.ndarray, sampling: Sampling, position: int, node: int, context: Context = NO_CONTEXT
 ) -> SampledToken:
+    """The target's next token after one row, by its whole logits, float64 [V].
+
+    ``position`` is the token's own. The pick has an ``error`` where no token can be picked.
+    """
     if problem := refusal(logits_V, sampling, context):
         return SampledToken(node, 0, error=problem)
     scores_V = scaled_scores(logits_V, sampling, position, context)
@@ -420,6 +436,7 @@ def pick_above_floor(scores_V: np.ndarray, draws_V: np.ndarray, sampling: Sampli
         above_V = standing_above(scores_V, token)
         if (mass_V * above_V).sum() < limit:
             return token
+        # The token fails top-p, and so does every token that does not stand above it.
         left_V = np.where(above_V, left_V, -np.inf)
         token = noisy_argmax(left_V, draws_V)
     return int(scores_V.argmax())
@@ -458,6 +475,7 @@ def best_tokens(scores_V: np.ndarray, count: int) -> np.ndarray:
 
 
 def log_softmax(scores_V: np.ndarray) -> np.ndarray:
+    """Natural logs of the softmax of scores, float64 [V]; a score of -inf stays -inf."""
     shifted = scores_V - scores_V.max()
     chance_V: np.ndarray = shifted - np.log(np.exp(shifted).sum())
     return chance_V
@@ -477,6 +495,10 @@ def with_logprobs(logits_V: np.ndarray, token: int, count: int, node: int) -> Sa
 def rank_one(
     logits_V: np.ndarray, sampling: Sampling, position: int, node: int, count: int, context: Context = NO_CONTEXT
 ) -> Candidates:
+    """A drafter's ``count`` best guesses after one row, by its whole logits, float64 [V]: see ``rank_candidates``.
+
+    There are none where no token can be picked, and fewer than ``count`` where fewer can.
+    """
     if refusal(logits_V, sampling, context):
         return Candidates(node, [], [])
     scores_V = scaled_scores(logits_V, sampling, position, context)

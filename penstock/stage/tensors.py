@@ -1,4 +1,4 @@
-"""Hidden states as raw bytes and back."""
+"""Hidden states as raw bytes and back, and the core of a stage whose neighbours are other processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.stage.visibility import ProtocolError
 
 
 def to_bytes(hidden_ND: Any) -> memoryview:
-    """The tensor's own bytes, row after row, copied from the device if it is not on the CPU."""
+    """The bytes of the hidden states [N, D], row after row, copied from the device if they are not on the CPU."""
     flat = hidden_ND.detach().to("cpu").contiguous().view(torch.uint8)
     return memoryview(flat.numpy().reshape(-1))
 

@@ -51,7 +51,10 @@ class RequestView:
 
 @dataclass(frozen=True)
 class BatchView:
-    """The surviving rows of a batch as arrays of one entry per row, and what each request among them sees."""
+    """The surviving rows of a batch, and what each request among them sees.
+
+    ``requests``, ``nodes``, ``slots``, ``positions`` and ``tokens`` are int64 [N], an entry per surviving row.
+    """
 
     requests: np.ndarray
     nodes: np.ndarray
@@ -77,8 +80,11 @@ class BatchView:
         """Token ids from the request's first to this row's own, taken from the slots that the row sees."""
         assert self.slot_tokens is not None, "only a stage's own view knows what its slots hold"
         seen = next(view for view in self.views if view.request == self.requests[row])
+        # ``rows`` ascends, since a request's rows are gathered in the batch's order.
         sees = seen.mask[np.searchsorted(seen.rows, row)]
         tokens = np.empty(int(self.positions[row]) + 1, dtype=np.int64)
+        # A row sees exactly one slot for each position up to its own, so that every entry is filled, whatever the order
+        # of the slots.
         tokens[seen.positions[sees]] = self.slot_tokens[seen.slots[sees]]
         return tokens
 
@@ -92,9 +98,9 @@ def view_of(tokens: Sequence[int], rows: range) -> BatchView:
 
 
 def part_of(view: BatchView, rows: slice) -> BatchView:
-    """A part of a batch's rows, whose parents come before it or are in it.
+    """The view of some of a batch's rows, whose parents come before them or are among them.
 
-    Whatever the rows see is stored once the parts before have been computed.
+    The parts of a batch are computed in order, so that each one finds the keys and values of all that its rows see.
     """
     first, stop, _ = rows.indices(len(view))
     within = [(one, (first <= one.rows) & (one.rows < stop)) for one in view.views]
@@ -133,7 +139,10 @@ class _RequestSlots:
         self.paths: dict[int, int] = {}
 
     def commit(self, slots: Sequence[int]) -> None:
+        """Append slots, in position order, to the committed ones."""
         for slot in slots:
+            # Rows below keep the slot's bit in their paths: ``seen_by`` takes it out by ``committed_bits``, since from
+            # now on they see the slot as a part of the committed prefix. No other path is touched.
             self.paths.pop(slot, None)
             self.committed.append(slot)
             self.is_committed.add(slot)
@@ -178,7 +187,8 @@ class Visibility:
 
     A row sees a slot if and only if that slot holds one of its ancestors or itself. Committed slots are kept in
     position order, so the committed prefix of a row at position p is the first p of them; above it a row sees what its
-    parent saw, and itself. Commit and prune therefore move no data.
+    parent saw, and itself. Commit and prune therefore move no data. PipeDec (section 3.4.2, algorithm 1) has a cache
+    for the prefix and one for the tree in place of this mask.
     """
 
     def __init__(self, capacity: int, vocab_size: int = MOST) -> None:
@@ -191,6 +201,7 @@ class Visibility:
 
     def apply_header(self, batch: Batch) -> None:
         """Take in the requests that were closed and opened, and the slots that were committed. Every header counts."""
+        # In this order: one header may close a preempted request and open it again, with slots that are committed anew.
         for request in batch.closed:
             self._requests.pop(request, None)
             self._closed.append(request)
@@ -224,6 +235,7 @@ class Visibility:
             for i in indices:
                 table.register(slots_listed[i], parents[i], positions_listed[i])
         slots, positions, tokens = map(array_of, (slots_listed, positions_listed, tokens_listed))
+        # In stream order: a reused slot has its new token before any row that sees it asks for its path.
         self._tokens[slots] = tokens
         closed, self._closed = self._closed, []
         return BatchView(
@@ -255,18 +267,22 @@ class Visibility:
         all_slots = np.concatenate([np.asarray(table.committed[:seen_committed], dtype=np.int64), seen])
         slot_positions = np.concatenate([np.arange(seen_committed, dtype=np.int64), self._positions[seen]])
         mask = np.empty((len(rows), len(all_slots)), dtype=bool)
+        # <=, not <: a row whose own slot is committed already, such as a new root after a miss or a token of a prompt,
+        # finds itself among the committed slots.
         mask[:, :seen_committed] = slot_positions[None, :seen_committed] <= positions[rows, None]
         mask[:, seen_committed:] = sees
         return RequestView(request, rows, all_slots, slot_positions, mask, seen_committed)
 
 
 def check_below(limit: int, what: str, numbers: Sequence[int], stream: int) -> None:
+    """Raise ProtocolError, naming the first wrong number, unless all are from 0 to ``limit`` - 1."""
     if numbers and not (min(numbers) >= 0 and max(numbers) < limit):
         wrong = next(number for number in numbers if not 0 <= number < limit)
         raise ProtocolError(f"stream {stream}: {what} {wrong} is outside the {limit} of this stage")
 
 
 def array_of(values: Sequence[int]) -> np.ndarray:
+    """The values as int64 [n]."""
     return np.asarray(values, dtype=np.int64)
 
 
@@ -292,9 +308,9 @@ def unpack(sets: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
 # this follows from the stream of batches. It holds where no two requests share slots, that is without prefix caching.
 
 NO_PLACE: Final = -1
-"""The place of a slot that no view holds."""
+"""The value that stands for a place where a slot has none."""
 FIRST: Final = 256
-"""Places at the start. Their number is doubled whenever they do not suffice."""
+"""Number of places at the start. It is doubled whenever they do not suffice."""
 
 
 @dataclass
@@ -304,6 +320,7 @@ class _Held:
     low: int = 0
     """No later row stands before this position."""
     until: int = 0
+    """Committed slots before this position have given their places back."""
     committed: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     drafted: dict[int, int] = field(default_factory=dict)
 
@@ -327,7 +344,7 @@ class NearSlots:
 
     @property
     def held(self) -> int:
-        """How many places are taken."""
+        """Number of places that are taken."""
         return self.size - len(self._free)
 
     def enter(self, view: BatchView) -> BatchView:
@@ -344,6 +361,7 @@ class NearSlots:
 
     def _placed(self, slots: np.ndarray) -> np.ndarray:
         places: np.ndarray = self._place[slots]
+        # NO_PLACE is -1, which as an index would stand for the last place. Index ``size`` is nobody's place.
         places[places == NO_PLACE] = self.size
         return places
 

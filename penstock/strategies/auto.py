@@ -1,4 +1,4 @@
-"""The default strategy, our own: ``continuous`` where speculation pays, plain decoding where it does not."""
+"""Our own strategies: ``continuous``, and the default, ``auto``, which is it where speculation pays and else plain."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ They are an iterator because for most nodes only the first is ever wanted.
 """
 
 CERTAIN: Final = -1e-9
-"""Greatest log chance of a child: below 0, so that no child ties with its parent."""
+"""Upper limit of a child's log chance: below 0, so that no child ties with its parent."""
 FLOOR: Final = -12.0
-"""Least log chance of a child that a correction no longer names."""
+"""Lower limit of the log chance of a child that a correction no longer names."""
 
 
 _Entry = tuple[float, int, Node]
@@ -54,11 +54,14 @@ class BestFirst:
 
     def __init__(self) -> None:
         self._root: Node | None = None
+        """The root at the last look."""
         self._made = 0
+        """Number of the entry made last. It counts down: among equal scores the older entry sorts behind the newer."""
         self._candidates: list[_Candidate] = []
         self._unsent: list[_Entry] = []
         self._unasked: list[_Entry] = []
         self._waiting: list[Node] = []
+        """Nodes about which the drafter has been asked and has not answered."""
         self._unanswered: list[Node] = []
         """Nodes about which the drafter could not say anything yet; it may be asked about them again."""
 
@@ -146,7 +149,6 @@ class BestFirst:
 
     def _begin(self, root: Node) -> None:
         self._made -= 1
-        # Later entries have lower numbers, so that among equal scores the older one sorts last and is popped first.
         entry = (root.score, self._made, root)
         self._candidates, self._unsent, self._unasked, self._waiting, self._unanswered = [], [entry], [entry], [], []
 
@@ -162,6 +164,7 @@ class BestFirst:
         again."""
         corrected = dict.fromkeys(node for node in tree.corrected if node.open)
         tree.corrected = []
+        # Higher nodes first: a score is the parent's plus a chance.
         parents = sorted(corrected, key=attrgetter("position"))
         for parent in parents:
             self._reweigh(parent, chances)
@@ -210,6 +213,7 @@ class BestFirst:
 
     def _best(self, tree: TokenTree, queue: list[_Entry]) -> float:
         score = queue[-1][0] if queue else -math.inf
+        # A candidate needs a slot to become a node; without room it does not count.
         if self._candidates and self._candidates[-1][0] > score and tree.room > 0:
             score = self._candidates[-1][0]
         return score - tree.root.score
@@ -222,6 +226,7 @@ class BestFirst:
         _, _, parent, chance, rank, chances = candidates.pop()
         assert parent.candidates is not None
         node = tree.extend(parent, parent.candidates[rank][0], chance)
+        # Taken from this queue at once, the node waits in the other one; its parent's next candidate takes its place.
         self._made -= 1
         insort(other, (node.score, self._made, node))
         self._offer(parent, rank + 1, chances)
@@ -264,6 +269,7 @@ Found by simulation on six clusters: values from 0.25 to 1 hardly differ, and 2 
 expensive.
 """
 LOG_PATIENCE: Final = math.log(PATIENCE)
+"""Natural logarithm of ``PATIENCE``, for sums with log chances."""
 FRESH: Final = 0.3
 """Steps of the slowest stage that a batch waits for the root's result, which prunes the tree it is chosen from.
 
@@ -313,6 +319,7 @@ class Continuous:
         self._corrects = in_flight_correction
         self._order = BestFirst()
         self._willing_since: float | None = None
+        """Time at which the next batch could first have entered; None until then."""
         self._asked = False
         """Whether the drafter has been asked since the last batch entered."""
 
@@ -350,7 +357,7 @@ class Continuous:
         return self._patient_until(tree.root.due, context.now, FRESH * step) if tree.root.entered else NOW
 
     def most_rows(self, context: Context) -> int:
-        """Most rows of a request that may enter in the batch being composed; one enters in any case."""
+        """Upper limit of a request's rows in the batch being composed; one enters in any case."""
         return self.width
 
     def can_piggyback(self, tree: TokenTree, context: Context) -> bool:
@@ -362,6 +369,7 @@ class Continuous:
         self._asked = False
         rows: list[Node] = []
         mass, score, most = 0.0, self._order.best_unsent(tree), self.most_rows(context)
+        # The first row enters in any case: the engine has asked whether there is one. Parents score above children.
         while not rows or (len(rows) < most and is_worth_it(context, score, len(rows), mass)):
             rows.append(self._order.take_unsent(tree))
             mass += math.exp(score)
@@ -379,6 +387,7 @@ class Continuous:
         if context.draft_due == math.inf:  # the drafter has not been asked
             return False
         drafting = context.estimates.drafter.seconds(1)
+        # An answer that is overdue is expected to take as much longer as it is late.
         wait = abs(context.draft_due - context.now)
         awaited, unasked = self._order.mass_awaited(tree), self._order.mass_unasked(tree)
         if self._is_worth_waiting(tree, context.estimates, awaited, wait, step):
@@ -399,9 +408,11 @@ class Continuous:
     def _is_worth_waiting(self, tree: TokenTree, estimates: Estimates, coming: float, wait: float, step: float) -> bool:
         """Whether to wait ``wait`` seconds for children of nodes that are on the path with the chance ``coming``."""
         ends = estimates.drafts.miss_rate
+        # The chance that the path leads on from such a node to one of its children.
         coming *= 1 - ends
         if estimates.pipeline.latency_s(1) <= step:  # batches go one after another: tokens per second decide
             return coming * step > self._order.mass_unsent(tree, self.width) * wait
+        # If the path ends with that child, waiting saves the rest of a step.
         gain = coming * ends * (step - wait)
         if gain <= 0 or not tree.root.entered:
             return gain > wait
@@ -462,7 +473,7 @@ def is_worth_asking(context: Context, score: float, nodes: int) -> bool:
 
 # ----------------------------------------------------------------------------------------------------------------- auto
 MISLED: Final = -0.05
-"""Least gain of corrections at which they are still taken: tokens turned right less tokens turned wrong, as a share."""
+"""Gain from which on corrections are taken: the share of tokens turned right less that of tokens turned wrong."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -529,7 +540,7 @@ class Auto(Continuous):
         return speculates(context) and super().can_piggyback(tree, context)
 
     def most_rows(self, context: Context) -> int:
-        """Most rows that may enter. Even if all are wrong, they cost at most half of what the trial may still lose."""
+        """Upper limit of the rows: even if all are wrong, they cost at most half of what the trial may still lose."""
         times, load = context.estimates.pipeline, context.load
         longest = times.latency_s(load.requests) + context.estimates.trials.left_s(on_trial(context)) / 2
         return bisect_right(range(1, self.width + 1), longest, key=lambda rows: times.latency_s(load.rows + rows))
@@ -556,6 +567,7 @@ def could_enter(context: Context) -> bool:
     latency = times.latency_s(1)
     if requests == 1 or not latency:
         return True
+    # A trip has latency / step batches, over which the roots of all requests are spread.
     roots = min(requests, max(1, round(requests * times.step_s(requests) / latency)))
     step, after = times.step_s(roots), times.step_s(roots + 1)
     return step >= (roots if latency <= step else 1 / PATIENCE + roots) * (after - step)

@@ -1,4 +1,4 @@
-"""The interface of strategies: what one is asked, what it is told, its options, and the registry of all."""
+"""The interface of strategies, their options, the registry of all, and the shortest of them: plain decoding."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class Context:
 # The interface of strategies: which nodes of a request's tree are drafted from, and which enter next.
 
 NOW: Final = -math.inf
-"""Returned by ``ready_at`` if rows can enter now."""
+"""The value of ``ready_at`` where rows can enter now."""
 ON_EVENT: Final = math.inf
-"""Returned by ``ready_at`` if nothing can enter until an event, a result or a draft, has happened."""
+"""The value of ``ready_at`` where nothing can enter until an event, a result or a draft, has happened."""
 
 
 class Strategy(Protocol):
@@ -122,11 +122,11 @@ class StrategyOptions(ABC):
     @property
     @abstractmethod
     def most_rows(self) -> int:
-        """Most nodes that enter together, or as one tree; 0 where nothing is drafted."""
+        """Upper limit of the nodes that enter together, or as one tree; 0 where nothing is drafted."""
 
     @property
     def most_asked(self) -> int:
-        """Most nodes that the drafter is asked about at a time."""
+        """Upper limit of the nodes that the drafter is asked about at a time."""
         return self.most_rows
 
     @abstractmethod
@@ -180,6 +180,8 @@ class AutoregressiveOptions(StrategyOptions):
 
 
 class Autoregressive:
+    """Plain decoding: a new root enters, and nothing else until its result is there."""
+
     candidates = 0
 
     rate_limited = False

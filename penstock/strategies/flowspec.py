@@ -18,11 +18,14 @@ _Entry = tuple[float, int, Node, int, float]
 
 
 class Growth(Enum):
-    """The reason for which the base tree grows."""
+    """The reason for which the base tree grows (section 3.4)."""
 
     ROUND = auto()
+    """A new token that is not in the tree begins a round."""
     CONTEXT = auto()
+    """Context-aware expansion: a token of the tree was accepted."""
     SCORE = auto()
+    """Score-aware expansion: nothing is left to send."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,15 +96,25 @@ class FlowSpec:
         self._tree: TokenTree | None = None
         self._root: Node | None = None
         self._segments: deque[list[Node]] = deque()
+        """Segments that have yet to enter, in order."""
         self._queued: set[int] = set()
+        """Ids of the nodes in ``_segments``."""
         self._layers: list[list[Node]] = []
+        """The layers of the base tree that are drafted from, the root's first."""
         self._missing = 0
+        """Number of layers by which the base tree has yet to grow."""
         self._growth: Growth | None = None
+        """The reason of the growth under way; None where the base tree is complete."""
         self._made = 0
+        """Number of candidates taken in so far: the index in the order of creation."""
         self._drafted: list[_Entry] = []
+        """Candidates of the base tree, as the drafter named them, since the last choice."""
         self._left: list[_Entry] = []
+        """A heap of the candidates that were not chosen, best first."""
         self._noted: set[int] = set()
+        """Ids of the nodes whose candidates are in ``_drafted`` or ``_left``, or were chosen."""
         self._asked: set[int] = set()
+        """Ids of the nodes that were drafted from for this base tree."""
         self._redrafts = False
 
     def corrects(self, context: Context) -> bool:
@@ -148,6 +161,7 @@ class FlowSpec:
         while self._growth is not None or (not self._segments and self.options.expand and self._deepen(tree)):
             if not self._grown(tree):
                 break
+            # Cleared first, so that the loop asks for a score-aware expansion if nothing of the tree is left to send.
             growth, self._growth = self._growth, None
             self._choose(tree, growth)
 
@@ -169,6 +183,7 @@ class FlowSpec:
         self._queued = {node.id for segment in self._segments for node in segment}
 
     def _grow_from(self, root: Node, depth: int, growth: Growth) -> None:
+        # A base tree is always begun anew. Nodes that were sent stay in the tree of live nodes, and are met by path.
         self._layers, self._missing, self._growth = [[root]], depth, growth
         self._drafted, self._left = [], []
         self._noted, self._asked = set(), set()
@@ -230,13 +245,16 @@ class FlowSpec:
         """Queue the best nodes of the base tree: in segments for a new round, as one segment for an expansion."""
         chosen = self._best_left() if growth is Growth.SCORE else self._best_drafted()
         if not self.options.score_order:
+            # By the order of creation, which is that of the layers.
             chosen.sort(key=itemgetter(1))
+        # The root of a new round enters with the first segment; that of an expansion is in the tree already.
         nodes = [] if self._is_in_tree(tree.root) else [tree.root]
         for entry in chosen:
             _, _, parent, token, chance = entry
             node = parent.children.get(token)
             if node is None and tree.room > 0:
                 node = tree.extend(parent, token, chance)
+            # No slot is left: the candidate may be chosen by a later expansion.
             if node is None:
                 heappush(self._left, entry)
             elif not self._is_in_tree(node):

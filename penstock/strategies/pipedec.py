@@ -1,4 +1,7 @@
-"""PipeDec's dynamic prediction tree: one layer of the tree enters per pipeline step (PipeDec, sections 3.3 and 3.4)."""
+"""PipeDec's dynamic prediction tree, and the static tree that the papers compare with.
+
+Of the dynamic tree one layer enters per pipeline step (PipeDec, sections 3.3 and 3.4).
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,9 @@ from penstock.tree import Node, TokenTree
 
 
 # -------------------------------------------------------------------------------------------------------------- pipedec
+# The dynamic prediction tree, of which one layer enters per step.
+
+
 @dataclass(frozen=True, kw_only=True)
 class PipeDecOptions(StrategyOptions):
     """The defaults are the paper's choice (section 4.3.1)."""
@@ -65,6 +71,7 @@ class PipeDec:
         if not tree.root.entered:
             return NOW
         frontier = tree.frontier()
+        # Layers from the root's to the deepest: a root alone is one layer.
         shallow = frontier[0].position - tree.root.position + 1 < self.depth
         return now_if(shallow and tree.room > 0 and any(has_candidates(node) for node in frontier))
 
@@ -144,6 +151,7 @@ class StaticTree:
         self.candidates = children
         self.segments = segments
         self._waiting: deque[list[Node]] = deque()
+        """Segments of the tree that have yet to enter, in order."""
         self._last: Node | None = None
         """A node of the last segment; None if the tree is sent in one batch."""
 
@@ -172,6 +180,8 @@ class StaticTree:
     def enter(self, tree: TokenTree, context: Context) -> list[Node]:
         if not self._waiting:
             nodes = [tree.root, *self._chosen(tree)]
+            # Segment i ends at the integer part of len(nodes) * (i + 1) / segments: lengths differ by a row at most,
+            # and those of 0 rows, of a small tree, are left out.
             bounds = [len(nodes) * i // self.segments for i in range(self.segments + 1)]
             self._waiting.extend(nodes[first:end] for first, end in pairwise(bounds) if first < end)
             self._last = nodes[-1] if self.segments > 1 else None

@@ -32,12 +32,14 @@ from penstock.messages import MAX_HEADER_BYTES, FilePath, Frame
 # bytes.
 
 FRAME: Final = struct.Struct("<I?")
+"""The head of a frame: the frame's length in bytes, and whether another frame of the message follows."""
 FRAMES: Final = 2
-"""The most frames of a message: a header and a tensor."""
+"""Upper limit of a message's frames: a header and a tensor."""
 MAX_FRAME_BYTES: Final = 1 << 30
+"""Upper limit of a frame, in bytes."""
 assert MAX_HEADER_BYTES < MAX_FRAME_BYTES
 TOKEN_BYTES: Final = 32
-"""Bytes of the secret that a connection begins with."""
+"""Bytes of the token that a connection begins with: a SHA-256 digest of the secret."""
 LARGE: Final = 1 << 16
 """Size in bytes from which an incomplete frame gets a buffer of its own, into which the rest is read without a copy."""
 
@@ -80,7 +82,7 @@ class MessageReader:
         """The first frames of a message that is not complete."""
 
     def room(self, chunk: memoryview) -> memoryview:
-        """Where the next bytes belong: the rest of a large frame, or else ``chunk``."""
+        """The buffer in which the next bytes belong: the rest of a large frame, or else ``chunk``."""
         return chunk if self._large is None else memoryview(self._large)[self._filled :]
 
     def take(self, room: memoryview, count: int) -> list[list[Frame]]:
@@ -95,6 +97,8 @@ class MessageReader:
         self._held += came
         with memoryview(self._held) as held:
             messages, end = self._messages_in(held)
+        # Only now: a bytearray cannot shrink while a view of it exists. Frames are copies, or buffers of their own, so
+        # that none points into these bytes.
         del self._held[:end]
         return messages
 
@@ -160,14 +164,15 @@ PORT: Final = re.compile(r"[0-9]{1,5}")
 MOST_PORT: Final = 65535
 """The largest TCP port."""
 WAITING: Final = 128
-"""How many connections may wait to be accepted."""
+"""Number of connections that may wait to be accepted."""
 ON_ITS_WAY: Final = 1 << 22
 """Bytes that the system is asked to buffer for a busy receiver on this host; it may grant fewer. TCP sizes its own
 buffers."""
 SILENT_S: Final = 7
 """Seconds without an answer from the other end's system after which a tcp connection counts as broken."""
 TCP_OPTIONS: Final = {"TCP_NODELAY": 1, "TCP_KEEPIDLE": 3, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 2}
-"""Options of tcp connections, set where the system has them: no delay for small messages, and keep-alive probes.
+"""Options of tcp connections, set where the system has them: no delay for small messages, and keep-alive probes, the
+first after 3 idle seconds, the others every 2 seconds.
 
 Probes find a dead peer while nothing is under way, so every receiver finds it; ``unanswered`` does while data is.
 TCP_USER_TIMEOUT would also break connections to a process that reads nothing because it computes or is stopped.
@@ -236,6 +241,8 @@ def listener_at(place: Place) -> socket.socket:
     listener = socket.socket(place.family, socket.SOCK_STREAM)
     try:
         if not place.is_ipc:
+            # A port whose last connections are still in TIME_WAIT can be taken again at once, as by a worker that is
+            # restarted.
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.setblocking(False)
         listener.bind(place.where)
@@ -338,7 +345,7 @@ def reason_of(error: Exception) -> str:
 # Waiting for readable file descriptors, of any number, with a timeout that is precise to microseconds.
 
 SELECTABLE: Final = 1024
-"""``select`` accepts only descriptors below this number."""
+"""The number below which ``select`` accepts descriptors."""
 
 
 class Readable:
@@ -392,7 +399,7 @@ OVERSLEEP: Final = 60e-6
 
 
 def left_until(moment: float) -> float:
-    """How many seconds a thread may sleep so as to be awake at a moment of the monotonic clock."""
+    """Seconds that a thread may sleep so as to be awake at a moment of the monotonic clock."""
     return max(0.0, moment - OVERSLEEP - time.monotonic())
 
 

@@ -53,6 +53,8 @@ class Connection(Protocol):
 
 
 class PlainConnection:
+    """A connection whose bytes are read as they are."""
+
     def __init__(self, connection: socket.socket) -> None:
         self.socket = connection
         self.ended = False
@@ -91,6 +93,8 @@ class TlsConnection:
             try:
                 count = self._read_into(room[filled:])  # shakes hands first
             except ssl.SSLWantReadError:
+                # The handshake may have an answer for the peer, without which the peer would send nothing to go on
+                # with.
                 self._reply()
                 if not self._fetch():
                     break
@@ -119,7 +123,7 @@ class TlsConnection:
         return bool(came)
 
     def _reply(self) -> None:
-        """Send what TLS has to send.
+        """Send the bytes that TLS has ready.
 
         It is a few bytes: a peer whose system does not take them at once is not listening.
         """
@@ -144,11 +148,11 @@ log = logging.getLogger(__name__)
 CHUNK: Final = 1 << 18
 """Bytes that are read at a time: about what the system buffers for a receiver."""
 MOST_OF_A_HOST: Final = 256
-"""The most open connections of one session from one host."""
+"""Upper limit of the open connections of one session from one host."""
 MOST_UNAUTHENTICATED: Final = 64
-"""The most open connections that have not shown a session's token yet. Honest senders send theirs at once."""
+"""Upper limit of the open connections that have not shown a session's token yet. Honest senders send theirs at once."""
 TOKEN_S: Final = 120.0
-"""Seconds for which the process has to have listened to a connection that has shown no session's token to close it."""
+"""Seconds of listening after which a connection that has shown no session's token is closed."""
 
 
 class Inbox:
@@ -179,7 +183,9 @@ class Inbox:
         self._listened = 0.0
         """Seconds of the waits while there was such a connection."""
         self._streams: dict[int, Stream] = {}
+        """Descriptor -> connection that has shown its token."""
         self._broken: set[str] = set()
+        """Admitted sessions that have lost a connection since ``broken`` was called."""
         self._woken: list[int] = []
         """The descriptors that ended the latest ``wait``, until ``take`` has handled them."""
 
@@ -246,6 +252,7 @@ class Inbox:
         woken, self._woken = self._woken or self._readable.wait(0.0), []
         messages: list[list[Frame]] = []
         for fd in woken:
+            # Looked up one by one: reading an earlier descriptor may have closed a later one.
             # Streams come first: nearly every wake-up is a message.
             if fd in self._streams:
                 messages += self._read(self._streams[fd])
@@ -296,6 +303,7 @@ class Inbox:
             self._spare = os.open(os.devnull, os.O_RDONLY)
 
     def _one_too_many(self) -> UnauthenticatedConnection:
+        # The oldest of the host that has most: a flood from one host costs that host its own connections.
         ((host, _),) = Counter(one.host for one in self._unauthenticated.values()).most_common(1)
         return next(one for one in self._unauthenticated.values() if one.host == host)
 
@@ -324,6 +332,7 @@ class Inbox:
         self._close(newcomer.connection)
 
     def _close(self, connection: Connection) -> None:
+        # Removed before it is closed: its number may be another connection's at once.
         self._readable.remove(connection.socket.fileno())
         connection.socket.close()
 

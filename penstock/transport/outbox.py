@@ -40,11 +40,12 @@ log = logging.getLogger(__name__)
 CONNECT_S: Final = float(SILENT_S)
 """Seconds within which the receiver's system has to accept a connection."""
 HANDSHAKE_S: Final = 120.0
-"""Seconds that the receiver has for each step of the TLS handshake; a stage answers none while it computes."""
+"""Seconds that the receiver has for each step of the TLS handshake: a stage answers none while it computes."""
 PIECE: Final = 1 << 18
 """Bytes that are enciphered at a time, so that the receiver deciphers them while the next ones are enciphered."""
 GONE: Final = (ConnectionError, FileNotFoundError)
-"""Errors of connecting to a receiver that has left or never came. Not logged here: others report a process's end."""
+"""Errors of connecting to a receiver that has left or never came. They are not logged here: others report a process's
+end."""
 
 
 class Outbox:
@@ -61,12 +62,15 @@ class Outbox:
         self._left = threading.Condition(self._lock)
         """Notified whenever queued bytes have left, or nothing will leave any more."""
         self._gone = False
+        """Whether nothing will leave any more: no connection, or none left."""
         self._open = False
+        """Whether connecting is over, successful or not."""
         self._early: list[Sequence[Bytes]] = [(token_of(session),)]
         """Messages that were sent before the connection was open; the session's token goes first."""
         self._rest: deque[Bytes] = deque()
         """Bytes that the writer thread has to send before anything else may leave."""
         self._writer: threading.Thread | None = None
+        """The thread that connects, or sends ``_rest``; None while neither is to be done."""
         self._start(self._connect)
 
     @property
@@ -112,6 +116,8 @@ class Outbox:
             # Messages keep their order: behind queued bytes a message is queued, too.
             sent = 0 if self._rest else self._send_now(wire)
             self._rest.extend(left_of(wire, sent))
+        # Under the lock, like the writer's own decision to end: either it sees these bytes, or it has ended and a new
+        # one starts.
         if self._rest and self._writer is None:
             self._start(self._write)
 
@@ -168,6 +174,7 @@ class Outbox:
             except OSError:  # the receiver has left, or this end was closed
                 self._gone = True
             with self._left:
+                # Removed only after they have left: as long as they are here, ``_leave`` queues behind them.
                 self._rest.popleft()
                 if self._gone:
                     self._rest.clear()
@@ -203,7 +210,7 @@ def left_of(wire: Sequence[Bytes], sent: int) -> Iterator[bytes]:
 
 
 class Sealing:
-    """TLS over two memory buffers: enciphers what has to leave. The handshake uses a socket that may block."""
+    """TLS over two memory buffers: enciphers the bytes of messages. The handshake uses a socket that may block."""
 
     def __init__(self, connection: socket.socket, context: ssl.SSLContext) -> None:
         self._came, self._leaving = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -225,6 +232,7 @@ class Sealing:
             connection.sendall(self._leaving.read())
 
     def seal(self, parts: Sequence[Bytes]) -> Iterator[list[bytes]]:
+        """Encipher a message's bytes, piece by piece; each piece has to leave before the next one."""
         # The frames of a small message are enciphered together, so that it leaves with one system call.
         if sum(map(len, parts)) < PIECE:
             parts = (b"".join(parts),)
@@ -302,4 +310,5 @@ class Sockets:
 
 
 def context_for(place: Place, context: ssl.SSLContext | None) -> ssl.SSLContext | None:
+    """The context for connections at a place: none on Unix-domain sockets, which never leave the host."""
     return None if place.is_ipc else context

@@ -92,7 +92,7 @@ class HostsProfile:
 
     @property
     def missing(self) -> str:
-        """The names of what has not been measured; empty if everything has been."""
+        """The devices that have not been measured, else the links in words; empty if nothing is missing."""
         unknown = [name for name in self.candidates.names if name not in self.times]
         return ", ".join(unknown) or ("" if self.links is not None else "the links between them")
 
@@ -133,8 +133,9 @@ def forgotten(profile: HostsProfile) -> HostsProfile:
 # Times of an engine's own stages and links for a prompt's pieces, where all of them have been measured.
 
 LOCAL_S: Final = 1e-4
+"""Latency of a message between two processes of one host, in seconds."""
 LOCAL_BYTES_PER_S: Final = 1e9
-"""Latency in seconds, and rate in bytes/s, of a message between two processes of one host."""
+"""Rate of a message between two processes of one host, in bytes per second."""
 
 
 def with_prefill_times(setup: Resolved, living: Mapping[str, HostFacts], *, encrypted: bool) -> Resolved:
@@ -149,7 +150,7 @@ def with_prefill_times(setup: Resolved, living: Mapping[str, HostFacts], *, encr
 
 
 GATHERS: Final = 4
-"""Times in a layer that the ranks of a stage wait for each other's columns."""
+"""Number of times in a layer that the ranks of a stage wait for each other's columns."""
 
 
 def slow_groups(setup: Resolved, living: Mapping[str, HostFacts], *, encrypted: bool) -> Iterator[str]:

@@ -81,16 +81,18 @@ class MeasuredText:
 # Stages compute one batch at a time, so that layers which two of them hold disturb nothing.
 
 ROWS: Final = (1, 4, 16, 64, 256)
+"""Numbers of rows of the batches that are measured."""
 CONTEXTS: Final = (0, 512, 2048)
+"""Numbers of tokens of the text before these rows."""
 CHUNK: Final = 256
-"""Most tokens of a batch that only makes the text longer."""
+"""Upper limit of a batch that only makes the text longer, in tokens."""
 REPEATS: Final = 3, 15
-"""Fewest and most measurements of a batch, after one that warms up and does not count."""
+"""Least and greatest number of measurements of a batch, after one that warms up and does not count."""
 ENOUGH_S: Final = 2.0
-"""Seconds of measurements after which the fewest will do."""
+"""Seconds of measurements after which the least number will do."""
 
 OnStep = Callable[[int, int], None]
-"""Called with the number of measurements that are done, and of all."""
+"""A callback, called with the number of measurements that are done and that of all."""
 
 
 def contexts_within(longest: int) -> tuple[int, ...]:
@@ -330,7 +332,8 @@ def state_bytes(config: Any, dtype: int, quantization: str) -> int:
 
 
 MOST_KINDS: Final = 4
-"""Kinds of layers that are told apart; where there are more, as where every layer has a width of its own, none are."""
+"""Number of kinds up to which layers are told apart. Where there are more, as where every layer has a width of its own,
+they are not."""
 
 
 def price_of(setup: Resolved) -> ModelPrice:

@@ -22,14 +22,14 @@ from penstock.cluster.spec import Grid, LayerTimes, mean_grid
 from penstock.config import FieldError
 
 LEAST_LAYERS: Final = 4
-"""Layers that a model needs, so that a layer can be told from what every stage pays once."""
+"""Number of layers that a model needs, so that a layer's time can be told from that of a stage beside its layers."""
 PRIOR: Final = 1e-5
 """Weight, beside a measured stage's, of the guess that layers are alike and that a stage takes nothing beside them. It
 decides only what no stage tells: a kind that the last layer alone is of, or layers where none shares a stage."""
 
 LEAST_SHARE: Final = 0.05
-"""Least time of a layer, as a share of what the longest stage takes for each of its layers. Noise may let a long stage
-take no longer than a short one, as if a layer were free; plans divide by a layer's time."""
+"""Lower limit of a layer's time, as a share of what the longest stage takes for each of its layers. Noise may let a
+long stage take no longer than a short one, as if a layer were free; plans divide by a layer's time."""
 
 Layers = tuple[int, int]
 Floats = npt.NDArray[np.float64]
@@ -82,6 +82,7 @@ def solved(stages: Sequence[Sequence[float]], parts: Sequence[range], kinds: Seq
     longest = layers.sum(axis=1).argmax()
     least = np.append(np.repeat(LEAST_SHARE * measured[:, longest] / layers[longest].sum(), width), (0.0, 0.0))
     matrix = np.vstack([of_stages / taken[:, None], PRIOR / np.median(taken) * guesses])
+    # Solved for what exceeds ``least``: the method has no other lower bound than 0.
     wanted = np.concatenate([np.ones(len(taken)), np.zeros(len(guesses))]) - matrix @ least
     found = least + nnls(matrix, wanted, maxiter=100 * matrix.shape[1])[0]
     return Solved(found[:-2].reshape(contexts, width).T, float(found[-2]), float(found[-1]))

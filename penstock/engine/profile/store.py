@@ -194,8 +194,9 @@ class ProfileStore:
 # Identifies a checkpoint within milliseconds, whatever its size.
 
 PIECE: Final = 1 << 14
+"""Bytes of one sample of a file."""
 PIECES: Final = 64
-"""Each file is sampled at ``PIECES`` evenly spread places, ``PIECE`` bytes each: other training changes all of them."""
+"""Number of samples of a file, evenly spread over it, of ``PIECE`` bytes each: another training changes all of them."""
 
 
 def digest_of(source: Path) -> str:
@@ -305,7 +306,7 @@ def model_of(facts: HostFacts, device: str) -> str:
 # Plans the pieces in which prompts enter, where the stages' times are known, and keeps them for the next engine.
 
 MOST_RUNS: Final = 1024
-"""Most runs of equally long pieces in a file, about 10 kB. The texts that were asked for last stay."""
+"""Upper limit of the runs of equally long pieces in a file, about 10 kB. The texts that were asked for last stay."""
 
 
 def pieces_folder() -> Path:

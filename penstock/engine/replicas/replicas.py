@@ -94,7 +94,7 @@ class Replicas(LocalEngine):
         self._waiting: OrderedDict[MovingStream, asyncio.TimerHandle] = OrderedDict()
         """Requests that no replica has now, in the order of their coming, each with the timer that ends it."""
         self._suspects: OrderedDict[MovingStream, asyncio.TimerHandle] = OrderedDict()
-        """Those that wait and may be the cause of losses: one of them runs at a time."""
+        """Waiting requests that may be the cause of losses: one of them runs at a time."""
         self._trial: MovingStream | None = None
         """The one of them that was placed last, while it is under way."""
         self._settling = False

@@ -20,10 +20,10 @@ NEWEST: Final = 0.05
 
 @dataclass(frozen=True)
 class Load:
-    """One replica as it stands to one prompt."""
+    """The work of one replica, and the part of one prompt that it need not compute."""
 
     cached: int
-    """How many of the prompt's first tokens its prefix cache holds."""
+    """Number of the prompt's first tokens that its prefix cache holds."""
     backlog: int
     """Prompt tokens of its requests that are still to be computed."""
     running: int

@@ -45,15 +45,16 @@ from penstock.pipeline.processes import OnLoading
 # Tells when an engine owes results and brings none: its requests then go on elsewhere, before a stage counts as lost.
 #
 # A stage that is stopped, or a host that stalls, says nothing, and may come back. ``stage_timeout`` has to be long,
-# since
-# its stages are killed then; moving the requests costs only their prompts, computed once more, so this may be short.
+# since stages are killed after it; moving the requests costs only their prompts, computed once more, so that this time
+# may be short.
 
 LEAST_S: Final = 1.0
-"""Seconds that any engine may be silent: a pause that readers notice, and some ten times the replay of a short text."""
+"""Seconds for which any engine may be silent: a pause that readers notice, and some ten times the replay of a short
+text."""
 TRIPS: Final = 3
-"""An engine may be silent for as long as this many of its slowest trips through the stages."""
+"""Number of an engine's slowest trips through the stages for whose duration it may be silent."""
 UNKNOWN_S: Final = 120.0
-"""Seconds that an engine may be silent while it is not known how long a trip takes."""
+"""Seconds for which an engine may be silent while it is not known how long a trip takes."""
 
 
 class Silence(Observer):
@@ -68,8 +69,11 @@ class Silence(Observer):
         self._sent: deque[tuple[float, int]] = deque()
         """(moment, rows) of each batch in flight."""
         self._heard = 0.0
+        """Time of the last result, in seconds."""
         self._slowest = 0.0
+        """Seconds of the slowest trip so far."""
         self._most_rows = 0
+        """Largest number of rows of a batch that has come out."""
 
     def submitted(self, batch: Batch, at: float) -> None:
         self._sent.append((at, len(batch.rows)))
@@ -98,14 +102,18 @@ class Silence(Observer):
         return max(LEAST_S, TRIPS * self._slowest * max(1.0, rows / self._most_rows))
 
     def is_too_long(self, now: float) -> bool:
-        """Whether what runs here had better go on elsewhere. May be called from any thread."""
+        """Whether the engine's requests had better go on elsewhere. May be called from any thread."""
         return self.seconds(now) > self.allowed
 
 
 # --------------------------------------------------------------------------------------------------------------- stream
+# The request as its reader sees it, wherever it is computed.
+
 UNSURE: Final = 2
-"""Losses from which on a request runs only while no other with as many does, so that its losses are its own."""
+"""Number of losses from which on a request runs only while no other with as many does, so that its losses are its
+own."""
 CUT: Final = (FinishReason.ABORT, FinishReason.ERROR)
+"""The ends that may be the replica's and not the request's."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +125,7 @@ class Asked:
     priority: int
     client: str
     pinned: int = 0
-    """How many of the prompt's first tokens stay in the prefix cache."""
+    """Number of the prompt's first tokens that stay in the prefix cache."""
 
 
 class Home(Protocol):
@@ -227,6 +235,7 @@ class MovingStream:
         except (PipelineError, StopAsyncIteration):
             if self._home.closing and inner is self._inner:
                 raise
+            # Nothing is told of a replica that was left meanwhile; the loop reads the next one, if there is one.
             return None if inner is self._inner else RequestDelta([], False)
 
     def _tell(self, inner: RequestStream, news: RequestDelta) -> list[CompletionDelta]:
@@ -305,6 +314,7 @@ class MovingStream:
 
         After ``MOST_LOSSES`` losses without a token between them the request ends with an error.
         """
+        # Set first: updates that the old replica still sends are no longer this request's (``_heard``).
         inner, self._inner = self._inner, None
         assert inner is not None
         self._before = [
@@ -373,7 +383,7 @@ def added(before: SpeculationMetrics | None, now: SpeculationMetrics) -> Specula
 log = logging.getLogger(__name__)
 
 LONGEST_DELAY: Final = 60.0
-"""Most seconds between two attempts to make an engine again."""
+"""Upper limit of the wait between two attempts to make an engine again, in seconds."""
 REPLICA_NUMBERS, ENGINE_NUMBERS = 2**40, 2**24
 """Requests are numbered from a multiple of each on, so that no two engines give the same number."""
 STEADY_S: Final = 60.0
