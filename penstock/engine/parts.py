@@ -237,16 +237,18 @@ class EngineParts:
 
     def start(self) -> Generator[float | None]:
         """Start what is missing: see ``engine.recovery.Parts``."""
-        self._files.check()  # before anything is loaded: other weights would go on with other tokens
         if self._pipeline is None:
+            self._files.check()  # before anything is loaded: other weights would go on with other tokens
             yield from self._find_places()
         try:
+            if self._pipeline is not None:
+                self._files.check()  # stages that live have their weights: only the drafter has to be done without
             yield from self._start_drafter()
         except PipelineError as error:
-            self._do_without_drafter(str(error))
-            if self._setup.drafter_host:
-                # The first look for the host is due at once, each further one after a pause.
-                self._away_until = self._executor.now() + DRAFTER_AGAIN_S * (self._away_until < math.inf)
+            self._go_on_without_drafter(str(error))
+        except Exception as error:
+            log.exception("the drafter could not be started")
+            self._go_on_without_drafter(f"{type(error).__name__}: {error}")
         # After the drafter, since plans of stages say where to send the states that it reads.
         yield from self._start_stages()
         # Last: what nobody has used again by now holds memory in vain.
@@ -387,6 +389,13 @@ class EngineParts:
         losses.append(now)
         if len(losses) == MOST_DRAFTER_LOSSES and losses[0] >= now - WITHIN_S:
             self._do_without_drafter(f"it was lost {MOST_DRAFTER_LOSSES} times within {WITHIN_S:.0f} s")
+
+    def _go_on_without_drafter(self, problem: str) -> None:
+        """Do without a drafter that cannot be started; look for its host again if it has one of its own."""
+        self._do_without_drafter(problem)
+        if self._setup.drafter_host:
+            # The first look for the host is due at once, each further one after a pause.
+            self._away_until = self._executor.now() + DRAFTER_AGAIN_S * (self._away_until < math.inf)
 
     def _do_without_drafter(self, problem: str) -> None:
         log.warning("prompt lookup drafts from now on in the drafter's place: %s", problem)

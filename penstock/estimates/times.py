@@ -379,8 +379,13 @@ class Overlap:
         return 1 + max(0.0, self.slower - 1) * share
 
     def begin_with(self, slower: float) -> None:
-        """Begin with the slowdown that another run has found; 0 if it found none."""
-        self._times.extend([slower] * ENOUGH if slower else ())
+        """Begin with the slowdown that another run has found, or that is assumed; 0 changes nothing.
+
+        It takes the place of what was begun with before: a slowdown that was found is not averaged with an assumed one.
+        """
+        if slower:
+            self._times.clear()
+            self._times.extend([slower] * ENOUGH)
 
     def record(self, spans: Sequence[Span]) -> None:
         """Record a finished batch. Batches come out in the order in which they entered."""

@@ -197,6 +197,27 @@ def test_a_checkpoint_that_has_changed_is_not_loaded_again(
         assert f"{changed} has changed since the engine started; start it again" in str(raised.value)
 
 
+def test_a_drafter_whose_files_have_changed_is_done_without(
+    target: Path, draft: Path, tmp_path: Path, expected: dict[float, list[list[int]]]
+) -> None:
+    """The stages have their weights: an answer goes on when only the drafter is lost and cannot be loaded again."""
+    drafting = Path(shutil.copytree(draft, tmp_path / "draft"))
+    with start(target, speculative_config={"method": "draft_model", "model": str(drafting)}) as llm:
+        changed = drafting / "model.safetensors"
+        changed.with_suffix(".new").write_bytes(bytes(changed.stat().st_size))
+        changed.with_suffix(".new").replace(changed)
+        recovery = llm.loop.recovery
+        assert recovery is not None
+        with llm.observing(Attack(1, [7], psutil.Process.kill)):
+            for _ in range(ANSWERS):
+                assert tokens(llm, SAMPLED) == expected[0.8]
+                if recovery.drafter_losses:
+                    break
+        assert (recovery.recoveries, recovery.drafter_losses) == (0, 1)
+        assert tokens(llm, SAMPLED) == expected[0.8]
+        llm.loop.audit()
+
+
 def test_a_stage_that_does_not_answer_is_given_up(
     target: Path, expected: dict[float, list[list[int]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -135,3 +135,5 @@ def test_several_requests_overlap_where_one_batch_for_all_takes_longer(growth: f
     times.decode(requests=2)
     assert times.in_turn(1) is in_turn
     assert times.step_s(1) == pytest.approx(ALONE * (2 if in_turn else 1))
+    overlap.begin_with(1.0)
+    assert overlap.slower == 1.0, "in place of what was assumed"
