@@ -106,6 +106,8 @@ class Request:
         self.reserved = 0
         self.cached = 0
         """Prompt tokens found in the prefix cache when the request was first computed."""
+        self.is_new = True
+        """Whether it is computed for the first time: neither preemption nor a lost stage has dropped its nodes."""
         self.tree: TokenTree
         self.resumed = len(resumed)
         """Number of the output's tokens that came from an earlier run; they count as produced."""
@@ -134,11 +136,6 @@ class Request:
     def started(self) -> bool:
         """Whether it has any node; if not, it is waiting or has just been admitted."""
         return bool(self.committed)
-
-    @property
-    def is_new(self) -> bool:
-        """Whether no token of its output has come from this engine yet."""
-        return self.produced == self.resumed
 
     @property
     def prefilling(self) -> bool:
@@ -190,7 +187,7 @@ class Request:
         # Set first: ``tokens`` reads the nodes that are dropped next.
         self.token_ids = self.tokens
         self.committed, self.blocks, self.picks, self.reserved = [], [], {}, 0
-        self.drafted_tree, self._postponed, self.undisturbed = False, [], False
+        self.drafted_tree, self._postponed, self.undisturbed, self.is_new = False, [], False, False
 
     @property
     def tokens(self) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import struct
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -62,7 +63,9 @@ class PrefixCache:
         self._unheld_pinned: dict[int, Block] = {}
         """Pinned blocks without holders, in the order of eviction; they are evicted after all others."""
         self._pins: dict[tuple[int, ...], None] = {}
-        """Pinned texts, cut to whole blocks; the oldest comes first."""
+        """Pinned texts as the hashes of their whole blocks; the oldest comes first."""
+        self._pinned: Counter[int] = Counter()
+        """Number of pinned texts that have the block of a hash."""
         self._made = 0
         """Number of the block made last. Numbers are not reused, so a key never leads to the wrong predecessor."""
 
@@ -103,19 +106,31 @@ class PrefixCache:
         Prompts that ask for outlines are pinned: Jupiter (section V-B) computes its directives ahead and keeps them in
         the KV cache.
         """
-        text = tuple(tokens[: len(tokens) // BLOCK * BLOCK])
-        if not text or text in self._pins:
+        # The added 0 stands for the last token, which neither hashes nor chains include.
+        text = [*tokens, 0]
+        hashes = tuple(block_hashes(text))
+        if not hashes or hashes in self._pins:
             return
         if len(self._pins) == MOST_PINS:
-            del self._pins[next(iter(self._pins))]
-        self._pins[text] = None
-        # The added 0 makes ``chain`` find the last block, too; it never returns a text's last token.
-        known = list(self.chain([*text, 0]))
+            self._unpin(next(iter(self._pins)))
+        self._pins[hashes] = None
+        self._pinned.update(hashes)
         # In reverse, so that a block is evicted before the one that it follows.
-        for block in reversed(known):
+        for block in reversed(list(self.chain(text))):
             block.pinned = True
             if self._unheld.pop(block.number, None) is not None:
                 self._unheld_pinned[block.number] = block
+
+    def _unpin(self, hashes: tuple[int, ...]) -> None:
+        """Have the blocks of a pinned text be evicted as others are, unless another pinned text has them, too."""
+        del self._pins[hashes]
+        self._pinned -= Counter(hashes)
+        for block in self._known.values():
+            block.pinned = block.hash in self._pinned
+        # In the order of eviction, in which a block stands before the one that it follows.
+        for number, block in list(self._unheld_pinned.items()):
+            if not block.pinned:
+                self._unheld[number] = self._unheld_pinned.pop(number)
 
     def add(self, before: Block | None, nodes: Sequence[Node]) -> Block | None:
         """Make a block of these nodes, held once. None if the cache has their tokens or they are not a whole block.
@@ -129,7 +144,7 @@ class PrefixCache:
         block = Block(self._made, number, tuple(map(settled, nodes)), text, holders=1)
         if len(nodes) != BLOCK or block.key in self._known:
             return None
-        block.pinned = (before is None or before.pinned) and self._is_pinned(block)
+        block.pinned = block.hash in self._pinned
         self._known[block.key] = block
         return block
 
@@ -164,11 +179,6 @@ class PrefixCache:
 
     def _unheld_of(self, block: Block) -> dict[int, Block]:
         return self._unheld_pinned if block.pinned else self._unheld
-
-    def _is_pinned(self, block: Block) -> bool:
-        """Whether a block, which follows a pinned one or none, continues a pinned text."""
-        first = block.nodes[0].position
-        return any(pin[first : first + BLOCK] == block.key[1] for pin in self._pins)
 
 
 def chained(before: int, tokens: Sequence[int]) -> int:

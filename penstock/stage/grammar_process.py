@@ -28,6 +28,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from penstock.core import PenstockError
 from penstock.stage.grammar import Allowed, GrammarRow, Grammars
 from penstock.text.workers import started
 
@@ -169,6 +170,8 @@ class GrammarProcess:
         """Problem by request, for requests whose grammars cost too much."""
         self._spent: Counter[int] = Counter()
         """Nanoseconds of processor time by request."""
+        self._unreadable = ""
+        """The reason why the process that was started last could not be given the tokenizer; empty if it could."""
 
     def prepare(self, request: int, grammar: str, done: Callable[[], None]) -> None:
         """Have a request's grammar compiled; ``done`` is called, by another thread, when ``allowed`` need not wait."""
@@ -203,7 +206,7 @@ class GrammarProcess:
             for at, behind in zip(left, range(len(left), 0, -1), strict=True):
                 row, answer = rows[at], self._answer()
                 if answer is None:
-                    self._given_up[row.request] = self._limits.step_exceeded
+                    self._given_up[row.request] = self._unreadable or self._limits.step_exceeded
                     # It could not say what it took: its whole limit counts.
                     spent += max(self._limits.of_row(spent, behind, len(row.output)))
                     break
@@ -261,6 +264,7 @@ class GrammarProcess:
         from penstock.text.grammar import serialized_tokenizer
 
         assert process.stdin is not None
+        self._unreadable = ""
         try:
             tokenizer, size = serialized_tokenizer(self._folder, self._vocab_size)
             write(process.stdin.fileno(), Over(tokenizer, size, self._vocab_size, self._ends, self._limits))
@@ -268,6 +272,8 @@ class GrammarProcess:
                 write(process.stdin.fileno(), message)
         except BrokenPipeError:
             pass
+        except (PenstockError, OSError) as error:  # the checkpoint has gone, or was changed, since it was loaded
+            self._unreadable = f"the tokenizer cannot be read any more: {error}"
         finally:
             process.stdin.close()
 

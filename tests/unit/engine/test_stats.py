@@ -33,6 +33,11 @@ class Reader(Observer):
     def __init__(self, counters: Counters) -> None:
         self.counters = counters
         self.last = dict.fromkeys(COUNTERS, 0)
+        self.prompts: dict[int, int] = {}
+        """Prompt tokens of each request that has run, by its number."""
+
+    def admitted(self, request: Request, at: float) -> None:
+        self.prompts[request.number] = len(request.prompt)
 
     def read(self) -> None:
         found = asdict(self.counters.stats())
@@ -56,6 +61,8 @@ def test_no_counter_ever_goes_down() -> None:
         history.run()
         reader.read()
         requests = history.requests
+        prompts = sum(reader.prompts.values())
+        assert reader.last["prompt_tokens"] == prompts, "one that is preempted counts once"
         assert reader.last["accepted_tokens"] == sum(one.metrics.accepted for one in requests)
         assert reader.last["rows_entered"] == sum(one.metrics.rows_entered for one in requests)
         assert not counters._seen

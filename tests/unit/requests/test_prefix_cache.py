@@ -150,6 +150,31 @@ def test_less_than_a_block_is_not_pinned_and_the_oldest_pin_gives_way() -> None:
     assert (oldest.pinned, kept.pinned, short.pinned) == (False, True, False)
 
 
+def test_blocks_of_a_pin_that_gives_way_are_evicted_as_others_are() -> None:
+    cache = PrefixCache()
+    cache.pin([5] * 2 * BLOCK)
+    both = [5] * BLOCK + [6] * BLOCK
+    cache.pin(both)
+    shared, own = chain(cache, [5] * 2 * BLOCK)
+    held = cache.add(shared, nodes(both[BLOCK:], BLOCK))
+    assert held is not None
+    cache.let_go([shared, own])
+    for token in range(100, 99 + MOST_PINS):
+        cache.pin([token] * BLOCK)
+    assert (shared.pinned, own.pinned, held.pinned) == (True, False, True), "another pinned text has the first block"
+    cache.pin([200] * BLOCK)
+    assert (shared.pinned, own.pinned, held.pinned) == (False, False, False)
+    assert cache.unheld_slots == 2 * BLOCK
+    assert [cache.evict()[0] for _ in range(2)] == [own.nodes[0].slot, shared.nodes[0].slot]
+
+
+def test_a_block_is_pinned_only_after_what_its_pinned_text_has_before_it() -> None:
+    cache = PrefixCache()
+    cache.pin([1] * BLOCK + [2] * BLOCK)
+    cache.pin([3] * BLOCK + [4] * BLOCK)
+    assert [block.pinned for block in chain(cache, [1] * BLOCK + [4] * BLOCK)] == [True, False]
+
+
 def test_the_hashes_of_a_prompt_are_those_of_its_blocks() -> None:
     text = list(range(2 * BLOCK + 1))
     first = chained(0, text[:BLOCK])

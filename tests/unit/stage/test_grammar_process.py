@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import queue
 import random
+import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -50,8 +52,8 @@ LEXERS: Final = " | ".join(f"/(.*[ab].{{{n}}}){n}/" for n in range(40, 80))
 
 
 @contextmanager
-def running(**limits: Any) -> Iterator[GrammarProcess]:
-    made = GrammarProcess(FOLDER, VOCABULARY, [EOS], Limits(**limits))
+def running(folder: Path = FOLDER, **limits: Any) -> Iterator[GrammarProcess]:
+    made = GrammarProcess(folder, VOCABULARY, [EOS], Limits(**limits))
     yield made
     if made._process is not None:
         family = [psutil.Process(made._process.pid), *psutil.Process(made._process.pid).children()]
@@ -211,3 +213,13 @@ def test_a_batch_of_rows_that_all_take_what_they_may_stays_within_its_limit(
         taken += fraction * (compiling + step)
     row = limits.compiling + limits.step + lengths * limits.reading
     assert taken <= max(limits.most_batch, early + row) + 2 * LEAST_S * len(spent) + 1e-6
+
+
+def test_a_tokenizer_that_is_gone_is_named_and_grammars_work_once_it_is_back(tmp_path: Path) -> None:
+    with running(tmp_path) as made:
+        assert "the tokenizer cannot be read any more" in ask(made, 0, FINE, ids("")).problem
+        shutil.copytree(FOLDER, tmp_path, dirs_exist_ok=True)
+        made.forget(0)
+        allowed = ask(made, 0, FINE, ids(""))
+        assert not allowed.problem
+        assert allowed.mask_V.any()
