@@ -1,6 +1,6 @@
 """The form of a stage's fused layers: all numbers, beside the file's tensors, of which they are built.
 
-``models.fusing`` finds by comparison that transformers' layers compute what fused ones do. What it has found of a GGUF
+``probe.fuse`` finds by comparison that transformers' layers compute what fused ones do. What it has found of a GGUF
 file's layers is kept (``checkpoint.known``). A later start builds bare modules from form and tensors, which go the same
 way from there on, and does without transformers.
 """
@@ -170,7 +170,7 @@ class BareModel(nn.Module):
 
 
 class BareBase(nn.Module):
-    """Embedding, layers, norm and rotary embedding; ``fusing.fuse`` joins them. ``scorings`` are the layers'."""
+    """Embedding, layers, norm and rotary embedding; ``probe.fuse`` joins them. ``scorings`` are the layers'."""
 
     def __init__(self, rotary: Rotary, scorings: list[dict[str, Any]]) -> None:
         super().__init__()

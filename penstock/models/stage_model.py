@@ -94,7 +94,7 @@ class NormOnly(nn.Module):
 
 
 class StageModel:
-    """Layers [first, last) of a model over arenas of ``capacity`` slots; implements ``stage.core.Layers``.
+    """Layers [first, last) of a model over arenas of ``capacity`` slots; implements ``stage.driver.Layers``.
 
     The first stage embeds tokens. Norm and head run in ``pick``, for the wanted rows only, through the causal language
     model's own forward, so that soft caps and logit scales are applied. ``module`` is what ``read_module`` returned.
@@ -579,7 +579,7 @@ def load_stage(
 ) -> StageModel:
     """Load layers [first, last) of the checkpoint ``path``: folder, GGUF file or hub id, with ``capacity`` slots.
 
-    ``quantization`` is "none" or a format of ``quantization.pack``, ``numerics`` one of ``dtypes.NUMERICS``, or
+    ``quantization`` is "none" or a format of ``packing.QUANTIZED``, ``numerics`` one of ``files.NUMERICS``, or
     REFERENCE for the slow reference path. ``max_model_len`` is needed only for rotary embeddings that depend on the
     length of a text. A draft model's grammars are those of its target, the checkpoint in ``tokenizer``. ``on_read`` is
     called with how many numbers have been read, and how many there are. Raises ConfigError for anything that cannot

@@ -20,7 +20,7 @@ from penstock.models.compiled.dot import instruction
 # -------------------------------------------------------------------------------------------------------------- records
 # Records that compiled functions receive by address: numbers and further addresses.
 #
-# Shapes as in ``compiled.kernels``. An address of 0 means that something does not exist. Code that fills in an address
+# Shapes as in ``compiled.products``. An address of 0 means that something does not exist. Code that fills in an address
 # keeps the memory there alive for as long as it may be read.
 
 ADDRESS: Final = np.int64
@@ -42,7 +42,7 @@ WEIGHTS: Final = record(
 )  # fmt: skip
 """A linear layer, as in ``products.Weights``; inputs and outputs are padded to whole groups and blocks."""
 ROWS: Final = record(("numbers", ADDRESS), ("scales", ADDRESS), ("sums", ADDRESS), ("count", NUMBER))
-"""Rows in the form that products take. Whole numbers have scales and sums, see ``compiled.blocks``."""
+"""Rows in the form that products take. Whole numbers have scales and sums, see ``compiled.dot``."""
 PRODUCT: Final = record(
     ("weights", WEIGHTS), ("rows", ROWS), ("out", ADDRESS), ("counters", ADDRESS), ("threads", NUMBER)
 )

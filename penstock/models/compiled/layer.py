@@ -52,7 +52,7 @@ from penstock.models.shares import ALONE, Columns, Cut
 # Consecutive layers as phases that a team of threads goes through, with one call of compiled code for all of them.
 #
 # A phase ends where the next step needs everything that the step before has made, see ``KINDS``. Shapes as in
-# ``compiled.kernels``.
+# ``compiled.products``.
 
 ENTER, QKV, TURN, ATTEND, ROUND, OUT, MIDDLE, GATE_UP, GATE, OPEN, DOWN, LEAVE = range(12)
 KINDS: Final = 12

@@ -1,4 +1,4 @@
-"""Products of rows with weights of any form; ``compiled.blocks`` and ``compiled.float_blocks`` describe their layouts.
+"""Products of rows with weights of any form; ``compiled.dot`` and ``compiled.float_blocks`` describe their layouts.
 
 Shapes: N rows, I inputs, O outputs, G groups of a row.
 """
@@ -55,7 +55,7 @@ QUIET: Final = np.uint32(0x40)
 
 @exact
 def norm(row: int, norm: Any, out: int) -> None:
-    """x * weight / sqrt(sum(x^2) + least^2): an RMS norm, see ``fused.norms.RMSNorm``. ``norm`` is its record."""
+    """x * weight / sqrt(sum(x^2) + least^2): an RMS norm, see ``fused.RMSNorm``. ``norm`` is its record."""
     row_D, weight_D = carray(floats(row), norm.width), carray(floats(norm.weight), norm.width)
     out_D = carray(floats(out), norm.width)
     scale = np.float32(1) / np.sqrt(dot_row(row, row, norm.width) + norm.least * norm.least)
@@ -211,7 +211,7 @@ class Weights(NamedTuple):
     scales: np.ndarray
     """float16 scales, stored as uint16; empty for floats."""
     form: int
-    """A form of ``records``."""
+    """A form of ``kept``."""
     shift: int
     """Index of a group's scales: ``group >> shift``."""
     inputs: int
@@ -221,7 +221,7 @@ class Weights(NamedTuple):
 
     @property
     def record(self) -> tuple[int, ...]:
-        """The fields of ``records.WEIGHTS``."""
+        """The fields of ``kept.WEIGHTS``."""
         return (address_of(self.values), address_of(self.scales), *self[2:])
 
 

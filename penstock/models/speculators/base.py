@@ -98,7 +98,7 @@ class FeatureStore:
 
 
 class FeatureReader:
-    """Part of ``stage.core.Layers``, and all of ``Reader``, for a module that reads states of ``width`` values each."""
+    """Part of ``stage.driver.Layers``, and all of ``Reader`` for a module that reads states of ``width`` values each."""
 
     grammars: GrammarMasks | None = None
     """Grammars over the target's tokenizer; None if no request can have one."""

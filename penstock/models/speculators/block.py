@@ -181,7 +181,7 @@ class Block:
 
 
 class BlockStage(AttendingReader):
-    """A block drafter over slots; implements ``stage.core.Layers`` and ``Reader``.
+    """A block drafter over slots; implements ``stage.driver.Layers`` and ``Reader``.
 
     Committed tokens before the root come at level ``CONTEXT`` with the target's states, and their keys and values stay
     in the token's slot. Other rows compute nothing by themselves. A node that is asked about is answered by a block of

@@ -361,7 +361,7 @@ def _draft_vocab_size(path: Path, config: Mapping[str, Any], tensors: Tensors, t
 
 
 class EagleStage(AttendingReader):
-    """A module over slots whose rows are a token and a feature each; implements ``stage.core.Layers`` and ``Reader``.
+    """A module over slots whose rows are a token and a feature each; implements ``stage.driver.Layers`` and ``Reader``.
 
     A row is a token and the feature of its parent: the target's if it has arrived, else the module's own output for the
     parent's row. Rows whose parents are in the same batch therefore wait for them, level by level; where the target's

@@ -99,7 +99,7 @@ def _name(name: str) -> str:
 
 
 class MedusaStage(FeatureReader):
-    """Implements ``stage.core.Layers`` and ``Reader``. A row is only a place in the tree: the heads see no token.
+    """Implements ``stage.driver.Layers`` and ``Reader``. A row is only a place in the tree: the heads see no token.
 
     The candidates after a row come from the nearest node above it whose state has arrived, by the head for that
     distance:

@@ -276,7 +276,7 @@ def _shapes(
 
 
 class SpdStage(AttendingReader):
-    """The speculation module over slots; implements ``stage.core.Layers`` and ``Reader``.
+    """The speculation module over slots; implements ``stage.driver.Layers`` and ``Reader``.
 
     A row is a token and its own feature, from states of the depth that the row's level names. A token that has got
     further is computed again in the same slot, so that later rows see it at its present depth:
