@@ -1,4 +1,4 @@
-"""Compiled loops: kept on disk, called with records by address, and shared out among torch's threads."""
+"""What compiled loops are given, records by address, and how their machine code is kept on disk."""
 
 from __future__ import annotations
 
@@ -102,22 +102,19 @@ def address_of(array: np.ndarray) -> int:
 # ----------------------------------------------------------------------------------------------------------------- kept
 # Compiles loops, and keeps their machine code on disk, in a folder for each version of the sources.
 #
-# Numba checks only the file of a function; functions that are compiled into it from other files may have changed
-# since.
+# Numba checks only the file of a function; functions that are compiled into it from other files may have changed since.
 # Nor does it expect processes that compile at the same time, as the stages of a pipeline do on a new machine: it
-# numbers
-# the files of a function's machine code, so that two of them can give one name to code for different types or
-# constants.
-# Within the code it numbers functions, too, in each process anew: two closures of one function over different
-# constants
-# can have one name in the code of two processes, and whoever loads both runs one of them in the place of the other.
-# Closures are therefore named by what they close over.
+# numbers the files of a function's machine code, so that two of them can give one name to code for different types or
+# constants. Within the code it numbers functions, too, in each process anew: two closures of one function over
+# different constants can have one name in the code of two processes, and whoever loads both runs one of them in the
+# place of the other. Closures are therefore named by what they close over.
 
 OPTIONS: Final = {"nogil": True, "error_model": "numpy"}
+"""Numba's options: loops run without the interpreter's lock, and divide by 0 as the processor does, without a check."""
 
 
 class OwnNames(caching.IndexDataCacheFile):  # type: ignore[misc]
-    """Numba's index of a function's files, in which a file's name says what is in it."""
+    """Numba's index of a function's files, which names a file by a hash of its key instead of by a running number."""
 
     def save(self, key: Any, data: Any) -> None:
         """Keep ``data``. Of two processes that save at once one may lose its entry in the index, and compiles anew."""
