@@ -100,7 +100,7 @@ def _work(pointer: Any) -> None:
 
 
 def sinks_of(sinks_H: Tensor | None, heads: int) -> Tensor:
-    """The sinks as compiled code takes them, float32 [heads]; -inf, which has no share of the mass, for heads without."""
+    """The sinks as compiled code takes them, float32 [heads]; -inf for heads without one: it gets no share."""
     return no_sinks(heads) if sinks_H is None else sinks_H.float().contiguous()
 
 

@@ -104,7 +104,7 @@ def taken(typing: Any, address: Any, count: Any) -> Any:
 
 @intrinsic
 def finished(typing: Any, address: Any, count: Any) -> Any:
-    """Add to the number at an address; who reads it with ``_seen`` also sees all that this thread has written before."""
+    """Add to the number at an address. A thread that reads it with ``_seen`` also sees all that was written before."""
     return types.int64(types.int64, types.int64), _added("release")
 
 
