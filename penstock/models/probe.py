@@ -140,7 +140,7 @@ def pin_rope(base: Any, config: Any, max_model_len: int | None) -> None:
 
 @dataclass
 class Sight:
-    """What was seen of one layer's call. ``turned`` is the rotary embedding of its rows: cosines and sines."""
+    """One layer's call as it was seen. ``turned`` is the rotary embedding of its rows: cosines and sines."""
 
     given: Tensor
     turned: Any

@@ -1,4 +1,4 @@
-"""What compiled loops are given, records by address, and how their machine code is kept on disk."""
+"""Records that compiled loops receive by address, and the folder that keeps the loops' machine code."""
 
 from __future__ import annotations
 
