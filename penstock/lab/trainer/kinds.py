@@ -321,7 +321,7 @@ HEAD: Final = {"lm_head.weight": "head.0.weight"}
 
 @dataclass(frozen=True)
 class SpeculatorFiles:
-    """The files of a kind of speculator (``base.Files``)."""
+    """The files of a kind of speculator (``kinds.Files``)."""
 
     config: Callable[[Start], dict[str, Any]]
     """Makes the content of config.json."""

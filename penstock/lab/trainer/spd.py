@@ -232,7 +232,7 @@ class BlockAttention:
 
 
 class SpdTrainee(nn.Module):
-    """A trainee (``base.Trainee``) whose steps are the levels at which tokens are asked about.
+    """A trainee (``kinds.Trainee``) whose steps are the levels at which tokens are asked about.
 
     ``levels`` are the levels by depth, for each number of stages that is trained for.
     """
