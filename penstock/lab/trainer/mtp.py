@@ -43,7 +43,7 @@ def config(start: Start) -> dict[str, Any]:
 
 
 def fresh(start: Start) -> dict[str, Tensor]:
-    """A copy of the target's own layer of the head's kind, norms that change nothing, and half of embedding and state."""
+    """A copy of the target's own layer of the head's kind, norms that change nothing, and half of each input."""
     target, width = start.target, start.target.hidden_size
     place = place_of(target)
     assert place is not None
