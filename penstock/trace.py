@@ -105,7 +105,7 @@ class TraceWriter(Observer):
         self._round: Event | None = None
         """The drafter's last round, whose answer may come in parts."""
         self._heard = "request"
-        """What the engine heard last before the next batch: "request", "result", "draft", or "ready" for nothing."""
+        """The last event that the engine heard before a batch: "request", "result", "draft", or "ready" for none."""
 
     def submitted(self, batch: Batch, at: float) -> None:
         """Record a batch that enters, with the event that it waited for."""

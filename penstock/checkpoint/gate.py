@@ -1,4 +1,4 @@
-"""Which checkpoints can be split into stages, and what their rows carry between layers: told by the configuration."""
+"""Tells by its configuration whether a checkpoint can be split into stages, and what its rows carry between layers."""
 
 from __future__ import annotations
 

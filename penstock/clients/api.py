@@ -216,7 +216,7 @@ def read_chunk(payload: str) -> Chunk:
     if not isinstance(event, dict):
         raise ServerError("bad stream", f"the server sent an event that is no object: {payload[:80]!r}")
     if event.get("error") or event.get("object") == "error":
-    # An error after the answer has begun comes as an event, since the status was sent long before.
+        # An error after the answer has begun comes as an event, since the status was sent long before.
         raise ServerError("error event", f"the server ended the answer: {message_of(payload.encode())}")
     try:
         choice = (event.get("choices") or [{}])[0]

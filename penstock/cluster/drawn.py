@@ -233,7 +233,7 @@ def links_of(cluster: Cluster, copies: list[Stage], engine: str, drafter: str | 
         for (one, other), ends in zip(first.inner_hops, stage.inner_hops, strict=True):
             found[frozenset(ends)] = cluster.link(one, other)
     for stage, following in pairwise(copies):
-    # Copies have hosts of their own, so that a link inside a host has to be stated between them, too.
+        # Copies have hosts of their own, so that a link inside a host has to be stated between them, too.
         found[frozenset((stage.last_device, following.devices[0]))] = hop
     for end in (copies[0].devices[0], copies[-1].last_device):
         found.setdefault(frozenset((engine, end)), outside or hop)
@@ -241,7 +241,6 @@ def links_of(cluster: Cluster, copies: list[Stage], engine: str, drafter: str | 
         found[frozenset((engine, drafter))] = cluster.link(cluster.engine, cluster.drafter)
     for between, link in found.items():
         if link is not None and len(between) == 2:  # a set of one is a device and itself
-        # None: both ends were one device in the original, where nothing travels.
             yield LinkBetween(
                 ends=tuple(sorted(between)), bandwidth_gbit_s=link.bandwidth_gbit_s, latency_ms=link.latency_ms
             )

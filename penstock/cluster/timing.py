@@ -82,7 +82,7 @@ def check_divisible(model: ModelPrice, ranks: int, where: str) -> None:
         f"blocks of {BLOCK} outputs of the head": blocks(logits(model)),
     }
     for what, count in most.items():
-    # A rank without a unit would have an empty slice, and a gather needs one from every rank.
+        # A rank without a unit would have an empty slice, and a gather needs one from every rank.
         if ranks > count:
             raise FieldError(where, f"are {ranks} tensor parallel ranks for the {count} {what}; name at most {count}")
 

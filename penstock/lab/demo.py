@@ -71,7 +71,7 @@ PAIR_WORDS: Final = (
     "The pair that comes with the package continues Python source. Its target has 7 million parameters: the text has "
     "the form of Python and little sense."
 )
-"""What is shown, in words: the chat model's answers (with its name), or the pair's texts."""
+"""Words about the texts that are shown: the chat model's (with its name), or the pair's."""
 
 
 @dataclass(frozen=True)

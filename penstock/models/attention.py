@@ -544,7 +544,7 @@ class Growth:
     every: float
     """Positions after which the factor grows again (``floor_scale``)."""
     by: float
-    """What the logarithm is multiplied by (``attn_scale``)."""
+    """The factor of the logarithm (``attn_scale``)."""
 
     def of(self, positions_N: Tensor) -> Tensor:
         """The factor for the queries at each of these positions, [N]."""

@@ -258,7 +258,7 @@ class CarryingBase(nn.Module):
         return found
 
     def _unpack(self, carried_NX: Tensor) -> tuple[Tensor, Tensor, SharedStates]:
-        """What the rows carried here: hidden states, embeddings of their tokens, and other layers' keys and values."""
+        """The rows' tensors: hidden states, embeddings of their tokens, and other layers' keys and values."""
         sizes = [torch.Size(shape).numel() for shape in self._entering.values()]
         # The pieces lie side by side in the order of ``pieces_before``, which the sending stage packs by, too.
         parts = zip(self._entering.items(), carried_NX.split(sizes, dim=-1), strict=True)
@@ -272,7 +272,7 @@ class CarryingBase(nn.Module):
         return hidden[:, None] if self._streams > 1 else hidden, embedded, shared
 
     def _pack(self, hidden: Tensor, embedded: Tensor, shared: SharedStates) -> Tensor:
-        """What the rows carry on, [N, Y], in the order in which the next stage unpacks it."""
+        """The elements that the rows take along, [N, Y], in the order in which the next stage unpacks it."""
         if self._leaving is None:
             return gather(self.base, hidden)[0] if self._streams > 1 else hidden[0]
         rows = embedded.shape[1]

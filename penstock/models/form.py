@@ -68,7 +68,7 @@ def form_of(base: nn.Module, causal: Any, norm: nn.Module | None) -> StageForm |
     ``causal`` is the model with nothing but ``norm`` and head in it; without a head ``norm`` is None.
     """
     if not isinstance(base, FusedBase) or not isinstance(base.rotary_emb, Rotary) or not embeds_plainly(base):
-    # Anything that a form does not state makes it worthless: better none than one that leaves something out.
+        # Anything that a form does not state makes it worthless: better none than one that leaves something out.
         return None
     layers = [form for layer in base.own if (form := layer_form(layer)) is not None]
     if len(layers) < len(base.own):

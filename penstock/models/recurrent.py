@@ -173,8 +173,8 @@ def _base(request: RequestView, positions: np.ndarray) -> int:
 
 
 def _runs(own: list[int], parents: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    # ``run`` as a mask lets a single product with the rows' log decays sum up each run (``FoldedState._totals``).
     """``Part.run_nn`` and ``Part.top`` of the rows in these slots."""
+    # ``run`` as a mask lets a single product with the rows' log decays sum up each run (``FoldedState._totals``).
     run, top = np.zeros((len(own), len(own)), dtype=bool), np.empty(len(own), dtype=np.int64)
     line = {slot: i for i, slot in enumerate(own)}
     # Parents come first, so a row's run is its parent's run and itself.

@@ -186,7 +186,7 @@ TAKEN: Final = frozenset(
 NO_TEMPLATE: Final = "the checkpoint has no chat template: send a plain prompt to the completions interface"
 """The error for a conversation where there is no template."""
 REMEDY: Final = "pass token ids and set skip_tokenizer_init, or copy tokenizer.json into the folder"
-"""What to do about a tokenizer that cannot be used."""
+"""The remedy for a tokenizer that cannot be used, as the end of errors."""
 
 
 class Tokenizer:

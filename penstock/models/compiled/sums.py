@@ -169,7 +169,7 @@ def scores(
                 asked = pieces.loaded(_further(build, query, query_stride, head))
                 sums = build.fmul(asked[0], key[0])
                 for one, other in zip(asked[1:], key[1:], strict=True):
-                # One vector of sums per key: its lanes are added up in halves, in an order that no width changes.
+                    # One vector of sums per key: its lanes are added up in halves, in an order that no width changes.
                     sums = fma(build, one, other, sums)
                 place = build.add(_further(build, out, out_stride, head), build.mul(loop.index, ir.Constant(LONG, 4)))
                 build.store(in_halves(build, sums, build.fadd), _pointer(build, place, FLOAT))
