@@ -91,7 +91,7 @@ SCALARS: Final[dict[Any, str]] = {str: "a string", int: "an integer", float: "a 
 
 
 class FieldError(ConfigError):
-    """A field that cannot be used. ``field``: its full path. ``problem``: what is wrong, and what would be right."""
+    """A field that cannot be used. ``field`` is its full path, ``problem`` what is wrong and what would be right."""
 
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(f"{field} {problem}")

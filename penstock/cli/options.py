@@ -83,7 +83,7 @@ def completion_of(values: tuple[str, ...]) -> Callable[[str], list[str]]:
 
 
 def names_of(field: Field, option: Option) -> tuple[str, ...]:
-    """The option's names; () leaves the name to Typer. A bool that is off by default has no name that switches it off."""
+    """The option's names; () leaves the name to Typer. A bool that is off by default has none to switch it off."""
     own = f"--{field.name.replace('_', '-')}"
     return option.names or ((own,) if field.default is False else ())
 

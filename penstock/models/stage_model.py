@@ -142,8 +142,7 @@ class StageModel:
         exact = numerics != FAST and not plain and self._on_cpu and works()
         # Latents come first: packing would replace ``kv_b_proj``, and fused layers do not have it.
         self._latents = {} if plain else keep_latents(getattr(self._base, parts.layers)[first:last])
-        # Before the layers: the norm leaves the base model here, which ``fuse`` expects.
-        self._replace_ends(exact)
+        self._replace_ends(exact)  # before the layers: the norm leaves the base model here, which ``fuse`` expects
         own, types = getattr(self._base, parts.layers)[first:last], layer_types(checkpoint.config)[first:last]
         follow_positions(checkpoint.config, own, types)
         reach = reach_of(checkpoint.config)
@@ -152,7 +151,6 @@ class StageModel:
         self._mixers = MixerGroup(near_capacity, torch.device("cpu"), partial(new_state, plain, self._precise))
         install(checkpoint.config, own, self._mixers)
         self._replace_base(own)
-        # The form is that of layers with plain linear parts, so it is read before ``_pack``.
         self.form = None if plain or not self._on_cpu else form_of(self._base, self._causal, self._norm)
         """The form of which a later start can build the stage; None where the layers have none."""
         self._loops = self._precise and not plain and dtype == "float32"
@@ -162,7 +160,6 @@ class StageModel:
             self._leave_cpu()
         elif self._precise or not plain:
             self._pack(quantization, exact)
-        # What is exact is known only now: it depends on the form that the layers turned out to have.
         if numerics == EXACT and not self.exact:
             raise inexact()
         makers = made_by(checkpoint.config) if carries(checkpoint.config) else None
@@ -172,8 +169,7 @@ class StageModel:
         self._taps: list[int] = []
         self._hooks: list[RemovableHandle] = []
         self._tapped: dict[int, Tensor] = {}
-        # Last, since it runs a row through all that has been made, and clears it again.
-        self._probe()
+        self._probe()  # last, since it runs a row through all that has been made, and clears it again
 
     def record_steps(self, recorder: Recorder) -> None:
         """Compute batches of few rows by recorded steps, unless layers have a state, whose batches the host plans."""
@@ -613,7 +609,6 @@ def load_stage(
         files.enter_context(refusing(checkpoint))
         files.enter_context(room_for(f"layers {first} to {last}", device))
         files.enter_context(all_cores(device))
-        # Before the stage probes its layers: rotary embeddings that follow the longest row would differ in each batch.
         pin_rope(getattr(module, checkpoint.parts.base), checkpoint.config, max_model_len)
         stage = StageModel(
             checkpoint,
@@ -630,9 +625,8 @@ def load_stage(
         if shared:
             stage.hold_share()
     record.write(stage.form if form is None and not shared else None)
-    # Recording begins once the weights have their final place: graphs hold addresses.
     if stage.device.type == "cuda":
-        stage.record_steps(CudaGraphs(stage.device))
+        stage.record_steps(CudaGraphs(stage.device))  # now that weights have their final addresses, which graphs hold
     stage.drafted, stage.grammars = target.vocab_size, grammars_of(target)
     return stage
 
