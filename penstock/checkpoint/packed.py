@@ -44,7 +44,7 @@ class Outline(NamedTuple):
     bits: int
     """Bits of a value; 8 if values of fewer bits stand for unevenly spaced numbers."""
     is_grouped: bool
-    """Whether it is whole numbers with scales for groups of neighbours."""
+    """Whether the weight is integers with scales for groups of neighbours."""
 
 
 class Method(NamedTuple):

@@ -76,7 +76,7 @@ class StoredTensor:
 
     @property
     def is_grouped(self) -> bool:
-        """Whether it is stored as integers with scales for groups of neighbours."""
+        """Whether the tensor is stored as integers, with scales for groups of neighbours."""
         return self.as_grouped is not None
 
     def grouped(self) -> GroupedWeight:
@@ -266,7 +266,7 @@ def layer_of(name: str) -> int | None:
 # The progress of a stage in reading its weights, reported while it loads.
 
 Listener = Callable[[int, int], None]
-"""It is called with the count of numbers read so far, and the count of all."""
+"""Function that is told how many numbers have been read so far, and how many there are."""
 
 SECONDS: Final = 0.1
 """Least seconds between two reports."""
@@ -295,7 +295,7 @@ class Reading:
         self._listener(self._total, self._total)
 
     def of(self, tensor: StoredTensor) -> StoredTensor:
-        """The same tensor, whose numbers are counted when it is read."""
+        """The tensor, wrapped so that its numbers are counted when it is read."""
 
         def select(index: Any) -> Tensor:
             found = tensor[index]
@@ -386,11 +386,11 @@ class GroupedWeight:
 
     @property
     def floats(self) -> list[Tensor]:
-        """Its tensors of floats."""
+        """The tensors of floating-point numbers: scales and, if there are any, minimums."""
         return [self.scales] if self.minimums is None else [self.scales, self.minimums]
 
     def rows(self, rows: slice) -> GroupedWeight:
-        """Some of the outputs."""
+        """The weight of some of the outputs."""
         cut = {name: getattr(self, name)[rows] for name in ("values", "scales")}
         cut |= {name: held[rows] for name in ("minimums", "zeros") if (held := getattr(self, name)) is not None}
         return replace(self, **cut)

@@ -32,7 +32,7 @@ class SideBySide(nn.Module):
 
 
 def joined(beside: SideBySide) -> nn.Module:
-    """One linear layer that gives the same, if all of them are plain; else ``beside`` itself."""
+    """One linear layer with the outputs of all layers in ``beside``, if they are plain; else ``beside`` itself."""
     linears: list[Any] = list(beside.linears)
     if not all(type(linear) is nn.Linear for linear in linears):
         return beside

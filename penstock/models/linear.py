@@ -305,7 +305,7 @@ def in_four_bits(linear: nn.Linear) -> GroupedWeight:
 
 
 def from_zero(weight: GroupedWeight) -> GroupedWeight | None:
-    """The same numbers as values from 0 to 15 and minimums; None if the kernel has no such form."""
+    """The weight's numbers as values from 0 to 15 and minimums; None if the kernel has no such form."""
     if weight.bits > INT4_BITS or weight.group % GROUP:
         return None
     lowest = 2 ** (weight.bits - 1) if weight.values.dtype == torch.int8 else 0
@@ -355,7 +355,7 @@ def in_eight_bits(linear: nn.Linear) -> GroupedWeight:
 
 
 def signed(weight: GroupedWeight) -> GroupedWeight | None:
-    """The same numbers in groups that the loops can use; None if they have no such form."""
+    """The weight's numbers in groups that the loops can use; None if the loops have no such form."""
     plain = weight.values.dtype == torch.int8 and weight.minimums is None and weight.zeros is None
     # -128 has no positive counterpart in a byte, which ``dot.dot`` needs.
     if not plain or weight.group % GROUP or int(weight.values.min()) == -(2 ** (INT8_BITS - 1)):

@@ -567,7 +567,7 @@ def check_head(checkpoint: Checkpoint, tensors: Tensors) -> None:
 
 
 def vectors(tensors: Tensors) -> Iterator[tuple[str, Tensor]]:
-    """Those of the tensors that are short enough to be read before any stage is started."""
+    """The vectors that are short enough to be read before any stage is started, by name."""
     for name, tensor in tensors.items():
         if len(tensor.shape) == 1 and tensor.size <= LONGEST_VECTOR:
             yield name, tensor.read()

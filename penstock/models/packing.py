@@ -78,7 +78,7 @@ class TableEmbedding(nn.Module):
 
     @property
     def is_plain(self) -> bool:
-        """Whether it only looks rows up."""
+        """Whether the embedding does nothing but look rows up."""
         return self._derived is None
 
     def forward(self, ids: Tensor) -> Tensor:
