@@ -1,4 +1,4 @@
-"""Configuration objects: tables of TOML or JSON to checked dataclasses, mistyped names, and registries of variants."""
+"""Configuration objects: tables of TOML or JSON as checked dataclasses, mistyped names, registries, CLI options."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     Config = TypeVar("Config", bound=DataclassInstance)
 
 # ---------------------------------------------------------------------------------------------------------------- typos
-# The known name that a mistyped one stands for. A different word is no typo, however similar its letters.
+# Finds the known name that a mistyped one stands for. A different word is no typo, however similar its letters.
 
 LIKE: Final = 0.75
-"""Least ``SequenceMatcher.ratio`` of two similar words: ``widht`` is like ``width``, ``store`` is not like ``stop``."""
+"""Least ``SequenceMatcher.ratio``, of similar words: ``widht`` is like ``width``, ``store`` not like ``stop``."""
 SHORTEST: Final = 3
-"""Least letters of a word that may be mistyped: ``top_k`` is no ``top_p``."""
+"""Fewest letters of a word that may be mistyped: ``top_k`` is no ``top_p``."""
 
 
 def meant(name: str, known: Iterable[str]) -> str | None:
-    """The nearest known name of which ``name`` may be a typo or the beginning; None if there is none."""
+    """The most similar known name of which ``name`` may be a typo or the beginning; None if there is none."""
     found = [one for one in known if is_typo(name, one)]
     return max(found, key=lambda one: likeness(name, one), default=None)
 
@@ -45,6 +45,7 @@ def is_typo(name: str, known: str) -> bool:
     short, long = sorted((name.lower(), known.lower()), key=len)
     if len(short) >= SHORTEST and long.startswith(short) and short == name.lower():
         return True
+    # Other numbers make another name: ``local-3`` is not meant as ``local-4``.
     if re.findall(r"\d+", short) != re.findall(r"\d+", long):
         return False
     if squashed(short) == squashed(long):
@@ -53,6 +54,7 @@ def is_typo(name: str, known: str) -> bool:
 
 
 def alike(one: str, other: str) -> bool:
+    """Whether two words of names are equal, or one may be a typo of the other."""
     if one == other:
         return True
     if min(len(one), len(other)) < SHORTEST:
@@ -63,14 +65,17 @@ def alike(one: str, other: str) -> bool:
 
 
 def likeness(one: str, other: str) -> float:
+    """How similar two texts are, from 0 to 1 (``SequenceMatcher.ratio``)."""
     return SequenceMatcher(None, one, other).ratio()
 
 
 def squashed(name: str) -> str:
+    """The name without separators, so that ``top-k`` and ``topk`` are one name."""
     return "".join(words_of(name))
 
 
 def words_of(name: str) -> list[str]:
+    """The words and the numbers of a name, in order; separators are dropped."""
     return re.findall(r"[^\W\d_]+|\d+", name)
 
 
@@ -82,6 +87,7 @@ def words_of(name: str) -> list[str]:
 
 
 SCALARS: Final[dict[Any, str]] = {str: "a string", int: "an integer", float: "a number", bool: "true or false"}
+"""Types of single values, in the words of error messages."""
 
 
 class FieldError(ConfigError):
@@ -94,7 +100,7 @@ class FieldError(ConfigError):
 
 
 def check(holds: bool, field: str, value: object, wanted: str) -> None:
-    """Raise FieldError saying what ``field`` has to be, unless ``holds``."""
+    """Raise FieldError, with what ``field`` has to be, unless ``holds``."""
     if not holds:
         raise FieldError(field, f"is {value!r}; it has to be {wanted}")
 
@@ -109,7 +115,7 @@ def check_positive(config: DataclassInstance, *names: str, or_zero: bool = False
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The end of an error about an unknown name: the known name that it may be a typo of, if any, then all names."""
+    """The end of an error about an unknown name: the known name of which it may be a typo, if any, then all names."""
     names = list(known)
     guess = meant(name, names)
     hint = f"did you mean {guess!r}? " if guess is not None else ""
@@ -117,7 +123,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Read a TOML file. Raises ConfigError naming the file, and line and column where it is not TOML."""
+    """The table in a TOML file. Raises ConfigError naming the file, and line and column where it is not TOML."""
     if is_named_pipe(path):
         raise ConfigError(f"{path}: {NAMED_PIPE}")
     try:
@@ -129,7 +135,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def parse(kind: type[Config], table: object, where: str = "") -> Config:
-    """Make the dataclass ``kind`` of a table; ``where`` is the table's own path, for errors.
+    """Make the dataclass ``kind`` from a table; ``where`` is the table's own path, for errors.
 
     Fields may be str, int, float, bool, Literal, tuple[T, ...], dict[str, T], dataclasses and unions of these; an
     integer stands for a float, nothing else is converted. Raises FieldError for a key that is unknown (with the nearest
@@ -141,6 +147,7 @@ def parse(kind: type[Config], table: object, where: str = "") -> Config:
     fields = {field.name: field for field in dataclasses.fields(kind)}
     for key in table:
         if key not in fields:
+            # Unknown keys first: a mistyped name is more helpful than the missing field that it leaves.
             raise FieldError(join(where, str(key)), f"is unknown; {nearest(str(key), fields)}")
     for name, field in fields.items():
         if name not in table and field.default is field.default_factory is dataclasses.MISSING:
@@ -154,8 +161,8 @@ def parse(kind: type[Config], table: object, where: str = "") -> Config:
 
 
 def convert(hint: Any, value: Any, where: str) -> Any:
-    """Turn one value into what ``hint`` asks for, or raise FieldError."""
-    # The outer shape alone picks a union's alternative, so that an error within names its place.
+    """Turn one value into the type that ``hint`` states. Raises FieldError, with the path ``where``, if it has not."""
+    # A union's alternative is picked by the value's outer shape alone, so that an error within names its own path.
     arm = next((arm for arm in arms(hint) if fits(arm, value)), None)
     if arm is None:
         raise FieldError(where, wrong_type(hint, value))
@@ -172,7 +179,7 @@ def convert(hint: Any, value: Any, where: str) -> Any:
 
 
 def arms(hint: Any) -> tuple[Any, ...]:
-    """The alternatives of a union; any other hint is its own only alternative."""
+    """The alternatives of a union; a hint that is no union is its own only alternative."""
     return typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
 
 
@@ -187,7 +194,7 @@ def known_name(value: object, names: Iterable[str], where: str) -> str:
 
 
 def fits(arm: Any, value: object) -> bool:
-    """Whether a value has the outer shape that one alternative of a hint asks for."""
+    """Whether a value has the outer shape of one alternative of a hint."""
     origin = typing.get_origin(arm)
     if origin is tuple:
         return isinstance(value, list | tuple)
@@ -203,12 +210,13 @@ def fits(arm: Any, value: object) -> bool:
 
 
 def wrong_type(hint: Any, value: object) -> str:
+    """The end of an error about a value of another type than ``hint``."""
     expected = " or ".join(describe(arm) for arm in arms(hint) if arm is not types.NoneType)
     return f"is {describe(type(value))} ({reprlib.repr(value)}); expected {expected}"
 
 
 def describe(arm: Any) -> str:
-    """A type in plain words, whether a file holds it or a field asks for it: "a table", "an integer"."""
+    """A type in plain words, be it a value's or a hint: "a table", "an integer"."""
     origin = typing.get_origin(arm) or arm
     if origin in (tuple, list):
         return "a list"
@@ -220,10 +228,12 @@ def describe(arm: Any) -> str:
 
 
 def one_of(names: Iterable[str]) -> str:
+    """The names as the end of an error, for example ``one of 'a', 'b'``."""
     return "one of " + ", ".join(map(repr, names))
 
 
 def join(where: str, key: str) -> str:
+    """The path of a key in the table at ``where``, which is empty for the whole file."""
     return f"{where}.{key}" if where else key
 
 
@@ -234,9 +244,9 @@ Kind = TypeVar("Kind")
 
 
 class Registry(Mapping[str, type[Kind]], Generic[Kind]):
-    """Classes by name. Iterating over the names loads no class, so that ``penstock --help`` stays quick.
+    """Classes by name. Iteration gives the names and loads no class, so that ``penstock --help`` stays quick.
 
-    ``entries`` says where each class is: ``"module:Class"``, the module below ``package``.
+    ``entries`` state each class as ``"module:Class"``, with the module below ``package``. Raises KeyError for others.
     """
 
     def __init__(self, package: str, entries: Mapping[str, str]) -> None:
@@ -275,11 +285,12 @@ LIMITS = "Limits"
 SHARING = "How requests share the engine"
 LOAD = "Load"
 OUTPUT = "Output"
+"""Headings under which ``--help`` lists options."""
 
 
 @dataclass(frozen=True)
 class Option:
-    """The command-line option of one field. It may be given several times if the field is a tuple without ``parse``."""
+    """The command-line option of one field. It may be repeated if the field is a tuple and ``parse`` is None."""
 
     help: str
     panel: str | None = None
@@ -289,9 +300,9 @@ class Option:
     metavar: str | None = None
     envvar: str | None = None
     default: str | None = None
-    """Words that the help shows as the default, where the value itself would say nothing; "" shows none."""
+    """Text that the help shows as the default, where the value itself would say nothing; "" shows none."""
     parse: Callable[[str], Any] | None = None
     """Turns the given text into the field's value. Raises FieldError."""
     positional: bool = False
     values: tuple[str, ...] = ()
-    """Values that shells complete; of a list with commas, its last entry's."""
+    """Values that shells complete; in a list with commas, its last entry is completed."""

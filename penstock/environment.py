@@ -1,4 +1,4 @@
-"""Surroundings of this process: the packages that only some commands need, and its API keys."""
+"""The surroundings of this process: packages that only some commands need, and API keys."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.config import FieldError
 from penstock.core import ConfigError
 
 # --------------------------------------------------------------------------------------------------------------- extras
-# Packages that only some commands need. They are looked for before anything starts; one error names all missing.
+# Packages that only some commands need. They are looked for before anything starts; one error names all missing ones.
 
 REQUIREMENT: Final = re.compile(r"([\w.-]+)[^;]*")
 """A requirement up to its marker: the package's name (group 1), then extras and versions."""
@@ -24,7 +24,7 @@ REQUIREMENT: Final = re.compile(r"([\w.-]+)[^;]*")
 
 @dataclass(frozen=True)
 class Need:
-    """A package, the Penstock extra that installs it, and the ``words`` that begin the error: "plots need".
+    """A package that is needed: ``words`` begin the error ("plots need"), ``extra`` of Penstock installs the package.
 
     ``command`` installs it where no extra does.
     """
@@ -40,11 +40,14 @@ CURVES: Final = Need("training's curves need", "matplotlib", "train")
 RAY: Final = Need("hosts of a Ray cluster need", "ray", "ray")
 LAN: Final = Need("finding workers on a network needs", "zeroconf", "lan")
 TRAINING_NEED: Final = Need("training needs", "accelerate", "train")
+"""The packages that commands ask for with ``require``."""
 
 
 def require(needs: Iterable[Need]) -> None:
-    """Raise ConfigError naming all that is missing, and the command that installs it, with one more for each package
-    that no extra has."""
+    """Raise ConfigError naming all missing packages and the shell command that installs them.
+
+    One command installs all packages of extras; each other package has a command of its own.
+    """
     missing = list(dict.fromkeys(need for need in needs if find_spec(need.package) is None))
     if missing:
         said = " and ".join(f"{need.words} {need.package}" for need in missing)
@@ -56,7 +59,7 @@ def require(needs: Iterable[Need]) -> None:
 def install_command(missing: Iterable[Need]) -> str:
     """The shell command that installs the packages for this Python, whether Penstock is a checkout or a wheel."""
     installer = [sys.executable, "-m", "pip", "install"]
-    # An environment that uv has made has no pip.
+    # An environment that uv made has no pip.
     if find_spec("pip") is None:
         installer = ["uv", "pip", "install", "--python", sys.executable]
     return shlex.join([*installer, *dict.fromkeys(requirement(need) for need in missing)])
@@ -75,10 +78,11 @@ def requirement(need: Need) -> str:
 # API keys: read from a file, checked in the environment, and kept out of child processes.
 
 API_KEY_VARIABLE: Final = "PENSTOCK_API_KEY"
+"""The environment variable that holds the server's API key."""
 
 
 def read_api_keys(file: Path) -> tuple[str, ...]:
-    """The keys in a file, one a line. Raises FieldError, naming ``api_key_file``, for a file that holds none."""
+    """The keys in a file, one a line. Raises FieldError, naming ``api_key_file``, if it cannot be read or is empty."""
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -91,7 +95,7 @@ def read_api_keys(file: Path) -> tuple[str, ...]:
 
 
 def check_api_key_variable(environment: Mapping[str, str]) -> None:
-    """Raise ConfigError where the variable is set but empty: the server would be open to everybody."""
+    """Raise ConfigError if the variable is set but empty: the server would be open to everybody."""
     if API_KEY_VARIABLE in environment and not environment[API_KEY_VARIABLE].strip():
         raise ConfigError(f"{API_KEY_VARIABLE} is set and holds no key; give it one, or unset it for a server without")
 

@@ -22,17 +22,18 @@ from penstock.core import ConfigError
 # ---------------------------------------------------------------------------------------------------------------- files
 # Checks of a checkpoint's files, which may come from strangers; named pipes; Penstock's cache folder; stamps of files.
 #
-# No code of a checkpoint ever runs, and no option allows it. Its files lie in its folder, or where the hub's cache
-# keeps them. Anything unexpected in a file is a ConfigError that names file and field.
+# No code of a checkpoint ever runs, and no option allows it. A checkpoint's files lie in its folder, or where the hub's
+# cache has them. Anything unexpected in a file is a ConfigError that names file and field.
 
 CONFIG_FILE: Final = "config.json"
 GENERATION_FILE: Final = "generation_config.json"
 TOKENIZER_CONFIG_FILE: Final = "tokenizer_config.json"
+"""Files of a checkpoint: the model's sizes, the defaults of sampling, and the tokenizer with its chat template."""
 
 SPLIT_NAME: Final = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})\.gguf")
-"""llama.cpp's names for the files that a GGUF model is split over: prefix, number from 1, count."""
+"""llama.cpp's names for the files over which a GGUF model is split: prefix, number from 1, count."""
 MOST_SPLITS: Final = 1000
-"""Most files that a GGUF model may be split over."""
+"""Most files over which a GGUF model may be split."""
 
 MAY_NAME_KERNELS: Final = (
     CONFIG_FILE,
@@ -74,7 +75,7 @@ def is_named_pipe(path: Path) -> bool:
 
 
 def split_files(first: Path) -> list[Path]:
-    """All files of a GGUF model, by the name of its first one; ``[first]`` where the name is not that of a split."""
+    """The paths of all files of a GGUF model, by the name of the first; ``[first]`` unless that is a split's name."""
     named = SPLIT_NAME.fullmatch(first.name)
     if named is None or int(named[2]) != 1 or not 1 <= int(named[3]) <= MOST_SPLITS:
         return [first]
@@ -106,6 +107,7 @@ def check_inside(folder: Path, file: Path) -> None:
     if not file.is_symlink():
         return
     allowed = [own := folder.resolve()]
+    # The folder itself may be reached by a link: files are compared with the place where it really is.
     if own.parent.name == "snapshots":
         allowed.append((own.parent.parent / "blobs").resolve())
     try:
@@ -138,7 +140,7 @@ def code_refusal(file: Path, asked: object, missing: str) -> ConfigError:
 
 
 def fields_of(table: dict[str, Any]) -> Iterator[tuple[str, str, Any]]:
-    """Every field of a table and of the tables in it: its path, its own name and its value."""
+    """Every field of a table and of the tables in it: its path with dots, its own name and its value."""
     left = [("", table)]
     while left:
         where, inner = left.pop()
@@ -150,7 +152,7 @@ def fields_of(table: dict[str, Any]) -> Iterator[tuple[str, str, Any]]:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """The table in ``file``; empty where there is no such file. Raises ConfigError if it holds anything else."""
+    """The table in ``file``; empty where there is no such file. Raises ConfigError for anything but a JSON object."""
     if not file.is_file():
         return {}
     try:
@@ -165,17 +167,18 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def eos_token_ids(stated: object, file: Path) -> tuple[int, ...]:
-    """The token ids of ``stated``, the field ``eos_token_id`` of ``file``: none, one or several. Raises ConfigError."""
+    """The token ids in ``stated``, the field ``eos_token_id`` of ``file``: none, one or several. Raises ConfigError."""
     if stated is None:
         return ()
     ids = tuple(stated) if isinstance(stated, list | tuple) else (stated,)
+    # ``type(one) is int``, not isinstance: true is no token id.
     if not all(type(one) is int and one >= 0 for one in ids):
         raise problem_in(file, "eos_token_id", f"is {shown(stated)}; it has to be a token id or a list of them")
     return ids
 
 
 def generation_eos(folder: Path) -> tuple[int, ...]:
-    """The EOS ids of generation_config.json. Chat models end their turns with one that the tokenizer does not name."""
+    """The EOS token ids of generation_config.json: chat models end their turns with one that the tokenizer lacks."""
     file = folder / GENERATION_FILE
     return eos_token_ids(read_json(file).get("eos_token_id"), file)
 
@@ -213,9 +216,9 @@ CHANGED: Final = "has changed since the engine started; start it again to use wh
 
 
 class FileStamps:
-    """Stamps of files, which tell whether any of them has changed since: no ordinary write leaves a stamp as it was.
+    """Stamps of files, by which later changes are seen: every ordinary write changes the stamp.
 
-    Links are followed, as reading does.
+    Links are followed, as in reading.
     """
 
     def __init__(self, stamps: dict[Path, tuple[int, ...]]) -> None:
@@ -249,7 +252,7 @@ def stamp_of(file: Path) -> tuple[int, ...]:
 # The number formats of weights and hidden states, under the names that options, messages and checkpoints use.
 
 DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
-"""Each format that a model can compute in, with the size of one number."""
+"""Each format in which a model can compute, with the bytes of one number."""
 DTYPES: Final = ("auto", *DTYPE_BYTES)
 """Values of the option ``dtype``: auto is the checkpoint's own format, where the device is good at it."""
 QUANTIZATIONS: Final = ("auto", "none", "int8", "int4")
@@ -266,11 +269,11 @@ PROMISES: Final = {
     EXACT: "a text depends on no drafts, stages or other requests, to the last bit.",
     FAST: "where two tokens are nearly tied, rounding may decide by what is computed together.",
 }
-"""Promises about texts, by how layers compute them."""
+"""The promise about texts for each value of ``numerics`` with which layers compute."""
 
 
 def torch_dtype(name: str) -> Any:
-    """torch's own object for a format. Raises ConfigError for an unknown one."""
+    """torch's dtype of a format's name. Raises ConfigError for an unknown one."""
     import torch
 
     if name not in DTYPE_BYTES:
@@ -282,18 +285,19 @@ def torch_dtype(name: str) -> Any:
 # Temporary folders. A process that is killed leaves its own behind, and the next process removes it.
 
 PREFIX: Final = "penstock-"
+"""The beginning of the names of temporary folders."""
 LOCK: Final = "in-use"
 """The lock file in each folder. The owner holds a lock on it, which the kernel releases however the owner ends."""
 SETTLED_S: Final = 60.0
 """Age in seconds below which an unlocked folder may belong to a process that has not locked it yet."""
 
 _held: dict[Path, int] = {}
-"""This process's folders, each with the open descriptor of its lock."""
+"""This process's folders, each with the open file descriptor of its lock."""
 
 
 @contextmanager
 def scratch_folder(prefix: str = PREFIX, parent: Path | None = None) -> Iterator[Path]:
-    """A new folder that only this user can open, until the block ends. ``parent`` defaults to the system's own."""
+    """A new folder that only this user can open, until the block ends; in ``parent``, or the system's own folder."""
     folder = make_scratch(prefix, Path(tempfile.gettempdir()) if parent is None else parent)
     try:
         yield folder
@@ -314,7 +318,7 @@ def lasting_scratch(prefix: str) -> Path:
 
 
 def remove_scratch(folder: Path) -> None:
-    """Remove a folder of this process. A second call does nothing."""
+    """Unlock and remove a folder of this process. A second call does nothing."""
     let_go(folder)
     shutil.rmtree(folder, ignore_errors=True)
 
@@ -337,7 +341,7 @@ def let_go(folder: Path) -> None:
 
 
 def clear(prefix: str, parent: Path) -> None:
-    """Remove the folders of processes that have ended without doing so themselves."""
+    """Remove folders that processes left in ``parent`` when they ended without doing so themselves."""
     for folder in parent.glob(f"{prefix}*"):
         with contextlib.suppress(OSError):  # another process clears it, too, or it is another user's
             if is_left(folder):
@@ -345,7 +349,7 @@ def clear(prefix: str, parent: Path) -> None:
 
 
 def is_left(folder: Path) -> bool:
-    """Whether a folder is this user's and unlocked. Raises OSError if there is no lock file, or a process holds it."""
+    """Whether a folder is this user's and unlocked. Raises OSError where it has no lock file, or a process locks it."""
     if folder.is_symlink() or folder.stat().st_uid != os.getuid():
         return False
     lock = os.open(folder / LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)

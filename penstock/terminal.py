@@ -1,4 +1,4 @@
-"""A terminal: tables of figures, progress bars, and the editor of a line that a person types."""
+"""A terminal: words below answers, tables of figures, progress bars, and the editor of a line that a person types."""
 
 from __future__ import annotations
 
@@ -34,13 +34,15 @@ if TYPE_CHECKING:
 # The words below an answer in a terminal: how it ended, its gain over plain decoding, and what exactness means.
 
 CUT, FULL, EARLY = "cut", "full", "early"
-"""Ends that a reader has to know of: at the limit on tokens, at the end of the model's context, and any other."""
+"""Ends that a reader has to know of: at the limit on tokens, at the end of the model's context, and early otherwise."""
 USUAL: Final = (None, "stop", "tool_calls", "function_call")
 """Finish reasons of answers that ended by themselves; None where a server gives none."""
 EXACT: Final = "Drafts change the speed alone: the text is the one that plain decoding gives, token for token."
+"""The words for numerics "exact"."""
 NEARLY: Final = f"{EXACT[:-1]}, unless rounding decides between two that are nearly tied."
+"""The words for numerics "fast"."""
 MEANINGS: Final = {"exact": EXACT, "fast": NEARLY}
-"""The meaning of exactness, by the engine's numerics (``LLM.numerics``)."""
+"""The words for each value of ``LLM.numerics``."""
 
 
 def end_of(finish_reason: str | None, prompt_tokens: int, tokens: int, longest: int | None) -> str | None:
@@ -56,14 +58,14 @@ def end_of(finish_reason: str | None, prompt_tokens: int, tokens: int, longest: 
 
 
 def end_words(end: str, tokens: int, longest: int | None, finish_reason: str | None) -> str:
-    """The end in words, as ``cut at 128 tokens``; the way on differs from command to command."""
+    """An end in words, for example ``cut at 128 tokens``. What to do about it differs from command to command."""
     if end == EARLY:
         return f"ended early: {finish_reason}"
     return f"the context is full: {longest} tokens" if end == FULL else f"cut at {tokens} tokens"
 
 
 def gain_words(speed_up: float) -> str:
-    """A measured speed beside that of plain decoding: ``1.8 times plain``."""
+    """A measured speed in proportion to that of plain decoding: ``1.8 times plain``."""
     return f"{speed_up:.1f} times plain"
 
 
@@ -71,16 +73,16 @@ def gain_words(speed_up: float) -> str:
 # Tables of figures on a terminal: as many whole columns as its width has room for.
 
 LONGEST_NAME: Final = 24
-"""Width in characters that is kept for a row's name; a longer name wraps."""
+"""Width, in characters, of the column of rows' names; a longer name wraps."""
 WIDE: Final = 10_000
-"""Columns of a table that must not wrap."""
+"""Characters of a console on which every table fits, for measuring the width that a table wants."""
 
 
 class FiguresTable(Table):
-    """A table with a column of names, then one for each kind of figure. Columns without room are left out, last first.
+    """A table with a column of names, then one for each kind of figure. Columns that do not fit are left out.
 
-    Columns whose headings are in ``always`` are left out after all others. A line below the table names the missing
-    columns.
+    The last columns are left out first, and those whose headings are in ``always`` after all others. A line below names
+    the missing columns.
     """
 
     def __init__(
@@ -105,6 +107,7 @@ class FiguresTable(Table):
         names.max_width = LONGEST_NAME
         wide = options.update(width=WIDE)
         shown = self.columns
+        # The first column, the names, always stays; sorted() is stable, so that within each group the last goes first.
         leaving = self.columns[:0:-1]
         for column in sorted(leaving, key=lambda one: one.header in self._always):
             if Table.__rich_measure__(self._with([names, *shown[1:]]), console, wide).maximum <= options.max_width:
@@ -113,12 +116,14 @@ class FiguresTable(Table):
         return shown
 
     def _with(self, columns: list[Column]) -> FiguresTable:
+        """The same table with other columns, for measuring and for printing."""
         table = copy(self)
         table.columns = columns
         return table
 
 
 def in_one_line(column: Column) -> str:
+    """A column's heading without line breaks."""
     return " ".join(str(column.header).split())
 
 
@@ -126,9 +131,9 @@ def in_one_line(column: Column) -> str:
 # Progress bars on a terminal; elsewhere, as in a log, a line every few seconds.
 
 HOUR: Final = 3600.0
-"""Seconds over which a bar's rate is averaged unless its caller says otherwise."""
+"""Seconds over which a bar's rate is averaged, unless its caller chooses otherwise."""
 LINE_EVERY: Final = 10.0
-"""Seconds between two lines in a log."""
+"""Seconds between two lines of a task in a log."""
 
 
 def progress_bar(console: Console, averaged_over: float = HOUR) -> Progress:
@@ -148,7 +153,7 @@ def progress_bar(console: Console, averaged_over: float = HOUR) -> Progress:
 
 
 def progress_of(console: Console, *columns: ProgressColumn, **options: Any) -> Progress:
-    """A bar of these columns on a terminal, lines in a log elsewhere."""
+    """A bar with ``columns`` on a terminal; lines in a log elsewhere."""
     kind = Progress if console.is_terminal else LoggedProgress
     return kind(*columns, console=console, transient=True, disable=not console.is_terminal, **options)
 
@@ -162,10 +167,12 @@ class LoggedProgress(Progress):
         self._stopped = threading.Event()
 
     def start(self) -> None:
+        """Begin, with a thread that prints while nothing advances."""
         super().start()
         threading.Thread(target=self._keep_printing, name="penstock-progress", daemon=True).start()
 
     def stop(self) -> None:
+        """End the thread, then the progress itself."""
         self._stopped.set()
         super().stop()
 
@@ -184,6 +191,7 @@ class LoggedProgress(Progress):
         self._print(task_id)
 
     def _print(self, task_id: TaskID) -> None:
+        """Print the task's line, unless one was printed less than ``LINE_EVERY`` seconds ago."""
         with self._lock:  # the thread of ``start`` and callers of ``advance`` print, too; one line per interval
             if self.get_time() - self._printed_at < LINE_EVERY:
                 return
@@ -193,7 +201,7 @@ class LoggedProgress(Progress):
 
 
 def line_of(task: Task) -> str:
-    """A task's line in a log, as ``the target's own answers: 256 of 1500, 0:05:12 so far, about 0:25:10 to go``."""
+    """A task's line in a log, like ``the target's own answers: 256 of 1500, 0:05:12 so far, about 0:25:10 to go``."""
     if task.fields.get("in_percent"):
         done = f"{task.percentage:.0f}%"
     else:
@@ -207,7 +215,7 @@ def line_of(task: Task) -> str:
 
 
 # --------------------------------------------------------------------------------------------------------- line editor
-# Reads what a person types. A paste of several lines is one input: the terminal marks it (bracketed paste).
+# Reads the lines that a person types. A paste of several lines is one input: the terminal marks it (bracketed paste).
 
 
 class LineEditor:
@@ -249,5 +257,5 @@ def editing(to: TextIO) -> PromptSession[str] | None:
         event.current_buffer.insert_text("\n")
 
     output = Vt100_Output.from_pty(to, term=os.environ.get("TERM"))
-    output.enable_cpr = False  # no question about the cursor's place: some terminals never answer it
+    output.enable_cpr = False  # do not ask the terminal where its cursor is: some never answer
     return PromptSession(key_bindings=keys, output=output, prompt_continuation="  ")

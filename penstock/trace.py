@@ -1,7 +1,7 @@
 """Writes a run as a Chrome/Perfetto trace, with the work of every stage, the drafter and the engine over time.
 
-Open the file in ui.perfetto.dev or chrome://tracing, or let ``penstock trace`` explain where the time went. Each has a
-track of its own, with times in microseconds from the first event:
+Open the file in ui.perfetto.dev or chrome://tracing, or let ``penstock trace`` explain where the time went. Engine,
+drafter and stages have a track each, with times in microseconds from the first event:
 
     engine     . enter 17 . enter 18  . result 17 . commit 2 . miss    what entered and came back; what were committed
     drafter    [   draft   ]  [  draft  ]                 from the question to its answer
@@ -34,18 +34,19 @@ if TYPE_CHECKING:
     from penstock.engine.resolve import Resolved
 
 EMULATED: Final = "emulated: real computation, modelled device and link times"
+"""Words in the title of a trace of an emulated cluster."""
 FORMAT: Final = 1
 """Version of the format, changed whenever a reader of the last one would misread the events."""
 PROCESS: Final = 1
 ENGINE: Final = 0
 DRAFTER: Final = 1
 FIRST_STAGE: Final = 2
-"""Numbers of the trace's process and of its tracks: the engine, the drafter, and from this one the stages."""
+"""Numbers of the trace's process and of its tracks: engine, drafter and the first stage, which the others follow."""
 
 
 @dataclass
 class Event:
-    """An event on a track, in the clock's seconds; an instant where ``end`` is None."""
+    """An event on a track, with times in the clock's seconds; an instant where ``end`` is None."""
 
     track: int
     kind: str
@@ -57,7 +58,7 @@ class Event:
 
 @dataclass
 class Line:
-    """The features' line from a stage to the drafter: bytes per row, and the clock's time of its last arrival."""
+    """The features' way from one stage to the drafter: bytes per row, and the clock's time of the last arrival."""
 
     row_bytes: float
     free_at: float = 0.0
@@ -65,18 +66,18 @@ class Line:
 
 @dataclass(frozen=True)
 class SharedCores:
-    """The cores of this host that stages and drafter compute on, and the number of their threads."""
+    """The number of this host's cores, and of the threads of stages and drafter that share them."""
 
     threads: int
     cores: int
 
 
 class TraceWriter(Observer):
-    """Keeps every event of a run in memory until ``write``.
+    """Holds every event of a run in memory until ``write``.
 
     ``stages`` are the names of the stages' tracks. ``title`` names the trace and says whether times are emulated.
-    ``drafter`` reports the parts of its rounds. ``row_bytes`` are the bytes of features that each stage sends it per
-    row.
+    ``drafter`` reports how the time of its rounds was spent. ``row_bytes`` are the bytes of features that each stage
+    sends to the drafter per row. ``shared``: None where no computation shares this host's cores.
     """
 
     def __init__(
@@ -92,16 +93,22 @@ class TraceWriter(Observer):
         self._drafter = drafter
         self._lines = [Line(bytes_) for bytes_ in row_bytes or [0.0] * len(stages)]
         self._begun: set[int] = set()
-        """Requests with committed tokens; batches that entered before belong to the prompt."""
+        """Requests that have committed tokens; before that, their batches hold rows of the prompt."""
         self._of_prompt: set[int] = set()
+        """Stream numbers of batches with rows of a prompt."""
         self._title = title
         self._events: list[Event] = []
+        # Results do not repeat the rows of their batches, so that the log keeps them from submission to arrival.
         self._log = RunLog(len(self._stages))
         self._misses: dict[int, int] = {}
+        """Misses of each request so far, by its number: one more means that the last commit missed."""
         self._round: Event | None = None
+        """The drafter's last round, whose answer may come in parts."""
         self._heard = "request"
+        """The last event that the engine heard before a batch: "request", "result", "draft", or "ready" for none."""
 
     def submitted(self, batch: Batch, at: float) -> None:
+        """Record a batch that enters, with the event that it waited for."""
         self._log.submitted(batch, at)
         if not self._begun.issuperset(batch.rows.requests):
             self._of_prompt.add(batch.stream)
@@ -116,6 +123,7 @@ class TraceWriter(Observer):
         self._log.clear()
 
     def arrived(self, result: Result, at: float) -> None:
+        """Record a result, the spans of its batch on all stages, and the transfers of its features."""
         batch = self._log.arrived(result)
         if batch is None:  # it entered before the trace began
             return
@@ -126,11 +134,12 @@ class TraceWriter(Observer):
         self._events.append(Event(ENGINE, "result", f"result {result.stream}", at, None, details))
 
     def drafted(self, drafts: Sequence[Draft], asked_at: float, at: float) -> None:
+        """Record the drafter's answer, or the next part of one."""
         self._heard = "draft"
         if self._round is None or self._round.start != asked_at:
             self._round = Event(DRAFTER, "draft", "draft", asked_at, at, {"rows": 0, "nodes": [], "candidates": 0})
             self._events.append(self._round)
-        details = self._round.details  # a round may be answered in parts
+        details = self._round.details  # asked at the same time: another part of the same answer
         details["rows"] += len(drafts)
         details["nodes"] += [draft.node.id for draft in drafts]
         details["candidates"] += sum(len(draft.candidates or ()) for draft in drafts)
@@ -144,6 +153,7 @@ class TraceWriter(Observer):
                 )
 
     def advanced(self, request: Request, done: Advance, at: float) -> None:
+        """Record the tokens that a request commits, and whether its draft tree missed them."""
         if not done.committed:
             return
         self._begun.add(request.number)
@@ -173,9 +183,11 @@ class TraceWriter(Observer):
         }
 
     def write(self, file: IO[str]) -> None:
+        """Write the trace as JSON."""
         json.dump(self.as_dict(), file)
 
     def _names(self) -> list[dict[str, Any]]:
+        """The metadata events that name process and tracks, in the order in which viewers show them."""
         tracks = {ENGINE: "engine", DRAFTER: "drafter"}
         tracks |= {FIRST_STAGE + i: name for i, name in enumerate(self._stages)}
         used = {event.track for event in self._events if event.kind == "features"}
@@ -191,7 +203,7 @@ class TraceWriter(Observer):
         return FIRST_STAGE + len(self._stages) + stage
 
     def _features(self, stream: int, span: Span) -> Event:
-        """A batch's transfer of features; an instant where no link is modelled. Messages of one line do not overlap."""
+        """A batch's transfer of features; an instant where no link is modelled. One link's messages do not overlap."""
         assert span.features is not None
         line = self._lines[span.stage]
         details = {
@@ -202,6 +214,7 @@ class TraceWriter(Observer):
             "prompt": stream in self._of_prompt,
             "took_ms": max(0.0, round((span.features - span.end) * 1e3, 3)),
         }
+        # The link sends one message at a time: this one starts when the one before has arrived.
         start = max(span.end, line.free_at)
         end = line.free_at = max(start, span.features)
         track, name = self._track(span.stage), f"features {stream}"
@@ -215,7 +228,7 @@ def spent_details(spent: DraftTiming) -> dict[str, float]:
 
 
 def batch_event(batch: LoggedBatch, span: Span) -> Event:
-    """One batch on one stage. A stage's spans never overlap, since it takes a batch after it has handed on the last."""
+    """One batch on one stage. A stage's spans never overlap, since it hands a batch on before it takes the next."""
     rows = batch.rows
     details = {
         "stream": batch.stream,
@@ -232,18 +245,22 @@ def batch_event(batch: LoggedBatch, span: Span) -> Event:
 
 
 def chrome_event(event: Event, origin: float) -> dict[str, Any]:
+    """The event in the Trace Event Format; ``origin`` is the clock's time at which the trace starts."""
     start = microseconds(event.start - origin)
     common = {"name": event.name, "cat": event.kind, "pid": PROCESS, "tid": event.track, "ts": start}
     if event.end is None:
         return {**common, "ph": "i", "s": "t", "args": event.details}
+    # The length is the difference of the rounded times, so that events that touch neither overlap nor leave a gap.
     return {**common, "ph": "X", "dur": round(microseconds(event.end - origin) - start, 3), "args": event.details}
 
 
 def metadata(name: str, args: dict[str, Any], track: int = ENGINE) -> dict[str, Any]:
+    """A metadata event, by which viewers name and sort processes and tracks."""
     return {"name": name, "cat": "name", "ph": "M", "pid": PROCESS, "tid": track, "args": args}
 
 
 def microseconds(seconds: float) -> float:
+    """Microseconds, to the nanosecond, which is as much as the format's readers show."""
     return round(seconds * 1e6, 3)
 
 
@@ -272,17 +289,18 @@ def trace_writer(
 
 
 def on_host(host: str, clock_errors: Mapping[str, float]) -> str:
-    """The host of a stage elsewhere, and how far its times can be trusted beside the others'."""
+    """The end of a track's name for a stage on another host, with the error of its clock where it is known."""
     if not host:
         return ""
     return f" on {host}" + (f", times ±{1e3 * clock_errors[host]:.2f} ms" if host in clock_errors else "")
 
 
 def shared_cores(setup: Resolved) -> SharedCores | None:
-    """Cores and threads of this host; None where nothing computes on them in its own time."""
+    """This host's cores and computing threads; None if stages are emulated or compute on another device."""
     if setup.emulated or setup.options.device != "cpu":
         return None
     here = [threads for threads, host in zip(setup.threads, setup.hosts, strict=False) if not host]
+    # A stage on another host has its cores there; the drafter's threads are the last number.
     if setup.ranks:
         here = [place.threads for ranks in setup.ranks for place in ranks if not place.host]
     if setup.draft is not None or setup.speculator is not None:

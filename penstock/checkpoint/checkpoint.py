@@ -1,4 +1,4 @@
-"""A checkpoint on disk or on the hub: its configuration, its defaults, and how to split its layers."""
+"""A checkpoint on disk or on the hub: its configuration, checked field by field, its defaults, and its weights."""
 
 from __future__ import annotations
 
@@ -58,19 +58,22 @@ from penstock.files import (
 # activation is an error of torch in the middle of building the model, which names no field, or NaN in every answer.
 
 SIZES: Final = ("num_hidden_layers", "hidden_size", "vocab_size")
+"""Fields that every configuration has to have."""
 LAYER_COUNTS: Final = ("n_layer", "n_layers")
+"""Names of the number of layers that do not begin with ``num_``."""
 MOST_PARTS: Final = 100_000
 """The most of anything that a configuration counts: layers, heads, experts, labels."""
 MOST_TOKENS: Final = 1 << 21
 """The most tokens of a vocabulary. Known ones have up to 900,000. llguidance's form of a vocabulary takes 450 bytes a
 token, set aside before any tensor is looked at, and cannot hold twice as many."""
 ROPE_TABLES: Final = ("rope_parameters", "rope_scaling")
+"""Fields that hold the parameters of rotary embeddings: today's, and the one of older files."""
 PER_LAYER_TYPE: Final = re.compile(r"\w+_attention")
 """Fields of a rope table that are themselves tables, for layers of this type."""
 
 
 def whole(value: Any, least: int) -> bool:
-    """Whether a count is not too small. Lists, of a number for each layer, are left to transformers."""
+    """Whether a count is at least ``least``; lists with a number for each layer are left to transformers."""
     return not isinstance(value, str) and (type(value) is not int or value >= least)
 
 
@@ -144,6 +147,7 @@ ROPE_RULES: Final = (
 
 
 # ------------------------------------------------------------------------------------------------------ as it is stated
+# Checks of the file's own table, before transformers makes a class of it.
 
 
 def check_stated(table: dict[str, Any], file: Path) -> None:
@@ -205,6 +209,7 @@ def fields_of_rope(table: Mapping[str, Any], where: str) -> Iterator[tuple[str, 
 
 
 # ----------------------------------------------------------------------------------------------- as transformers has it
+# Checks of the table that transformers makes of the file, whose defaults count, too.
 
 
 def check_sizes(config: Any, stated: Mapping[str, Any], file: Path) -> None:
@@ -231,7 +236,7 @@ def check_sizes(config: Any, stated: Mapping[str, Any], file: Path) -> None:
 
 
 def check_window(table: Mapping[str, Any], file: Path) -> None:
-    """Raise ConfigError if layers look back over a window without a size, or of none."""
+    """Raise ConfigError if layers have a sliding window whose size is missing or below 1."""
     types, window = table.get("layer_types"), table.get("sliding_window")
     slides = "sliding_attention" in types if types else table.get("use_sliding_window", window is not None)
     if slides and (type(window) is not int or window < 1):
@@ -253,7 +258,7 @@ def stated_path(path: str, stated: Mapping[str, Any]) -> str:
 
 
 def check_rope(table: Mapping[str, Any], file: Path, stated: Mapping[str, Any]) -> None:
-    """Raise ConfigError if rotary embeddings are of no kind, or have no base."""
+    """Raise ConfigError if the kind or the base of rotary embeddings is null."""
     for path, key, value, _ in fields_of_text(table):
         if not path.startswith(ROPE_TABLES):
             continue
@@ -281,17 +286,21 @@ def without_value(table: Mapping[str, Any]) -> list[str]:
 
 
 # ----------------------------------------------------------------------------------------------------------- checkpoint
+# A checkpoint as everything else sees it, opened without reading weights.
+
 DTYPE_FIELDS: Final = frozenset({"dtype", "torch_dtype"})
+"""Fields that name a format of numbers: today's name, and that of older files."""
 FORMAT_NAMES: Final = {
     **dict.fromkeys(("fp16", "half"), "float16"),
     "bf16": "bfloat16",
     **dict.fromkeys(("fp32", "float"), "float32"),
     **dict.fromkeys(("fp64", "double"), "float64"),
 }
-"""Other names of the formats, and the names that torch has for them."""
+"""Other names of formats -> torch's names."""
 OTHER_FLOATS: Final = ("float64", "float8_e4m3fn", "float8_e5m2")
 """Formats that a configuration may name though no model computes in them."""
 SAMPLING_DEFAULTS: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+"""Fields of generation_config.json that are followed."""
 
 
 @dataclass(frozen=True)
@@ -408,7 +417,7 @@ def remember(checkpoint: Checkpoint) -> None:
 
 
 def _configuration(path: Path) -> tuple[Any, Parts, Method | None]:
-    """The configuration in the folder, where the architecture's parts are, and the method that packed the weights."""
+    """The configuration in a folder, the names of the architecture's parts, and the method that packed the weights."""
 
     file, stated = path / CONFIG_FILE, stated_config(path)
     check_stated(stated, file)
@@ -419,8 +428,9 @@ def _configuration(path: Path) -> tuple[Any, Parts, Method | None]:
         raise
     except Exception as error:
         raise ConfigError(f"model: {file} cannot be used: {said(error)}{empty_fields(stated)}") from error
+    # Packed weights are unpacked here: transformers, which is given floats, must not try it.
     if hasattr(config, FIELD):
-        del config.quantization_config  # what it says is followed here: transformers is given floats
+        del config.quantization_config
     config = text_config(config)
     parts = check_supported(config)
     check_sizes(config, stated, file)
@@ -428,7 +438,7 @@ def _configuration(path: Path) -> tuple[Any, Parts, Method | None]:
 
 
 def empty_fields(stated: Mapping[str, Any]) -> str:
-    """Words for the end of an error about a configuration: the fields that may be meant, which are null."""
+    """Words for the end of an error about a configuration: the null fields, of which one may be what it lacks."""
 
     names = without_value(stated)
     return f"; it has no value for {', '.join(names)}" if names else ""
@@ -441,6 +451,7 @@ def with_torch_formats(path: Path, stated: dict[str, Any]) -> Any:
     """
     from transformers import AutoConfig
 
+    # A changed table is written to a folder of its own: transformers reads configurations from folders alone.
     table = copy.deepcopy(stated)
     changed = False
     for where in (table, *(one for one in table.values() if isinstance(one, dict))):
@@ -456,6 +467,7 @@ def with_torch_formats(path: Path, stated: dict[str, Any]) -> Any:
 
 
 def torch_format(named: str, field: str, file: Path) -> str | None:
+    """Torch's name of a format that a configuration names; None for "auto"."""
     name = named.removeprefix("torch.")
     if name == "auto":
         return None

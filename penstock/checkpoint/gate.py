@@ -1,4 +1,4 @@
-"""The gate of architectures: which checkpoints can be split into stages, and what rows carry between layers."""
+"""Tells by its configuration whether a checkpoint can be split into stages, and what its rows carry between layers."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ CARRYING: Final = frozenset({"gemma3n_text", "gemma4_text", "gemma4_unified_text
 """Model types that are known to carry these, and nothing else."""
 HIDDEN: Final = "hidden"
 EMBEDDED: Final = "embedded"
+"""Names of the pieces that are no keys and values, whose names are their layers' kinds."""
 OUTSIDE: Final = ("embed_tokens_per_layer", "per_layer_model_projection", "per_layer_projection_norm")
 """Modules outside of the layers that every stage has a part of."""
 
@@ -166,7 +167,7 @@ RECURRENT: Final[dict[str, Parts]] = {
     "nemotron_h": Parts("model", "embeddings", "layers", "norm_f"),
     "falcon_h1": Parts("model", "embed_tokens", "layers", "final_layernorm", returned=1),
 }
-"""Model type -> parts, for architectures whose state-carrying layers ``models/recurrent/`` computes in a tree.
+"""Model type -> parts, for architectures whose state-carrying layers ``models/mixers.py`` computes in a tree.
 
 For some of them transformers does not claim that another attention can be plugged in; loading a stage tests it.
 """
@@ -238,6 +239,10 @@ def layer_types(config: Any) -> list[str]:
 
 
 def _read_plan(cls: Any, config: Any, plan: dict[str, Any]) -> Parts:
+    """The parts by transformers' pipeline plan, which maps a module to its inputs and outputs.
+
+    Raises ConfigError for a plan of another form.
+    """
     names = list(plan)
     embed = [name for name in names if plan[name][0] == ["input_ids"]]
     dropouts = {name for name in names if name.endswith("dropout")}

@@ -34,17 +34,16 @@ from penstock.text.tokenizer import usable_tokenizer
 from penstock.text.tokenizer_bounds import check_tokenizer_files
 
 # ---------------------------------------------------------------------------------------------------------------- known
-# Facts about a GGUF file that transformers' classes have told once, kept beside the folder made of the file.
+# What transformers' classes have once told about a GGUF file, kept beside the folder that was made of the file.
 #
 # Importing transformers takes longer than all else that a small model's start does. What it says of a file depends on
-# the
-# file's header and on versions: it is asked once, and later starts read the answer. A record that is damaged, or of
+# the file's header and on versions: it is asked once, and later starts read the answer. A record that is damaged, or of
 # another version, file or question, counts as none.
 
 FACTS_LAYOUT: Final = 1
-"""The version of records. A new number makes them anew."""
+"""Version of the records' layout; a new number lets all older records count as none."""
 MOST_RECORD: Final = 1 << 26
-"""Bytes; a larger file is no record."""
+"""Bytes of the largest record; a larger file is none."""
 MODEL: Final = "model"
 """The name of the record of a whole model."""
 
@@ -73,12 +72,15 @@ class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 def versions() -> str:
-    """The versions of all that has a say in what is kept. No package is imported for that."""
+    """The versions of the packages on which records depend, told without importing any of them."""
     return f"{FACTS_LAYOUT} {__version__} {version('transformers')} {version('tokenizers')} {version('torch')}"
 
 
 def question(folder: Path, files: Iterable[Path], *about: object) -> str:
-    """The name of what is asked ``about`` a file of weights (or its parts) with this ``folder``. Raises OSError."""
+    """A text that stands for a question ``about`` a GGUF file with this ``folder`` and these ``files``.
+
+    It is another one as soon as a version, the configuration or one of the files is. Raises OSError for a missing file.
+    """
     stated = hashlib.sha256((folder / CONFIG_FILE).read_bytes()).hexdigest()
     return f"{versions()} {stated} {[stamp_of(file) for file in files]} {about}"
 
@@ -100,7 +102,7 @@ def recall(file: Path, asked: str, kind: type[Kind]) -> Kind | None:
 
 
 def keep(file: Path, asked: str, known: Any) -> None:
-    """Keep the answer to a question. A folder that cannot be written to keeps none."""
+    """Write the record that answers a question. Where the folder cannot be written to, there is none."""
     told = msgspec.json.encode(known)
     with contextlib.suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -123,9 +125,9 @@ def seal(asked: str, told: bytes) -> bytes:
 # made once, in the cache of assets beside the hub's, under a name that is a hash of the file's header.
 
 LAYOUT: Final = 3
-"""The version of these folders' contents. A new number makes them anew."""
+"""Version of these folders' contents; a new number has them made anew."""
 MOST_FACTORS: Final = 1 << 20
-"""Bytes; a larger tensor of rotary factors is refused."""
+"""Bytes of the largest tensor of rotary factors; a larger one is refused."""
 
 
 def folder_of(header: Header) -> Path:
@@ -217,7 +219,9 @@ def check_embedded(header: Header, vocabulary: Vocabulary, rows: int) -> None:
 # The tensors of a GGUF file under transformers' names, each read when it is used.
 
 LAYER: Final = re.compile(r"blk\.(0|[1-9][0-9]{0,8})\.")
+"""The beginning of a GGUF tensor's name that says its layer."""
 FIRST: Final = ".layers.0."
+"""The part of transformers' names that says layer 0."""
 FORMATS: Final = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 """Format -> safetensors' name for it."""
 
@@ -226,14 +230,17 @@ def gguf_tensor(info: TensorInfo, order: Order) -> StoredTensor:
     """A tensor of a GGUF file; blocks are read as float32, or as the integers that they hold."""
 
     def arranged(rows: Tensor) -> Tensor:
-        """In transformers' form: llama.cpp permutes the rows of queries and keys, and adds 1 to gemma's norms."""
+        """Rows in transformers' form: llama.cpp reorders those of queries and keys, and adds 1 to gemma's norms."""
+        # Vectors may be gemma's norms, from which 1 is taken: that takes floats.
         if rows.dim() == 1:
-            rows = rows.float()  # it may be added to a norm
-        bits = rows.view(torch.int16) if rows.dtype == torch.bfloat16 else rows  # numpy has no bfloat16
+            rows = rows.float()
+        # numpy has no bfloat16; moving rows does not care what their bits mean.
+        bits = rows.view(torch.int16) if rows.dtype == torch.bfloat16 else rows
         found = order(bits.numpy(), info.name)
         return torch.from_numpy(found).contiguous().view(rows.dtype)
 
     def arranged_groups() -> GroupedWeight:
+        # Scales and minimums belong to rows, too, and move with them.
         found = grouped(info)
         minimums = None if found.minimums is None else arranged(found.minimums)
         return GroupedWeight(arranged(found.values), arranged(found.scales), minimums, found.bits, found.group)
@@ -312,7 +319,7 @@ def order_of(header: Header, config: Any) -> Order:
 
 
 def in_order(interleaved: Mapping[str, int], rows: np.ndarray, name: str) -> np.ndarray:
-    """The rows of a head in two halves, where llama.cpp has a row of one and a row of the other in turn."""
+    """The tensor with each head's rows in two halves, of which llama.cpp stores a row each in turn."""
     part = OF_LAYER.fullmatch(name)
     if part is None or part[1] not in interleaved:
         return rows
@@ -323,7 +330,7 @@ def in_order(interleaved: Mapping[str, int], rows: np.ndarray, name: str) -> np.
 def interleaved_parts(theirs: Order, header: Header, config: Any) -> dict[str, int] | None:
     """The parts of a layer whose rows ``theirs`` orders as ``in_order`` does; None if it does anything else.
 
-    Tried with numbered rows, for the tensors of layer 0 and those outside of layers.
+    It is tried with numbered rows, for the tensors of layer 0 and those outside of layers.
     """
     heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
     found: dict[str, int] = {}
@@ -358,6 +365,7 @@ def named(
                 f"is stored as {info.kind.name}; {', '.join(kind.name for kind in READABLE)} can be read: {REQUANTISE}",
             )
         layer = LAYER.match(name)
+        # Layers are alike: ``first`` names those of layer 0, whose number is then replaced.
         known = first.get(f"blk.0.{name[layer.end() :]}" if layer else name)
         if known is None:
             raise problem_in(header.path, name, f"is no part of a {config.model_type} as transformers has it: {REMEDY}")

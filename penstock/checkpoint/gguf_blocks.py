@@ -21,14 +21,15 @@ from penstock.checkpoint.tensors import GroupedWeight
 from penstock.core import ConfigError
 
 FLOATS: Final = {Kind.F32: torch.float32, Kind.F16: torch.float16, Kind.BF16: torch.bfloat16}
+"""Kinds of tensors that are stored as floats -> torch's format for them."""
 SUPER_BLOCK: Final = 256
-"""Values of a block of the K formats."""
+"""Values in a block of the K formats."""
 CHUNK: Final = 1 << 22
-"""How many numbers are unpacked at a time where a whole tensor becomes floats."""
+"""Numbers that are unpacked at a time where a whole tensor becomes floats: 2^22, 16 MiB in float32."""
 
 
 class Blocks(NamedTuple):
-    """Unpacked blocks: ``values`` [B, n], ``scales`` and ``minimums`` [B, n / group]."""
+    """Unpacked blocks: ``values`` [B, n] of ``bits`` bits, ``scales`` and ``minimums`` [B, n / group], float32."""
 
     values: Tensor
     scales: Tensor
@@ -48,6 +49,7 @@ def mapped(info: TensorInfo) -> Tensor:
 
 
 def row_bytes(info: TensorInfo) -> int:
+    """Bytes of a row, which is a whole number of blocks."""
     per_block, block_bytes = GGML_QUANT_SIZES[info.kind]
     return info.shape[-1] // per_block * block_bytes
 
@@ -59,6 +61,7 @@ def floats(info: TensorInfo) -> Tensor:
         return raw.view(FLOATS[info.kind]).reshape(info.shape).clone()
     found = torch.empty(len(raw), info.shape[-1])
     for rows in chunks(len(raw), info.shape[-1]):
+        # Chunk by chunk: unpacking takes several floats for each number.
         found[rows] = unpack(raw[rows], info).dequantize() if info.kind in UNPACKERS else looked_up(raw[rows], info)
     return found.reshape(info.shape)
 
@@ -83,6 +86,7 @@ def grouped(info: TensorInfo) -> GroupedWeight:
 
 
 def chunks(rows: int, width: int) -> Iterator[slice]:
+    """Slices of ``rows`` rows of ``width`` numbers, of at most ``CHUNK`` numbers (or one row) each."""
     step = max(1, CHUNK // width)
     return (slice(start, start + step) for start in range(0, rows, step))
 
@@ -102,23 +106,28 @@ def unpack(raw: Tensor, info: TensorInfo) -> GroupedWeight:
 
 
 def q4_0(blocks: Tensor) -> Blocks:
+    """float16 scale | 16 bytes: numbers 0 to 15 in the lower halves, 16 to 31 in the upper, each raised by 8."""
     return Blocks(signed(nibbles(blocks[:, 2:18]), 8), half(blocks, 0), None, 4)
 
 
 def q4_1(blocks: Tensor) -> Blocks:
+    """float16 scale | float16 minimum | 16 bytes of halves, as in Q4_0."""
     return Blocks(nibbles(blocks[:, 4:20]), half(blocks, 0), half(blocks, 2), 4)
 
 
 def q5_0(blocks: Tensor) -> Blocks:
+    """float16 scale | 4 bytes of fifth bits | 16 bytes of halves; values are raised by 16."""
     return Blocks(signed(nibbles(blocks[:, 6:22]) | fifth_bits(blocks[:, 2:6]), 16), half(blocks, 0), None, 5)
 
 
 def q5_1(blocks: Tensor) -> Blocks:
+    """float16 scale | float16 minimum | 4 bytes of fifth bits | 16 bytes of halves."""
     values = nibbles(blocks[:, 8:24]) | fifth_bits(blocks[:, 4:8])
     return Blocks(values, half(blocks, 0), half(blocks, 2), 5)
 
 
 def q8_0(blocks: Tensor) -> Blocks:
+    """float16 scale | 32 int8."""
     return Blocks(blocks[:, 2:34].view(torch.int8), half(blocks, 0), None, 8)
 
 
@@ -126,11 +135,13 @@ def q8_0(blocks: Tensor) -> Blocks:
 
 
 def q4_k(blocks: Tensor) -> Blocks:
+    """float16 of scales | float16 of minimums | 12 bytes of both (``k_scales``) | 128 bytes of halves."""
     scales, minimums = k_scales(blocks)
     return Blocks(halves_of_32(blocks[:, 16:144]), scales, minimums, 4)
 
 
 def q5_k(blocks: Tensor) -> Blocks:
+    """float16 of scales | float16 of minimums | 12 bytes of both (``k_scales``) | 32 bytes of fifth bits | halves."""
     scales, minimums = k_scales(blocks)
     # Bit i of byte j belongs to number 32 i + j.
     high = fields(blocks[:, 16:48], (0, 1, 2, 3, 4, 5, 6, 7), 1).reshape(-1, SUPER_BLOCK)
@@ -138,6 +149,8 @@ def q5_k(blocks: Tensor) -> Blocks:
 
 
 def q6_k(blocks: Tensor) -> Blocks:
+    """128 bytes of lower four bits | 64 bytes of upper two | 16 int8 scales | float16 of scales; raised by 32."""
+    # Both halves of a block are stored alike: 64 bytes of lower bits for 128 numbers, 32 bytes of upper bits for them.
     low = fields(blocks[:, :128].reshape(-1, 2, 64), (0, 4), 15)  # [B, 2, 2, 64]
     high = fields(blocks[:, 128:192].reshape(-1, 2, 32), (0, 2, 4, 6), 3)  # [B, 2, 4, 32]
     values = low.reshape(-1, SUPER_BLOCK) | high.reshape(-1, SUPER_BLOCK) << 4
@@ -157,6 +170,7 @@ def k_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
     first, second, third = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
     scales = torch.cat([first & 63, third & 15 | first >> 6 << 4], dim=1)
     minimums = torch.cat([second & 63, third >> 4 | second >> 6 << 4], dim=1)
+    # GGML subtracts minimums; ``GroupedWeight`` adds them.
     return half(blocks, 0) * scales.float(), -(half(blocks, 2) * minimums.float())
 
 
@@ -189,6 +203,7 @@ def fifth_bits(data: Tensor) -> Tensor:
 
 
 def signed(values: Tensor, offset: int) -> Tensor:
+    """Values of uint8 that were raised by ``offset``, as int8."""
     return values.view(torch.int8) - offset
 
 
@@ -202,10 +217,13 @@ UNPACKERS: Final[dict[Kind, Callable[[Tensor], Blocks]]] = {
     Kind.Q5_K: q5_k,
     Kind.Q6_K: q6_k,
 }
+"""Formats that are whole numbers with scales for groups of 32 or 16 -> what unpacks their blocks [B, bytes]."""
 LOOKED_UP: Final = (
     *(Kind.Q2_K, Kind.Q3_K, Kind.TQ1_0, Kind.TQ2_0, Kind.MXFP4, Kind.NVFP4, Kind.IQ4_NL, Kind.IQ4_XS),
     *(Kind.IQ3_S, Kind.IQ3_XXS, Kind.IQ2_S, Kind.IQ2_XS, Kind.IQ2_XXS, Kind.IQ1_M, Kind.IQ1_S),
 )
 """Formats that the ``gguf`` package converts to floats: scales for 16 numbers, tables of numbers, ternary numbers."""
 READABLE: Final = (*FLOATS, *UNPACKERS, *LOOKED_UP)
+"""All formats that can be read."""
 OF_FOUR_BITS: Final = (Kind.Q4_0, Kind.Q4_1, Kind.Q4_K)
+"""Formats whose values have four bits, by which ``--quantization auto`` goes."""

@@ -53,7 +53,7 @@ GIVEN: Final = {
     "rope.scaling.yarn_beta_fast",
     "rope.scaling.yarn_beta_slow",
 }
-"""Entries about the model that ``config`` takes over because transformers does not."""
+"""Entries about the model that ``config_table`` takes over because transformers does not."""
 
 NEUTRAL: Final = {
     "attention.causal": (True,),
@@ -66,8 +66,9 @@ NEUTRAL: Final = {
     "rope.scaling.yarn_attn_factor": (1.0,),
     "rope.scaling.yarn_ext_factor": (-1.0,),
 }
-"""Entry -> values that change nothing, for entries that are not taken into account. See ``NOTHING`` for all others."""
+"""Entry that is not taken into account -> the values with which it changes nothing; for others see ``NOTHING``."""
 NOTHING: Final = (0, 0.0, False, "", None)
+"""Values with which any other entry changes nothing."""
 
 SILENT: Final = {"vocab_size", "tensor_data_layout", "rope.scaling.finetuned"}
 """Entries about the model that change no number: the vocabulary's size is that of the embedding."""
@@ -125,17 +126,19 @@ ROPE_TENSORS: Final = (*FACTORS, LLAMA_FACTORS)
 MOST_FACTORS: Final = 100_000
 """Numbers of the longest rope tensor that is read: one for two values of a head, of which models have some 256."""
 DEFAULT_BASE: Final = 10000.0
-"""llama.cpp's base where the file has none."""
+"""llama.cpp's base of the rotary frequencies where the file states none."""
 TWO_BASES: Final = "gemma3"
 """The architecture whose sliding layers have a base of their own, which is never scaled."""
 SCALED_APART: Final = ("gemma2",)
 """Architectures whose sliding layers are scaled by the factor, whatever the type."""
 TYPES: Final = ("none", "linear", "yarn", "longrope")
+"""Types of scaling that can be read."""
 KINDS_OF_FACTORS: Final = {"llama": ("longrope",), "phi3": TYPES}
 """Architecture -> types of scaling that may have factors for short and long texts."""
 
 
 def add_rope(header: Header, table: dict[str, Any], head_width: int) -> None:
+    """Set the rotary fields of ``table``, whose heads have ``head_width`` numbers, as llama.cpp turns them."""
     rope = table.get("rope_parameters")
     if not isinstance(rope, dict):
         raise refusal(header, "without rotary embeddings, which its architecture has")
@@ -151,6 +154,7 @@ def add_rope(header: Header, table: dict[str, Any], head_width: int) -> None:
     scaled["rope_theta"] = base = above_0(header, "rope.freq_base", DEFAULT_BASE)
     add_sliding_base(header, rope, base)
     count = (turned or head_width) // 2
+    # Divisors of single frequencies, in tensors, go before the one that the metadata state for all.
     scaled.update(lists(header, table, count) or one_factor(header, table, count))
 
 
@@ -183,6 +187,7 @@ def one_factor(header: Header, table: dict[str, Any], count: int) -> dict[str, A
         }
     if kind == "longrope":
         raise contradiction(header, "rope.scaling.type", f'is "longrope", and there are no {" and ".join(FACTORS)}')
+    # transformers' linear scaling has no attention factor; longrope with one divisor for all frequencies has.
     if attention != 1.0:
         same = [factor] * count
         return longrope(same, same, table["max_position_embeddings"], attention)
@@ -216,6 +221,7 @@ def lists(header: Header, table: dict[str, Any], count: int) -> dict[str, Any]:
 
 
 def longrope(short: list[float], long: list[float], original: int, attention: float) -> dict[str, Any]:
+    """``rope_parameters`` of transformers' longrope, which divides each frequency by its factor."""
     return {
         "rope_type": "longrope",
         "short_factor": short,
@@ -245,6 +251,7 @@ def factor_of(header: Header) -> float:
 
 
 def attention_factor(header: Header) -> float:
+    """The factor of cosines and sines; 1 where the file states none."""
     stated = above_0(header, "rope.scaling.attn_factor", 1.0)
     if stated != 1.0 and header.architecture == TWO_BASES:
         raise contradiction(header, "rope.scaling.attn_factor", f"is {stated}; {header.architecture} has none")
@@ -252,6 +259,7 @@ def attention_factor(header: Header) -> float:
 
 
 def above_0(header: Header, name: str, default: float) -> float:
+    """The value of an entry about the model, ``default`` without it. Raises ConfigError unless it is above 0."""
     value = number(header, name, float)
     if value is not None and not 0 < value < math.inf:
         raise contradiction(header, name, f"is {value}; it has to be a number above 0")
@@ -259,6 +267,7 @@ def above_0(header: Header, name: str, default: float) -> float:
 
 
 def positive_numbers(header: Header, name: str, count: int) -> list[float]:
+    """The ``count`` numbers of a rope tensor. Raises ConfigError for other sizes, and unless all are above 0."""
     info = header.tensors[name]
     if info.kind not in FLOATS or len(info.shape) != 1 or info.shape[0] > MOST_FACTORS:
         raise problem_in(header.path, name, f"is {info.kind.name} {list(info.shape)}; it has to be a list of floats")
@@ -405,12 +414,13 @@ def sizes_in(header: Header) -> str:
 # added here: the heads' width, sliding windows, soft caps, and the scaling of rotary frequencies.
 
 TOKEN_ID: Final = "_token_id"
+"""The end of the names of entries that hold a token's id."""
 TOKEN_IDS: Final = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
 """Field of the configuration -> the role of the token in the file."""
 TAKEN_OVER: Final = ("vocab_size", "rope.dimension_count")
-"""Entries that transformers would read otherwise than llama.cpp: the embedding and ``rotary`` say what they say."""
+"""Entries that transformers would read otherwise than llama.cpp; the embedding and ``add_rope`` tell these values."""
 ROUNDING: Final = 1e-6
-"""The greatest difference between a number in the file (24 bits) and the same computed here."""
+"""Greatest difference between a number in the file (float32) and the same one computed here."""
 ATTENTION_CAP: Final = "attn_logit_softcapping"
 SOFT_CAPS: Final = {
     ATTENTION_CAP: {"gemma2": 50.0},
@@ -418,8 +428,9 @@ SOFT_CAPS: Final = {
 }
 """Soft cap -> architecture -> llama.cpp's value where the file has none; 0 is no cap."""
 SLIDING_LAYERS: Final = {"gemma2": 2, "gemma3": 6}
-"""Architecture -> n, where every n-th layer sees everything if the file says nothing."""
+"""Architecture -> n: every n-th layer attends to everything if the file does not say which do."""
 DEFAULT_WINDOWS: Final = {"gemma2": 4096}
+"""Architecture -> the window's size in tokens where the file states none."""
 BIASES: Final[dict[str, dict[str, tuple[str, ...]]]] = {
     "llama": {
         "attention_bias": ("attn_q", "attn_k", "attn_v", "attn_output"),
@@ -429,6 +440,7 @@ BIASES: Final[dict[str, dict[str, tuple[str, ...]]]] = {
 }
 """Architecture -> field of the configuration -> parts whose layers have biases if it is set."""
 WINDOWED: Final = ("gemma2", "gemma3", "phi3")
+"""Architectures that may have sliding windows."""
 LARGEST_GEMMA: Final = {"gemma2": 46, "gemma3": 62}
 """Number of layers of the one size (27B) that scales its scores by hidden size / heads instead of the heads' width."""
 
@@ -513,6 +525,7 @@ def add_heads(header: Header, table: dict[str, Any]) -> None:
 
 
 def head_width(table: dict[str, Any]) -> int:
+    """Numbers of a head, by the fields of config.json."""
     return int(table.get("head_dim") or table["hidden_size"] // max(1, table["num_attention_heads"]))
 
 
@@ -546,6 +559,7 @@ def sliding_layers(header: Header, layers: int) -> list[bool]:
         return [bool(one) for one in found[:layers]]
     every = number(header, PATTERN)
     every = SLIDING_LAYERS[header.architecture] if every is None else every
+    # The last of every n layers attends to everything; 0 gives every layer the window.
     return [every == 0 or layer % every < every - 1 for layer in range(layers)]
 
 

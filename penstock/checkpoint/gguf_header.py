@@ -63,12 +63,12 @@ REQUANTISE: Final = "quantise the model anew in another format (llama-quantize)"
 
 @dataclass(frozen=True)
 class Entry:
-    """One entry of the metadata: its place in the file, and its value. An array's values are read when needed."""
+    """One entry of the metadata: the bytes [start, end) of the file that hold key, type and value; and the value."""
 
     start: int
     end: int
     value: Any
-    """None for an array."""
+    """The value as Python has it; None for an array, whose values are read when they are needed."""
     count: int | None = None
     """The number of an array's values; None if it is no array."""
 

@@ -28,15 +28,17 @@ SPACE: Final = "\u2581"
 TEMPLATE: Final = "tokenizer.chat_template"
 TEMPLATE_FILE: Final = "chat_template.jinja"
 MORE_TEMPLATES: Final = "additional_chat_templates"
+"""llama.cpp's entry for a chat template, and the file and folder that transformers looks for."""
 NAMED: Final = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
 """Role -> transformers' name for it."""
 MOST_CUTS: Final = 1 << 25
-"""The most ways to cut tokens in two, where merges have to be derived from them; 256,000 tokens have 16 million."""
+"""Most ways to cut tokens in two, where merges have to be derived from them; 256,000 tokens have 16 million."""
 MERGED: Final = (TokenType.NORMAL, TokenType.USER_DEFINED, TokenType.UNUSED)
 """Types of tokens that SentencePiece's pieces are merged into."""
 STRIPPING: Final = ("phi-3", "phi3")
 """Parts of the names of models whose special tokens swallow the white space behind them."""
 NOT_STRIPPING: Final = ("<unk>", "<s>", "<|endoftext|>")
+"""Special tokens of these models that do not swallow it."""
 
 
 def write_tokenizer(header: Header, vocabulary: Vocabulary, folder: Path) -> None:
@@ -59,6 +61,7 @@ def write_tokenizer(header: Header, vocabulary: Vocabulary, folder: Path) -> Non
 
 
 def write_templates(header: Header, folder: Path) -> None:
+    """Write the file's chat templates to where transformers looks for them."""
     if isinstance(template := header.value(TEMPLATE), str):
         (folder / TEMPLATE_FILE).write_text(template)
     more = {key.removeprefix(f"{TEMPLATE}."): key for key in header.entries if key.startswith(f"{TEMPLATE}.")}
@@ -69,6 +72,7 @@ def write_templates(header: Header, folder: Path) -> None:
 
 
 def pipeline(header: Header, vocabulary: Vocabulary) -> Tokenizer:
+    """The file's tokenizer, with its special tokens and the tokens that begin and end a text."""
     make = sentencepiece if vocabulary.model == SENTENCEPIECE else byte_level
     built = make(header, vocabulary)
     built.add_tokens([added(header, vocabulary, number) for number in vocabulary.special()])
@@ -102,6 +106,7 @@ def check_special(header: Header, vocabulary: Vocabulary, built: Tokenizer) -> N
 
 
 # ---------------------------------------------------------------------------------------------------------- byte level
+# Tokenizers of GPT-2's kind: a text is cut by patterns, and merges are stored by rank.
 
 
 def byte_level(header: Header, vocabulary: Vocabulary) -> Tokenizer:
@@ -123,6 +128,7 @@ def merges_of(header: Header, vocabulary: Vocabulary) -> list[tuple[str, str]]:
         raise problem_in(header.path, MERGES, f"is missing, and a tokenizer of this kind has merges: {REMEDY}")
     found: dict[tuple[str, str], None] = {}
     for number, text in enumerate(texts(header, MERGES)):
+        # Behind the first character: the left part has at least one, even if that is a space.
         cut = text.find(" ", 1)
         pair = (text[:cut], text[cut + 1 :])
         if cut < 0 or any(part not in vocabulary.numbers for part in (*pair, "".join(pair))):
@@ -134,6 +140,7 @@ def merges_of(header: Header, vocabulary: Vocabulary) -> list[tuple[str, str]]:
 
 
 # ------------------------------------------------------------------------------------------------------- SentencePiece
+# Tokenizers of llama's kind: a text is not cut, and merges are derived from the tokens' scores.
 
 
 def sentencepiece(header: Header, vocabulary: Vocabulary) -> Tokenizer:
@@ -182,6 +189,7 @@ def cuts_of(vocabulary: Vocabulary, number: int) -> Iterator[tuple[str, str]]:
 
 
 def scores_of(header: Header, vocabulary: Vocabulary) -> list[float]:
+    """The score of each token, float32. Raises ConfigError if there are too few, or one is not finite."""
     found = numbers(header, SCORES)
     if found is None or len(found) < len(vocabulary.tokens) or not np.isfinite(found.astype(np.float32)).all():
         held = "missing" if found is None else f"{len(found)} numbers"

@@ -196,6 +196,7 @@ class PreTokenizer:
 
 
 def of_names(names: str, *splits: str, **more: bool) -> dict[str, PreTokenizer]:
+    """One pre-tokenizer under several names, which spaces separate."""
     return dict.fromkeys(names.split(), PreTokenizer(splits, **more))
 
 
@@ -435,10 +436,12 @@ def kind_of(header: Header) -> tuple[str, PreTokenizer]:
 
 
 def tokens_of(header: Header) -> list[str]:
+    """The tokens by id. Empty ones get a name: tokens are keys, and have to differ."""
     return [token or f"[EMPTY_{number}]" for number, token in enumerate(texts(header, TOKENS))]
 
 
 def kinds_of(header: Header, tokens: Sequence[str]) -> list[int]:
+    """The type of each token; all are normal where the file states none."""
     stated = numbers(header, TYPES)
     if stated is None:
         return [int(TokenType.NORMAL)] * len(tokens)
@@ -470,6 +473,7 @@ def stated_ids(header: Header, count: int) -> dict[str, int]:
 
 
 def flag(header: Header, name: str, default: bool) -> bool:
+    """An entry that is true or false; raises ConfigError for anything else."""
     key = f"{PREFIX}{name}"
     value = header.value(key, default)
     if type(value) is not bool:
@@ -491,6 +495,7 @@ def mark(
         kinds[number] = TokenType.CONTROL
     for name in SHOWN & known.keys():
         kinds[known[name]] = TokenType.USER_DEFINED
+    # Roles count by their ids, stated or default; names for filling in only where the file states no id.
     ends = named | {ids[role] for role in ENDING_ROLES if role in ids}
     ends |= {number for role in ENDING_ROLES for number in filling.get(role, ())}
     for name, kind in exceptions({tokens[number] for number in ends}):

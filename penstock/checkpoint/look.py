@@ -1,4 +1,4 @@
-"""A first look at a checkpoint without torch: its place, its files, its configuration, and how its layers are split."""
+"""A first look at a checkpoint without torch: place, files, configuration, and how its layers are split."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ SINGLE_FILE: Final = "model.safetensors"
 MEDUSA_FILE: Final = "medusa_lm_head.safetensors"
 """Medusa's heads may be stored beside the model that they belong to."""
 ADAPTER_FILE: Final = "adapter_config.json"
+"""The file by which a folder is recognised as an adapter (LoRA)."""
 REFUSED: Final = {
     "*.bin": (
         "has .bin weights only, which would have to be unpickled; convert it to safetensors: load it once with "
@@ -134,6 +135,7 @@ WRAPPERS: Final = frozenset(
 WRAPPED: Final = "text_config"
 """The field of a multimodal configuration that holds the language model's."""
 INSIDE: Final = "language_model"
+"""The part of tensors' names that says that they belong to the language model."""
 HEAD: Final = "lm_head"
 MTP: Final = "mtp."
 """The prefix of Qwen's MTP heads: weights of drafters (``models/speculators/``), not of stages."""
@@ -163,7 +165,7 @@ def is_read(stated: Mapping[str, Any], name: str) -> bool:
 
 
 # --------------------------------------------------------------------------------------------------------------- places
-# Finds a checkpoint: a folder, a GGUF file, or the hub's cache. Needs no torch.
+# Finds a checkpoint without torch: a folder, a GGUF file, or the hub's cache.
 
 SMALL: Final = ["*.json", "*.model", "*.jinja", "*.txt"]
 """Files that are fetched before the weights: configuration, tokenizer, chat template, index."""
@@ -257,13 +259,14 @@ ENCODERS: Final = frozenset(
 NO_WRITER: Final = re.compile(r"For(MaskedLM|\w*Classification|QuestionAnswering|MultipleChoice|RewardModel)$")
 """Classes that score a text, whatever model they are built on."""
 TOKENIZER: Final = re.compile(r"tokenizer|vocab\.|merges\.|spiece|sentencepiece|tekken")
-"""How the names of a tokenizer's files begin."""
+"""Beginnings of the names of a tokenizer's files."""
 EMBEDDING: Final = "token_embd.weight"
 
 
 DRAFT_MODEL: Final = "draft_model"
+"""The method that drafts with a model of its own."""
 MOST_HEADER: Final = 1 << 26
-"""The largest header of a safetensors file, in bytes."""
+"""Bytes of the largest header of a safetensors file that is read."""
 UNSUPPORTED: Final = {"hydra": "Hydra", "mlp": "MLP"}
 """Beginnings of names in the configurations of unsupported drafters -> what the drafter is called."""
 BLOCK_NAMES: Final = {
@@ -278,7 +281,9 @@ BLOCK_NAMES: Final = {
 BLOCK_READ: Final = ("dflash", "dspark", "jetspec")
 """Kinds of block drafters that are supported; each is a method."""
 NAMED_BY: Final = ("speculators_model_type", "model_type", "architectures", "algorithm")
+"""Fields by which a drafter's configuration may say what it is, in the order of asking."""
 MEDUSA: Final = re.compile(r"blocks\.\d+\.layers\.\d+\.weight|\d+\.\d+\.linear\.weight")
+"""Names of Medusa's tensors: vLLM's, and FasterDecoding's."""
 
 
 @dataclass(frozen=True)
@@ -349,6 +354,7 @@ def check_writes(table: Mapping[str, Any], folder: Path) -> None:
 
 
 def of_header(header: Header) -> Glance:
+    """The properties of a GGUF file's model."""
     embedding = header.tensors.get(EMBEDDING)
     counts = (header.value(f"{header.architecture}.{name}") for name in ("block_count", "context_length"))
     layers, positions = map(whole, counts)
@@ -356,10 +362,12 @@ def of_header(header: Header) -> Glance:
 
 
 def whole(value: object) -> int | None:
+    """The value if it is a whole number, else None."""
     return value if type(value) is int else None
 
 
 # ----------------------------------------------------------------------------------------------------------- drafters
+# The method that a drafter's files ask for, told by its configuration and its tensors' names.
 
 
 def method_of(model: str) -> str:
@@ -407,6 +415,7 @@ def block_kind(config: Mapping[str, Any]) -> str | None:
 
 def learned(config: Mapping[str, Any], names: frozenset[str], place: Path) -> str | None:
     """The method of a supported learned drafter; None if it is none."""
+    # What a configuration states counts before names of tensors, which kinds may share.
     stated = config.get("speculator")
     if isinstance(stated, str):
         return stated
@@ -416,6 +425,7 @@ def learned(config: Mapping[str, Any], names: frozenset[str], place: Path) -> st
         return "eagle3"
     if any(name.startswith("midlayer.") for name in names) or "layers.0.hidden_norm.weight" in names:
         return "eagle3"
+    # A target's own checkpoint may hold an MTP head beside its layers: that alone makes it no drafter.
     alone = not any(name.startswith("model.") for name in names)
     if alone and ((place / MEDUSA_FILE).is_file() or any(MEDUSA.fullmatch(name) for name in names)):
         return "medusa"
@@ -437,6 +447,7 @@ def refuse_unsupported(config: Mapping[str, Any], place: Path) -> None:
 
 
 def unsupported_names(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Names in a drafter's configuration that say an unsupported kind, each with that kind."""
     if (kind := block_kind(config)) is not None and kind not in BLOCK_READ:
         yield named_by(config), kind
     stated: list[Any] = [config.get(field) for field in NAMED_BY]
@@ -451,6 +462,7 @@ def named_by(config: Mapping[str, Any]) -> str:
 
 
 def flat(values: Iterable[Any]) -> Iterator[str]:
+    """The texts among the values, those in lists included."""
     for value in values:
         yield from (one for one in (value if isinstance(value, list) else [value]) if isinstance(one, str))
 
@@ -502,6 +514,7 @@ def parse_layer_split(text: str, num_layers: int) -> list[tuple[int, int]]:
 
 
 def _ranges(counts: list[int]) -> list[tuple[int, int]]:
+    """Counts of layers as ranges [first, last), one behind the other."""
     ends = [sum(counts[: i + 1]) for i in range(len(counts))]
     return list(zip([0, *ends[:-1]], ends, strict=True))
 

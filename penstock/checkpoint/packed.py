@@ -33,18 +33,18 @@ WORD: Final = 32
 
 
 Parts = Mapping[str, StoredTensor]
-"""Name behind the layer's (``qweight`` in ``model.layers.0.mlp.up_proj.qweight``) -> part."""
+"""Name of a part, the end of its tensor's name (``qweight`` in ``model.layers.0.mlp.up_proj.qweight``) -> the part."""
 
 
 class Outline(NamedTuple):
-    """The properties of a weight that its parts tell before they are read."""
+    """The properties of a weight that its parts' headers tell before they are read."""
 
     shape: tuple[int, int]
     """The shape [out, in]."""
     bits: int
     """Bits of a value; 8 if values of fewer bits stand for unevenly spaced numbers."""
     is_grouped: bool
-    """Whether it is whole numbers with scales for groups of neighbours."""
+    """Whether the weight is integers with scales for groups of neighbours."""
 
 
 class Method(NamedTuple):
@@ -93,6 +93,7 @@ def check(part: StoredTensor, dtypes: tuple[str, ...], shape: tuple[int, ...] | 
 def fields(words: Tensor, bits: int) -> Tensor:
     """Unpack values of ``bits`` bits, the lowest first: int32 [rows, words] -> uint8 [rows, words * 32 / bits]."""
     shifts = torch.arange(0, WORD, bits, dtype=torch.int32)
+    # The mask takes off what the shift of a negative word has filled in, too.
     return (words.unsqueeze(-1) >> shifts & (1 << bits) - 1).to(torch.uint8).flatten(-2)
 
 
@@ -106,15 +107,19 @@ def fields(words: Tensor, bits: int) -> Tensor:
 # ```
 
 AWQ_BITS: Final = 4
+"""Bits of a value."""
 PLACES: Final = [0, 4, 1, 5, 2, 6, 3, 7]
-"""The place of every output in its word."""
+"""Output i of a word is its field ``PLACES[i]``, counted from the lowest bits."""
 NEEDED: Final = frozenset({"qweight", "qzeros", "scales"})
+"""Parts of a weight in AWQ's and in GPTQ's layout."""
 
 
 def awq_outline(parts: Parts) -> Outline:
+    """AWQ's ``Method.outline``."""
     values, zeros, scales = parts["qweight"], parts["qzeros"], parts["scales"]
     check(values, ("I32",))
     check(scales, ("F16", "BF16", "F32"))
+    # Stored as [in, out], so that the outputs, of which eight share a word, are the second axis.
     inputs, outputs = values.shape[0], values.shape[1] * WORD // AWQ_BITS
     groups = scales.shape[0]
     check(scales, (scales.dtype,), (groups, outputs))
@@ -125,6 +130,7 @@ def awq_outline(parts: Parts) -> Outline:
 
 
 def unpack_awq(parts: Parts) -> GroupedWeight:
+    """AWQ's ``Method.unpack``."""
     inputs, groups = parts["qweight"].shape[0], parts["scales"].shape[0]
     values, zeros = (in_order(fields(parts[name].read(), AWQ_BITS)).t() for name in ("qweight", "qzeros"))
     scales = parts["scales"].read().float().t()
@@ -158,14 +164,17 @@ def awq(stated: Mapping[str, Any], file: Path) -> Method:
 # ```
 
 GPTQ_BITS: Final = (2, 4, 8)
+"""Bits of a value that can be read: those that divide a word."""
 
 
 def gptq_outline(parts: Parts) -> Outline:
+    """GPTQ's ``Method.outline``. Inputs whose groups are not neighbours (act-order) are unpacked to floats."""
     values, zeros, scales = parts["qweight"], parts["qzeros"], parts["scales"]
     check(values, ("I32",))
     check(scales, ("F16", "BF16", "F32"))
     groups, outputs = scales.shape
     check(zeros, ("I32",))
+    # Zeros have one field for each output and group, which tells the bits; values then tell the inputs.
     bits = WORD * zeros.shape[1] // outputs
     if bits not in GPTQ_BITS:
         raise zeros.wrong(f"holds {bits} bits for every output; {', '.join(map(str, GPTQ_BITS))} can be read")
@@ -190,15 +199,18 @@ def is_in_order(index: StoredTensor, groups: int) -> bool:
 
 
 def unpack_gptq(parts: Parts, first_version: bool) -> GroupedWeight | torch.Tensor:
+    """GPTQ's ``Method.unpack``; the ``first_version`` of the format stores zeros less one."""
     (outputs, inputs), bits, in_order = gptq_outline(parts)
     bits = WORD * parts["qzeros"].shape[1] // outputs
     words = parts["qzeros"].read()
-    if first_version:  # over whole words: a zero of 0, stored as -1, borrows from its neighbour
+    if first_version:
+        # One is added to whole words: a zero of 0, stored as -1, has borrowed from its neighbour.
         words = words + sum(1 << shift for shift in range(0, WORD - 1, bits))
     zeros, scales = fields(words, bits), parts["scales"].read().float()
     values = fields(parts["qweight"].read().t(), bits)
     if in_order:
         return GroupedWeight(values, scales.t(), None, bits, inputs // len(scales), zeros=zeros.t())
+    # Every input has the scale and the zero of the group that ``g_idx`` names for it.
     index = parts["g_idx"].read().long()
     return (values - zeros.t()[:, index].float()) * scales.t()[:, index]
 
@@ -240,7 +252,7 @@ BITSANDBYTES_PARTS: Final = frozenset(
     | {f"weight.{name}" for name in ("absmax", "quant_map", "nested_absmax", "nested_quant_map")}
 )
 MOST_STATE: Final = 4096
-"""The longest JSON, in bytes."""
+"""Bytes of the longest JSON that is read."""
 
 
 class State(NamedTuple):
@@ -248,12 +260,17 @@ class State(NamedTuple):
 
     shape: tuple[int, int]
     block: int
+    """Neighbours that share a scale."""
     dtype: str
+    """The format that the weight had before it was packed."""
     nested_block: int
+    """Scales that share a scale of their own, where scales are packed, too."""
     offset: float
+    """The number that is added to each scale that was packed."""
 
 
 def bitsandbytes_outline(parts: Parts) -> Outline:
+    """bitsandbytes' ``Method.outline``."""
     weight = parts["weight"]
     if "SCB" in parts:
         check(weight, ("I8",))
@@ -267,6 +284,7 @@ def bitsandbytes_outline(parts: Parts) -> Outline:
 
 
 def check_scales(parts: Parts, state: State) -> None:
+    """Raise ConfigError unless the scales of four-bit values are there, as many as there are blocks."""
     blocks = -(-prod(state.shape) // state.block)
     if missing := [name for name in ("weight.absmax", "weight.quant_map") if name not in parts]:
         raise parts["weight"].wrong(f"has no {missing[0]} beside it: save the checkpoint again")
@@ -301,10 +319,12 @@ DTYPES: Final = ("float32", "float16", "bfloat16")
 
 
 def is_size(value: Any) -> bool:
+    """Whether a value is a size that a tensor can have."""
     return type(value) is int and 0 < value < 1 << 31
 
 
 def table_of(part: StoredTensor) -> dict[str, Any]:
+    """The JSON object in the bytes of a part. Raises ConfigError if they hold anything else."""
     if part.shape[0] > MOST_STATE:
         raise part.wrong(f"has {part.shape[0]} bytes; there may be {MOST_STATE}")
     try:
@@ -317,12 +337,14 @@ def table_of(part: StoredTensor) -> dict[str, Any]:
 
 
 def unpack_bitsandbytes(parts: Parts) -> GroupedWeight | Tensor:
+    """bitsandbytes' ``Method.unpack``."""
     if "SCB" in parts:
         values = parts["weight"].read()
         return GroupedWeight(values, parts["SCB"].read()[:, None] / LARGEST, None, 8, values.shape[1])
     state = state_of(parts)
     packed = parts["weight"].read().flatten()
     named = torch.stack([packed >> 4, packed & 15], dim=-1).flatten().int()
+    # The format's sixteen numbers are not evenly spaced: values are places in a table, not whole numbers to scale.
     numbers = parts["weight.quant_map"].read()[named]
     blocks = absmax(parts, state).repeat_interleave(state.block)[: len(numbers)]
     # Rounded to the format that the weights had, since transformers multiplies by these numbers.
@@ -370,6 +392,7 @@ COMPRESSED_FORMATS: Final = ("pack-quantized", "int-quantized", "naive-quantized
 UNFOLLOWED: Final = ("kv_cache_scheme", "transform_config")
 """Fields of compressed-tensors that change the numbers and are not supported."""
 COMPRESSED_BITS: Final = (4, 8)
+"""Bits of packed values that can be read."""
 FLOAT8: Final = "F8_E4M3"
 COMPRESSED_PARTS: Final = frozenset(
     {"weight", "weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx"}
@@ -378,6 +401,7 @@ COMPRESSED_PARTS: Final = frozenset(
 
 
 def compressed_outline(parts: Parts) -> Outline:
+    """compressed-tensors' ``Method.outline``."""
     if "weight_g_idx" in parts:
         raise parts["weight_g_idx"].wrong("orders inputs by their activations, which cannot be read here")
     shape, bits = packed_shape(parts) if "weight_packed" in parts else plain_shape(parts)
@@ -396,6 +420,7 @@ def compressed_outline(parts: Parts) -> Outline:
 
 
 def is_grouped(parts: Parts) -> bool:
+    """Whether the weight is whole numbers, and not floats of 8 bits."""
     return "weight_packed" in parts or parts["weight"].dtype != FLOAT8
 
 
@@ -414,6 +439,7 @@ def packed_shape(parts: Parts) -> tuple[tuple[int, int], int]:
 
 
 def stated_shape(parts: Parts) -> tuple[int, int]:
+    """The shape [out, in] that the part ``weight_shape`` states."""
     if "weight_shape" not in parts:
         raise parts["weight_packed"].wrong("has no weight_shape beside it: save the checkpoint again")
     part = parts["weight_shape"]
@@ -423,6 +449,7 @@ def stated_shape(parts: Parts) -> tuple[int, int]:
 
 
 def plain_shape(parts: Parts) -> tuple[tuple[int, int], int]:
+    """The shape [out, in] of a weight in bytes, and 8, the bits of a value."""
     if "weight" not in parts:
         raise parts["weight_scale"].wrong("belongs to no weight: save the checkpoint again")
     part = parts["weight"]
@@ -432,8 +459,10 @@ def plain_shape(parts: Parts) -> tuple[tuple[int, int], int]:
 
 
 def unpack_compressed(parts: Parts) -> GroupedWeight | Tensor:
+    """compressed-tensors' ``Method.unpack``."""
     (outputs, inputs), bits, grouped = compressed_outline(parts)
     scales = parts["weight_scale"].read().float()
+    # A scale for the whole weight becomes one for each output.
     scales = scales.expand(outputs, 1) if scales.numel() == 1 else scales
     if not grouped:
         return parts["weight"].read().float().unflatten(-1, (scales.shape[1], -1)).mul_(scales[..., None]).flatten(-2)
@@ -441,8 +470,10 @@ def unpack_compressed(parts: Parts) -> GroupedWeight | Tensor:
     values = fields(parts["weight_packed"].read(), bits) if packed else parts["weight"].read()
     zeros = parts["weight_zero_point"].read() if "weight_zero_point" in parts else None
     if packed and zeros is not None:
+        # Zeros are packed along the outputs: transposed, they unpack like values.
         zeros = fields(zeros.t().contiguous(), bits).t()
     elif packed:
+        # Packed values are raised by half of their range to be above 0; without stated zeros that half stands for 0.
         zeros = scales.new_full(scales.shape, 2 ** (bits - 1))
     elif zeros is not None:
         zeros = zeros.expand(scales.shape)
@@ -489,7 +520,7 @@ METHODS: Final[Mapping[str, Reader]] = {
 
 
 def method_of(table: Mapping[str, Any], file: Path) -> Method | None:
-    """The method that packed the weights of the checkpoint with the configuration ``table``; None for plain floats.
+    """The method that packed a checkpoint's weights, by the ``table`` that is its config.json; None for plain floats.
 
     Raises ConfigError, with the name and what to do, for an unsupported method or layout. ``file`` is the
     configuration's, for that error.
@@ -506,7 +537,7 @@ def method_of(table: Mapping[str, Any], file: Path) -> Method | None:
 
 
 # -------------------------------------------------------------------------------------------------------------- weights
-# The weights of a folder with packed ones, under the names that they have as floats.
+# The weights of a folder in which some are packed, under the names that they have as floats.
 
 
 def packed_tensor(name: str, parts: Parts, method: Method) -> StoredTensor:

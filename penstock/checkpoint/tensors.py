@@ -38,7 +38,7 @@ from penstock.files import problem_in
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor of a checkpoint that has not been read.
+    """A tensor of a checkpoint as its file's header describes it; its numbers are read when they are asked for.
 
     transformers loads from it as from a slice of safetensors, by ``get_shape``, ``get_dtype`` and ``tensor[...]``.
     """
@@ -76,7 +76,7 @@ class StoredTensor:
 
     @property
     def is_grouped(self) -> bool:
-        """Whether it is stored as integers with scales for groups of neighbours."""
+        """Whether the tensor is stored as integers, with scales for groups of neighbours."""
         return self.as_grouped is not None
 
     def grouped(self) -> GroupedWeight:
@@ -121,7 +121,7 @@ def bits_of(tensors: Iterable[StoredTensor]) -> int | None:
 
 
 # -------------------------------------------------------------------------------------------------------------- weights
-# The tensors of a checkpoint, whatever its files are; of a multimodal one, those of its text part.
+# The tensors of a checkpoint, in whatever files; if it is multimodal, those of its text part alone.
 
 
 class Weights(ABC):
@@ -152,7 +152,7 @@ class Weights(ABC):
 
 
 class TextPart(Weights):
-    """The tensors among ``weights`` that belong to the text part. No other is read."""
+    """The tensors among ``weights`` that belong to a multimodal model's text part; no other is read."""
 
     def __init__(self, weights: Weights) -> None:
         self._weights = weights
@@ -180,11 +180,11 @@ class TextPart(Weights):
 # The weights of a folder: each tensor's file, type and size, from indexes and headers.
 
 WEIGHT_TYPES: Final = frozenset({"F64", "F32", "F16", "BF16"})
-"""Types of numbers, under safetensors' names, that a weight may have."""
+"""Types of numbers that a weight may have, under safetensors' names."""
 
 
 LONGEST_NUMBER: Final = 10
-"""Digits; a longer number is no layer's."""
+"""Digits from which on a number in a tensor's name is no layer's."""
 
 
 class Shards(Weights):
@@ -266,10 +266,10 @@ def layer_of(name: str) -> int | None:
 # The progress of a stage in reading its weights, reported while it loads.
 
 Listener = Callable[[int, int], None]
-"""Called with how many numbers have been read, and how many there are."""
+"""Function that is told how many numbers have been read so far, and how many there are."""
 
 SECONDS: Final = 0.1
-"""Seconds between two reports."""
+"""Least seconds between two reports."""
 
 
 class Reading:
@@ -283,6 +283,7 @@ class Reading:
         self._lock = threading.Lock()
 
     def add(self, numbers: int) -> None:
+        """Count ``numbers`` as read, and report them unless the last report is too recent."""
         with self._lock:
             self._read += numbers
             if time.monotonic() > self._told + SECONDS:
@@ -290,11 +291,11 @@ class Reading:
                 self._listener(self._read, self._total)
 
     def end(self) -> None:
-        """Report that everything has been read. A stage at one end of the model skips tensors of the other end."""
+        """Report that everything has been read: a stage at one end of the model skips tensors of the other end."""
         self._listener(self._total, self._total)
 
     def of(self, tensor: StoredTensor) -> StoredTensor:
-        """The same tensor, whose numbers are counted when it is read."""
+        """The tensor, wrapped so that its numbers are counted when it is read."""
 
         def select(index: Any) -> Tensor:
             found = tensor[index]
@@ -321,7 +322,7 @@ def counted(tensors: dict[str, StoredTensor], listener: Listener | None) -> Iter
 
 
 # --------------------------------------------------------------------------------------------------------------- finite
-# NaN and infinity among weights.
+# The check of weights for NaN and infinity.
 
 
 def check_finite(where: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
@@ -335,7 +336,7 @@ def check_finite(where: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
 
 
 def is_finite(values: Tensor) -> bool:
-    """Whether no value is NaN or infinite. Least and greatest value are NaN where one is.
+    """Whether no value is NaN or infinite: the least and the greatest value are NaN if any value is.
 
     ``isfinite`` takes ten times as long and a byte of memory per value.
     """
@@ -346,7 +347,7 @@ def is_finite(values: Tensor) -> bool:
 # Weights as whole numbers, with a scale for every group of neighbours in a row.
 
 MOST_FLOATS: Final = 1 << 22
-"""The most numbers that are rounded at once: 16 MiB in float32."""
+"""Most numbers that are rounded at once: 2^22, 16 MiB in float32."""
 LEAST_HALF: Final = 2.0**-24
 """The smallest positive number of float16."""
 
@@ -360,13 +361,13 @@ class GroupedWeight:
     scales: Tensor
     """The scales [out, in / group], float32."""
     minimums: Tensor | None
-    """The numbers for the value 0, [out, in / group], float32. None if they are 0."""
+    """Numbers that are added, [out, in / group], float32. None if they are 0."""
     bits: int
     """Bits of a value."""
     group: int
-    """How many neighbours in a row share a scale. It divides ``in``, and equals ``in`` for one scale a row."""
+    """Neighbours in a row that share a scale. It divides ``in``, and equals ``in`` for one scale a row."""
     zeros: Tensor | None = None
-    """The values for the number 0, [out, in / group], whole numbers. None if they are 0."""
+    """Values that stand for the number 0, [out, in / group], whole numbers. None if they are 0."""
 
     @property
     def shape(self) -> torch.Size:
@@ -385,11 +386,11 @@ class GroupedWeight:
 
     @property
     def floats(self) -> list[Tensor]:
-        """The tensors of floats among its parts."""
+        """The tensors of floating-point numbers: scales and, if there are any, minimums."""
         return [self.scales] if self.minimums is None else [self.scales, self.minimums]
 
     def rows(self, rows: slice) -> GroupedWeight:
-        """Some of the outputs."""
+        """The weight of some of the outputs."""
         cut = {name: getattr(self, name)[rows] for name in ("values", "scales")}
         cut |= {name: held[rows] for name in ("minimums", "zeros") if (held := getattr(self, name)) is not None}
         return replace(self, **cut)
@@ -405,7 +406,7 @@ class GroupedWeight:
 def stacked(weights: Sequence[GroupedWeight]) -> GroupedWeight:
     """Weights with the same inputs and bits stacked along the outputs, in groups of the smallest size among them.
 
-    All have minimums, or none has.
+    All have minimums, or none has; none has ``zeros``.
     """
     group = min(weight.group for weight in weights)
     parts = [weight.divided(group) for weight in weights]
@@ -423,6 +424,7 @@ def in_groups(weight: Tensor, bits: int, group: int) -> GroupedWeight:
 
     def rounded(groups: Tensor) -> tuple[Tensor, ...]:
         minimums = groups.amin(-1)
+        # A group of equal numbers has no range: the least scale keeps it from dividing by 0.
         scales = ((groups.amax(-1) - minimums) / most).clamp_min(torch.finfo(torch.float32).tiny)
         values = ((groups - minimums.unsqueeze(-1)) / scales.unsqueeze(-1)).round_().to(torch.uint8)
         return values.flatten(-2), scales, minimums
@@ -439,6 +441,7 @@ def in_signed_groups(weight: Tensor, bits: int, group: int) -> GroupedWeight:
     most = 2 ** (bits - 1) - 1
 
     def rounded(groups: Tensor) -> tuple[Tensor, ...]:
+        # Scales are rounded first, and values to them: a loop multiplies by the float16.
         scales = (groups.abs().amax(-1) / most).half().float().clamp_min(LEAST_HALF)
         values = (groups / scales.unsqueeze(-1)).round_().clamp_(-most, most).to(torch.int8)
         return values.flatten(-2), scales
@@ -462,5 +465,5 @@ def by_rows(weight: Tensor, group: int, rounded: Callable[[Tensor], tuple[Tensor
 
 
 def raised(count: int, unit: int) -> int:
-    """The next multiple of ``unit``."""
+    """``count`` raised to a multiple of ``unit``."""
     return -(-count // unit) * unit

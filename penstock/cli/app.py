@@ -19,9 +19,10 @@ from penstock.config import FieldError, Option
 from penstock.core import PenstockError
 
 # ----------------------------------------------------------------------------------------------------------------- help
-# ``penstock help``: a command's help, or the whole manual.
+# ``penstock help``: the help of a command, or the whole manual.
 
 PAGE: Final = "penstock.1"
+"""The name of the manual page's file."""
 
 help_app = new_app()
 
@@ -50,7 +51,7 @@ def show_help(
 
 
 def refuse_unknown(words: tuple[str, ...]) -> None:
-    """Raise FieldError where the words are no command, and name the help that shows what there is."""
+    """Raise FieldError if the words are no command; the error names the help that lists the commands."""
 
     found = typer.main.get_command(app)
     for known, word in enumerate(words):
@@ -62,7 +63,7 @@ def refuse_unknown(words: tuple[str, ...]) -> None:
 
 
 def show_manual() -> None:
-    """Show the manual page by ``man`` on a terminal, else print it. Raises PenstockError where it is not installed."""
+    """Show the manual page with ``man`` on a terminal, else print it. Raises PenstockError if it is not installed."""
     page = manual()
     if page is None:
         raise PenstockError(f"the manual ({PAGE}) has not been installed; penstock help COMMAND tells of each command")
@@ -72,7 +73,7 @@ def show_manual() -> None:
 
 
 def manual() -> Path | None:
-    """The manual page of this installation, or of the checkout that an editable one runs."""
+    """The path of the manual page, installed with the package or in the checkout of an editable installation."""
     places = [Path(penstock.__file__).parents[1] / "docs" / "reference" / PAGE]
     try:
         found = distribution("penstock")
@@ -107,7 +108,7 @@ def pull(*, models: Names) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------- list
-# ``penstock list``: the models that are kept on this host.
+# ``penstock list``: the models on this host.
 
 list_app = new_app()
 
@@ -144,6 +145,7 @@ def rm(*, models: KeptNames) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------------ app
+# The program itself, which knows the commands' names and help without importing their modules.
 COMMANDS: Final = {
     "run": "Load MODEL and chat with it in this terminal, or answer a pipe's lines one after the other.",
     "generate": "Answer PROMPT, or continue it where the model is no chat model, printing the text as it is committed.",
@@ -178,7 +180,7 @@ COMMANDS: Final = {
 }
 """The commands with their help.
 
-The app of a command, ``NAME_app``, is in the module of its name, or in the one that PLACES names.
+The app of a command, ``NAME_app``, is in the module of its name, or in the module that PLACES names.
 """
 PLACES: Final = {
     **dict.fromkeys(("chat", "generate", "serve"), "run"),
@@ -186,10 +188,11 @@ PLACES: Final = {
     **dict.fromkeys(("worker", "keys", "hosts", "doctor", "profile", "rebalance", "replicas"), "hosts"),
     **dict.fromkeys(("bench", "simulate", "acceptance", "compare", "trace", "train", "plan", "demo"), "lab"),
 }
+"""The modules, in ``penstock.cli``, of commands that have no module of their name."""
 
 
 class Commands(TyperGroup):
-    """The group of all commands: listed from COMMANDS, loaded when called."""
+    """The group of all commands: listed from COMMANDS, each loaded when it is called."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
@@ -197,12 +200,13 @@ class Commands(TyperGroup):
         self.commands = {name: TyperCommand(name, help=about) for name, about in COMMANDS.items()}
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that the arguments name, with its options."""
         name, found, rest = super().resolve_command(ctx, args)
         return name, found and loaded(found), rest
 
 
 def loaded(listed: Any) -> Any:
-    """The command with its options, from its module; the listed one is only a stub with its help."""
+    """The command with its options, from its module; ``listed`` is a stub that has only its help."""
     module = import_module(f"penstock.cli.{PLACES.get(listed.name, listed.name)}")
     found = typer.main.get_command(getattr(module, f"{listed.name}_app"))
     found.help = listed.help
@@ -213,6 +217,7 @@ app = new_app(completion=True)
 
 
 def show_version(wanted: bool) -> None:
+    """Print the version and exit, if it is wanted."""
     if wanted:
         typer.echo(f"penstock {penstock.__version__}")
         raise typer.Exit
@@ -235,6 +240,6 @@ def main() -> None:
     """The entry point ``penstock``."""
     try:
         app()
-    except OSError as error:  # of help, which no command reports
+    except OSError as error:  # raised while help is printed: commands report their own errors
         report(error)
         sys.exit(1)

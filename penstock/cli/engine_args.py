@@ -1,4 +1,4 @@
-"""The flags of every command with an engine: a model where none is named, the drafter and the strategy."""
+"""The flags of every command with an engine: the model if none is named, the drafter and the strategy."""
 
 from __future__ import annotations
 
@@ -23,16 +23,17 @@ if TYPE_CHECKING:
 
 
 # -------------------------------------------------------------------------------------------------------- default model
-# The model of a command that is given none: it is said which one it is, and asked before another takes its place.
+# The default model. A command says that it takes it, and asks before another model takes its place.
 
 Options = TypeVar("Options")
 
 THE_PAIR: Final = "the pair of small models that comes with the package, which continues Python"
+"""The shipped pair in words, for a question and an error."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NamedModel(ModelOptions):
-    """The model's options as a command has them."""
+    """The model's options, with the default model where a command is given none."""
 
     model: Annotated[str, MODEL_NAME] = DEFAULT
 
@@ -40,9 +41,9 @@ class NamedModel(ModelOptions):
 def prepared(name: str, make: Callable[[str], Options], check: Callable[[Options], Any]) -> Options:
     """The options that ``make`` gives for the model ``name``.
 
-    The default model is fetched by ``check``, which refuses what is wrong first, and said on standard error. Where it
-    cannot be fetched, a person is asked whether the shipped pair may stand in. Raises PenstockError where there is
-    nobody to ask, and whatever ``make`` and ``check`` raise.
+    If ``name`` is the default model, ``check`` refuses wrong options, then fetches it, and its name is printed on
+    standard error. If it cannot be fetched, a person is asked whether the shipped pair may take its place. Raises
+    PenstockError if nobody can be asked, and whatever ``make`` and ``check`` raise.
     """
     options = make(name)
     if name != DEFAULT:
@@ -61,7 +62,7 @@ def prepared(name: str, make: Callable[[str], Options], check: Callable[[Options
 
 
 def stand_in(error: Unreachable) -> str:
-    """The shipped pair, if a person at a terminal wants it instead. Raises PenstockError where nobody is there."""
+    """The shipped pair, if a person at a terminal wants it instead. Raises PenstockError if there is no person."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise PenstockError(f"{error}. '{PAIR}' is {THE_PAIR}: name it to run it") from error
     typer.echo(f"penstock: {error}", err=True)
@@ -104,7 +105,7 @@ class DraftingOptions:
     ] = None
 
     def table(self) -> dict[str, Any]:
-        """The table ``speculative_config``. Raises FieldError."""
+        """The table ``speculative_config`` of these flags. Raises FieldError."""
         table = read_table(self.speculative_config)
         if self.draft_model is not None:
             if "model" in table:
@@ -129,7 +130,7 @@ class SpeculationOptions:
     drafting: DraftingOptions
 
     def config(self, model: str) -> SpeculativeConfig:
-        """The configuration of all flags together, for the target ``model``. Raises FieldError."""
+        """The configuration of all these flags, for the target ``model``. Raises FieldError."""
         table = self.drafting.table()
         if self.strategy is not None:
             if "strategy" in table:
@@ -139,7 +140,7 @@ class SpeculationOptions:
 
 
 def read_table(text: str | None) -> dict[str, Any]:
-    """The JSON object that a flag gives; {} for None. Raises FieldError for anything else."""
+    """The JSON object that a flag gives; {} if the flag is not given. Raises FieldError for anything else."""
     try:
         table = json.loads(text) if text is not None else {}
     except ValueError as error:

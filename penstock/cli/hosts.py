@@ -105,6 +105,8 @@ keys_app = new_app()
 
 @dataclass(frozen=True, kw_only=True)
 class KeysFolder:
+    """The folder of this host's keys."""
+
     keys: Annotated[str | None, Option("Where the keys are kept.", OUTPUT, metavar="FOLDER", default=KEYS)] = None
 
 
@@ -179,7 +181,7 @@ class HostsOrCommand(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         names_command = bool(args) and args[0] in self.commands
-        # Options of the group may follow HOSTS; those behind a command's name are the command's.
+        # After HOSTS there may be options of the group; after a command's name all options are the command's.
         ctx.allow_interspersed_args = not names_command
         return super().parse_args(ctx, ["", *args] if names_command else args)
 

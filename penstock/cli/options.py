@@ -1,4 +1,4 @@
-"""Options of commands: fields of dataclasses as Typer's parameters, errors and outputs."""
+"""Options of commands: fields of dataclasses as Typer's parameters, and errors as lines on stderr and exit codes."""
 
 from __future__ import annotations
 
@@ -29,18 +29,19 @@ if TYPE_CHECKING:
 
 
 # ------------------------------------------------------------------------------------------------------------ parameter
-# One option: from a field's annotation to Typer's parameter, and from Typer's value to the field's.
+# Turns a field's annotation into Typer's parameter, and the value that Typer has read into the field's.
 
 REQUIRED: Final = inspect.Parameter.empty
+"""Mark of a field without a default, as ``inspect`` has it for parameters."""
 FOLDER: Final = "FOLDER"
-"""Metavar of options whose value is a folder's path, as text."""
+"""Metavar of options that take a folder's path as text."""
 WRITTEN: Final = (str, int, float, bool, Path)
-"""Types that a command-line argument can have."""
+"""Types that an argument on the command line can have."""
 
 
 @dataclass(frozen=True)
 class Field:
-    """A field of a group, or a parameter of a command. ``default`` is ``REQUIRED`` where there is none."""
+    """A field of a group, or a parameter of a command. ``default`` is ``REQUIRED`` if it has none."""
 
     name: str
     hint: Any
@@ -48,11 +49,12 @@ class Field:
 
     @property
     def option(self) -> Option | None:
+        """The field's ``Option``; None if its annotation has none."""
         return next((one for one in typing.get_args(self.hint)[1:] if isinstance(one, Option)), None)
 
 
 def parameter_of(field: Field) -> inspect.Parameter:
-    """Typer's parameter for a field; one without an ``Option`` is Typer's own already."""
+    """Typer's parameter for a field. A field without an ``Option`` is annotated for Typer already."""
     option = field.option
     if option is None:
         return parameter(field.name, field.default, field.hint)
@@ -71,7 +73,7 @@ def parameter_of(field: Field) -> inspect.Parameter:
 
 
 def completion_of(values: tuple[str, ...]) -> Callable[[str], list[str]]:
-    """A function from what has been typed to the values that begin so, behind the last comma of a list."""
+    """A function from the text typed so far to the values that begin with it; of a list, with its last entry."""
 
     def completed(incomplete: str) -> list[str]:
         before, comma, last = incomplete.rpartition(",")
@@ -81,17 +83,19 @@ def completion_of(values: tuple[str, ...]) -> Callable[[str], list[str]]:
 
 
 def names_of(field: Field, option: Option) -> tuple[str, ...]:
-    """The option's names, () for Typer's default. A bool that is off by default has no name to switch it off."""
+    """The option's names; () leaves the name to Typer. A bool that is off by default has none to switch it off."""
     own = f"--{field.name.replace('_', '-')}"
     return option.names or ((own,) if field.default is False else ())
 
 
 def parameter(name: str, default: Any, hint: Any) -> inspect.Parameter:
+    """A keyword parameter of a signature."""
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
 
 
 def value_of(field: Field, given: Any) -> Any:
-    """The field's value, from the value that Typer has read. Raises FieldError for a path that is a named pipe."""
+    """The field's value, from the value that Typer read. Raises FieldError for the path of a named pipe."""
+    # Opening a named pipe would wait for its other end, without a word to the user.
     option = field.option
     for one in given if isinstance(given, list | tuple) else (given,):
         is_path = isinstance(one, Path) or (option is not None and option.metavar == FOLDER)
@@ -107,14 +111,14 @@ def value_of(field: Field, given: Any) -> Any:
 
 
 def written_type(field: Field, option: Option) -> Any:
-    """The type that Typer reads: text if the option parses it, a list for a tuple, else the field's own."""
+    """The type that Typer reads: text if the option parses it itself, a list for a tuple, else the field's own type."""
     if option.parse is not None:
         return str
     return list[typing.get_args(plain(field))[0]] if is_tuple(field) else plain(field)  # type: ignore[misc]
 
 
 def written_default(field: Field, option: Option) -> Any:
-    """The default that Typer shows; None where it shows none and the field's own default holds."""
+    """The default that Typer is given; None where it shows none, and the field's own default holds."""
     if field.default is REQUIRED:
         return REQUIRED
     if switches_off(field, option):
@@ -125,22 +129,24 @@ def written_default(field: Field, option: Option) -> Any:
 
 
 def text_of(value: Any) -> str:
-    """A value as typed on the command line: a tuple with commas, floats as short as possible."""
+    """A value as it is typed on the command line: a tuple with commas, floats as short as possible."""
     if isinstance(value, tuple):
         return ",".join(map(text_of, value))
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def switches_off(field: Field, option: Option) -> bool:
+    """Whether giving the option turns off a bool that is on by default."""
     return field.default is True and bool(option.names)
 
 
 def is_tuple(field: Field) -> bool:
+    """Whether the option may be repeated: its field is a tuple."""
     return typing.get_origin(plain(field)) is tuple
 
 
 def plain(field: Field) -> Any:
-    """The field's type without ``Annotated``; of a union the part that can be written on a command line."""
+    """The field's type without ``Annotated``; in a union, the alternative that can be written on a command line."""
     hint = typing.get_args(field.hint)[0]
     parts = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     return next(part for part in parts if part in WRITTEN or typing.get_origin(part) is tuple)
@@ -152,7 +158,7 @@ def plain(field: Field) -> Any:
 INTERRUPTED: Final = 130
 """Exit code after Ctrl-C: 128 + SIGINT."""
 UNREAD: Final = 141
-"""Exit code where nobody reads the output any more: 128 + SIGPIPE."""
+"""Exit code if nobody reads the output any more: 128 + SIGPIPE."""
 REMEDIES: Final = {
     errno.ENOSPC: "free some space there",
     errno.EDQUOT: "free some space there",
@@ -164,7 +170,7 @@ REMEDIES: Final = {
     errno.EISDIR: "choose another place: it is a folder",
     errno.EMFILE: "raise the limit on open files (ulimit -n)",
 }
-"""Kind of a failure of the operating system -> what helps."""
+"""The remedy for each kind of failure of the operating system, by ``errno``."""
 AGAIN_S: Final = 0.05
 """Seconds after which a Ctrl-C that Python dropped is sent again."""
 
@@ -173,19 +179,19 @@ AGAIN_S: Final = 0.05
 def reported() -> Iterator[None]:
     """A context that reports errors of Penstock and of files in one line on stderr, and turns them into exit codes.
 
-    So it does with Ctrl-C. With PENSTOCK_DEBUG errors of files have their traceback.
+    Ctrl-C becomes an exit code, too. With PENSTOCK_DEBUG set, errors of files show their traceback.
     """
     hook, sys.unraisablehook = sys.unraisablehook, interrupt_again
     try:
         yield
-        sys.stdout.flush()  # here, where an error of it is reported
+        sys.stdout.flush()  # here and not at Python's exit, so that an error of the output is reported
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
     except PenstockError as error:
         typer.echo(f"penstock: error: {error}", err=True)
         raise typer.Exit(2 if isinstance(error, ConfigError | RequestError) else 1) from None
     except BrokenPipeError:
-        # Python would try once more to write what is left, and complain.
+        # At its exit Python would try to write the rest once more, and complain: it goes to /dev/null.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(UNREAD) from None
     except OSError as error:
@@ -196,14 +202,14 @@ def reported() -> Iterator[None]:
 
 
 def report(error: OSError) -> None:
-    """Print an error of the system in one line on stderr. With PENSTOCK_DEBUG raise it, for its traceback."""
+    """Print an error of the operating system in one line on stderr; with PENSTOCK_DEBUG set raise it."""
     if os.environ.get("PENSTOCK_DEBUG"):
         raise error
     typer.echo(f"penstock: error: {words_of(error)}", err=True)
 
 
 def words_of(error: OSError) -> str:
-    """The file, what is wrong with it, and what helps; of an error without a file, the error's own words."""
+    """The file, its problem and the remedy; for an error without a file, the error's own words and the remedy."""
     remedy = REMEDIES.get(error.errno or 0, "PENSTOCK_DEBUG=1 shows where it came from")
     if error.filename is None:
         return f"{error.strerror or error}; {remedy}"
@@ -212,6 +218,7 @@ def words_of(error: OSError) -> str:
 
 def interrupt_again(dropped: UnraisableHookArgs) -> None:
     """Send Ctrl-C again if Python dropped it: errors raised while an object is deleted go to this hook and are lost."""
+    # Later, not at once: this hook runs inside the deletion, where Python would drop the new Ctrl-C again.
     if issubclass(dropped.exc_type, KeyboardInterrupt):
         threading.Timer(AGAIN_S, os.kill, (os.getpid(), signal.SIGINT)).start()
     else:
@@ -231,14 +238,14 @@ def interrupt_again(dropped: UnraisableHookArgs) -> None:
 
 
 NARROW: Final = 60
-"""Columns below which help is a plain list."""
+"""Columns of a terminal below which help is a plain list."""
 
 
 def new_app(*, completion: bool = False) -> typer.Typer:
     """An app of one command, or of several under one name. ``completion`` adds the options for shell completion."""
     return typer.Typer(
         add_completion=completion,
-        # Typer's tables cut the names of options off where they are narrow.
+        # In a narrow terminal Typer's tables cut off the names of options.
         rich_markup_mode="rich" if shutil.get_terminal_size().columns >= NARROW else None,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
@@ -261,7 +268,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def options_of(owner: Any) -> Iterator[Field]:
-    """The options of a command or a group; a group within it is replaced by its options."""
+    """The options of a command or a group; a group within it stands for its own options."""
     for field in fields_of(owner):
         if is_group(field.hint):
             yield from options_of(field.hint)
@@ -270,18 +277,19 @@ def options_of(owner: Any) -> Iterator[Field]:
 
 
 def call(owner: Any, given: dict[str, Any]) -> Any:
-    """Call a command, or make a group, with the options that are given; the others keep their defaults."""
+    """Call a command, or make a group, with the given options; the others have their defaults."""
     arguments = {}
     for field in fields_of(owner):
         if is_group(field.hint):
             arguments[field.name] = call(field.hint, given)
+        # None means that the option was not given: the default of the dataclass holds, which Typer does not know.
         elif given[field.name] is not None:
             arguments[field.name] = value_of(field, given[field.name])
     return owner(**arguments)
 
 
 def fields_of(owner: Any) -> Iterator[Field]:
-    """A command's parameters, or those fields of a group that are groups or have an ``Option``."""
+    """A command's parameters, or the fields of a group that are groups or have an ``Option``."""
     hints = typing.get_type_hints(owner, include_extras=True)
     if is_group(owner):
         found = (Field(one.name, hints[one.name], default_of(one)) for one in dataclasses.fields(owner))
@@ -292,11 +300,12 @@ def fields_of(owner: Any) -> Iterator[Field]:
 
 
 def is_group(hint: Any) -> bool:
+    """Whether a type is a group of options: a dataclass."""
     return isinstance(hint, type) and dataclasses.is_dataclass(hint)
 
 
 def default_of(field: dataclasses.Field[Any]) -> Any:
-    """The field's default; None where a factory makes it, REQUIRED where there is none."""
+    """The field's default; None if a factory makes it, REQUIRED if it has none."""
     if field.default is not MISSING:
         return field.default
     return REQUIRED if field.default_factory is MISSING else None

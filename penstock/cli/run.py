@@ -39,6 +39,7 @@ from penstock.text.chat import Conversation, read_conversation, read_template
 # ``penstock generate``: one answer of a chat model, or one text continued, on the terminal or as JSON.
 
 CHECKPOINTS: Final = "the checkpoint's"
+"""The default of sampling parameters, as help shows it."""
 
 generate_app = new_app()
 
@@ -68,6 +69,7 @@ class SamplingOptions:
 
     @property
     def given(self) -> dict[str, Any]:
+        """The parameters that were given, by name."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
 
@@ -119,7 +121,7 @@ class PromptOptions:
 
 
 def opened_for_writing(name: str) -> IO[str]:
-    """The file of that name, or standard output for "-", opened before the stages start. Raises FieldError."""
+    """The file of this name, or standard output for "-", opened before any stage starts. Raises FieldError."""
     if name == "-":
         return open(sys.stdout.fileno(), "w", encoding="utf-8", closefd=False)
     if is_named_pipe(Path(name)):
@@ -174,7 +176,7 @@ def generate(
 
 
 def check_engines(count: int, prompt: PromptOptions, trace: IO[str] | None) -> None:
-    """Raise FieldError where several engines would have nothing to share."""
+    """Raise FieldError if several engines would have nothing to share."""
     if count <= 1:
         return
     if prompt.outline_decoding == "off":
@@ -185,7 +187,7 @@ def check_engines(count: int, prompt: PromptOptions, trace: IO[str] | None) -> N
 
 
 def asked_of(options: PromptOptions) -> Asked:
-    """Read all files before the stages start. Raises UsageError if there is no prompt, ConfigError for a file."""
+    """The prompt, with all files read by now. Raises UsageError without one, ConfigError for a file."""
     conversation = Conversation() if options.messages is None else read_conversation(options.messages)
     text = options.prompt if options.prompt is None and conversation.messages else read_prompt(options.prompt)
     if text is None and conversation.messages[-1]["role"] == "assistant":
@@ -203,7 +205,7 @@ def asked_of(options: PromptOptions) -> Asked:
 
 
 def read_prompt(argument: str | None) -> str:
-    """The prompt, unchanged: the argument, all of standard input, or what a person is asked for.
+    """The prompt, unchanged: the argument, all of standard input, or the text that a person is asked for.
 
     Raises UsageError if there is none.
     """
@@ -219,8 +221,8 @@ def read_prompt(argument: str | None) -> str:
 
 
 def asked_for() -> str:
-    """The prompt that a person types on the terminal; "" where the person leaves with Ctrl-D."""
-    # Standard output may be a file that is to have the answer alone.
+    """The prompt that a person types on the terminal; "" if the person leaves with Ctrl-D."""
+    # On standard error, since standard output may be a file that shall hold nothing but the answer.
     editor = LineEditor(sys.stderr)
     while (text := editor.read("Prompt: ")) is not None:
         if text.strip():
@@ -311,7 +313,7 @@ def serve(
     from penstock.engine import resolve
 
     def check(engine: EngineOptions) -> None:
-        """Refuse what the server would refuse, so that nothing else is said before."""
+        """Refuse what the server would refuse, before anything else is printed."""
         listening.check_certificate()
         resolve.check_options(engine)
 

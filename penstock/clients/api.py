@@ -1,4 +1,4 @@
-"""A client of an OpenAI-compatible server: requests, errors in words, and streams."""
+"""A client of an OpenAI-compatible server: requests, streamed answers, errors in words, and a server's engines."""
 
 from __future__ import annotations
 
@@ -19,16 +19,21 @@ from penstock.environment import API_KEY_VARIABLE, read_api_keys
 # A client's view of an OpenAI-compatible server: its address, its models, and its errors in words.
 
 DEFAULT_URL: Final = "http://127.0.0.1:8000/v1"
+"""The address of a server that runs on this host with its default port."""
 CONNECT_SECONDS: Final = 10.0
+"""Seconds in which a server has to accept a connection."""
 SILENCE_SECONDS: Final = 600.0
-"""Seconds without a byte after which the connection is given up; a long prompt in a long queue may take minutes."""
+"""Seconds without a byte after which a connection is given up; a long prompt in a long queue may take minutes."""
 ServedModel = Annotated[str | None, Option("One of the models it serves.", SERVER, default="the first it names")]
 LONGEST_MESSAGE: Final = 300
 """Characters of a server's error message that are shown."""
 
 
 class ServerError(PenstockError):
-    """A server is unreachable, refuses a request or breaks an answer off. ``kind`` groups errors of the same cause."""
+    """A server is unreachable, refuses a request or breaks an answer off.
+
+    ``kind`` is the same for errors of one cause, so that they can be counted: "HTTP 429", "broken off".
+    """
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -37,7 +42,10 @@ class ServerError(PenstockError):
 
 @dataclass(frozen=True, kw_only=True)
 class Server:
-    """A server's address and key. ``url`` ends in the API's version; /v1 is added to an address without a path."""
+    """A server's address and key. ``url`` ends in the API's version; /v1 is added to an address that has no path.
+
+    Raises FieldError for an address that cannot be used, or a key file that cannot be read.
+    """
 
     url: Annotated[str, Option("Any OpenAI-compatible server.", SERVER, default=DEFAULT_URL)] = DEFAULT_URL
     api_key: Annotated[str | None, Option("The key it wants, if any.", SERVER, envvar=API_KEY_VARIABLE, default="")] = (
@@ -71,7 +79,7 @@ class Server:
 
     @property
     def client_options(self) -> dict[str, Any]:
-        """Arguments for ``httpx.Client`` and ``httpx.AsyncClient``, without a limit on connections for load tests."""
+        """Arguments for ``httpx.Client`` and ``httpx.AsyncClient``. Connections are unlimited, for load tests."""
         return {
             "base_url": self.url,
             "headers": {} if self.api_key is None else {"Authorization": f"Bearer {self.api_key}"},
@@ -92,7 +100,7 @@ class Server:
 
 
 def refused(response: httpx.Response) -> ServerError:
-    """The error for a status other than success; the body has been read."""
+    """The error for a status other than success. The response's body has to be read already."""
     message = message_of(response.content) or response.reason_phrase
     if response.status_code == httpx.codes.UNAUTHORIZED:
         message += f"; give the key with --api-key-file or {API_KEY_VARIABLE}"
@@ -100,7 +108,7 @@ def refused(response: httpx.Response) -> ServerError:
 
 
 def message_of(body: bytes) -> str:
-    """The message in an error's body: OpenAI's, FastAPI's, or else the beginning of the body."""
+    """The message in an error's body, in OpenAI's form or FastAPI's; for another body its beginning."""
     try:
         content: Any = json.loads(body)
     except ValueError:
@@ -113,7 +121,7 @@ def message_of(body: bytes) -> str:
 
 
 def first_model(response: httpx.Response) -> str:
-    """The first model in the answer to GET /models. Raises ServerError where there is none."""
+    """The first model's name in the answer to GET /models. Raises ServerError if there is none."""
     return str(first_card(response)["id"])
 
 
@@ -138,18 +146,19 @@ def first_card(response: httpx.Response) -> dict[str, Any]:
 
 
 # --------------------------------------------------------------------------------------------------------------- stream
-# A streamed answer: server-sent events to chunks.
+# Turns server-sent events into the chunks of a streamed answer.
 #
-# The format is OpenAI's: each event is one JSON object, the last one ``[DONE]``.
+# The format is OpenAI's: each event is a JSON object, and after the last one comes ``[DONE]``.
 
 DONE: Final = "[DONE]"
+"""The text of the event that ends a stream."""
 TEXTS: Final = ("content", "reasoning_content", "reasoning")
-"""Fields of a chat's delta that may carry text; other servers use the last two for a model's reasoning."""
+"""Fields of a chat's delta that may hold text; other servers put a model's reasoning into the last two."""
 
 
 @dataclass(frozen=True)
 class Usage:
-    """Token counts as the server states them; None where it states none.
+    """Token counts as the server states them; None for a count that it does not state.
 
     ``accepted`` and ``rejected`` count drafted tokens: OpenAI's accepted_prediction_tokens and
     rejected_prediction_tokens.
@@ -164,38 +173,42 @@ class Usage:
 
 @dataclass(frozen=True)
 class Chunk:
-    """One event of the stream. ``text`` is empty if it only carries a role, the end or the usage."""
+    """One event of a stream. ``text`` is empty where the event has only a role, the end of the answer or the usage."""
 
     text: str = ""
     finish_reason: str | None = None
     usage: Usage | None = None
     speed_up: float | None = None
-    """Speed over that of plain decoding, where the server has measured both: Penstock's does."""
+    """Speed in proportion to plain decoding, where the server has measured both, as Penstock's does."""
 
 
 class AnswerStream:
-    """A converter of one answer's events to chunks, which knows whether the answer was finished."""
+    """A converter of one answer's events to chunks, which notes whether the answer was finished."""
 
     def __init__(self) -> None:
         self._finished = False
 
     def take(self, event: ServerSentEvent) -> Iterator[Chunk]:
-        """The event's chunk, if it has one. Raises ServerError for an error event and for anything but an object."""
+        """The event's chunk, if it has one. Raises ServerError for an error event, or one that is no JSON object."""
         if event.data == DONE:
             self._finished = True
         elif event.data:
             chunk = read_chunk(event.data)
+            # Some servers close the stream without [DONE]: a finish reason ends the answer as well.
             self._finished |= chunk.finish_reason is not None
             yield chunk
 
     def close(self) -> None:
-        """End the stream. Raises ServerError unless the answer was finished."""
+        """End the stream. Raises ServerError if the connection ended before the answer."""
         if not self._finished:
             raise ServerError("broken off", "the server closed the stream before the answer was finished")
 
 
 def read_chunk(payload: str) -> Chunk:
-    """The chunk of one event's JSON, of /chat/completions or /completions; only its first choice is read."""
+    """The chunk in one event's JSON, of /chat/completions or /completions. Only its first choice counts.
+
+    Raises ServerError for an error that the server sends, and for any other form.
+    """
     try:
         event: Any = json.loads(payload)
     except ValueError as error:
@@ -203,6 +216,7 @@ def read_chunk(payload: str) -> Chunk:
     if not isinstance(event, dict):
         raise ServerError("bad stream", f"the server sent an event that is no object: {payload[:80]!r}")
     if event.get("error") or event.get("object") == "error":
+        # An error after the answer has begun comes as an event, since the status was sent long before.
         raise ServerError("error event", f"the server ended the answer: {message_of(payload.encode())}")
     try:
         choice = (event.get("choices") or [{}])[0]
@@ -215,6 +229,7 @@ def read_chunk(payload: str) -> Chunk:
 
 
 def read_usage(usage: Mapping[str, Any] | None) -> Usage | None:
+    """The token counts in a chunk's ``usage``; None where it has none, as in all chunks but the last."""
     if not usage or not {"prompt_tokens", "completion_tokens"} <= usage.keys():
         return None
     prompt, completion = (usage.get(f"{part}_tokens_details") or {} for part in ("prompt", "completion"))
@@ -232,7 +247,7 @@ def read_usage(usage: Mapping[str, Any] | None) -> Usage | None:
 
 
 def rebalance(server: Server) -> None:
-    """Have the server move stages back to their hosts, and print whether any moves. Raises ServerError."""
+    """Ask the server to move stages back to their hosts, and print whether any moves. Raises ServerError."""
     try:
         with httpx.Client(**server.client_options) as client:
             answer = client.post(f"{server.root}/rebalance", json={})
@@ -250,16 +265,17 @@ def rebalance(server: Server) -> None:
 # The work of ``penstock replicas``.
 
 RESTART_SECONDS: Final = 3600.0
-"""Seconds that an engine may take to be made again."""
+"""Seconds that an engine may take to end and to start again."""
 
 
 def replicas(server: Server, drain: int | None, restart: int | None, roll: bool) -> None:
-    """Drain or restart engines of the server, then print how each is. Raises ServerError."""
+    """Drain or restart engines of the server, then print the state of each. Raises ServerError."""
     try:
         with httpx.Client(**server.client_options | {"timeout": RESTART_SECONDS}) as client:
             engines = loads(server, client)
             deeds = [(drain, "drain")] if drain is not None else []
             deeds += [(restart, "restart")] if restart is not None else []
+            # One after the other: each answer comes when the engine is up again, so that the others keep serving.
             deeds += [(one["engine"], "restart") for one in engines if roll]
             for number, deed in deeds:
                 answer = client.post(f"{server.root}/replicas/{number}/{deed}", json={})
@@ -274,7 +290,7 @@ def replicas(server: Server, drain: int | None, restart: int | None, roll: bool)
 
 
 def loads(server: Server, client: httpx.Client) -> list[dict[str, Any]]:
-    """The engines behind a server, each as ``/load`` tells it."""
+    """The engines of a server, each as its path ``/load`` describes it. Raises ServerError."""
     answer = client.get(f"{server.root}/load")
     if not answer.is_success:
         raise refused(answer)

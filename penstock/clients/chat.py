@@ -40,12 +40,12 @@ from penstock.terminal import CUT, EARLY, FULL, MEANINGS, LineEditor, end_of, en
 # A chat's state between turns: its messages, system prompt and sampling settings.
 
 OURS: Final = ("messages", "model", "n", "stream", "stream_options")
-"""Fields of a request that the user cannot set, because this client relies on them."""
+"""Fields of a request that the user cannot set, because this client depends on their values."""
 
 
 @dataclass
 class Conversation:
-    """The state of a chat: ``turns`` are user and assistant in turn, ``settings`` other fields of a chat request.
+    """The state of a chat: ``turns`` are the messages of user and assistant, ``settings`` other fields of requests.
 
     ``defaults`` are sampling parameters that are sent unless ``settings`` has others.
     """
@@ -57,31 +57,33 @@ class Conversation:
 
     @property
     def sampling(self) -> str:
-        """The known sampling parameters in force, as text: ``temperature 0.8, top_k 40``."""
+        """The sampling parameters in force, as far as the server states its defaults: ``temperature 0.8, top_k 40``."""
         values = {name: self.settings.get(name, value) for name, value in self.defaults.items()}
         short = {name: f"{value:g}" for name, value in values.items() if isinstance(value, float)}
         return ", ".join(f"{name} {value}" for name, value in (values | short).items())
 
     def ask(self, text: str) -> None:
-        """Add the user's message, in place of an earlier one that was never answered."""
+        """Add the user's message, in place of an earlier one that got no answer."""
         self.take_back("user")
         self.turns.append({"role": "user", "content": text})
 
     def answer(self, text: str) -> None:
+        """Add the assistant's message."""
         self.turns.append({"role": "assistant", "content": text})
 
     def take_back(self, role: str) -> None:
-        """Remove the last turn if it is that role's."""
+        """Remove the last message if it is that role's."""
         if self.turns and self.turns[-1]["role"] == role:
             self.turns.pop()
 
     def clear(self) -> None:
+        """Forget all messages; the system prompt and the settings stay."""
         self.turns.clear()
 
     def set(self, name: str, value: str) -> None:
-        """Set a field to ``value``, parsed as JSON, or as text if it is none; "" restores the server's default.
+        """Set a field to ``value``, read as JSON, or as text if it is no JSON; "" restores the server's default.
 
-        The server checks names and ranges. Raises RequestError for a field that cannot be set.
+        The server checks names and ranges. Raises RequestError for one of the fields in OURS.
         """
         if name in OURS:
             raise RequestError(f"{name} is not to be set here; leave it out")
@@ -103,10 +105,11 @@ class Conversation:
 # The syntax of a chat's input: messages over several lines, and commands that begin with a slash.
 
 QUOTES: Final = '"""'
-"""A line that begins a message of several lines, and ends it."""
+"""The line that begins a message of several lines, and that ends it."""
 
 
 SAME_AGAIN: Final = "temperature is 0, so the answer stays the same; /set temperature 0.7 makes others"
+"""The words after /regenerate where sampling is greedy."""
 
 
 class Next(Enum):
@@ -118,11 +121,11 @@ class Next(Enum):
 
 
 Handler = Callable[[Conversation, str], tuple[Next, str]]
-"""Carries out a command with its argument; returns the next action and the words for the user."""
+"""A function that carries out a command with its argument; it returns the next action and words for the user."""
 
 
 def run_command(line: str, conversation: Conversation) -> tuple[Next, str]:
-    """Carry out ``/name argument``. Raises RequestError for an unknown command or an unusable argument."""
+    """Carry out ``/name argument``. Raises RequestError for an unknown command or an argument that cannot be used."""
     name, _, argument = line.removeprefix("/").partition(" ")
     if name not in COMMANDS:
         raise RequestError(f"/{name} is no command; {nearest(name, COMMANDS)}")
@@ -130,6 +133,7 @@ def run_command(line: str, conversation: Conversation) -> tuple[Next, str]:
 
 
 def show_help(conversation: Conversation, argument: str) -> tuple[Next, str]:
+    """List the commands."""
     lines = [words for words, _ in COMMANDS.values() if words]
     lines.append(
         "Alt-Enter                   starts another line of the message; a paste of several lines is one message"
@@ -140,16 +144,19 @@ def show_help(conversation: Conversation, argument: str) -> tuple[Next, str]:
 
 
 def set_system(conversation: Conversation, argument: str) -> tuple[Next, str]:
+    """Set or remove the system prompt."""
     conversation.system = argument
     return Next.READ, "system prompt set" if argument else "no system prompt"
 
 
 def clear(conversation: Conversation, argument: str) -> tuple[Next, str]:
+    """Forget the conversation."""
     conversation.clear()
     return Next.READ, "conversation cleared; system prompt and settings stay"
 
 
 def set_field(conversation: Conversation, argument: str) -> tuple[Next, str]:
+    """Set or unset a field of the request, then list all settings."""
     name, _, value = argument.partition(" ")
     if name:
         conversation.set(name, value.strip())
@@ -159,6 +166,7 @@ def set_field(conversation: Conversation, argument: str) -> tuple[Next, str]:
 
 
 def regenerate(conversation: Conversation, argument: str) -> tuple[Next, str]:
+    """Ask for another answer to the last message. Raises RequestError if there is none."""
     conversation.take_back("assistant")
     if not conversation.turns:
         raise RequestError("there is nothing to answer yet")
@@ -167,6 +175,7 @@ def regenerate(conversation: Conversation, argument: str) -> tuple[Next, str]:
 
 
 def leave(conversation: Conversation, argument: str) -> tuple[Next, str]:
+    """End the chat."""
     return Next.LEAVE, ""
 
 
@@ -182,13 +191,14 @@ COMMANDS: Final[dict[str, tuple[str, Handler]]] = {
     "bye": ("/bye                        leaves, as Ctrl-D and /quit do", leave),
     "quit": ("", leave),
 }
+"""The commands by name, each with its line of help (none: not listed) and its function."""
 
 
 # --------------------------------------------------------------------------------------------------------------- screen
 # A chat's output: formatted for a person at a terminal, plain text for a pipe.
 
 CONTROLS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""All control characters but tab and line feed: a model's text must not control the terminal."""
+"""All control characters but tab and line feed: the text of a model must not control the terminal."""
 MARKDOWN: Final = re.compile(
     r"^ {0,3}(?:```|~~~)"  # a fence
     r"|^#{2,6} \S"  # a heading; one # may be a comment
@@ -197,16 +207,17 @@ MARKDOWN: Final = re.compile(
     r"|\]\(https?:",  # a link
     re.MULTILINE,
 )
-"""Signs that a text is Markdown; other text, such as source code, would lose its line breaks as Markdown."""
+"""Signs by which a text is taken for Markdown; other text, as source code, would lose its line breaks."""
 MARGIN: Final = 2
-"""Lines of the terminal that a growing answer leaves free: it would flicker if it filled the last one."""
+"""Lines of the terminal that a growing answer leaves free: it would flicker if it filled the last line."""
 
 
 class Screen(Protocol):
+    """A chat's input and output. ``interactive``: a person is there, to whom errors are shown rather than raised."""
     interactive: bool
 
     def read(self, prompt: str) -> str | None:
-        """The next line without its end, or several that were pasted; None when there is no more."""
+        """The next input without its line end, or several lines that were pasted at once; None at the input's end."""
 
     def answering(self) -> AbstractContextManager[Callable[[str], None]]:
         """A context for one answer; it yields a function that takes each new piece of the text."""
@@ -224,11 +235,12 @@ def screen_for_this_terminal() -> Screen:
 
 
 def clean(text: str) -> str:
+    """The text without control characters."""
     return CONTROLS.sub("", text)
 
 
 def laid_out(text: str) -> RenderableType:
-    """Markdown if the text looks like it, else the text unchanged but for blank lines around it."""
+    """The text as Markdown if it looks like it, else as it is but for blank lines around it."""
     return Markdown(text) if MARKDOWN.search(text) else Text(text.strip("\n"))
 
 
@@ -244,6 +256,7 @@ class PlainScreen:
     @contextmanager
     def answering(self) -> Iterator[Callable[[str], None]]:
         def show(text: str) -> None:
+            # Flushed at once: the reader of the pipe sees the answer grow.
             sys.stdout.write(clean(text))
             sys.stdout.flush()
 
@@ -260,7 +273,7 @@ class PlainScreen:
 
 
 class RichScreen:
-    """A screen for a terminal: the last lines of an answer while it grows, all of it at the end."""
+    """A screen for a terminal: while an answer grows its last lines are shown, at its end all of it."""
 
     interactive = True
 
@@ -278,6 +291,7 @@ class RichScreen:
     def answering(self) -> Iterator[Callable[[str], None]]:
         tail = Tail()
         try:
+            # transient: the lines of the growing text are erased before the whole answer is printed in their place.
             with Live(tail, console=self._console, refresh_per_second=8, transient=True):
                 yield tail.add
         finally:
@@ -292,15 +306,17 @@ class RichScreen:
 
 
 class Tail:
-    """A growing text, of which as many last lines are shown as fit."""
+    """A growing text, of which the last lines that fit on the terminal are shown."""
 
     def __init__(self) -> None:
         self.text = ""
 
     def add(self, text: str) -> None:
+        """Append a piece, without its control characters."""
         self.text += clean(text)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        # All of it is laid out each time: a piece at the end may change the lines before it, as in a Markdown table.
         lines = console.render_lines(laid_out(self.text), options.update(height=None), pad=False)
         for line in lines[-max(1, console.height - MARGIN) :]:
             yield from line
@@ -311,7 +327,9 @@ class Tail:
 # ``penstock chat``: a conversation with any OpenAI-compatible server, in the terminal or through a pipe.
 
 HINT: Final = "type a message · /help shows the commands · Ctrl-D leaves"
+"""The end of a chat's first line."""
 EMPTY: Final = "the model's first token was an end token: it has nothing to add; ask in other words"
+"""The words for an answer without text."""
 WAYS_ON: Final = {
     CUT: "ask it to go on, or /set max_tokens to a higher number and /regenerate",
     FULL: "/clear begins anew",
@@ -322,6 +340,7 @@ WAYS_ON: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class ChatOptions:
+    """Options of a chat. ``settings`` are fields of its requests from the start, as /set sets them."""
     server: Server
     model: ServedModel = None
     system: Annotated[str, Option("What the model is told first.", names=("--system-prompt",), default="none")] = ""
@@ -329,7 +348,7 @@ class ChatOptions:
 
 
 def run_chat(options: ChatOptions) -> None:
-    """Chat until the input ends. Raises ServerError where there is no server, and for a pipe at the first refusal."""
+    """Chat until the input ends. Raises ServerError if no server answers, and in a pipe for the first refusal, too."""
     with httpx.Client(**options.server.client_options) as client:
         chat_over(client, options)
 
@@ -345,7 +364,7 @@ def chat_over(client: httpx.Client, options: ChatOptions, introduction: str = ""
 
 
 def sampling_of(card: Mapping[str, Any]) -> dict[str, float]:
-    """Default sampling parameters of chats, as the server states them; Penstock's servers do, others give none."""
+    """The default sampling parameters of chats, if the server states them, as Penstock's do; else none."""
     stated = card.get("chat_sampling")
     return {name: value for name, value in stated.items() if isinstance(value, float | int)} if stated else {}
 
@@ -358,13 +377,14 @@ class Api:
         self._server = server
 
     def first_card(self) -> dict[str, Any]:
+        """The first model's entry in the server's list. Raises ServerError."""
         try:
             return first_card(self._client.get("/models"))
         except httpx.HTTPError as error:
             raise self._server.lost(error) from error
 
     def card_of(self, model: str) -> dict[str, Any]:
-        """The server's entry of a model; its name alone if the server does not list it: it may still serve it."""
+        """The server's entry of a model, or only its name if it is not listed: it may be served all the same."""
         try:
             return card_of(self._client.get("/models"), model) or {"id": model}
         except httpx.HTTPError as error:
@@ -387,7 +407,7 @@ class Api:
 
 @dataclass
 class Answer:
-    """The answer so far. Times are seconds of the monotonic clock."""
+    """The answer so far. ``asked``, ``first`` and ``last`` are seconds of the monotonic clock."""
 
     asked: float
     text: str = ""
@@ -398,6 +418,7 @@ class Answer:
     speed_up: float | None = None
 
     def add(self, chunk: Chunk, now: float) -> None:
+        """Add a chunk that came at the time ``now``."""
         self.text += chunk.text
         self.usage = chunk.usage or self.usage
         self.finish_reason = chunk.finish_reason or self.finish_reason
@@ -427,8 +448,10 @@ class Answer:
         return " · ".join(parts)
 
     def ending(self, longest: int | None) -> str:
-        """Why it did not end by itself, and the way on; "" where it did. ``longest`` is the server's limit in tokens,
-        None if it states none."""
+        """Why the answer did not end by itself, and what the user can do; "" if it did.
+
+        ``longest``: the server's limit on tokens of prompt and answer together; None if it states none.
+        """
         prompt, tokens = (self.usage.prompt_tokens, self.usage.completion_tokens) if self.usage else (0, 0)
         end = end_of(self.finish_reason, prompt, tokens, longest)
         if end is None:
@@ -438,7 +461,7 @@ class Answer:
 
 
 class Chat:
-    """The loop of a chat: reads a line, carries out a command or asks the server, shows the answer.
+    """The loop of a chat: it reads a line, carries out a command or asks the server, and shows the answer.
 
     ``card`` is the served model's entry in the server's list.
     """
@@ -452,9 +475,10 @@ class Chat:
         self._longest = longest if isinstance(longest, int) else None
         """Most tokens of a conversation with its answer; None if the server does not say."""
         self._meaning = MEANINGS.get(str(card.get("numerics")), "")
-        """The meaning of exactness, until it has been said; "" afterwards, and where the server states no numerics."""
+        """The meaning of exactness, which is said once; "" afterwards, and if the server states no numerics."""
 
     def run(self) -> None:
+        """Chat until the input ends, or a command ends the chat."""
         sampling = [self._conversation.sampling] if self._conversation.sampling else []
         self._screen.say(" · ".join([self._model, *sampling, HINT]))
         while (message := self._read()) is not None:
@@ -472,7 +496,7 @@ class Chat:
         return "\n".join(lines)
 
     def _take(self, message: str) -> Next:
-        """Handle a message. An error is shown to a person, and raised for a pipe."""
+        """Carry out a command or answer a message. A person is shown errors; a pipe's end the chat by being raised."""
         try:
             following = self._understand(message)
             if following is Next.ANSWER:
@@ -485,6 +509,7 @@ class Chat:
         return following
 
     def _understand(self, message: str) -> Next:
+        """Carry out a command, or add a message to the conversation. Returns what comes next."""
         if not message.strip():
             return Next.READ
         if message.startswith("/") and "\n" not in message:
@@ -509,6 +534,7 @@ class Chat:
                 raise
             words = "stopped"
         finally:
+            # Closing the connection ends the request on the server; the text that came stays in the conversation.
             chunks.close()
             if answer.last is not None:
                 self._conversation.answer(answer.text)

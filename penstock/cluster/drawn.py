@@ -14,9 +14,10 @@ from penstock.config import check
 # ---------------------------------------------------------------------------------------------------------------- drawn
 # Draws clusters at random from a seed: any number of stages, unlike devices and links, numbers that real ones have.
 #
-# A cluster has a level for each number, drawn log-uniformly over the range that real devices span; its own devices and
-# links lie within a factor of 4 of one another around it, since people join what they have, but seldom a data centre's
-# GPU to an edge board. Numbers are rounded to three digits, so that no platform's arithmetic shows in them.
+# A cluster has a level for each number, drawn log-uniformly over the range that real devices span. The numbers of its
+# devices and links lie within a factor of 4 of one another, since people join the devices that they have, but seldom a
+# data centre's GPU to an edge board. Numbers are rounded to three digits, so that no platform's arithmetic shows in
+# them.
 
 MIN_STAGES: Final = 2
 MAX_STAGES: Final = 128
@@ -37,7 +38,7 @@ class Span:
         return three_digits(self.low * (self.high / self.low) ** rng.random())
 
     def part(self, rng: Random) -> Span:
-        """One cluster's part of the span, a factor of SPREAD wide and itself anywhere in it."""
+        """One cluster's share of the span: a factor of SPREAD from its lowest to its highest number, anywhere in it."""
         low = Span(self.low, self.high / SPREAD).draw(rng)
         return Span(low, low * SPREAD)
 
@@ -51,12 +52,16 @@ LOCAL_GBIT_S: Final = Span(30, 2900)  # PCIe 3.0 x4; 80% of an H100's 450 GB/s o
 LOCAL_MS: Final = Span(0.005, 0.1)  # peer to peer; relayed through the host's memory by the CPU
 NETWORK_GBIT_S: Final = Span(0.09, 94)  # 94% of fast Ethernet, and of 100 Gbit/s
 NETWORK_MS: Final = Span(0.01, 5)  # RDMA through one switch; Wi-Fi, or another site in the same town
+# Elements of a hidden state.
 HIDDEN_SIZES: Final = (2048, 3072, 4096, 5120, 6144, 8192)  # Llama's and Qwen's between 1B and 70B
+# Names in PRICES of the independent draft models that a cluster may have, besides an EAGLE head of its model.
 DRAFT_MODELS: Final = ("llama-160m-fp16", "tinyllama-1.1b-fp16", "llama-3.2-1b-fp32")
 
 
 def drawn_table(seed: int, stages: int | None = None) -> dict[str, Any]:
-    """A cluster file's table, the same for the same arguments everywhere. ``stages``: 2 to 128; None draws them too.
+    """The table of a drawn cluster's file, the same for the same arguments everywhere.
+
+    ``stages``: 2 to 128; None draws the number, too.
 
     Raises FieldError for a number of stages out of range or a seed below 0.
     """
@@ -64,6 +69,7 @@ def drawn_table(seed: int, stages: int | None = None) -> dict[str, Any]:
     if stages is not None:
         check(MIN_STAGES <= stages <= MAX_STAGES, "stages", stages, f"between {MIN_STAGES} and {MAX_STAGES}")
     rng = Random(seed)
+    # Every draw advances one generator: another order of the calls below would give every seed another cluster.
     # Drawn even if it is stated, so that stating the number that would be drawn gives the same cluster.
     drawn = round(Span(MIN_STAGES, MAX_STAGES).draw(rng))
     count = drawn if stages is None else stages
@@ -105,6 +111,7 @@ def drawn_devices(rng: Random, stages: int) -> list[dict[str, Any]]:
 
 
 def drawn_device(rng: Random, name: str, host: str, bandwidths: Span, overheads: Span) -> dict[str, Any]:
+    """A device's entry in the table: bandwidth and overhead from the cluster's spans, compute in proportion."""
     bandwidth = bandwidths.draw(rng)
     return {
         "name": name,
@@ -116,11 +123,13 @@ def drawn_device(rng: Random, name: str, host: str, bandwidths: Span, overheads:
 
 
 def drawn_links(rng: Random, hosts: Sequence[str]) -> dict[str, Any]:
-    """Links: all alike inside hosts; between hosts each drawn, in a ring of the stages' hosts and the drafter's.
+    """The table of links: one for all pairs inside a host, and one for each pair of hosts in a ring.
 
-    Other ways, such as those of features from each stage to the drafter, are as slow as the slowest in the ring.
+    The ring has the stages' hosts in order and the drafter's. Other pairs, such as those that carry features from each
+    stage to the drafter, are as slow as the slowest in the ring.
     """
     gbit_s, milliseconds = NETWORK_GBIT_S.part(rng), NETWORK_MS.part(rng)
+    # Sorted pairs in a dict: a ring of two hosts has one link, which serves both directions.
     ring = dict.fromkeys(tuple(sorted(pair)) for pair in zip(hosts, [*hosts[1:], hosts[0]], strict=True))
     local = drawn_link(rng, LOCAL_GBIT_S, LOCAL_MS)
     links = [drawn_link(rng, gbit_s, milliseconds) for _ in ring]
@@ -133,26 +142,30 @@ def drawn_links(rng: Random, hosts: Sequence[str]) -> dict[str, Any]:
 
 
 def drawn_link(rng: Random, gbit_s: Span, milliseconds: Span) -> dict[str, float]:
+    """A link's rate in 1e9 bits/s and its latency in milliseconds."""
     return {"bandwidth_gbit_s": gbit_s.draw(rng), "latency_ms": milliseconds.draw(rng)}
 
 
 def split_by_speed(layers: int, speeds: Sequence[float]) -> list[int]:
     """Layers per stage, at least 1 each, such that the slowest stage is as fast as it can be.
 
-    Each layer goes to the stage that would be done first with it: counts are proportional to speed, but for rounding.
+    ``speeds`` are relative. Each layer goes to the stage that would be done first with it, so that counts are
+    proportional to speed, but for rounding.
     """
     counts = [1] * len(speeds)
     for _ in range(layers - len(speeds)):
+        # min() gives the first of equals, so that remainders go to the first stages.
         counts[min(range(len(speeds)), key=lambda i: (counts[i] + 1) / speeds[i])] += 1
     return counts
 
 
 def three_digits(number: float) -> float:
+    """The number rounded to three significant digits."""
     return float(f"{number:.3g}")
 
 
 # -------------------------------------------------------------------------------------------------------------- uniform
-# Makes clusters of any number of stages that are all like the first stage of another cluster.
+# Makes clusters of any number of stages that are all like the first stage of another cluster, to see how times grow.
 
 
 def uniform_cluster(cluster: Cluster, stages: int) -> Cluster:
@@ -161,9 +174,9 @@ def uniform_cluster(cluster: Cluster, stages: int) -> Cluster:
     The model grows with them (the last stage has its head, too), so that a stage takes the same time however many there
     are. Between stages lies the link from the first to the second, or in a cluster of one stage that to the engine;
     engine and drafter keep their devices, and their links to the first stage. The engine runs on the first copy where
-    it ran on the first stage; a drafter that shares the last stage's device shares the last copy's, one that shares
-    another's the first copy's. Memory is not checked. The cluster has to be emulated. Raises FieldError for less than
-    one stage.
+    it ran on the first stage. A drafter that shares the last stage's device shares that of the last copy, and one that
+    shares another stage's device that of the first copy. Memory is not checked. The cluster has to be emulated. Raises
+    FieldError for less than one stage.
     """
     check(stages >= 1, "stages", stages, "at least 1")
     assert cluster.as_model is not None
@@ -188,6 +201,7 @@ def uniform_cluster(cluster: Cluster, stages: int) -> Cluster:
 
 
 def copy_of(name: str, index: int) -> str:
+    """The name of a device's copy; ``index`` counts from 0, names from 1."""
     return f"{name}-{index + 1}"
 
 
@@ -219,6 +233,7 @@ def links_of(cluster: Cluster, copies: list[Stage], engine: str, drafter: str | 
         for (one, other), ends in zip(first.inner_hops, stage.inner_hops, strict=True):
             found[frozenset(ends)] = cluster.link(one, other)
     for stage, following in pairwise(copies):
+        # Copies have hosts of their own, so that a link inside a host has to be stated between them, too.
         found[frozenset((stage.last_device, following.devices[0]))] = hop
     for end in (copies[0].devices[0], copies[-1].last_device):
         found.setdefault(frozenset((engine, end)), outside or hop)

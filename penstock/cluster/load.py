@@ -1,4 +1,4 @@
-"""Loads cluster files and presets, and gives devices their layers and their times per pass."""
+"""Loads cluster files and presets, gives devices their layers, and turns measured passes into rates."""
 
 from __future__ import annotations
 
@@ -36,14 +36,15 @@ from penstock.core import ConfigError
 # Gives each device of a cluster file the layers that it is priced with: as stages state them, or by devices' speed.
 
 PRICED_BY: Final = "weight_bandwidth_gb_s, compute_tflops and overhead_ms"
+"""The fields that price an emulated device, as error messages name them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageEntry:
-    """A stage of a cluster file. ``layers``: of the whole stage, spread evenly over its devices, or one per device.
+    """A stage of a cluster file. ``layers``: the number of the whole stage, spread evenly, or one for each device.
 
     ``split``: "layers", where devices follow each other, or "tensors", where they are the ranks of a tensor parallel
-    group, and ``layers`` is one number.
+    group and ``layers`` is one number. Raises FieldError.
     """
 
     devices: tuple[str, ...]
@@ -56,12 +57,16 @@ class StageEntry:
 
     @property
     def parts(self) -> list[tuple[str, ...]]:
-        """The devices that layers are given to: one by one, or all ranks together."""
+        """The devices that are given layers together: each by itself, or all ranks of a group."""
         return [self.devices] if self.split == TENSORS else [(name,) for name in self.devices]
 
 
 def stages_with_layers(entries: tuple[StageEntry, ...], cluster: Cluster) -> tuple[Stage, ...]:
-    """Give every device its number of layers: as every stage states them, else by speed, or evenly over equal ones."""
+    """The stages with their devices' layers: as every stage states them, else by speed, or evenly for equal devices.
+
+    Raises FieldError if only some stages state layers, if the numbers do not add up to the model's, or if nothing is
+    emulated and some are stated.
+    """
     model = cluster.as_model
     stated = [i for i, entry in enumerate(entries) if entry.layers is not None]
     if model is None:
@@ -110,7 +115,7 @@ def unstated_layers(parts: Sequence[Sequence[str]], cluster: Cluster, model: Mod
     """Layers of each part, a device or a tensor parallel group, in order, where no stage states any.
 
     Parts that differ get them by speed. Equal ones get equal numbers; a remainder goes to the first ones, since the
-    last one holds the head.
+    last one holds the head, too. Raises FieldError if there are more parts than layers.
     """
     if len(parts) > model.layers:
         what = "devices" if all(len(part) == 1 for part in parts) else "devices and groups"
@@ -128,13 +133,16 @@ def layers_by_speed(parts: Sequence[Sequence[Device]], cluster: Cluster, model: 
     """Layers of each part such that the slowest one is as fast as it can be.
 
     Each layer goes to the part that would be done first with it. A part whose memory is full gets no more, unless all
-    are full. Where layers differ, a part is weighed with those that it would have if no more went to the parts before.
+    are full. Where layers differ, a part is weighed with the layers that it would have if no more went to the parts
+    before it.
     """
 
     def after(i: int) -> tuple[bool, float]:
+        """Whether part ``i`` would be full with one more layer, and its seconds for one row with it."""
         begin = sum(counts[:i])
         devices, layers, head = parts[i], range(begin, begin + counts[i] + 1), i == len(parts) - 1
         each = held_by_part(model, devices, layers, cluster.kv_slots, embedding=i == 0, head=head)
+        # Prices are those of one rank's share where the part is a group, so that each device is held to its own.
         full = any(
             device.memory_gb is not None and held.total > device.memory_gb * 1e9
             for device, held in zip(devices, each, strict=True)
@@ -148,11 +156,11 @@ def layers_by_speed(parts: Sequence[Sequence[Device]], cluster: Cluster, model: 
 
 
 def device_layers(index: int, entry: StageEntry) -> tuple[int, ...]:
-    """The layers of each part of a stage that states them."""
+    """The layers of each part of the stage ``index``, whose entry states them. Raises FieldError for a wrong number."""
     where, devices, layers = f"stages[{index}].layers", len(entry.devices), entry.layers
     if entry.split == TENSORS:
         counts = (layers,) if isinstance(layers, int) else tuple(layers or ())
-        # A written plan has a list of one number.
+        # A file that `penstock plan` wrote has a list of one number.
         check(len(counts) == 1, where, list(counts), "one number: each of its ranks has a share of all its layers")
         check(counts[0] >= 1, where, counts[0], "at least 1")
         return counts
@@ -166,12 +174,13 @@ def device_layers(index: int, entry: StageEntry) -> tuple[int, ...]:
 
 
 def spread(layers: int, devices: int) -> tuple[int, ...]:
+    """``layers`` spread evenly over so many devices; the first ones have one more where there is a remainder."""
     each, left = divmod(layers, devices)
     return tuple(each + (i < left) for i in range(devices))
 
 
 # --------------------------------------------------------------------------------------------------------------- passes
-# Prices other layers on devices whose pass over their own layers was measured.
+# Turns the measured pass of a device into a rate, so that other layers than those measured can be priced on it.
 
 
 def with_rates(cluster: Cluster, stages: tuple[Stage, ...], model: ModelPrice) -> Cluster:
@@ -183,6 +192,7 @@ def with_rates(cluster: Cluster, stages: tuple[Stage, ...], model: ModelPrice) -
     """
     last = stages[-1].last_device
     rates: dict[str, float] = {}
+    # Devices of one kind may hold different layers; the first that is met stands for those without layers.
     by_kind: dict[str, float] = {}
     for parts in parts_of(stages):
         for (name, *_), layers in parts:
@@ -203,6 +213,7 @@ def with_rate(device: Device, gb_s: float | None) -> Device:
     """The device with a rate of ``gb_s`` (1e9 bytes/s) in place of its pass, if it states one."""
     if device.pass_ms is None or gb_s is None:
         return device
+    # The pass as measured has the overhead in it, and so has the rate.
     return replace(device, pass_ms=None, weight_bandwidth_gb_s=gb_s, overhead_ms=0.0)
 
 
@@ -224,14 +235,16 @@ def with_rate(device: Device, gb_s: float | None) -> Device:
 #     [[links.between]]          # exceptions: ends = ["a", "b1"], bandwidth_gbit_s, latency_ms
 
 DRAFTER_ON: Final = "drafter_on"
+"""The argument of ``load_cluster`` that errors about the drafter's device name."""
 ON_ENGINE, ON_FIRST, ON_LAST = "engine", "first-stage", "last-stage"
-"""Places of a drafter that need no name: beside the engine, and with the first or the last stage."""
+"""Where a drafter may be without a device's name: beside the engine, or with the first or the last stage."""
 PRESETS: Final = Path(__file__).parent / "presets"
+"""The folder of the cluster files that may be loaded by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterFile:
-    """A cluster file as written. Fields with the name of one of Cluster's mean the same."""
+    """A cluster file as written. Fields that have the name of a field of ``Cluster`` mean the same."""
 
     name: str
     description: str = ""
@@ -276,10 +289,10 @@ def load_cluster(
 def load_devices(
     name_or_path: str, *, as_model: str | None = None, bandwidth_gbit_s: float | None = None, **overrides: Any
 ) -> Cluster:
-    """A cluster to plan for: loaded as by ``load_cluster``, but stages hold no layers, and the file need not have any.
+    """A cluster to plan for: loaded as by ``load_cluster``, but its stages hold no layers, and the file may have none.
 
-    Without stages every device gets one that is neither the drafter's nor the engine's. ``as_model`` replaces the
-    file's. A measured pass becomes a rate, by the layers that the file gives its stage. Raises ConfigError, also if
+    A file without stages gets one for each device that is neither the drafter's nor the engine's. ``as_model`` replaces
+    the file's. A measured pass becomes a rate, by the layers that the file gives its stage. Raises ConfigError, also if
     nothing is emulated.
     """
     try:
@@ -324,6 +337,7 @@ def preset_names() -> list[str]:
 
 
 def read_cluster(name_or_path: str) -> dict[str, Any]:
+    """The table of the file that the name or path means. Raises ConfigError for an unknown name or a faulty file."""
     if name_or_path.endswith(".toml"):
         return read_toml(Path(name_or_path))
     if local := re.fullmatch(r"local-([1-9]\d*)", name_or_path):
@@ -337,6 +351,7 @@ def read_cluster(name_or_path: str) -> dict[str, Any]:
 
 
 def local_table(stages: int) -> dict[str, Any]:
+    """The table of a cluster of so many stages, and devices, on this host."""
     names = [f"stage-{i}" for i in range(1, stages + 1)]
     return {
         "name": f"local-{stages}",
@@ -347,7 +362,7 @@ def local_table(stages: int) -> dict[str, Any]:
 
 
 def merged(table: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """The table with ``overrides`` on top; tables inside tables are merged likewise."""
+    """The table with ``overrides`` on top; a table inside a table is merged likewise, any other value replaced."""
     result = dict(table)
     for key, value in overrides.items():
         inner = result.get(key)
@@ -376,7 +391,7 @@ def with_network_bandwidth(cluster: Cluster, gbit_s: float) -> Cluster:
 
 
 def joins_hosts(link: LinkBetween, devices: tuple[Device, ...]) -> bool:
-    """Whether the ends, each a device's name or a host's, are on different hosts."""
+    """Whether a link's ends, each the name of a device or of a host, are on different hosts."""
     return len({device.host for device in devices for end in link.ends if end in (device.name, device.host)}) > 1
 
 
@@ -403,7 +418,7 @@ def with_drafter_on(cluster: Cluster, place: str) -> Cluster:
 
 
 def resolve(file: ClusterFile) -> Cluster:
-    """Make a cluster of a file: fill in defaults and check everything. Raises FieldError."""
+    """The cluster that a file describes, defaults filled in and everything checked. Raises FieldError."""
     check_names(file)
     as_model = price("as_model", file.as_model)
     cluster = cluster_of(file, as_model, ())  # without stages: their layers depend on the devices and the model
@@ -425,7 +440,7 @@ def check_engine(file: ClusterFile, cluster: Cluster) -> None:
 
 
 def cluster_of(file: ClusterFile, as_model: ModelPrice | None, stages: tuple[Stage, ...]) -> Cluster:
-    """The file's cluster with these stages; only its kinds are checked."""
+    """The file's cluster with ``stages``; nothing is checked but its devices' kinds."""
     return Cluster(
         name=file.name,
         description=file.description,
@@ -443,7 +458,7 @@ def cluster_of(file: ClusterFile, as_model: ModelPrice | None, stages: tuple[Sta
 
 
 def price(where: str, model: str | ModelPrice | None) -> ModelPrice | None:
-    """The price list that a file names or holds."""
+    """The prices of the model that a file names or holds, or None. Raises FieldError for an unknown name."""
     if isinstance(model, str):
         if model not in PRICES:
             raise FieldError(where, f"{model!r} is unknown; {nearest(model, PRICES)}, or a table of prices")
@@ -452,7 +467,7 @@ def price(where: str, model: str | ModelPrice | None) -> ModelPrice | None:
 
 
 def with_kind(index: int, device: Device, kinds: Mapping[str, DeviceKind]) -> Device:
-    """The device with its kind's numbers where it has none of its own."""
+    """The device with its kind's numbers where it has none of its own. Raises FieldError for an unknown kind."""
     if device.kind is None:
         return device
     if device.kind not in kinds:
@@ -462,10 +477,11 @@ def with_kind(index: int, device: Device, kinds: Mapping[str, DeviceKind]) -> De
 
 
 # ------------------------------------------------------------------------------------------------------------ names
+# Every name of a device or host that a file uses has to be defined once, and given at most one stage.
 
 
 def check_names(file: ClusterFile) -> None:
-    """Raise FieldError for a name that is given or used twice, or used and not defined."""
+    """Raise FieldError for a name that is defined or used twice, or used and not defined."""
     names = [device.name for device in file.devices]
     hosts = [device.host for device in file.devices]
     check_unambiguous(file.devices)
@@ -480,7 +496,7 @@ def check_names(file: ClusterFile) -> None:
 
 
 def check_unambiguous(devices: tuple[Device, ...]) -> None:
-    """Raise FieldError for two devices of one name, or a device named like another's host (a link's end is either)."""
+    """Raise FieldError for two devices of one name, or for one named like another's host: a link's end is either."""
     names = [device.name for device in devices]
     for i, device in enumerate(devices):
         if device.name in names[:i]:
@@ -490,7 +506,7 @@ def check_unambiguous(devices: tuple[Device, ...]) -> None:
 
 
 def check_ends(links: tuple[LinkBetween, ...], known: list[str]) -> None:
-    """Raise FieldError for a link whose ends do not exist, or that an earlier one names already."""
+    """Raise FieldError for a link whose ends do not exist, or whose ends an earlier link has already."""
     for i, link in enumerate(links):
         for j, end in enumerate(link.ends):
             if end not in known:
@@ -511,6 +527,7 @@ def uses(file: ClusterFile) -> Iterator[tuple[str, str]]:
 
 
 # -------------------------------------------------------------------------------------------------------- emulation
+# An emulated cluster needs every number that prices time and memory; a cluster of real devices may state none of them.
 
 
 def check_emulated(cluster: Cluster, model: ModelPrice) -> None:
@@ -553,6 +570,7 @@ def with_pass(device: Device, pass_ms: float | None) -> Device:
 
 
 def check_drafter(cluster: Cluster) -> None:
+    """Raise FieldError where the drafter's device, its model and its pass do not go together."""
     if cluster.drafter is None and cluster.draft_as_model is not None:
         raise FieldError("drafter", "is missing: draft_as_model prices the device that it names")
     if cluster.drafter is not None and cluster.draft_as_model is None:
@@ -565,7 +583,7 @@ def check_drafter(cluster: Cluster) -> None:
 
 
 def refuse_emulation(cluster: Cluster) -> None:
-    """Raise FieldError for a number that would be ignored since nothing is emulated, and for a stage over devices."""
+    """Raise FieldError for a number that only emulation would use, and for a stage over several devices in sequence."""
     for i, device in enumerate(cluster.devices):
         for name in ("weight_bandwidth_gb_s", "compute_tflops", "overhead_ms", "pass_ms"):
             if getattr(device, name) is not None:

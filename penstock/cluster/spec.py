@@ -21,11 +21,11 @@ from penstock.config import FieldError, check, check_positive
 
 @dataclass(frozen=True, kw_only=True)
 class LayerKind:
-    """Sizes of layers of one kind, in a model whose layers differ. A size that is None is the model's own.
+    """Sizes of the layers of one kind, in a model whose layers differ. A size that is None is the model's own.
 
     In a hybrid most layers carry a state in place of keys and values (``attention_size`` 0, ``state_bytes``), in many
-    models most see a window alone (``reach``), and in some the first feed-forward networks are no mixtures of experts
-    (``layer_parameters``). Raises FieldError.
+    models most layers see only a window (``reach``), and in some the first feed-forward networks are no mixtures of
+    experts (``layer_parameters``). Raises FieldError for a number out of range.
     """
 
     layer_parameters: int | None = None
@@ -45,9 +45,10 @@ class LayerKind:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelPrice:
-    """A model's sizes; ``as_model`` in a cluster file names one of PRICES or holds these fields. Raises FieldError.
+    """A model's sizes; ``as_model`` in a cluster file names one of PRICES or holds these fields.
 
-    Layers are given as a range of their numbers, from 0 on, since not every layer need be like the others.
+    Methods take layers as a range of their numbers, from 0 on, since not every layer need be like the others. Raises
+    FieldError for a number out of range, and for heads or kinds that do not go together.
     """
 
     layers: int
@@ -78,7 +79,7 @@ class ModelPrice:
     kinds: tuple[LayerKind, ...] = ()
     """The kinds of layers that there are; empty where all are alike."""
     pattern: tuple[int, ...] = ()
-    """The kind of each layer, a place in ``kinds``; repeated from the beginning until every layer has one."""
+    """The kind of each layer, an index into ``kinds``; repeated from the beginning until every layer has one."""
 
     def __post_init__(self) -> None:
         check_positive(self, "layers", "hidden_size", "layer_parameters", "bytes_per_parameter", "activation_bytes")
@@ -94,6 +95,7 @@ class ModelPrice:
         wanted = f"places in kinds, which has {len(self.kinds)}, and none where kinds is empty"
         known = all(0 <= kind < len(self.kinds) for kind in self.pattern)
         check(known and bool(self.pattern) == bool(self.kinds), "pattern", list(self.pattern), wanted)
+        # DeviceTiming has one ``reach`` for all of a device's layers, so that one model cannot have two.
         reaches = {kind.reach for kind in self.kinds} - {None}
         check(len(reaches) < 2, "kinds", sorted(filter(None, reaches)), "of one reach, where some have one")
 
@@ -106,18 +108,19 @@ class ModelPrice:
         return 2.0 * self.read_parameters(layers, head=head)
 
     def read_parameters(self, layers: range, *, head: bool) -> int:
+        """Parameters that a pass over ``layers`` reads once, and those of the head if ``head`` is True."""
         read = sum(count * each.layer_parameters for each, count in self._of_kinds(layers))
         return read + (self.head_parameters if head else 0)
 
     def pair_operations(self, layers: range, *, near: bool = False) -> float:
         """Floating-point operations of attention per pair of a row and a token that it sees.
 
-        ``near``: of the layers whose rows see ``reach`` tokens at most; otherwise of those whose rows see all.
+        ``near``: only layers whose rows see ``reach`` tokens at most; otherwise only those whose rows see all.
         """
         return sum(4.0 * count * each.queries for each, count in self._of_kinds(layers, near=near))
 
     def slot_bytes(self, layers: range, *, near: bool = False) -> float:
-        """Bytes of one token's keys and values on a device with ``layers``; ``near`` as for pairs."""
+        """Bytes of one token's keys and values on a device with ``layers``; ``near`` as in ``pair_operations``."""
         return sum(count * each._token_bytes for each, count in self._of_kinds(layers, near=near))
 
     def state_bytes(self, layers: range) -> float:
@@ -129,20 +132,26 @@ class ModelPrice:
         if not self.kinds:
             return slots * self.slot_bytes(layers)
         held = 0.0
+        # A window's layers hold a bounded number of tokens and a recurrent layer a bounded number of states, so that
+        # ``slots`` counts only up to ``held_slots``.
         for kind, each, count in zip(self.kinds, self._by_kind, self.counts(layers), strict=True):
             kept = slots if kind.held_slots is None else min(slots, kind.held_slots)
             held += count * kept * (each._token_bytes + kind.state_bytes)
         return held
 
     def counts(self, layers: range) -> tuple[int, ...]:
-        """How many of these layers are of each kind; one number where all are alike. Two ranges that give the same
-        numbers take the same time and memory."""
+        """The number of ``layers`` of each kind, [kinds]; one number where all are alike.
+
+        Two ranges that give the same numbers take the same time and hold the same bytes.
+        """
         if not self.kinds:
             return (len(layers),)
+        # A difference of prefix sums: planners ask for thousands of ranges of the same model.
         return tuple(before[layers.stop] - before[layers.start] for before in self._layers_before)
 
     @property
     def all_layers(self) -> range:
+        """Every layer's number, 0 to ``layers`` - 1."""
         return range(self.layers)
 
     @property
@@ -175,8 +184,12 @@ class ModelPrice:
         return tuple(replace(alike, **sizes) for sizes in own)
 
     def _of_kinds(self, layers: range, *, near: bool | None = None) -> Iterator[tuple[ModelPrice, int]]:
-        """(the model as if all were of the kind, layers of it) for all kinds, or for those with or without a reach."""
+        """(the model as if all layers were of the kind, how many are), for each kind.
+
+        ``near`` True: only kinds with a reach; False: only kinds without one; None: all kinds.
+        """
         if not self.kinds:
+            # Every layer sees all tokens before it, so that none is near.
             return iter(() if near else ((self, len(layers)),))
         each = zip(self.kinds, self._by_kind, self.counts(layers), strict=True)
         return ((model, count) for kind, model, count in each if near in (None, kind.reach is not None))
@@ -198,6 +211,7 @@ class ModelPrice:
 
     @property
     def embedding_bytes(self) -> float:
+        """Bytes of the input embedding."""
         return self.embedding_parameters * self.bytes_per_parameter
 
     @property
@@ -219,10 +233,11 @@ def llama(
 ) -> ModelPrice:
     """Price a Llama-shaped model from its config.json.
 
-    A layer: query and output projection (hidden x hidden), key and value (hidden x key_value), gate, up and down
-    (hidden x intermediate), two norms. ``tied``: the head is the embedding, held once where one device has both.
+    A layer has query and output projections (hidden x hidden), key and value (hidden x key_value), gate, up and down
+    (hidden x intermediate), and two norms. ``tied``: the head is the embedding, held once where one device has both.
     ``bits=4``: blocks of 64 weights share a 32-bit scale, 4.5 bits a weight (Dettmers et al., QLoRA, section 3), and
-    hidden states have 16 bits. Head and embedding count likewise, though bitsandbytes leaves them in 16 bits.
+    hidden states have 16 bits. Head and embedding are counted in the same bits, though bitsandbytes leaves them in 16.
+    Raises FieldError for other ``bits`` than 4, 16 and 32.
     """
     check(bits in (4, 16, 32), "bits", bits, "4, 16 or 32")
     attention = 2 * hidden * hidden + 2 * hidden * key_value
@@ -328,13 +343,15 @@ PRICES: Final[dict[str, ModelPrice]] = {
 # Measured times of a model's layers on a device, and interpolation between the measurements.
 
 Grid = tuple[tuple[float, ...], ...]
+"""[rows][contexts]: times of a batch of so many rows behind so many tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerTimes:
-    """Milliseconds of a batch by its ``rows`` and by the tokens before it, its ``contexts``. Raises FieldError.
+    """Milliseconds of a batch by its number of ``rows`` and by the tokens before it, its ``contexts``.
 
     A stage takes ``stage_ms`` beside its layers, and ``head_ms`` if it has the head, with a token picked for every row.
+    Raises FieldError where lists are not of one length, do not rise, or hold a negative number.
     """
 
     rows: tuple[int, ...]
@@ -365,7 +382,7 @@ class LayerTimes:
         check(min(every) >= 0, "layer_ms", min(every), "0 or above, as stage_ms, head_ms and kind_ms")
 
     def of_stage(self, layers: Sequence[int], *, head: bool) -> Grid:
-        """[rows][contexts]: seconds of a stage with so many layers of each kind (``ModelPrice.counts``)."""
+        """[rows][contexts]: seconds of a stage whose number of layers of each kind is given (``ModelPrice.counts``)."""
         times, counts = (self.kind_ms, layers) if self.kind_ms else ((self.layer_ms,), (sum(layers),))
         beside = [stage + head * last for stage, last in zip(self.stage_ms, self.head_ms, strict=True)]
         return tuple(
@@ -378,7 +395,7 @@ class LayerTimes:
 
 
 def mean_grid(grids: Sequence[Grid], counts: Sequence[int]) -> Grid:
-    """The mean of these grids, each of which counts so many times."""
+    """The mean of the grids, [rows][contexts], weighted by ``counts``."""
     return tuple(
         tuple(
             sum(count * ms for count, ms in zip(counts, each, strict=True)) / sum(counts)
@@ -389,22 +406,24 @@ def mean_grid(grids: Sequence[Grid], counts: Sequence[int]) -> Grid:
 
 
 def between(places: Sequence[int], at: float) -> tuple[int, int, float]:
-    """The indices of the grid points on both sides of ``at``, and the weight of the second one, for interpolation.
+    """The indices of the two grid points around ``at``, and the weight of the second one, for interpolation.
 
     The weight is 0 at the first point and 1 at the second. Outside of the grid the two outermost points are returned,
     with a weight below 0 or above 1: the line through them is extended.
     """
     if len(places) == 1:
         return 0, 0, 0.0
+    # From 1 to the last index: outside of the grid the outermost pair serves, and its line is extended.
     high = min(max(bisect_right(places, at), 1), len(places) - 1)
     low = high - 1
     return low, high, (at - places[low]) / (places[high] - places[low])
 
 
 def interpolated(rows: Sequence[int], contexts: Sequence[int], grid: Grid, x: float, y: float) -> float:
-    """q(x, y): ``grid`` at x rows behind y tokens, linear between the nearest four; never below 0."""
+    """The value of ``grid`` at ``x`` rows behind ``y`` tokens, linear between the nearest four; never below 0."""
     one, two, down = between(rows, x)
     left, right, across = between(contexts, y)
+    # A line that falls towards small batches may cross 0 when it is extended, hence the bound below.
     # Along the contexts in the two rows of the grid, then between these.
     upper = grid[one][left] + across * (grid[one][right] - grid[one][left])
     lower = grid[two][left] + across * (grid[two][right] - grid[two][left])
@@ -417,9 +436,9 @@ def interpolated(rows: Sequence[int], contexts: Sequence[int], grid: Grid, x: fl
 # These are the checked, resolved types; ``load.py`` makes them from a TOML file, a preset, a seed or ``local-N``.
 
 HERE: Final = "localhost"
-"""The host on which a command is started, among others."""
+"""The name of the host on which a command is started."""
 KV_SLOTS: Final = 4096
-"""Tokens for which a stage has memory unless the file says otherwise."""
+"""Tokens of KV cache for which a stage has memory, unless the file says otherwise."""
 LAYERS, TENSORS = "layers", "tensors"
 SPLITS: Final = (LAYERS, TENSORS)
 """How several devices share a stage: one behind the other, each with layers of its own, or side by side as the ranks of
@@ -439,7 +458,7 @@ class DeviceKind:
     compute_tflops: float | None = None
     """Effective rate of a pass over many rows, in 1e12 operations/s."""
     overhead_ms: float | None = None
-    """Fixed time per batch, in milliseconds."""
+    """Fixed milliseconds per batch, whatever its rows."""
     pass_ms: float | None = None
     """Measured milliseconds of a pass over a batch, in place of weight_bandwidth_gb_s and overhead_ms."""
 
@@ -451,13 +470,13 @@ class DeviceKind:
 
 @dataclass(frozen=True, kw_only=True)
 class Device(DeviceKind):
-    """One device. Numbers that it does not state itself come from its ``kind`` in the file's table of kinds."""
+    """One device. It takes each number that it does not state from its ``kind`` in the file's table of kinds."""
 
     name: str
     host: str = HERE
     kind: str | None = None
     measured: LayerTimes | None = None
-    """Measured times of ``as_model``'s layers on it; the other numbers price other models there."""
+    """Measured times of ``as_model``'s layers on this device; its other numbers price other models there."""
 
     @property
     def priced(self) -> bool:
@@ -468,7 +487,7 @@ class Device(DeviceKind):
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """A link between two devices: rate in 1e9 bits/s of payload, and milliseconds until the first byte arrives."""
+    """A link between two devices: its rate in 1e9 bits/s of payload, and milliseconds until the first byte arrives."""
 
     bandwidth_gbit_s: float
     latency_ms: float
@@ -480,7 +499,7 @@ class Link:
 
 @dataclass(frozen=True, kw_only=True)
 class LinkBetween(Link):
-    """A link that differs from the default: ``ends`` are two names of devices or hosts; it serves both directions."""
+    """A link that differs from the default. ``ends``: two names, each a device's or a host's; both directions."""
 
     ends: tuple[str, ...]
 
@@ -516,8 +535,8 @@ class Links:
 class Stage:
     """The devices that hold a stage, in order; a stage takes one batch at a time (PipeDec's groups, section 3.1).
 
-    ``layers`` is how many of ``as_model``'s layers each device is priced with; empty where nothing is emulated. With
-    ``split`` "tensors" the devices are ranks, the first one leads them, and ``layers`` has one number, the group's.
+    ``layers`` is the number of ``as_model``'s layers with which each device is priced; empty where nothing is emulated.
+    With ``split`` "tensors" the devices are ranks, which the first one leads, and ``layers`` has one number for all.
     """
 
     devices: tuple[str, ...]
@@ -526,6 +545,7 @@ class Stage:
 
     @property
     def tensor_parallel(self) -> bool:
+        """Whether the stage's devices are the ranks of a tensor parallel group."""
         return self.split == TENSORS
 
     @property
@@ -534,8 +554,10 @@ class Stage:
         return self.devices[0] if self.tensor_parallel else self.devices[-1]
 
     def parts(self, first: int) -> list[tuple[tuple[str, ...], range]]:
-        """(devices, layers) of each part of the stage that computes in its turn, a device or a whole group of ranks.
-        ``first``: the stage's first layer."""
+        """(devices, layers) of each part of the stage that computes in its turn: a device, or a whole group of ranks.
+
+        ``first``: the number of the stage's first layer.
+        """
         names = [self.devices] if self.tensor_parallel else [(name,) for name in self.devices]
         ends = [*accumulate(self.layers, initial=first)]
         return [(some, range(begin, end)) for some, (begin, end) in zip(names, pairwise(ends), strict=True)]
@@ -547,7 +569,7 @@ class Stage:
 
 
 def parts_of(stages: Sequence[Stage]) -> list[list[tuple[tuple[str, ...], range]]]:
-    """The ``parts`` of each of these stages, which hold a model from its first layer on."""
+    """``Stage.parts`` of each of these stages, which hold a model's layers in order, from the first one on."""
     firsts = accumulate((sum(stage.layers) for stage in stages), initial=0)
     return [stage.parts(first) for stage, first in zip(stages, firsts, strict=False)]
 
@@ -575,9 +597,11 @@ class Cluster:
 
     @property
     def emulated(self) -> bool:
+        """Whether the stages' times are modelled, instead of devices that compute."""
         return self.as_model is not None
 
     def device(self, name: str) -> Device:
+        """The device of this name, which the cluster must have."""
         return next(device for device in self.devices if device.name == name)
 
     def link(self, one: str, other: str) -> Link | None:

@@ -18,13 +18,11 @@ from penstock.core import ConfigError
 from penstock.messages import Index, Seconds
 
 # ------------------------------------------------------------------------------------------------------ tensor parallel
-# Tensor parallel stages: each rank's share of a layer, and the rows that ranks send each other.
+# Tensor parallel stages: each rank's share of a layer, and the bytes that ranks send each other.
 #
 # Every matrix is split by its outputs and every sum stays whole, so that the tokens are the same for any number of
-# ranks.
-# Megatron-LM (Shoeybi et al., section 3) splits the inputs of ``o`` and ``down`` instead, and adds up partial sums
-# with
-# two all-reduces a layer. Here a layer has four all-gathers of whole rows:
+# ranks. Megatron-LM (Shoeybi et al., section 3) splits the inputs of ``o`` and ``down`` instead, and adds up partial
+# sums with two all-reduces a layer. Here a layer has four all-gathers of whole rows:
 #
 #     q, k, v -> attend | attended | -> o | o | -> gate, up | opened | -> down | down |
 #
@@ -32,9 +30,9 @@ from penstock.messages import Index, Seconds
 # many outputs, and one rule for every format gives the same slices whatever the weights are held as.
 
 BLOCK: Final = 16
-"""Outputs in a slice's smallest part; the last one may be shorter."""
+"""Outputs of a matrix that are never divided between two ranks; the last block may be shorter."""
 GATHERS: Final = 4
-"""All-gathers in a layer: what attention gives, what ``o`` gives, what ``down`` reads, what ``down`` gives."""
+"""All-gathers in a layer: of attention's output, of ``o``'s output, of ``down``'s input and of ``down``'s output."""
 
 
 class Shares(NamedTuple):
@@ -51,8 +49,9 @@ class Shares(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """All that crosses a rank's link for a batch: messages one after the other, and bytes for each of its rows."""
+    """The traffic on a rank's link for one batch: messages sent one after the other, and bytes for each row."""
 
+    # messages: latencies that add up, however many rows there are; row_bytes: bytes a row, to all other ranks together
     messages: int
     row_bytes: float
 
@@ -83,6 +82,7 @@ def check_divisible(model: ModelPrice, ranks: int, where: str) -> None:
         f"blocks of {BLOCK} outputs of the head": blocks(logits(model)),
     }
     for what, count in most.items():
+        # A rank without a unit would have an empty slice, and a gather needs one from every rank.
         if ranks > count:
             raise FieldError(where, f"are {ranks} tensor parallel ranks for the {count} {what}; name at most {count}")
 
@@ -97,14 +97,15 @@ def shares_of(model: ModelPrice, speeds: tuple[float, ...]) -> Shares:
     assert model.key_value_heads is not None
     assert model.intermediate_size is not None
     units = (model.key_value_heads, *map(blocks, (model.hidden_size, model.intermediate_size, logits(model))))
+    # KV heads are the unit of q, k and v: a rank that has a KV head has all query heads that read it.
     return Shares(*(tuple(split_by_speed(count, speeds)) for count in units))
 
 
 def rank_prices(model: ModelPrice, speeds: tuple[float, ...]) -> tuple[ModelPrice, ...]:
     """The price of each rank's part of the model: what it holds, reads and computes of every layer and of the head.
 
-    Summed over the ranks, parameters, queries, keys and values are the model's own. The leader, which comes first,
-    holds the embedding. Norms are counted among the outputs of ``gate`` and ``up``.
+    Summed over the ranks, parameters, queries, keys and values are the model's own. The leader, which is the first
+    rank, holds the embedding. Norms are counted among the outputs of ``gate`` and ``up``.
     """
     shares = shares_of(model, speeds)
     incoming, after, down, opened = matrices(model)
@@ -134,16 +135,17 @@ def rank_prices(model: ModelPrice, speeds: tuple[float, ...]) -> tuple[ModelPric
 
 
 def exchange_of(model: ModelPrice, speeds: tuple[float, ...], layers: int, *, head: bool) -> Exchange:
-    """The traffic of the rank that sends most, for a stage of ``layers`` layers, with the head if stated.
+    """The traffic of the rank that sends most, for a stage of ``layers`` layers, and of the head if ``head`` is True.
 
-    The leader sends its batch's hidden states to every other rank: those that come in, and those that the head reads,
-    which only it keeps. In each gather every rank sends its slice to
-    all others at the same time, and its link takes these messages one after the other; latencies overlap.
+    The leader sends its batch's hidden states to every other rank: those that come in and, with the head, those that
+    the head reads, which only the leader keeps. In each gather every rank sends its slice to all others at the same
+    time, and its link takes these messages one after the other; latencies overlap.
     """
     others = len(speeds) - 1
     if not others:
         return Exchange(0, 0.0)
     shares = shares_of(model, speeds)
+    # What ``o`` and ``down`` multiply travels as they read it: with int4 and int8 already rounded to eight bits.
     entering = model.activation_bytes if model.gathered_bytes is None else model.gathered_bytes
     assert model.intermediate_size is not None
     attended = largest(shares.heads) * model.queries * entering
@@ -152,6 +154,7 @@ def exchange_of(model: ModelPrice, speeds: tuple[float, ...], layers: int, *, he
     hidden = 2 * largest(shares.hidden) * model.row_bytes
     sampled = largest(shares.logits) * logits(model) * model.activation_bytes if head else 0.0
     handed_out = 2 if head else 1
+    # Each message goes to every other rank over the sender's one link, hence ``others`` times the bytes.
     row_bytes = others * (handed_out * model.row_bytes + layers * (attended + opened + hidden) + sampled)
     return Exchange(handed_out + GATHERS * layers + head, row_bytes)
 
@@ -170,11 +173,13 @@ def logits(model: ModelPrice) -> int:
 
 
 def blocks(outputs: int) -> int:
+    """Blocks of ``BLOCK`` outputs, the last one included where it is shorter."""
     return -(-outputs // BLOCK)
 
 
 def parts(total: int, units: Sequence[int]) -> list[int]:
     """``total`` in proportion to the units, in whole numbers whose sum is ``total``."""
+    # Rounding the ends, not the parts, keeps the sum exact: what one part loses, its neighbour has.
     ends = [total * end // sum(units) for end in accumulate(units, initial=0)]
     return [end - begin for begin, end in pairwise(ends)]
 
@@ -198,18 +203,25 @@ MAX_OVERRUNS: Final = 0.05
 """Largest fraction of passes that may really take longer than modelled; above it no emulated figure is valid."""
 
 AXIS: Final = msgspec.Meta(max_length=4096)
+"""The bound on both sides of a measured grid, which is decoded from messages."""
 GridAxis = Annotated[tuple[Index, ...], AXIS]
+"""Measured numbers of rows, or of tokens before a batch, in rising order."""
 BoundedGrid = Annotated[tuple[Annotated[tuple[Seconds, ...], AXIS], ...], AXIS]
+"""[rows][contexts]: seconds."""
 
 
 class Attended(NamedTuple):
-    """Attention of a batch: ``pairs`` of a row and a token that it sees, and the ``slots`` whose KV is read."""
+    """Attention of a batch: ``pairs`` of a row and a token that it sees, and ``slots`` whose keys and values are read.
+
+    Several rows may see one token: it counts once for each row in ``pairs``, and once in ``slots``.
+    """
 
     pairs: float = 0
     slots: float = 0
 
 
 NOTHING: Final = Attended()
+"""The attention of a batch that is not told: none is priced."""
 
 
 def chunk(rows: int, cached: int = 0) -> Attended:
@@ -219,7 +231,7 @@ def chunk(rows: int, cached: int = 0) -> Attended:
 
 
 class DeviceTiming(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """One device's part of a stage: fixed time per batch, time to read its weights, time to compute one row.
+    """One device's part of a stage, in seconds: fixed for a batch, for reading its weights, for computing one row.
 
     ``pair_s`` is the time of a row's attention to one token, ``slot_s`` that to read one token's keys and values,
     ``state_s`` that to read and write the states of one row. ``near_pair_s`` and ``near_slot_s`` are of layers whose
@@ -243,16 +255,17 @@ class DeviceTiming(msgspec.Struct, frozen=True, array_like=True, tag=True):
         reading = self.weight_s + self.slot_s * attended.slots + self.state_s * rows
         computing = self.row_s * rows + self.pair_s * attended.pairs
         if self.reach and attended.pairs:
-            # As if every row saw as many tokens as the others: the share of them that is within reach.
+            # Attended does not say what each row sees, so all rows are taken to see pairs / rows tokens: ``near`` is
+            # the share of those that is within reach.
             near = min(1.0, self.reach * rows / attended.pairs)
             reading += near * self.near_slot_s * attended.slots
             computing += near * self.near_pair_s * attended.pairs
-        # Reading and computing overlap, so the longer of them counts.
+            # Reading and computing overlap, so the longer of them counts (the roofline model).
         return self.fixed_s + max(reading, computing)
 
 
 class MeasuredTiming(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """One device's part of a stage as it was measured: seconds by the rows of a batch and the tokens before it."""
+    """One device's part of a stage as measured: seconds by the rows of a batch and the tokens cached before it."""
 
     rows: GridAxis
     contexts: GridAxis
@@ -263,6 +276,7 @@ class MeasuredTiming(msgspec.Struct, frozen=True, array_like=True, tag=True):
         """Seconds for a batch; 0 without surviving rows, since it is only passed on."""
         if not rows:
             return 0.0
+        # ``slots`` counts the batch's own rows, too, and the grid only the tokens before them.
         return interpolated(self.rows, self.contexts, self.grid, rows, max(0.0, attended.slots - rows))
 
 
@@ -284,7 +298,7 @@ class LinkTiming(msgspec.Struct, frozen=True, array_like=True):
 class GroupTiming(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """A tensor parallel group: its ranks compute side by side, and exchange rows in every layer.
 
-    ``exchange`` has the latencies of all its messages together, and a row's bytes in all of them.
+    ``exchange`` stands for all messages of a batch: its latency is their sum, its ``row_bytes`` are all their bytes.
     """
 
     ranks: Annotated[tuple[DeviceTiming, ...], AXIS]
@@ -311,7 +325,7 @@ class StageTiming(msgspec.Struct, frozen=True, array_like=True):
     between: Annotated[tuple[LinkTiming, ...], AXIS] = ()
 
     def seconds(self, rows: int, attended: Attended = NOTHING) -> float:
-        """Seconds for which a batch occupies the stage. Without surviving rows only its header crosses inner links."""
+        """Seconds for which a batch occupies the stage. 0 rows: only a header crosses the links inside the stage."""
         seconds = sum([device.seconds(rows, attended) for device in self.devices])
         return seconds + sum([link.seconds(rows) for link in self.between]) if self.between else seconds
 
@@ -368,7 +382,7 @@ def drafter_timing(cluster: Cluster, model: ModelPrice, layers: range) -> StageT
 
 
 def feature_links(cluster: Cluster) -> tuple[LinkTiming, ...]:
-    """Links from each stage to the drafter, for one layer's state of a row; to the engine if no drafter is named."""
+    """Links from each stage to the drafter, for one layer's hidden state of a row; to the engine without a drafter."""
     model, drafter = emulated_model(cluster), cluster.drafter or cluster.engine
     return tuple(link_timing(cluster, stage.last_device, drafter, model.row_bytes) for stage in cluster.stages)
 
@@ -387,6 +401,7 @@ def plain_step_seconds(cluster: Cluster) -> float:
 
 
 def emulated_model(cluster: Cluster) -> ModelPrice:
+    """The model that the cluster's stages are priced as. Raises ConfigError if nothing is emulated."""
     if cluster.as_model is None:
         raise ConfigError(
             f"cluster {cluster.name} has no as_model: nothing is emulated, so there are no modelled times"
@@ -400,6 +415,7 @@ def part_timing(
     """Times of ``layers`` on a device, or on several as the ranks of a tensor parallel group."""
     if len(devices) == 1:
         return stage_part(devices[0], model, layers, cluster.time_scale, head=head)
+    # Ranks are priced by rate alone: check_groups has refused devices with a measured pass, which state no rate.
     speeds = speeds_of(devices)
     ranks = zip(devices, rank_prices(model, speeds), strict=True)
     exchange = exchange_of(model, speeds, len(layers), head=head)
@@ -407,6 +423,7 @@ def part_timing(
     return GroupTiming(
         ranks=tuple(device_timing(device, part, layers, cluster.time_scale, head=head) for device, part in ranks),
         exchange=LinkTiming(exchange.messages * slowest.latency_s, slowest.bytes_per_s, exchange.row_bytes),
+            # Latencies add up, one for each message; the rows' bytes of all messages are counted in one go.
     )
 
 
@@ -424,7 +441,7 @@ def slowest_link(cluster: Cluster, devices: Sequence[Device]) -> LinkTiming:
 def stage_part(
     device: Device, model: ModelPrice, layers: range, time_scale: float, *, head: bool
 ) -> DeviceTiming | MeasuredTiming:
-    """Times of ``layers`` of ``as_model`` on a device: measured if they were, else priced."""
+    """Times of ``layers`` of ``as_model`` on a device: interpolated from measurements if it has any, else priced."""
     times = device.measured
     if times is None:
         return device_timing(device, model, layers, time_scale, head=head)
@@ -445,6 +462,7 @@ def device_timing(device: Device, model: ModelPrice, layers: range, time_scale: 
         reach=model.reach or 0,
     )
     if device.pass_ms is not None:
+        # A measured pass holds the overhead and all that is read, so that fixed_s and the other reading stay 0.
         return msgspec.structs.replace(computing, weight_s=time_scale * device.pass_ms / 1e3)
     assert device.overhead_ms is not None
     assert device.weight_bandwidth_gb_s is not None
@@ -460,12 +478,13 @@ def device_timing(device: Device, model: ModelPrice, layers: range, time_scale: 
 
 
 def link_timing(cluster: Cluster, one: str, other: str, row_bytes: float) -> LinkTiming:
+    """The link between two devices by name, with the bytes of a row on it."""
     link = cluster.link(one, other)
     if link is None:  # both ends are one device: nothing travels
         return LinkTiming(0.0, math.inf, row_bytes)
     return LinkTiming(
         latency_s=cluster.time_scale * link.latency_ms / 1e3,
-        bytes_per_s=link.bandwidth_gbit_s * 1e9 / 8 / cluster.time_scale,
+        bytes_per_s=link.bandwidth_gbit_s * 1e9 / 8 / cluster.time_scale,  # slower where times are stretched
         row_bytes=row_bytes,
     )
 
@@ -474,9 +493,9 @@ def link_timing(cluster: Cluster, one: str, other: str, row_bytes: float) -> Lin
 # Memory that a device needs: weights, the KV cache, the activations of a batch, and a drafter beside them.
 
 BATCH_ROWS: Final = 512
-"""Rows of the largest batch: a piece of a prompt."""
+"""Rows of the largest batch for which memory is counted: a piece of a prompt."""
 ROW_STATES: Final = 16
-"""Memory of a row in a layer, in hidden states: residual, norm, queries to values, and 2 x 3.5 of the feed-forward."""
+"""Activations of a row, in hidden states: residual, norm, queries to values, and 2 x 3.5 of the feed-forward part."""
 
 
 class Held(NamedTuple):
@@ -491,13 +510,13 @@ class Held(NamedTuple):
         return sum(self)
 
     def __add__(self, other: object) -> Held:
-        """Both on one device, where the activations of only one are there at a time."""
+        """The bytes of both on one device. Only one of them computes at a time, so activations are not added."""
         assert isinstance(other, Held)
         return Held(self.weights + other.weights, self.cache + other.cache, max(self.activations, other.activations))
 
 
 def held_by(model: ModelPrice, layers: range, kv_slots: int, *, embedding: bool, head: bool) -> Held:
-    """Bytes of ``layers`` of a model with the KV of ``kv_slots`` tokens, and of embedding and head if stated."""
+    """Bytes of ``layers`` of a model, of the KV cache for ``kv_slots`` tokens, and of embedding and head if True."""
     return Held(
         weights=model.weight_bytes(layers, head=head) + (model.embedding_bytes if embedding else 0.0),
         cache=model.held_bytes(layers, kv_slots),
@@ -508,13 +527,13 @@ def held_by(model: ModelPrice, layers: range, kv_slots: int, *, embedding: bool,
 def held_by_part(
     model: ModelPrice, devices: Sequence[Device], layers: range, kv_slots: int, *, embedding: bool, head: bool
 ) -> list[Held]:
-    """Bytes on each device that holds ``layers``: one has all of them, the ranks of a group their shares."""
+    """Bytes on each device that has a part of ``layers``: one device holds them whole, a group's ranks their shares."""
     prices = [model] if len(devices) == 1 else rank_prices(model, speeds_of(devices))
     return [held_by(price, layers, kv_slots, embedding=embedding, head=head) for price in prices]
 
 
 def check_memory(cluster: Cluster, model: ModelPrice) -> None:
-    """Raise FieldError, with the numbers, naming the first device whose memory does not suffice.
+    """Raise FieldError, with the numbers, for the first device whose memory does not suffice.
 
     A drafter, with an embedding of its own, counts on the device that holds it, beside a stage's layers.
     """
@@ -526,6 +545,7 @@ def check_memory(cluster: Cluster, model: ModelPrice) -> None:
     for i, (stage, parts) in enumerate(zip(cluster.stages, parts_of(cluster.stages), strict=True)):
         for names, layers in parts:
             devices = [*map(cluster.device, names)]
+            # A group's leader has the embedding; the head counts in every rank's price (rank_prices).
             embedding, head = entered in names, last in names
             each = held_by_part(model, devices, layers, cluster.kv_slots, embedding=embedding, head=head)
             what = f"{len(layers)} layers" if len(names) == 1 else f"share of {len(layers)} layers"
@@ -539,6 +559,7 @@ def check_memory(cluster: Cluster, model: ModelPrice) -> None:
 
 
 def check_fits(where: str, device: Device, held: Held, what: str, kv_slots: int) -> None:
+    """Raise FieldError at the field ``where`` if a device has less memory than ``held``. ``what``: in words."""
     if device.memory_gb is not None and held.total > device.memory_gb * 1e9:
         parts = f"weights {held.weights / 1e9:.2f}, {kv_slots} tokens of KV {held.cache / 1e9:.2f}"
         numbers = f"{held.total / 1e9:.2f} GB for {what} ({parts}, activations {held.activations / 1e9:.2f})"

@@ -56,14 +56,14 @@ from penstock.transport.outbox import Outbox, Sockets
 # --------------------------------------------------------------------------------------------------------------- groups
 # The groups of ranks that ``penstock doctor`` examines: their links, and whether these make them slower than one host.
 #
-# The measured rates of hosts and links price the doctor's own example, TinyLlama-1.1B in float32, as the planner
-# prices a
-# tensor parallel stage (``cluster/timing.py``): the slowest rank's share of every layer, and the exchange over the
+# The measured rates of hosts and links price the doctor's own example, TinyLlama-1.1B in float32, as the planner prices
+# a tensor parallel stage (``cluster/timing.py``): the slowest rank's share of every layer, and the exchange over the
 # slowest link between two ranks.
 
 EXAMPLE: Final[ModelPrice] = replace(PRICES["tinyllama-1.1b-fp16"], bytes_per_parameter=4.0, activation_bytes=4.0)
 """The model whose layer's matrices the hosts have multiplied."""
 EXAMPLE_NAME: Final = "TinyLlama-1.1B in float32"
+"""The example's name for people."""
 TIMED_ROWS: Final = (1, 64)
 """Rows of the batches that are predicted: a token of plain decoding, and a wide tree or many requests."""
 WITHIN: Final = Link(bandwidth_gbit_s=1e6, latency_ms=0.0)
@@ -107,6 +107,7 @@ def examined_group(stage: int, hosts: Sequence[str], report: DoctorReport) -> Ex
 
 
 def cpu_of(rates: Sequence[DeviceRates]) -> DeviceRates | None:
+    """The rates of a host's processor, on which ranks compute; None if they were not measured."""
     return next((rate for rate in rates if rate.device == RANKS_ON), None)
 
 
@@ -193,6 +194,7 @@ def about_groups(groups: Sequence[ExaminedGroup]) -> Iterator[str]:
 
 
 def rows_said(rows: int) -> str:
+    """A number of rows for people."""
     return "one row" if rows == 1 else f"{rows} rows"
 
 
@@ -352,6 +354,7 @@ class Examination:
         return list(self._addresses)
 
     def host(self, name: str) -> ExaminedHost:
+        """Have a host measure its devices that have room for it, and wait for the rates."""
         facts = own_facts("") if name == HERE else self._fleets[name].hosts[name].facts
         clock = None if name == HERE else self._fleets[name].hosts[name].offsets.best
         if facts is None or name not in self._addresses:
@@ -364,6 +367,7 @@ class Examination:
         return ExaminedHost(host=name, problem=problem or too_full(name, facts), facts=facts, clock=clock, rates=rates)
 
     def link(self, source: str, to: str) -> LinkRates:
+        """Have a host measure its link to another, and wait for the figures."""
         if silent := [name for name in (source, to) if name not in self._addresses]:
             return LinkRates(source=source, to=to, problem=self._silence(silent[0], PROBE_S))
         self._tell(source, MeasureLink(address=self._addresses[to]))
@@ -376,6 +380,7 @@ class Examination:
         )
 
     def _tell(self, name: str, message: ProbeMessage) -> None:
+        """Send a host's probe a message."""
         self._outboxes[name].send(encode(message, self._session))
 
     def _answer(self, kind: type[Kind], name: str, seconds: float) -> Kind | None:
@@ -390,6 +395,7 @@ class Examination:
         return None
 
     def _take_in(self) -> None:
+        """Sort messages by host and kind for ``_answer``."""
         for frames in self._inbox.take():
             with contextlib.suppress(ForeignFrame, MalformedMessage):
                 message = message_of(frames, self._session)
@@ -397,6 +403,7 @@ class Examination:
                     self._heard.setdefault((message.name, type(message)), message)
 
     def _is_there(self, name: str) -> bool:
+        """Whether a host is attached; this one always is."""
         return name == HERE or self._fleets[name].hosts[name].alive
 
     def _silence(self, name: str, seconds: float) -> str:
@@ -417,5 +424,6 @@ class Examination:
 
 
 def too_full(name: str, facts: HostFacts) -> str:
+    """The problem with a host's devices that had no room for a measurement; empty if all had."""
     full = [one.device for one in facts.devices if one.free is not None and one.free < NEEDED]
     return f"host {name}: {', '.join(full)} has not {NEEDED / 1e9:.1f} GB free, and was not measured" if full else ""

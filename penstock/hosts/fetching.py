@@ -58,11 +58,13 @@ from penstock.transport.outbox import Outbox
 log = logging.getLogger(__name__)
 
 FOLDER: Final = re.compile(r"[0-9a-f]{64}")
+"""Matches the name of a copy's folder, a checkpoint's digest."""
 LEFT_FREE: Final = 1 << 30
 """Bytes of the disk that are left free, however much heads send."""
 
 
 def default_cache() -> Path:
+    """The folder of copies if the options name none."""
     return cache_folder() / "weights"
 
 
@@ -91,9 +93,11 @@ class PartialCopy:
     def _open(self, file: FilePart, beneath: int) -> int:
         opened = open_regular(file.name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, beneath)
         found = os.fstat(opened)
-        if found.st_nlink > 1:  # a hard link: writing would change a file elsewhere
+        # A hard link: writing would change a file elsewhere.
+        if found.st_nlink > 1:
             os.close(opened)
             raise OSError(None, "has other names", str(self.folder / file.name))
+        # Lengthened with a hole, which takes no room; shortened, where another file had this name.
         if found.st_size != file.size:
             os.ftruncate(opened, file.size)
         return opened
@@ -115,8 +119,10 @@ class PartialCopy:
         return missing
 
     def _is_held(self, file: FilePart, piece: int) -> bool:
+        """Whether a piece is there, by its digest."""
         opened, expected = self._opened[file.name], digest_at(self._digests[file.name], piece)
-        if has_hole(opened, *bounds_of(file.size, piece)):  # not written: right only if it is to be all zeros
+        # A hole was never written, and is right only if the piece is to be all zeros.
+        if has_hole(opened, *bounds_of(file.size, piece)):
             return digest_of_zeros(length_of(file, piece)) == expected
         return hashlib.sha256(read_piece(opened, file.size, piece)).digest() == expected
 
@@ -127,7 +133,8 @@ class PartialCopy:
         start, _ = bounds_of(self._needed[name].size, piece)
         left = memoryview(content)
         while left:
-            written = os.pwrite(self._opened[name], left, start)  # perhaps only a part
+            # A write may take only a part of it.
+            written = os.pwrite(self._opened[name], left, start)
             left, start = left[written:], start + written
         return True
 
@@ -209,10 +216,12 @@ def has_hole(opened: int, start: int, end: int) -> bool:
 
 @cache
 def digest_of_zeros(length: int) -> bytes:
+    """The digest of ``length`` zeros, as a hole would have it."""
     return hashlib.sha256(bytes(length)).digest()
 
 
 def length_of(file: FilePart, piece: int) -> int:
+    """Bytes of a piece; the last one of a file may be shorter than ``PIECE``."""
     start, end = bounds_of(file.size, piece)
     return end - start
 
@@ -395,6 +404,7 @@ class Fetch:
         return Proved(place, stamps)
 
     def _is_proved(self, file: Path) -> bool:
+        """Whether the needed pieces of a file have their digests. Raises OSError, and Cancelled."""
         part = next(one for one in self.asked.files if one.name == file.name)
         opened = open_regular(file)
         try:
@@ -473,11 +483,13 @@ class Fetch:
         return ""
 
     def _want(self, wanted: Wanted) -> None:
+        """Ask the head for a piece."""
         with self._lock:  # before the head is asked: the piece may come on another thread at once
             self._expected.add(wanted)
         self._tell(WantPiece(number=self.asked.number, file=wanted[0], piece=wanted[1]))
 
     def _check_stopped(self) -> None:
+        """Raise Cancelled if the fetch was stopped."""
         if self._stopped.is_set():
             raise Cancelled
 
@@ -528,6 +540,7 @@ class Question:
 
     @property
     def needed_bytes(self) -> int:
+        """Bytes that the host has to hold."""
         return sum(file.needed_bytes for file in self.asked.files)
 
 
@@ -638,6 +651,7 @@ class Courier:
             self._wanted.put_nowait(None)
 
     def _run(self) -> None:
+        """Send the pieces that are wanted, one after the other."""
         try:
             while (wanted := self._wanted.get()) is not None and not self._stopped:
                 self._outbox.drain(BACKLOG)  # before the next piece is read, so that few are in memory

@@ -1,4 +1,4 @@
-"""The hosts of an engine: their leases, losses and returns."""
+"""The hosts of an engine: their leases, losses and returns, and the executor that runs stages on them."""
 
 from __future__ import annotations
 
@@ -225,6 +225,7 @@ class Fleet:
         os.write(self._waker, b"!")
         self._thread.join()
         for host in self.hosts.values():
+            # The thread has ended, so that nothing is sent to a host behind this farewell.
             host.leave()
             host.end()
         self._inbox.unwatch(self._woken)
@@ -249,6 +250,7 @@ class Fleet:
             raise ConfigError("; ".join(problems))
 
     def _read_wakes(self) -> None:
+        """Empty the pipe by which ``close`` wakes the fleet's thread."""
         os.read(self._woken, 4096)
 
     # ----------------------------------------------------------------------------------------------- the fleet's thread
@@ -267,6 +269,7 @@ class Fleet:
                 self._tell_news()
 
     def _step(self, listening: Listening) -> None:
+        """Wait for messages or the next look, and obey either."""
         self._inbox.wait(listening.next_look)
         # Messages first: a host's last one may say why its connection has ended.
         for frames in self._inbox.take():
@@ -277,6 +280,7 @@ class Fleet:
             self._look(listening.look(time.monotonic()))
 
     def _tell_news(self) -> None:
+        """Wake those who wait for hosts, and call ``on_news``."""
         with self._news:
             self._news.notify_all()
         if self.on_news is not None:
@@ -319,6 +323,7 @@ class Fleet:
         return f"host {host.name} is the same host as {same_agent[0]}; name it once" if same_agent else ""
 
     def _attach(self, host: RemoteHost) -> None:
+        """Begin a lease with a host, the first one or the next."""
         self._inbox.dismiss(host.lease)  # frames of the host's last lease are refused from now on
         self._inbox.admit(host.attach(self._inbox.address))
 
@@ -341,6 +346,7 @@ class Fleet:
         self._attach(host)
 
     def _receive(self, frames: Sequence[Frame]) -> None:
+        """Take in a message, or refuse it; whatever is wrong with it costs its own host and no other."""
         host = None
         try:
             lease, raw = lease_of(frames)
@@ -358,6 +364,7 @@ class Fleet:
             self._refuse(host, f"{type(error).__name__}: {error}")
 
     def _take(self, host: RemoteHost, message: Message) -> None:
+        """Hand a message to the host under whose lease it came, and tell the news that it may be."""
         if isinstance(message, Attached) and (problem := self._refused(host, message.facts)):
             host.refuse(problem)
         else:
@@ -396,7 +403,10 @@ def beside(host: str) -> tuple[str, str]:
 
 
 def own_places(door: str) -> tuple[str, str]:
-    """The same for a door. Raises FieldError for 0.0.0.0 or ::, which other hosts cannot dial."""
+    """The address of a door on this host, and as an inbox takes it. Raises FieldError for 0.0.0.0 or ::.
+
+    Other hosts cannot dial those.
+    """
     host, address = places_of(door)
     if ipaddress.ip_address(host.strip("[]")).is_unspecified:
         raise FieldError("hosts", f"has workers come to {door}; name the address of this host at which they reach it")
@@ -404,6 +414,7 @@ def own_places(door: str) -> tuple[str, str]:
 
 
 def opened(sockets: Sockets, address: str) -> Inbox:
+    """An inbox at an address. Raises ConfigError for one that is not this host's, or is taken."""
     try:
         return sockets.inbox(address, MOST_FRAME)
     except OSError as error:
@@ -427,10 +438,13 @@ def address_toward(name: str, field: str = "hosts") -> str:
 
 
 def tell_fetched(on_loading: OnLoading, host: str, held: int, needed: int) -> None:
+    """Report a host's bytes of its layers as the progress of a stage that loads."""
     on_loading(host, FETCH, Loading(stage=0, read=held, total=needed))
 
 
 class Closing(Protocol):
+    """Something that ends with an executor, such as the worker processes that an engine has started."""
+
     def close(self) -> None: ...
 
 

@@ -32,7 +32,9 @@ from penstock.hosts.messages import DEFAULT_PORT
 # The wheel of this Penstock, packed anew from its files: that needs neither pip nor a build backend nor a network.
 
 PURE: Final = "Wheel-Version: 1.0\nGenerator: penstock\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+"""The file that says that a wheel holds Python alone."""
 LICENSES: Final = ".dist-info/licenses/"
+"""The folder of licences in a distribution's metadata."""
 
 
 def pack_wheel(folder: Path) -> Path:
@@ -61,6 +63,7 @@ def pack_wheel(folder: Path) -> Path:
 
 
 def package_files() -> Iterator[tuple[str, bytes]]:
+    """The package's files under their names in a wheel, without caches."""
     package = Path(penstock.__file__).parent
     for file in sorted(package.rglob("*")):
         if file.is_file() and "__pycache__" not in file.parts:
@@ -88,8 +91,11 @@ def metadata_files(found: Distribution, folder: str) -> Iterator[tuple[str, byte
 PLACE: Final = ".local/share/penstock"
 """Where Penstock is on the host, from the user's home, in which ssh and scp begin."""
 BIN: Final = f"{PLACE}/venv/bin"
+"""The folder of its programs there."""
 HOST: Final = re.compile(r"(?:\w[\w.-]*@)?\w[\w.-]*", re.ASCII)
+"""Matches NAME and USER@NAME: nothing that ssh could take for an option."""
 PROBE: Final = "import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))"
+"""A program that ends well where Python is new enough and can make environments."""
 SAME: Final = ("torch", "transformers")
 """Packages that the host gets in this host's versions. An engine refuses hosts with another torch."""
 
@@ -101,9 +107,11 @@ class Ssh:
     config: Path | None = None
 
     def run(self, host: str, *words: str) -> list[str]:
+        """The command that runs ``words`` on a host; the shell there takes each as one word."""
         return ["ssh", *self._options, "--", host, shlex.join(words)]
 
     def copy(self, file: str, host: str, to: str) -> list[str]:
+        """The command that copies a file of this host to ``to`` there."""
         return ["scp", "-q", *self._options, "--", file, f"{host}:{to}"]
 
     def address(self, host: str) -> str:
@@ -196,6 +204,7 @@ def set_up(hosts: Sequence[str], setup: Setup, only_print: bool) -> None:
 
 
 def words_of(pip_args: str) -> list[str]:
+    """The words of ``--pip-args``. Raises FieldError for quotes that do not close."""
     try:
         return shlex.split(pip_args)
     except ValueError as error:
@@ -203,6 +212,7 @@ def words_of(pip_args: str) -> list[str]:
 
 
 def existing(wheel: Path) -> Path:
+    """A wheel that the user names. Raises FieldError if it is none."""
     if not wheel.is_file() or wheel.suffix != ".whl":
         raise FieldError("wheel", f"is {str(wheel)!r}, which is no wheel's file")
     return wheel
@@ -238,6 +248,7 @@ def give_keys(host: str, keys: str | None, ssh: Ssh) -> None:
 
 
 def print_commands(host: str, steps: Sequence[Step], setup: Setup, ssh: Ssh) -> None:
+    """Print the commands that would set up a host."""
     for step in steps:
         print(shlex.join(step.command))
     if not setup.insecure:

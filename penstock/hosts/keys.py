@@ -165,6 +165,7 @@ def keep(folder: Path, key: PrivateKey, authority: bytes, own: bytes) -> None:
 
 
 def new_key() -> PrivateKey:
+    """A new private key on the curve P-256."""
     return ec.generate_private_key(ec.SECP256R1())
 
 
@@ -189,6 +190,7 @@ def signed(request: x509.CertificateSigningRequest, authority: x509.Certificate,
 
 
 def certificate(subject: x509.Name, issuer: x509.Name, key: object, days: int) -> x509.CertificateBuilder:
+    """A certificate of ``key``, valid for ``days``, to which extensions and the issuer's signature are added."""
     now = datetime.now(UTC)
     return (
         x509.CertificateBuilder()
@@ -218,10 +220,12 @@ def usage(*, signs: bool) -> x509.KeyUsage:
 
 
 def named(name: str) -> x509.Name:
+    """An X.509 name that is nothing but a common name."""
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
 
 def in_pem(key: PrivateKey) -> bytes:
+    """A private key in PEM (PKCS #8), not encrypted: the file's rights protect it."""
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
@@ -255,7 +259,9 @@ MOST_CONNECTIONS: Final = 16
 MOST_BYTES: Final = 1 << 14
 """Most bytes of a message of either end."""
 DIGEST_BYTES: Final = 16
+"""Bytes of a certificate's digest in a token."""
 SECRET_BYTES: Final = 16
+"""Bytes of a token's secret."""
 
 
 @dataclass(frozen=True)
@@ -284,17 +290,21 @@ def token_of(text: str) -> Token:
 
 
 class Application(msgspec.Struct, frozen=True):
+    """A new host's message: the token's secret, and its request for a certificate in PEM."""
+
     secret: bytes
     request: bytes
 
 
 class Membership(msgspec.Struct, tag="membership", frozen=True):
+    """The answer to it: the authority's certificate and the host's own, in PEM."""
+
     authority: bytes
     certificate: bytes
 
 
 class Refusal(msgspec.Struct, tag="refusal", frozen=True):
-    """The token was made for the host called ``name``, which can still use it."""
+    """The answer to a host that the token was not made for: ``name`` can still use it."""
 
     name: str
 
@@ -345,6 +355,7 @@ class Enrolment:
             end_exchange(handle)
 
     def _answer(self, connection: socket.socket) -> None:
+        """Give the other end its keys if it knows the token's secret and has the right name."""
         with self._context.wrap_socket(connection, server_side=True) as sealed:
             asked = msgspec.msgpack.decode(read(sealed), type=Application)
             if not hmac.compare_digest(asked.secret, self.token.secret):
@@ -402,6 +413,7 @@ def is_called(name: str, made_for: str) -> bool:
 
 
 def asked_for_membership(token: Token, request: bytes) -> Membership | Refusal:
+    """The answer to ``request``. Raises ConfigError if another listens there than the token's maker, and OSError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False
@@ -413,6 +425,7 @@ def asked_for_membership(token: Token, request: bytes) -> Membership | Refusal:
         context.wrap_socket(connection) as sealed,
     ):
         shown = sealed.getpeercert(binary_form=True) or b""
+            # The new host knows no authority yet. The digest takes its place: only the token's maker has the key to it.
         if not hmac.compare_digest(digest_of(shown), token.digest):
             raise ConfigError(f"token: who listens at {token.address} has not made it")
         write(sealed, Application(token.secret, request))
@@ -434,10 +447,12 @@ def throwaway_certificate() -> tuple[ssl.SSLContext, bytes]:
 
 
 def digest_of(certificate: bytes) -> bytes:
+    """The first ``DIGEST_BYTES`` bytes of a certificate's SHA-256; ``certificate`` is in DER."""
     return hashlib.sha256(certificate).digest()[:DIGEST_BYTES]
 
 
 def pem(request: object) -> bytes:
+    """A certificate or a request for one in PEM."""
     return request.public_bytes(serialization.Encoding.PEM)  # type: ignore[attr-defined, no-any-return]
 
 
@@ -461,6 +476,7 @@ def end_exchange(connection: socket.socket) -> None:
 
 
 def write(sealed: ssl.SSLSocket, message: msgspec.Struct) -> None:
+    """Send a message: its length in four bytes, then its msgpack."""
     content = msgspec.msgpack.encode(message)
     sealed.sendall(len(content).to_bytes(4, "little") + content)
 
@@ -474,6 +490,7 @@ def read(sealed: ssl.SSLSocket) -> bytes:
 
 
 def exactly(sealed: ssl.SSLSocket, count: int) -> bytes:
+    """The next ``count`` bytes. Raises ConnectionError if the other end hangs up before."""
     came = b""
     while len(came) < count:
         more = sealed.recv(count - len(came))
@@ -490,6 +507,7 @@ def exactly(sealed: ssl.SSLSocket, count: int) -> bytes:
 
 
 def folder_of(keys: str | None) -> Path:
+    """The folder of the keys that an option names; the default folder for None."""
     return default_folder() if keys is None else Path(keys).expanduser()
 
 

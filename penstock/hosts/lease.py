@@ -40,8 +40,9 @@ MOST_STAGES: Final = 256
 MOST_CHECKPOINTS: Final = 4
 """Checkpoints that a head may ask for under a lease."""
 MOST_MESSAGES: Final = 1024
+"""Messages that may wait for a lease's thread."""
 MOST_HELD: Final = 2 * messages.MOST_FRAME
-"""Bytes of messages that may wait for a lease's thread; ``MOST_MESSAGES`` is their number."""
+"""Bytes of messages that may wait for a lease's thread."""
 MOST_BACKLOG: Final = 4 << 20
 """Bytes that may wait for a head that does not read."""
 END_S: Final = 10.0
@@ -54,7 +55,7 @@ def checkpoints_of(plan: StagePlan) -> list[str]:
 
 
 class Own:
-    """The host's own part of what a lease needs, which takes the place of the head's in a stage's spec."""
+    """The host's facts, cache, keys and processes; a lease puts them into a stage's spec in place of the head's."""
 
     def __init__(
         self,
@@ -181,12 +182,14 @@ class Lease:
             return {fetch.asked.digest for fetch in self._fetches.values()}
 
     def _put(self, work: Callable[[], None], size: int = 0) -> None:
+        """Queue work for the lease's thread. Raises MalformedMessage if too much waits."""
         try:
             self._work.put_nowait((work, size))
         except queue.Full:
             raise MalformedMessage("it says more than is taken in") from None
 
     def _obeying(self, message: messages.Message, contents: Sequence[Frame]) -> Callable[[], None]:
+        """The work that a message is for the lease's thread. Raises MalformedMessage if it is not for an agent."""
         if isinstance(message, messages.FindCheckpoint):
             return partial(self._find, message, contents[0])
         if isinstance(message, messages.StartStage):
@@ -205,6 +208,7 @@ class Lease:
             self.tell(messages.Attached(facts=self._facts))
             while (work := self._work.get()) is not None and not self._ending:
                 do, size = work
+                # Work that is being done no longer counts as waiting.
                 with self._lock:
                     self._held -= size
                 do()
@@ -217,6 +221,7 @@ class Lease:
             self._end_all()
 
     def _end_all(self) -> None:
+        """End all processes and fetches of the lease."""
         for process, server in self._stages.items():
             server.kill(process)
             server.forget(process)
@@ -250,6 +255,7 @@ class Lease:
         self._begin(Fetch(asked, digests, self._own.cache, self._in_use, self._tell_fetch, self._end_fetch))
 
     def _begin(self, fetch: Fetch) -> None:
+        """Start a fetch in place of an earlier one for the same checkpoint."""
         self._found.pop(fetch.asked.path, None)
         with self._lock:
             self._fetches[fetch.asked.path] = fetch
@@ -267,6 +273,7 @@ class Lease:
             self._on_failure(self, str(error))
 
     def _take_found(self, fetch: Fetch, found: Proved | str) -> None:
+        """Note a fetch's result, tell the head, and start the stages that have waited for it."""
         path = fetch.asked.path
         if self._fetches.get(path) is not fetch:  # a later question has replaced it
             return
@@ -283,6 +290,7 @@ class Lease:
         if spec.process in self._stages or len(self._stages) == MOST_STAGES:
             raise MalformedMessage(f"it starts a stage twice, or more than {MOST_STAGES}")
         plan = spec.plan
+        # Checked anew for each stage: a head may ask for layers, and have stages started, in any order.
         if problem := self._problem_of(plan):
             self._refuse(spec, problem)
             return
@@ -337,13 +345,16 @@ class Lease:
         self._waiting.setdefault(path, []).append(spec)
 
     def _refuse(self, spec: StageSpec, problem: str) -> None:
+        """Tell the head that a stage has ended: it was never started."""
         self.tell(messages.StageEnded(process=spec.process, cause=cut(problem)))
 
     def _kill(self, process: str) -> None:
+        """Kill a stage's process, if it runs; its end is reported like any other."""
         if (server := self._stages.get(process)) is not None:
             server.kill(process)
 
     def _tell_ended(self, process: str, cause: str) -> None:
+        """Tell the head that a stage's process has ended, unless it was another lease's."""
         if (server := self._stages.pop(process, None)) is not None:
             server.forget(process)
             self.tell(messages.StageEnded(process=process, cause=cut(cause)))

@@ -1,4 +1,4 @@
-"""``penstock hosts`` and ``penstock doctor``: tables of hosts and links, and advice."""
+"""``penstock hosts`` and ``penstock doctor``: workers on a LAN, tables of hosts and links, and advice."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ from penstock.terminal import FiguresTable, progress_bar
 # Anybody on the network can announce anything. The addresses are shown to a person, who names the hosts.
 
 SERVICE: Final = "_penstock._tcp.local."
+"""The name of the service under which multicast DNS lists workers."""
 LOOK_S: Final = 3.0
 """Seconds to wait for announcements, long enough for workers on a LAN to answer."""
 
@@ -93,6 +94,7 @@ LISTEN_S: Final = 3 * BEAT
 LINK: Final = "link to, from"
 """The column that is shown only if links were measured."""
 HEADINGS: Final = ("device", "memory free", "cores", "round trip", LINK, "Penstock", "torch", "model")
+"""The columns behind the host's name."""
 
 
 class ListedHost(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,6 +142,7 @@ def list_hosts(text: str, keys: str | None, insecure: bool, links: bool, as_json
 
 
 def asked(name: str, keys: str | None, insecure: bool) -> ListedHost:
+    """A host's facts and clock, after ``LISTEN_S`` seconds of beats, or else the problem."""
     try:
         fleet = Fleet([name], security_for(keys, insecure), private_network=insecure)
     except ConfigError as error:
@@ -153,6 +156,7 @@ def asked(name: str, keys: str | None, insecure: bool) -> ListedHost:
 
 
 def with_links(listed: Sequence[ListedHost], keys: str | None, insecure: bool) -> list[ListedHost]:
+    """The hosts with the rates of their links to and from this one, where they answer."""
     names = [one.host for one in listed if one.facts is not None]
     pairs = [pair for name in names for pair in ((HERE, name), (name, HERE))]
     rates = examine_links(names, security_for(keys, insecure), insecure, lambda done, total: None, pairs)
@@ -161,6 +165,7 @@ def with_links(listed: Sequence[ListedHost], keys: str | None, insecure: bool) -
 
 
 def show(listed: Sequence[ListedHost]) -> None:
+    """Print a table of the hosts that answer, and then a line for each problem."""
     columns = [i for i, name in enumerate(HEADINGS, 1) if name != LINK or any(one.links for one in listed)]
     table = FiguresTable("host", *(HEADINGS[i - 1] for i in columns))
     for one in listed:
@@ -193,10 +198,12 @@ def cells_of(host: ListedHost, facts: HostFacts) -> list[str]:
 
 
 def rate_of(link: LinkRates) -> str:
+    """A link's rate in Gbit/s; ? if it was not measured."""
     return "?" if link.bandwidth_gbit_s is None else f"{link.bandwidth_gbit_s:.2f}"
 
 
 def memory_of(device: DeviceFacts) -> str:
+    """A device's free and whole memory in GB."""
     if device.memory is None:
         return "unknown"
     free = "unknown" if device.free is None else f"{device.free / 1e9:.1f}"
@@ -224,6 +231,7 @@ def advice_of(report: DoctorReport) -> list[str]:
 
 
 def about_links(report: DoctorReport) -> Iterator[str]:
+    """Advice on links: those that fail, that are slower than others or than their way back, and that are late."""
     rates = {(one.source, one.to): one.bandwidth_gbit_s for one in report.links if one.bandwidth_gbit_s}
     fastest = max(rates.values(), default=0.0)
     for link in report.links:
@@ -250,15 +258,18 @@ def about_links(report: DoctorReport) -> Iterator[str]:
 
 
 def slow(link: LinkRates) -> str:
+    """Words for a link and its rate, with which advice begins."""
     assert link.bandwidth_gbit_s is not None
     return f"{link.source} to {link.to} carries {megabits(link.bandwidth_gbit_s)}"
 
 
 def megabits(gbit_s: float) -> str:
+    """A rate in Mbit/s, of ``gbit_s`` in 1e9 bits/s."""
     return f"{1e3 * gbit_s:.0f} Mbit/s" if gbit_s >= 0.01 else f"{1e3 * gbit_s:.2f} Mbit/s"
 
 
 def about_devices(report: DoctorReport) -> Iterator[str]:
+    """Advice on devices that read weights more slowly than the fastest one."""
     measured = {(one.host, rate.device): rate.weight_bandwidth_gb_s for one in report.hosts for rate in one.rates}
     fastest = max(measured.values(), default=0.0)
     for (host, device), rate in measured.items():
@@ -270,6 +281,7 @@ def about_devices(report: DoctorReport) -> Iterator[str]:
 
 
 def about_memory(report: DoctorReport) -> Iterator[str]:
+    """Advice on devices whose memory is in use, and on GPUs that could not be listed."""
     for one in report.hosts:
         for device in one.facts.devices if one.facts is not None else ():
             if device.free is not None and device.memory is not None and device.free < FREE * device.memory:
@@ -286,6 +298,7 @@ ROWS_BITS: Final = 64 * 4096 * 16
 
 
 def show_report(report: DoctorReport, console: Console) -> None:
+    """Print a report's tables, then problems and advice."""
     tables = [hosts_table(report), devices_table(report), links_table(report), groups_table(report)]
     for table in tables:
         if table.row_count:
@@ -300,6 +313,7 @@ def show_report(report: DoctorReport, console: Console) -> None:
 
 
 def hosts_table(report: DoctorReport) -> Table:
+    """A table with a row for each host that answers."""
     table = Table("host", "Penstock", "torch", "clock, by this one's", box=None, header_style="bold")
     for host in report.hosts:
         if host.facts is not None:
@@ -308,6 +322,7 @@ def hosts_table(report: DoctorReport) -> Table:
 
 
 def clock_of(host: ExaminedHost) -> str:
+    """A clock's offset by this host's, in seconds, with its error."""
     return "" if host.clock is None else f"{host.clock.seconds:+.4f} s, ±{1e3 * host.clock.error:.2f} ms"
 
 
@@ -324,18 +339,22 @@ def devices_table(report: DoctorReport) -> Table:
 
 
 def rates_of(rate: DeviceRates) -> tuple[str, str, str, str]:
+    """Threads, rate of weights, operations a second, and rows a second of batches of 1 and 64."""
     rows = f"{rate.rows_per_second[1]:.0f}, {rate.rows_per_second[64]:.0f}"
     return str(rate.threads), f"{rate.weight_bandwidth_gb_s:.1f} GB/s", operations_of(rate.compute_tflops), rows
 
 
 def operations_of(tflops: float) -> str:
+    """Operations a second, of ``tflops`` in 1e12 a second."""
     return f"{tflops:.1f} TFLOPS" if tflops >= 1 else f"{1e3 * tflops:.0f} GFLOPS"
 
 
 def links_table(report: DoctorReport) -> Table:
+    """A table with a row for each link, and its milliseconds for the hidden states of ``ROWS_BITS``."""
     table = Table("from", "to", "latency", "rate", "64 rows of 4096, bfloat16", box=None, header_style="bold")
     for link in report.links:
         if link.latency_ms is not None and link.bandwidth_gbit_s is not None:
+            # ROWS_BITS / (1e9 bits/s) are nanoseconds: 1e6 of them are a millisecond.
             rows_ms = link.latency_ms + ROWS_BITS / link.bandwidth_gbit_s / 1e6
             rate = megabits(link.bandwidth_gbit_s)
             table.add_row(link.source, link.to, f"{link.latency_ms:.2f} ms", rate, f"{rows_ms:.1f} ms")
@@ -363,6 +382,7 @@ def groups_table(report: DoctorReport) -> Table:
 
 
 def times_of(times: Iterable[float]) -> str:
+    """Milliseconds, one after the other; empty for none."""
     told = ", ".join(f"{ms:.1f}" for ms in times)
     return f"{told} ms" if told else ""
 

@@ -57,7 +57,9 @@ MOST_FRAME: Final = 64 << 20
 
 
 class Attach(msgspec.Struct, tag="attach", kw_only=True, frozen=True):
-    """From a head at the door: answer to ``head``, its inbox. ``host`` is the agent's own address, as the head has it.
+    """From a head at an agent's door: the agent shall serve it, and answer to ``head``, its inbox.
+
+    ``host`` is the agent's own address, as the head has it.
 
     Messages under this lease are obeyed for as long as beats come.
     """
@@ -67,12 +69,14 @@ class Attach(msgspec.Struct, tag="attach", kw_only=True, frozen=True):
 
 
 class Join(msgspec.Struct, tag="join", kw_only=True, frozen=True):
-    """From a worker at a head's door: attach to ``host``, HOST:PORT, where it listens."""
+    """From a worker at a head's door: the head shall attach to ``host``, HOST:PORT, where the worker listens."""
 
     host: HostPort
 
 
 class Attached(msgspec.Struct, tag="attached", kw_only=True, frozen=True):
+    """From an agent: it serves the head from now on; ``facts`` are those of its host."""
+
     facts: HostFacts
 
 
@@ -91,7 +95,7 @@ class BeatAnswer(msgspec.Struct, tag="beat_answer", kw_only=True, frozen=True):
 
 
 class FindCheckpoint(msgspec.Struct, tag="find_checkpoint", kw_only=True, frozen=True):
-    """Does the host hold what stages of these ``layers`` read of the checkpoint that the head has at ``path``?
+    """Asks whether a host holds what stages of ``layers`` read of the checkpoint that the head has at ``path``.
 
     ``files`` are all files of the checkpoint, ``digest`` is its digest. The second frame has the digests of the pieces
     of each file that is needed in part or whole, one after the other. The host fetches what it lacks from the ``hub``,
@@ -115,7 +119,7 @@ class CheckpointFound(msgspec.Struct, tag="checkpoint_found", kw_only=True, froz
 
 
 class Progress(msgspec.Struct, tag="progress", kw_only=True, frozen=True):
-    """How many of the needed bytes are held and checked. ``fetched``: whether the host has to be sent the others."""
+    """Bytes of the needed ones that the host holds and has checked; ``fetched``: whether it is sent the others."""
 
     number: Index
     held: Word
@@ -139,20 +143,26 @@ class Piece(msgspec.Struct, tag="piece", kw_only=True, frozen=True):
 
 
 class StartStage(msgspec.Struct, tag="start_stage", kw_only=True, frozen=True):
+    """Start a stage by its ``spec``, into which the host puts its own paths, address and keys."""
+
     spec: StageSpec
 
 
 class KillStage(msgspec.Struct, tag="kill_stage", kw_only=True, frozen=True):
+    """Kill the process of that name."""
+
     process: Label
 
 
 class StageEnded(msgspec.Struct, tag="stage_ended", kw_only=True, frozen=True):
+    """A stage's process has ended, or was not started, for this ``cause``."""
+
     process: Label
     cause: Words
 
 
 class StartProbe(msgspec.Struct, tag="start_probe", kw_only=True, frozen=True):
-    """Start a process that measures this host and its links (``doctor/probe.py``), for as long as the lease lasts.
+    """Start a process that measures this host and its links (``hosts/probe.py``), for as long as the lease lasts.
 
     ``name`` is the head's name for it. It answers to ``head``, an inbox, under ``session``.
     """
@@ -199,6 +209,7 @@ _decoder = msgspec.msgpack.Decoder(Message)
 
 
 def encode(message: msgspec.Struct, lease: str) -> bytes:
+    """A message's first frame: the lease's secret and the message, in msgpack."""
     return _encoder.encode((lease, message))
 
 
@@ -207,6 +218,7 @@ def lease_of(frames: Sequence[Frame]) -> tuple[str, msgspec.Raw]:
     if not frames or len(frames[0]) > MOST_HEADER:
         raise ForeignFrame("header missing or too large")
     try:
+        # The message stays undecoded until its lease is known: errors in it then end that lease alone.
         return _envelope.decode(frames[0])
     except UNDECODABLE as error:
         raise ForeignFrame(f"header does not decode: {error}") from error
@@ -239,9 +251,9 @@ def same(one: str, other: str) -> bool:
 log = logging.getLogger(__name__)
 
 AT_ONCE: Final = 10
-"""Lines that may follow at once; after them there is one a second, however much is sent."""
+"""Lines that may follow at once; after them one a second is logged, however much is sent."""
 MOST_SAID: Final = 300
-"""Most characters of a line."""
+"""Most characters of a logged line."""
 
 
 class Refusals:
@@ -254,6 +266,7 @@ class Refusals:
         self._unsaid = 0
 
     def note(self, why: str) -> None:
+        """Log why a message was refused, or only count it if too many lines have been logged lately."""
         now = time.monotonic()
         self._lines = min(AT_ONCE, self._lines + now - self._since)
         self._since = now

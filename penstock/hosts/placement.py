@@ -20,7 +20,9 @@ Groups = tuple[tuple[str, ...], ...]
 HERE: Final = spec.HERE
 """The engine's own host among others. Plans name it by the empty string."""
 JOIN: Final = "join://"
+"""The beginning of the part of ``--hosts`` that says where workers come to."""
 RAY: Final = "ray"
+"""The value of ``--hosts`` for this host's Ray cluster."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ def named_hosts(text: str) -> tuple[str, ...]:
 
 
 def listed_hosts(text: str) -> tuple[str, ...]:
-    """The same, where a host may be named several times."""
+    """The hosts of a text like ``named_hosts``', where one may be named several times."""
     names = tuple(part.strip() for part in text.split(","))
     if any(not name or "/" in name for name in names):
         raise FieldError("hosts", f"is {text!r}; it has to be HOST or HOST:PORT, with commas between")
@@ -179,7 +181,7 @@ def moved(
     placed = [host if host in stages else None for host in hosts]
     for stage, kept in enumerate(placed):
         if kept is None:
-            # The neighbours: the stage before, which has a place by now, and the next one behind that has one.
+            # The neighbours: the stage before, which has a host by now, and the next one behind that has one.
             before = placed[stage - 1 : stage] if stage else []
             after = [host for host in placed[stage + 1 :] if host is not None][:1]
             beside = sorted((host for host in (*before, *after) if host is not None), key=lambda one: len(stages[one]))
@@ -193,6 +195,7 @@ def moved(
 
 
 def in_plans(name: str) -> str:
+    """A host's name as plans have it: "" for the engine's own."""
     return "" if name == HERE else name
 
 
@@ -203,6 +206,7 @@ def device_on(host: str, facts: HostFacts, device: str, place: int, stages: int)
     """
     found = facts.gpus
     if device == "cuda" and found:
+        # 5 stages on 2 GPUs: 0 0 0 1 1, as ``packing.placed`` spreads those of this host.
         return found[place * min(stages, len(found)) // stages]
     if not facts.may_have(device):
         raise ConfigError(f"host {host} has no device {device!r}; it has {facts.known}")
@@ -264,6 +268,7 @@ def check_memory(
 
 
 def too_much(host: str, device: DeviceFacts | None, needed: int, drafts: bool = False) -> str:
+    """The reason why ``needed`` bytes do not fit on a device; empty if they do, or nobody knows."""
     if device is None or device.free is None or needed <= device.free:
         return ""
     return (
@@ -283,6 +288,7 @@ def has_room(host: str, facts: HostFacts, device: str, needed: Sequence[int]) ->
 
 
 def in_gb(count: int) -> str:
+    """Bytes in GB (1e9)."""
     return f"{count / 1e9:.2f} GB"
 
 

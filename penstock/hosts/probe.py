@@ -28,7 +28,7 @@ from penstock.transport.outbox import Outbox, Sockets
 class DeviceRates(msgspec.Struct, frozen=True, kw_only=True):
     """A device's measured rates, named as in a cluster file, with its ``threads`` if it is a "cpu".
 
-    The matrices of one decoder layer were multiplied (``rates.py``): ``weight_bandwidth_gb_s`` is the rate at which one
+    The matrices of one decoder layer were multiplied (``measured``): ``weight_bandwidth_gb_s`` is the rate at which one
     row reads them, in 1e9 bytes/s, ``compute_tflops`` that of many rows, in 1e12 operations/s, and ``rows_per_second``
     is by the number of rows in a batch.
     """
@@ -141,6 +141,8 @@ class MeasureDevices(msgspec.Struct, tag="measure_devices", kw_only=True, frozen
 
 
 class DevicesMeasured(msgspec.Struct, tag="devices_measured", kw_only=True, frozen=True):
+    """A host's rates, or the ``problem`` with measuring them."""
+
     name: Label
     rates: Annotated[list[DeviceRates], FEW]
     problem: Words = ""
@@ -153,6 +155,8 @@ class MeasureLink(msgspec.Struct, tag="measure_link", kw_only=True, frozen=True)
 
 
 class LinkMeasured(msgspec.Struct, tag="link_measured", kw_only=True, frozen=True):
+    """A link's figures: seconds of a round trip, and bytes per second; or the ``problem`` with it."""
+
     name: Label
     round_trip_s: Seconds = 0.0
     bytes_per_s: Seconds = 0.0
@@ -167,6 +171,8 @@ class Burden(msgspec.Struct, tag="burden", kw_only=True, frozen=True):
 
 
 class Taken(msgspec.Struct, tag="taken", kw_only=True, frozen=True):
+    """The answer to the ``Burden`` of that number."""
+
     number: Index
 
 
@@ -195,10 +201,13 @@ HIDDEN, INNER = 2048, 5632
 SHAPES: Final = ((HIDDEN, HIDDEN),) * 4 + ((INNER, HIDDEN),) * 2 + ((HIDDEN, INNER),)
 """[out, in] of queries, keys, values, output; gate, up, down. They take 0.2 GB in float32, more than a cache holds."""
 NUMBERS: Final = sum(rows * columns for rows, columns in SHAPES)
+"""Numbers in these matrices."""
 BYTES: Final = 4 * NUMBERS
+"""Bytes of them in float32."""
 NEEDED: Final = 2 * BYTES
 """Bytes of memory that have to be free for a measurement."""
 ROWS: Final = (1, 16, 64, 128)
+"""Rows of the batches that are measured."""
 TIMES: Final = 3
 """Measurements of one size, of which the median counts."""
 
@@ -286,6 +295,7 @@ class Probe:
         self._sent = 0
 
     def run(self) -> None:
+        """Measure and answer until the process ends."""
         self._tell(self._spec.head, ProbeReady(name=self._spec.name, address=self._inbox.address))
         for message in self._come(None):
             if isinstance(message, MeasureDevices):
@@ -294,6 +304,7 @@ class Probe:
                 self._tell(self._spec.head, self._link(message.address))
 
     def _devices(self, names: Sequence[str]) -> DevicesMeasured:
+        """The rates of these devices; the problem if torch cannot measure one."""
         try:
             rates = [measured(name, usable_cores()) for name in names]
         except Exception as error:  # torch raises many kinds
@@ -301,6 +312,7 @@ class Probe:
         return DevicesMeasured(name=self._spec.name, rates=rates)
 
     def _link(self, address: str) -> LinkMeasured:
+        """The figures of the link to the probe at ``address``; the problem if it does not answer."""
         try:
             self._trip(address, SMALL)  # does not count: it opens the connection
             round_trip = median(self._trip(address, SMALL) for _ in range(TRIPS))
@@ -343,6 +355,7 @@ class Probe:
                 yield message
 
     def _tell(self, address: str, message: ProbeMessage, content: bytes | None = None) -> None:
+        """Send a message, with its second frame if it has one, over a connection that stays open."""
         if address not in self._outboxes:
             self._outboxes[address] = self._sockets.connect(address, self._spec.session)
         frames = [encode(message, self._spec.session)]
@@ -357,5 +370,6 @@ def main() -> None:
 
 
 def leave_with_stdin() -> None:
+    """End the process as standard input ends: its starter is gone, however it ended."""
     sys.stdin.read()
     os._exit(0)

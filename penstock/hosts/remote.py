@@ -1,4 +1,4 @@
-"""Stages on another host: started through its agent, and its clock's offset."""
+"""Another host as its head sees it: its lease, its stages, its part of a checkpoint, and its clock's offset."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from penstock.transport.outbox import Outbox, Sockets
 # Estimates how far two hosts' clocks are apart, as NTP does, from messages that go there and back.
 
 KEPT: Final = 64
-"""Round trips that are kept; the quickest of them gives the offset. Clocks drift by only microseconds meanwhile."""
+"""Latest round trips that count; the quickest gives the offset. Clocks drift by only microseconds meanwhile."""
 
 
 class ClockOffset(NamedTuple):
@@ -68,13 +68,14 @@ ANSWER_S: Final = 10.0
 TRY_AGAIN_S: Final = 3.0
 """Seconds after which a lost host is asked again; each further recent loss doubles them."""
 MOST_LOSSES: Final = 3
+"""Recent losses from which on a host is left alone for ``LOSSES_WITHIN_S``."""
 STALLED: Final = f"it has not come nearer to holding its layers for {ANSWER_S:.0f} s"
 RETRY_S: Final = 20.0
-"""Seconds after which a host that could not get hold of its layers is asked again."""
+"""Seconds after which a host that failed to get its layers is asked for them again."""
 BEATS_KEPT: Final = 64
-"""Newest heartbeats of a host from which its clock is reckoned."""
+"""Newest beats whose answers still count for the clock's offset."""
 LOSSES_WITHIN_S: Final = 600.0
-"""Seconds; a host lost ``MOST_LOSSES`` times within them is left alone for as long, unless no other one is there."""
+"""Seconds for which a loss counts as recent, and for which a host that is lost too often is left alone."""
 
 
 class RemoteHost:
@@ -243,6 +244,7 @@ class RemoteHost:
         return not self.attached and time.monotonic() >= self._lost_at + TRY_AGAIN_S
 
     def beat(self) -> None:
+        """Send a beat, and remember when, so that its answer can be told from others."""
         now = time.monotonic()
         self._beats.append(now)
         self._tell(messages.Beat(sent=now))
@@ -270,6 +272,7 @@ class RemoteHost:
                 raise MalformedMessage(f"{type(message).__name__} is not for a head")
 
     def _take_facts(self, facts: HostFacts) -> None:
+        """Note that the agent has answered: from now on the host counts as alive, and is asked for its layers."""
         if self.facts is not None:
             raise MalformedMessage("it has attached already")
         self.facts, self.came_once = facts, True
@@ -330,6 +333,7 @@ class RemoteHost:
         """End the lease because the agent that has answered cannot be used; the host never counts as alive."""
         self.leave()
         self._note_loss(cause)
+        # ``lose`` notes only the loss of a host that was there (``facts``), which this one never was.
         self.lose(cause)
 
     def start_probe(self, session: str, head: str) -> None:
@@ -352,6 +356,7 @@ class RemoteHost:
         log.warning("%s; it is asked again in %.0f s", cause, seconds)
 
     def _close_connections(self) -> None:
+        """Close the connections to the agent. Outside of the lock, since that may wait."""
         with self._lock:
             closing = [one for one in (self._outbox, self._bulk) if one is not None]
             self._outbox = self._bulk = None
@@ -359,6 +364,7 @@ class RemoteHost:
             self._sockets.disconnect(outbox)
 
     def _tell(self, message: messages.Message) -> None:
+        """Send the agent a message under the lease, unless the connection is closed."""
         if (outbox := self._outbox) is not None:
             outbox.send(messages.encode(message, self.lease))
 
@@ -366,6 +372,7 @@ class RemoteHost:
         """Report that a process has ended, once."""
         if process in self._running:
             self._running.discard(process)
+            # The same bytes as a local fork server writes: the executor reads the ends of all processes alike.
             os.write(self._listeners[process], exit_report(process, cause))
 
 
@@ -394,6 +401,7 @@ class Search:
         return self.offer is offer and not self.problem and set(layers) <= set(self.layers)
 
     def begin(self, question: Question) -> None:
+        """Ask a new question; what was known of the answer is dropped."""
         self.forget()
         self.question = question
 
@@ -424,6 +432,7 @@ class Search:
         """Whether nothing has moved for too long, after ``seconds`` more, with ``waiting`` bytes yet to leave."""
         now = self.held // PIECE, waiting
         waits = self.question is not None and self.problem is None
+        # Progress is another whole piece that the host holds, or another number of bytes that wait to leave for it.
         self._idle = self._idle + seconds if waits and now == self._seen else 0.0
         self._seen = now
         return self._idle > ANSWER_S
@@ -452,4 +461,5 @@ def places_of(name: str, field: str = "hosts") -> tuple[str, str]:
 
 
 def in_url(address: str) -> str:
+    """An address as URLs have it: IPv6 in brackets."""
     return f"[{address}]" if ":" in address else address

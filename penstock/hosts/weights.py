@@ -35,12 +35,13 @@ from penstock.messages import Frame, Index, MalformedMessage
 
 SAFETENSORS: Final = ".safetensors"
 COUNTED: Final = (".json", SAFETENSORS, ".gguf", ".model", ".jinja", ".txt")
-"""Endings of the files that make up a checkpoint: weights, configurations, tokenizer and chat template."""
+"""Endings of the files that make up a checkpoint, and are hashed: weights, configurations, tokenizer, chat template."""
 PIECE: Final = 1 << 18
 """Bytes of a piece, which is sent as one message: on a slow link (1 Mbit/s) it takes about two seconds."""
 DIGEST_BYTES: Final = 32
+"""Bytes of a SHA-256 digest."""
 SPAN: Final = 64
-"""Pieces that one task of a thread hashes."""
+"""Pieces that a thread hashes at a time."""
 MOST_THREADS: Final = 4
 """Most threads that hash: more of them would wait for the disk."""
 MOST_LISTED: Final = 4096
@@ -55,8 +56,11 @@ OUTSIDE: Final = (0, 0)
 Pieces = tuple[Index, Index]
 """Pieces [first, last) of a file."""
 Digest = Annotated[str, msgspec.Meta(max_length=64, pattern=r"\A[0-9a-f]{64}\Z")]
+"""A SHA-256 digest in hexadecimal."""
 FileName = Annotated[str, msgspec.Meta(max_length=255, pattern=r"\A(?!\.{1,2}\Z)[^/\x00]+\Z")]
+"""The name of a file in a folder: neither a path nor . or .., so that nothing outside of the folder is opened."""
 Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 45)]
+"""Bytes of a file, 32 TiB at most."""
 
 
 class FilePart(msgspec.Struct, frozen=True):
@@ -105,6 +109,7 @@ def digest_of(files: Sequence[FilePart]) -> str:
 
 
 def digest_at(digests: Frame | memoryview, piece: int) -> bytes:
+    """The digest of a piece, out of those of a file's pieces."""
     return bytes(digests[piece * DIGEST_BYTES : (piece + 1) * DIGEST_BYTES])
 
 
@@ -118,7 +123,8 @@ def check_parts(digest: str, files: Sequence[FilePart], is_folder: bool, digests
     if digest_of(files) != digest:
         raise MalformedMessage("a checkpoint's digest is not that of its files")
     for file in files:
-        edges = [edge for pieces in file.pieces for edge in pieces]  # if they ascend, the ranges do not overlap
+        # Edges that ascend mean that ranges neither overlap nor come out of order.
+        edges = [edge for pieces in file.pieces for edge in pieces]
         if (
             edges != sorted(edges)
             or any(first == last for first, last in file.pieces)
@@ -147,6 +153,7 @@ def split_digests(files: Sequence[FilePart], digests: Frame) -> dict[str, memory
 
 
 # ------------------------------------------------------------------------------------------------------------ hashing
+# Reading and hashing files piece by piece.
 
 
 def open_regular(name: str | Path, flags: int = os.O_RDONLY, folder: int | None = None) -> int:
@@ -188,6 +195,7 @@ def files_of(source: Path) -> list[Path]:
 
 
 def hashed_file(file: Path, cancelled: Callable[[], bool] = lambda: False) -> HashedFile:
+    """A file with the digests of its pieces. Raises OSError, and Cancelled."""
     opened = open_regular(file)
     try:
         size = os.fstat(opened).st_size
@@ -227,6 +235,7 @@ def bounds_of(size: int, piece: int) -> Range:
 
 
 # ------------------------------------------------------------------------------------------------------ what is needed
+# The bytes that layers need, told by the headers of their files.
 
 
 def ranges_of(source: Path, layers: Collection[Layers], total: int) -> dict[str, list[Range]]:

@@ -103,6 +103,7 @@ class HostAgent:
         return self._inbox.address
 
     def serve(self) -> None:
+        """Serve heads on this thread until ``stop`` is called."""
         while not self._stopped:
             self._inbox.wait(self._listening.next_look)
             for frames in self._inbox.take():
@@ -116,6 +117,7 @@ class HostAgent:
 
     def close(self) -> None:
         """End all leases with all processes that were started under them."""
+        # Leases first: their threads, and processes that end, write into the pipes that are closed below.
         for lease in list(self._leases.values()):
             self._end(lease, "the agent leaves")
         for lease in self._ended:
@@ -134,6 +136,7 @@ class HostAgent:
         self.close()
 
     def _fork_server(self) -> ForkServer:
+        """The host's fork server, started if need be. Threads of leases ask for it, too."""
         with self._fork_lock:
             return shared_fork_server()
 
@@ -153,6 +156,7 @@ class HostAgent:
         self._farewells = left
 
     def _attach(self, secret: str, attach: messages.Attach) -> None:
+        """Begin a lease with a head, or tell the head why it gets none."""
         if len(self._farewells) >= MOST_FAREWELLS:
             raise MalformedMessage(f"{MOST_FAREWELLS} heads are being told that they are not served")
         head = self._sockets.connect(attach.head, secret)
@@ -165,6 +169,7 @@ class HostAgent:
 
     def _problem_of(self, attach: messages.Attach) -> str:
         """The reason why a head is not served; empty if it is."""
+        # Stages listen at the address that the head states, and tell it to others: it has to be this host's.
         own = self.address.removeprefix("tcp://").rpartition(":")[0]
         if is_unspecified(attach.host) or (not is_unspecified(own) and attach.host != own):
             return f"it takes {attach.host} for this host's address, which listens at {own}"
@@ -182,6 +187,7 @@ class HostAgent:
         os.write(self._waker, b"!")  # after the put: the agent's thread looks into the queue as it wakes
 
     def _end_failed(self) -> None:
+        """End the leases that threads have reported; called as the pipe that they write into is readable."""
         os.read(self._woken, 4096)
         while not self._failed.empty():
             lease, why = self._failed.get()
@@ -204,6 +210,7 @@ class HostAgent:
     # ------------------------------------------------------------------------------------------------- what heads say
 
     def _receive(self, frames: Sequence[Frame]) -> None:
+        """Obey a message, or refuse it; whatever is wrong with it ends its own lease and no other."""
         lease = None
         try:
             secret, raw = messages.lease_of(frames)
@@ -230,6 +237,7 @@ class HostAgent:
             self._end(lease, f"refused a message: {why}")
 
     def _obey(self, lease: Lease, message: messages.Message, contents: Sequence[Frame]) -> None:
+        """Obey a message under a lease: beats and farewells here, everything else on the lease's thread."""
         if isinstance(message, messages.Beat):
             now = time.monotonic()  # by this thread, at once: the head estimates the clocks' offset by the answer
             lease.tell(messages.BeatAnswer(sent=message.sent, received=now, answered=time.monotonic()))
@@ -241,6 +249,7 @@ class HostAgent:
     def _report_ends(self) -> None:
         """Tell heads which stages have ended. Lines are short enough for writes to be atomic, so each is whole."""
         for line in os.read(self._ends, 65536).splitlines():
+            # The pipe says whose process has ended by name alone: the lease that started it knows it.
             told = json.loads(line)
             for lease in list(self._leases.values()):
                 try:
@@ -253,7 +262,7 @@ class HostAgent:
 # Lets a worker come to a head by itself, so that only the head's address has to be known.
 
 AGAIN_S: Final = 3.0
-"""Seconds between two messages: a head that was away, or starts later, gets the next one."""
+"""Seconds between two announcements: a head that was away, or starts later, gets the next one."""
 
 
 class Joining:
@@ -272,6 +281,7 @@ class Joining:
         self._thread.start()
 
     def _run(self) -> None:
+        """Announce the host every ``AGAIN_S`` seconds; the log says when the result changes."""
         fault = None
         while not self._closing.is_set():
             outbox = self._sockets.connect(self._address, HEAD_DOOR)
@@ -406,6 +416,7 @@ def check_free(listen: str, place: Place) -> None:
 
 
 def not_own(listen: str, error: OSError) -> FieldError:
+    """The error for an address on which this host cannot listen."""
     reason = error.strerror or error
     return FieldError("listen", f"is {listen!r}: {reason}; it has to be a free ADDRESS:PORT of this host")
 

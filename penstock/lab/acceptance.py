@@ -1,4 +1,4 @@
-"""Acceptance rules on recordings: how many candidates each needs until the target takes one."""
+"""Acceptance rules on recordings: the chance that the target takes one of k candidates, under each rule."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from penstock.lab.report import Report, indented, is_looping
 from penstock.terminal import FiguresTable
 
 # ----------------------------------------------------------------------------------------------------------- acceptance
-# How many candidates a rule needs until the target takes one: Penstock's rule and the papers', on recordings.
+# The chance that the target takes one of k candidates: under Penstock's rule and those of papers, on recordings.
 #
 # Pure functions of numpy arrays. N tokens, each with the target's distribution p and the draft's q over U tokens ([N,
 # U], rows summing to 1). A rule is told k candidates and accepts one of them or none; what it accepts, or the token it
@@ -46,7 +46,7 @@ def overlap(p_NU: np.ndarray, q_NU: np.ndarray) -> np.ndarray:
 
 
 def residual(p_NU: np.ndarray, q_NU: np.ndarray) -> np.ndarray:
-    """[N, U]: norm(max(p - q, 0)), what is to be sampled from once a draft from q was rejected.
+    """[N, U]: norm(max(p - q, 0)), the distribution to sample from after a draft from q was rejected.
 
     A row where p is nowhere above q, so that no draft is ever rejected, is zero.
     """
@@ -72,7 +72,7 @@ def noise_ranked(tokens_N: np.ndarray, candidates_NK: np.ndarray, most: int) -> 
 
 
 def looked_up(target_of_draft_NM: np.ndarray, most: int) -> np.ndarray:
-    """The target samples its token from p, which is then looked up among q's k most probable tokens.
+    """The chance that a token sampled from p is among q's k most probable tokens, [N, most].
 
     Rejection sampling comes to the same where candidates are taken, not drawn, as in the trees of EAGLE-2 and
     FlowSpec: a candidate's q is then 1, it is accepted with chance p, and p loses it and is normalised when it is
@@ -88,6 +88,7 @@ def rejection(p_NU: np.ndarray, q_NU: np.ndarray, most: int) -> np.ndarray:
     multi-step speculative sampling; for k = 1 Leviathan et al., ICML 2023.
     """
     rejected = np.ones(len(p_NU))
+    # Chances of rejection multiply: the residual is the same whichever draft was rejected.
     chances = []
     for _ in range(most):
         rejected = rejected * (1.0 - overlap(p_NU, q_NU))
@@ -101,8 +102,8 @@ def rejection_without_replacement(
 ) -> np.ndarray:
     """Multi-step rejection of drafts that all differ: after a rejection q loses the rejected token and is normalised.
 
-    The residual of p now depends on which drafts were rejected, so this is a Monte Carlo estimate: the rejected drafts
-    are drawn, one sequence per row, from what they are distributed like, norm(max(q - p, 0)), and the chances along
+    The residual of p now depends on which drafts were rejected, so that this is a Monte Carlo estimate: the rejected
+    drafts are drawn, one sequence per row, from their distribution, norm(max(q - p, 0)), and the chances along
     that sequence are exact. The estimate is unbiased, and exact for k = 1. Jeon et al., "Recursive speculative
     decoding: accelerating LLM inference via sampling without replacement", 2024; EAGLE's code (Li et al., ICML 2024)
     does the same.
@@ -154,13 +155,13 @@ def chain_lengths(accepted_N: np.ndarray, followed_N: np.ndarray, depth: int) ->
 
 
 def followed_by_rejection(token_probs_N2: np.ndarray) -> np.ndarray:
-    """[N]: min(1, q/p) of the recorded token, from p and q of it."""
+    """[N]: min(1, q/p) of the recorded token, given its p and q, [N, 2]."""
     p, q = token_probs_N2[:, 0].astype(np.float64), token_probs_N2[:, 1].astype(np.float64)
     return np.minimum(1.0, np.divide(q, p, out=np.zeros_like(p), where=p > 0))
 
 
 def distributions(recording: Recording, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """p and q [N, U] of the recorded tokens ``rows`` over the tokens of both lists and two columns for all others.
+    """p and q, [N, U], of the recorded tokens ``rows``, over the tokens of both lists and two columns for all others.
 
     One of these two holds the tokens to which the target gives more than the draft, the other the rest, so that
     ``overlap`` is exact. Where further candidates are asked about, each of the two counts as one token, and a little
@@ -170,7 +171,7 @@ def distributions(recording: Recording, rows: np.ndarray) -> tuple[np.ndarray, n
     """
     first = recording.target_ids[rows].astype(np.int64)
     second = recording.draft_ids[rows].astype(np.int64)
-    # Each row's ids are shifted by a multiple of its own, so that one isin compares tokens within their row alone.
+    # Tokens are compared only within their row: each row's ids are shifted by a multiple of the row's number.
     line = np.arange(len(first))[:, None] * (recording.header.vocabulary + 1)
     new = ~np.isin(second + line, first + line)
     rest = recording.rest[rows]
@@ -182,15 +183,18 @@ def distributions(recording: Recording, rows: np.ndarray) -> tuple[np.ndarray, n
 
 
 # ---------------------------------------------------------------------------------------------------------------- rules
-# ``penstock acceptance``: Penstock's acceptance rule and the papers' on recordings, as tables and as JSON.
+# ``penstock acceptance``: the acceptance rules on recordings, as tables and as JSON.
 
 CANDIDATES: Final = (1, 2, 4, 8, 16)
+"""Numbers of candidates that the tables show."""
 DEPTHS: Final = (1, 2, 4, 8, 16)
+"""Depths of chains, in drafts, that the tables show."""
 MOST: Final = max(CANDIDATES)
+"""Most candidates that a rule is given."""
 DRAWS: Final = 16
 """Monte Carlo sequences per token where a rule has no closed form."""
 SEED: Final = 0
-"""Seed of these sequences."""
+"""Seed of the Monte Carlo sequences."""
 BLOCK: Final = 2048
 """Tokens evaluated together: two distributions of 514 columns in float64 take 16 MiB."""
 
@@ -240,7 +244,7 @@ def run_acceptance(
     model: str | None = None,
     draft_model: str | None = None,
 ) -> list[Evaluation]:
-    """Evaluate and print.
+    """Evaluate the recordings and print the result.
 
     Raises ConfigError, before anything is evaluated, for a file that is no recording, or that was made with other
     models than those named.
@@ -258,6 +262,7 @@ def run_acceptance(
 
 
 # --------------------------------------------------------------------------------------------------------- evaluation
+# All rules on one recording, without the outputs that repeat themselves.
 
 
 def evaluate(file: Path, recording: Recording) -> Evaluation:
@@ -283,12 +288,13 @@ def evaluate(file: Path, recording: Recording) -> Evaluation:
 
 
 def left_out(recording: Recording, rows: np.ndarray) -> tuple[float, float]:
+    """The mean mass, 0 to 1, of the target's and of the draft's distribution on tokens in neither list."""
     of_target, of_draft = recording.rest[rows].sum(axis=1).mean(axis=0, dtype=np.float64).tolist()
     return of_target, of_draft
 
 
 def ranked(recording: Recording, rows: np.ndarray, noisy: bool) -> dict[int, Figure]:
-    """Fractions of hits; ``noisy`` adds the standard error of one draw of noise per token, rounded up."""
+    """Shares of tokens among the first k candidates; ``noisy`` adds the standard error of one draw, rounded up."""
     shares = noise_ranked(recording.tokens[rows], recording.candidates[rows], MOST).mean(axis=0)
     return {
         k: Figure(share, math.sqrt(share * (1 - share) / len(rows)) if noisy else None) for k, share in picked(shares)
@@ -296,7 +302,7 @@ def ranked(recording: Recording, rows: np.ndarray, noisy: bool) -> dict[int, Fig
 
 
 def sampled_rules(recording: Recording, rows: np.ndarray) -> dict[str, dict[int, Figure]]:
-    """Every rule, in blocks of tokens, because the distributions of all of them may not fit in memory."""
+    """Every rule that samples, in blocks of tokens: the distributions of all tokens might not fit in memory."""
     rng = np.random.default_rng(SEED)
     by_lookup, by_rejection, different = [], [], []
     for block in np.array_split(rows, -(-len(rows) // BLOCK)):
@@ -314,6 +320,7 @@ def sampled_rules(recording: Recording, rows: np.ndarray) -> dict[str, dict[int,
 
 
 def exact(chances: np.ndarray) -> dict[int, Figure]:
+    """The figures of chances that have no error for these contexts."""
     return {k: Figure(chance) for k, chance in picked(chances)}
 
 
@@ -342,6 +349,7 @@ def chains(recording: Recording, kept: Sequence[slice]) -> dict[str, dict[int, F
 
 
 def by_depth(accepted: np.ndarray, followed: np.ndarray, kept: Sequence[slice]) -> dict[int, Figure]:
+    """The mean length of chains of each depth; requests that are shorter than a chain do not count."""
     figures = {}
     for depth in DEPTHS:
         lengths = [chain_lengths(accepted[span], followed[span], depth) for span in kept]
@@ -351,10 +359,10 @@ def by_depth(accepted: np.ndarray, followed: np.ndarray, kept: Sequence[slice]) 
 
 
 def mean_over(groups: Sequence[np.ndarray]) -> Figure:
-    """Mean over all values, with the standard error over groups, which are independent of each other.
+    """Mean over all values, with the standard error over the groups, which are independent of each other.
 
-    It is the linearised error of a ratio of means (Cochran, "Sampling techniques", 1977, section 2.11); None for one
-    group.
+    The error is the linearised one of a ratio of means (Cochran, "Sampling techniques", 1977, section 2.11); None for
+    one group.
     """
     sums, counts = np.asarray([one.sum() for one in groups]), np.asarray([len(one) for one in groups])
     mean = float(sums.sum() / counts.sum())
@@ -365,9 +373,11 @@ def mean_over(groups: Sequence[np.ndarray]) -> Figure:
 
 
 # ----------------------------------------------------------------------------------------------------------- printing
+# The tables of an evaluation, and the remarks below them.
 
 
 def tables_of(evaluation: Evaluation) -> list[Table]:
+    """The table of accepted candidates and that of the lengths of chains."""
     settings = ", ".join(f"{name} {value:g}" for name, value in evaluation.settings.items())
     title = f"{evaluation.file}: {evaluation.tokens} tokens, {settings}"
     accepted = FiguresTable("one of k candidates accepted", *(f"k = {k}" for k in CANDIDATES), title=title)
@@ -380,6 +390,7 @@ def tables_of(evaluation: Evaluation) -> list[Table]:
 
 
 def shown(figure: Figure | None, percent: bool) -> str:
+    """A figure with its error, in per cent or as a number."""
     if figure is None:
         return "-"
     scale, digits = (100, 1) if percent else (1, 2)
@@ -388,7 +399,7 @@ def shown(figure: Figure | None, percent: bool) -> str:
 
 
 def remarks(evaluation: Evaluation) -> list[str]:
-    """Remarks that a reader needs before quoting the tables."""
+    """The remarks that a reader needs before quoting the tables."""
     lines = []
     if evaluation.settings["temperature"] > 0:
         lines.append(

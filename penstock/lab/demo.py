@@ -42,12 +42,13 @@ if TYPE_CHECKING:
 # The demo's models and prompts: the small chat model where it can be fetched, else the shipped pair.
 
 STRATEGY: Final = "auto"
+"""The strategy that races against the plain pipeline."""
 PROMPTS: Final = 2
 """Prompts that are answered twice, plainly and speculating."""
 TOKENS: Final = 48
-"""Tokens of the pair per prompt: both runs of two prompts and the start take three quarters of a minute."""
+"""Tokens per prompt of the pair: both runs of two prompts, and the start, take three quarters of a minute."""
 ANSWER: Final = 96
-"""Most tokens of an answer."""
+"""Most tokens of an answer of the chat model."""
 CODE: Final = """\
 def area(width, height):
     return width * height
@@ -64,17 +65,21 @@ QUESTIONS: Final = (
     f"What does this Python code do? Show it again first.\n\n{CODE}",
     f"Quote what this text says about the turbine.\n\n{TEXT}",
 )
-"""Prompts whose answers repeat some of their text, which is where prompt lookup finds drafts."""
+"""Prompts whose answers repeat some of the prompt, in which prompt lookup finds drafts."""
 CHAT_WORDS: Final = "{} answers greedily; drafts are looked up in the text so far: it repeats itself."
 PAIR_WORDS: Final = (
     "The pair that comes with the package continues Python source. Its target has 7 million parameters: the text has "
     "the form of Python and little sense."
 )
+"""Words about the texts that are shown: the chat model's (with its name), or the pair's."""
 
 
 @dataclass(frozen=True)
 class Scene:
-    """The models and prompts of a demo. ``shown`` are the prompts as people see them; ``params`` those of each."""
+    """The models and prompts of a demo. ``shown`` are the prompts as people see them, ``params`` those of each prompt.
+
+    ``words`` say what is shown.
+    """
 
     model: str
     words: str
@@ -85,12 +90,13 @@ class Scene:
 
     @property
     def quantization(self) -> str:
-        """int8 for the chat model, whose time then grows least with rows: all boards share this host's cores."""
+        """int8 for the chat model: its time grows least with rows, and all boards share this host's cores."""
         from penstock.models.packing import usable
 
         return "int8" if self.is_chat and usable("int8") else "auto"
 
     def prompts(self, tokenizer: Tokenizer) -> list[Prompt]:
+        """The prompts for the engine, by the chat template for a chat model."""
         if not self.is_chat:
             return list(self.shown)
         asked = ([{"role": "user", "content": text.strip()}] for text in self.shown)
@@ -98,7 +104,7 @@ class Scene:
 
 
 def scene_for(console: Console, *, embedded: bool) -> Scene:
-    """The pair's scene if ``embedded``, or if the default model can be reached nowhere, which is printed."""
+    """The pair's scene if ``embedded``, or, with a line that says so, if the chat model cannot be fetched."""
     if embedded:
         return pair_scene()
     try:
@@ -109,6 +115,7 @@ def scene_for(console: Console, *, embedded: bool) -> Scene:
 
 
 def chat_scene(model: str) -> Scene:
+    """The scene of the small chat model, which drafts by prompt lookup."""
     params = [SamplingParams(temperature=0.0, max_tokens=ANSWER)] * len(QUESTIONS)
     speculation = SpeculativeConfig(method="ngram", strategy=STRATEGY)
     words = CHAT_WORDS.format(title_of_default())
@@ -116,8 +123,11 @@ def chat_scene(model: str) -> Scene:
 
 
 def pair_scene() -> Scene:
-    """The shipped pair's scene. It samples, since so small a model repeats itself greedily, and ignores end tokens, so
-    that all texts have the same length."""
+    """The scene of the shipped pair.
+
+    It samples, since so small a model repeats itself greedily, and it ignores EOS tokens, so that all texts have the
+    same length.
+    """
     prompts = read_prompts(options.DEMO / "prompts.jsonl", PROMPTS)
     params = [SamplingParams(temperature=1.0, seed=i, max_tokens=TOKENS, ignore_eos=True) for i in range(len(prompts))]
     speculation = SpeculativeConfig(method="draft_model", model=PAIR, strategy=STRATEGY)
@@ -128,14 +138,15 @@ def pair_scene() -> Scene:
 # ``penstock demo``: the plain pipeline and Penstock write the same text on four emulated boards, side by side.
 
 CLUSTER: Final = "demo"
+"""The preset of the four emulated boards."""
 BUSY_PACE: Final = 1.05
-"""Slowdown of plain tokens, relative to the modelled boards, from which on the host is too busy for the figures."""
+"""Time of plain tokens, over that of the modelled boards, above which the host is too busy for the figures."""
 
 
 def run_demo(as_json: bool, *, embedded: bool = False) -> None:
     """Run the demo on this terminal; with ``as_json`` stdout gets one object and nothing else.
 
-    ``embedded`` uses the shipped pair without a look at the package registry.
+    ``embedded``: show the shipped pair, without looking for the chat model.
     """
     cluster = load_cluster(CLUSTER)
     console = Console(stderr=as_json, highlight=False)
@@ -151,7 +162,7 @@ def run_demo(as_json: bool, *, embedded: bool = False) -> None:
 
 
 def compare(cluster: Cluster, scene: Scene, screen: Race | Lines) -> list[StrategyRun]:
-    """Run every prompt through the plain pipeline and then through Penstock, on the same stages."""
+    """Run every prompt through the plain pipeline and then through Penstock, both on the same stages."""
     from penstock.emulation.cluster import RealTimeExecutor
     from penstock.engine.llm import LLM
 
@@ -170,11 +181,12 @@ def compare(cluster: Cluster, scene: Scene, screen: Race | Lines) -> list[Strate
 
 
 # ------------------------------------------------------------------------------------------------------------ screens
+# The race on a terminal, and lines where there is none.
 
 
 @contextmanager
 def live_screen(console: Console, cluster: Cluster, scene: Scene) -> Iterator[Race]:
-    """The race, redrawn some times a second by a thread of its own; its texts stay when it is over.
+    """The race, redrawn some times a second by a thread of its own; its texts remain on the screen at the end.
 
     On the alternate screen every picture overwrites the one before it: nothing is erased, so nothing flickers.
     """
@@ -187,6 +199,7 @@ def live_screen(console: Console, cluster: Cluster, scene: Scene) -> Iterator[Ra
 
 @contextmanager
 def line_screen(console: Console, cluster: Cluster, scene: Scene) -> Iterator[Lines]:
+    """Lines about the demo and its runs."""
     console.print(f"Penstock demo. {sentence(cluster.description)} {sentence(EMULATED)}", soft_wrap=True)
     console.print(scene.words, soft_wrap=True)
     console.print(f"Starting {len(cluster.stages)} stages ...")
@@ -194,7 +207,7 @@ def line_screen(console: Console, cluster: Cluster, scene: Scene) -> Iterator[Li
 
 
 class Lines(Observer):
-    """Prints one line per run, for a file or a pipe."""
+    """Prints a line when a run ends, for a file or a pipe."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -202,6 +215,7 @@ class Lines(Observer):
         self._started = 0.0
 
     def begin(self, strategy: str, index: int, total: int) -> None:
+        """Note which run begins."""
         self._what = f"prompt {index + 1} of {total}, {TITLES[strategy]}"
         self._started = time.monotonic()
 
@@ -211,10 +225,11 @@ class Lines(Observer):
 
 
 # ------------------------------------------------------------------------------------------------------------- report
+# The figures of both runs, and the signs that they cannot be trusted.
 
 
 def summary(runs: Sequence[StrategyRun]) -> dict[str, object]:
-    """The object that ``--json`` prints."""
+    """The object that ``--json`` prints: whether the texts are the same, the speed-up, and the figures of both runs."""
     plain, penstock = runs
     return {
         "identical": penstock.identical_to_autoregressive,
@@ -224,10 +239,12 @@ def summary(runs: Sequence[StrategyRun]) -> dict[str, object]:
 
 
 def speedup(plain: StrategyRun, penstock: StrategyRun) -> float:
+    """The speed of one run in proportion to that of the other."""
     return penstock.tokens_per_second / plain.tokens_per_second
 
 
 def print_report(console: Console, cluster: Cluster, runs: Sequence[StrategyRun]) -> None:
+    """Print the table of both runs, and whether their texts are the same."""
     plain, penstock = runs
     step = max(timing.seconds(1) for timing in stage_timings(cluster))
     console.print()
@@ -245,12 +262,13 @@ def print_report(console: Console, cluster: Cluster, runs: Sequence[StrategyRun]
 
 
 def overrun_words(runs: Sequence[StrategyRun]) -> str:
+    """The share of batches and drafts that took longer than modelled, for each run."""
     shares = " and ".join(f"{run.overrun_fraction:.1%} ({TITLES[run.strategy]})" for run in runs)
     return f"Overruns, batches and drafts that took longer here than on a modelled board: {shares}."
 
 
 def busy_words(cluster: Cluster, runs: Sequence[StrategyRun]) -> str:
-    """Signs that the host did not keep up with the boards; empty where it did."""
+    """Signs that the host did not keep up with the modelled boards; empty if there is none."""
     reasons = []
     worst = max(run.overrun_fraction for run in runs)
     if worst > MAX_OVERRUNS:
@@ -262,6 +280,7 @@ def busy_words(cluster: Cluster, runs: Sequence[StrategyRun]) -> str:
 
 
 def table_of(runs: Sequence[StrategyRun]) -> Table:
+    """A row for each run."""
     plain = runs[0]
     table = FiguresTable("", "tokens/s", "speed-up", "accepted/step", "busy", "same text", title=EMULATED)
     for run in runs:
@@ -278,4 +297,5 @@ def table_of(runs: Sequence[StrategyRun]) -> Table:
 
 
 def sentence(text: str) -> str:
+    """The text as a sentence: a capital letter and a full stop."""
     return text[0].upper() + text[1:] + "."

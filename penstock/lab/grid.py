@@ -36,29 +36,33 @@ if TYPE_CHECKING:
     from penstock.engine.llm import LLM
 
 # -------------------------------------------------------------------------------------------------------------- entries
-# The strategies that a bench compares, as written: ``pipedec[width=16,children=8],pipedec[width=64],static_tree``.
+# The strategies that a bench compares, as a user writes them: ``pipedec[width=16,children=8],pipedec[width=64]``.
 
 Named = tuple[str, SpeculativeConfig | None]
-"""An entry as written, and the configuration that it stands for; None decodes plainly."""
+"""An entry as written, with its configuration; None decodes plainly."""
 
 PLAIN = "autoregressive"
+"""The strategy that decodes plainly."""
 PLACED = " @ "
-"""Separates an entry from the place where its drafter ran."""
+"""The separator between an entry and the place where its drafter ran."""
 
 
 def with_plain(strategies: Sequence[Named]) -> list[Named]:
-    """``strategies``, led by plain decoding, whose output is the reference for the others and for the synthetic
-    drafter."""
+    """``strategies`` with plain decoding first: its output is the reference of the others and of the synthetic drafter.
+
+    Plain decoding is added if it is not among them.
+    """
     plain = [one for one in strategies if is_plain(one[1])] or [(PLAIN, None)]
     return [*plain, *(one for one in strategies if not is_plain(one[1]))]
 
 
 def is_plain(config: SpeculativeConfig | None) -> bool:
+    """Whether the configuration decodes plainly."""
     return config is None or config.strategy == PLAIN
 
 
 def split_entries(text: str) -> tuple[str, ...]:
-    """The parts between commas outside brackets, stripped of blanks and without empty ones."""
+    """The parts of ``text`` between commas that are outside brackets, without blanks around them and empty ones."""
     parts, depth = [""], 0
     for character in text:
         depth += (character == "[") - (character == "]")
@@ -70,15 +74,15 @@ def split_entries(text: str) -> tuple[str, ...]:
 
 
 def strategy_of(label: str) -> str:
-    """The name of the entry's strategy."""
+    """The name of an entry's strategy, without options and place."""
     return re.split(rf"[][]|{PLACED}", label, maxsplit=1)[0].strip()
 
 
 def parse_entries(entries: Sequence[str], common: Mapping[str, Any], target: str = "") -> list[Named]:
-    """Each entry with the drafter and options of ``common`` for the model ``target``, overridden by its own.
+    """Each entry with the drafter and options in ``common``, for the model ``target``; its own options replace those.
 
-    Raises FieldError naming the entry and its option, or the error in ``common``: an option there has to belong to at
-    least one of the strategies.
+    Raises FieldError naming the entry and its option, or the error in ``common``, whose options each have to belong to
+    at least one of the strategies.
     """
     own = {entry: own_options(entry) for entry in entries}
     speculating = list(dict.fromkeys(name for name in map(strategy_of, entries) if name != PLAIN))
@@ -90,6 +94,7 @@ def parse_entries(entries: Sequence[str], common: Mapping[str, Any], target: str
 
 
 def with_own(entry: str, shared: SpeculativeConfig | None, own: Mapping[str, Any]) -> SpeculativeConfig | None:
+    """The shared configuration with an entry's own options. Raises FieldError naming the entry."""
     if shared is None or not own:
         return shared
     try:
@@ -99,7 +104,7 @@ def with_own(entry: str, shared: SpeculativeConfig | None, own: Mapping[str, Any
 
 
 def own_options(entry: str) -> dict[str, Any]:
-    """The options in an entry's brackets, by name. Raises FieldError for a name that is unknown or given twice."""
+    """The options in an entry's brackets, by name. Raises FieldError for an unknown or repeated name."""
     strategy = strategy_of(entry)
     if PLACED in entry:
         raise FieldError("strategies", f"entry {entry!r}: say with drafter_on where the drafter runs, for all entries")
@@ -122,7 +127,7 @@ def own_options(entry: str) -> dict[str, Any]:
 
 
 def inside(entry: str) -> str:
-    """The text between an entry's brackets; empty where it has none."""
+    """The text between an entry's brackets; "" without brackets. Raises FieldError for brackets that do not match."""
     _, bracket, rest = entry.partition("[")
     if not bracket and "]" not in entry:
         return ""
@@ -140,7 +145,7 @@ def value_of(text: str) -> Any:
 
 
 # -------------------------------------------------------------------------------------------------------------- options
-# Options that several benches share.
+# Options that several commands share.
 
 Bandwidth = Annotated[
     float | None,
@@ -185,16 +190,17 @@ def check_written(options: object, *names: str) -> None:
 
 
 # -------------------------------------------------------------------------------------------------------------- prompts
-# Prompt files: one JSON object a line, with ``prompt``, or ``turns`` as in the field's question.jsonl.
+# Prompt files: a JSON object in each line, with ``prompt``, or with ``turns`` as in MT-Bench's question.jsonl.
 
 DEFAULT_PROMPTS = DEMO / "prompts.jsonl"
+"""The prompts of a bench that names no file."""
 
 Turns = tuple[str, ...]
-"""The user's messages, one after the other; an entry with ``prompt`` has one."""
+"""The user's messages in order; an entry with ``prompt`` has one."""
 
 
 def read_prompt_sets(paths: Sequence[Path], count: int) -> dict[str, list[Turns]]:
-    """The first ``count`` entries of each file, by its stem. Raises ConfigError like ``read_turns``."""
+    """The first ``count`` entries of each file, by its name without suffix. Raises as ``read_turns`` does."""
     files: dict[str, Path] = {}
     for path in paths:
         if path.stem in files:
@@ -204,7 +210,7 @@ def read_prompt_sets(paths: Sequence[Path], count: int) -> dict[str, list[Turns]
 
 
 def read_prompts(path: Path, count: int) -> list[str]:
-    """The first turn of each of the first ``count`` entries. Raises ConfigError like ``read_turns``."""
+    """The first turn of each of the first ``count`` entries. Raises ConfigError as ``read_turns`` does."""
     return [turns[0] for turns in read_turns(path, count)]
 
 
@@ -214,7 +220,7 @@ def read_turns(path: Path, count: int) -> list[Turns]:
 
 
 def prompt_lines(path: Path) -> list[tuple[str, str]]:
-    """Every entry as written, after its place in words. Raises ConfigError for a file without any."""
+    """Each entry as (its place in words, its line). Raises ConfigError for a file that has none."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
@@ -226,6 +232,7 @@ def prompt_lines(path: Path) -> list[tuple[str, str]]:
 
 
 def turns_of(line: str, where: str) -> Turns:
+    """The turns of a line; ``where`` is its place in words. Raises ConfigError for another form."""
     try:
         entry: Any = json.loads(line)
     except ValueError as error:
@@ -241,15 +248,15 @@ def turns_of(line: str, where: str) -> Turns:
 
 
 # ----------------------------------------------------------------------------------------------------------------- grid
-# All questions of a bench: prompt sets x temperatures x seeds, in an order that spreads disturbances.
+# All questions of a bench: prompt sets x temperatures x seeds, in an order that spreads disturbances over all of them.
 
 WARM_UP: Final = 4
-"""Tokens of the request that each strategy begins with and that does not count."""
+"""Tokens of the request with which each strategy begins, and which does not count."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A setting that results are reported for: one prompt set at one temperature."""
+    """A setting for which results are reported: one prompt set at one temperature."""
 
     prompt_set: str
     temperature: float
@@ -260,8 +267,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Question:
-    """One request of a bench, put to every strategy. ``number`` is the prompt's index in its set,
-    ``turn`` its turn's."""
+    """One request of a bench, for every strategy. ``number``: the prompt's index; ``turn``: its turn's, from 0."""
 
     setting: Setting
     number: int
@@ -271,7 +277,7 @@ class Question:
 
     @property
     def prompt_sha256(self) -> str:
-        """A key by which two bench files find the same prompt: 16 hexadecimal digits of its SHA-256."""
+        """The key by which two bench files find the same prompt: the first 16 hexadecimal digits of its SHA-256."""
         return hashlib.sha256(json.dumps(self.prompt).encode()).hexdigest()[:16]
 
 
@@ -285,6 +291,7 @@ class Conversation:
     params: SamplingParams
 
     def question(self, turn: int, prompt: Prompt) -> Question:
+        """The request of a turn, whose ``prompt`` holds the turns and answers before it as well."""
         return Question(self.setting, self.number, prompt, self.params, turn)
 
     @property
@@ -328,16 +335,17 @@ def conversations_of(
 
 
 def short(params: SamplingParams) -> SamplingParams:
-    """The same request, ended after ``WARM_UP`` tokens."""
+    """The same request with ``WARM_UP`` tokens only."""
     return SamplingParams(temperature=params.temperature, seed=params.seed, max_tokens=WARM_UP, ignore_eos=True)
 
 
 def settings_of(questions: Sequence[Question]) -> list[Setting]:
+    """The settings of the questions, in order, each once."""
     return list(dict.fromkeys(question.setting for question in questions))
 
 
 def check_lengths(llm: LLM, questions: Sequence[Question]) -> None:
-    """Raise FieldError naming set and prompt where one would not fit, before anything is decoded."""
+    """Raise FieldError, naming set and prompt, for a question that does not fit, before anything is decoded."""
     for question in questions:
         if not fits(llm, question):
             raise FieldError(
@@ -348,7 +356,7 @@ def check_lengths(llm: LLM, questions: Sequence[Question]) -> None:
 
 
 def fits(llm: LLM, question: Question) -> bool:
-    """Whether the model can hold prompt and output."""
+    """Whether prompt and output fit into the model's context."""
     return len(token_ids_of(llm, question)) + question.params.max_tokens <= llm.setup.max_model_len
 
 
@@ -360,7 +368,7 @@ def token_ids_of(llm: LLM, question: Question) -> list[int]:
 
 
 def place_of(question: Question) -> str:
-    """The question's place for errors and remarks: ``prompt 3 of mt_bench, turn 2``."""
+    """The question in words, for errors and remarks: ``prompt 3 of mt_bench, turn 2``."""
     later = f", turn {question.turn + 1}" if question.turn else ""
     return f"prompt {question.number + 1} of {question.setting.prompt_set}{later}"
 
@@ -369,7 +377,7 @@ def place_of(question: Question) -> str:
 # The options of ``penstock bench``, checked before anything starts.
 
 OF_ONE_ENGINE: Final = ("cluster", "drafter_on", "peer", "report", "record")
-"""Fields whose measurements follow one engine, request by request."""
+"""Fields that cannot be set with several engines: their measurements follow one engine, request by request."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""``penstock plan``: the command, and its report."""
+"""``penstock plan``: the papers' cost models beside it, the report of a plan, and the command itself."""
 
 from __future__ import annotations
 
@@ -37,11 +37,10 @@ from penstock.terminal import FiguresTable, progress_bar
 # Cost models of other ways to spread one sequence over devices: sequence and tensor parallelism, and their kin.
 #
 # Jupiter (Ye et al.) compares itself with them. Each splits every layer over all devices, which then have to exchange
-# hidden states in every layer. The numbers exchanged are those of its Table I, and for DT and Galaxy of its section
-# VI-A.
+# hidden states in every layer. The numbers of hidden states exchanged are those of its Table I, and for DT and Galaxy
+# those of its section VI-A.
 #
-# - SP: sequence parallelism. A replica of the model on every device, and an equal part of the prompt; two all-gathers
-# a
+# - SP: sequence parallelism. A replica of the model on every device, and an equal part of the prompt; two all-gathers a
 #   layer. Decodes on one device.
 # - M-LM: Megatron's tensor parallelism (Shoeybi et al.). Equal shares of every layer; two all-reduces a layer.
 # - DT: M-LM with half of the layers decoupled, which exchange nothing.
@@ -50,8 +49,12 @@ from penstock.terminal import FiguresTable, progress_bar
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """``elements``: hidden states exchanged per layer and token (Table I); each of them is gathered in a round of its
-    own. ``by_speed``: shares are in proportion to the devices' memory bandwidths; otherwise they are equal."""
+    """One way to split layers over devices.
+
+    ``elements``: hidden states exchanged per layer and token (Table I), each gathered in a round of its own.
+    ``replicas``: whether every device has the whole model. ``by_speed``: whether shares are in proportion to memory
+    bandwidths, rather than equal. ``overlaps``: whether exchanges overlap with computing.
+    """
 
     elements: float
     replicas: bool = False
@@ -65,14 +68,15 @@ METHODS: Final = {
     "DT": Method(elements=2),
     "Galaxy": Method(elements=4, by_speed=True, overlaps=True),
 }
+"""The methods by the names that the paper gives them."""
 
 
 USABLE: Final = 0.9
-"""Fraction of a device's memory that the model may use."""
+"""Share of a device's memory, 0 to 1, that the model may use."""
 
 
 class Times(NamedTuple):
-    """Seconds of computing and of exchanging hidden states."""
+    """Seconds of computing, and of exchanging hidden states. ``overlaps``: whether both go on at the same time."""
 
     computing: float
     exchanging: float
@@ -85,11 +89,11 @@ class Times(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Devices that work on every layer together, each on the share that the method gives it.
+    """Devices that all work on every layer, each on the share that the method gives it.
 
     ``rings``: whether to count the traffic that really crosses a device's link. A ring gathers with (N - 1) / N of the
-    elements in N - 1 messages; an all-reduce, whose elements Table I counts twice, is two such rounds. Otherwise Table
-    I's elements count, without latency.
+    elements in N - 1 messages; an all-reduce, whose elements Table I counts twice, is two such rounds. Without
+    ``rings`` the elements of Table I count as they are, and latency does not.
     """
 
     devices: Sequence[Device]
@@ -99,13 +103,15 @@ class Group:
     kv_slots: int
 
     def pass_times(self, method: Method, rows: int, cached: int) -> Times:
-        """Seconds of one pass over ``rows`` tokens after ``cached`` ones."""
+        """Seconds of a pass over ``rows`` tokens that follow ``cached`` ones."""
+        # A single row cannot be divided among replicas: the fastest of them decodes alone.
         if method.replicas and rows == 1:
             return Times(min(self._whole(device).seconds(1, chunk(1, cached)) for device in self.devices), 0.0)
         computing = [self._share_seconds(method, n, rows, cached) for n in range(len(self.devices))]
         return Times(max(computing), self.exchanging_s(method, rows), method.overlaps)
 
     def exchanging_s(self, method: Method, rows: int) -> float:
+        """Seconds in which the devices exchange hidden states for ``rows`` tokens."""
         others = len(self.devices) - 1
         if not others:
             return 0.0
@@ -117,7 +123,7 @@ class Group:
         return seconds * others / len(self.devices) + latency
 
     def held(self, method: Method, index: int) -> Held:
-        """Bytes that a device has to hold. Under tensor parallelism that is its share, and the whole embedding."""
+        """Bytes that the device ``index`` has to hold: the model, or its share of it and the whole embedding."""
         whole = held_by(self.model, self.model.all_layers, self.kv_slots, embedding=True, head=True)
         if method.replicas:
             return whole
@@ -126,7 +132,7 @@ class Group:
         return Held(weights, whole.cache * share, whole.activations)
 
     def lacking(self, method: Method) -> list[str]:
-        """Names of the devices whose usable memory does not suffice."""
+        """Names of the devices whose usable memory is too small."""
         return [
             device.name
             for i, device in enumerate(self.devices)
@@ -134,17 +140,18 @@ class Group:
         ]
 
     def _share(self, method: Method, index: int) -> float:
+        """The share of every layer, 0 to 1, that the device ``index`` computes."""
         if not method.by_speed:
             return 1 / len(self.devices)
         rates = [device.weight_bandwidth_gb_s or 0.0 for device in self.devices]
         return rates[index] / sum(rates)
 
     def _whole(self, device: Device) -> DeviceTiming:
+        """The times of the whole model on one device."""
         return device_timing(device, self.model, self.model.all_layers, 1.0, head=True)
 
     def _share_seconds(self, method: Method, index: int, rows: int, cached: int) -> float:
-        """Seconds of a device's share: a replica computes some rows with all weights, a shard all rows with some
-        weights."""
+        """Seconds of a device's share: a replica computes some rows with all weights, a shard all rows with some."""
         timing, share, seen = self._whole(self.devices[index]), self._share(method, index), chunk(rows, cached)
         reads = 1.0 if method.replicas else share
         part = DeviceTiming(
@@ -158,23 +165,24 @@ class Group:
 
 
 def sequence_s(group: Group, method: Method, prompt: int, tokens: int) -> tuple[float, float]:
-    """Seconds of the prompt, and of the tokens that are then decoded one by one."""
+    """Seconds of the prompt, and seconds of the tokens that are decoded after it, one by one."""
     decoding = (group.pass_times(method, 1, prompt + done).total for done in range(tokens))
     return group.pass_times(method, prompt, 0).total, sum(decoding)
 
 
 # --------------------------------------------------------------------------------------------------------------- report
-# Tables and JSON of a plan, its bottleneck, and the plans that it was compared with.
+# Tables and JSON of a plan, its bottleneck, and the plans with which it was compared.
 
 NAMED: Final = 8
 """Most devices that a line names."""
 WORTH: Final = 1.005
-"""Smallest ratio of improvement that is worth mentioning."""
+"""Smallest ratio of a new figure to an old one, or the reverse, that is worth a sentence."""
 GOAL_FIGURES: Final = {
     "latency": ("answer_s", "an answer in {} s"),
     "throughput": ("served_tokens_per_second", "{} tokens/s"),
     "ttft": ("first_token_ms", "the first token after {} ms"),
 }
+"""The figure that each goal counts, and its words."""
 HEADINGS: Final = {
     "slowest_stage_ms": "slowest, ms",
     "answer_s": "answer, s",
@@ -183,17 +191,18 @@ HEADINGS: Final = {
     "first_token_ms": "first token, ms",
     "trip_ms": "trip, ms",
 }
+"""Headings of the figures in the table of compared plans."""
 
 
 class PlanOutcome(NamedTuple):
-    """The chosen plan, and the compared ones, the chosen among them under its own name."""
+    """The chosen plan, and the compared ones; the first of these is the chosen one under Penstock's name."""
 
     chosen: Choice
     compared: list[Choice]
 
 
 def report_of(planning: Planning, outcome: PlanOutcome, more: Choice | None) -> Report:
-    """``more``: a plan with one device more."""
+    """The report of a planning. ``more``: the plan with one device more, if one could be made."""
     chosen, compared = outcome
     tables = [stages_table(planning, chosen), as_table(compared)]
     return Report(table_of(planning, chosen, compared, more), tables, [*remarks(planning, chosen, more)])
@@ -210,8 +219,10 @@ def report_of_engines(options: PlanOptions, each: Sequence[tuple[PlanOutcome, Re
 
 
 def table_of(planning: Planning, chosen: Choice, compared: Sequence[Choice], more: Choice | None) -> dict[str, Any]:
-    """The figures of a plan; None where something was not simulated or holds for no device. ``more``: a plan with one
-    device more."""
+    """The figures of a plan as a document; None for a figure that was not simulated, or holds for no device.
+
+    ``more``: the plan with one device more.
+    """
     stages = chosen.cluster.stages
     return {
         "stages": [stage_entry(stage) for stage in stages],
@@ -228,13 +239,13 @@ def table_of(planning: Planning, chosen: Choice, compared: Sequence[Choice], mor
 
 
 def stage_entry(stage: Stage) -> dict[str, Any]:
-    """A stage in JSON; ``device`` leads the ranks of a tensor parallel group."""
+    """A stage as JSON; ``device`` is the one that leads the ranks of a tensor parallel group."""
     ranks = {"ranks": list(stage.devices)} if stage.tensor_parallel else {}
     return {"device": stage.devices[0], "layers": sum(stage.layers), **ranks}
 
 
 def run_with(chosen: Choice) -> dict[str, str]:
-    """The options with which real hosts run the plan."""
+    """The options with which the plan runs on real hosts."""
     stages = chosen.cluster.stages
     return {
         "hosts": ",".join(chosen.cluster.device(stage.devices[0]).host for stage in stages),
@@ -244,6 +255,7 @@ def run_with(chosen: Choice) -> dict[str, str]:
 
 
 def figures(choice: Choice) -> dict[str, float | None]:
+    """The figures of a plan, by name; None for those that were not simulated."""
     speed = choice.speed
     return {
         "slowest_stage_ms": 1e3 * choice.plan.slowest_s,
@@ -256,23 +268,25 @@ def figures(choice: Choice) -> dict[str, float | None]:
 
 
 def layers_by_device(choice: Choice) -> dict[str, int]:
+    """The number of layers of each stage, by the names of its devices."""
     return {" + ".join(stage.devices): sum(stage.layers) for stage in choice.cluster.stages}
 
 
 def left_out(planning: Planning, chosen: Choice) -> list[str]:
+    """Names of the devices that hold no layers."""
     used = {name for stage in chosen.cluster.stages for name in stage.devices}
     return [device.name for device in planning.devices if device.name not in used]
 
 
 def some_of(names: Sequence[str]) -> str:
-    """All names if they are few, else the first ones and the number of the others."""
+    """All names if they are few, else the first ones and how many more there are."""
     if len(names) <= NAMED:
         return ", ".join(names)
     return f"{', '.join(names[: NAMED - 1])} and {len(names) - NAMED + 1} others"
 
 
 def stage_seconds(planning: Planning, chosen: Choice) -> Iterator[tuple[str, range, float]]:
-    """(device or group, layers, seconds of a batch) of each stage."""
+    """(name of the device or group, its layers, seconds of a batch) of each stage."""
     done = 0
     for part in chosen.plan.parts:
         layers = range(done, done + part.layers)
@@ -281,7 +295,7 @@ def stage_seconds(planning: Planning, chosen: Choice) -> Iterator[tuple[str, ran
 
 
 def link_seconds(planning: Planning, chosen: Choice) -> Iterator[tuple[str, float]]:
-    """(its ends, seconds that a batch keeps it busy) of each link on the way."""
+    """(its ends in words, seconds for which a batch occupies it) of each link on a batch's way."""
     problem, names, parts = planning.problem, planning.names, chosen.plan.parts
     first, last = parts[0].device, parts[-1].device
     yield f"engine to {names[first]}", float(problem.enter_busy_s[first])
@@ -291,14 +305,14 @@ def link_seconds(planning: Planning, chosen: Choice) -> Iterator[tuple[str, floa
 
 
 def limit(planning: Planning, chosen: Choice) -> str:
-    """The slowest stage or link, which keeps batches from following each other faster."""
+    """The slowest stage or link in words: batches cannot follow each other faster than it takes them."""
     stages = ((f"stage {i}, {name}", s) for i, (name, _, s) in enumerate(stage_seconds(planning, chosen), 1))
     links = ((f"the link {ends}", s) for ends, s in link_seconds(planning, chosen))
     return max([*stages, *links], key=lambda one: one[1])[0]
 
 
 def stages_table(planning: Planning, chosen: Choice) -> FiguresTable:
-    """Each device's layers, seconds per batch, and memory held of the memory there is."""
+    """Each device's layers, milliseconds per batch, and gigabytes held, beside those that it has."""
     cluster, model = chosen.cluster, chosen.cluster.as_model
     assert model is not None
     title = f"{cluster.name}: {planning.batch.rows} rows a batch"
@@ -319,7 +333,7 @@ def stages_table(planning: Planning, chosen: Choice) -> FiguresTable:
 
 
 def as_table(compared: Sequence[Choice]) -> FiguresTable:
-    """Compared plans side by side."""
+    """The compared plans side by side."""
     rows = [figures(choice) for choice in compared]
     there = [name for name in HEADINGS if any(row[name] is not None for row in rows)]
     table = FiguresTable("plan", "stages", *(HEADINGS[name] for name in there))
@@ -329,7 +343,7 @@ def as_table(compared: Sequence[Choice]) -> FiguresTable:
 
 
 def brought(goal: str, chosen: Choice, more: Choice) -> str:
-    """A sentence on how one more device would change the figure that the goal counts."""
+    """A sentence about one more device: how it would change the figure that the goal counts."""
     name, unit = GOAL_FIGURES[goal] if chosen.speed is not None else ("slowest_stage_ms", "a slowest stage of {} ms")
     now, then = figures(chosen)[name], figures(more)[name]
     assert now is not None
@@ -340,7 +354,7 @@ def brought(goal: str, chosen: Choice, more: Choice) -> str:
 
 
 def remarks(planning: Planning, chosen: Choice, more: Choice | None) -> Iterator[str]:
-    """Remarks on the plan's bottleneck, the lower bound of all plans, and what would help."""
+    """Sentences about the plan's bottleneck, the bound of all plans, and what would help."""
     slowest = 1e3 * chosen.plan.slowest_s
     yield f"Limited by {limit(planning, chosen)}: {slowest:.1f} ms a batch."
     # The bound of single devices holds for groups, too: ranks together are at most as fast as each by itself.
@@ -372,7 +386,7 @@ def remarks(planning: Planning, chosen: Choice, more: Choice | None) -> Iterator
 
 
 def run_plan(options: PlanOptions, *, as_json: bool = False, console: Console | None = None) -> list[PlanOutcome]:
-    """Plan for each engine, print, and write the file. Raises ConfigError, with the numbers, where nothing fits."""
+    """Plan for each engine, print, and write the file. Raises ConfigError, with the numbers, if nothing fits."""
     console = console or Console(stderr=True)
     each = [plan_engine(one, console) for one in options.each_engine()]
     report = each[0][1] if len(each) == 1 else report_of_engines(options, each)
@@ -381,7 +395,7 @@ def run_plan(options: PlanOptions, *, as_json: bool = False, console: Console | 
 
 
 def plan_engine(options: PlanOptions, console: Console) -> tuple[PlanOutcome, Report]:
-    """One engine's plan, which is written to the file if there is one, and its report. Raises ConfigError."""
+    """One engine's plan and its report; the plan is written to the file, if one is named. Raises ConfigError."""
     planning = Planning(cluster_to_plan(options, console), options)
     outcome = planned(planning, console)
     planning = planning.with_groups(outcome.chosen.groups)
@@ -392,7 +406,7 @@ def plan_engine(options: PlanOptions, console: Console) -> tuple[PlanOutcome, Re
 
 
 def cluster_to_plan(options: PlanOptions, console: Console) -> Cluster:
-    """The cluster to plan for, from a file or from measurements of hosts. Raises ConfigError."""
+    """The cluster to plan for, from a file or from measured hosts. Raises ConfigError."""
     if options.hosts is not None:
         return cluster_of_hosts(hosts_profile(options, console), drafts=True)
     if options.doctor is None:
@@ -404,7 +418,7 @@ def cluster_to_plan(options: PlanOptions, console: Console) -> Cluster:
 
 
 def planned(planning: Planning, console: Console) -> PlanOutcome:
-    """Judge all candidates and choose the best. Plans made by hand are candidates, so ours is never worse."""
+    """Judge all candidates and choose the best one. Plans made by hand are candidates, too: none of them is better."""
     by_hand = list(planning.by_hand())
     if planning.options.method == "jupiter":
         paper = next((choice for choice in by_hand if choice.name == JUPITER), None)
@@ -424,7 +438,7 @@ def planned(planning: Planning, console: Console) -> PlanOutcome:
 
 
 def judged_all(planning: Planning, choices: list[Choice], console: Console) -> list[Choice]:
-    """Simulate each choice under a progress bar; choices with the same stages are simulated once."""
+    """Simulate each choice, with a progress bar; choices with the same stages are simulated once."""
     known: dict[object, Choice] = {}
     with progress_bar(console) as progress:
         task = progress.add_task("", total=len(choices))

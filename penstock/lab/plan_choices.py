@@ -1,4 +1,4 @@
-"""The plans that ``penstock plan`` compares: options, choices, prices, and their judge."""
+"""The plans that ``penstock plan`` compares: its options, the choices, their prices, and the judge."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ from penstock.speculation import SpeculativeConfig
 
 GOALS: Final = ("latency", "throughput", "ttft")
 METHODS: Final = ("penstock", "jupiter")
+"""Values of the options ``goal`` and ``method``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +121,7 @@ class PlanOptions(HostsOptions):
             )
 
     def each_engine(self) -> list[PlanOptions]:
-        """The options of each engine's plan: the same, but for the hosts. Raises FieldError."""
+        """The options of each engine's plan, which differ in the hosts. Raises FieldError."""
         if self.hosts is None or self.data_parallel_size == 1:
             return [self]
         engines = options_of_replicas(replace(self.engine_options(), data_parallel_size=self.data_parallel_size))
@@ -133,20 +134,24 @@ class PlanOptions(HostsOptions):
 
 
 # ---------------------------------------------------------------------------------------------------------------- judge
-# Judges a plan by simulation: the engine's own decisions on its stages, in virtual time.
+# Judges a plan by simulating the engine's own decisions on its stages, in virtual time.
 
 REQUESTS: Final = 2
-"""Requests that are simulated one after another for latency."""
+"""Requests that are simulated for latency, one after another."""
 SEED: Final = 1
-"""Seed of the drafter's hits and misses."""
+"""Seed of the drafter's hits and misses, the same for all plans."""
 AT_A_TIME: Final = 2
-"""Requests per stage that are simulated for throughput."""
+"""Requests per stage that are simulated together for throughput."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Speed:
-    """The result of a simulation. ``tokens_per_second``: after the first token. ``answer_s``: seconds of a request, its
-    prompt included. ``served_per_second``: tokens per second of all requests, where several ran together, else None."""
+    """The result of a simulation.
+
+    ``tokens_per_second``: of one request, after its first token. ``first_token_s``: seconds to the first token.
+    ``answer_s``: seconds of a whole request, its prompt included. ``served_per_second``: tokens per second of all
+    requests that ran together; None if none did.
+    """
 
     tokens_per_second: float
     first_token_s: float
@@ -155,17 +160,18 @@ class Speed:
 
 
 def staged(cluster: Cluster, groups: Sequence[Group], parts: tuple[Part, ...]) -> Cluster:
-    """The cluster with these stages; a part's device is a group's number."""
+    """The cluster with a stage for each part; ``part.device`` is the index of a group."""
     return replace(cluster, stages=tuple(stage_of(groups[part.device], part.layers) for part in parts))
 
 
 def stage_of(group: Group, layers: int) -> Stage:
+    """The stage of a group, whose devices are ranks if there are several."""
     names = tuple(device.name for device in group)
     return Stage(devices=names, layers=(layers,), split=TENSORS if len(names) > 1 else LAYERS)
 
 
 def simulated(cluster: Cluster, tokens: int, prompt: int, *, serving: bool) -> Speed:
-    """Simulate ``auto`` with a drafter like the demo pair's, or plain decoding where the cluster names no drafter."""
+    """Simulate ``auto`` with a drafter like the demo pair's; plain decoding if the cluster names no drafter."""
     config = SpeculativeConfig(strategy="auto") if cluster.drafter is not None else None
     script = script_of(REQUESTS, tokens, prompt)
     runs = simulate(cluster, script, config, min(WARM_UP, tokens))
@@ -178,28 +184,30 @@ def simulated(cluster: Cluster, tokens: int, prompt: int, *, serving: bool) -> S
 
 
 def served_per_second(cluster: Cluster, config: SpeculativeConfig | None, tokens: int, prompt: int) -> float:
-    """Tokens per second of ``AT_A_TIME`` requests for each stage, from the first request's start."""
+    """Tokens per second of ``AT_A_TIME`` requests per stage at the same time, from the first request's start."""
     together = AT_A_TIME * len(cluster.stages)
     runs = simulate_serving(cluster, script_of(together, tokens, prompt), config, together)
     return sum(len(run.moments) for run in runs) / max(run.moments[-1] for run in runs)
 
 
 def script_of(requests: int, tokens: int, prompt: int) -> Script:
+    """A script of requests that are all alike, with the demo pair's accuracy."""
     return profile_script(DEMO_ACCURACY, requests, tokens, SEED, prompt=prompt)
 
 
 # -------------------------------------------------------------------------------------------------------------- choices
-# The plans that are compared: ours, and those that people make by hand or by Jupiter's method.
+# The plans that are compared: Penstock's, those that people make by hand, and Jupiter's.
 
 PLAIN_BATCH: Final = Batch(rows=1, context=512)
 SPECULATIVE_BATCH: Final = Batch(rows=8, context=512)
-"""The batch for which stages are balanced: rows filled by drafted tokens, and the text's length in tokens."""
+"""Batches for which stages are balanced: rows (one, or a few with drafted tokens), and the tokens before them."""
 OURS, EVEN, PROPORTIONAL, JUPITER = "penstock", "even split", "in proportion to speed", "jupiter"
+"""The names of the plans."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A plan under a name, whose parts name ``groups`` by number. ``speed`` is None where it was not simulated."""
+    """A plan under a name. Its parts name ``groups`` by index. ``speed`` is None if the plan was not simulated."""
 
     name: str
     plan: Plan
@@ -208,8 +216,10 @@ class Choice:
     speed: Speed | None = None
 
     def value(self, goal: str) -> tuple[float, ...]:
-        """The plan's value, the larger the better. First tokens equal to three digits are decided by
-        the answer's end."""
+        """The plan's value for a goal, the larger the better, as a tuple to compare.
+
+        Where first tokens are equal to three digits, the end of the answer decides.
+        """
         if self.speed is None:
             return (-self.plan.trip_s,) if goal == "ttft" else (-self.plan.slowest_s, -self.plan.trip_s)
         if goal == "ttft":
@@ -219,9 +229,9 @@ class Choice:
 
 
 class Planning:
-    """One cluster, its devices that may hold layers, and the times of devices and links.
+    """One cluster, its devices that may hold layers, and the times of devices and links as a problem to solve.
 
-    ``groups``: the devices as they are joined into tensor parallel groups; None leaves each alone. A plan's parts are
+    ``groups``: the devices as they are joined into tensor parallel groups; None: each by itself. A plan's parts are
     groups.
     """
 
@@ -238,12 +248,14 @@ class Planning:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The name of each group, by number: its devices'."""
+        """The name of each group, by its index: the names of its devices."""
         return tuple(" + ".join(device.name for device in group) for group in self.groups)
 
     def joined(self) -> list[Planning]:
-        """A planning for every way to join devices into groups (``groupings``); none for real hosts, whose stages are
-        not tensor parallel yet."""
+        """A planning for each way to join devices into groups (``groupings``).
+
+        Real hosts have none: their stages are not tensor parallel yet.
+        """
         if self.options.real:
             return []
         _, *others = groupings(self.cluster, self.devices)
@@ -255,13 +267,15 @@ class Planning:
         return self.with_groups(tuple((device,) for device in self.devices))
 
     def with_groups(self, groups: tuple[Group, ...]) -> Planning:
+        """The planning of the same devices in other groups."""
         return self if groups == self.groups else Planning(self.cluster, self.options, groups)
 
     def choice(self, name: str, plan: Plan) -> Choice:
+        """A plan under a name."""
         return Choice(name, plan, staged(self.cluster, self.groups, plan.parts), groups=self.groups)
 
     def by_hand(self) -> Iterator[Choice]:
-        """Plans with all devices in the file's order, where they fit: evenly, by memory bandwidth, and by the paper."""
+        """Plans with all devices in the file's order that fit: even, by memory bandwidth, and by Jupiter's method."""
         layers, count = self.problem.layers, self.problem.devices
         splits: dict[str, Sequence[int]] = {}
         if count <= layers:
@@ -276,9 +290,11 @@ class Planning:
                 yield self.choice(name, plan)
 
     def ours(self) -> list[Choice]:
+        """The plans of Penstock's method that are worth judging (``planner.partition.front``)."""
         return [self.choice(OURS, plan) for plan in front(self.problem)]
 
     def judged(self, choice: Choice) -> Choice:
+        """The plan with its speed, simulated unless ``tokens`` is 0."""
         tokens, prompt = self.options.tokens, self.options.prompt_tokens
         if not tokens:
             return choice
@@ -287,7 +303,7 @@ class Planning:
         )
 
     def moved(self, choice: Choice) -> Choice | None:
-        """The same stages with the drafter on the last one's device; None where it is there already or does not fit."""
+        """The same stages with the drafter on the last stage's device; None if it is there, or does not fit there."""
         last = choice.cluster.stages[-1].last_device
         if choice.cluster.drafter in (None, last):
             return None
@@ -297,7 +313,7 @@ class Planning:
             return None
 
     def elsewhere(self, choice: Choice) -> Choice:
-        """The better of a judged plan and the same plan with the drafter moved."""
+        """The better one of a judged plan and the same plan with the drafter moved to the last stage."""
         moved = self.moved(choice)
         if moved is None:
             return choice
@@ -305,8 +321,10 @@ class Planning:
 
     @property
     def least_slowest_s(self) -> float:
-        """Lower bound of a plan's slowest stage in seconds, as if layers could be cut and overheads and links took no
-        time."""
+        """A lower bound, in seconds, of the slowest stage of any plan.
+
+        It is reached if layers can be cut anywhere, and overheads and links take no time.
+        """
         layers = self.problem.layers
         rates = 0.0
         for table in self.problem.stage_s:
@@ -316,9 +334,9 @@ class Planning:
         return layers / rates if rates else math.inf
 
     def with_one_more(self, chosen: Choice) -> Choice | None:
-        """The best plan with one more device like the fastest, named after it; None where no link to it is known.
+        """The best plan with one more device like the fastest one, whose name it has; None if no link to it is known.
 
-        Simulated plans have at most one stage more: further ones seldom pay, and take long to simulate.
+        Simulated plans have at most one stage more: more of them seldom pay, and take long to simulate.
         """
         fastest = max(self.devices, key=lambda device: device.weight_bandwidth_gb_s or 0.0)
         more = replace(fastest, name=f"{fastest.name}'", host=f"{fastest.host}'")
@@ -327,7 +345,7 @@ class Planning:
         try:
             plans = further.ours()
         except FieldError:
-            return None  # the cluster file has no link to a further host
+            return None  # the cluster file states no link to a host that is not in it
         if self.options.tokens:
             most = len(chosen.plan.parts) + 1
             plans = [one for one in plans if len(one.plan.parts) <= most] or plans[-1:]
@@ -339,7 +357,7 @@ class Planning:
 
 
 def refusal(planning: Planning) -> ConfigError:
-    """The error where no plan fits, with the memory needed and the memory there is."""
+    """The error if no plan fits, with the memory that is needed and that there is."""
     cluster = planning.cluster
     return ConfigError(
         f"cluster {cluster.name}: no plan fits: {shortage(cluster, planning.devices)}. Add devices, lower kv_slots, or "
@@ -348,17 +366,19 @@ def refusal(planning: Planning) -> ConfigError:
 
 
 # ------------------------------------------------------------------------------------------------------------- measured
-# A cluster to plan for, from measurements of ``penstock doctor``: one device of each host, and the links.
+# A cluster to plan for, from what ``penstock doctor`` measured: the fastest device of each host, and the links.
 
 OVERHEAD_MS: Final = 0.5
-"""Assumed milliseconds per batch on any device: Python and messages take about as long."""
+"""Assumed milliseconds per batch on any device, about those of Python and messages."""
 ENGINE: Final = "localhost"
+"""The host of the engine, where the plan is made."""
 
 
 def measured_cluster(report: DoctorReport, model: ModelPrice) -> Cluster:
-    """A cluster of every host that was measured, with its fastest device. Raises ConfigError where there is none.
+    """A cluster of all hosts that were measured, each with its fastest device. Raises ConfigError if none was.
 
-    The engine is on this host and drafts with a head like EAGLE's. A link has the worse figures of its two directions.
+    The engine is on this host, or else on the first one, and drafts with a head like EAGLE's. A link has the worse
+    figures of its two directions.
     """
     fastest = {host.host: fastest_of(host) for host in report.hosts if host.rates}
     if not fastest:
@@ -383,10 +403,12 @@ def measured_cluster(report: DoctorReport, model: ModelPrice) -> Cluster:
 
 
 def fastest_of(host: ExaminedHost) -> DeviceRates:
+    """The rates of the host's device that reads weights fastest."""
     return max(host.rates, key=lambda rate: rate.weight_bandwidth_gb_s)
 
 
 def device_table(host: ExaminedHost, rates: DeviceRates) -> dict[str, Any]:
+    """A device's entry in a cluster file's table."""
     found = host.facts.device(rates.device) if host.facts is not None else None
     memory = {"memory_gb": found.free / 1e9} if found is not None and found.free is not None else {}
     return {
@@ -400,7 +422,7 @@ def device_table(host: ExaminedHost, rates: DeviceRates) -> dict[str, Any]:
 
 
 def links_between(links: list[LinkRates], hosts: list[str]) -> list[dict[str, Any]]:
-    """A table for every two hosts that reach each other."""
+    """An entry for every two hosts that reach each other."""
     ways: dict[tuple[str, ...], list[tuple[float, float]]] = {}
     for link in links:
         if link.latency_ms is not None and link.bandwidth_gbit_s and {link.source, link.to} <= set(hosts):
@@ -413,15 +435,16 @@ def links_between(links: list[LinkRates], hosts: list[str]) -> list[dict[str, An
 
 
 # --------------------------------------------------------------------------------------------------------------- priced
-# A checkpoint's price list, computed from the shape in its configuration: dense models of llama's form.
+# A checkpoint's prices, from the sizes in its configuration: only dense models of Llama's form have them.
 
 BITS: Final = 32
-"""Bits per weight. The doctor measures rates in float32, and they decide on the split whatever the format."""
+"""Bits per weight: the doctor measures rates in float32. They decide how layers are split, whatever the format."""
 EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts")
+"""Fields of a configuration by which a mixture of experts is known."""
 
 
 def price_of(model: str) -> ModelPrice:
-    """The price list of a folder, a GGUF file or a hub id. Raises ConfigError where the configuration lacks a size."""
+    """The prices of a folder, a GGUF file or a hub id. Raises ConfigError if the configuration lacks a size."""
     place = resolve(model)
     if place.is_file():
         return price_of_header(model, read_header(place))
@@ -444,6 +467,7 @@ def price_of(model: str) -> ModelPrice:
 
 
 def price_of_header(model: str, header: Header) -> ModelPrice:
+    """The prices of a GGUF file. Raises ConfigError if its header lacks a size, or its layers differ."""
     values: Mapping[str, Any] = {
         name: header.value(f"{header.architecture}.{name}")
         for name in ("block_count", "embedding_length", "feed_forward_length", "attention.head_count")
@@ -466,6 +490,7 @@ def price_of_header(model: str, header: Header) -> ModelPrice:
 
 
 def reader(model: str, get: Callable[[str], Any]) -> Callable[[str], int]:
+    """A function that reads a size by name. It raises ConfigError for one that is missing or no positive integer."""
     def read(name: str) -> int:
         if type(value := get(name)) is not int or value < 1:
             raise unpriced(model, f"its configuration says no {name}")
@@ -475,20 +500,21 @@ def reader(model: str, get: Callable[[str], Any]) -> Callable[[str], int]:
 
 
 def unpriced(model: str, why: str) -> ConfigError:
+    """The error for a model without prices, with the reason and the remedy."""
     return ConfigError(
         f"model {model}: cannot be priced: {why}; plan a cluster file with an as_model table of its sizes instead"
     )
 
 
 # ---------------------------------------------------------------------------------------------------------------- write
-# A cluster as a file that ``load_cluster`` reads.
+# A cluster as the text of a file that ``load_cluster`` reads.
 
 WRITTEN_ONLY_WITH_KINDS = "kind"
-"""The field of a device that is not written, because its kind's numbers are written on the device itself."""
+"""The field of a device that is not written, since the numbers of its kind are written on the device itself."""
 
 
 def cluster_toml(cluster: Cluster) -> str:
-    """The file's text: every number on its device, prices as tables."""
+    """The file's text: every number stands on its device, and prices are tables."""
     table = without_none(dataclasses.asdict(cluster))
     for device in table["devices"]:
         device.pop(WRITTEN_ONLY_WITH_KINDS, None)
@@ -496,7 +522,7 @@ def cluster_toml(cluster: Cluster) -> str:
 
 
 def without_none(value: Any) -> Any:
-    """A value without its None entries, since TOML has no null. Tuples become lists."""
+    """A value without entries that are None, since TOML has no null; tuples become lists."""
     if isinstance(value, Mapping):
         return {key: without_none(one) for key, one in value.items() if one is not None}
     if isinstance(value, tuple | list):

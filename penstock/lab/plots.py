@@ -20,25 +20,30 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NAN: Final = float("nan")
+"""The value that leaves a gap in a line and a blank in a heat map."""
 DPI: Final = 120
 """Dots per inch of a figure."""
 SMALL: Final = 8
 """Font size of ticks, legends and numbers, in points."""
 CHARACTER: Final = 0.068
-"""Mean width of a character in inches at this font size, rounded up."""
+"""Mean width of a character of ``SMALL``, in inches, rounded up."""
 MOST_TICKS: Final = 16
-"""Values of x up to which each gets a tick of its own."""
+"""Most values of x that each get a tick of their own."""
 MOST_BANDS: Final = 6
-"""Most lines that are drawn with their bounds; the bounds of more lines would hide each other."""
+"""Most lines that are drawn with their bounds; with more lines the bounds would hide each other."""
 MARKERS: Final = "osD^vPX"
+"""The markers of lines, in order."""
 GREY: Final = "#7f8c9b"
+"""The colour of plain decoding."""
 HUES: Final = ("#1f6fb4", "#c8702a", "#1b7f5c", "#a3346f", "#6b51a8", "#8f7a1c", "#2a8fa0", "#b5443c")
 """Colours of strategies, in the order in which the registry names them."""
 
 Colour = str | tuple[float, float, float]
+"""A colour as matplotlib takes it: a name or code, or red, green and blue from 0 to 1."""
 Line = tuple[Sequence[float], Sequence[float] | None, Sequence[float] | None]
-"""y, and the lower and upper bounds of each y, or None; NaN leaves a gap."""
+"""The y of each x, and their lower and upper bounds or None; NaN leaves a gap."""
 Interval = tuple[float, float | None, float | None]
+"""A value with its lower and upper bounds, or None for bounds that are not known."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,7 @@ class Labels:
 
 
 def colours_of(labels: Sequence[str]) -> dict[str, Colour]:
-    """A colour per label: a strategy always has the same, and its entries with other options have lighter variants."""
+    """A colour per label: each strategy has always the same one, and its entries with options get lighter variants."""
     from matplotlib.colors import to_rgb
 
     families: dict[str, list[str]] = {}
@@ -70,6 +75,7 @@ def colours_of(labels: Sequence[str]) -> dict[str, Colour]:
 
 
 # -------------------------------------------------------------------------------------------------------------- lines
+# Lines over a common x, as for a sweep.
 
 
 def plot_lines(x: Sequence[float], lines: Mapping[str, Line], labels: Labels, path: Path) -> None:
@@ -89,6 +95,7 @@ def plot_lines(x: Sequence[float], lines: Mapping[str, Line], labels: Labels, pa
     if wide:
         axes.set_xscale("log", base=2)
     if len(x) <= MOST_TICKS:
+        # A tick too close to the one before it would write over its number.
         closest = 0.0 if wide else (max(x) - min(x)) / (2 * MOST_TICKS)
         ticks = [value for i, value in enumerate(x) if not i or value - x[i - 1] > closest]
         axes.set_xticks(ticks, [f"{value:g}" for value in ticks])
@@ -101,11 +108,12 @@ def plot_lines(x: Sequence[float], lines: Mapping[str, Line], labels: Labels, pa
 
 
 def legend_width(labels: Mapping[str, object]) -> float:
-    """Inches that a legend beside the panel takes; 0 for a single line."""
+    """Inches of width for a legend beside the panel; 0 for a single line, which has none."""
     return 0.6 + CHARACTER * max(map(len, labels)) if len(labels) > 1 else 0.0
 
 
 # ----------------------------------------------------------------------------------------------------------- heat map
+# A table of numbers as colours, as for a sweep of two axes.
 
 
 def plot_heat_map(
@@ -131,6 +139,7 @@ def plot_heat_map(
 
 
 # --------------------------------------------------------------------------------------------------------------- bars
+# Panels of bars with intervals, one for each setting.
 
 
 def plot_bars(panels: Mapping[tuple[str, str], Mapping[str, Interval]], labels: Labels, path: Path) -> None:
@@ -150,6 +159,7 @@ def plot_bars(panels: Mapping[tuple[str, str], Mapping[str, Interval]], labels: 
     colours = colours_of(names)
     for (row, column), panel in panels.items():
         draw_bars(grid[rows.index(row), columns.index(column)], panel, names, colours, f"{row}, {column}")
+    # One axis for all panels: bars may be compared from panel to panel.
     grid[0, 0].set_xlim(0, right_edge([interval for panel in panels.values() for interval in panel.values()]))
     figure.suptitle(labels.title, fontsize=11)
     figure.supxlabel(labels.x, fontsize=9)
@@ -159,7 +169,7 @@ def plot_bars(panels: Mapping[tuple[str, str], Mapping[str, Interval]], labels: 
 def draw_bars(
     axes: Axes, panel: Mapping[str, Interval], names: Sequence[str], colours: Mapping[str, Colour], title: str
 ) -> None:
-    """Draw one panel. Each bar's value is to the right of the panel, where no interval can cover it."""
+    """Draw one panel. Each bar's value stands to the right of the panel, where no interval can cover it."""
     for name, (mean, low, high) in panel.items():
         at = names.index(name)
         axes.barh(at, mean, height=0.7, color=colours[name])
@@ -171,20 +181,23 @@ def draw_bars(
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.tick_params(axis="x", labelsize=SMALL)
     axes.set_title(title, fontsize=9, loc="left")
+    # 1 is the speed of plain decoding.
     axes.axvline(1.0, color="black", linewidth=0.8, linestyle=":")
     bare(axes)
 
 
 def right_edge(intervals: Sequence[Interval]) -> float:
-    """Right end of the bars' axis: an interval of two pairs may be so wide that nothing else could be seen."""
+    """The right end of the bars' axis: at most twice the longest bar, since intervals of two pairs may be very wide."""
     means = [mean for mean, _, _ in intervals]
     return 1.03 * min(max(high if high is not None else mean for mean, _, high in intervals), 2 * max(means))
 
 
 # ------------------------------------------------------------------------------------------------------------- common
+# Axes and files of all plots.
 
 
 def one_panel(width: float, height: float, labels: Labels) -> tuple[Figure, Axes]:
+    """A figure with one panel, at least as wide as its title."""
     from matplotlib.figure import Figure
 
     width = max(width, 0.8 + 1.25 * CHARACTER * len(labels.title))
@@ -199,7 +212,7 @@ def one_panel(width: float, height: float, labels: Labels) -> tuple[Figure, Axes
 
 
 def ink(colour: Colour) -> str:
-    """Black or white, whichever can be read on the colour."""
+    """Black or white, whichever is readable on the colour (the weights of its brightness are those of ITU-R BT.601)."""
     from matplotlib.colors import to_rgb
 
     red, green, blue = to_rgb(colour)
@@ -207,9 +220,11 @@ def ink(colour: Colour) -> str:
 
 
 def bare(axes: Axes) -> None:
+    """Remove the upper and the right edge of a panel."""
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
 
 
 def save(figure: Figure, path: Path) -> None:
+    """Write the figure as a PNG file."""
     figure.savefig(path)

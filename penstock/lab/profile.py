@@ -1,4 +1,4 @@
-"""``penstock profile``: layers measured on hosts, or priced by a cluster file."""
+"""``penstock profile``: the times of a model's layers, measured on hosts or priced by a cluster file."""
 
 from __future__ import annotations
 
@@ -85,8 +85,10 @@ class HostsOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileOptions(HostsOptions):
-    """A model and the hosts that it is measured on, by default this one; or a cluster file with prices. Raises
-    FieldError."""
+    """A model and the hosts on which it is measured, by default this one; or a cluster file with prices.
+
+    Raises FieldError.
+    """
 
     model: Annotated[
         str | None,
@@ -122,14 +124,16 @@ class ProfileOptions(HostsOptions):
 
 
 # ---------------------------------------------------------------------------------------------------------------- hosts
-# Measures hosts under a progress bar.
+# Measures the hosts, with a progress bar.
 
 
 def hosts_profile(
     options: HostsOptions, console: Console, *, anew: bool = False, texts: Path | None = None
 ) -> HostsProfile:
-    """The profile of the named hosts; only missing parts are measured, or everything if ``anew``.
-    Raises ConfigError."""
+    """The profile of the named hosts: only missing parts are measured, or everything if ``anew``.
+
+    ``texts``: a file of prompts whose tokens are measured. Raises ConfigError.
+    """
     engine = options.engine_options()
     check_options(engine)
     fork_from_here(model_folder(engine.model, "target"))
@@ -140,7 +144,7 @@ def hosts_profile(
 
 
 def tokens_of(model: str, texts: Path) -> list[int]:
-    """Token ids of a file's prompts, joined and cut to the longest text that is measured. Raises ConfigError."""
+    """Token ids of a file's prompts, one after the other, cut to the longest text measured. Raises ConfigError."""
     from penstock.checkpoint.checkpoint import open_checkpoint
     from penstock.text.tokenizer import load_tokenizer
 
@@ -150,7 +154,7 @@ def tokens_of(model: str, texts: Path) -> list[int]:
 
 
 class Counted:
-    """A task of the progress bar that is told how many steps are done."""
+    """A task of the progress bar, called with the number of steps that are done and that of all steps."""
 
     def __init__(self, bar: Progress, what: str) -> None:
         self._bar = bar
@@ -161,19 +165,20 @@ class Counted:
 
 
 # --------------------------------------------------------------------------------------------------------------- priced
-# A profile of devices that are not there, from their prices in a cluster file.
+# A profile of devices that need not be there, from their prices in a cluster file.
 
 
 def times_by_price(cluster: Cluster) -> dict[str, LayerTimes]:
-    """Layer times by device. Raises FieldError for a device with times for its own layers only."""
+    """Layer times by device. Raises FieldError for a device whose times are known only for its own layers."""
     model = cluster.as_model
     assert model is not None
     return {device.name: times_on(device, model, cluster.time_scale) for device in candidates(cluster)}
 
 
 def times_on(device: Device, model: ModelPrice, time_scale: float) -> LayerTimes:
-    """The device's times of a layer within a stage of many, by kind and on average; of a stage beside its layers, and
-    of the head."""
+    """The device's milliseconds of a layer in a stage of many, by kind and as a mean; of a stage beside its layers; and
+    of the head.
+    """
     if device.measured is not None:
         return scaled(device.measured, time_scale)
     many, each = max(2, model.layers), [model.of_kind(kind) for kind in range(len(model.kinds))]
@@ -201,6 +206,7 @@ def times_on(device: Device, model: ModelPrice, time_scale: float) -> LayerTimes
 
 
 def scaled(times: LayerTimes, factor: float) -> LayerTimes:
+    """The times multiplied by ``factor``."""
     def of_grid(grid: Grid) -> Grid:
         return tuple(tuple(factor * ms for ms in line) for line in grid)
 
@@ -209,12 +215,12 @@ def scaled(times: LayerTimes, factor: float) -> LayerTimes:
 
 
 # ----------------------------------------------------------------------------------------------------------------- show
-# A profile as tables for the terminal.
+# A profile as tables on the terminal.
 
 
 @dataclass(frozen=True)
 class Profile:
-    """A model's sizes, its layers' times by device, the links between hosts, and the slots of stages."""
+    """A model's sizes, the times of its layers by device, links between hosts, and the slots that stages have."""
 
     model: ModelPrice
     times: dict[str, LayerTimes]
@@ -223,14 +229,15 @@ class Profile:
 
 
 def report_of(profile: Profile) -> Report:
+    """The tables of a profile, and the profile as a document."""
     tables = [*(device_table(profile, name) for name in profile.times), held_table(profile)]
     return Report(asdict(profile), [*tables, *([link_table(profile.links)] if profile.links else [])])
 
 
 def device_table(profile: Profile, name: str) -> FiguresTable:
-    """Milliseconds by rows of a batch: of a layer after several contexts, of a stage beside its layers, of the head.
+    """Milliseconds by the rows of a batch: a layer behind several contexts, a stage beside its layers, and the head.
 
-    Where layers differ, each kind has lines of its own, under the number of the first layer that is of it.
+    Where layers differ, each kind has its own lines, under the number of its first layer.
     """
     times, model = profile.times[name], profile.model
     table = FiguresTable(
@@ -250,7 +257,7 @@ def device_table(profile: Profile, name: str) -> FiguresTable:
 
 
 def least_rows(times: LayerTimes, model: ModelPrice) -> int:
-    """The paper's b: the smallest number of rows that still uses the device well."""
+    """Jupiter's b: the smallest number of rows that still uses the device well."""
     grid = times.of_stage(model.counts(model.all_layers), head=False)
     return least_piece(lambda rows: rows / interpolated(times.rows, times.contexts, grid, rows, 0), times.rows[-1])
 
@@ -271,6 +278,7 @@ def held_table(profile: Profile) -> FiguresTable:
 
 
 def link_table(links: Sequence[LinkBetween]) -> FiguresTable:
+    """Latency and rate of the links between hosts."""
     table = FiguresTable("link", "latency, ms", "Mbit/s")
     for link in links:
         table.add_row(" - ".join(link.ends), f"{link.latency_ms:.2f}", f"{1e3 * link.bandwidth_gbit_s:.0f}")
@@ -278,11 +286,11 @@ def link_table(links: Sequence[LinkBetween]) -> FiguresTable:
 
 
 # -------------------------------------------------------------------------------------------------------------- command
-# ``penstock profile``: times of a model's layers on real devices, or on those that a cluster file prices.
+# ``penstock profile``: the command itself.
 
 
 def run_profile(options: ProfileOptions, *, as_json: bool = False, console: Console | None = None) -> Profile:
-    """Measure, store and print. Raises ConfigError for what cannot work, and PipelineError for a lost stage."""
+    """Measure, store and print. Raises ConfigError for options that cannot work, PipelineError for a lost stage."""
     console = console or Console(stderr=True)
     profile = profile_by_price(options) if options.cluster is not None else measured_profile(options, console)
     report_of(profile).answer(console, sys.stdout if as_json else None)
@@ -292,6 +300,7 @@ def run_profile(options: ProfileOptions, *, as_json: bool = False, console: Cons
 
 
 def profile_by_price(options: ProfileOptions) -> Profile:
+    """The profile of the devices that a cluster file prices. Raises ConfigError."""
     assert options.cluster is not None
     cluster = load_devices(options.cluster, as_model=options.model)
     assert cluster.as_model is not None
@@ -299,6 +308,7 @@ def profile_by_price(options: ProfileOptions) -> Profile:
 
 
 def measured_profile(options: ProfileOptions, console: Console) -> Profile:
+    """The profile measured anew on the hosts. Raises ConfigError and PipelineError."""
     found = hosts_profile(options, console, anew=True, texts=options.prompts)
     assert found.links is not None
     return Profile(found.candidates.price, found.times, found.links, found.candidates.capacity)

@@ -1,4 +1,4 @@
-"""``penstock bench quality``: answers in points beside plain ones, and their judge."""
+"""``penstock bench quality``: answers in points beside plain ones, compared by likelihood and by a judge."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 # The options of ``penstock bench quality``, checked before anything starts.
 
 MODES: Final = ("on", "auto")
+"""Values of the option ``outline_decoding`` that give something to compare."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +105,7 @@ class QualityOptions:
 
     @property
     def server(self) -> Server | None:
-        """The judge's server. Raises FieldError where ``judge`` is no address."""
+        """The judge's server; None without a judge. Raises FieldError if ``judge`` is no address."""
         if self.judge is None:
             return None
         try:
@@ -114,6 +115,7 @@ class QualityOptions:
 
     @property
     def engine(self) -> EngineOptions:
+        """The options of the engine that answers. It does not speculate: only the texts are compared."""
         return EngineOptions(
             model=self.model,
             dtype=self.dtype,
@@ -125,12 +127,12 @@ class QualityOptions:
 
 
 # -------------------------------------------------------------------------------------------------------------- answers
-# Has one model answer questions twice: plainly and in points.
+# One model answers the questions twice: plainly, and in points.
 
 
 @dataclass(frozen=True)
 class RatedQuestion:
-    """One question. ``category`` is the file's stem, followed by the entry's own category if it has one."""
+    """A question. ``category``: the name of its file without suffix, then the entry's own category if it has one."""
 
     category: str
     text: str
@@ -138,7 +140,7 @@ class RatedQuestion:
 
 @dataclass(frozen=True)
 class Answered:
-    """A question, its prompt's token ids, and its answers; ``points`` is None where the model wrote no outline."""
+    """A question, its prompt's token ids, and its answers; ``points`` is None if the model wrote no outline."""
 
     question: RatedQuestion
     prompt: Sequence[int]
@@ -152,6 +154,7 @@ def questions_of(files: Sequence[Path], per_category: int) -> list[RatedQuestion
 
 
 def questions_in(file: Path, per_category: int) -> Iterator[RatedQuestion]:
+    """The first ``per_category`` questions of each category in a file. Raises ConfigError naming line and field."""
     seen: Counter[str] = Counter()
     for where, line in prompt_lines(file):
         turns = turns_of(line, where)
@@ -163,7 +166,7 @@ def questions_in(file: Path, per_category: int) -> Iterator[RatedQuestion]:
 
 
 def answered(llm: LLM, questions: Sequence[RatedQuestion], max_tokens: int, outline_decoding: str) -> list[Answered]:
-    """Every question's answers, decoded greedily, plainly and in points."""
+    """Both answers to every question, plain and in points, decoded greedily."""
     params = SamplingParams(temperature=0, max_tokens=max_tokens)
     conversations = [[{"role": "user", "content": question.text}] for question in questions]
     plain = llm.chat(conversations, params)
@@ -175,20 +178,24 @@ def answered(llm: LLM, questions: Sequence[RatedQuestion], max_tokens: int, outl
 
 
 def points_of(output: RequestOutput) -> str | None:
+    """The answer in points; None if the model wrote no outline, or an answer of another form."""
     return output.outputs[0].text if output.outline is not None and output.outline.used else None
 
 
 # ---------------------------------------------------------------------------------------------------------------- judge
-# A model as the judge of answers, which rates each alone and compares two in both orders.
+# A model as the judge of answers: it rates each alone, and compares two of them in both orders.
 #
 # Source: Zheng et al., "Judging LLM-as-a-Judge with MT-Bench and Chatbot Arena" (2023), section 3: single answer
-# grading and pairwise comparison, the latter in both orders because judges favour a position.
+# grading and pairwise comparison, in both orders because judges favour a position.
 
 VERDICT_TOKENS: Final = 512
-"""Most tokens of a judge's answer: a short explanation and its verdict."""
+"""Most tokens of a judge's reply: a short explanation and the verdict."""
 LOWEST, HIGHEST = 1.0, 10.0
+"""The range of grades."""
 RATING: Final = re.compile(r"\[\[\s*(\d+(?:\.\d+)?)\s*\]\]")
+"""Pattern of a grade in a judge's reply (group 1)."""
 CHOICE: Final = re.compile(r"\[\[\s*([ABC])\s*\]\]")
+"""Pattern of a choice in a judge's reply (group 1): A, B, or C for neither."""
 RATE: Final = f"""You grade answers. Below are a user's question and an assistant's answer to it.
 Consider whether the answer is helpful, relevant, correct, thorough and clear. A longer answer is not better by itself.
 First give your reasons in a few sentences. Then write your grade, a number from {LOWEST:.0f} (useless) to \
@@ -198,10 +205,11 @@ Consider which one is more helpful, relevant, correct, thorough and clear. Neith
 length may count.
 First give your reasons in a few sentences. Then write your verdict in double square brackets: [[A]] if A is better, \
 [[B]] if B is better, [[C]] if neither is."""
+"""The instructions for rating one answer, and for comparing two."""
 
 
 class Preferred(StrEnum):
-    """The better of two answers. Where a judge's two orders disagree neither wins."""
+    """The better one of two answers; neither if a judge's choices in the two orders disagree."""
 
     PLAIN = "plain"
     POINTS = "points"
@@ -210,7 +218,7 @@ class Preferred(StrEnum):
 
 @dataclass(frozen=True)
 class Verdicts:
-    """The judge's ratings and choice for one question; None where its reply holds no verdict."""
+    """The judge's ratings and choice for one question; None for a reply that holds no verdict."""
 
     plain: float | None
     points: float | None
@@ -218,7 +226,7 @@ class Verdicts:
 
 
 class Judge:
-    """A model behind a server, which rates and compares answers."""
+    """A model behind a server that rates and compares answers."""
 
     def __init__(self, server: Server, model: str | None) -> None:
         self._server = server
@@ -227,26 +235,29 @@ class Judge:
 
     @property
     def model(self) -> str:
-        """The model's name. Raises ServerError where no server answers, or where it names no model."""
+        """The model's name. Raises ServerError if no server answers, or if it names no model."""
         if self._model is None:
             self._model = first_model(self._sent("GET", "/models"))
         return self._model
 
     def verdicts(self, question: str, plain: str, points: str) -> Verdicts:
-        """The verdicts on both answers to a question. Raises ServerError."""
+        """The verdicts on both answers to a question, from four requests. Raises ServerError."""
         return Verdicts(
             self.rating(question, plain), self.rating(question, points), self.choice(question, plain, points)
         )
 
     def rating(self, question: str, answer: str) -> float | None:
+        """The grade of an answer, 1 to 10; None if the reply holds none. Raises ServerError."""
         return rating_in(self._reply(RATE, {"Question": question, "Answer": answer}))
 
     def choice(self, question: str, plain: str, points: str) -> Preferred | None:
+        """The better answer, by two requests with the answers in either order; None without two choices."""
         first = choice_in(self._reply(COMPARE, {"Question": question, "Answer of A": plain, "Answer of B": points}))
         second = choice_in(self._reply(COMPARE, {"Question": question, "Answer of A": points, "Answer of B": plain}))
         return agreed(first, second)
 
     def _reply(self, task: str, parts: dict[str, str]) -> str:
+        """The judge's reply to a task about these parts. Raises ServerError."""
         asked = "\n\n".join(f"### {title}\n{text}" for title, text in parts.items())
         body = {
             "model": self.model,
@@ -261,6 +272,7 @@ class Judge:
         return content if isinstance(content, str) else ""
 
     def _sent(self, method: str, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
+        """The response to a request. Raises ServerError if nobody answers, or the server refuses."""
         try:
             response = self._http.request(method, path, json=body)
         except httpx.HTTPError as error:
@@ -271,23 +283,25 @@ class Judge:
         return response
 
     def close(self) -> None:
+        """Close the connection."""
         self._http.close()
 
 
 def rating_in(reply: str) -> float | None:
-    """The last grade in a reply; None if there is none or it is out of range."""
+    """The last grade in a reply; None if it has none, or one out of range."""
     found = RATING.findall(reply)
     rating = float(found[-1]) if found else None
     return rating if rating is not None and LOWEST <= rating <= HIGHEST else None
 
 
 def choice_in(reply: str) -> str | None:
+    """The last choice in a reply; None if it has none."""
     found = CHOICE.findall(reply)
     return found[-1] if found else None
 
 
 def agreed(first: str | None, second: str | None) -> Preferred | None:
-    """The choice from two verdicts, the first with the plain answer as A, the second with it as B."""
+    """The choice that follows from two verdicts: the plain answer was A in the first one, and B in the second."""
     if first is None or second is None:
         return None
     if (first, second) == ("A", "B"):
@@ -296,15 +310,15 @@ def agreed(first: str | None, second: str | None) -> Preferred | None:
 
 
 # ----------------------------------------------------------------------------------------------------------- likelihood
-# Quality without a judge: the target's own likelihood of each answer to the plain question.
+# Quality without a judge: the target's own likelihood of each answer, as an answer to the plain prompt.
 
 
 def log_likelihoods(
     setup: Resolved, encode: Callable[[str], Sequence[int]], answers: Sequence[Answered]
 ) -> list[tuple[float | None, float | None]]:
-    """Mean log-likelihood per token, in nats, of each plain answer and of each one in points; None for an empty one.
+    """Mean log-likelihood per token, in nats, of each plain answer and of each answer in points; None for an empty one.
 
-    Both are read as texts after the plain prompt, in this process and after the engine has ended.
+    Both are read as texts after the plain prompt, in this process and after the engine has ended: it had the memory.
     """
     pairs = [(answer.plain, answer.points) for answer in answers]
     texts = [
@@ -317,6 +331,7 @@ def log_likelihoods(
 
 
 def means(setup: Resolved, texts: Sequence[Text]) -> list[float]:
+    """The mean log-likelihood of each text's tokens after its prompt, in nats per token."""
     if not texts:
         return []
     states = last_states(setup, setup.checkpoint, setup.layers, texts)
@@ -335,14 +350,15 @@ def means(setup: Resolved, texts: Sequence[Text]) -> list[float]:
 
 
 # -------------------------------------------------------------------------------------------------------------- summary
-# Quality by category of question, over the questions that were answered in points.
+# Quality by category of questions, over the questions that were answered in points.
 
 ALL = "all"
+"""The name of the category of all questions."""
 
 
 @dataclass(frozen=True)
 class Compared:
-    """A question's answers, their log-likelihoods per token in nats, and the judge's verdicts, if there is one."""
+    """A question's answers, their log-likelihoods per token in nats, and the judge's verdicts if there is a judge."""
 
     answered: Answered
     plain_nats: float | None
@@ -352,10 +368,10 @@ class Compared:
 
 @dataclass(frozen=True)
 class CategoryQuality:
-    """Figures of a category's questions; means are over those with both values, and None where there are none.
+    """Figures of a category. Means are over the questions that have both values, and None if none has.
 
-    ``perplexity`` is that of an answer in points over that of the plain one, by question. ``preferred`` counts the
-    judge's choices, and ``unread`` its replies without any.
+    ``perplexity``: that of an answer in points over that of the plain one, by question. ``preferred``: the judge's
+    choices; ``unread``: its replies without a choice.
     """
 
     category: str
@@ -371,13 +387,14 @@ class CategoryQuality:
 
 
 def summarized(compared: Sequence[Compared]) -> list[CategoryQuality]:
-    """The figures of each category in the order of the questions, followed by those of all questions."""
+    """The figures of each category, in the order of the questions, and of all questions together at the end."""
     categories = list(dict.fromkeys(one.answered.question.category for one in compared))
     of = {name: [one for one in compared if one.answered.question.category == name] for name in categories}
     return [category(name, some) for name, some in of.items()] + [category(ALL, compared)]
 
 
 def category(name: str, compared: Sequence[Compared]) -> CategoryQuality:
+    """The figures of the questions ``compared``, under a category's name."""
     some = [one for one in compared if one.answered.points is not None]
     nats = both((one.plain_nats, one.points_nats) for one in some)
     verdicts = [one.verdicts for one in some if one.verdicts is not None]
@@ -398,15 +415,17 @@ def category(name: str, compared: Sequence[Compared]) -> CategoryQuality:
 
 
 def both(pairs: Iterable[tuple[float | None, float | None]]) -> list[tuple[float, float]]:
+    """The pairs of which both values are known."""
     return [(one, other) for one, other in pairs if one is not None and other is not None]
 
 
 def mean(values: Sequence[float]) -> float | None:
+    """The mean; None without values."""
     return fmean(values) if values else None
 
 
 def perplexities(nats: Sequence[tuple[float, float]]) -> Ratio | None:
-    """The ratio of perplexities, points over plain."""
+    """The ratio of perplexities, points over plain; None without values."""
     return paired_ratio([math.exp(plain - points) for plain, points in nats])
 
 
@@ -426,20 +445,23 @@ LIKELIHOOD: Final[Columns[CategoryQuality]] = {
     "perplexity,\npoints/plain": lambda one: length(None if one.perplexity is None else one.perplexity.mean),
     "95%": lambda one: bounds(None if one.perplexity is None else one.perplexity.bounds),
 }
+"""Columns of the table, by heading: counts, the judge's figures, and likelihood."""
 
 
 def table_of(found: Sequence[CategoryQuality], judged: bool) -> FiguresTable:
+    """The table of all categories."""
     columns = {**QUESTIONS, **(JUDGED if judged else {}), **LIKELIHOOD}
     return figures_table("category", None, columns, [(one.category, one) for one in found])
 
 
 def report_of(settings: Mapping[str, Any], found: Sequence[CategoryQuality], judged: bool) -> Report:
+    """The report: the table, and as its document settings and figures."""
     document = {"settings": settings, "categories": [asdict(one) for one in found]}
     return Report(document, [table_of(found, judged)])
 
 
 # -------------------------------------------------------------------------------------------------------------- command
-# ``penstock bench quality``: compares answers in points with plain ones, by the target's likelihood and by a judge.
+# ``penstock bench quality``: the command itself.
 
 AT_ONCE: Final = 4
 """Questions that are answered together."""
@@ -448,7 +470,7 @@ AT_ONCE: Final = 4
 def run_bench_quality(options: QualityOptions, console: Console | None = None) -> list[CategoryQuality]:
     """Answer, compare, print the table and write the files.
 
-    Raises ConfigError before anything starts, and ServerError where the judge is not there or fails.
+    Raises ConfigError before anything starts, and ServerError if the judge cannot be reached or fails.
     """
     questions = checked(options)
     console = console or Console(stderr=True)
@@ -476,7 +498,7 @@ def run_bench_quality(options: QualityOptions, console: Console | None = None) -
 
 
 def checked(options: QualityOptions) -> list[RatedQuestion]:
-    """The questions of a bench that can begin: its model is fetched if it is not here. Raises ConfigError."""
+    """The questions, if the bench can begin; the model is fetched if it is not here. Raises ConfigError."""
     questions = questions_of(options.prompts, options.num_prompts)
     check_options(options.engine)
     return questions
@@ -485,7 +507,7 @@ def checked(options: QualityOptions) -> list[RatedQuestion]:
 def compared_by_itself(
     options: QualityOptions, questions: Sequence[RatedQuestion], progress: Progress, task: TaskID
 ) -> list[Compared]:
-    """Answers of the target, and their log-likelihoods under the target itself."""
+    """Both answers of the target, and their log-likelihoods under the target itself."""
     found: list[Answered] = []
     with LLM(**vars(options.engine)) as llm:
         for start in range(0, len(questions), AT_ONCE):
@@ -499,7 +521,7 @@ def compared_by_itself(
 
 
 def judged(judge: Judge, one: Compared, done: Callable[[], None]) -> Compared:
-    """The answers with the judge's verdicts, where there are two of them."""
+    """The answers with the judge's verdicts, if there are two of them."""
     answers = one.answered
     if answers.points is not None:
         one = replace(one, verdicts=judge.verdicts(answers.question.text, answers.plain, answers.points))
@@ -508,10 +530,12 @@ def judged(judge: Judge, one: Compared, done: Callable[[], None]) -> Compared:
 
 
 def write_answers(path: Path, compared: Sequence[Compared]) -> None:
+    """Write a line for each question, with its answers and verdicts."""
     path.write_bytes(b"".join(msgspec.json.encode(record_of(one)) + b"\n" for one in compared))
 
 
 def record_of(one: Compared) -> dict[str, Any]:
+    """A question, its answers and verdicts as a table."""
     answers = one.answered
     return {
         **asdict(answers.question),

@@ -1,4 +1,4 @@
-"""Recordings of distributions: written by an engine, loaded, and checked."""
+"""Recordings of distributions: what they hold, how they are loaded and checked, and how an engine makes one."""
 
 from __future__ import annotations
 
@@ -29,16 +29,17 @@ if TYPE_CHECKING:
 # ------------------------------------------------------------------------------------------------------------ recording
 # Recordings: the target's picks, the drafter's candidates and the probabilities of both, token by token.
 #
-# A recording is one safetensors file: the arrays below, and a JSON header in its metadata. ``penstock bench --record``
-# writes it; acceptance rules and simulations read it, without any model.
+# A recording is one safetensors file: the arrays below, and a JSON header in the file's metadata.
+# ``penstock bench --record`` writes it; acceptance rules and simulations read it, without any model.
 
 FORMAT: Final = 1
-"""Version of the format."""
+"""Version of the format, the only one that is read."""
 METADATA: Final = "penstock_recording"
-"""The key of the header in the file's metadata."""
+"""The key of the header in the safetensors file's metadata."""
 
 CONFIG_FILES: Final = ("config.json",)
 TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt")
+"""Files of a checkpoint whose contents make its fingerprint."""
 
 SHAPES: Final[Mapping[str, tuple[str, tuple[str | int, ...]]]] = {
     "offsets": ("int64", ("P + 1",)),
@@ -55,10 +56,10 @@ SHAPES: Final[Mapping[str, tuple[str, tuple[str | int, ...]]]] = {
     "target_of_draft": ("float32", ("T", "M")),
     "rest": ("float32", ("T", 2, 2)),
 }
-"""dtype and shape of every array; ``Recording`` explains them."""
+"""dtype and shape of every array, in the order in which shapes are checked; ``Recording`` explains the arrays."""
 
 NO_TOKEN: Final = -1
-"""Padding of a row that has fewer tokens than columns."""
+"""Padding at the end of a row that has fewer tokens than columns."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,10 +73,10 @@ class Fingerprint:
 
 @dataclass(frozen=True, kw_only=True)
 class Header:
-    """The recorded models and settings. ``seeds`` has one entry per request, ``versions`` one per package.
+    """The recorded models and settings. ``seeds``: one for each request; ``versions``: one for each package.
 
-    ``undecided`` counts tokens that plain decoding and the recorder, which computes many rows together, picked
-    differently: the two best scores differed by less than rounding. The recording follows plain decoding.
+    ``undecided``: tokens that plain decoding and the recorder, which computes many rows together, picked differently,
+    because the two best scores differed by less than rounding. The recording has the tokens of plain decoding.
     """
 
     format: int
@@ -93,7 +94,7 @@ class Header:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Recording:
-    """P requests with T generated tokens in all, K candidates and M tokens of each distribution for every one.
+    """P requests with T generated tokens in all; for every token K candidates, and M tokens of each distribution.
 
     ``offsets``         [P + 1]   request i's tokens are those from offsets[i] up to, not including, offsets[i + 1]
     ``prompt_lengths``  [P]       the position of request i's first token: with its seed the key to its noise
@@ -111,8 +112,8 @@ class Recording:
                                   than the draft, [:, 1] of the others; last axis: the target's mass, the draft's
 
     Probabilities are those after the request's temperature and filters, from which the token was sampled. At
-    temperature 0 nothing is sampled, and they are the models' own. A row with fewer tokens than columns ends in
-    NO_TOKEN with probability 0 (log: -inf). Raises FieldError where the arrays contradict each other.
+    temperature 0, where nothing is sampled, they are the models' own. A row with fewer tokens than columns ends in
+    NO_TOKEN with probability 0 (log: -inf). Raises FieldError if the arrays contradict each other.
     """
 
     header: Header
@@ -141,6 +142,7 @@ class Recording:
 
     @property
     def requests(self) -> int:
+        """The number of requests, P."""
         return len(self.offsets) - 1
 
     def rows(self, request: int) -> slice:
@@ -148,10 +150,11 @@ class Recording:
         return slice(int(self.offsets[request]), int(self.offsets[request + 1]))
 
     def arrays(self) -> dict[str, np.ndarray]:
+        """The arrays by name."""
         return {field.name: getattr(self, field.name) for field in fields(self) if field.name in SHAPES}
 
     def save(self, path: Path) -> None:
-        """Write the file. Raises ConfigError where that is not possible."""
+        """Write the file. Raises ConfigError if it cannot be written."""
         from safetensors import SafetensorError
         from safetensors.numpy import save_file
 
@@ -163,7 +166,7 @@ class Recording:
 
     @classmethod
     def load(cls, path: Path) -> Recording:
-        """Read a file. Raises ConfigError naming the file, and the field where one is to blame."""
+        """Read a file. Raises ConfigError naming the file and, if one is at fault, the field."""
         header, arrays = read_file(path)
         try:
             return cls(header=parse_header(header), **arrays)
@@ -171,7 +174,7 @@ class Recording:
             raise ConfigError(f"{path}: {error}; {REMEDY}") from error
 
     def check_made_with(self, path: Path, target: Fingerprint | None, draft: Fingerprint | None) -> None:
-        """Raise ConfigError naming the field and both values unless ``path`` was recorded with these two models.
+        """Raise ConfigError, naming the field and both values, if ``path`` was recorded with other models than these.
 
         None accepts any model.
         """
@@ -204,6 +207,7 @@ class Recording:
                 sizes["P"] = len(values) - 1
 
     def _check_values(self, name: str, values: np.ndarray) -> None:
+        """Raise FieldError if an array holds a value that it cannot have."""
         if name in ("tokens", "candidates", "target_ids", "draft_ids"):
             least = 0 if name == "tokens" else NO_TOKEN
             holds = ((values >= least) & (values < self.header.vocabulary)).all()
@@ -216,10 +220,11 @@ class Recording:
 
 
 REMEDY: Final = "record it again with penstock bench --record"
+"""The end of errors about files that cannot be used."""
 
 
 def read_file(path: Path) -> tuple[str, dict[str, np.ndarray]]:
-    """The header, still as JSON text, and the arrays. Raises ConfigError unless the file is a complete recording."""
+    """The header, as JSON text, and the arrays. Raises ConfigError unless the file is a complete recording."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -241,7 +246,7 @@ def read_file(path: Path) -> tuple[str, dict[str, np.ndarray]]:
 
 
 def parse_header(text: str) -> Header:
-    """The header from its JSON text. Raises FieldError; the format is checked first, as other fields depend on it."""
+    """The header from its JSON text. Raises FieldError; the format first, since the other fields depend on it."""
     try:
         table: Any = json.loads(text)
     except ValueError as error:
@@ -252,24 +257,25 @@ def parse_header(text: str) -> Header:
 
 
 def sizes_known(sizes: Mapping[str | int, int]) -> str:
+    """The sizes known so far, as the end of an error: `` with P = 3``."""
     named = ", ".join(f"{name} = {sizes[name]}" for name in "PTKM" if name in sizes)
     return f" with {named}" if named else ""
 
 
 def fingerprint(name: str, folder: Path) -> Fingerprint:
-    """The identity of the checkpoint in ``folder``. Weights are not read: they may be many gigabytes."""
+    """The identity of the checkpoint in ``folder``. Weights are not read: they may have many gigabytes."""
     return Fingerprint(name=name, config=digest(folder, CONFIG_FILES), tokenizer=digest(folder, TOKENIZER_FILES))
 
 
 def digest(folder: Path, names: tuple[str, ...]) -> str:
-    """SHA-256 (hexadecimal) over the names and contents of the named files that exist; "none" where none does."""
+    """SHA-256 (hexadecimal) over names and contents of the named files, as far as they exist; "none" if none does."""
     files = [folder / name for name in names if (folder / name).is_file()]
     if not files:
         return "none"
     total = hashlib.sha256()
     for file in files:
         content = file.read_bytes()
-        # The length goes in front, so that bytes cannot move from one file to the next and leave the digest the same.
+        # With its length in front no file's end can pass for the next file's beginning under the same digest.
         total.update(f"{file.name} {len(content)}\n".encode() + content)
     return total.hexdigest()
 
@@ -279,7 +285,7 @@ def digest(folder: Path, names: tuple[str, ...]) -> str:
 
 
 def load_recordings(files: Sequence[Path], model: str | None, draft_model: str | None) -> list[Recording]:
-    """All recordings, or none: raises ConfigError naming a file that is no recording or one of other models.
+    """All recordings. Raises ConfigError naming a file that is no recording, or one of other models.
 
     ``model`` and ``draft_model`` are named as in docs/reference/models.md; None accepts files made with any model.
     """
@@ -294,7 +300,7 @@ def load_recordings(files: Sequence[Path], model: str | None, draft_model: str |
 
 
 def fingerprint_of(model: str | None, part: str) -> Fingerprint | None:
-    """The model's fingerprint, None for None. Raises ConfigError for a model that is missing or not supported."""
+    """The model's fingerprint; None for None. Raises ConfigError for a model that is missing or not supported."""
     if model is None:
         return None
     from penstock.checkpoint.checkpoint import open_checkpoint
@@ -303,7 +309,7 @@ def fingerprint_of(model: str | None, part: str) -> Fingerprint | None:
 
 
 # -------------------------------------------------------------------------------------------------------------- reading
-# Runs texts through a model in this process, stage by stage: at most one stage's layers are in memory.
+# Runs texts through a model in this process, stage by stage: at most one stage's layers are in memory at a time.
 
 CHUNK: Final = 128
 """Rows that go through a stage together."""
@@ -318,7 +324,7 @@ class Text:
 
     @property
     def rows(self) -> list[int]:
-        """The tokens that the models read; nothing follows the last one."""
+        """The tokens that models read: all but the last, after which nothing is asked."""
         return [*self.prompt, *self.picked][:-1]
 
 
@@ -331,16 +337,20 @@ def last_states(
     for first, last in layers:
         stage = load(setup, checkpoint, first, last, capacity)
         states = [through(stage, text.rows, before) for text, before in zip(texts, states, strict=True)]
-        del stage  # before the next one is loaded, so that only one is in memory
+        del stage  # before the next one is loaded, since there may be memory for one only
     return states
 
 
 def through(stage: StageModel, tokens: Sequence[int], states: Sequence[Any]) -> list[Any]:
-    """Run one text through one stage. Slots still hold another text, but are overwritten before they are read."""
+    """Run one text through one stage; the chunks' hidden states are returned.
+
+    The stage's slots hold another text's keys and values, which are overwritten before they are read.
+    """
     return [stage.forward(view_of(tokens, rows), hidden) for rows, hidden in zip(chunks(tokens), states, strict=True)]
 
 
 def chunks(tokens: Sequence[int]) -> list[range]:
+    """The rows of a text in ranges of at most CHUNK."""
     return [range(start, min(start + CHUNK, len(tokens))) for start in range(0, len(tokens), CHUNK)]
 
 
@@ -350,6 +360,7 @@ def head_of(setup: Resolved, checkpoint: Checkpoint) -> StageModel:
 
 
 def load(setup: Resolved, checkpoint: Checkpoint, first: int, last: int, capacity: int) -> StageModel:
+    """The layers [first, last) of a checkpoint, with room for ``capacity`` tokens, in this process."""
     from penstock.models.stage_model import load_stage
 
     return load_stage(
@@ -378,11 +389,11 @@ def logits_after(head: StageModel, states: Sequence[Any], text: Text) -> Iterato
 # ``penstock bench --record``: target and draft model read the texts of plain decoding again, for a recording.
 
 CANDIDATES: Final = 64
-"""Number of the drafter's candidates that are kept."""
+"""Number of the drafter's candidates that a recording has of each token."""
 WIDTH: Final = 256
-"""Number of tokens of each distribution that are kept."""
+"""Number of tokens that a recording has of each distribution."""
 ALIKE: Final = ("temperature", "top_p", "top_k", "min_p")
-"""Sampling parameters that all requests of one recording share."""
+"""Sampling parameters that have to be the same for all requests of one recording."""
 UNCHANGED: Final = (
     "presence_penalty",
     "frequency_penalty",
@@ -391,18 +402,18 @@ UNCHANGED: Final = (
     "allowed_token_ids",
     "structured_outputs",
 )
-"""Sampling parameters that a recording cannot have, since its distributions are the models' own."""
+"""Sampling parameters that must have their defaults, since the recorded distributions are the models' own."""
 
 
 @dataclass(frozen=True)
 class Picked(Text):
-    """One request: its prompt, the tokens that the target picked, and how it was sampled."""
+    """One request: its prompt, the tokens that the target picked, and how they were sampled."""
 
     sampling: Sampling
 
 
 def check_record(path: Path, speculation: SpeculativeConfig | None) -> None:
-    """Raise FieldError, before anything starts, where no recording can be made or written."""
+    """Raise FieldError, before anything starts, if no recording can be made, or its file not be written."""
     if speculation is None or speculation.methods != ("draft_model",):
         methods = " and ".join(map(repr, speculation.methods)) if speculation is not None else ""
         found = f"the method is {methods}" if methods else "no strategy drafts"
@@ -416,7 +427,7 @@ def record(
     """Write a recording of plain decoding: one completion per output, sampled by ``params``.
 
     Target and draft model read the outputs in this process, stage by stage, so that at most one stage's layers are in
-    memory. Raises FieldError where ``params`` differ in more than their seeds, and ConfigError where the file cannot be
+    memory. Raises FieldError if ``params`` differ in more than their seeds, and ConfigError if the file cannot be
     written.
     """
     check_alike(params)
@@ -433,6 +444,7 @@ def record(
 
 
 def check_alike(params: Sequence[SamplingParams]) -> None:
+    """Raise FieldError if requests differ in more than their seeds, or have parameters that no recording can have."""
     for name in ALIKE:
         values = sorted({getattr(one, name) for one in params})
         check(len(values) == 1, name, values, "the same for all requests of one recording")
@@ -443,6 +455,7 @@ def check_alike(params: Sequence[SamplingParams]) -> None:
 
 
 def text_of(setup: Resolved, output: RequestOutput, params: SamplingParams) -> Picked:
+    """An output of plain decoding as a text to read. Raises FieldError if it has no seed."""
     from penstock.engine.completion import ends_of, sampling_of
 
     check(params.seed is not None, "seed", params.seed, "fixed, so that the noise is known")
@@ -452,6 +465,7 @@ def text_of(setup: Resolved, output: RequestOutput, params: SamplingParams) -> P
 
 
 def header_of(setup: Resolved, texts: Sequence[Picked], undecided: int) -> Header:
+    """The header: models, settings and versions."""
     assert setup.draft is not None
     assert setup.speculation is not None
     sampling = texts[0].sampling
@@ -468,15 +482,16 @@ def header_of(setup: Resolved, texts: Sequence[Picked], undecided: int) -> Heade
 
 
 def name_of(model: str) -> str:
-    """The last part of a folder's or file's path; a hub id as it is."""
+    """The last part of a folder's or a file's path; a hub id unchanged."""
     return Path(model).resolve().name if Path(model).exists() else model
 
 
 # --------------------------------------------------------------------------------------------------- reading the texts
+# Reads the texts through both models.
 
 
 def read_texts(setup: Resolved, texts: Sequence[Picked]) -> tuple[dict[str, Any], int]:
-    """Columns with one entry per picked token, and the number of tokens that are picked differently here.
+    """Columns with an entry for each picked token, and the number of tokens that are picked differently here.
 
     There are two passes: first through the layers of either model, then from the resulting states through both heads
     side by side, because a token's two distributions are cut together.
@@ -500,13 +515,13 @@ def read_texts(setup: Resolved, texts: Sequence[Picked]) -> tuple[dict[str, Any]
 
 
 # ---------------------------------------------------------------------------------------------------- one token's row
+# The values of a token from both models' logits.
 
 
 def row_of(
     target_V: np.ndarray, draft_V: np.ndarray, token: int, sampling: Sampling, position: int
 ) -> dict[str, np.ndarray]:
-    """The recorded values for the token at ``position`` from both models' logits before it, named as in
-    ``Recording``."""
+    """The recorded values of the token at ``position``, from both models' logits before it, by name."""
     from penstock.stage.sampler import best_tokens, distribution, rank_one
 
     p_V, q_V = (distribution(logits_V, sampling, position) for logits_V in (target_V, draft_V))
@@ -530,14 +545,14 @@ def row_of(
 
 
 def filled(values: Sequence[float] | np.ndarray, width: int, empty: float) -> np.ndarray:
-    """A row of ``width`` with the values at its front."""
+    """A row of ``width`` with the values at its front, and ``empty`` behind them."""
     row = np.full(width, empty)
     row[: len(values)] = values
     return row
 
 
 def rest_of(p_V: np.ndarray, q_V: np.ndarray, listed: Sequence[np.ndarray]) -> np.ndarray:
-    """[2, 2]: the mass of p and of q on tokens in no list, first where p is above q and then elsewhere."""
+    """[2, 2]: the mass of p and of q on tokens in no list, first where p is above q, then elsewhere."""
     outside = np.ones(len(p_V), dtype=bool)
     outside[np.concatenate(listed)] = False
     above = p_V > q_V

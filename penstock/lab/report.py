@@ -30,27 +30,31 @@ if TYPE_CHECKING:
 
 
 # -------------------------------------------------------------------------------------------------------------- formats
-# Formats numbers for tables, and tables as Markdown.
+# Formats of numbers in tables, "-" for a missing one, and tables as Markdown.
 
 
 def share(value: float | None) -> str:
+    """A share from 0 to 1 in per cent."""
     return "-" if value is None else f"{value:.0%}"
 
 
 def times(value: float | None) -> str:
+    """A ratio: ``1.80x``."""
     return "-" if value is None else f"{value:.2f}x"
 
 
 def length(value: float | None) -> str:
+    """A mean number of tokens."""
     return "-" if value is None else f"{value:.2f}"
 
 
 def bounds(interval: Sequence[float] | None) -> str:
+    """The two bounds of an interval."""
     return "-" if interval is None else f"{interval[0]:.2f}-{interval[1]:.2f}"
 
 
 def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table; headings lose their line breaks."""
+    """A Markdown table whose first column is the names. Headings lose their line breaks."""
     joined = [heading.replace("-\n", "").replace("\n", " ") for heading in headings]
     lines = [joined, ["---", *["---:"] * (len(headings) - 1)], *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
@@ -60,12 +64,12 @@ def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 # Confidence bounds of a ratio measured in pairs, and of a share.
 
 CONFIDENCE: Final = 0.95
-"""Probability with which bounds hold the true value."""
+"""Probability, 0 to 1, with which bounds hold the true value."""
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """A geometric mean and its bounds at ``CONFIDENCE``; the bounds are None for a single pair."""
+    """A geometric mean of ``pairs`` ratios, with its bounds at ``CONFIDENCE``; None for the bounds of a single pair."""
 
     mean: float
     low: float | None
@@ -74,11 +78,12 @@ class Ratio:
 
     @property
     def bounds(self) -> list[float] | None:
+        """Both bounds, or None."""
         return None if self.low is None or self.high is None else [self.low, self.high]
 
 
 def paired_ratio(ratios: Sequence[float]) -> Ratio | None:
-    """The geometric mean of paired ratios with Student's t interval of the mean of their logarithms; None without any.
+    """The geometric mean of paired ratios, with Student's t interval of the mean of their logarithms; None for none.
 
     Ratios are averaged geometrically because the mean then does not depend on which side is called the baseline
     (Fleming and Wallace, 1986). A t interval of the logarithms keeps its coverage at the few prompts of a bench, where
@@ -96,14 +101,14 @@ def paired_ratio(ratios: Sequence[float]) -> Ratio | None:
 
 
 def quantile(freedom: int) -> float:
-    """Student's t at the upper end of the interval, for this many degrees of freedom."""
+    """Student's t at the upper end of the interval, for ``freedom`` degrees of freedom."""
     from scipy.special import stdtrit
 
     return float(stdtrit(freedom, (1 + CONFIDENCE) / 2))
 
 
 def share_bounds(found: int, of: int) -> tuple[float, float]:
-    """Wilson's score interval (1927) of a share; ``of`` is at least 1."""
+    """Wilson's score interval (1927) of the share ``found`` / ``of``, 0 to 1; ``of`` is at least 1."""
     z, share = NormalDist().inv_cdf((1 + CONFIDENCE) / 2), found / of
     centre = share + z * z / (2 * of)
     half = z * math.sqrt(share * (1 - share) / of + z * z / (4 * of * of))
@@ -112,13 +117,13 @@ def share_bounds(found: int, of: int) -> tuple[float, float]:
 
 
 # -------------------------------------------------------------------------------------------------------------- looping
-# Detects outputs that fell into a loop, which flatters every drafter.
+# Detects outputs that have fallen into a loop: they would flatter every drafter.
 
 
 def is_looping(token_ids: Sequence[int], longest: int = 16, times: int = 3) -> bool:
-    """Whether the output ends in one phrase of at most ``longest`` tokens, repeated ``times`` times or more.
+    """Whether the output ends in a phrase of at most ``longest`` tokens that is repeated at least ``times`` times.
 
-    At least twelve tokens must repeat, so that a row of equals signs or blanks does not count.
+    The repetitions have to be twelve tokens at least, so that a row of equals signs or blanks does not count.
     """
     for length in range(1, longest + 1):
         count = max(times, -(-12 // length))
@@ -129,13 +134,14 @@ def is_looping(token_ids: Sequence[int], longest: int = 16, times: int = 3) -> b
 
 
 # --------------------------------------------------------------------------------------------------------------- report
+# The outcome of a command, printed, or written as JSON and as a page.
 
 
 @dataclass(frozen=True)
 class Report:
-    """A command's outcome. ``document`` is written as JSON; its entry ``settings`` says how to repeat the run.
+    """A command's outcome. ``document`` is written as JSON; its entry ``settings`` states how to repeat the run.
 
-    ``headlines`` are sentences above the tables, and ``remarks`` those that a reader needs before quoting the tables.
+    ``headlines`` are sentences above the tables, ``remarks`` the sentences that a reader needs before quoting them.
     """
 
     document: Mapping[str, Any]
@@ -159,7 +165,7 @@ class Report:
             file.write_text(indented(self.document), encoding="utf-8")
 
     def answer(self, console: Console, to: TextIO | None = None) -> None:
-        """Print the report, or with ``to`` its document alone, on one line."""
+        """Print the report; with ``to`` write only its document there, on one line."""
         if to is None:
             self.show(console)
         else:
@@ -168,7 +174,7 @@ class Report:
     def write_folder(self, folder: Path, command: str, title: str, body: Iterable[str]) -> None:
         """Write the document, and report.md with headlines, remarks, ``body`` and settings, into an existing folder.
 
-        ``body`` are paragraphs in Markdown. They may be drawn while they are asked for: the document is written first.
+        ``body`` are paragraphs in Markdown; plots may be drawn as they are iterated over, so the document comes first.
         """
         name = f"{command}.json"
         (folder / name).write_text(indented(self.document), encoding="utf-8")
@@ -190,35 +196,39 @@ def indented(document: Mapping[str, Any]) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------------- settings
+# The settings by which a run can be repeated.
 
 
 def settings_of(
     options: DataclassInstance, without: Collection[str], packages: Sequence[str] = (), **other: Any
 ) -> dict[str, Any]:
-    """The options but those named in ``without``, with ``other`` in place of or behind them, and packages' versions."""
+    """The options without those in ``without``, then ``other``, which replaces options, and the packages' versions."""
     shown = {one.name: getattr(options, one.name) for one in fields(options) if one.name not in without}
     return {**shown, **other, "versions": {"penstock": __version__} | {name: version(name) for name in packages}}
 
 
 def this_host() -> dict[str, Any]:
-    """The Python, the number of cores and the architecture of the host that a bench ran on, for its settings."""
+    """Python's version, the number of cores and the architecture of this host, for the settings of a bench."""
     return {"python": platform.python_version(), "cpus": os.cpu_count(), "machine": platform.machine()}
 
 
 def settings_table(settings: Mapping[str, Any]) -> str:
+    """The settings as a table in Markdown."""
     rows = [(f"`{key}`", cell(value)) for key, value in settings.items()]
     return markdown(("setting", "value"), rows)
 
 
 def cell(value: Any) -> str:
+    """A setting's value in that table: text as it is, everything else as JSON."""
     return value if isinstance(value, str) else f"`{json.dumps(value)}`"
 
 
 # -------------------------------------------------------------------------------------------------------------- figures
+# Tables of figures, a line for each run.
 
 T = TypeVar("T")
 Columns = Mapping[str, Callable[[T], str]]
-"""The function that formats a run's figure, by heading; headings are broken into lines to keep columns narrow."""
+"""The functions that format a run's figures, by heading; headings have line breaks, so that columns are narrow."""
 
 
 def figures_table(
@@ -228,7 +238,7 @@ def figures_table(
     runs: Iterable[tuple[str, T]],
     always: frozenset[str] = frozenset(),
 ) -> FiguresTable:
-    """A line for each of ``runs``, which are pairs of a name and a run. ``always``: see FiguresTable."""
+    """A table with a line for each of ``runs``, pairs of a name and a run. ``always``: see FiguresTable."""
     table = FiguresTable(names, *columns, title=title, always=always)
     for name, run in runs:
         table.add_row(escape(name), *(cell(run) for cell in columns.values()))
@@ -236,18 +246,19 @@ def figures_table(
 
 
 def figures_rows(columns: Columns[T], runs: Iterable[tuple[str, T]]) -> list[list[str]]:
-    """The lines of a table in Markdown, whose names are set as code."""
+    """The lines of a table in Markdown; names are written as code."""
     return [[f"`{name}`", *(cell(run) for cell in columns.values())] for name, run in runs]
 
 
 # --------------------------------------------------------------------------------------------------------------- folder
+# The folder of a report.
 
 Image = tuple[str, str]
-"""A file's name in the report's folder, and its description."""
+"""The name of a file in the report's folder, and its description."""
 
 
 def prepare(folder: Path) -> None:
-    """Make the report's folder. Raises ConfigError where that fails."""
+    """Make the report's folder. Raises ConfigError if it cannot be made."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -255,19 +266,21 @@ def prepare(folder: Path) -> None:
 
 
 def shown(image: Image) -> str:
+    """The image as Markdown."""
     name, words = image
     return f"![{words}]({quote(name)})"
 
 
 # -------------------------------------------------------------------------------------------------------------- compare
-# ``penstock compare A.json B.json``: compares two benches on the questions that both asked.
+# ``penstock compare A.json B.json``: two benches, compared on the questions that both asked.
 
 HEADINGS: Final = ("A", "B", "B / A", f"{CONFIDENCE:.0%} bounds", "pairs")
+"""The headings of its tables, after the strategy's."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReadRequest:
-    """One request of a run: its prompt, its seed, and the seconds that its tokens after the first took."""
+    """One request of a run: its prompt's hash and its seed, and tokens and seconds after the first token."""
 
     prompt_sha256: str
     seed: int
@@ -288,10 +301,12 @@ class ReadRun:
     @property
     def key(self) -> tuple[str, float, str]:
         return self.prompt_set, self.temperature, self.strategy
+        """The key under which the other bench has the same run."""
 
     @property
     def setting(self) -> str:
         return f"{self.prompt_set}, T = {self.temperature:g}"
+        """The run's setting in words."""
 
     def speeds(self) -> dict[tuple[str, int], float]:
         """Tokens per second of each request, by prompt hash and seed."""
@@ -304,6 +319,7 @@ class ReadRun:
 
 @dataclass(frozen=True)
 class BenchFile:
+    """A file of ``penstock bench``, as far as it is compared."""
     settings: dict[str, Any]
     runs: tuple[ReadRun, ...]
 
@@ -324,7 +340,7 @@ def compare(first: Path, second: Path, console: Console | None = None) -> None:
 
 
 def read_bench(path: Path) -> BenchFile:
-    """Read a bench file. Raises ConfigError naming the file, and the required field that is missing or wrong."""
+    """Read a file of ``penstock bench``. Raises ConfigError naming the file, and a field that is missing or wrong."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -338,12 +354,14 @@ def read_bench(path: Path) -> BenchFile:
 
 
 def bench_file(content: object) -> BenchFile:
+    """The settings and the runs in a file's content. Raises FieldError."""
     settings = field_of(content, "settings", dict)
     runs = field_of(content, "runs", list)
     return BenchFile(settings, tuple(read_run(run, f"runs[{i}]") for i, run in enumerate(runs)))
 
 
 def field_of(table: object, name: str, kind: type[Any]) -> Any:
+    """The entry ``name`` of a table. Raises FieldError unless it is of the type ``kind``."""
     if not isinstance(table, Mapping) or name not in table:
         raise FieldError(name, "is missing")
     if not isinstance(table[name], kind):
@@ -352,6 +370,7 @@ def field_of(table: object, name: str, kind: type[Any]) -> Any:
 
 
 def read_run(run: object, where: str) -> ReadRun:
+    """A run of a file; ``where`` is its path in the file. Raises FieldError."""
     table = known(ReadRun, run)
     if isinstance(table, dict) and isinstance(table.get("requests"), list):
         table["requests"] = [known(ReadRequest, one) for one in table["requests"]]
@@ -359,7 +378,7 @@ def read_run(run: object, where: str) -> ReadRun:
 
 
 def known(kind: type[Config], table: object) -> object:
-    """The entries of a table for which ``kind`` has fields, since a bench file holds more than is compared."""
+    """The entries of a table that are fields of ``kind``: a bench file has more than is compared."""
     if not isinstance(table, Mapping):
         return table
     names = {field.name for field in dataclasses.fields(kind)}
@@ -367,10 +386,11 @@ def known(kind: type[Config], table: object) -> object:
 
 
 # ----------------------------------------------------------------------------------------------------------- settings
+# Settings that differ.
 
 
 def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
-    """A line for each setting, nested ones included, that differs between the two."""
+    """A line for each setting that differs, settings within settings included."""
     one, other = dict(flat(first)), dict(flat(second))
     names = dict.fromkeys([*one, *other])
     return [
@@ -381,7 +401,7 @@ def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str
 
 
 def flat(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
-    """Pairs of dotted name and value as JSON."""
+    """The settings as pairs: the path with dots, and the value as JSON."""
     for key, value in table.items():
         if isinstance(value, Mapping):
             yield from flat(value, f"{above}{key}.")
@@ -390,12 +410,13 @@ def flat(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]
 
 
 # ------------------------------------------------------------------------------------------------------------- ratios
+# Speeds of the second bench in proportion to the first.
 
 
 def ratio_tables(first: Sequence[ReadRun], second: Sequence[ReadRun]) -> list[FiguresTable]:
-    """Tables of B / A in tokens/s for every run that both have, one for each setting.
+    """Tables of B / A in tokens per second, one for each setting, for every run that is in both benches.
 
-    A ratio is over the requests that both ran; without any there is none.
+    A ratio is over the requests that both ran; there is none if they share no request.
     """
     others = {run.key: run for run in second}
     both = [run for run in first if run.key in others]
@@ -410,6 +431,7 @@ def ratio_tables(first: Sequence[ReadRun], second: Sequence[ReadRun]) -> list[Fi
 
 
 def ratio_cells(one: ReadRun, other: ReadRun) -> list[str]:
+    """A line of the table: the strategy, both speeds, their ratio with its bounds, and the number of pairs."""
     ratio = ratio_of(one, other)
     speeds = [f"{run.tokens_per_second:.2f}" for run in (one, other)]
     mean = f"{ratio.mean:.3f}" if ratio else "-"
@@ -417,13 +439,13 @@ def ratio_cells(one: ReadRun, other: ReadRun) -> list[str]:
 
 
 def ratio_of(one: ReadRun, other: ReadRun) -> Ratio | None:
-    """The ratio over the requests (prompt and seed) that both ran, in pairs; None where there are none."""
+    """The ratio over the requests (prompt and seed) that both ran, in pairs; None if there is no such request."""
     before, after = one.speeds(), other.speeds()
     return paired_ratio([after[key] / before[key] for key in before if key in after])
 
 
 def left_over(path: Path, one: BenchFile, other: BenchFile) -> str:
-    """A line that names the runs of the first file that the second lacks; empty if there are none."""
+    """A line that names the runs of the file ``one`` that ``other`` lacks; "" if it has all."""
     lacking = {run.key for run in other.runs}
     names = [f"{run.setting}: {run.strategy}" for run in one.runs if run.key not in lacking]
     return f"Only in {path}: {'; '.join(names)}" if names else ""

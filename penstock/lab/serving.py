@@ -1,4 +1,4 @@
-"""``penstock bench serve``: the command, and its report."""
+"""``penstock bench serve``: its tables, remarks and plot, and the command itself."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 # --------------------------------------------------------------------------------------------------------------- report
-# Figures of a serving bench as tables for the terminal, remarks, and one JSON file.
+# The figures of a serving bench: tables for the terminal, remarks, and a JSON file.
 
 TITLES: Final = {
     "ttft": "to the first token (TTFT)",
@@ -55,6 +55,7 @@ TITLES: Final = {
 
 
 def cached_share(summary: Summary) -> str:
+    """The share of input tokens that came from the server's prefix cache."""
     if summary.cached_tokens is None or not summary.total_input_tokens:
         return "-"
     return share(summary.cached_tokens / summary.total_input_tokens)
@@ -82,10 +83,11 @@ DRAFTS: Final[Columns[Speculation]] = {
     "acceptance\nrate": lambda one: share(one.acceptance_rate),
     "acceptance\nlength": lambda one: length(one.acceptance_length),
 }
+"""Columns of the tables, by heading: load, goodput, tokens, and the server's counters of speculation."""
 
 
 def tables_of(levels: Sequence[Level], summaries: Sequence[Summary]) -> list[Table]:
-    """One row per concurrency: load, latencies, tokens, and speculation where the server reports it."""
+    """Tables with a row for each concurrency: load, latencies, tokens, and speculation if the server reports it."""
     rows = [(level.name, summary) for level, summary in zip(levels, summaries, strict=True)]
     drafts = [(name, summary.speculation) for name, summary in rows if summary.speculation is not None]
     load = {**LOAD, **GOODPUT} if summaries[0].request_goodput is not None else LOAD
@@ -94,10 +96,12 @@ def tables_of(levels: Sequence[Level], summaries: Sequence[Summary]) -> list[Tab
 
 
 def by_level(title: str, columns: Columns[T], rows: Sequence[tuple[str, T]]) -> FiguresTable:
+    """A table with a row for each concurrency."""
     return figures_table("concurrency", title, columns, rows)
 
 
 def latency_table(rows: Sequence[tuple[str, Summary]]) -> Table:
+    """The table of latencies: for each of them a row for each concurrency."""
     table = FiguresTable("", "concurrency", "mean", "median", "p90", "p99", title="Latency, ms")
     for latency in LATENCIES:
         for i, (name, summary) in enumerate(rows):
@@ -108,10 +112,11 @@ def latency_table(rows: Sequence[tuple[str, Summary]]) -> Table:
 
 
 # ------------------------------------------------------------------------------------------------------------ remarks
+# What a reader has to know of the figures.
 
 
 def remarks(levels: Sequence[Level], summaries: Sequence[Summary], repeated: int | None) -> list[str]:
-    """Remarks that a reader needs before quoting the tables."""
+    """The remarks that a reader needs before quoting the tables."""
     lines = ["Times are the client's; what each figure is: docs/reference/bench.md."]
     if repeated is not None:
         lines.append(f"There are {repeated} different prompts only: later requests repeat them, with other seeds.")
@@ -124,7 +129,7 @@ def remarks(levels: Sequence[Level], summaries: Sequence[Summary], repeated: int
 
 
 def doubts(level: Level, summary: Summary) -> list[str]:
-    """Remarks on what failed at one level."""
+    """Remarks about requests that failed at one level, or have no figures."""
     lines = []
     for kind, count in summary.errors.items():
         example = next(outcome.message for outcome in level.outcomes if outcome.error == kind)
@@ -140,16 +145,17 @@ def doubts(level: Level, summary: Summary) -> list[str]:
 
 
 def comparison(level: Level, first: Level) -> str:
-    """A sentence that says whether a request's text depends on the number of concurrent requests."""
+    """A sentence about whether texts depend on the number of concurrent requests."""
     same, both = same_texts(level, first)
     return f"Concurrency {level.name}: {same} of {both} texts are the same as at concurrency {first.name}."
 
 
 # ----------------------------------------------------------------------------------------------------------- document
+# The figures as JSON.
 
 
 def report_of(settings: Mapping[str, Any], found: Found, summaries: Sequence[Summary]) -> Report:
-    """The settings, and for each concurrency its figures and its requests."""
+    """The report: tables, remarks, and as its document the settings with each concurrency's figures and requests."""
     runs = [
         {**summary.as_dict(), "requests": [request_dict(outcome, level.started) for outcome in by_index(level)]}
         for level, summary in zip(found.levels, summaries, strict=True)
@@ -159,11 +165,12 @@ def report_of(settings: Mapping[str, Any], found: Found, summaries: Sequence[Sum
 
 
 def by_index(level: Level) -> list[Outcome]:
+    """The outcomes of a level in the order of their requests: they came in the order of their ends."""
     return sorted(level.outcomes, key=lambda outcome: outcome.index)
 
 
 def request_dict(outcome: Outcome, start: float) -> dict[str, Any]:
-    """One request's figures in seconds; ``started`` counts from its level's start."""
+    """One request's figures, times in seconds; ``started`` counts from the beginning of its level."""
     return {
         "index": outcome.index,
         "started": outcome.started - start,
@@ -180,13 +187,14 @@ def request_dict(outcome: Outcome, start: float) -> dict[str, Any]:
 
 
 # ----------------------------------------------------------------------------------------------------------------- plot
-# Plots a serving bench: throughput and latencies over concurrency. It needs matplotlib, which is optional.
+# The plot of a serving bench: throughput and latencies over concurrency. It needs matplotlib, which is optional.
 
 SHOWN: Final = (("e2el", "whole request"), ("ttft", "first token"), ("tpot", "per token"))
+"""The latencies that are drawn, and their labels."""
 
 
 def write_plot(path: Path, title: str, summaries: Sequence[Summary]) -> None:
-    """Plot throughput on the left (PipeDec, figure 8), and latencies on the right, on a logarithmic axis."""
+    """Plot throughput on the left (as PipeDec's figure 8), and latencies on the right, on a logarithmic axis."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4), dpi=DPI, layout="constrained")
@@ -204,7 +212,7 @@ def write_plot(path: Path, title: str, summaries: Sequence[Summary]) -> None:
 
 
 def draw_latencies(axes: Axes, x: Sequence[int], summaries: Sequence[Summary]) -> None:
-    """Draw each median as a line, and its 99th percentile dotted in the same colour."""
+    """Draw each latency's median as a line, and its 99th percentile dotted in the same colour."""
     for (name, words), colour in zip(SHOWN, HUES, strict=False):
         found = [one.latencies[name] for one in summaries]
         for figure, style in (("median", "-"), ("p99", ":")):
@@ -213,6 +221,7 @@ def draw_latencies(axes: Axes, x: Sequence[int], summaries: Sequence[Summary]) -
 
 
 def finish(axes: Axes, x: Sequence[int], label: str) -> None:
+    """Set the ticks and labels of a panel; concurrencies over a wide range are drawn in powers of two."""
     if min(x) > 0 and max(x) / min(x) >= 8:
         axes.set_xscale("log", base=2)
     axes.set_xticks(x, [str(value) for value in x])
@@ -225,15 +234,15 @@ def finish(axes: Axes, x: Sequence[int], label: str) -> None:
 
 
 # -------------------------------------------------------------------------------------------------------------- command
-# ``penstock bench serve``: load on a server, one concurrency after another, and the latencies of its users.
+# ``penstock bench serve``: loads a server, at one concurrency after another, and measures what its users would feel.
 
 Progressed = Callable[[str], None]
-"""Called with a description whenever a request has ended."""
+"""Function that is called with a description whenever a request has ended."""
 
 
 @dataclass
 class Found:
-    """The results so far. They grow, so that an interrupted bench has figures, too."""
+    """The results so far. They grow during the bench, so that one that is interrupted has figures, too."""
 
     model: str = ""
     repeated: int | None = None
@@ -241,9 +250,9 @@ class Found:
 
 
 def run_bench_serve(options: ServingOptions, console: Console | None = None) -> list[Level]:
-    """T the bench, print its tables and write its files, after Ctrl-C with the results so far.
+    """Run the bench, print its tables and write its files; after Ctrl-C with the results so far.
 
-    Raises ConfigError before anything is sent, and ServerError where the server is missing or fails the warm-up.
+    Raises ConfigError before anything is sent, and ServerError if the server is missing or fails the warm-up.
     """
     if options.plot is not None:
         require([PLOTS])
@@ -260,12 +269,12 @@ def run_bench_serve(options: ServingOptions, console: Console | None = None) -> 
 
 
 def total_of(options: ServingOptions) -> int:
-    """Number of requests that will end."""
+    """The number of requests that the progress bar counts, warm-ups included."""
     return options.num_warmups + options.num_prompts * max(1, len(options.concurrency))
 
 
 async def measure(options: ServingOptions, found: Found, progressed: Progressed) -> None:
-    """T the bench and add its results to ``found``."""
+    """Run the bench and add its results to ``found``. Raises ServerError."""
     async with httpx.AsyncClient(**options.server.client_options) as http:
         client = Client(http, options.server, options.endpoint)
         found.model = options.model or await client.first_model()
@@ -273,7 +282,7 @@ async def measure(options: ServingOptions, found: Found, progressed: Progressed)
 
 
 class Bench:
-    """One run over all concurrencies. ``found`` has every outcome as soon as it is there."""
+    """One run over all concurrencies. ``found`` gets each outcome as soon as it is there."""
 
     def __init__(self, options: ServingOptions, client: Client, found: Found, progressed: Progressed) -> None:
         self._options = options
@@ -282,6 +291,7 @@ class Bench:
         self._progressed = progressed
 
     async def run(self) -> None:
+        """Send the warm-ups, then all requests at each concurrency. Raises ServerError if a warm-up fails."""
         workload = await make_workload(self._options, self._found.model, self._count_tokens)
         self._found.repeated = workload.repeated
         for body in workload.warmups:
@@ -291,7 +301,10 @@ class Bench:
             await self._run_level(workload, concurrency)
 
     async def _count_tokens(self, prompt: str) -> int:
-        """Tokens that the server counts in a request with this prompt, found by asking for one token after it."""
+        """The tokens that the server counts in a request with this prompt, learned by asking for one token after it.
+
+        Raises ServerError if the request fails, or its reply states no usage.
+        """
         body = body_of(self._options, self._found.model, prompt, self._options.seed)
         outcome = must_succeed(await self._client.ask(0, {**body, "max_tokens": 1}))
         if outcome.usage is None:
@@ -299,7 +312,7 @@ class Bench:
         return outcome.usage.prompt_tokens
 
     async def _run_level(self, workload: Workload, concurrency: int | None) -> None:
-        """Send all requests of a level; its end is recorded even if it is interrupted."""
+        """Send all requests of a level; its end is noted even if it is interrupted."""
         options = self._options
         arrivals = arrival_times(len(workload.asked), options.request_rate, options.burstiness, options.seed)
         before = read_counters(await self._client.metrics())
@@ -314,17 +327,19 @@ class Bench:
             await run_load(ask, arrivals, concurrency)
         finally:
             level.ended = time.perf_counter()
+        # The server's counters are of all its requests, so that those of others would count as this bench's.
         level.counted = between(before, read_counters(await self._client.metrics()))
 
 
 def must_succeed(outcome: Outcome) -> Outcome:
-    """The outcome itself. Raises ServerError with its message where it failed."""
+    """The outcome itself. Raises ServerError with its message if the request failed."""
     if outcome.error is not None:
         raise ServerError(outcome.error, outcome.message)
     return outcome
 
 
 # ------------------------------------------------------------------------------------------------------------ results
+# What is printed and written at the end.
 
 
 def show(options: ServingOptions, found: Found, console: Console) -> None:
@@ -336,7 +351,7 @@ def show(options: ServingOptions, found: Found, console: Console) -> None:
 
 
 def all_settings(options: ServingOptions, model: str) -> dict[str, Any]:
-    """Everything needed to repeat the run except the key, and the client's versions and host."""
+    """Everything that is needed to repeat the run, without the key; and the client's versions and host."""
     settings = settings_of(
         options,
         without=("server", "json", "plot"),

@@ -1,4 +1,4 @@
-"""Load on a server: the workload, its client, and the server's counters."""
+"""Load on a server: options, the client, the server's counters, arrivals, prompts, and the figures of a level."""
 
 from __future__ import annotations
 
@@ -27,14 +27,15 @@ from penstock.lab.grid import FiguresFile, check_written, read_prompts
 # The options of ``penstock bench serve``, checked before anything is sent.
 
 PATHS: Final = {"completions": "/completions", "chat": "/chat/completions"}
-"""Paths below the server's address, by endpoint."""
+"""The paths of endpoints below the server's address."""
 RANDOM: Final = Path("random")
+"""Value of ``dataset`` for random prompts."""
 LATENCIES: Final = ("ttft", "tpot", "itl", "e2el")
 """Time to first token, time per output token, inter-token latency, end-to-end latency: vLLM's names."""
 DEFAULT_INPUT: Final = 128
-"""Default number of tokens of a random prompt."""
+"""Tokens of a random prompt unless ``input_len`` is given."""
 BOUNDED: Final = ("ttft", "tpot", "e2el")
-"""Latencies of which a request has one value each, so that they can be limited."""
+"""Latencies of which a request has one value each, so that goodput can limit them."""
 
 
 def parse_concurrency(text: str) -> tuple[int, ...]:
@@ -132,15 +133,15 @@ class ServingOptions:
 
 
 # --------------------------------------------------------------------------------------------------------------- client
-# One request as a client sees it: the times at which its text came, and the tokens that the server counted.
+# One request as a client sees it: the times at which its text came, and the token counts that the server states.
 
 
 @dataclass
 class Outcome:
-    """The outcome of request ``index``; times in seconds on the client's monotonic clock.
+    """The outcome of the request ``index``; times are seconds of the client's monotonic clock.
 
-    ``first`` is the first chunk with text, ``ended`` the last chunk with text or a finish reason. ``gaps`` are the
-    times between chunks with text. ``error`` is the kind of failure, ``message`` its text.
+    ``first``: the first chunk with text; ``ended``: the last chunk with text or a finish reason. ``gaps``: seconds
+    between chunks with text. ``error``: the kind of a failure; ``message``: its text.
     """
 
     index: int
@@ -156,6 +157,7 @@ class Outcome:
     _last_text: float = 0.0
 
     def add(self, chunk: Chunk, now: float) -> None:
+        """Add a chunk that came at the time ``now``."""
         self.usage = chunk.usage or self.usage
         self.finish_reason = chunk.finish_reason or self.finish_reason
         if chunk.text:
@@ -170,7 +172,7 @@ class Outcome:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the model ended the answer before it had any text."""
+        """Whether the model ended the answer before it wrote any text."""
         return self.finish_reason == "stop" and not self.text
 
     @property
@@ -185,18 +187,19 @@ class Outcome:
 
     @property
     def tpot(self) -> float | None:
-        """Seconds per token after the first; None where the server counts no second one."""
+        """Seconds per token after the first; None if the server counts no second one, or states no usage."""
         if self.first is None or self.ended is None or self.usage is None or self.usage.completion_tokens < 2:
             return None
         return (self.ended - self.first) / (self.usage.completion_tokens - 1)
 
     @property
     def text_sha256(self) -> str:
+        """SHA-256 of the text, in hexadecimal digits."""
         return hashlib.sha256(self.text.encode(errors="surrogatepass")).hexdigest()
 
 
 class Client:
-    """Asks one server, over as many connections as there are concurrent requests."""
+    """Asks one server, over as many connections as there are requests at a time."""
 
     def __init__(self, client: httpx.AsyncClient, server: Server, endpoint: str) -> None:
         self._client = client
@@ -211,7 +214,7 @@ class Client:
             raise self._server.lost(error) from error
 
     async def ask(self, index: int, body: dict[str, Any]) -> Outcome:
-        """Send a request. Failures of the server are in the outcome and never raised."""
+        """Send a request. Failures of the server are noted in the outcome, never raised."""
         outcome = Outcome(index, time.perf_counter())
         try:
             async for chunk in self._chunks(body):
@@ -221,6 +224,7 @@ class Client:
         return outcome
 
     async def _chunks(self, body: dict[str, Any]) -> AsyncIterator[Chunk]:
+        """The chunks of an answer. Raises ServerError."""
         answer = AnswerStream()
         try:
             async with self._client.stream("POST", self._path, json=body) as response:
@@ -235,7 +239,7 @@ class Client:
             raise self._server.lost(error) from error
 
     async def metrics(self) -> str:
-        """The text of the server's /metrics; empty where it has none."""
+        """The text of the server's /metrics; "" if it has none."""
         try:
             response = await self._client.get(f"{self._server.root}/metrics")
         except httpx.HTTPError:
@@ -244,18 +248,19 @@ class Client:
 
 
 # ------------------------------------------------------------------------------------------------------------- counters
-# The server's own counters of speculation, by the names of vLLM and of Penstock.
+# The server's own counters of speculation, under the names of vLLM and of Penstock.
 
 COUNTERS: Final = {
     f"{engine}:spec_decode_num_{name}_total": name
     for engine in ("vllm", "penstock")
     for name in ("drafts", "draft_tokens", "accepted_tokens")
 }
+"""The figure of each counter, by the counter's name."""
 
 
 @dataclass(frozen=True)
 class Speculation:
-    """Counts over a period. ``drafts`` is None where only the replies' usage is known."""
+    """Counts over a period. ``drafts`` is None if only the usage of replies is known."""
 
     drafts: int | None
     draft_tokens: int
@@ -263,16 +268,17 @@ class Speculation:
 
     @property
     def acceptance_rate(self) -> float | None:
+        """The share of drafted tokens that were accepted, 0 to 1; None if nothing was drafted."""
         return self.accepted_tokens / self.draft_tokens if self.draft_tokens else None
 
     @property
     def acceptance_length(self) -> float | None:
-        """1 + accepted / drafts, the target's own token included (vLLM's definition)."""
+        """1 + accepted / drafts, which counts the target's own token, as vLLM defines it; None without drafts."""
         return 1 + self.accepted_tokens / self.drafts if self.drafts else None
 
 
 def read_counters(metrics: str) -> Speculation | None:
-    """The counters in a Prometheus text, summed over all series of a name; None unless all three are there."""
+    """The counters in a text of Prometheus, each summed over its series; None unless there are all three."""
     counts: dict[str, float] = {}
     try:
         for family in text_string_to_metric_families(metrics):
@@ -287,7 +293,7 @@ def read_counters(metrics: str) -> Speculation | None:
 
 
 def between(before: Speculation | None, after: Speculation | None) -> Speculation | None:
-    """The counts between two readings; None where either is missing."""
+    """The counts between two readings; None if one of them is missing."""
     if before is None or after is None or before.drafts is None or after.drafts is None:
         return None
     return Speculation(
@@ -298,7 +304,7 @@ def between(before: Speculation | None, after: Speculation | None) -> Speculatio
 
 
 def of_usages(usages: list[Usage]) -> Speculation | None:
-    """The counts from the replies' usage; None where no reply has them."""
+    """The counts in the usage of replies; None if no reply has them."""
     known = [(usage.accepted, usage.rejected or 0) for usage in usages if usage.accepted is not None]
     accepted = sum(some for some, _ in known)
     return Speculation(None, accepted + sum(some for _, some in known), accepted) if known else None
@@ -324,10 +330,11 @@ def arrival_times(count: int, rate: float, burstiness: float, seed: int) -> npt.
 async def run_load(
     ask: Callable[[int], Awaitable[None]], arrivals: Sequence[float] | npt.NDArray[np.float64], concurrency: int | None
 ) -> None:
-    """Ask request i once its time has come and fewer than ``concurrency`` are in flight; return when all have ended.
+    """Ask request i once its time has come and fewer than ``concurrency`` are under way; return when all have ended.
 
-    Waiting requests go in order of arrival. Cancelling the call cancels all requests.
+    Waiting requests begin in the order of their arrival. Cancelling the call cancels all requests.
     """
+    # asyncio's semaphore is fair: it wakes waiters in the order in which they came.
     limit = asyncio.Semaphore(concurrency) if concurrency is not None else nullcontext()
     start = asyncio.get_running_loop().time()
 
@@ -342,7 +349,7 @@ async def run_load(
 
 
 # ------------------------------------------------------------------------------------------------------------- workload
-# The requests of a serving bench, with prompts of a file or random ones of a given length.
+# The requests of a serving bench, with the prompts of a file, or random ones of a given length.
 
 NOUNS: Final = (
     "time year people way day man thing woman life child world school state family student group country problem hand "
@@ -351,17 +358,17 @@ NOUNS: Final = (
     "father power hour game line end member law car city name"
 )
 WORDS: Final = NOUNS.split()
-"""The words of random prompts: most are one or two tokens in most vocabularies."""
+"""The words of random prompts: in most vocabularies most of them are one or two tokens."""
 
 CountTokens = Callable[[str], Awaitable[int]]
-"""Returns the tokens that the server counts in a request with this prompt."""
+"""Function that returns the tokens that the server counts in a request with this prompt."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """``asked`` are the requests' bodies in order of arrival; ``warmups`` are sent before, with other prompts.
+    """``asked``: the bodies of requests in order of arrival; ``warmups``: those sent before, with other prompts.
 
-    ``repeated`` is the number of different prompts where there are fewer than requests, else None.
+    ``repeated``: the number of different prompts if there are fewer than requests, else None.
     """
 
     asked: list[dict[str, Any]]
@@ -370,7 +377,7 @@ class Workload:
 
 
 async def make_workload(options: ServingOptions, model: str, count_tokens: CountTokens) -> Workload:
-    """Make the requests. Raises ConfigError for an unusable file, and ServerError where the server counts no tokens."""
+    """The requests. Raises ConfigError for a file that cannot be used, ServerError if the server counts no tokens."""
     wanted = options.num_prompts + options.num_warmups
     if options.dataset != RANDOM:
         prompts = read_prompts(options.dataset, wanted)
@@ -383,7 +390,7 @@ async def make_workload(options: ServingOptions, model: str, count_tokens: Count
 
 
 def body_of(options: ServingOptions, model: str, prompt: str, seed: int) -> dict[str, Any]:
-    """One request's JSON. ``ignore_eos`` is vLLM's extension, so it is sent only where it is wanted."""
+    """One request's JSON. ``ignore_eos`` is an extension of vLLM, so that it is only sent if it is wanted."""
     text = {"prompt": prompt} if options.endpoint == "completions" else {"messages": [user(prompt)]}
     stream = {"stream": True, "stream_options": {"include_usage": True}}
     body = {"model": model, **text, "max_tokens": options.output_len, "temperature": options.temperature, "seed": seed}
@@ -391,14 +398,15 @@ def body_of(options: ServingOptions, model: str, prompt: str, seed: int) -> dict
 
 
 def user(prompt: str) -> dict[str, str]:
+    """A user's message."""
     return {"role": "user", "content": prompt}
 
 
 async def words_for(tokens: int, count_tokens: CountTokens) -> int:
-    """Number of random words that have ``tokens`` tokens on average, by the server's count and without its tokenizer.
+    """The number of random words that have ``tokens`` tokens on average, by the server's count, without its tokenizer.
 
-    A prompt with all words twice has exactly their tokens more than one with all words once; the rest of the count is
-    what the server adds.
+    A prompt with all words twice has more tokens than one with all words once, by exactly those of all words; the rest
+    of the count is what the server adds, for example by a chat template.
     """
     once, twice = [await count_tokens(" ".join(times * WORDS)) for times in (1, 2)]
     if twice <= once:
@@ -410,19 +418,20 @@ async def words_for(tokens: int, count_tokens: CountTokens) -> int:
 
 
 def random_prompts(count: int, words: int, seed: int) -> list[str]:
-    """Prompts of ``words`` words each. A different length changes no word of the common part."""
+    """Prompts of ``words`` words each. A prompt of another length has the same words as far as both go."""
     return [" ".join(np.random.default_rng((seed, i)).choice(WORDS, size=words)) for i in range(count)]
 
 
 # -------------------------------------------------------------------------------------------------------------- metrics
-# Figures of one level of load, from its requests' outcomes. Their names are those of ``vllm bench serve``.
+# The figures of one level of load, from the outcomes of its requests. Their names are those of ``vllm bench serve``.
 
 
 @dataclass
 class Level:
-    """The results at one ``concurrency`` (None: no limit); times in seconds on the client's clock.
+    """The results at one ``concurrency`` (None: no limit); times are seconds of the client's clock.
 
-    ``asked`` requests were planned; those without an outcome were interrupted. ``counted`` are the server's counters.
+    ``asked``: the number of requests planned; those without an outcome were interrupted. ``counted``: the server's
+    counters.
     """
 
     concurrency: int | None
@@ -434,16 +443,18 @@ class Level:
 
     @property
     def name(self) -> str:
+        """The concurrency in words."""
         return "no limit" if self.concurrency is None else str(self.concurrency)
 
     @property
     def completed(self) -> list[Outcome]:
+        """The outcomes that did not fail."""
         return [outcome for outcome in self.outcomes if outcome.error is None]
 
 
 @dataclass(frozen=True)
 class Latency:
-    """Latencies in milliseconds; percentiles interpolate linearly between the two nearest values (numpy's default)."""
+    """Latencies in milliseconds; percentiles are interpolated between the two nearest values, as numpy does."""
 
     mean: float
     median: float
@@ -453,10 +464,11 @@ class Latency:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """One level's figures. Throughputs are per second from the first arrival to the last end.
+    """The figures of one level. Throughputs are per second, from the first arrival to the last end.
 
-    Token figures are of the requests with ``usage``; ``without_usage`` counts the others. ``tokens_per_chunk`` is the
-    mean number of tokens in a chunk with text. ``request_goodput`` counts requests within all limits.
+    Figures of tokens are those of requests with ``usage``; ``without_usage`` counts the other requests.
+    ``tokens_per_chunk``: the mean over chunks with text. ``request_goodput``: requests per second within all limits.
+    ``duration``: seconds.
     """
 
     concurrency: int | None
@@ -476,11 +488,11 @@ class Summary:
     request_goodput: float | None
     tokens_per_chunk: float | None
     latencies: Mapping[str, Latency | None]
-    """Latencies by the names of ``LATENCIES``; None where nothing was measured."""
+    """Latencies by the names in ``LATENCIES``; None for one that no request has."""
     speculation: Speculation | None
 
     def as_dict(self) -> dict[str, Any]:
-        """All figures in one dict, with latencies as ``mean_ttft_ms`` and so on."""
+        """All figures in one table, with latencies as ``mean_ttft_ms`` and so on."""
         flat = asdict(self)
         for name, latency in flat.pop("latencies").items():
             figures = latency or dict.fromkeys(("mean", "median", "p90", "p99"))
@@ -489,7 +501,7 @@ class Summary:
 
 
 def summarize(level: Level, goodput: Mapping[str, float]) -> Summary:
-    """The figures of a level. ``goodput`` are limits in milliseconds by latency; without any there is no goodput."""
+    """The figures of a level. ``goodput``: limits in milliseconds by latency; without any there is no goodput."""
     done = level.completed
     usages = [outcome.usage for outcome in done if outcome.usage is not None]
     output = sum(usage.completion_tokens for usage in usages)
@@ -519,7 +531,7 @@ def summarize(level: Level, goodput: Mapping[str, float]) -> Summary:
 
 
 def seconds_of(outcomes: Sequence[Outcome], name: str) -> list[float]:
-    """All values of a latency in seconds: one per gap for inter-token latency, else one per request that has it."""
+    """All values of a latency in seconds: inter-token latency has one for each gap, others one for each request."""
     if name == "itl":
         return [gap for outcome in outcomes for gap in outcome.gaps]
     values = [getattr(outcome, name) for outcome in outcomes]
@@ -527,6 +539,7 @@ def seconds_of(outcomes: Sequence[Outcome], name: str) -> list[float]:
 
 
 def latency_of(seconds: Sequence[float]) -> Latency | None:
+    """Mean and percentiles of a latency; None without any values."""
     if not seconds:
         return None
     values = 1e3 * np.asarray(seconds)
@@ -535,19 +548,20 @@ def latency_of(seconds: Sequence[float]) -> Latency | None:
 
 
 def is_good(outcome: Outcome, goodput: Mapping[str, float]) -> bool:
-    """Whether a request kept all limits; a latency that it does not have (with a single token) is within its limit."""
+    """Whether a request kept all limits. A latency that it does not have (a single token) is within its limit."""
     times = ((getattr(outcome, name), limit) for name, limit in goodput.items())
     return all(value is None or 1e3 * value <= limit for value, limit in times)
 
 
 def tokens_per_chunk(outcomes: Sequence[Outcome]) -> float | None:
+    """Mean tokens of a chunk with text; None if no request has usage."""
     known = [outcome for outcome in outcomes if outcome.usage is not None and outcome.first is not None]
     chunks = sum(1 + len(outcome.gaps) for outcome in known)
     return sum(outcome.usage.completion_tokens for outcome in known if outcome.usage) / chunks if chunks else None
 
 
 def same_texts(level: Level, first: Level) -> tuple[int, int]:
-    """Number of requests with the same text in both levels, and number of requests that both answered."""
+    """The number of requests that have the same text in both levels, and of those that both answered."""
     texts = {outcome.index: outcome.text for outcome in first.completed}
     pairs = [(outcome.text, texts[outcome.index]) for outcome in level.completed if outcome.index in texts]
     return sum(one == other for one, other in pairs), len(pairs)

@@ -1,4 +1,4 @@
-"""``penstock simulate``: the command, and its report."""
+"""``penstock simulate``: its sweep and options, its figures and report, and the command itself."""
 
 from __future__ import annotations
 
@@ -71,9 +71,10 @@ from penstock.strategies.base import STRATEGIES
 from penstock.terminal import progress_bar
 
 # ---------------------------------------------------------------------------------------------------------------- sweep
-# ``--sweep stages=2..64,width=8..128``: values that the number of stages and strategies' options go through.
+# ``--sweep stages=2..64,width=8..128``: the values of the number of stages and of strategies' options, one by one.
 
 STAGES: Final = "stages"
+"""The axis of the number of stages; other axes are options of strategies."""
 
 Sweep = Mapping[str, tuple[int, ...]]
 """The values of each axis."""
@@ -82,7 +83,7 @@ Settings = dict[str, int]
 
 
 def swept_options() -> list[str]:
-    """Names of all strategies' options that are numbers."""
+    """The names of all strategies' options whose values are integers."""
     declared = (field for kind in STRATEGIES.values() for field in fields(kind))
     return list(dict.fromkeys(field.name for field in declared if type(field.default) is int))
 
@@ -102,8 +103,7 @@ def parse_sweep(text: str) -> Sweep:
 
 
 def numbers_of(axis: str, text: str) -> tuple[int, ...]:
-    """The powers-of-two series in ``2..64``. Raises FieldError unless doubling leads from the first
-    value to the last."""
+    """The numbers of ``2..64``, each twice the one before. Raises FieldError if doubling misses the last."""
     bounds = re.fullmatch(r"([1-9]\d*)(?:\.\.([1-9]\d*))?", text)
     if bounds is None:
         raise FieldError("sweep", f"axis {axis} is {text!r}; write FIRST..LAST, for example {axis}=2..64")
@@ -250,16 +250,16 @@ class SimulateOptions:
 
 
 # ----------------------------------------------------------------------------------------------------------------- runs
-# The results of a simulation: one entry per cluster and strategy, and tables of them.
+# The results of a simulation: a run for each cluster and strategy, and tables of runs.
 
 
 @dataclass
 class SimulatedRun:
     """One strategy on one cluster, for decoding only: from each request's first token on. Shares are between 0 and 1.
 
-    ``base`` is the entry as given, ``strategy`` the entry with the sweep's options, and ``settings`` the values of all
-    axes of the sweep that apply, including the number of stages. ``tokens`` leave out each request's first, which
-    belongs to the prompt. ``tokens_per_stage_time`` is tokens per time of the slowest stage at one row.
+    ``base``: the entry as given; ``strategy``: the entry with the sweep's options; ``settings``: the values of all axes
+    of the sweep that apply, the number of stages included. ``tokens`` leave out the first token of each request, which
+    belongs to the prompt. ``tokens_per_stage_time``: tokens per time that the slowest stage takes for one row.
     """
 
     cluster: str
@@ -272,21 +272,21 @@ class SimulatedRun:
     ms_per_token: float
     tokens_per_stage_time: float
     speedup: float
-    """Speed over that of plain decoding on the same requests: geometric mean of the pairs."""
+    """Speed in proportion to plain decoding of the same requests: the geometric mean of the pairs."""
     speedup_interval: list[float] | None
-    """95% bounds of the speed-up (``intervals.paired_ratio``); None for a single request."""
+    """95% bounds of the speed-up (``report.paired_ratio``); None for a single request."""
     mean_acceptance_length: float
-    """1 + accepted tokens / drafts (trees): vLLM's figure."""
+    """1 + accepted tokens / drafts (trees), as vLLM defines it."""
     hit_rate: float | None
-    """PipeDec's accuracy: fraction of tokens in the tree's second layer where it had one; None where it never had."""
+    """PipeDec's accuracy: the share of tokens that were in the tree's second layer where it had one; else None."""
     drafter_busy: float
     stages_busy: float
-    """Fraction of the time in which a stage computed, as a mean over the stages."""
+    """Share of the time in which a stage computed, as a mean over the stages."""
     rows_per_token: float
-    """Rows that entered per token, without those of the prompt."""
+    """Rows that entered the pipeline per token, without those of the prompt."""
     settings: Settings = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
-    """The strategy's own options that were in force."""
+    """The strategy's own options, those that have their defaults included."""
     requests: list[dict[str, float]] = field(default_factory=list)
 
 
@@ -303,7 +303,7 @@ class Case:
 
 
 def summarise(case: Case, found: Sequence[Simulated], plain: Sequence[Simulated]) -> SimulatedRun:
-    """The figures of a case from its requests, of two tokens or more each, and the same ones decoded plainly."""
+    """The figures of a case: its requests, of at least two tokens each, beside the same requests decoded plainly."""
     tokens, seconds = sum(one.tokens - 1 for one in found), sum(one.seconds for one in found)
     speedup = paired_ratio([base.seconds / one.seconds for one, base in zip(found, plain, strict=True)])
     assert speedup is not None
@@ -336,6 +336,7 @@ def summarise(case: Case, found: Sequence[Simulated], plain: Sequence[Simulated]
 
 
 # ------------------------------------------------------------------------------------------------------------- tables
+# Columns of the tables, by heading.
 
 SPEED: Final[Columns[SimulatedRun]] = {
     "tokens/s": lambda run: f"{run.tokens_per_second:.2f}",
@@ -353,12 +354,13 @@ COST: Final[Columns[SimulatedRun]] = {
 
 
 def by_cluster(runs: Sequence[SimulatedRun]) -> dict[str, list[SimulatedRun]]:
-    """The runs of each cluster; a swept cluster counts as one for every number of stages."""
+    """The runs of each cluster; where stages are swept, of each cluster with each number of stages."""
     names = dict.fromkeys(title_of(run) for run in runs)
     return {name: [run for run in runs if title_of(run) == name] for name in names}
 
 
 def title_of(run: SimulatedRun) -> str:
+    """A cluster's title: its name and its number of stages."""
     return f"{run.cluster}, {run.stages} stage{'s' * (run.stages != 1)}, simulated"
 
 
@@ -372,7 +374,7 @@ def tables_of(runs: Sequence[SimulatedRun]) -> list[Table]:
 
 
 def markdown_of(runs: Sequence[SimulatedRun]) -> str:
-    """One cluster's figures in one table."""
+    """The figures of one cluster's runs as one table in Markdown."""
     columns = {**SPEED, **COST}
     return markdown(["strategy", *columns], figures_rows(columns, [(run.strategy, run) for run in runs]))
 
@@ -382,6 +384,7 @@ def markdown_of(runs: Sequence[SimulatedRun]) -> str:
 
 
 def report_of(options: SimulateOptions, script: Script, runs: Sequence[SimulatedRun]) -> Report:
+    """The report of the runs: figures, tables and remarks."""
     settings = settings_of(
         options,
         without=("json", "report"),
@@ -432,13 +435,13 @@ def line_plots(folder: Path, axes: Sequence[str], runs: Sequence[SimulatedRun]) 
 
 
 def label_of(run: SimulatedRun, axis: str, others: dict[str, int]) -> str:
-    """A line's name: the entry with all settings but the axis, and the stages where these are swept as well."""
+    """A line's name: the entry with all settings but the axis, and the number of stages if that is swept, too."""
     entry = with_options(run.base, others)
     return f"{entry}, {run.stages} stages" if axis != STAGES and STAGES in run.settings else entry
 
 
 def line_of(found: Mapping[int, SimulatedRun], values: Sequence[int]) -> Line:
-    """Speed-ups with their bounds; gaps where there is no run."""
+    """Speed-ups with their bounds, a value for each of ``values``; NaN where there is no run."""
     runs = [found.get(value) for value in values]
     intervals = [run.speedup_interval if run else None for run in runs]
     low, high = ([interval[i] if interval else NAN for interval in intervals] for i in (0, 1))
@@ -463,6 +466,7 @@ def heat_maps(folder: Path, axes: Sequence[str], runs: Sequence[SimulatedRun]) -
 
 
 def draw_plane(runs: Sequence[SimulatedRun], across: str, up: str, title: str, path: Path) -> None:
+    """Draw the speed-ups of the runs over two axes."""
     found = {(run.settings[up], run.settings[across]): run.speedup for run in runs}
     rows, columns = (sorted({key[i] for key in found}) for i in (0, 1))
     values = [[found.get((row, column), NAN) for column in columns] for row in rows]
@@ -470,17 +474,17 @@ def draw_plane(runs: Sequence[SimulatedRun], across: str, up: str, title: str, p
 
 
 def file_part(text: str) -> str:
-    """The text with every character replaced that could break a path or a link."""
+    """The text with "-" for every character that could break a path or a link."""
     return "".join(sign if sign.isalnum() or sign in "-.=" else "-" for sign in text).strip("-")
 
 
 # -------------------------------------------------------------------------------------------------------------- command
-# ``penstock simulate``: compares strategies on modelled devices in virtual time, without any model.
+# ``penstock simulate``: strategies on modelled devices, in virtual time and without any model.
 
 
 @dataclass(frozen=True)
 class Cases:
-    """The simulations that the options describe: ``cases`` by cluster, plain decoding first on each."""
+    """The simulations that options describe: ``cases`` by cluster, with plain decoding first on each."""
 
     script: Script
     cases: list[list[Case]]
@@ -512,6 +516,7 @@ def simulate_all(plan: Cases, console: Console, overhead_per_hop: float) -> list
             for case in cases:
                 progress.update(task, description=escape(f"{case.cluster.name}: {case.strategy}"))
                 found = simulate(case.cluster, plan.script, case.config, WARM_UP, overhead_per_hop)
+                # Plain decoding is the first case of a cluster, and the baseline of all others.
                 plain = plain or found
                 runs.append(summarise(case, found, plain))
                 progress.advance(task)
@@ -519,6 +524,7 @@ def simulate_all(plan: Cases, console: Console, overhead_per_hop: float) -> list
 
 
 # --------------------------------------------------------------------------------------------------------------- plan
+# The cases that the options describe, checked before anything is simulated.
 
 
 def plan_of(options: SimulateOptions) -> Cases:
@@ -547,9 +553,9 @@ def plan_of(options: SimulateOptions) -> Cases:
 
 
 def clusters_of(name: str, options: SimulateOptions, place: str) -> Iterator[tuple[Cluster, Settings]]:
-    """The named cluster with the drafter in its place.
+    """The named cluster with the drafter where ``place`` says, and the settings that apply.
 
-    Where stages are swept: a cluster of its kind for each number of stages, with that number.
+    If stages are swept, a cluster of its kind for each number of stages: drawn from the same seed, or uniform.
     """
     changes: dict[str, Any] = {"bandwidth_gbit_s": options.bandwidth_gbit_s, "drafter_on": place or None}
     drawn = re.fullmatch(r"random-(\d+)(:\d+)?", name)
@@ -562,8 +568,7 @@ def clusters_of(name: str, options: SimulateOptions, place: str) -> Iterator[tup
 
 
 def script_of(options: SimulateOptions) -> Script:
-    """The script from the recordings if there are any, else from a profile. Raises ConfigError naming
-    file and field."""
+    """The script from recordings if there are any, else from a profile. Raises ConfigError naming file and field."""
     if options.recordings:
         return replace(recorded(options), block=options.block_size)
     requests = options.tokens // options.tokens_per_request
@@ -573,8 +578,10 @@ def script_of(options: SimulateOptions) -> Script:
 
 
 def recorded(options: SimulateOptions) -> Script:
-    """A script of as many whole requests as fit in ``tokens``, at least one. Requests that loop or have only one token
-    are left out."""
+    """A script of as many whole requests as fit into ``tokens``, at least one.
+
+    Requests that loop or have only one token are left out. Raises ConfigError if none is left.
+    """
     recordings = load_recordings(options.recordings, options.model, options.draft_model)
     for path, recording in zip(options.recordings, recordings, strict=True):
         recording.check_made_with(path, recordings[0].header.target, recordings[0].header.draft)
@@ -595,16 +602,17 @@ def recorded(options: SimulateOptions) -> Script:
 
 
 def straight_requests(recording: Recording) -> list[int]:
-    """Requests whose outputs have a second token and do not loop, which would flatter every drafter."""
+    """Indices of requests whose outputs have a second token and do not loop, which would flatter every drafter."""
     outputs = {i: recording.tokens[recording.rows(i)].tolist() for i in range(recording.requests)}
     return [i for i, tokens in outputs.items() if len(tokens) > 1 and not is_looping(tokens)]
 
 
 # -------------------------------------------------------------------------------------------------------------- words
+# The remarks below the tables.
 
 
 def remarks(options: SimulateOptions, script: Script) -> list[str]:
-    """Remarks that a reader needs before quoting the tables."""
+    """The remarks that a reader needs before quoting the tables."""
     source = " (the demo pair's at T = 1)" if not options.recordings and options.accuracy is None else ""
     lines = [
         f"Simulated: the engine's own decisions in virtual time; {script.label}{source}; "
@@ -623,6 +631,7 @@ def remarks(options: SimulateOptions, script: Script) -> list[str]:
 
 
 def stages_remark(clusters: Sequence[str]) -> str:
+    """The remark about clusters whose number of stages is swept."""
     if all(name.startswith("random-") for name in clusters):
         return "Stages swept: each number is a cluster of its own drawn from the seed."
     return "Stages swept: each is like the cluster's first, with as many layers, so that the model grows with them."

@@ -1,4 +1,4 @@
-"""The engine in virtual time on modelled devices, with scripts in place of models."""
+"""The engine in virtual time on modelled devices, with scripts instead of models."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ from penstock.strategies.base import Strategy
 from penstock.tree import Node
 
 # --------------------------------------------------------------------------------------------------------------- script
-# The script of a simulation: the target's tokens, and the drafter's candidates for each, fixed beforehand.
+# The script of a simulation: the target's tokens, and the drafter's candidates for each of them, fixed beforehand.
 #
 # Token ids are ranks: candidate k of every node is token k, best first. The target's token after a node on its path is
 # therefore the rank that the drafter gives it there, or ``MISSED``. A script is the same for every strategy.
 
 MISSED = 1 << 20
-"""The target's token where none of the drafter's candidates carries it."""
+"""The target's token where it is none of the drafter's candidates: an id beyond all ranks."""
 PROFILE_POOL = 4096
-"""Number of different confidences that a profile is drawn as."""
+"""Number of different confidences that are drawn from a profile."""
 DEMO_ACCURACY: Final = (
     *(0.732, 0.8721, 0.9171, 0.939, 0.956, 0.9663, 0.9731, 0.9779),
     *(0.9814, 0.9841, 0.9861, 0.9878, 0.9892, 0.9903, 0.9912, 0.992),
@@ -57,11 +57,11 @@ fall as a power of the number of candidates."""
 
 @dataclass(frozen=True)
 class Script:
-    """``picks[r][i]`` is request r's token i after the prompt; ``drafts[r][i]`` an index into ``pool`` for its draft.
+    """``picks[r][i]``: request r's token i after the prompt; ``drafts[r][i]``: the index in ``pool`` of its draft.
 
-    ``prompts[r]`` is the number of tokens of request r's prompt. ``pool`` holds lists of log chances, best first: the
-    drafter's candidates of one node. Off the target's path a node's draft is any of the pool's, chosen by a hash of its
-    path: drafts there are modelled like those on the path, none of which the target follows.
+    ``prompts[r]``: the tokens of request r's prompt. Each list in ``pool`` has the log chances of the drafter's
+    candidates of one node, best first. Off the target's path a node's draft is any list of the pool, chosen by a hash
+    of its path: drafts there are modelled like those on the path, and the target follows none of them.
     """
 
     prompts: tuple[int, ...]
@@ -70,24 +70,25 @@ class Script:
     pool: tuple[tuple[float, ...], ...]
     label: str
     block: int = 1
-    """Levels that one pass of the drafter drafts, each of which is a row; 1: a pass for every level."""
+    """Levels that one pass of a block drafter drafts, a row each; 1: a pass for every level."""
 
     @property
     def tokens(self) -> int:
+        """Tokens of all requests, without prompts."""
         return sum(len(picks) for picks in self.picks)
 
     def with_again(self, request: int, tokens: int) -> Script:
-        """The script with a further request: the first ``tokens`` tokens of this one."""
+        """The script with one more request, which has the first ``tokens`` tokens of ``request``."""
         prompts = (*self.prompts, self.prompts[request])
         picks, drafts = ((*lists, lists[request][:tokens]) for lists in (self.picks, self.drafts))
         return replace(self, prompts=prompts, picks=picks, drafts=drafts)
 
     def with_prompt(self, request: int, tokens: int) -> Script:
-        """The script with a prompt of ``tokens`` tokens for this request."""
+        """The script with a prompt of ``tokens`` tokens for ``request``."""
         return replace(self, prompts=(*self.prompts[:request], tokens, *self.prompts[request + 1 :]))
 
     def after(self, request: int, position: int) -> int:
-        """The target's token after ``position`` of a request's path; any token after its last one."""
+        """The target's token after ``position`` of a request's path; ``MISSED`` after its last token."""
         # The next token is at position + 1, and picks begin after the prompt.
         i = position + 1 - self.prompts[request]
         picks = self.picks[request]
@@ -102,14 +103,17 @@ def profile_script(
     prompt: int = 32,
     concentration: float = CONCENTRATION,
 ) -> Script:
-    """A script drawn from an accuracy profile (cumulative, like ``synthetic``'s); calibrated, with
-    varying confidence."""
+    """A script drawn from an accuracy profile, cumulative as ``synthetic``'s.
+
+    Confidence varies from node to node, and is calibrated: a candidate is right as often as its chance says.
+    """
     rng = random.Random(seed)
     pool = [confidence(accuracy, rng, concentration) for _ in range(PROFILE_POOL)]
     sums = [list(accumulate(chances)) for chances in pool]
     picks, drafts = [], []
     for _ in range(requests):
         drafted = [rng.randrange(PROFILE_POOL) for _ in range(tokens)]
+        # A number drawn uniformly falls into candidate k with its chance: the index is the rank of the target's token.
         ranks = [bisect_right(sums[i], rng.random()) for i in drafted]
         picks.append(tuple(rank if rank < len(accuracy) else MISSED for rank in ranks))
         drafts.append(tuple(drafted))
@@ -119,10 +123,10 @@ def profile_script(
 
 
 def recording_script(chosen: Sequence[tuple[Recording, int]], tokens: int, label: str) -> Script:
-    """A script of the first ``tokens`` tokens of these requests, as recorded; each is (recording, its request).
+    """A script of the first ``tokens`` tokens of recorded requests, each given as (recording, its request).
 
-    On the path the candidates have their recorded chances, and the target's token its rank among them. Off the path a
-    node's draft is that of any of these tokens.
+    On the path the candidates have the chances recorded for them, and the target's token is its rank among them. Off
+    the path a node's draft is that of any of the recorded tokens.
     """
     picks: list[tuple[int, ...]] = []
     drafts: list[tuple[int, ...]] = []
@@ -138,11 +142,12 @@ def recording_script(chosen: Sequence[tuple[Recording, int]], tokens: int, label
 
 
 def rank_of(token: int, candidates: Sequence[int]) -> int:
+    """The rank of a token among candidates; ``MISSED`` if it is none of them."""
     return candidates.index(token) if token in candidates else MISSED
 
 
 def chances_of(recording: Recording, row: int) -> tuple[float, ...]:
-    """Log chances of a row's candidates, without the padding after them."""
+    """Log chances of the candidates of a recording's row, without padding."""
     count = int((recording.candidates[row] != NO_TOKEN).sum())
     return tuple(recording.chances[row, :count].tolist())
 
@@ -152,7 +157,7 @@ def chances_of(recording: Recording, row: int) -> tuple[float, ...]:
 
 
 def modelled_cluster(name: str, **changes: Any) -> Cluster:
-    """``load_cluster``, which also raises FieldError where the cluster models no times."""
+    """The cluster of ``load_cluster``. Raises ConfigError as it does, and FieldError if the cluster models no times."""
     cluster = load_cluster(name, **changes)
     if not cluster.emulated:
         raise FieldError("cluster", f"{name} has no as_model, so there are no modelled times to simulate; name another")
@@ -160,20 +165,20 @@ def modelled_cluster(name: str, **changes: Any) -> Cluster:
 
 
 def check_drafter(cluster: Cluster) -> None:
-    """Raise FieldError where the cluster names no drafter."""
+    """Raise FieldError if the cluster names no drafter."""
     if cluster.drafter is None:
         raise FieldError("cluster", f"{cluster.name} names no drafter; add drafter and draft_as_model to its file")
 
 
 # ------------------------------------------------------------------------------------------------------------- pipeline
-# The simulated pipeline, whose stages work while the engine waits, and wake it only for what reaches it.
+# The simulated pipeline: stages work while the engine waits, and wake it only with messages that reach it.
 
 
 class SimulatedPipeline(InProcessPipeline):
-    """A pipeline under a virtual clock, and the clock of the engine at its end.
+    """A pipeline under a virtual clock, which is also the clock of the engine at its end.
 
-    An engine's actions depend only on what it is told and on the times at which it wants to be asked. Woken for every
-    message between two stages, it would mostly find nothing to do.
+    An engine acts on the messages that it is sent, and at the times at which it asks to be woken. If every message
+    between two stages woke it, it would mostly find nothing to do.
     """
 
     def __init__(self, drivers: Sequence[StageDriver], clock: VirtualClock, entrance: Link) -> None:
@@ -181,18 +186,18 @@ class SimulatedPipeline(InProcessPipeline):
         self._time = clock
         self._told = False
         self._sharing = [driver.index for driver in drivers if isinstance(driver, SharedDriver)]
-        """Stages of one host; the time at which one is done depends on the others."""
+        """Indices of the stages of one host: the time at which one of them is done depends on the others."""
 
     @property
     def due(self) -> float | None:
-        """When something will reach the engine, as far as it is under way; until then ``wait`` returns anyway."""
+        """The time at which the next message reaches the engine, if it is known yet; ``wait`` returns then anyway."""
         return self._end.due
 
     def now(self) -> float:
         return self._time.now()
 
     def wait(self, until: float | None) -> None:
-        """Let the stages work until this time, or until the first at which they have told the engine something."""
+        """Let the stages work until this time, or until they send the engine a message."""
         self._told = False
         last = math.inf if until is None else until
         while not self._told and (due := min(self._dues)) <= last and due < math.inf:
@@ -209,20 +214,19 @@ class SimulatedPipeline(InProcessPipeline):
         self._told = True
 
     def _ask_due(self, index: int) -> None:
-        # A step of one stage changes the times at which the others of its host are done.
+        # A step of one stage changes the times at which the other stages of its host are done.
         for stage in self._sharing or (index,):
             super()._ask_due(stage)
 
 
 # ---------------------------------------------------------------------------------------------------------------- stage
-# The computation of a simulated stage: nothing but the target's picks, which the script knows.
+# The computation of a simulated stage, which is nothing but the target's picks, known from the script.
 
 
 class SimulatedCore:
-    """Takes the place of a ``StageCore`` in a ``StageDriver``: drops dead rows, and the last stage picks from the
-    script.
+    """A ``StageCore`` for a ``StageDriver`` that drops dead rows and, on the last stage, picks tokens from the script.
 
-    Off the target's path the script's pick means nothing, and nothing asks for it: only the root's pick is followed.
+    Off the target's path the script's pick has no meaning, and none is asked for: only the root's pick is followed.
     """
 
     def __init__(self, script: Script, is_last: bool) -> None:
@@ -259,22 +263,22 @@ class SimulatedCore:
 
 
 # -------------------------------------------------------------------------------------------------------------- drafter
-# A drafter that follows a script on the target's path, and drafts alike off it.
+# A drafter that follows a script on the target's path, and gives drafts of the same kind off it.
 
 
 class ScriptedDrafter(InstantDrafter):
-    """Answers from a ``Script``; a wrapping ``EmulatedDrafter`` adds its modelled time."""
+    """A drafter that answers from a ``Script``, at once; ``EmulatedDrafter`` around it adds the modelled time."""
 
     def __init__(self, script: Script) -> None:
         super().__init__()
         self._script = script
         self._candidates = [tuple(enumerate(chances)) for chances in script.pool]
         self._off_path: defaultdict[int, dict[int, int]] = defaultdict(dict)
-        """A hash of the way from the target's path to each node off it that has been asked about, by request and node
-        id."""
+        """A hash of the path to each node that was asked about off the target's path, by request and node id."""
         self._computed = Computed()
 
     def ask(self, asks: Sequence[DraftRequest]) -> int:
+        """Answer each node from the script. Returns the rows that a real drafter would compute."""
         rows = 0
         for ask in asks:
             rows += sum(self._rows(ask.request, node) for node in ask.nodes)
@@ -287,7 +291,7 @@ class ScriptedDrafter(InstantDrafter):
         self._computed.forget(request)
 
     def _rows(self, request: Request, node: Node) -> int:
-        """The rows of the block that is computed for a node: none where one for a node above reaches its level."""
+        """The rows of the block that is computed for a node; 0 if the block of a node above reaches its level."""
         if self._script.block == 1:
             return 1
         if self._computed.above(request, node)[1]:
@@ -297,10 +301,10 @@ class ScriptedDrafter(InstantDrafter):
         return self._script.block
 
     def _draft(self, request: Request, node: Node, count: int) -> Draft:
-        """The draft of a node from the script's pool: by position on the target's path, else by a hash of the way to
-        it.
+        """The draft of a node from the script's pool: by position on the target's path, else by a hash of its path.
 
-        The hash is over the tokens since the path was left, so that it does not depend on who asks, and when.
+        The hash is over the tokens since the target's path was left, so that it depends neither on the order of
+        questions nor on the strategy.
         """
         number, script = request.number, self._script
         if node.parent is not None:
@@ -336,7 +340,7 @@ class Simulated:
 
 @dataclass
 class Timed:
-    """Collects the times at which tokens came, and at which the request did."""
+    """Collects the virtual times at which a request was queued and at which its tokens came, in seconds."""
 
     queued: float = 0.0
     moments: list[float] = field(default_factory=list)
@@ -353,7 +357,7 @@ class Timed:
 
 
 class Watch(Observer):
-    """Collects when the stages and the drafter worked, as (start, end)."""
+    """Collects the times in which stages and drafter worked, as (start, end)."""
 
     def __init__(self) -> None:
         self.stages: list[tuple[float, float]] = []
@@ -421,6 +425,7 @@ def simulate_serving(
 
 
 def scripted(script: Script, number: int, strategy: Strategy, timed: Timed) -> Request:
+    """A request of the script, whose tokens' times go into ``timed``."""
     prompt, tokens = script.prompts[number], len(script.picks[number])
     return Request(number, [0] * prompt, Sampling(), tokens, frozenset(), strategy, timed)
 
@@ -447,7 +452,7 @@ def simulate_one(loop: EngineLoop, script: Script, number: int, strategy: Strate
 
 
 def busy_share(spans: Sequence[tuple[float, float]], first: float, last: float) -> float:
-    """Fraction of the time from ``first`` to ``last`` that spans cover, overlaps counted twice; 0 for no time."""
+    """Share of the time from ``first`` to ``last`` that spans cover, overlaps counted twice; 0 for no time."""
     covered = sum([min(end, last) - max(start, first) for start, end in spans if start < last and end > first])
     return covered / (last - first) if last > first else 0.0
 
@@ -512,14 +517,15 @@ def links_down(cluster: Cluster, timings: Sequence[LinkTiming]) -> list[Link]:
 
 
 def longer(link: LinkTiming, seconds: float) -> LinkTiming:
+    """The link with ``seconds`` more latency."""
     return msgspec.structs.replace(link, latency_s=link.latency_s + seconds)
 
 
 # ---------------------------------------------------------------------------------------------------------- shared host
-# Stages on one host, in virtual time: they share its cores and its memory bandwidth, also with other processes.
+# Stages on one host, in virtual time: they share its cores and its memory's bandwidth with each other and with others.
 
 TICK: Final = 1e-9
-"""Seconds of work that count as none: what rounding leaves of a finished batch."""
+"""Seconds of remaining work below which a batch is done: rounding leaves no less."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -529,9 +535,9 @@ class SharedHost:
     cores: int = 2
     """Number of cores; a stage that computes takes one."""
     streams: float | None = None
-    """Number of stages that the memory feeds with weights at full speed; more of them share that. None: any number."""
+    """Stages that the memory feeds with weights at full speed; more of them share that. None: any number."""
     busy: Sequence[tuple[float, int]] = ((0.0, 0),)
-    """(time, count): number of other processes that compute from a virtual time in seconds on; the first time is 0."""
+    """(time, count): from this virtual time in seconds, so many other processes compute; the first time is 0."""
 
     def __post_init__(self) -> None:
         check_positive(self, "cores", "streams")
@@ -539,9 +545,9 @@ class SharedHost:
         check(since[:1] == [0.0] and since == sorted(since), "busy", list(self.busy), "moments from 0 on, in order")
 
     def speed(self, stages: int, at: float) -> float:
-        """Speed of each of ``stages`` computing stages at a time, relative to one that has the host to itself.
+        """Speed of each of ``stages`` computing stages at a time, in proportion to a stage that has the host alone.
 
-        Cores are shared evenly by everything that computes.
+        Cores are shared evenly by all stages and processes that compute.
         """
         others = next(count for since, count in reversed(self.busy) if since <= at)
         fed = 1.0 if self.streams is None else self.streams / stages
@@ -553,7 +559,7 @@ class SharedHost:
 
 
 class Computing:
-    """The batches that a host's stages compute, and the remaining seconds of each if it computed alone."""
+    """The batches that a host's stages compute, each with the seconds that it would still take alone."""
 
     def __init__(self, host: SharedHost, clock: Callable[[], float]) -> None:
         self._host = host
@@ -563,6 +569,7 @@ class Computing:
         self._at = 0.0
 
     def begin(self, stage: int, seconds: float) -> None:
+        """Begin a stage's batch, which would take ``seconds`` alone."""
         self._advance()
         if seconds > TICK:
             self._left[stage] = seconds
@@ -571,7 +578,7 @@ class Computing:
         return stage in self._left
 
     def due(self, stage: int) -> float:
-        """When a stage's batch is done, if no other begins or ends and no process comes or goes until then."""
+        """The time at which a stage's batch is done, if neither another batch nor a process begins or ends before."""
         self._advance()
         speed = self._host.speed(len(self._left), self._at)
         return min(self._at + self._left[stage] / speed, self._host.next_change(self._at))
@@ -585,7 +592,7 @@ class Computing:
         return True
 
     def _advance(self) -> None:
-        """Advance all batches to now. Called whenever one begins or ends, so the speeds are constant in between."""
+        """Advance all batches to now. Called whenever one begins or ends, so that speeds are constant in between."""
         now = self._clock()
         while self._at < now:
             # Speeds are constant only until other processes come or go.
@@ -596,8 +603,7 @@ class Computing:
 
 
 class SharedDevice(Device):
-    """A stage's part of a shared host. A batch's end depends on the other stages, so its driver finds
-    out when it is."""
+    """A stage's share of a shared host. The end of a batch depends on the other stages: its driver finds it out."""
 
     def __init__(self, stage: int, clock: Callable[[], float], timing: StageTiming, computing: Computing) -> None:
         super().__init__(clock)
@@ -620,7 +626,7 @@ class SharedDriver(StageDriver):
 
     @property
     def due(self) -> float | None:
-        """When to step next. It may be earlier once other stages are done, so ask again after a step of any."""
+        """When to step next. Other stages' steps may change it, so that it has to be asked for again after each."""
         return self._computing.due(self.index) if self._computing.has(self.index) else super().due
 
     def step(self) -> Iterator[Outgoing]:
@@ -636,7 +642,7 @@ class SharedDriver(StageDriver):
             super()._settle()
 
     def _note_end(self, now: float) -> None:
-        """Write the actual end into the message that was computed, since the end was not known when the batch began."""
+        """Write the actual end of a batch into its message: it was not known when the message was made."""
         assert self._done is not None
         message = self._done.outgoing.message
         assert isinstance(message, Batch | Result)

@@ -1,4 +1,4 @@
-"""Traces read back into events, and the bubbles between a stage's batches."""
+"""Traces: their files read back into events, and the causes of the gaps between a stage's batches."""
 
 from __future__ import annotations
 
@@ -17,31 +17,37 @@ from penstock.core import ConfigError
 from penstock.trace import FORMAT
 
 # --------------------------------------------------------------------------------------------------------------- reader
-# Reads a trace file back into events: every batch's way through the stages, draft rounds, commits, misses.
+# Reads a trace file back into events: the way of every batch through the stages, draft rounds, commits and misses.
 #
 # Times are whole nanoseconds from the trace's first event, as in the file, so that sums over them are exact.
 
 REMEDY: Final = "write one with penstock generate --trace FILE"
+"""The end of errors about files that are no traces."""
 
 # --------------------------------------------------------------------------------------------------- the file's shape
+# Only the fields that are needed here; ``penstock.trace`` writes more.
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Microseconds = Annotated[float, msgspec.Meta(ge=0)]
+"""Microseconds from the trace's first event, with fractions."""
 Heard = Literal["request", "result", "draft", "ready"]
-"""The engine's last event when a batch entered."""
+"""The event that the engine had heard last when a batch entered; "ready" is the word that the first stage is free."""
 
 
 class EnterArgs(msgspec.Struct):
+    """A batch enters. ``nodes``: ids of its rows' tree nodes; ``after``: the event that it waited for."""
     stream: Count
     nodes: list[int]
     after: Heard
 
 
 class ResultArgs(msgspec.Struct):
+    """A batch's result arrives."""
     stream: Count
 
 
 class BatchArgs(msgspec.Struct):
+    """A batch on a stage. ``waited_ms``: milliseconds from its arrival to the beginning of its computation."""
     stream: Count
     stage: Count
     rows: Count
@@ -50,6 +56,7 @@ class BatchArgs(msgspec.Struct):
 
 
 class DraftArgs(msgspec.Struct):
+    """A round of the drafter: its rows, and the milliseconds of its parts."""
     rows: Count
     features_ms: float = 0.0
     device_ms: float = 0.0
@@ -57,10 +64,12 @@ class DraftArgs(msgspec.Struct):
 
 
 class PassArgs(msgspec.Struct):
+    """A pass of the drafter on a stage's device."""
     stage: Count
 
 
 class FeaturesArgs(msgspec.Struct):
+    """A batch's features on their way to the drafter. ``took_ms``: milliseconds without waiting for those before."""
     stream: Count
     stage: Count
     bytes: Count
@@ -69,31 +78,35 @@ class FeaturesArgs(msgspec.Struct):
 
 
 class CommitArgs(msgspec.Struct):
+    """Tokens that are committed, of which the first ``drafted`` had been drafted."""
     tokens: list[int]
     drafted: Count
 
 
 class MissArgs(msgspec.Struct):
+    """A commit whose last token, the new root ``node``, had not been drafted."""
     node: int
 
 
 class Event(msgspec.Struct, tag_field="cat"):
-    """An event at a moment."""
+    """An event at a moment, or one that begins then."""
 
     ts: Microseconds
 
     @property
     def start(self) -> int:
+        """Nanoseconds from the trace's first event."""
         return nanoseconds(self.ts)
 
 
 class Lasting(Event):
-    """An event with a duration."""
+    """An event with a duration, ``dur``."""
 
     dur: Microseconds
 
     @property
     def end(self) -> int:
+        """Nanoseconds from the trace's first event."""
         return nanoseconds(self.ts + self.dur)
 
 
@@ -118,6 +131,7 @@ class PassEvent(Lasting, tag="pass"):
 
 
 class FeaturesEvent(Event, tag="features"):
+    """A transfer; an instant where no link is modelled."""
     args: FeaturesArgs
     dur: Microseconds = 0.0
 
@@ -131,6 +145,7 @@ class MissEvent(Event, tag="miss"):
 
 
 class NameEvent(msgspec.Struct, tag_field="cat", tag="name"):
+    """The name of a track, which is not needed here."""
     pass
 
 
@@ -140,8 +155,7 @@ AnyEvent = (
 
 
 class Origin(msgspec.Struct):
-    """The program that wrote the file. It is read before any event, so that another program's trace is
-    named as such."""
+    """The program that wrote the file. It is read before any event, so that another program's trace is told as such."""
 
     penstock_trace: int
     title: str
@@ -151,16 +165,18 @@ class Origin(msgspec.Struct):
 
 
 class Envelope(msgspec.Struct):
+    """The whole file, its events not decoded yet."""
     otherData: Origin
     traceEvents: msgspec.Raw
 
 
 # --------------------------------------------------------------------------------------------------- what happened
+# The events put together: what happened to each batch, and what the drafter did.
 
 
 @dataclass(frozen=True)
 class Visit:
-    """A batch on one stage, in nanoseconds. ``rows`` were computed; ``dropped`` rows had died before."""
+    """A batch on one stage, times in nanoseconds. ``rows`` were computed; ``dropped`` rows had died before."""
 
     received: int
     start: int
@@ -171,7 +187,7 @@ class Visit:
 
 @dataclass(frozen=True)
 class Trip:
-    """A batch's way from its submission through every stage to the arrival of its result, in nanoseconds."""
+    """A batch's way from its entry through every stage to the arrival of its result, times in nanoseconds."""
 
     stream: int
     submitted: int
@@ -185,7 +201,7 @@ class Trip:
 class Round:
     """A round of the drafter, from the question to the last answer, in nanoseconds.
 
-    It consists of waiting for ``features``, waiting for its ``device``, and computing; the two waits may overlap.
+    It consists of waiting for ``features``, waiting for the ``device``, and ``computing``; the two waits may overlap.
     """
 
     start: int
@@ -198,7 +214,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Turn:
-    """A drafter's pass on the device of a stage, in nanoseconds."""
+    """A pass of the drafter on a stage's device, in nanoseconds."""
 
     stage: int
     start: int
@@ -207,7 +223,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Sent:
-    """A batch's features from one stage to the drafter: ``took`` nanoseconds, 0 where no link is modelled."""
+    """A batch's features on the way from one stage to the drafter: ``took`` nanoseconds, 0 without a modelled link."""
 
     stream: int
     stage: int
@@ -220,7 +236,7 @@ class Sent:
 
 @dataclass(frozen=True)
 class Commit:
-    """A commit of ``tokens`` tokens, ``hits`` of which had been drafted."""
+    """A commit of so many ``tokens``, of which ``hits`` had been drafted; ``at`` in nanoseconds."""
 
     at: int
     tokens: int
@@ -229,9 +245,9 @@ class Commit:
 
 @dataclass(frozen=True)
 class Trace:
-    """A run. ``trips`` are in stream order and complete: batches still in flight at the end are left out.
+    """A run. ``trips`` are in the order of streams, and complete: batches that were still in flight are left out.
 
-    ``missed`` are the nodes of tokens without a draft, each the root of a new tree.
+    ``missed``: ids of the nodes whose tokens had not been drafted, each the root of a new tree.
     """
 
     title: str
@@ -243,23 +259,22 @@ class Trace:
     turns: list[Turn] = field(default_factory=list)
     sent: list[Sent] = field(default_factory=list)
     threads: int = 0
-    """Threads of stages and drafter on the engine's host, which has ``cores`` cores; 0 where they are modelled, or
-    GPUs."""
+    """Threads of stages and drafter on the engine's host, which has ``cores`` cores; 0 for modelled times and GPUs."""
     cores: int = 0
 
     @property
     def begin(self) -> int:
-        """Time at which the first batch entered."""
+        """The time at which the first batch entered."""
         return self.trips[0].submitted
 
     @property
     def end(self) -> int:
-        """Time of the last commit; in a run without any, of the last result."""
+        """The time of the last commit; in a run without commits, of the last result."""
         return self.commits[-1].at if self.commits else self.trips[-1].arrived
 
 
 def read_trace(path: Path) -> Trace:
-    """Read the file of a ``TraceWriter``. Raises ConfigError naming the file and the field."""
+    """Read a file of ``TraceWriter``. Raises ConfigError naming the file and the field."""
     try:
         text = path.read_bytes()
     except OSError as error:
@@ -276,7 +291,7 @@ def read_trace(path: Path) -> Trace:
 
 
 def decoded(path: Path, text: bytes | msgspec.Raw, kind: Any, where: str = "") -> Any:
-    """Decode JSON of the shape ``kind``, the value of the field ``where``. Raises ConfigError."""
+    """The value of the field ``where``, decoded from JSON as ``kind``. Raises ConfigError."""
     try:
         return msgspec.json.decode(text, type=kind)
     except msgspec.ValidationError as error:
@@ -288,7 +303,7 @@ def decoded(path: Path, text: bytes | msgspec.Raw, kind: Any, where: str = "") -
 
 
 def assemble(origin: Origin, events: Sequence[AnyEvent]) -> Trace:
-    """Put a trace's events together. Raises ConfigError where a batch's way has gaps, or no batch came through."""
+    """The trace of these events. Raises ConfigError if a batch's way has gaps, or no batch came through."""
     arrived = {event.args.stream: event.start for event in events if isinstance(event, ResultEvent)}
     visits: dict[int, dict[int, Visit]] = {stream: {} for stream in arrived}
     for event in events:
@@ -317,6 +332,7 @@ def assemble(origin: Origin, events: Sequence[AnyEvent]) -> Trace:
 
 
 def trip_of(event: EnterEvent, visits: Mapping[int, Visit], arrived: Mapping[int, int], stages: int) -> Trip:
+    """A batch's trip. Raises ConfigError if it was not on every stage."""
     args = event.args
     if sorted(visits) != list(range(stages)):
         raise ConfigError(f"traceEvents: batch {args.stream} was on stages {sorted(visits)} of {stages}")
@@ -325,32 +341,37 @@ def trip_of(event: EnterEvent, visits: Mapping[int, Visit], arrived: Mapping[int
 
 
 def visit_of(event: BatchEvent) -> Visit:
+    """A batch on a stage."""
     args = event.args
     received = event.start - nanoseconds(args.waited_ms * 1e3)
     return Visit(received, event.start, event.end, args.rows, args.dropped_rows)
 
 
 def round_of(event: DraftEvent) -> Round:
+    """A round of the drafter."""
     args = event.args
     spent = (nanoseconds(ms * 1e3) for ms in (args.features_ms, args.device_ms, args.computing_ms))
     return Round(event.start, event.end, args.rows, *spent)
 
 
 def sent_of(event: FeaturesEvent) -> Sent:
+    """A transfer of features."""
     args, end = event.args, nanoseconds(event.ts + event.dur)
     return Sent(args.stream, args.stage, event.start, end, nanoseconds(args.took_ms * 1e3), args.bytes, args.prompt)
 
 
 def commit_of(event: CommitEvent) -> Commit:
+    """A commit."""
     return Commit(event.start, len(event.args.tokens), event.args.drafted)
 
 
 def nanoseconds(microseconds: float) -> int:
+    """Whole nanoseconds."""
     return round(microseconds * 1e3)
 
 
 # -------------------------------------------------------------------------------------------------------------- bubbles
-# Causes of a stage's idle time, at every moment between the first entry and the last commit without a computed row.
+# Causes of a stage's idle time: of every moment from the first entry to the last commit in which no row is computed.
 #
 # An idle stage waits for its next batch with live rows. The cause is what delays that batch:
 #
@@ -359,12 +380,12 @@ def nanoseconds(microseconds: float) -> int:
 #   downstream busy   the stage holds a finished batch, and the next stage has not taken the one before it; or a batch
 #                     could enter, but the slowest stage could not take it yet if it did: the strategy keeps its pace
 #   link              the awaited batch is under way between two stages, or from the engine; or, before it could enter,
-#                     the result that the engine waited for was; or the word that a buffer is free
-#   drafter late      the first stage could take a batch, nothing was there to enter, and the drafter was at work: its
+#                     the result that the engine waited for was under way; or the word that a buffer is free
+#   drafter late      the first stage could take a batch, there was none to enter, and the drafter was at work: its
 #                     answer let the batch in, or had not come when the batch entered
 #   nothing to enter  the same without the drafter: plain decoding, or a strategy that waits for a result
 #   refill            the awaited batch is on its way through stages before this one, after a miss or after batches that
-#                     lost all their rows: what would have kept this stage busy was pruned
+#                     lost all their rows: the rows that would have occupied this stage were pruned
 #   upstream busy     the awaited batch follows the one before it closely, but the stages before this one are slower
 #   end               no batch with live rows comes to this stage any more
 #
@@ -379,6 +400,7 @@ def nanoseconds(microseconds: float) -> int:
 
 
 class Cause(StrEnum):
+    """A cause of idle time, in the words of reports."""
     COLD_START = "cold start"
     REFILL = "refill after a miss"
     DRAFTER_LATE = "drafter late"
@@ -401,7 +423,7 @@ class Stretch:
 
 @dataclass(frozen=True)
 class Gap:
-    """An idle stretch of a stage from ``start`` to ``end``; ``causes`` are nanoseconds that add up to its length."""
+    """An idle stretch of a stage, from ``start`` to ``end``; ``causes`` are nanoseconds that add up to its length."""
 
     stage: int
     start: int
@@ -410,7 +432,7 @@ class Gap:
 
 
 class Bubbles:
-    """Finds the gaps of a trace's stages and their causes."""
+    """Finds the gaps of a trace's stages, and their causes."""
 
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
@@ -423,14 +445,14 @@ class Bubbles:
         self._waits = [self._wait(index) for index in range(len(trace.trips))]
 
     def gaps(self, stage: int) -> Iterator[Gap]:
-        """Idle stretches of a stage between the trace's begin and end, in order."""
+        """Idle stretches of a stage, in order, between the trace's begin and end."""
         end = self._trace.end
         idle_since, before = self._trace.begin, -1
         for index, trip in enumerate(self._trips):
             visit = trip.visits[stage]
             if visit.start >= end:
                 break
-            # A batch without live rows keeps no stage busy.
+            # A batch without live rows occupies no stage.
             if not visit.rows:
                 continue
             if idle_since < visit.start:
@@ -440,8 +462,10 @@ class Bubbles:
             yield Gap(stage, idle_since, end, Counter({Cause.END: end - idle_since}))
 
     def _causes(self, stage: int, before: int, index: int, start: int) -> Counter[Cause]:
-        """Causes of a stage's idleness from ``start`` on, between two batches with live rows (-1: there was none
-        before)."""
+        """Causes of a stage's idle time from ``start`` until the batch at ``index`` begins on it.
+
+        ``before``: the batch with live rows before it; -1: there was none.
+        """
         end = self._trips[index].visits[stage].start
         if before < 0:
             return Counter({Cause.COLD_START: end - start})
@@ -455,8 +479,7 @@ class Bubbles:
         return causes + self._charge(on_its_way, stage, before, index, start)
 
     def _charge(self, length: int, stage: int, before: int, index: int, start: int) -> Counter[Cause]:
-        """Causes of ``length`` nanoseconds of a gap during which the batch at ``index`` was in or behind earlier
-        stages."""
+        """Causes of ``length`` nanoseconds of a gap in which the batch at ``index`` was still in earlier stages."""
         trip = self._trips[index]
         if index > before + 1 or not self._trace.missed.isdisjoint(trip.nodes):
             return Counter({Cause.REFILL: length})
@@ -499,23 +522,25 @@ class Bubbles:
         yield Stretch(left, visits[last].start, Cause.LINK)
 
     def _entrance(self, index: int) -> list[Stretch]:
-        """Stretches in which a batch had not entered though the first stage was idle.
+        """Stretches in which a batch had not entered, though the first stage was idle.
 
-        At first the message that a buffer is free was still on its way.
+        The first of them is the way of the message that a buffer is free.
         """
         if index == 0:
             return []
         return [Stretch(self._sent(index - 1, 0), self._free_from(index), Cause.LINK), *self._waits[index]]
 
     def _free_from(self, index: int) -> int:
-        """Time from which the engine could have had a batch enter. Ready returns on the way by which the batch before
-        it came."""
+        """The time from which the engine could have sent a batch.
+
+        The word that the buffer is free takes as long as the batch before it took to the first stage.
+        """
         taken = self._trips[index - 1]
         ready = taken.visits[0].start + taken.visits[0].received - taken.submitted
         return min(self._trips[index].submitted, ready)
 
     def _wait(self, index: int) -> list[Stretch]:
-        """Causes why a batch did not enter although it could have, while the first stage was idle."""
+        """Causes of the time in which a batch could have entered and did not, while the first stage was idle."""
         if index == 0:
             return []
         trip = self._trips[index]
@@ -527,14 +552,13 @@ class Bubbles:
         return pieces(start, end, known, Cause.NOTHING_TO_ENTER)
 
     def _paced(self, index: int, start: int) -> Stretch:
-        """The stretch from ``start`` until the slowest stage could take the next batch after the one before it."""
+        """The stretch from ``start`` until the slowest stage could take the next batch after the batch before it."""
         taken = self._trips[index - 1]
         slowest = max(visit.end - visit.start for visit in taken.visits)
         return Stretch(start, taken.submitted + slowest, Cause.DOWNSTREAM_BUSY)
 
     def _late(self, index: int, start: int) -> Iterator[Stretch]:
-        """Stretches in which the drafter worked on what let the batch in, or on an answer that was missing when it
-        entered."""
+        """Stretches in which the drafter worked on the answer that let the batch in, or on one that came too late."""
         trip = self._trips[index]
         rounds = self._trace.rounds[bisect_right(self._round_ends, start) :]
         for one in takewhile(lambda one: one.start < trip.submitted, rounds):
@@ -542,8 +566,7 @@ class Bubbles:
                 yield Stretch(one.start, one.end, Cause.DRAFTER_LATE)
 
     def _result_links(self, moment: int) -> Iterator[Stretch]:
-        """Stretches on links of the batch whose result the engine had last by ``moment``, including the result's own
-        way."""
+        """Stretches on links of the batch whose result had arrived last by ``moment``, and of that result itself."""
         index = bisect_right(self._arrivals, moment) - 1
         if index >= 0:
             last = len(self._trace.stages) - 1

@@ -1,4 +1,4 @@
-"""``penstock trace``: why a run was slow."""
+"""``penstock trace``: the summary of a trace, which says why a run was slow, and how it is shown."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from penstock.lab.trace import Bubbles, Cause, Sent, Trace, Visit, read_trace
 from penstock.terminal import FiguresTable
 
 # -------------------------------------------------------------------------------------------------------------- summary
-# The summary of a trace: how busy each stage was, why it was idle, and advice to the user.
+# The summary of a trace: how busy each stage was, why it was idle, and advice.
 
 SECOND: Final = 1e9
-"""One second in nanoseconds."""
+"""Nanoseconds in a second."""
 
 ADVICE: Final[dict[Cause, str]] = {
     Cause.COLD_START: "the prompt had to come through for the first time; a longer output makes up for that",
@@ -38,18 +38,20 @@ ADVICE: Final[dict[Cause, str]] = {
     "fewer rows enter at a time",
     Cause.END: "the stages ran empty before the last token was committed; a longer output makes up for that",
 }
+"""Words about each cause, and what can be done about it."""
 PLAIN_ADVICE: Final = (
     "nothing was drafted, so a token could enter only once the one before it had come out; use a strategy that "
     "speculates"
 )
+"""Words about waiting for results, where nothing was drafted."""
 
 
 @dataclass(frozen=True)
 class StageSummary:
-    """One stage between the first entry and the last commit; its batches and rows are those of the whole trace.
+    """One stage between the first entry and the last commit; batches and rows are those of the whole trace.
 
-    ``busy`` is the fraction of time (0 to 1) in which it computed rows; ``idle`` are seconds by cause, which add up to
-    the rest. ``empty_batches`` counts those that came without a live row.
+    ``busy``: the share of time, 0 to 1, in which it computed rows; ``idle``: seconds by cause, which add up to the
+    rest. ``empty_batches``: batches that came without a live row.
     """
 
     name: str
@@ -66,9 +68,8 @@ class FeatureSummary:
     """Features that stages sent to a learned drafter, for the prompt and per step (a batch that entered after the
     prompt).
 
-    ``seconds_per_step`` is the mean time until the last of a step's features had arrived. ``prompt_seconds`` is the
-    time from the departure of the prompt's first features to the arrival of the last. Both are 0 where no links are
-    modelled.
+    ``seconds_per_step``: the mean time until the last of a step's features had arrived. ``prompt_seconds``: from the
+    departure of the prompt's first features to the arrival of its last. Both are 0 where no links are modelled.
     """
 
     bytes_per_step: float
@@ -79,7 +80,7 @@ class FeatureSummary:
 
 @dataclass(frozen=True)
 class Summary:
-    """A run: ``seconds`` from the first entry to the last commit; tokens per second count from the first commit on."""
+    """A run. ``seconds``: from the first entry to the last commit; tokens per second count from the first commit on."""
 
     title: str
     seconds: float
@@ -92,16 +93,16 @@ class Summary:
     draft_rows: int
     drafter_busy: float
     drafter_spent: dict[str, float]
-    """Seconds that the drafter's rounds waited for features and for its device, and computed; empty where not known."""
+    """Seconds for which the drafter's rounds waited for features and for its device, and computed; {} if not known."""
     features: FeatureSummary | None
     stages: list[StageSummary]
     threads: int = 0
-    """Threads of stages and drafter on the engine's host, which has ``cores`` cores; 0 where that is not known."""
+    """Threads of stages and drafter on the engine's host, which has ``cores`` cores; 0 if not known."""
     cores: int = 0
 
     @property
     def oversubscribed(self) -> str:
-        """A warning where more threads computed than there are cores, else empty."""
+        """A warning if more threads computed than there are cores, else ""."""
         if self.threads <= self.cores:
             return ""
         return (
@@ -111,7 +112,7 @@ class Summary:
 
     @property
     def idle(self) -> dict[Cause, float]:
-        """Seconds by cause over all stages, in descending order."""
+        """Seconds by cause over all stages, the largest first."""
         total: Counter[Cause] = Counter()
         for stage in self.stages:
             total.update(stage.idle)  # type: ignore[arg-type]
@@ -119,12 +120,12 @@ class Summary:
 
     @property
     def largest(self) -> Cause | None:
-        """The cause of most idle time; None where no stage was ever idle."""
+        """The cause of most idle time; None if no stage was ever idle."""
         return next(iter(self.idle), None)
 
     @property
     def advice(self) -> str:
-        """A sentence on the largest cause, and what can be done about it."""
+        """A sentence about the largest cause, and what can be done about it."""
         if self.largest is None:
             return "No stage was ever idle."
         share = self.idle[self.largest] / sum(self.idle.values())
@@ -133,7 +134,7 @@ class Summary:
         return f"The largest part of the idle time, {share:.0%}, is {self.largest}: {text}."
 
     def as_dict(self) -> dict[str, Any]:
-        """The object that ``penstock trace --json`` prints. Times are in seconds, shares from 0 to 1."""
+        """The object that ``penstock trace --json`` prints. Times are seconds, shares from 0 to 1."""
         idle = sum(self.idle.values())
         return {
             "title": self.title,
@@ -161,6 +162,7 @@ class Summary:
 
 
 def summarise(trace: Trace) -> Summary:
+    """The summary of a trace."""
     bubbles, length = Bubbles(trace), trace.end - trace.begin
     tokens = sum(commit.tokens for commit in trace.commits)
     first = trace.commits[0].at if trace.commits else None
@@ -185,13 +187,14 @@ def summarise(trace: Trace) -> Summary:
 
 
 def drafter_spent(trace: Trace) -> dict[str, float]:
-    """Seconds of the drafter's rounds by cause; empty where they took no time."""
+    """Seconds of the drafter's rounds, by what they were spent on; {} if the trace states none."""
     names = ("features", "device", "computing")
     spent = {name: sum(getattr(one, name) for one in trace.rounds) / SECOND for name in names}
     return spent if any(spent.values()) else {}
 
 
 def feature_summary(sent: list[Sent]) -> FeatureSummary | None:
+    """The summary of all transfers of features; None if there are none."""
     if not sent:
         return None
     prompt = [one for one in sent if one.prompt]
@@ -210,6 +213,7 @@ def feature_summary(sent: list[Sent]) -> FeatureSummary | None:
 
 
 def stage_summary(trace: Trace, bubbles: Bubbles, stage: int) -> StageSummary:
+    """The summary of a stage, by its index."""
     visits = [trip.visits[stage] for trip in trace.trips]
     length, busy = trace.end - trace.begin, busy_time(trace, visits)
     idle: Counter[Cause] = Counter()
@@ -232,16 +236,16 @@ def busy_time(trace: Trace, visits: list[Visit]) -> int:
 
 
 def overlap(start: int, end: int, trace: Trace) -> int:
-    """Nanoseconds of a stretch between the trace's begin and end."""
+    """Nanoseconds of the stretch that lie between the trace's begin and end."""
     return max(0, min(end, trace.end) - max(start, trace.begin))
 
 
 # ----------------------------------------------------------------------------------------------------------------- show
-# ``penstock trace``: shows a trace file as two tables and a sentence, or as one JSON object.
+# ``penstock trace``: a trace file as two tables and a sentence, or as one JSON object.
 
 
 def show_trace(file: Path, as_json: bool, console: Console | None = None) -> None:
-    """Print the summary of a trace. Raises ConfigError naming file and field."""
+    """Print the summary of a trace file. Raises ConfigError naming the file and the field."""
     summary = summarise(read_trace(file))
     if as_json:
         print(json.dumps(summary.as_dict()))
@@ -259,8 +263,7 @@ def show_trace(file: Path, as_json: bool, console: Console | None = None) -> Non
 
 
 def sentence_of(summary: Summary) -> str:
-    """The run in one line, as ``48 tokens in 5.1 s, 10.1 tokens/s · first token after 0.4 s · 31
-    drafted, 12 misses``."""
+    """The run in one line: ``48 tokens in 5.1 s, 10.1 tokens/s · first token after 0.4 s · 31 had been drafted``."""
     parts = [f"{summary.tokens} token{'s' * (summary.tokens != 1)} in {summary.seconds:.2f} s"]
     if summary.tokens_per_second is not None:
         parts[0] += f", {summary.tokens_per_second:.1f} tokens/s"
@@ -273,7 +276,7 @@ def sentence_of(summary: Summary) -> str:
 
 
 def drafter_lines(summary: Summary) -> list[str]:
-    """Lines on a learned drafter's waiting and on its features; none where neither is known."""
+    """Lines about a learned drafter's waiting and about its features; none for what is not known."""
     lines = []
     if spent := summary.drafter_spent:
         waits = f"waited {spent['features']:.2f} s for features, {spent['device']:.2f} s for its device"
@@ -286,6 +289,7 @@ def drafter_lines(summary: Summary) -> list[str]:
 
 
 def stage_table(summary: Summary) -> Table:
+    """A line for each stage, with the cause of most of its idle time."""
     table = FiguresTable("stage", "busy", "batches", "rows", "dropped", "idle, s")
     table.add_column("mostly", no_wrap=True)
     for stage in summary.stages:
@@ -302,7 +306,7 @@ def stage_table(summary: Summary) -> Table:
 
 
 def cause_table(summary: Summary) -> Table:
-    """Idle time of all stages together, by cause."""
+    """The idle time of all stages together, by cause."""
     table = FiguresTable("idle, all stages", "s", "share")
     total = sum(summary.idle.values())
     for cause, seconds in summary.idle.items():

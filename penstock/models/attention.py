@@ -30,13 +30,13 @@ ATTENTION: Final = "penstock"
 """The name under which transformers finds ``_dispatch``."""
 
 WIDEST_SLICE: Final = 1.5
-"""How many times as long as the number of slots seen a slice may be.
+"""Widest slice of an arena that is read in place, as a multiple of the slots seen; with wider ones slots are gathered.
 
 Measured in float32 on a CPU: gathering S slots costs what reading S / 2 more does.
 """
 
 MOST_SCORES: Final = 1 << 20
-"""The most rows times slots that attend at once; with 32 heads their scores take 128 MiB in float32."""
+"""Largest product of rows and slots that attend at once; with 32 heads the scores take 128 MiB in float32."""
 
 LEAST_SPLIT: Final = 1024
 """The fewest slots that attention on a GPU computes in parts; see ``_in_parts``.
@@ -47,9 +47,9 @@ one piece and in parts: 512 slots 16 to 18 and 23 to 27, 2,048 slots 45 to 54 an
 """
 SHORT_PART: Final = 256
 LONG_PART: Final = 512
-"""Slots of a part at most: the longer ones where a request has more than ``LONG``."""
+"""Most slots of a part: ``SHORT_PART`` for requests of up to ``LONG`` slots, ``LONG_PART`` for longer ones."""
 LONG: Final = 4096
-"""Slots up to which parts are short."""
+"""Slots of a request up to which its parts are short."""
 
 Attend = Callable[..., Tensor]
 """(module, query_HNd, key_KNd, value_KNe, attention_mask, **options) -> output_NHe"""
@@ -73,7 +73,7 @@ def attend(module: Any, *arguments: Any, **options: Any) -> Tensor:
 
 
 def chosen(modules: Sequence[Any], sliding_window: int | None) -> Any:
-    """The attention for layers of one window that compute it themselves, in compiled code."""
+    """The object that compiled layers of one window attend with: they compute attention within their own loops."""
     answering: Any = _attend.get()
     return answering.chosen(modules, sliding_window)
 
@@ -99,7 +99,7 @@ def attending(attend: Attend) -> Iterator[None]:
 class Arenas:
     """Keys and values of every layer of a stage, by slot. A layer's arena is made, zeroed, when it first stores.
 
-    ``made_by`` maps each layer without keys and values of its own to the layer whose it reads.
+    ``made_by`` maps each layer without keys and values of its own to the layer whose keys and values it reads.
     """
 
     def __init__(self, capacity: int, made_by: Mapping[int, int] | None = None) -> None:
@@ -143,11 +143,13 @@ class Arenas:
         before, self.capacity = self.capacity, capacity
         for layer, pair in list(self._layers.items()):
             self._make(layer, *pair)
+                # A slot's number is its index on axis 1 of every arena: what was stored stays at the front.
             for arena, old in zip(self._layers[layer], pair, strict=True):
                 arena[:, :before] = old
 
     @torch.inference_mode()  # as above
     def zero(self) -> None:
+        """Set every slot of every layer to zero; the arenas stay at their addresses."""
         for pages in itertools.chain.from_iterable(self._pages.values()):
             pages.clear()
 
@@ -187,6 +189,7 @@ class Segment:
         Made once, since all layers use it.
         """
         if (groups, unseen) not in self._bias:
+            # Query row g * n + i of a key head is row i of its g-th query head, as ``folded_kernel`` lays them out.
             bias_nS = torch.zeros(self.mask_nS.shape, dtype=dtype, device=self.mask_nS.device)
             bias_nS.masked_fill_(~self.mask_nS, unseen)
             self._bias[groups, unseen] = bias_nS.repeat(groups, 1)
@@ -202,6 +205,7 @@ class Span(NamedTuple):
     def of(self, view: BatchView, request: RequestView, part: slice) -> np.ndarray:
         """The slots of a request that its rows ``part`` see within the span, as a mask, bool [n, S]."""
         mask, own = request.mask[part], view.positions[request.rows[part], None]
+        # The row itself counts: with a window of w it sees positions own - w + 1 to own, as in transformers.
         if self.window is not None:
             mask = mask & (own - request.positions[None, :] < self.window)
         if self.chunk is not None:
@@ -282,12 +286,14 @@ def _columns(slots: np.ndarray, mask: np.ndarray) -> tuple[slice | np.ndarray, n
     low, high = int(slots.min()), int(slots.max()) + 1
     if high - low > WIDEST_SLICE * len(slots):
         return slots, mask
+        # Column c of the slice is slot low + c; slots in between belong to other requests or to nobody: unseen.
     placed = np.zeros((len(mask), high - low), dtype=bool)
     placed[:, slots - low] = mask
     return slice(low, high), placed
 
 
 def _rows(rows: np.ndarray) -> slice | np.ndarray:
+    """The rows, which ascend, as a slice where they are consecutive: a slice reads in place."""
     first = int(rows[0])
     return slice(first, first + len(rows)) if int(rows[-1]) - first + 1 == len(rows) else rows
 
@@ -331,6 +337,8 @@ class SlotAttention:
         **options: Any,
     ) -> Tensor:
         layer = self.arenas.made_by.get(module.layer_idx, module.layer_idx)
+        # Layers that read another layer's keys and values find them stored. Where their maker is on an earlier stage,
+        # the first of them stores what the rows have carried.
         if layer not in self._stored:
             self._stored[layer] = self.arenas.store(layer, self.plan.slots_N, key_KNd, value_KNe, joint)
         keys, values = self._stored[layer]
@@ -356,6 +364,7 @@ class SlotAttention:
             keys_KSd, values_KSe = segment.read(keys), segment.read(values)
             output_Hne = self.kernel(query_HNd[:, segment.rows], keys_KSd, values_KSe, segment, scoring)
             if not output_NHe.numel():  # only the kernel knows the output's width
+                # [::2] of [H, n, e] are H and e.
                 output_NHe = output_Hne.new_empty(query_HNd.shape[1], *output_Hne.shape[::2])
             output_NHe[segment.rows] = output_Hne.transpose(0, 1)
         return output_NHe
@@ -371,6 +380,7 @@ def folded_kernel(
 ) -> Tensor:
     """The fast kernel. The G query heads of a key head become rows of one product, so that no key is repeated."""
     heads, rows, width = query_Hnd.shape
+    # Query head k * G + g reads key head k, so that a reshape alone brings a key head's queries together.
     groups = heads // len(keys_KSd)
     query_KRd = query_Hnd.reshape(len(keys_KSd), groups * rows, width)
     bias_RS = segment.bias_RS(groups, query_Hnd.dtype)
@@ -410,7 +420,7 @@ def flash_kernel(query_Hnd: Tensor, keys_KSd: Tensor, values_KSe: Tensor, segmen
 
 
 def part_of(slots: int) -> int:
-    """The number of slots of each part, all alike; 0 where slots are few, or have no fitting divisor."""
+    """Slots of each part of ``_in_parts``, a divisor of ``slots``; 0 where slots are few or no divisor fits."""
     most = SHORT_PART if slots <= LONG else LONG_PART
     parts = range(most, most // 4, -8)  # torch's attention reads a mask eight numbers at a time
     return next((part for part in parts if slots % part == 0), 0) if slots >= LEAST_SPLIT else 0
@@ -419,10 +429,10 @@ def part_of(slots: int) -> int:
 def _in_parts(
     query_KRd: Tensor, keys_KSd: Tensor, values_KSe: Tensor, segment: Segment, scale: float, part: int
 ) -> Tensor:
-    """Attention over ``part`` slots at a time, all parts side by side, and the mean of their outputs [K, R, e].
+    """Attention over ``part`` slots at a time, all parts side by side; returns their outputs' weighted mean [K, R, e].
 
     A GPU has more processors than a layer has key heads, and computes each of them on one. A part's weight in the mean
-    is the sum of its exponentials, whose logarithm torch's attention tells.
+    is the sum of its exponentials, whose logarithm torch's attention returns.
 
     Source: Flash-Decoding (Dao et al., 2023).
     """
@@ -450,7 +460,7 @@ def _in_parts(
 def precise_kernel(
     query_Hnd: Tensor, keys_KSd: Tensor, values_KSe: Tensor, segment: Segment, scoring: Scoring
 ) -> Tensor:
-    """``folded_kernel`` in float64. Whatever the order of its sums, the float32 results agree, but for one in 10^8."""
+    """``folded_kernel`` in float64, rounded back: another order of its sums changes one float32 result in 10^8."""
     sinks_H = None if scoring.sinks_H is None else scoring.sinks_H.double()
     exact = Scoring(scoring.scaling, scoring.softcap, sinks_H)
     found = folded_kernel(query_Hnd.double(), keys_KSd.double(), values_KSe.double(), segment, exact)
@@ -482,9 +492,10 @@ def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
 
 
 # ------------------------------------------------------------------------------------------------------------- windowed
-# Layers that see a window or a chunk of positions store what they reach in places of their own.
+# Layers with a window or with chunks store keys and values in arenas of their own, whose slots they free out of reach.
 
 WINDOWED_TYPES: Final = frozenset({"sliding_attention", "chunked_attention"})
+"""Types of attention layers that look back over a limited number of positions."""
 
 
 class WindowedAttention:
@@ -508,7 +519,7 @@ class WindowedAttention:
 
 
 def reach_of(config: Any) -> int | None:
-    """How many positions windows, chunks and unfolded rows reach back at most; None if all layers attend to all."""
+    """Most positions that windows, chunks and unfolded rows reach back; None if all layers attend to everything."""
     spans = [getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size")]
     spans.append(FOLD if RECURRENT_TYPES.intersection(layer_types(config)) else None)
     return max((int(span) for span in spans if span), default=None)
@@ -531,7 +542,9 @@ class Growth:
     """Temperature tuning (arXiv 2501.19399) in Llama 4's layers without rotary embeddings."""
 
     every: float
+    """Positions after which the factor grows again (``floor_scale``)."""
     by: float
+    """The factor of the logarithm (``attn_scale``)."""
 
     def of(self, positions_N: Tensor) -> Tensor:
         """The factor for the queries at each of these positions, [N]."""
@@ -552,4 +565,5 @@ def follow_positions(config: Any, layers: Sequence[Any], types: Sequence[str]) -
             attention.chunk = int(config.attention_chunk_size)
         if attention.attn_temperature_tuning and not attention.use_rope:
             attention.growth = Growth(float(attention.floor_scale), float(attention.attn_scale))
+            # ``SlotAttention`` scales the queries now; transformers' module must not do it once more.
             attention.attn_temperature_tuning = False

@@ -1,4 +1,4 @@
-"""Rows that carry more than hidden states from layer to layer: Gemma 3n's parallel states."""
+"""Layers whose slots or rows hold something else: latents of keys and values (DeepSeek), parallel states (Gemma 3n)."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from penstock.models.fused import agree, sample_of, widened
 # Multi-head latent attention with its compressed cache (DeepSeek-V2, arXiv 2405.04434, section 2.1).
 #
 # A slot stores the latent of which the keys and values of all heads are made, r numbers, and s more that hold the
-# position and that all heads share. With U the layer's matrix from latents to a head's keys, and W that to its values,
+# position and that all heads share. With U the layer's matrix from latents to a head's keys, W that to its values, and
+# c a latent,
 #
 #     q . (U c)  =  (U^T q) . c          sum of p_i (W c_i)  =  W (sum of p_i c_i)
 #
-# so each query is projected to the latents once (on the left: H heads' keys for every slot), and the attention's
-# output
+# so each query is projected to the latents once (on the left: H heads' keys for every slot), and the attention's output
 # back once. Shapes: N rows, S slots, H heads, n and s the widths of a query without and with the position, e that of
 # values.
 
 MOST_EXPANDED: Final = 1 << 24
-"""The most numbers of keys and values that are made of latents at once: 64 MiB in float32."""
+"""Most numbers of keys and values that are made of latents at once: 2^24, 64 MiB in float32."""
 ALL: Final = slice(None)
 
 
@@ -46,10 +46,10 @@ class Latent(nn.Module):
         self.register_buffer("values_Her", weight_HXr[:, self.width :], persistent=False)
         own = weight_HXr.shape[1]
         self.cheaper_expanded = self.rank * own / (2 * self.rank - own) if 2 * self.rank > own else math.inf
-        """From this many rows on, expanding latents to keys and values takes fewer products than projecting the
-        queries.
+        """Rows from which on expanding latents to keys and values takes fewer products than projecting the queries.
 
-        A head's n + e numbers take r products each for a slot; each row then takes n + e for it instead of 2 r.
+        Expanding takes r products for each of a head's n + e numbers in every slot, and n + e for each row and slot;
+        projecting takes 2 r for each row and slot, and nothing for a slot alone.
         """
 
     def attend(
@@ -83,7 +83,10 @@ class Latent(nn.Module):
 
 
 class LatentAttention:
-    """``attention`` for layers whose slots hold latents; ``latents`` maps a layer's number to its matrices."""
+    """Answers attention calls over latents; ``latents`` maps a layer's number to its matrices.
+
+    Layers without latents are answered by ``attention`` itself.
+    """
 
     def __init__(self, attention: SlotAttention, latents: dict[int, Latent]) -> None:
         self._attention = attention
@@ -96,6 +99,7 @@ class LatentAttention:
         if latent is None:
             return self._attention(module, query_HNx, latents_1Ny, nothing, attention_mask, **options)
 
+        # The arenas store latents as keys, [1, capacity, r + s], and values of width 0.
         def over_latents(query: Tensor, kept: Tensor, _: Tensor, segment: Segment, scoring: Scoring) -> Tensor:
             return latent.attend(kernel, query, kept, segment, scoring)
 
@@ -166,6 +170,7 @@ def root_mean_square(hidden: Tensor) -> Tensor:
 
 
 def as_long(hidden: Tensor, length: Tensor) -> Tensor:
+    """``hidden`` [.., D], scaled to the root mean square ``length`` [.., 1]."""
     own = (hidden**2).mean(dim=-1, keepdim=True).clamp(min=LEAST_SQUARE).sqrt()
     return hidden * length / own
 
@@ -195,7 +200,7 @@ class SharedStates(dict[str, tuple[Tensor, Tensor]]):
 
 
 class CarryingBase(nn.Module):
-    """Layers [first, last) of the ``base`` model of ``config``; the norm behind the layers has been taken out.
+    """Layers [first, last) of the ``base`` model of ``config``; ``StageModel`` has taken the norm out of it before.
 
     A layer that reads another's keys and values gets those of the batch, as in transformers: the layer that makes them
     is on this stage, or the rows have carried them here.
@@ -253,7 +258,9 @@ class CarryingBase(nn.Module):
         return found
 
     def _unpack(self, carried_NX: Tensor) -> tuple[Tensor, Tensor, SharedStates]:
+        """The rows' tensors: hidden states, embeddings of their tokens, and other layers' keys and values."""
         sizes = [torch.Size(shape).numel() for shape in self._entering.values()]
+        # The pieces lie side by side in the order of ``pieces_before``, which the sending stage packs by, too.
         parts = zip(self._entering.items(), carried_NX.split(sizes, dim=-1), strict=True)
         found = {name: part.unflatten(-1, shape) for (name, shape), part in parts}
         hidden = found.pop(HIDDEN).transpose(0, 1)
@@ -265,6 +272,7 @@ class CarryingBase(nn.Module):
         return hidden[:, None] if self._streams > 1 else hidden, embedded, shared
 
     def _pack(self, hidden: Tensor, embedded: Tensor, shared: SharedStates) -> Tensor:
+        """The elements that the rows take along, [N, Y], in the order in which the next stage unpacks it."""
         if self._leaving is None:
             return gather(self.base, hidden)[0] if self._streams > 1 else hidden[0]
         rows = embedded.shape[1]
@@ -275,11 +283,14 @@ class CarryingBase(nn.Module):
 
 
 # ------------------------------------------------------------------------------------------------------------- sparsity
-# Gemma 3n's sparse feed-forwards without what transformers works out anew, and has a GPU wait for, in every layer.
+# Gemma 3n's sparse feed-forwards with a constant that transformers computes anew in every call, waiting for the GPU.
 
 
 class Cutoff(nn.Module):
-    """Takes off each row what all but a share of numbers that are normally distributed stay below; the rest is 0.
+    """Sets all but the largest numbers of each row to 0, and takes the threshold off those.
+
+    A share ``sparsity`` of normally distributed numbers lies below the threshold, which is the row's mean plus a
+    multiple of its standard deviation.
 
     It gives the same bits as ``_gaussian_topk``. That makes the multiplier on the device of the rows, and torch's
     distributions then read it to see whether it is valid.

@@ -1,8 +1,8 @@
-"""The form of a stage's fused layers: all numbers, beside the file's tensors, of which they are built.
+"""The form of a stage's fused layers: all their numbers that are not tensors of the file.
 
-``models.fusing`` finds by comparison that transformers' layers compute what fused ones do. What it has found of a GGUF
-file's layers is kept (``checkpoint.known``). A later start builds bare modules from form and tensors, which go the same
-way from there on, and does without transformers.
+``probe.fuse`` finds by comparison that transformers' layers compute what fused ones do. Its finding for a GGUF file's
+layers is kept on disk (``checkpoint.known``). A later start builds bare modules of form and tensors, treats them like
+transformers' from there on, and needs no transformers.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ NORMS: Final = {
 
 
 class LayerForm(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One layer. Its activation is silu; shapes and biases are those of its tensors."""
+    """The form of one layer. Its activation is silu; shapes and biases are those of its tensors."""
 
     layer: int
     width: int
     """The width of a head."""
     epsilons: dict[str, float]
-    """Place of a norm in the layer -> what it adds to the mean square."""
+    """Place of a norm in the layer -> the epsilon that it adds to the mean square."""
     scoring: dict[str, int | float | None]
-    """The arguments of its attention."""
+    """The arguments of its attention call, as in ``FusedLayer.scoring``."""
 
 
 class StageForm(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Consecutive layers, and what is before and behind them on the stage."""
+    """The form of consecutive layers, and of the norm and rotary embedding on their stage."""
 
     layers: list[LayerForm]
     frequencies: list[float]
@@ -63,11 +63,12 @@ class StageForm(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 def form_of(base: nn.Module, causal: Any, norm: nn.Module | None) -> StageForm | None:
-    """The form of a stage's fused layers on a CPU, before they are packed; None if they have more to them.
+    """The form of a stage's fused layers on a CPU, before they are packed; None if they do more than a form can say.
 
     ``causal`` is the model with nothing but ``norm`` and head in it; without a head ``norm`` is None.
     """
     if not isinstance(base, FusedBase) or not isinstance(base.rotary_emb, Rotary) or not embeds_plainly(base):
+        # Anything that a form does not state makes it worthless: better none than one that leaves something out.
         return None
     layers = [form for layer in base.own if (form := layer_form(layer)) is not None]
     if len(layers) < len(base.own):
@@ -84,6 +85,7 @@ def form_of(base: nn.Module, causal: Any, norm: nn.Module | None) -> StageForm |
 
 def layer_form(layer: FusedLayer) -> LayerForm | None:
     norms = {place: getattr(layer, name) for name, place in NORMS.items() if getattr(layer, name) is not None}
+    """The form of one fused layer; None if it has other norms, another activation or sinks."""
     if not all(isinstance(norm, RMSNorm) for norm in norms.values()) or not is_silu(layer.act):
         return None
     if not all(one is None or type(one) in (int, float) for one in layer.scoring.values()):
@@ -104,7 +106,7 @@ def is_plain_table(embed: nn.Module) -> bool:
 
 @torch.inference_mode()
 def heads_plainly(causal: Any, norm: RMSNorm) -> bool:
-    """Whether a model does nothing to its head's numbers."""
+    """Whether a model's logits are its head's numbers: no soft cap, no scale."""
     head, rows = getattr(causal, HEAD, None), sample_of(norm.weight)
     if head is None:
         return False
@@ -116,10 +118,10 @@ def heads_plainly(causal: Any, norm: RMSNorm) -> bool:
 
 
 class FormRecord:
-    """The place of the form of layers [first, last) in a GGUF file, for weights of ``dtype``.
+    """Where the form of layers [first, last) of a GGUF file is kept on disk, for weights of ``dtype``.
 
-    Only of a file that is ``known``, since all else takes transformers. ``max_model_len`` counts where rotary
-    embeddings depend on it.
+    There is a record only for a file that is ``known``: anything else takes transformers anyway. ``max_model_len``
+    counts where rotary embeddings depend on it.
     """
 
     def __init__(self, checkpoint: Checkpoint, first: int, last: int, dtype: str, max_model_len: int | None) -> None:
@@ -132,10 +134,12 @@ class FormRecord:
                 self._asked = question(checkpoint.path, checkpoint.weights.files, first, last, dtype, pinned)
 
     def read(self) -> StageForm | None:
+        """The recorded form; None if there is none for these very files and settings."""
         found = recall(self._file, self._asked, StageForm) if self._asked else None
         return found if found is not None and [one.layer for one in found.layers] == self._layers else None
 
     def write(self, form: StageForm | None) -> None:
+        """Keep a form for later starts; None keeps nothing."""
         if self._asked and form is not None:
             keep(self._file, self._asked, form)
 
@@ -170,7 +174,7 @@ class BareModel(nn.Module):
 
 
 class BareBase(nn.Module):
-    """Embedding, layers, norm and rotary embedding; ``fusing.fuse`` joins them. ``scorings`` are the layers'."""
+    """Embedding, layers, norm and rotary embedding; ``probe.fuse`` joins them. ``scorings`` are the layers'."""
 
     def __init__(self, rotary: Rotary, scorings: list[dict[str, Any]]) -> None:
         super().__init__()
@@ -184,15 +188,18 @@ class Builder:
         self._tensors, self._dtype, self._file, self._later = tensors, dtype, file, later
 
     def parameter(self, name: str) -> nn.Parameter:
+        """A tensor of the file in ``dtype``. Raises ConfigError if it holds NaN or infinity."""
         floats = self._tensors[name][...].to(self._dtype)
         check_finite(self._file, [(name, floats)])
         return nn.Parameter(floats, requires_grad=False)
 
     def linear(self, place: str) -> nn.Linear:
+        """The linear layer at a place, with a bias if the file has one; without its numbers if they are read later."""
         name = f"{place}.weight"
         outputs, inputs = self._tensors[name].get_shape()
         with torch.device("meta"):
             found = nn.Linear(inputs, outputs, bias=False)
+            # A zero that is repeated takes no memory; ``read_later`` has the numbers read as the layer is packed.
         if self._later:
             nothing = torch.zeros((), dtype=self._dtype).expand(outputs, inputs)
             found.weight = nn.Parameter(nothing, requires_grad=False)
@@ -218,6 +225,7 @@ class Builder:
         places = [
             name.removeprefix(prefix).removesuffix(".weight") for name in self._tensors if name.startswith(prefix)
         ]
+        # What is no norm and no bias is a linear layer: a form has nothing else.
         for place in places:
             if place not in form.epsilons and not place.endswith(".bias"):
                 self._set(layer, place, self.linear(prefix + place))
@@ -253,11 +261,13 @@ def build(
 
 
 def assembled(checkpoint: Checkpoint, form: StageForm, make: Builder) -> BareModel:
+    """The model of ``form``: parts of other stages pass their input through."""
     parts, is_last, is_first = checkpoint.parts, form.epsilon is not None, form.layers[0].layer == 0
     embed: Any = PassThrough()
     head: Any = PassThrough()
     tied = is_last and bool(checkpoint.config.tie_word_embeddings)
     if is_first or tied:
+        # A last stage needs the embedding's numbers for a tied head, even if it embeds no tokens.
         embed = make.embedding(f"{parts.base}.{parts.embed}.weight")
     if is_last:
         head = tied_head(embed) if tied else make.linear(HEAD)
@@ -274,6 +284,7 @@ def assembled(checkpoint: Checkpoint, form: StageForm, make: Builder) -> BareMod
 
 
 def tied_head(embed: nn.Embedding) -> nn.Linear:
+    """A head whose weight is the embedding's own parameter, by which ``packing`` sees that they are tied."""
     with torch.device("meta"):
         head = nn.Linear(embed.embedding_dim, embed.num_embeddings, bias=False)
     head.weight = embed.weight

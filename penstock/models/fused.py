@@ -32,7 +32,7 @@ class SideBySide(nn.Module):
 
 
 def joined(beside: SideBySide) -> nn.Module:
-    """One linear layer that gives the same, if all of them are plain; else ``beside`` itself."""
+    """One linear layer with the outputs of all layers in ``beside``, if they are plain; else ``beside`` itself."""
     linears: list[Any] = list(beside.linears)
     if not all(type(linear) is nn.Linear for linear in linears):
         return beside
@@ -70,6 +70,7 @@ class Rotation(NamedTuple):
     def apply(self, qkv_NXd: Tensor) -> Tensor:
         """The heads with queries and keys rotated, and values unchanged."""
         half = qkv_NXd.shape[-1] // 2
+        # Rolling by half a width swaps a and b; ``swapped`` has the signs.
         return torch.addcmul(qkv_NXd * self.straight, qkv_NXd.roll(half, -1), self.swapped)
 
 
@@ -81,6 +82,7 @@ def rotation_of(cos_1Nd: Tensor, sin_1Nd: Tensor, rotated: int, values: int) -> 
     straight[:, :rotated] = cos_Nd[:, None]
     swapped = sin_Nd.new_zeros(rows, rotated + values, width)
     swapped[:, :rotated] = sin_Nd[:, None]
+    # The first half of a head gets b times -sin, the second half a times sin.
     swapped[:, :rotated, : width // 2].neg_()
     return Rotation(straight, swapped)
 
@@ -100,6 +102,7 @@ class Rotary(nn.Module):
 
     def forward(self, hidden: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         """[1, N] -> cosines and sines, [1, N, d] each, in the format of ``hidden``"""
+        # Both halves of a head turn by the same angles: number i and number i + d / 2 are a pair.
         turns_1Nd = (position_ids[..., None].float() * self.frequencies).repeat(1, 1, 2)
         cos_1Nd, sin_1Nd = turns_1Nd.cos() * self.amplitude, turns_1Nd.sin() * self.amplitude
         return cos_1Nd.to(hidden.dtype), sin_1Nd.to(hidden.dtype)
@@ -183,7 +186,7 @@ class FusedBase(nn.Module):
 SAMPLE_ROWS: Final = 3
 """Rows that are computed both ways."""
 ROUNDINGS: Final = 64
-"""Roundings by which two orders of the same operations may differ, relative to the largest number that they give."""
+"""Roundings by which two orders of the same operations may differ, each relative to the largest number they give."""
 OF_THE_SUM: Final = 4
 """Roundings of a residual's own numbers, beside those of what is added to it."""
 
@@ -205,7 +208,7 @@ def widened(module: Module) -> Module:
             wide = tensor.detach().float()
             shared[id(tensor)] = nn.Parameter(wide, False) if isinstance(tensor, nn.Parameter) else wide
     for part in module.modules():
-        # ``stored`` (quantization.stored) leads to open files, a configuration to nothing that a copy could change.
+        # ``stored`` (``linear.stored_rows``) leads to open files, a configuration to nothing that a copy could change.
         shared |= {id(vars(part)[name]): vars(part)[name] for name in ("config", "stored") if name in vars(part)}
     return copy.deepcopy(module, shared)
 
@@ -320,7 +323,10 @@ class Heads:
 
 
 class FusedLayer(nn.Module):
-    """``scoring`` holds the arguments of the layer's attention: its scale, and a window where there is one."""
+    """A decoder layer of llama's form whose queries, keys and values, and whose gate and input, are one product each.
+
+    ``scoring`` holds the arguments of the layer's attention: its scale, and a window where there is one.
+    """
 
     def __init__(self, layer: Any, scoring: dict[str, Any]) -> None:
         super().__init__()
@@ -363,6 +369,7 @@ class FusedLayer(nn.Module):
             queries, keys, values = qkv_NXd.split([heads.queries, heads.groups, heads.groups], dim=1)
             qkv_NXd = torch.cat([self.query_norm(queries), self.key_norm(keys), values], dim=1)
         qkv_XNd = rotation.apply(qkv_NXd).transpose(0, 1)
+        # Keys and values stay side by side, so that a layer's arenas can take both with one copy.
         stored_XNd = qkv_XNd[heads.queries :]
         output_NHe = attend(
             self,
@@ -391,4 +398,5 @@ def has_form(layer: Any) -> bool:
 
 
 def parts_of(module: nn.Module) -> set[str]:
+    """The names of a module's children."""
     return {name for name, _ in module.named_children()}

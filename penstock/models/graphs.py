@@ -29,17 +29,17 @@ from penstock.stage.visibility import BatchView
 logger = logging.getLogger(__name__)
 
 MOST_ROWS: Final = 64
-"""Rows of a batch up to which launches outlast the kernels; with more, as in a prompt, arithmetic does."""
+"""Most rows of a batch that a graph serves: with more, as in a prompt, arithmetic takes longer than the launches."""
 LEAST_SLOTS: Final = 256
-"""The fewest slots of a frame: below, a frame for each power of two would be recorded for little."""
+"""Fewest slots of a frame; smaller ones would be more graphs to record, for little."""
 MOST_CELLS: Final = 1 << 21
 """Rows times slots of the largest mask, one byte each: it goes to the device with every batch."""
 SCATTERED: Final = 2
-"""From this many times as many slots on, those that a batch sees are gathered instead of read where they lie."""
+"""A batch's slots are gathered if those up to the highest are more than this multiple of the slots that it sees."""
 USUAL_SLOTS: Final = 1024
 """Slots up to which all frames are recorded as a stage starts, in some three seconds: most texts grow no longer."""
 MET_BEFORE: Final = 1
-"""Batches of a frame that are computed without a graph, which would be recorded for a single use otherwise."""
+"""Batches of a frame that are computed without a graph before it is recorded: many frames are met only once."""
 
 
 class Recorder(Protocol):
@@ -60,12 +60,14 @@ class CudaGraphs:
     def record(self, run: Callable[[], Any]) -> tuple[Callable[[], object], Any]:
         """See ``Recorder``. Raises RuntimeError where the function waits for the device or reads the host."""
         with torch.cuda.device(self._device):
+            # torch wants the run before a capture on another stream than the current one; each waits for the other.
             stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):  # libraries take memory and choose kernels when they are first used
                 run()
             torch.cuda.current_stream().wait_stream(stream)
             graph = torch.cuda.CUDAGraph()
+            # thread_local: what other threads do with the device meanwhile cannot fail the capture.
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 result = run()
         return graph.replay, result
@@ -103,20 +105,24 @@ class FramePlan:
         self.slots_N.copy_(torch.from_numpy(padded(view.slots, rows)))
         self.positions_N.copy_(torch.from_numpy(padded(view.positions, rows)))
         if isinstance(self._columns, Tensor):
+            # All requests' slots one after another, in the order of the columns of ``_mask``.
             slots = np.concatenate([request.slots for request in view.views])
+            # A slot that was given away has no place in the arena: any other will do, since the mask hides it.
             placed = np.where(slots < self._capacity, slots, view.slots[-1])
             self._columns.copy_(torch.from_numpy(padded(placed, self._width.slots)))
+        # Numbers change, addresses do not: the recorded kernels read these very tensors.
         for span, mask in self._masks.items():
             mask.copy_(self._mask(span))
 
     def begin(self) -> None:
-        """Forget what a run has made of the masks: the next one makes it of the numbers that they hold by then."""
+        """Drop the segments, which cache what a run computes of the masks: a recorded run has to compute it itself."""
         self._segments = {}
 
     def segments(self, span: Span) -> list[Segment]:
         """All rows as one segment; see ``attention.Plan``."""
         if span not in self._segments:
             if span not in self._masks:
+                # Made in the run before the capture: a captured run cannot copy from the host's memory.
                 self._masks[span] = self._mask(span).to(self._device)
             self._segments[span] = [Segment(slice(0, len(self.slots_N)), self._columns, self._masks[span])]
         return self._segments[span]
@@ -133,6 +139,7 @@ class FramePlan:
                 columns = np.arange(before, before + len(columns))
             mask[request.rows[:, None], columns[None, placed]] = span.of(view, request, slice(None))[:, placed]
             before += len(columns)
+        # The padding rows see what the last row sees: one that saw nothing would give NaN.
         mask[len(view) :] = mask[len(view) - 1]
         return torch.from_numpy(mask)
 
@@ -224,6 +231,7 @@ class Graphs:
                 return None
             self._recorded[key] = recorded
         else:
+            # (``_record`` has filled a new frame with its first batch.)
             recorded.frame.fill(view, near, hidden)
         recorded.replay()
         # Copies, since the next replay writes over them.
@@ -236,6 +244,7 @@ class Graphs:
         """Record a frame's step with its first batch; None where that does not work, which is not tried again."""
         rows, far, close, _ = key
         plan = FramePlan(rows, far, self._capacity, self._device)
+        # One plan serves all layers where none of them frees slots out of reach.
         nearby = plan if close is None else FramePlan(rows, close, near_capacity, self._device)
         tokens_1N = torch.zeros(1, rows, dtype=torch.int64, device=self._device)
         entering = None

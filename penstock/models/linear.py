@@ -1,4 +1,4 @@
-"""Linear layers in packed layouts: int4, int8 and floats."""
+"""Linear layers in packed layouts (int4, int8, floats), made of the file's own numbers, and sliced ones for GPUs."""
 
 from __future__ import annotations
 
@@ -62,6 +62,7 @@ class BlockLinear(Packed):
     def product(self, rows: Tensor) -> Tensor:
         """[N, in] -> [N, out], without the bias, both float32"""
         missing, computed = self.weights.inputs - self.inputs, self.weights.outputs
+        # Blocks are padded with zeros to whole groups and outputs: the rows follow, and the sums stay the same.
         if missing:
             rows = nn.functional.pad(rows, (0, missing))
         found = torch.empty(len(rows), computed)
@@ -79,10 +80,10 @@ def weight_bytes(module: nn.Module) -> int:
 # ---------------------------------------------------------------------------------------------------------------- whole
 # Linear layers of quantised weights: rows are rounded to whole numbers, too, and compiled loops multiply.
 #
-# A row's bits depend only on the row (``compiled.blocks``).
+# A row's bits depend only on the row (``compiled.dot``).
 
 LARGEST_GROUP: Final = 256
-"""The largest group of weights; smaller ones are powers of two, too."""
+"""Most inputs that share a scale. Groups are powers of two, so that a loop finds a group's scales by a shift."""
 
 
 class WholeLinear(BlockLinear):
@@ -95,13 +96,14 @@ class WholeLinear(BlockLinear):
 
 
 def scales_in_blocks(*scales: Tensor) -> Tensor:
-    """Each of ``scales`` [O, G] as float16 in the order of ``compiled.blocks``: blocks, groups, ``scales``, outputs."""
+    """Each of ``scales`` [O, G] as float16 in the order of ``compiled.dot``: blocks, groups, ``scales``, outputs."""
     outputs, groups = scales[0].shape
     together = nn.functional.pad(torch.stack(scales).half(), (0, 0, 0, raised(outputs, LANES) - outputs))
     return together.view(len(scales), -1, LANES, groups).permute(1, 3, 0, 2).contiguous()
 
 
 def shift_of(weight: GroupedWeight) -> int:
+    """The logarithm to base 2 of the number of kernel groups, ``GROUP`` inputs each, that share a scale."""
     return (weight.group // GROUP).bit_length() - 1
 
 
@@ -121,7 +123,7 @@ def works() -> bool:
 # costs more than it saves.
 
 SMALLEST: Final = 1 << 17
-"""Elements of a weight from which a packed product pays."""
+"""Elements of a weight from which on a packed product pays."""
 
 
 class FloatLinear(BlockLinear):
@@ -291,7 +293,7 @@ class Int4Linear(WholeLinear):
 
 
 def int4_blocks(values: Tensor) -> Tensor:
-    """[O, I], 0 .. 15 -> bytes in the order that ``compiled.blocks`` describes."""
+    """[O, I], 0 .. 15 -> bytes in the order that ``compiled.dot`` describes."""
     halves = values.unflatten(1, (-1, 2, 4)).unflatten(0, (-1, LANES))  # blocks, outputs, pairs of four inputs, 2, 4
     low, high = halves.permute(3, 0, 2, 1, 4)
     return (low | high << INT4_BITS).contiguous().flatten()
@@ -303,7 +305,7 @@ def in_four_bits(linear: nn.Linear) -> GroupedWeight:
 
 
 def from_zero(weight: GroupedWeight) -> GroupedWeight | None:
-    """The same numbers as values from 0 to 15 and minimums; None if the kernel has no such form."""
+    """The weight's numbers as values from 0 to 15 and minimums; None if the kernel has no such form."""
     if weight.bits > INT4_BITS or weight.group % GROUP:
         return None
     lowest = 2 ** (weight.bits - 1) if weight.values.dtype == torch.int8 else 0
@@ -313,6 +315,7 @@ def from_zero(weight: GroupedWeight) -> GroupedWeight | None:
         minimums = minimums - weight.zeros * weight.scales
     values = (weight.values + lowest).to(torch.uint8)
     found = GroupedWeight(values, weight.scales, minimums, INT4_BITS, weight.group)
+    # The greatest common divisor with 256 is a power of two, as ``shift_of`` needs it, and at least ``GROUP``.
     return found.divided(math.gcd(weight.group, LARGEST_GROUP))
 
 
@@ -340,6 +343,7 @@ class Int8Linear(WholeLinear):
     def rows(self, ids: Tensor) -> Tensor:
         """The weights of single outputs, float32: [..] -> [.., in]."""
         block, lane = ids // LANES, ids % LANES
+        # [blocks, fours of inputs, outputs, 4]: the fours of one output, one after the other, are its inputs.
         values = self._blocks[block, :, lane].flatten(-2).float()
         scales = self._scales[block, :, 0, lane].float().repeat_interleave(self._group, -1)
         return (values * scales)[..., : self.inputs]
@@ -351,8 +355,9 @@ def in_eight_bits(linear: nn.Linear) -> GroupedWeight:
 
 
 def signed(weight: GroupedWeight) -> GroupedWeight | None:
-    """The same numbers in groups that the loops can use; None if they have no such form."""
+    """The weight's numbers in groups that the loops can use; None if the loops have no such form."""
     plain = weight.values.dtype == torch.int8 and weight.minimums is None and weight.zeros is None
+    # -128 has no positive counterpart in a byte, which ``dot.dot`` needs.
     if not plain or weight.group % GROUP or int(weight.values.min()) == -(2 ** (INT8_BITS - 1)):
         return None
     return weight.divided(math.gcd(weight.group, LARGEST_GROUP))
@@ -364,7 +369,7 @@ def rounded(weight: Tensor) -> GroupedWeight:
 
 
 def int8_blocks(values: Tensor) -> Tensor:
-    """int8 [O, I] in the order that ``compiled.blocks`` describes: blocks, fours of inputs, outputs, 4."""
+    """int8 [O, I] in the order that ``compiled.dot`` describes: blocks, fours of inputs, outputs, 4."""
     outputs, inputs = values.shape
     values = nn.functional.pad(values, (0, 0, 0, raised(outputs, LANES) - outputs))
     return values.view(-1, LANES, inputs // 4, 4).transpose(1, 2).contiguous()
@@ -417,6 +422,7 @@ class SlicedLinear(nn.Module):
         """The weights of some outputs, float32 [.., in]."""
         values = self.values[part]
         if self._halves:
+            # ``in_bytes`` has put the even input into the lower half.
             values = torch.stack([values & 15, values >> 4], dim=-1).flatten(-2)
         grouped, scales = values.unflatten(-1, (-1, self._group)).float(), self.scales[part].float()[..., None]
         if self.minimums is None:

@@ -28,13 +28,14 @@ from penstock.models.packing import Table, TableEmbedding
 from penstock.models.shares import Ranks, cut_of, lacking, uncut
 
 # ------------------------------------------------------------------------------------------------------------- own part
-# Cuts tensors that hold something for every layer to a stage's own layers, so that nothing else is read.
+# Cuts tensors that hold something for every layer, so that a stage reads the entries of its own layers alone.
 
 
 def own_tensors(stored: Tensors, config: Any, first: int, last: int) -> dict[str, StoredTensor]:
     """The ``stored`` tensors, with those of ``OUTSIDE`` cut to layers [first, last)."""
     if not carries(config):
         return dict(stored)
+    # Layer k has the columns [k * width, (k + 1) * width) of the embedding, and these rows of the projection.
     width = per_layer_width(config)
     own, every = slice(first * width, last * width), slice(None)
     cuts = {"embed_tokens_per_layer.weight": (every, own), "per_layer_model_projection.weight": (own, every)}
@@ -47,7 +48,7 @@ def own_tensors(stored: Tensors, config: Any, first: int, last: int) -> dict[str
 
 
 def keep_own(base: Any, config: Any, first: int, last: int) -> None:
-    """Cut the modules beside the layers to those of [first, last), in place.
+    """Cut the modules beside the layers to the entries of layers [first, last), in place.
 
     The methods of ``base`` then look up and project the embeddings of these layers alone.
     """
@@ -103,6 +104,7 @@ class PerLayerTable(nn.Module):
 log = logging.getLogger(__name__)
 
 EMBEDDING_FACTORS: Final = ("embedding_multiplier", "embedding_scale")
+"""Attributes of base models that scale what enters the first layer."""
 ROUTER: Final = re.compile(r"Top[kK]Router$")
 """Classes of transformers that choose the experts of a row."""
 ROUTING: Final = (
@@ -113,6 +115,7 @@ ROUTING: Final = (
     "num_local_experts",
     "num_experts",
 )
+"""Fields of a configuration that are shown where no row finds its experts."""
 SIZED: Final = re.compile(r"(_size|_dim|_heads|_rank|_experts|_layers|_per_tok)$")
 """Fields of a configuration that shapes of tensors come from."""
 OPTIONAL: Final = ("tie_word_embeddings", "attention_bias", "mlp_bias", "q_lora_rank", "first_k_dense_replace")
@@ -122,7 +125,7 @@ HEADS: Final = ("lm_head.weight", "embed_out.weight", "head.weight")
 LAYER: Final = re.compile(r"\.\d+\.")
 """The part of a weight's name that says which layer it belongs to."""
 NEVER_PACKED: Final = "kv_b_proj"
-"""The linear layer whose weight ``models.latent`` takes apart."""
+"""The linear layer whose weight ``carried.Latent`` takes apart."""
 SAMPLE_SPREAD: Final = 0.02
 """The standard deviation of a sample's numbers: about that of trained weights."""
 LONGEST_VECTOR: Final = 1 << 20
@@ -205,6 +208,7 @@ def hold_in_memory(model: Any) -> None:
     """
     copies: dict[int, Any] = {}
     for tensor in (*model.parameters(), *model.buffers()):
+        # Tied weights share an address: the first of them is copied, and the others take that copy.
         if not tensor.is_meta and (place := tensor.data_ptr()):
             tensor.data = copies.setdefault(place, tensor.data if place in copies else tensor.data.clone())
 
@@ -228,6 +232,7 @@ def _load(
     with contextlib.ExitStack() as own, quiet(), refusing(checkpoint):
         files = own if later is None else later.files
         slices = own_slices(checkpoint, first, last, files)
+        # ``check_loads`` replaces the numbers by zeros here; all that follows is as in a real load.
         if changed is not None:
             slices = {name: changed(one) for name, one in slices.items()}
         state: Tensors = files.enter_context(counted(slices, on_read))
@@ -253,7 +258,7 @@ class Later:
 
     The unpacked weights of more than one layer are thus never in memory at once. Until it is packed, a layer holds
     small sample tensors instead, with distinct values within the layer and the same values in all layers, from which
-    ``models.fusing`` recognises the layer's form. ``files`` have to stay open until all weights have been read.
+    ``probe.fuse`` recognises the layer's form. ``files`` have to stay open until all weights have been read.
     """
 
     def __init__(self, dtype: torch.dtype, files: contextlib.ExitStack) -> None:
@@ -293,6 +298,7 @@ class Later:
         key = place, shape
         with self._lock:
             if key not in self._samples:
+                # Another seed for each sample: projections of one shape must not be mistaken for each other.
                 generator = torch.Generator().manual_seed(len(self._samples))
                 sample = torch.randn(shape, generator=generator) * SAMPLE_SPREAD
                 self._samples[key] = sample.to(self._dtype)
@@ -368,6 +374,7 @@ def _staged_class(checkpoint: Checkpoint, first: int, last: int, stored: Tensors
         if later is not None:
             later.choose(self, tied)
 
+    # A class with a constructor of its own, since ``from_pretrained`` builds the model, on the meta device, by itself.
     # The original's name and module, by which transformers finds the weight conversions of an architecture.
     body = {"__init__": build, "__module__": cls.__module__, "_keys_to_ignore_on_load_missing": None}
     return type(cls.__name__, (cls,), body)
@@ -560,7 +567,7 @@ def check_head(checkpoint: Checkpoint, tensors: Tensors) -> None:
 
 
 def vectors(tensors: Tensors) -> Iterator[tuple[str, Tensor]]:
-    """Those of the tensors that are short enough to be read before any stage is started."""
+    """The vectors that are short enough to be read before any stage is started, by name."""
     for name, tensor in tensors.items():
         if len(tensor.shape) == 1 and tensor.size <= LONGEST_VECTOR:
             yield name, tensor.read()

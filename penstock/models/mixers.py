@@ -22,7 +22,7 @@ from penstock.stage.visibility import BatchView, RequestView
 
 
 class TreeConvolution(nn.Module):
-    """Made from a ``Conv1d`` with a group for each channel. A slot stores its row's input."""
+    """Made from a ``Conv1d`` with one channel per group. A slot stores its row's input [C]."""
 
     def __init__(self, conv: Any, capacity: int) -> None:
         super().__init__()
@@ -36,6 +36,8 @@ class TreeConvolution(nn.Module):
         self.slots.put("input", plan.slots_N, input_NC)
         output_NC = input_NC * taps_KC[-1]
         if len(taps_KC) > 1:
+            # The parent comes first here, but last but one among the taps, whose last is the row's own: hence the flip.
+            # Above a text's first row the entries are zeros, which is the convolution's padding.
             above_NKC = self.slots.get("input", plan.ancestors(len(taps_KC) - 1))
             output_NC = output_NC + (above_NKC * taps_KC[:-1].flip(0)).sum(dim=1)
         return output_NC if self.bias_C is None else output_NC + self.bias_C
@@ -59,7 +61,7 @@ class MixerGroup:
         """Requests that have had rows and have not ended."""
 
     def like(self, capacity: int) -> MixerGroup:
-        """Another group, without mixers, whose states are of the same kind."""
+        """Make another group, without mixers, whose states are of the same kind."""
         return MixerGroup(capacity, self.device, self._new_state)
 
     def begin(self, view: BatchView) -> None:
@@ -155,7 +157,7 @@ class StatefulMixer(Mixer):
 # They differ in how queries, keys, values and gates are computed from the hidden states: a function for each.
 
 EPSILON: Final = 1e-6
-"""Added to a query's and a key's square, so that nothing is divided by 0."""
+"""Added to the squared length of a query or key, so that nothing is divided by 0."""
 
 
 class Projected(NamedTuple):
@@ -213,6 +215,7 @@ class DeltaNet(StatefulMixer):
         self.register_buffer("bias_Hc", gates.dt_bias.detach().float().view(heads, -1))
         self._key_width = int(getattr(own, "head_k_dim", 0) or own.head_dim)
         self._keys = int(getattr(own, "key_dim", 0) or own.qkv_dim)
+        # A strength of up to 2 lets the state's eigenvalues be negative (``allow_neg_eigval``).
         self._most_beta = 2.0 if getattr(own, "allow_neg_eigval", False) else 1.0
         self.norm = own.norm if hasattr(own, "norm") else own.o_norm
         self.out = own.out_proj if hasattr(own, "out_proj") else own.o_proj
@@ -248,6 +251,7 @@ class DeltaNet(StatefulMixer):
 
 
 def _unit(one_NKd: Tensor) -> Tensor:
+    """Queries or keys of length 1."""
     return one_NKd * torch.rsqrt(one_NKd.square().sum(dim=-1, keepdim=True) + EPSILON)
 
 
@@ -276,6 +280,7 @@ class Mamba2(StatefulMixer):
         projected_NX = self.in_proj(hidden_ND * self._scale)
         if self.scales_X is not None:
             projected_NX = projected_NX * self.scales_X
+        # The projection holds the gate, the convolution's channels and the steps side by side.
         between = projected_NX.shape[1] - self._width - self._heads
         gate_NX, mixed_NC, step_NH = projected_NX.split([self._width, between, self._heads], dim=1)
         input_NHe, rows = self._rows(self._activation(self.convolution(mixed_NC, plan)), step_NH)
@@ -302,6 +307,8 @@ class Mamba2(StatefulMixer):
 
 
 class ShortConvolution(Mixer):
+    """LFM2's layer: its input times one gate goes through the convolution, and what comes out times another gate."""
+
     def __init__(self, own: Any, group: MixerGroup) -> None:
         super().__init__(group)
         self.convolution = TreeConvolution(own.conv, group.capacity)
@@ -341,6 +348,7 @@ MIXERS: Final[Mapping[str, Callable[[Any, MixerGroup], Mixer]]] = {
 
 @torch.inference_mode()
 def activation_of(own: Any) -> Callable[[Tensor], Tensor]:
+    """The activation that transformers' module ``own`` names."""
     from transformers.activations import ACT2FN
 
     found: Callable[[Tensor], Tensor] = ACT2FN[own.activation]

@@ -1,4 +1,4 @@
-"""Packs a stage's linear layers, embedding and head, in formats offered or chosen for the device."""
+"""Packing of a stage's linear layers, embedding and head; the choice of their formats and of torch devices."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Lookup(Protocol):
 
 
 class Table(nn.Module):
-    """int8 rows for every token, [V, D], with a scale for each group of a row."""
+    """int8 rows for every token, [V, D], with a float16 scale for each group of a row."""
 
     values: Tensor
     scales: Tensor
@@ -73,11 +73,12 @@ class TableEmbedding(nn.Module):
         self._derived = None if type(embedding) is nn.Embedding else embedding
         # The class may stay, for what it does to the rows, but its own table is freed.
         embedding.weight = nn.Parameter(embedding.weight[:0], requires_grad=False)
+        # ``forward`` numbers rows anew, and torch refuses a padding index that is beyond them.
         embedding.padding_idx = None
 
     @property
     def is_plain(self) -> bool:
-        """Whether it only looks rows up."""
+        """Whether the embedding does nothing but look rows up."""
         return self._derived is None
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -125,7 +126,7 @@ def pack_sliced(module: nn.Module, quantization: str) -> None:
 
 
 def replace_linears(module: nn.Module, make: Callable[[nn.Linear], nn.Module]) -> None:
-    """Replace every linear layer under ``module``, in place, each of whose weights is freed before the next one."""
+    """Replace every linear layer under ``module``, in place; each frees its weight before the next is packed."""
     for name, child in module.named_children():
         # Subclasses of Linear may compute something else, so only the class itself is replaced.
         if type(child) is nn.Linear:
@@ -158,7 +159,9 @@ def sliced_int4(linear: nn.Linear) -> nn.Module:
 
 
 QUANTIZED: Final[dict[str, Callable[[nn.Linear], nn.Module]]] = {"int8": Int8Linear, "int4": int4_or_int8}
+"""Name of a format -> the layer that replaces a linear one on a CPU."""
 SLICED: Final[dict[str, Callable[[nn.Linear], nn.Module]]] = {"int8": sliced_int8, "int4": sliced_int4}
+"""Name of a format -> the layer that replaces a linear one on another device."""
 
 
 def share_tied(causal: Any, base: Any, embed: str) -> None:
@@ -179,6 +182,7 @@ def exact_ends(causal: Any, base: Any, embed: str) -> None:
     if type(head) is nn.Linear:
         exact = FloatHead(head)
         causal.set_output_embeddings(exact)
+        # The head's blocks hold the same numbers: the embedding reads its rows out of them.
         if isinstance(embedding, nn.Embedding) and embedding.weight is head.weight:
             setattr(base, embed, TableEmbedding(exact, embedding))
 
@@ -277,9 +281,9 @@ def half_dtype(asked: str, checkpoint: Checkpoint, least: Capability | None) -> 
 def weights_format(quantization: str, device: str, checkpoint: Checkpoint, field: str = "quantization") -> str:
     """The format of a target's or draft model's weights, "none" for floats; resolves ``quantization`` "auto".
 
-    On GPUs whole numbers are held, too, so that a file takes what it says, and become floats at every step
-    (``quantization.sliced``); experts, which are no linear layers, are floats there. Raises FieldError, which names
-    ``field``, for a format that this processor lacks.
+    On GPUs whole numbers are held, too, so that weights take no more memory than in their file, and become floats at
+    every step (``linear.SlicedLinear``); experts, which are no linear layers, are floats there. Raises FieldError,
+    which names ``field``, for a format that this processor lacks.
     """
     if quantization == "auto":
         routes = any(getattr(checkpoint.config, name, None) for name in EXPERTS)
@@ -330,13 +334,13 @@ def kept(bits: int | None, device: str) -> str:
 
 
 # -------------------------------------------------------------------------------------------------------------- devices
-# The torch devices of this machine, and which stage gets which, before any stage is started on one.
+# The torch devices of this machine, their memory, and which stage gets which, before any stage is started on one.
 
 Result = TypeVar("Result")
 
 
 def move(module: nn.Module, device: torch.device) -> None:
-    """Move a module's tensors to ``device`` one by one, each leaving the place where it was before the next comes."""
+    """Move a module's tensors to ``device`` one by one: each is freed where it was before the next is copied."""
     module.to(device)
 
 

@@ -31,7 +31,9 @@ from penstock.models.fused import (
 # without any error: a mask of its own, a window that the attention is not told about, changed embeddings.
 
 HANDLED: Final = frozenset({"scaling", "sliding_window", "softcap", "s_aux"})
+"""Arguments of an attention call that ``SlotAttention`` follows."""
 HARMLESS: Final = frozenset({"position_ids", "cache_position", "position_embeddings", "joint"})
+"""Arguments that may be tensors, and of which attention need know nothing."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,7 @@ class ProbedAttention:
 
     def __call__(self, module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any) -> Tensor:
         causal = {"is_causal": getattr(module, "is_causal", True), **options}
+        # transformers states ``is_causal`` on the module, or in the call, which goes first.
         self.calls.append(_Call(module.layer_idx, options.get("sliding_window"), problem_of(mask, causal)))
         return self.attention(module, query, key, value, mask, **options)
 
@@ -100,6 +103,7 @@ def check_entry(config: Any, given_ND: Tensor, entered: Tensor | None) -> None:
 # Pins rotary embeddings whose frequencies depend on the length of a text to the longest text allowed.
 
 LENGTH_DEPENDENT: Final = frozenset({"longrope", "dynamic"})
+"""Kinds of rotary embedding whose frequencies depend on the length of a text."""
 
 
 def rope_kinds(config: Any) -> set[str]:
@@ -136,7 +140,7 @@ def pin_rope(base: Any, config: Any, max_model_len: int | None) -> None:
 
 @dataclass
 class Sight:
-    """One layer's call. ``turned`` is the rotary embedding for the rows: cosines and sines."""
+    """One layer's call as it was seen. ``turned`` is the rotary embedding of its rows: cosines and sines."""
 
     given: Tensor
     turned: Any
@@ -159,7 +163,7 @@ class Sight:
 
 
 class Onlooker:
-    """Takes the place of the attention meanwhile, as if every row saw only itself."""
+    """Answers attention calls while it records them, as if every row saw only itself: the output is its own values."""
 
     def __init__(self) -> None:
         self.sights: list[Sight] = []
@@ -175,6 +179,7 @@ class Onlooker:
                 hook.remove()
 
     def _enter(self, _: nn.Module, given: tuple[Any, ...], options: dict[str, Any]) -> None:
+        # Layers do not nest, so that the last sight is the running layer's.
         self.sights.append(Sight(given[0], options.get("position_embeddings"), options))
 
     def _leave(self, _: nn.Module, __: Any, gave: Any) -> None:
@@ -185,6 +190,7 @@ class Onlooker:
         sight.asked = (query, key, value)
         sight.scoring = {name: options[name] for name in sorted(HANDLED & options.keys())}
         sight.problem = problem_of(mask, options)
+        # A row that attends to itself alone gets its own value, once for each query head of a group.
         return value.repeat_interleave(len(query) // len(value), dim=0).transpose(0, 1)
 
 
@@ -208,7 +214,7 @@ def fuse(base: Any, parts: Parts, first: int, last: int, settle: Callable[[nn.Mo
     """
     layers, embed = getattr(base, parts.layers), getattr(base, parts.embed)
     own = list(layers[first:last])
-    # Of bare modules, which are built from a form, that is known.
+    # Modules that were built from a form bring their scorings along, and need no comparison.
     scorings = getattr(base, "scorings", None) or scorings_of(base, own, embed if first == 0 else None)
     if scorings is None:
         return base
@@ -250,6 +256,7 @@ def see(base: Any, own: Sequence[Any], embed: Any | None) -> list[Sight] | None:
     None if it does more than embed, rotate and run the layers.
     """
     weight = own[0].self_attn.q_proj.weight
+    # Position 0 would show nothing: rotary embeddings turn nothing there. The positions serve as token ids, too.
     positions_1N = torch.arange(1, ROWS + 1, device=weight.device)[None]
     if embed is None:
         entering = sample_of(weight, ROWS)

@@ -20,11 +20,11 @@ from penstock.stage.visibility import BatchView, ProtocolError, RequestView
 # Arrays of zeros that take memory as they are written to: a long context costs nothing until a text is that long.
 
 LAZY: Final = sys.platform == "linux"
-"""Whether private pages that are given up read as zeros again, as Linux has it."""
+"""Whether the operating system gives private pages that were handed back as zeros at the next read, as Linux does."""
 
 
 class ZeroPages:
-    """Zeros [*shape] in the format and on the device of ``like``. On a CPU pages take memory when they are written to.
+    """Zeros [*shape] in ``like``'s format, on its device. On a CPU a page takes memory when it is first written to.
 
     numpy's and torch's own zeros do not serve: torch writes to all of them, and numpy asks for huge pages.
     """
@@ -39,7 +39,7 @@ class ZeroPages:
             self.array = like.new_zeros(shape)
 
     def clear(self) -> None:
-        """Set all to zero, at the same address, and give the memory back."""
+        """Set everything to zero, at the same address, and give the memory back to the operating system."""
         if self._pages is None:
             self.array.zero_()
         else:
@@ -52,7 +52,7 @@ class ZeroPages:
 # Shapes: N rows of a batch, n rows of a part, m slots that hold their ancestors above the part.
 
 FOLD: Final = 64
-"""How many committed tokens are folded into a request's state at a time, always from a multiple of it on."""
+"""Committed tokens that are folded into a request's state at a time, always beginning at a multiple of this number."""
 
 
 @dataclass(frozen=True)
@@ -63,16 +63,16 @@ class Part:
         | committed, in the state | committed or drafted | 5 <- 6 <- 7
                                                            \\ <- 8          sees_nn[8]: 5 and 8
 
-    ``rows`` [n] are their places in the batch and ``own`` [n] their slots. ``above`` [m] are the slots of all their
-    ancestors from position ``base`` on that are not among them. ``sees_nm`` and ``sees_nn`` say which of those slots
-    and rows are a row's ancestors or itself. ``run_nn`` is the end of a row's path that lies within the part without a
-    gap, and ``top`` [n] the slot right above that; the number of slots where there is none.
+    ``rows`` [n] are the rows' indices in the batch and ``own`` [n] their slots. ``above`` [m] are the slots of all
+    their ancestors from position ``base`` on that are not among them. ``sees_nm`` and ``sees_nn`` say which of those
+    slots and rows are a row's ancestors or itself. ``run_nn`` marks the end of a row's path, as far as it lies within
+    the part without a gap; ``top`` [n] is the slot right above that run, the number of slots where there is none.
     """
 
     request: int
     base: int
     committed: np.ndarray
-    """Slots of the committed tokens, by position."""
+    """Slots of the request's committed tokens, by position."""
     rows: Tensor
     own: Tensor
     above: Tensor
@@ -83,7 +83,7 @@ class Part:
 
 
 class TreePlan:
-    """Parts and ancestors of a batch. ``capacity`` is the number of slots; index ``capacity`` stands for no slot."""
+    """Parts and ancestors of a batch. ``capacity`` is the number of slots; as a slot it means that there is none."""
 
     def __init__(self, view: BatchView, capacity: int, device: torch.device) -> None:
         self.view = view
@@ -93,14 +93,14 @@ class TreePlan:
         self._ancestors: dict[int, Tensor] = {}
 
     def ancestors(self, count: int) -> Tensor:
-        """Slots [N, count] of each row's parent, its parent's parent, and so on."""
+        """Slots [N, count] of each row's parent, grandparent and so on; ``capacity`` above the text's first row."""
         if count not in self._ancestors:
             self._ancestors[count] = self._tensor(self._above(count))
         return self._ancestors[count]
 
     @cached_property
     def parts(self) -> list[Part]:
-        """All rows in parts, in an order in which parents are computed first."""
+        """All rows in parts, in an order in which no row is computed before its parent."""
         parents = self._above(1)[:, 0]
         return [
             self._part(request, lines, parents)
@@ -109,13 +109,16 @@ class TreePlan:
         ]
 
     def _above(self, count: int) -> np.ndarray:
+        """``ancestors`` as an array [N, count]."""
         # Without an ancestor a row reads entry ``capacity`` of the arrays, which stays zero.
         found = np.full((len(self.view), count), self.capacity, dtype=np.int64)
         for request in self.view.views:
             own = self.view.positions[request.rows]
+            # Ancestors lie at most ``count`` positions above the earliest row: the search skips the text before that.
             near = np.flatnonzero(request.positions >= own.min() - count)
             sees, held = request.mask[:, near], request.positions[near]
             for distance in range(1, count + 1):
+                # A row sees one slot at each earlier position, that of its ancestor there.
                 is_it = sees & (held == own[:, None] - distance)
                 has = is_it.any(axis=1)
                 found[request.rows[has], distance - 1] = request.slots[near[is_it[has].argmax(axis=1)]]
@@ -126,7 +129,9 @@ class TreePlan:
         own, mask = self.view.slots[rows], request.mask[lines]
         base = _base(request, self.view.positions[rows])
         column = {slot: i for i, slot in enumerate(request.slots.tolist())}
+        # ``column`` maps a slot to its column of the request's mask; ``new`` are the columns of the part's own rows.
         new = np.array([column[slot] for slot in own.tolist()], dtype=np.int64)
+        # Slots below ``base`` are in the folded state; the part's own rows have ``sees_nn``.
         seen = mask.any(axis=0) & (request.positions >= base)
         seen[new] = False
         run, top = _runs(own.tolist(), parents[rows].tolist())
@@ -163,11 +168,13 @@ def _lines(positions: np.ndarray, committed: int) -> Iterator[np.ndarray]:
 
 def _base(request: RequestView, positions: np.ndarray) -> int:
     """The position up to which everything is folded for rows at these positions."""
+    # No row may meet a state that holds tokens behind its own parent, so the earliest row limits the fold.
     return min(request.committed, int(positions.min())) // FOLD * FOLD
 
 
 def _runs(own: list[int], parents: list[int]) -> tuple[np.ndarray, np.ndarray]:
     """``Part.run_nn`` and ``Part.top`` of the rows in these slots."""
+    # ``run`` as a mask lets a single product with the rows' log decays sum up each run (``FoldedState._totals``).
     run, top = np.zeros((len(own), len(own)), dtype=bool), np.empty(len(own), dtype=np.int64)
     line = {slot: i for i, slot in enumerate(own)}
     # Parents come first, so a row's run is its parent's run and itself.
@@ -188,7 +195,7 @@ def _runs(own: list[int], parents: list[int]) -> tuple[np.ndarray, np.ndarray]:
 class SlotArrays:
     """Arrays [capacity + 1, ..] by name, made, zeroed, when first needed.
 
-    The last entry stands for the place above the first row of a text. It stays zero.
+    The last entry stands for the parent of a text's first row: it is never written to and stays zero.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -208,6 +215,7 @@ class SlotArrays:
         before, self.capacity = self.capacity, capacity
         for name, pages in self._pages.items():
             self._pages[name] = ZeroPages(pages.array, capacity + 1, *pages.array.shape[1:])
+            # Only ``before`` entries: the one behind them is no slot, and stays zero at its new place, too.
             self._pages[name].array[:before] = pages.array[:before]
 
     def make(self, name: str, like: Tensor) -> None:
@@ -239,14 +247,14 @@ DECAY_BYTES: Final = 8
 
 @dataclass(frozen=True)
 class Kept:
-    """How many numbers a slot holds: the convolution's input, the row's key and addition, its sums of log decays."""
+    """Numbers that a slot holds for a layer: the convolution's input, the row's key and addition, sums of decays."""
 
     convolution: int
     state: int = 0
     decays: int = 0
 
     def bytes(self, of_weights: int, of_state: int) -> int:
-        """Bytes for a row.
+        """Bytes of a slot.
 
         ``of_weights`` and ``of_state`` are the bytes of a hidden state's and of a state's number.
         """
@@ -254,7 +262,7 @@ class Kept:
 
 
 def kept(config: Any) -> Kept:
-    """The numbers of one row in one layer: Kimi Linear, other gated delta nets, Mamba-2, or a short convolution."""
+    """The numbers of a slot in one layer: Kimi Linear, other gated delta nets, Mamba-2, or a short convolution."""
     if width := _stated(config, "linear_head_dim"):
         inner = width * config.linear_num_heads
         return Kept(3 * inner, 2 * inner, inner)
@@ -317,7 +325,7 @@ class Rows(NamedTuple):
 
 
 class State(Protocol):
-    """The state of one layer for all requests."""
+    """One layer's state for all requests: ``FoldedState``, or ``SteppedState`` as its reference."""
 
     slots: SlotArrays
 
@@ -343,13 +351,14 @@ class _Folded:
 
 
 class FoldedState:
-    """One triangular solve for each part of a batch, and one state for each request, folded at fixed positions.
+    """One triangular solve for each part of a batch, and one state per request, folded every ``FOLD`` positions.
 
     Everything is computed and kept in ``dtype``; outputs have the rows' own. In float64 a row's float32 output does not
     depend on the rows computed beside it, but for one in 10^8.
     """
 
     def __init__(self, capacity: int, dtype: torch.dtype = torch.float32) -> None:
+        # ``slots`` has three arrays: "key" [K, d], "added" [H, e] (u above) and "total" [H, c] (g above, float64).
         self.slots = SlotArrays(capacity)
         self._dtype = dtype
         self._folded: dict[int, _Folded] = {}
@@ -366,6 +375,7 @@ class FoldedState:
         given, rows = rows.value_NHe.dtype, rows.to(self._dtype)
         # All keys first: a part reads those of the parts before it.
         self.slots.put("key", plan.slots_N, rows.key_NKd)
+        # Additions come part by part, and a part may gather slots before any row of its layer has written one.
         self.slots.make("added", rows.value_NHe)
         output_NHe = torch.empty_like(rows.value_NHe)
         for part in plan.parts:
@@ -375,6 +385,7 @@ class FoldedState:
     def _read_part(self, rows: Rows, part: Part) -> Tensor:
         query_Hnd, key_Hnd = (_by_head(one, rows.value_NHe.shape[1]) for one in (rows.query_NKd, rows.key_NKd))
         above_Hmd = _by_head(self.slots.get("key", part.above), len(key_Hnd))
+        # The sums go into the slots first: rows of later parts continue from them.
         total_nHc = self._totals(rows.decay_NHc, part)
         total_mHc = torch.cat([self.slots.get("total", part.above), total_nHc])
         folded = self._fold(part, rows)
@@ -386,6 +397,7 @@ class FoldedState:
         added_Hme = self.slots.get("added", part.above).transpose(0, 1)
         if rows.beta_NH is not None:
             lacks_Hne = added_Hne - (key_Hnd * decay_Hnc) @ folded.state_Hde
+            # The delta rule: a row adds what the state and its ancestors' additions lack of its value.
             added_Hne = _solve(weigh(key_Hnd, keys_Hmd), lacks_Hne, added_Hme, rows.beta_NH.T[..., None])
         self.slots.put("added", part.own, added_Hne.transpose(0, 1))
         read_Hne = weigh(query_Hnd, keys_Hmd) @ torch.cat([added_Hme, added_Hne], dim=1)
@@ -393,6 +405,7 @@ class FoldedState:
 
     def _totals(self, decay_nHc: Tensor, part: Part) -> Tensor:
         """The sum of log decays from the text's first row to each of these, float64; also stored in their slots."""
+        # Along a path without a gap the sum is a product with ``run_nn``; the slot on top has the sum up to there.
         within = torch.einsum("nm,mhc->nhc", part.run_nn.double(), decay_nHc.double())
         self.slots.make("total", within)
         total_nHc = within + self.slots.get("total", part.top)
@@ -409,6 +422,7 @@ class FoldedState:
             folded = _Folded(0, state, rows.decay_NHc.new_zeros(rows.decay_NHc.shape[1:], dtype=torch.float64))
         for first in range(folded.until, part.base, FOLD):
             committed = part.committed[first : first + FOLD]
+            # A slot that was given away has the number ``capacity`` here: its contents may be another row's by now.
             if (committed == self.slots.capacity).any():
                 raise ProtocolError(f"request {part.request}: what it kept of positions from {first} on is gone")
             folded = self._fold_slots(folded, torch.from_numpy(committed).to(part.own.device))
@@ -419,6 +433,7 @@ class FoldedState:
         total_jHc = self.slots.get("total", slots)
         added_Hje = self.slots.get("added", slots).transpose(0, 1)
         key_Hjd = _by_head(self.slots.get("key", slots), len(added_Hje))
+        # With g of the last folded row as the new reference, each exponent is a difference of sums, and at most 0.
         last_Hc = total_jHc[-1]
         left_Hjc = (last_Hc - total_jHc).exp().to(self._dtype).transpose(0, 1)
         kept_Hc1 = (last_Hc - folded.total_Hc).exp().to(self._dtype)[..., None]
@@ -427,13 +442,14 @@ class FoldedState:
 
 
 class _Weighing:
-    """(left_Hnd, right_Hmd) -> products [H, n, m], decayed from right to left; 0 where left does not see right."""
+    """Products [H, n, m] of (left_Hnd, right_Hmd), decayed from right to left; 0 where left does not see right."""
 
     def __init__(self, total_nHc: Tensor, total_mHc: Tensor, sees_nm: Tensor) -> None:
         self._total_Hnc, self._total_Hmc = total_nHc.transpose(0, 1), total_mHc.transpose(0, 1)
         self._unseen_nm = ~sees_nm
         self._together = total_nHc.shape[2] == 1
         if self._together:
+            # Masking comes before exp: of an unseen pair the difference may be positive and overflow.
             apart_Hnm = self._total_Hnc - self._total_Hmc.transpose(1, 2)
             self._decay_Hnm = apart_Hnm.masked_fill(self._unseen_nm, -torch.inf).exp()
 
@@ -456,9 +472,11 @@ def _solve(products_Hnm: Tensor, lacks_Hne: Tensor, above_Hme: Tensor, beta_Hn1:
     weights_Hnm = beta_Hn1 * products_Hnm
     wanted_Hne = beta_Hn1 * lacks_Hne
     if apart:
+        # What the ancestors above have added is known already, and moves to the right side of the equation.
         wanted_Hne = wanted_Hne - weights_Hnm[..., :apart] @ above_Hme
     if rows == 1:
         return wanted_Hne
+    # ``unitriangular`` ignores the diagonal, which holds b_i (k_i . k_i) and counts as 1: I + A in the equation above.
     return torch.linalg.solve_triangular(weights_Hnm[..., apart:], wanted_Hne, upper=False, unitriangular=True)
 
 
@@ -472,7 +490,7 @@ def _by_head(one_NKd: Tensor, heads: int) -> Tensor:
 
 
 class SteppedState:
-    """Computes the same as ``FoldedState``, straight from the definition."""
+    """Computes the same as ``FoldedState``, row by row as the equations above state it; every slot holds a state."""
 
     def __init__(self, capacity: int) -> None:
         self.slots = SlotArrays(capacity)

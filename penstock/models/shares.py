@@ -28,7 +28,7 @@ from penstock.models.linear import stored_rows
 
 
 class Exchange(Protocol):
-    """The way in which the ranks of a stage make rows whole. All call it in the same order."""
+    """How the ranks of a stage exchange columns of rows. All ranks call it in the same order."""
 
     def gather(self, rows_NW: np.ndarray, bounds: Sequence[int]) -> None:
         """Fill in the other ranks' columns of float32 rows, in place: rank r has made [bounds[r], bounds[r + 1]).
@@ -39,7 +39,7 @@ class Exchange(Protocol):
 
 
 class Columns(NamedTuple):
-    """The columns of a row that each rank makes: rank r those of [bounds[r], bounds[r + 1])."""
+    """The columns of a row that each rank computes: rank r those of [bounds[r], bounds[r + 1])."""
 
     bounds: tuple[int, ...]
     rank: int
@@ -62,7 +62,7 @@ class Columns(NamedTuple):
 
 
 class Ranks:
-    """A rank's place among those of its stage; without an ``exchange``, as while it loads, its rows stay in part."""
+    """A rank's place among those of its stage. Without an ``exchange``, as while it loads, rows are not completed."""
 
     def __init__(self, rank: int = 0, size: int = 1) -> None:
         self.rank, self.size = rank, size
@@ -73,12 +73,14 @@ class Ranks:
             self.exchange.gather(rows_NW, columns.bounds)
 
     def share(self, total: int, unit: int) -> Columns:
-        """Columns in whole units of ``unit``, as many for each rank as for the others, or one more."""
+        """Columns in whole units of ``unit``, evenly shared: no rank has more than one unit more than another."""
+        # Rounded down: of uneven numbers the later ranks get more. The last unit may be cut off by ``total``.
         units = -(-total // unit)
         return Columns(tuple(min(total, units * rank // self.size * unit) for rank in range(self.size + 1)), self.rank)
 
     def lead(self, rows_NW: np.ndarray) -> None:
-        """Give all ranks the first one's rows."""
+        """Give all ranks the first rank's rows."""
+        # Bounds 0, W, W, ..: the first rank has made all columns, the others none.
         self.gather(rows_NW, Columns((0, *[rows_NW.shape[1]] * self.size), self.rank))
 
 
@@ -88,7 +90,7 @@ ALONE: Final = Ranks()
 
 @dataclass(frozen=True)
 class Cut:
-    """The columns that each rank makes of the rows that a layer's ranks gather."""
+    """The columns that each rank computes of the three rows that a layer's ranks gather."""
 
     ranks: Ranks
     attended: Columns
@@ -102,6 +104,7 @@ class Cut:
 def cut_of(ranks: Ranks, attention: Any, mlp: Any) -> Cut:
     """The cut of a layer of llama's form, whose parts are named as in transformers."""
     width, groups = attention.head_dim, attention.k_proj.out_features // attention.head_dim
+    # Keys and values of a group serve several query heads, so that ranks get these heads together.
     heads = attention.q_proj.out_features // width // groups * width
     return Cut(
         ranks,
@@ -119,6 +122,7 @@ def narrow(layer: Any, ranks: Ranks) -> None:
     """
     whole, heads = layer.cut, layer.heads
     queries, inner = whole.attended.total, whole.opened.total
+    # Shares are worked out anew: ``layer.cut`` is that of a stage without ranks.
     attended = ranks.share(queries, queries // heads.groups)
     change, opened = ranks.share(whole.change.total, LANES), ranks.share(inner, LANES)
     linears = layer.qkv, layer.o_proj, layer.gate_up, layer.down_proj
@@ -126,8 +130,10 @@ def narrow(layer: Any, ranks: Ranks) -> None:
         raise uncut("their products are no plain ones")
     if problem := lacking(Cut(ranks, attended, change, opened)):
         raise uncut(problem, ranks.size)
+    # Columns of the attention's output become groups; keys and values of group g are rows behind all queries.
     first, last = (bound * heads.groups // queries for bound in (attended.first, attended.last))
     keys, size = heads.groups * heads.width, heads.width
+    # Joined rows of qkv: queries | keys | values, and of gate_up: gate | up, of each of which a rank keeps its range.
     group_rows = slice(queries + first * size, queries + last * size)
     layer.qkv = cut_rows(layer.qkv, [attended.own, group_rows, slice(group_rows.start + keys, group_rows.stop + keys)])
     layer.o_proj, layer.down_proj = cut_rows(layer.o_proj, [change.own]), cut_rows(layer.down_proj, [change.own])
@@ -147,6 +153,7 @@ def cut_rows(linear: nn.Linear, own: Sequence[slice]) -> nn.Linear:
     for rows in own:
         start = 0
         for part in stored:
+            # ``part`` is rows [start, start + outputs) of the layer; they begin at row ``part.first`` of its tensor.
             first, last = max(rows.start, start), min(rows.stop, start + part.outputs)
             if first < last:
                 later.append(part._replace(outputs=last - first, first=part.first + first - start))
@@ -172,6 +179,7 @@ class GatheredHead(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[.., D] -> [.., V]. Ranks behind the first compute with its rows, whatever they are called with."""
+        # float32 and contiguous, since the exchange passes these bytes on; a copy, since it writes into them.
         rows = hidden.reshape(-1, hidden.shape[-1]).to(torch.float32, copy=True, memory_format=torch.contiguous_format)
         self._ranks.lead(rows.numpy())
         own = self.head(rows.to(hidden.dtype))

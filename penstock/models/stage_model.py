@@ -94,7 +94,7 @@ class NormOnly(nn.Module):
 
 
 class StageModel:
-    """Layers [first, last) of a model over arenas of ``capacity`` slots; implements ``stage.core.Layers``.
+    """Layers [first, last) of a model over arenas of ``capacity`` slots; implements ``stage.driver.Layers``.
 
     The first stage embeds tokens. Norm and head run in ``pick``, for the wanted rows only, through the causal language
     model's own forward, so that soft caps and logit scales are applied. ``module`` is what ``read_module`` returned.
@@ -104,10 +104,11 @@ class StageModel:
     """
 
     grammars: GrammarMasks
-    """The grammars of requests; whoever makes a stage adds them."""
+    """The grammars of requests; whoever makes a stage sets them."""
     _graphs: Graphs | None = None
+    """The recorded steps of a GPU stage; None elsewhere, and where steps cannot be recorded."""
     _head: GatheredHead | None = None
-    """The head that ranks share."""
+    """The head of a tensor parallel stage; None without ranks, and where the stage has no head."""
 
     def __init__(
         self,
@@ -139,9 +140,9 @@ class StageModel:
         self._precise = quantization != "none" and self._on_cpu
         self._sliced = "none" if self._on_cpu else quantization
         exact = numerics != FAST and not plain and self._on_cpu and works()
-        # Before packing, which would replace ``kv_b_proj``, and before fusing.
+        # Latents come first: packing would replace ``kv_b_proj``, and fused layers do not have it.
         self._latents = {} if plain else keep_latents(getattr(self._base, parts.layers)[first:last])
-        self._replace_ends(exact)
+        self._replace_ends(exact)  # before the layers: the norm leaves the base model here, which ``fuse`` expects
         own, types = getattr(self._base, parts.layers)[first:last], layer_types(checkpoint.config)[first:last]
         follow_positions(checkpoint.config, own, types)
         reach = reach_of(checkpoint.config)
@@ -168,7 +169,7 @@ class StageModel:
         self._taps: list[int] = []
         self._hooks: list[RemovableHandle] = []
         self._tapped: dict[int, Tensor] = {}
-        self._probe()
+        self._probe()  # last, since it runs a row through all that has been made, and clears it again
 
     def record_steps(self, recorder: Recorder) -> None:
         """Compute batches of few rows by recorded steps, unless layers have a state, whose batches the host plans."""
@@ -180,6 +181,7 @@ class StageModel:
         """Replace embedding, head and last norm, which runs with the head, for the wanted rows only."""
         config, parts = self.checkpoint.config, self.checkpoint.parts
         tokens = self._cut_head()
+        # The head has lost the other ranks' tokens by now: what follows packs this rank's share alone.
         if self._precise or self._sliced != "none":
             tied = bool(config.tie_word_embeddings)
             quantize_ends(self._causal, self._base, parts.embed, tied=tied, sliced=not self._on_cpu)
@@ -211,12 +213,13 @@ class StageModel:
             self._base = fuse(self._base, self.checkpoint.parts, self.first, self.last, self._settle)
 
     def _cut_head(self) -> Columns | None:
-        """Cut the head to this rank's tokens, in place. Returns the tokens of all ranks, None where none is cut."""
+        """Cut the head to this rank's tokens, in place; returns the tokens of all ranks, or None if nothing is cut."""
         head = self._causal.get_output_embeddings() if self.ranks.size > 1 and self.is_last else None
         if head is None:
             return None
         if type(head) is not nn.Linear:
             raise uncut("its head is no plain product")
+        # Whole blocks of ``LANES`` outputs: compiled products compute no less.
         tokens = self.ranks.share(head.out_features, LANES)
         self._causal.set_output_embeddings(cut_rows(head, [tokens.own]))
         return tokens
@@ -228,7 +231,7 @@ class StageModel:
         self._base.ranks = self.ranks
 
     def hold_share(self) -> None:
-        """Copy what weights of this rank's share are still mapped to files, and let go of what the first rank has."""
+        """Copy this rank's weights that are still mapped to files, and drop the embedding, which the first rank has."""
         if self.ranks.rank:
             setattr(self._base, self.checkpoint.parts.embed, nn.Identity())
         hold_in_memory(nn.ModuleList([self._base, self._causal]))
@@ -274,7 +277,7 @@ class StageModel:
 
         Call it behind ``tap``, before the first row.
         """
-        # Places of slots that are given back follow the batches, of which none has come.
+        # Near arenas number their slots by the batches that have come: frames recorded before would not fit.
         if self._graphs is None or self._near is not None:
             return
         for rows, slots in self._graphs.usual(tuple(self._taps)):
@@ -303,6 +306,7 @@ class StageModel:
 
     def _hook(self, index: int) -> RemovableHandle:
         modules = getattr(self._base, self.checkpoint.parts.layers)
+        # The first layer's input is the embedding as layers get it: scaled, in models that scale it.
         if index == 0:
             return modules[0].register_forward_pre_hook(lambda _, given: self._tapped.update({0: given[0]}))
         return modules[index - 1].register_forward_hook(lambda _, __, output: self._keep(index, output))
@@ -373,6 +377,7 @@ class StageModel:
         if hidden is not None and self.first == self.last:
             return hidden
         near = self._entered(view)
+        # Tapped states follow the halves, if memory makes ``in_halves`` cut the batch: they are joined in its order.
         tapped: list[dict[int, Tensor]] = []
 
         def compute(rows: slice) -> Tensor:
@@ -442,6 +447,7 @@ class StageModel:
         if self._near is None:
             return view
         near = self._near.enter(view)
+        # Growing moves the near arenas, whose addresses the graphs hold.
         if self._graphs is not None and self._near.size != self._near_arenas.capacity:
             self._graphs.clear()
         self._near_arenas.grow(self._near.size)
@@ -490,6 +496,7 @@ class StageModel:
     def _run(self, view: BatchView, near: BatchView, hidden: Tensor | None, attend: Attend) -> Tensor:
         positions_1N = torch.from_numpy(view.positions)[None].to(self.device)
         tokens_1N = torch.from_numpy(view.tokens)[None].to(self.device)
+        # State-carrying layers number their slots like the near arenas, which free those out of reach.
         self._mixers.begin(near)
         return self._compute(tokens_1N, positions_1N, hidden, attend)
 
@@ -579,7 +586,7 @@ def load_stage(
 ) -> StageModel:
     """Load layers [first, last) of the checkpoint ``path``: folder, GGUF file or hub id, with ``capacity`` slots.
 
-    ``quantization`` is "none" or a format of ``quantization.pack``, ``numerics`` one of ``dtypes.NUMERICS``, or
+    ``quantization`` is "none" or a format of ``packing.QUANTIZED``, ``numerics`` one of ``files.NUMERICS``, or
     REFERENCE for the slow reference path. ``max_model_len`` is needed only for rotary embeddings that depend on the
     length of a text. A draft model's grammars are those of its target, the checkpoint in ``tokenizer``. ``on_read`` is
     called with how many numbers have been read, and how many there are. Raises ConfigError for anything that cannot
@@ -592,7 +599,7 @@ def load_stage(
     target = open_checkpoint(tokenizer) if tokenizer else checkpoint
     record, shared = FormRecord(checkpoint, first, last, dtype, max_model_len), holding.get("ranks", ALONE).size > 1
     with contextlib.ExitStack() as files:
-        # A record is that of whole layers.
+        # A record describes whole layers of a CPU stage, not a rank's share, nor the reference path's.
         form = record.read() if device == "cpu" and numerics != REFERENCE and not shared else None
         later = files if quantization != "none" else None
         if form is None:
@@ -619,7 +626,7 @@ def load_stage(
             stage.hold_share()
     record.write(stage.form if form is None and not shared else None)
     if stage.device.type == "cuda":
-        stage.record_steps(CudaGraphs(stage.device))
+        stage.record_steps(CudaGraphs(stage.device))  # now that weights have their final addresses, which graphs hold
     stage.drafted, stage.grammars = target.vocab_size, grammars_of(target)
     return stage
 

@@ -25,7 +25,8 @@ from penstock.text.chat import ChatFormat, Messages, encoded, rendered, text_in,
 from penstock.text.tokenizer import Tokenizer
 
 # ------------------------------------------------------------------------------------------------------------- dialogue
-# A question as the prompts of an answer in points: guides come first, as they are the same for every question.
+# A question as the prompts of an answer in points. Guides come first in them, since they are the same for every
+# question: their keys and values are computed once and found in the cache from then on.
 
 BETWEEN: Final = "\n\n"
 """Separator between a guide and what follows it, and between the messages of a text without a chat template."""
@@ -35,7 +36,7 @@ BETWEEN: Final = "\n\n"
 class Rendered:
     """A prompt as text, in which special tokens of messages are hidden (``text/tokenizer.py``), and as token ids.
 
-    The first ``fixed`` of the ids are the same for every question.
+    The first ``fixed`` token ids are the same for every question.
     """
 
     text: str
@@ -44,9 +45,9 @@ class Rendered:
 
 
 class Dialogue:
-    """A conversation that ends with a question; if ``chat`` is None, a plain text that asks one.
+    """A conversation that ends with a question; where ``chat`` is None, a plain text that is the question.
 
-    ``plain`` is the prompt of an ordinary answer. Raises RequestError as ``LLM.chat`` does.
+    Raises RequestError as ``LLM.chat`` does, and for messages that do not end with the user's.
     """
 
     def __init__(self, tokenizer: Tokenizer, messages: Messages, chat: ChatFormat | None) -> None:
@@ -62,10 +63,12 @@ class Dialogue:
 
     @property
     def is_chat(self) -> bool:
+        """Whether a chat template renders the prompts."""
         return self._chat is not None
 
     @classmethod
     def of_text(cls, tokenizer: Tokenizer, text: str) -> Dialogue:
+        """The dialogue of a plain text, without a chat template."""
         return cls(tokenizer, [{"role": "user", "content": text}], None)
 
     def plain(self) -> dict[str, Any]:
@@ -75,11 +78,12 @@ class Dialogue:
         return encoded(self._tokenizer, rendered(self._tokenizer, self._messages, self._chat))
 
     def guided(self, guide: str, opening: str = "", question: str | None = None) -> Rendered:
-        """The prompt of guide, conversation (or ``question`` instead) and the answer's ``opening``."""
+        """The prompt of guide, conversation and the answer's ``opening``; ``question`` replaces the conversation."""
         messages = self._messages if question is None else [{"role": "user", "content": question}]
         text = self._render(guide, messages, opening)
         ids, hidden = self._encode(text), self._hide(guide)
-        # A token may reach over the guide's end: only the ids that both texts have in common are fixed.
+        # A token may reach over the guide's end: only the ids that the whole prompt and its beginning have in common
+        # are the same for every question.
         beginning = self._encode(text[: text.index(hidden) + len(hidden)]) if hidden in text else []
         return Rendered(text, ids, common(ids, beginning))
 
@@ -94,8 +98,11 @@ class Dialogue:
         more = [{"role": "assistant", "content": said}, {"role": "user", "content": asked}]
         text = self._render(guide, [*self._messages, *more], opening)
         shared = before.text + self._hide(said)
+        # Templates may rewrite earlier turns (some drop an answer's reasoning): then nothing can be reused.
         if not text.startswith(shared):
             return Rendered(text, self._encode(text))
+        # The answer's own token ids, not its text encoded anew: one text may have several encodings, and the cache
+        # finds keys and values by ids. The template writes the end of the turn itself, hence no EOS token.
         known = [*before.ids, *takewhile(lambda token: token not in self._tokenizer.eos_token_ids, ids)]
         return Rendered(text, known + self._tokenizer.encode_literal(text[len(shared) :]))
 
@@ -105,12 +112,13 @@ class Dialogue:
         return {"prompt": text, "prompt_token_ids": prompt.ids}
 
     def forks(self, prompt: Rendered, words: Sequence[str]) -> tuple[Rendered, list[int]]:
-        """The prompt up to where it would go on with one of these words, and each word's first token there.
+        """The prompt up to where it would go on with one of ``words``, and the first token of each word there.
 
         No two words may begin with the same letter.
         """
         ways = [self._encode(f"{prompt.text} {word}") for word in words]
-        # The words' tokens may begin with common ones, as a token for the space: the fork is where they first differ.
+        # Encoded with the prompt, since a word's tokens depend on the text before it.
+        # The words' tokens may begin alike, for example with one for the space: the fork is where they first differ.
         same = min(common(ways[0], way) for way in ways[1:])
         tokens = [way[same] for way in ways]
         if len(set(tokens)) == len(words):
@@ -120,6 +128,7 @@ class Dialogue:
         return replace(prompt, text=prompt.text + " ", ids=self._encode(prompt.text + " ")), alone
 
     def _render(self, guide: str, messages: Sequence[Mapping[str, Any]], opening: str) -> str:
+        """The text of guide, messages and opening, by the chat template if there is one."""
         if self._chat is None:
             texts = [guide, *(str(message["content"]) for message in messages), opening]
             return BETWEEN.join(texts)
@@ -130,6 +139,8 @@ class Dialogue:
         return text + self._hide(opening)
 
     def _encode(self, text: str) -> list[int]:
+        """Token ids of a text that ``_render`` gave."""
+        # A template writes BOS itself, and its hidden special tokens have to stay text.
         return self._tokenizer.encode(text) if self._chat is None else self._tokenizer.encode_literal(text)
 
     def _hide(self, text: str) -> str:
@@ -139,7 +150,7 @@ class Dialogue:
 
 
 def check_format(chat: ChatFormat | None) -> None:
-    """Raise RequestError, naming the field, for a chat format that excludes an answer in points."""
+    """Raise RequestError, naming the field, for a chat format with which there can be no answer in points."""
     if chat is None:
         return
     if chat.tools:
@@ -153,7 +164,7 @@ def check_format(chat: ChatFormat | None) -> None:
 
 
 def with_system(guide: str, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The messages with the guide as system message, in front of any system message's own text."""
+    """The messages with the guide as system message, in front of the text of a system message that is there already."""
     first, rest = messages[0], messages[1:]
     if first["role"] in ("system", "developer"):
         return [{**first, "content": guide + BETWEEN + str(first["content"])}, *rest]
@@ -176,7 +187,9 @@ def common(one: Sequence[int], other: Sequence[int]) -> int:
 # Guide prompts: instructions to the target ahead of a question, in the question's language.
 
 GUIDES: Final = Path(__file__).parent / "guides"
+"""The folder of the guides, one TOML file for each language."""
 DEFAULT: Final = "en"
+"""The language of a question that has no word of any guide."""
 KINDS: Final = ("list", "code", "math", "short", "text")
 """Forms that an answer can have. Only "list" is decoded in points."""
 WORD: Final = re.compile(r"[\u3040-\u30ff\u4e00-\u9fff]|[^\W\u3040-\u30ff\u4e00-\u9fff]+")
@@ -185,13 +198,13 @@ WORD: Final = re.compile(r"[\u3040-\u30ff\u4e00-\u9fff]|[^\W\u3040-\u30ff\u4e00-
 
 @dataclass(frozen=True, kw_only=True)
 class Guide:
-    """One language's texts. ``labels``, ``shots`` and ``samples`` have ``KINDS`` as keys."""
+    """The texts of one language. ``labels`` and ``samples`` have the names in ``KINDS`` as keys."""
 
     language: str
     words: frozenset[str]
     """The language's commonest words and those of its guide, by which a question's language is recognised."""
     code_words: list[str]
-    """Words that show that a question asks for a program; a question that holds one by chance is answered plainly."""
+    """Words that show that a question asks for a program. A question that has one by chance gets a plain answer."""
     decide: str
     """Instruction for naming the form of an answer; ends with examples."""
     ask: str
@@ -209,7 +222,7 @@ class Guide:
 
 
 def decision(table: dict[str, Any], labels: dict[str, str], shots: dict[str, list[str]]) -> str:
-    """The instruction for naming a form, with examples in which the forms take turns."""
+    """The instruction for naming a form, followed by examples in which the forms take turns."""
     rounds = [list(zip(KINDS, some, strict=True)) for some in zip(*(shots[kind] for kind in KINDS), strict=True)]
     ask, opening = str(table["ask"]), str(table["opening"])
     examples = [f"{ask.format(question=shot)}\n{opening} {labels[kind]}" for one in rounds for kind, shot in one]
@@ -223,9 +236,11 @@ def guides() -> dict[str, Guide]:
 
 
 def read_guide(file: Path) -> Guide:
+    """The guide in a TOML file, whose name without suffix is the language."""
     table = tomllib.loads(file.read_text(encoding="utf-8"))
     labels, shots = table.pop("labels"), table.pop("shots")
     table["decide"] = decision(table, labels, shots)
+    # All texts of the guide count as words of its language, besides the commonest words that the file lists.
     texts: dict[str, Any] = {name: text.strip() if isinstance(text, str) else text for name, text in table.items()}
     texts["code_words"] = table["code_words"].split()
     texts["words"] = frozenset(WORD.findall(str(texts).lower()))
@@ -233,10 +248,10 @@ def read_guide(file: Path) -> Guide:
 
 
 def guide_for(question: str) -> Guide:
-    """The guide of the language with most of the question's words; English where none has any."""
+    """The guide of the language that has most of the question's words; English where no language has any."""
     words = Counter(WORD.findall(question.lower()))
     found = {name: sum(words[word] for word in guide.words) for name, guide in guides().items()}
-    # Among equals English wins.
+    # Among languages with equally many words English wins.
     best = max(found, key=lambda name: (found[name], name == DEFAULT))
     return guides()[best if found[best] else DEFAULT]
 
@@ -247,7 +262,7 @@ def guide_for(question: str) -> Guide:
 
 @dataclass(frozen=True)
 class Ask:
-    """A request to the target. The first ``pinned`` tokens of its prompt are the same for every question."""
+    """A request to the target. The first ``pinned`` token ids of its prompt are the same for every question."""
 
     name: str
     prompt: dict[str, Any]
@@ -257,7 +272,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Step:
-    """Requests that run at the same time. Those of the ``last`` step make up the answer, each after its heading."""
+    """Requests that run at the same time. The outputs of the ``last`` step are the answer, each after its heading."""
 
     asks: list[Ask]
     report: OutlineOutput
@@ -284,9 +299,9 @@ NOTATIONS: Final = ("```", "python", "javascript", "typescript", "c++", "c#", "h
 OWN_TEXT: Final = 120
 """Words above which a question is taken to contain the text that its answer is about."""
 LOOKED_AT: Final = 100
-"""Most probable tokens whose log-probability a sample's answer reports."""
+"""Number of the most probable tokens whose log-probabilities a sample's answer reports."""
 UNSEEN: Final = -12.0
-"""Log-probability assumed for a label that is not among them."""
+"""Log-probability assumed for a label that is not among the ``LOOKED_AT`` tokens."""
 
 
 class Forms:
@@ -297,6 +312,7 @@ class Forms:
         """Bias added to a label's score, by the label's token; the tokens are in the order of ``KINDS``."""
 
     def know(self, dialogue: Dialogue, guide: Guide) -> bool:
+        """Whether the biases of the guide's language are learned, for prompts with or without a chat template."""
         return (guide.language, dialogue.is_chat) in self._bias
 
     def samples(self, dialogue: Dialogue, guide: Guide) -> list[Ask]:
@@ -310,7 +326,8 @@ class Forms:
         ]
 
     def learn(self, dialogue: Dialogue, guide: Guide, said: Sequence[RequestOutput]) -> None:
-        """Learn the biases from the samples' outputs; nothing, if any sample was aborted."""
+        """Learn the biases from the samples' outputs. Nothing is learned if any sample was aborted."""
+        # An aborted sample has no log-probabilities; the mean of fewer would favour the forms that are left.
         found = [probable[0] for output in said if (probable := output.outputs[0].logprobs)]
         if len(found) < len(said):
             return
@@ -361,6 +378,7 @@ FEWEST, MOST = 2, 8
 TITLE: Final = r"[^\s.*:#。：][^\n.*:#。：]{1,58}[^\s.*:#。：]"
 """Pattern of a point's title: 3 to 60 characters, without the marks of a sentence, a heading or a list."""
 LINE: Final = re.compile(rf"(\d+)\. ({TITLE})")
+"""Pattern of a line of an outline: the point's number (group 1) and its title (group 2)."""
 
 
 def grammar() -> StructuredOutputsParams:
@@ -369,16 +387,17 @@ def grammar() -> StructuredOutputsParams:
 
 
 def lines(number: int) -> str:
-    """A regular expression for the ``number``-th line and those after it."""
+    """A regular expression for the line of the point ``number`` and all lines after it."""
     line = rf"{number}\. {TITLE}" if number == 1 else rf"\n{number}\. {TITLE}"
     if number == MOST:
         return line
     rest = lines(number + 1)
+    # Nested, not "(line)*": each line has its own number, and the regular expressions of grammars cannot count.
     return f"{line}{rest}" if number < FEWEST else f"{line}({rest})?"
 
 
 def titles_of(text: str) -> list[str]:
-    """The points' titles without repetitions; [] unless the text is an outline of at least two different points."""
+    """The points' titles without repetitions; [] unless the text is an outline of at least FEWEST different points."""
     found = [LINE.fullmatch(line) for line in text.split("\n")]
     numbers = [None if line is None else int(line.group(1)) for line in found]
     if numbers != list(range(1, len(found) + 1)):
@@ -386,7 +405,7 @@ def titles_of(text: str) -> list[str]:
     titles: dict[str, str] = {}
     for line in found:
         if line is not None:
-            # Of titles that differ in case alone the first one stays.
+            # Where titles differ in case alone, the first one stays.
             titles.setdefault(line.group(2).casefold(), line.group(2))
     return list(titles.values()) if len(titles) >= FEWEST else []
 
@@ -424,7 +443,7 @@ def check_outline(mode: str, params: SamplingParams) -> None:
 
 
 class Answering:
-    """The steps of one answer. ``longest`` is the most tokens of prompt and output together."""
+    """The steps of one answer. ``longest``: the most tokens of a prompt and its output together (max_model_len)."""
 
     def __init__(self, dialogue: Dialogue, params: SamplingParams, forms: Forms, longest: int) -> None:
         self._dialogue = dialogue
@@ -435,7 +454,7 @@ class Answering:
         self._report = OutlineOutput()
 
     def steps(self, mode: str) -> Steps:
-        """The steps, of which the last is the answer. Raises RequestError for messages that the template refuses."""
+        """The steps, the last of which is the answer. Raises RequestError for messages that the template refuses."""
         report = self._report
         if mode == "auto" and not (yield from self._is_list()):
             yield self._plain()
@@ -503,5 +522,6 @@ class Answering:
         return Step(asks, report, last=True, headings=headings)
 
     def _plain(self, reason: str | None = None) -> Step:
+        """The step that asks for an ordinary answer, for ``reason`` or the one that is reported already."""
         self._report.reason = reason or self._report.reason
         return Step([Ask("plain", self._dialogue.plain(), self._params)], self._report, last=True, headings=[""])

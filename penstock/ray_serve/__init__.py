@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def app(args: dict[str, Any]) -> Application:
-    """The application of these settings, which are a Serve config file's ``args``, and of the environment's.
+    """The application of the settings in ``args``, which a Serve config file states, and of those in the environment.
 
     Raises ConfigError, naming the setting, before anything starts.
     """

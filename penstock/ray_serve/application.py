@@ -41,20 +41,21 @@ from penstock.server.http.middleware import configure_logs
 # A replica: one engine as a deployment of Ray Serve, which places it, watches it and starts it again.
 
 ADMITTED_S: Final = 0.2
-"""Seconds between two looks at whether a request that waits has been admitted."""
+"""Seconds between two checks whether a waiting request has been admitted."""
 MOST_BLOCKS: Final = 4096
-"""Blocks of the prefix cache in a report, those used last: hashes of 32 kB."""
+"""Most blocks of the prefix cache in a report, those used last: 32 kB of hashes."""
 CUT: Final = (FinishReason.ABORT, FinishReason.ERROR)
+"""Reasons with which a completion that was cut off ends."""
 
 
 class Replica:
-    """The deployment's class. The constructor returns when every stage has loaded its layers."""
+    """The class of the deployment of replicas. The constructor returns once every stage has loaded its layers."""
 
     def __init__(self, settings: ServeSettings) -> None:
         self._llm = AsyncLLM(**vars(settings.engine))
 
     async def answer(self, call: RemoteCall) -> AsyncGenerator[Message]:
-        """Run a request, or go on with one. Leaving the iteration ends it."""
+        """Run a request, or go on with one; its messages are yielded. A caller who stops iterating ends it."""
         try:
             stream = await self._begin(call)
         except RequestError as error:
@@ -72,29 +73,31 @@ class Replica:
             stream.abort()
 
     async def check_health(self) -> None:
-        """Return if a token can be generated; Serve replaces a replica for which this raises."""
+        """Return if a token can be generated. Ray Serve replaces a replica whose method raises."""
         await self._llm.check_health()
 
     async def rebalance(self) -> bool:
+        """Move stages back to their hosts, as ``AsyncLLM.rebalance`` does. Returns whether any moves."""
         return await self._llm.rebalance()
 
     async def record_routing_stats(self) -> dict[str, Any]:
-        """The replica's report, which Serve passes on to whoever sends it requests."""
+        """The replica's report, which Ray Serve carries to the router."""
         stats = self._llm.stats()
         blocks = frozenset(await self._llm.cached_blocks(MOST_BLOCKS)) if stats.ended is None else frozenset()
         return Report(stats, blocks).as_dict()
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """The share of the KV slots that requests hold, and how many requests wait for some."""
+        """The share of the KV slots that requests hold, from 0 to 1, and the number of waiting requests."""
         stats = self._llm.stats()
         return {"kv_share": stats.kv_used / stats.kv_slots, "waiting": float(stats.waiting)}
 
     def __del__(self) -> None:
-        """Stop the stages, once Serve has seen the last request end or has waited for long enough."""
+        """Stop the stages. Ray Serve deletes the replica once its last request has ended, or took too long."""
         if hasattr(self, "_llm"):
             self._llm.close()
 
     async def _begin(self, call: RemoteCall) -> RequestStream:
+        """The stream of a new request, or of one that goes on. Raises RequestError and PipelineError."""
         prompt = {"prompt": call.prompt, "prompt_token_ids": call.token_ids}
         options: dict[str, Any] = {"priority": call.priority, "client": call.client}
         if call.came:
@@ -106,14 +109,15 @@ class Replica:
 async def told(stream: RequestStream) -> AsyncGenerator[Message]:
     """Yield an answer's messages until it ends, or until a ``Failed`` that says why this replica cannot continue it.
 
-    If the answer is cut off, its last message is withheld, since its text may end in half a character; another replica
-    continues from the messages before it.
+    The last message of an answer that is cut off is withheld, since its text may end in half a character: another
+    replica goes on from the messages before it.
     """
     admitted = False
     ends: list[Any] = []
     while True:
         read = asyncio.ensure_future(anext(stream))
         try:
+            # Serve hears nothing of a request that waits: an empty message tells the reader when it is admitted.
             while not admitted and not read.done():
                 if stream.started:
                     admitted = True
@@ -143,13 +147,15 @@ async def told(stream: RequestStream) -> AsyncGenerator[Message]:
 
 
 def ended_of(output: CompletionOutput) -> Ended:
+    """The figures of a completion that has ended."""
     return Ended(output.metrics, output.seconds, output.speed_up)
 
 
 # ---------------------------------------------------------------------------------------------------------- application
+# The deployments: the ingress, which is Penstock's server with a ``RemoteEngine``, and the replicas behind it.
 @serve.ingress()
 class Ingress:
-    """Parses requests, holds what has come of each answer, and has it go on elsewhere when its replica is lost."""
+    """Parses requests, and holds the answers: when a replica is lost, another one goes on with its answers."""
 
     def __init__(self, settings: ServeSettings, replicas: DeploymentHandle) -> None:
         configure_logs(settings.server.log_level)
@@ -164,7 +170,7 @@ class Ingress:
 
 
 class ServedReplicas:
-    """The replicas behind a handle of Serve's, whose router chooses one for each call."""
+    """The replicas behind a handle of Ray Serve, whose router chooses one of them for each call."""
 
     def __init__(self, handle: DeploymentHandle) -> None:
         self._handle = handle
@@ -186,7 +192,7 @@ class ServedReplicas:
 
 
 class HandleAnswer:
-    """An answer that comes through a handle of Serve's; Ray's errors are told as losses of the replica."""
+    """An answer that comes through a handle of Ray Serve. Ray's errors are raised as ReplicaLost."""
 
     def __init__(self, response: Any) -> None:
         self._response: Any = response
@@ -197,6 +203,7 @@ class HandleAnswer:
             return await anext(self._messages)
         except RequestCancelledError as error:
             raise ReplicaLost("it was cancelled") from error
+        # A task's error is the replica's own fault, unless it wraps the end of the actor that ran it.
         except RayTaskError as error:
             if isinstance(error.cause, RayActorError):
                 raise ReplicaLost(summary_of(error.cause)) from error
@@ -209,23 +216,23 @@ class HandleAnswer:
 
 
 def summary_of(error: Exception) -> str:
-    """The first line of an error of Ray's, which may be a page long."""
+    """The first line of an error of Ray, whose text may be a page long."""
     return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
 
 REPORTS_EVERY_S: Final = 1.0
-"""Seconds between two reports of a replica to those who send it requests."""
+"""Seconds between two reports of a replica to the routers."""
 
 
 def application(settings: ServeSettings) -> Application:
-    """The application: an ingress over replicas. Serve's config file may change each deployment's options by name."""
+    """The application: an ingress over replicas. Serve's config file may change the options of each by its name."""
 
     server, engine = settings.server, settings.engine
     running = server.max_queue + engine.max_num_seqs * most_of(settings.replicas)
     replicas = serve.deployment(
         Replica,
         name="Replica",
-        # All that wait do so in the replicas, whose queues know priorities: an answer that goes on goes ahead.
+        # All requests wait in the replicas, whose queues know priorities: an answer that goes on is served first.
         max_ongoing_requests=engine.max_num_seqs + server.max_queue,
         graceful_shutdown_timeout_s=server.drain_timeout,
         request_router_config=RequestRouterConfig(
@@ -239,21 +246,22 @@ def application(settings: ServeSettings) -> Application:
         Ingress,
         name="Ingress",
         num_replicas=1,
-        max_surge_percent=100,  # a new one takes over before the old one begins to end
-        max_ongoing_requests=2 * running,  # the ingress itself refuses what is too much, in the API's form
-        graceful_shutdown_timeout_s=server.request_timeout,  # nobody goes on with what an ingress holds
-        ray_actor_options={"num_cpus": 0},  # it mostly waits, and runs beside whatever is there
+        max_surge_percent=100,  # at an update a new ingress takes over before the old one begins to end
+        max_ongoing_requests=2 * running,  # above ``running``, so that the ingress itself refuses, in the API's form
+        graceful_shutdown_timeout_s=server.request_timeout,  # an ingress's answers end with it: nobody else has them
+        ray_actor_options={"num_cpus": 0},  # it mostly waits, so that Ray need not reserve a core for it
     )
     return ingress.bind(settings, replicas.bind(settings))
 
 
 def most_of(replicas: ReplicaSettings) -> int:
+    """The most replicas that there may be."""
     assert replicas.max_replicas is not None
     return replicas.max_replicas
 
 
 def scale_of(settings: ServeSettings) -> dict[str, Any]:
-    """Serve's options for the number of replicas: fixed, or scaled by requests and KV slots."""
+    """Ray Serve's options for the number of replicas: fixed, or scaled by requests and KV slots."""
     replicas = settings.replicas
     if replicas.min_replicas == replicas.max_replicas:
         return {"num_replicas": replicas.min_replicas}
@@ -271,9 +279,10 @@ def scale_of(settings: ServeSettings) -> dict[str, Any]:
 
 
 def placement_of(settings: ServeSettings) -> dict[str, Any]:
-    """The resources that Ray reserves for a replica, as options of Serve's.
+    """The resources that Ray reserves for a replica, as options of Ray Serve.
 
-    They are the actor's own or, with stages elsewhere, a placement group: a bundle for the actor, and one a node.
+    They are those of the actor itself, or with stages elsewhere a placement group: a bundle for the actor and one for
+    each node.
     """
     engine, replicas = settings.engine, settings.replicas
     gpus = replicas.gpus
@@ -287,7 +296,7 @@ def placement_of(settings: ServeSettings) -> dict[str, Any]:
 
     if not ray.is_initialized():  # `serve run` builds the application before it connects
         connect(RAY)
-    # The engine's own bundle, then one for the agent on each node of its stages.
+    # First the bundle of the engine itself, then one for the agent on each node of its stages.
     own = {"CPU": replicas.cpus or 1.0}
     return {
         "ray_actor_options": {"num_cpus": own["CPU"]},

@@ -1,7 +1,8 @@
 """``RemoteEngine``: an engine whose requests run on replicas elsewhere, and go on when one of them is lost.
 
-It holds what has come of every answer. Noise is keyed by seed and position (``engine/completion.py``), so that another
-replica goes on with the tokens that the lost one would have given. This module knows no Ray: ``Send`` stands for it.
+It holds all tokens of every answer that have come so far. The noise of sampling depends on seed and position alone
+(``engine/completion.py``), so that another replica goes on with the tokens that the lost one would have given. This
+module does not import Ray: a ``Dispatcher`` stands for it.
 """
 
 from __future__ import annotations
@@ -38,34 +39,35 @@ from penstock.text.workers import aside
 # The messages between the ingress and a replica. Ray carries them; both ends are Penstock's own processes.
 
 BEGUN: Final = 2**20
-"""Taken off the priority of an answer that goes on: whoever reads it has waited once, and reads nothing meanwhile."""
+"""Subtracted from the priority of an answer that goes on: its reader has waited once, and waits in mid-text now."""
 
 
 @dataclass(frozen=True)
 class RemoteCall:
-    """A request as the ingress sends it, for the first time or to go on with ``came`` after a replica was lost."""
+    """A request as the ingress sends it: a new one, or one that goes on after ``came`` since a replica was lost."""
 
     request_id: str
     prompt: str | None
     token_ids: list[int]
     params: SamplingParams
-    """The parameters, with the seed that the ingress has drawn where the request samples."""
+    """The parameters, with a seed: if the request samples and has none, the ingress draws it."""
     came: list[list[int]] = field(default_factory=list)
-    """Token ids that have come for each of the ``n`` completions; the list is empty for a new request."""
+    """Token ids that have come for each of the ``n`` completions; [] for a new request."""
     priority: int = 0
     client: str = ""
 
     def going_on(self, came: list[list[int]]) -> RemoteCall:
-        """The same request after these tokens, ahead of requests that have none."""
+        """The same request after the tokens ``came``, ahead of requests that have none."""
+        # Only the first time: a request that is lost twice is not put ahead twice.
         begun = any(came) and not self.came
         return replace(self, came=came if any(came) else [], priority=self.priority - BEGUN * begun)
 
 
 @dataclass(frozen=True)
 class Accepted:
-    """The first message of an answer: the request was checked and is queued.
+    """The first message of an answer: the request has been checked and is queued.
 
-    ``texts`` are those of the tokens with which each completion begins, ``numerics`` the engine's.
+    ``texts`` are the texts of the tokens with which the completions begin; ``numerics`` is the engine's.
     """
 
     texts: list[str]
@@ -83,74 +85,75 @@ class Ended:
 
 @dataclass(frozen=True)
 class News:
-    """New output; one without ``deltas`` says that the engine has admitted the request."""
+    """New output. Without ``deltas`` it says that the engine has admitted the request."""
 
     deltas: list[CompletionDelta]
     cached: int
-    """Prompt tokens that the replica's prefix cache had."""
+    """Prompt tokens found in the replica's prefix cache."""
     ended: dict[int, Ended] = field(default_factory=dict)
-    """Figures of the completions that end with these deltas, by index."""
+    """Figures of the completions that end with these deltas, by the completion's index."""
 
 
 @dataclass(frozen=True)
 class Refused:
-    """The request is at fault; another replica would say the same. ``message`` names the field."""
+    """The request is at fault, and every replica would refuse it. ``message`` names the field."""
 
     message: str
 
 
 @dataclass(frozen=True)
 class Failed:
-    """The replica's engine has ended: another replica can go on."""
+    """The replica cannot finish the answer, but another one can go on with it."""
 
     message: str
 
 
 Message = Accepted | News | Refused | Failed
+"""The messages of an answer, from a replica to the ingress."""
 
 log = logging.getLogger(__name__)
 
 
 class ReplicaLost(Exception):
-    """A replica ended, or cannot be reached, before its answer did. The message says how."""
+    """A replica ended, or could not be reached, before the end of its answer. The message says how."""
 
 
 class Answer(Protocol):
-    """A replica's answer to one call, message by message."""
+    """A replica's answer to one call: an iterator over messages."""
 
     async def __anext__(self) -> Message:
-        """Wait for the next message. Raises ReplicaLost, and StopAsyncIteration behind the last one."""
+        """Wait for the next message. Raises ReplicaLost, and StopAsyncIteration after the last message."""
         ...
 
     def cancel(self) -> None:
-        """Have the replica end the request."""
+        """Tell the replica to end the request."""
         ...
 
 
 class Dispatcher(Protocol):
-    """The way to the replicas, one of which is chosen for each call."""
+    """The way to the replicas. It chooses one of them for each call."""
 
     def send(self, call: RemoteCall) -> Answer: ...
 
     async def check_health(self) -> None:
-        """Raise PipelineError unless some replica can generate a token."""
+        """Raise PipelineError unless a replica can generate a token."""
         ...
 
     async def rebalance(self) -> bool:
-        """Have every replica do what ``AsyncLLM.rebalance`` does. Returns whether any stage moves."""
+        """Call ``AsyncLLM.rebalance`` on every replica. Returns whether any stage moves."""
         ...
 
 
 # --------------------------------------------------------------------------------------------------------------- stream
-# One answer as the ingress holds it.
+# An answer as the ingress reads it, with the tokens that have come, from one replica after another if some are lost.
 
 
 class RemoteStream:
     """A request under way on a replica: an async iterator over ``RequestDelta``, as ``RequestStream`` is.
 
-    When the replica is lost, another one goes on from what was read. A request that ran on ``MOST_LOSSES`` replicas
-    when they were lost, one after the other without a token between, ends with RequestError, as under ``Replicas``: it
-    may be what ends them. One that waited on any of them is not at fault, and ends with PipelineError.
+    When the replica is lost, another one goes on after the tokens that were read. If ``MOST_LOSSES`` replicas are lost
+    one after the other while they run the request, without a token between, it ends with RequestError, as under
+    ``Replicas``: the request may be what ends them. If it only waited on some of them, it ends with PipelineError.
     """
 
     def __init__(self, call: RemoteCall, replicas: Dispatcher, on_end: Callable[[RemoteStream], None]) -> None:
@@ -158,7 +161,7 @@ class RemoteStream:
         self.prompt = call.prompt
         self.prompt_token_ids = call.token_ids
         self.started = False
-        """Whether a replica's engine has admitted the request; else it waits in a queue."""
+        """Whether any replica's engine has admitted the request; until then it waits in a queue."""
         self.numerics = ""
         """The numerics of the replica's engine, once it has accepted the request."""
         self._call = call
@@ -171,26 +174,29 @@ class RemoteStream:
         ]
         self._cached = 0
         self._answer: Answer | None = None
+        # Losses in a row, and those among them of a replica that had admitted the request.
         self._losses = self._losses_while_it_ran = 0
         self._runs = False
-        """Whether the present replica's engine has admitted the request."""
+        """Whether the engine of the replica that has the request now has admitted it."""
         self._accepted = self._aborted = self._told = False
 
     @property
     def seed(self) -> int:
+        """The seed of the request's noise; 0 if it does not sample."""
         return self._call.params.seed or 0
 
     @property
     def finished(self) -> bool:
+        """Whether all completions have ended, as far as has been read."""
         return all(output.finish_reason is not None for output in self._outputs)
 
     @property
     def numbers(self) -> list[int]:
-        """No observer of this process sees the request."""
+        """Numbers by which observers know the request: none, since its steps are made in other processes."""
         return []
 
     def abort(self) -> None:
-        """End the request. Safe to call twice."""
+        """End the request. A second call does nothing."""
         if not self._aborted:
             self._aborted = True
             if self._answer is not None:
@@ -198,12 +204,12 @@ class RemoteStream:
             self._on_end(self)
 
     def output(self) -> RequestOutput:
-        """All that has been read. The same lists go on growing."""
+        """All that has been read so far. Its lists grow as more is read."""
         ids, outputs = self.prompt_token_ids, self._outputs
         return RequestOutput(self.request_id, self.prompt, ids, outputs, self.finished, self._cached)
 
     async def accepted(self) -> None:
-        """Return when a replica has checked and queued the request. Raises RequestError if it refuses it."""
+        """Return once a replica has checked and queued the request. Raises RequestError if a replica refuses it."""
         while not self._accepted and not self._aborted:
             self._take(await self._next())
 
@@ -211,19 +217,21 @@ class RemoteStream:
         return self
 
     async def __anext__(self) -> RequestDelta:
-        """Wait for new output. Raises RequestError if the request is at fault, PipelineError if it is lost for good."""
+        """Wait for new output. Raises RequestError if the request is at fault, PipelineError if it cannot go on."""
         if self._told:
             raise StopAsyncIteration
         deltas: list[CompletionDelta] = []
         while not deltas and not self._aborted:
             deltas = self._take(await self._next())
         if self._aborted:
+            # The replica's last message may never come: the reader is told the end here.
             open_ones = [output for output in self._outputs if output.finish_reason is None]
             deltas = [CompletionDelta(output.index, [], "", None, FinishReason.ABORT) for output in open_ones]
         for delta in deltas:
             delta.add_to(self._outputs[delta.index])
         failed = any(output.finish_reason is FinishReason.ERROR for output in self._outputs)
-        self._told = self.finished and not failed  # the error is told next
+        # An answer that failed is not at its end: the next call raises its error.
+        self._told = self.finished and not failed
         if self.finished:
             self._on_end(self)
         return RequestDelta(deltas, self._told)
@@ -231,7 +239,7 @@ class RemoteStream:
     # ---------------------------------------------------------------------------------------------------- inside
 
     async def _next(self) -> Message:
-        """The next message, from another replica if one is lost."""
+        """The next message. If a replica is lost, the request is sent to another one, whose message it is."""
         while True:
             if self._answer is None:
                 self._answer = self._replicas.send(self._call)
@@ -246,11 +254,14 @@ class RemoteStream:
             self._note_loss(message.message)
 
     def _note_loss(self, how: str) -> None:
-        """Have the next call go on from what has come, which is what was told and not what the replica knew."""
+        """Count the loss, and prepare the call that goes on from the tokens that the reader was given.
+
+        Raises RequestError or PipelineError after ``MOST_LOSSES`` losses in a row.
+        """
         self._losses += 1
         self._losses_while_it_ran += self._runs
         if self._answer is not None:
-            self._answer.cancel()  # one that cannot be reached may still be at work
+            self._answer.cancel()  # a replica that cannot be reached may still be computing
         self._answer, self._runs = None, False
         if self._losses_while_it_ran >= MOST_LOSSES:
             raise RequestError(too_many_losses("replica", how))
@@ -260,10 +271,11 @@ class RemoteStream:
         self._call = self._call.going_on([list(output.token_ids) for output in self._outputs])
 
     def _take(self, message: Message) -> list[CompletionDelta]:
-        """The deltas of a message that are new to the reader."""
+        """The deltas of a message that are new to the reader. Raises RequestError for a refusal."""
         if isinstance(message, Refused):
             raise RequestError(message.message)
         if isinstance(message, Accepted):
+            # Only the first replica's texts are taken: later ones repeat a text that has been read already.
             if not self._accepted:
                 for output, text in zip(self._outputs, message.texts, strict=True):
                     output.text = text
@@ -275,24 +287,27 @@ class RemoteStream:
         self._cached = max(self._cached, message.cached)
         for index, ended in message.ended.items():
             self._note_end(self._outputs[index], ended)
-        # A completion that had ended is told its end again after a loss.
+        # After a loss the next replica ends anew a completion whose end has been read already.
         deltas = [delta for delta in message.deltas if self._outputs[delta.index].finish_reason is None]
         if deltas:
+            # A token has come in between, so that later losses do not follow these in a row.
             self._losses = self._losses_while_it_ran = 0
         return deltas
 
     def _note_end(self, output: CompletionOutput, ended: Ended) -> None:
+        """Note a completion's figures, unless it has ended before."""
         if output.finish_reason is None:
             output.metrics, output.seconds, output.speed_up = ended.metrics, ended.seconds, ended.speed_up
 
 
 # --------------------------------------------------------------------------------------------------------------- engine
+# The engine that a server on Ray Serve has in place of ``AsyncLLM``.
 
 
 class RemoteEngine(AsyncEngine):
     """The engine of a server whose requests run on ``replicas``.
 
-    ``setup`` is the model's on this host, which runs no stage. ``reports`` has what the replicas say of themselves.
+    ``setup`` is the model's, resolved on this host, which runs no stage. ``reports``: what the replicas last reported.
     At most ``max_queue`` requests wait.
     """
 
@@ -314,7 +329,7 @@ class RemoteEngine(AsyncEngine):
 
     @property
     def numerics(self) -> str:
-        """The replicas': "exact" or "fast", which promises less and stands until one has answered."""
+        """The numerics of the replicas: "exact" or "fast"; "fast", which promises less, until one has answered."""
         for stream in self._streams.values():
             if isinstance(stream, RemoteStream):
                 self._numerics = stream.numerics or self._numerics
@@ -339,7 +354,7 @@ class RemoteEngine(AsyncEngine):
         priority: int = 0,
         client: str = "",
     ) -> RemoteStream:
-        """Send a request to a replica once its answer is read. Reading raises RequestError where it is refused."""
+        """A stream whose request is sent when it is first read. Reading raises RequestError if a replica refuses it."""
         return self._start(self._call(prompt, sampling_params, request_id, priority, client))
 
     async def resume(
@@ -352,7 +367,7 @@ class RemoteEngine(AsyncEngine):
         priority: int = 0,
         client: str = "",
     ) -> RemoteStream:
-        """Go on with an answer, as ``AsyncLLM.resume`` does; a replica has checked the tokens when this returns."""
+        """Go on with an answer, as ``AsyncLLM.resume`` does. When this returns, a replica has accepted the tokens."""
         call = self._call(prompt, sampling_params, request_id, priority, client)
         stream = self._start(replace(call, came=[list(ids) for ids in resumed]))
         try:
@@ -369,12 +384,12 @@ class RemoteEngine(AsyncEngine):
         return Answering(dialogue, params, self._forms, longest).steps(mode)
 
     def stats(self) -> EngineStats:
-        """The sums over the replicas, as they were when each last reported, and the requests that wait here."""
+        """The sums over the replicas, as they last reported, with at least the requests that wait here."""
         found = self._reports.summed()
         return replace(found, waiting=max(found.waiting, self._num_waiting))
 
     async def check_health(self) -> None:
-        """Return while there is no replica: one is started for the next request. Raises PipelineError."""
+        """Raise PipelineError if no replica can generate; without any replica one is started for the next request."""
         if not self.stats().resting:
             await self._replicas.check_health()
 
@@ -382,11 +397,11 @@ class RemoteEngine(AsyncEngine):
         return await self._replicas.rebalance()
 
     def replicas(self) -> list[ReplicaStats]:
-        """The replicas together: Ray Serve knows of each."""
+        """One entry for all replicas together: Ray Serve watches each of them."""
         return [ReplicaStats(0, ReplicaState.UP, None, self.stats())]
 
     def observe(self, observer: Observer) -> None:
-        """Raises PipelineError: no step is made in this process."""
+        """Raise PipelineError: no step is made in this process."""
         raise PipelineError("the steps of replicas elsewhere cannot be watched from here")
 
     async def drained(self) -> None:
@@ -406,7 +421,7 @@ class RemoteEngine(AsyncEngine):
         priority: int,
         client: str,
     ) -> RemoteCall:
-        """The call for a request; whoever may have to go on with its answer draws the seed."""
+        """The call for a request. The seed is drawn here, so that every replica that goes on has the same one."""
         self._check_queue()
         one = self.get_default_sampling_params() if params is None else params
         if one.seed is None:
@@ -429,12 +444,13 @@ class RemoteEngine(AsyncEngine):
             self._idle.set()
 
     def _check_taking(self) -> None:
-        """Requests are taken at any time: one is started where there is no replica."""
+        """Return: a request is taken even without replicas, since Ray Serve starts one for it."""
 
     def _lost(self) -> None:
         return None
 
     def _tokens_of(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        """The prompt's text, if it has one, and its token ids."""
         if isinstance(prompt, Mapping) and "prompt_token_ids" in prompt:
             return prompt.get("prompt"), list(prompt["prompt_token_ids"])
         text = prompt["prompt"] if isinstance(prompt, Mapping) else prompt

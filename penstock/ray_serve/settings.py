@@ -19,7 +19,7 @@ from penstock.speculation import parse_speculative
 from penstock.text.chat import read_template
 
 PREFIX: Final = "PENSTOCK_SERVE_"
-"""Beginning of the environment's names: PENSTOCK_SERVE_MODEL is ``model``."""
+"""Beginning of the names of environment variables: PENSTOCK_SERVE_MODEL sets ``model``."""
 SERVES_OWN: Final = {
     "web": "the page shows the steps of an engine in its own process, and here there are several elsewhere",
     "idle_timeout": "Serve frees replicas that nobody uses: set min_replicas to 0",
@@ -28,7 +28,7 @@ SERVES_OWN: Final = {
     "port": "Serve's proxies listen: set http_options in Serve's config file",
     "num_replicas": "set min_replicas and max_replicas",
 }
-"""Settings that have no use here, with the reason and the remedy."""
+"""Settings that cannot be used here, with the reason or the remedy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ class ReplicaSettings:
 
 @dataclass(frozen=True)
 class ServeSettings:
-    """The whole of an application's settings, checked."""
+    """All settings of an application, checked."""
 
     engine: EngineOptions
     server: ServerSettings
@@ -74,22 +74,23 @@ class ServeSettings:
 
     @property
     def stages(self) -> int:
-        """The stages that are stated; 1 where a cluster or a split says how many there are."""
+        """The stated number of stages; 1 where it follows from a cluster or a split."""
         return self.engine.pipeline_parallel_size or 1
 
     @property
     def on_ray(self) -> bool:
-        """Whether the stages are on nodes of the Ray cluster, and not in the replica's own process tree."""
+        """Whether the stages are on nodes of the Ray cluster, not among the replica's own processes."""
         return self.engine.hosts is not None
 
 
 KINDS: Final = (EngineOptions, ServerSettings, ReplicaSettings)
+"""The classes whose fields are the settings."""
 
 
 def settings_of(args: Mapping[str, Any], environment: Mapping[str, str]) -> ServeSettings:
-    """The settings that ``args`` state, and else the environment. Texts stand for numbers and lists, too.
+    """The settings that ``args`` state, then those of the environment. Texts may stand for numbers and lists.
 
-    Raises FieldError, naming the field or the variable, for what is unknown, of a wrong type, or cannot work here.
+    Raises FieldError, naming the field or the variable, for one that is unknown, of a wrong type, or of no use here.
     """
     check_api_key_variable(environment)
     known = {field.name: kind for kind in KINDS for field in fields(kind)}
@@ -99,6 +100,7 @@ def settings_of(args: Mapping[str, Any], environment: Mapping[str, str]) -> Serv
         for name, value in environment.items()
         if name.startswith(PREFIX)
     }
+    # After the environment, so that ``args`` win. The name as written is for errors.
     stated |= {str(name): (str(name), value) for name, value in args.items()}
     values: dict[type, dict[str, Any]] = {kind: {} for kind in KINDS}
     for name, (said, value) in stated.items():
@@ -119,6 +121,7 @@ def settings_of(args: Mapping[str, Any], environment: Mapping[str, str]) -> Serv
 
 
 def engine_of(values: dict[str, Any]) -> EngineOptions:
+    """The engine's options, with the table of speculation parsed. Raises FieldError."""
     config = values.get("speculative_config")
     if isinstance(config, Mapping):
         try:
@@ -130,7 +133,10 @@ def engine_of(values: dict[str, Any]) -> EngineOptions:
 
 
 def typed(kind: type, name: str, value: Any, said: str) -> Any:
-    """A value as its field has it: environment variables and the command line give texts for everything."""
+    """A value as its field has it: environment variables and the command line give everything as text.
+
+    Raises FieldError, naming the setting as it was written (``said``).
+    """
     hint = typing.get_type_hints(kind)[name]
     if name == "speculative_config" and isinstance(value, str):
         try:
@@ -150,7 +156,7 @@ def typed(kind: type, name: str, value: Any, said: str) -> Any:
 
 
 def settled(engine: EngineOptions, server: ServerSettings, replicas: ReplicaSettings) -> ServeSettings:
-    """The settings with the names, keys and template that they point to, read here once for all replicas."""
+    """The settings with the keys and the template read from their files, here and once for all replicas."""
     if engine.hosts is not None:
         asked = asked_hosts(engine.hosts)
         known = bool(asked.ray) and not asked.ray.startswith("ray://")
@@ -165,7 +171,7 @@ def settled(engine: EngineOptions, server: ServerSettings, replicas: ReplicaSett
 
 
 def front_options(engine: EngineOptions) -> EngineOptions:
-    """Options by which the ingress reads the model's files: no stage or drafter is its own."""
+    """The options with which the ingress reads the model's files: it runs neither stages nor a drafter."""
     return EngineOptions(
         model=engine.model, max_model_len=engine.max_model_len, kv_slots=engine.kv_slots, speculative_config=None
     )

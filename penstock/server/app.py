@@ -60,6 +60,7 @@ class ServerLoad(BaseModel):
 
 
 def load_of(one: ReplicaStats) -> ReplicaLoad:
+    """An engine's state and load, as ``/load`` reports them."""
     stats = one.stats
     return ReplicaLoad(
         engine=one.number,
@@ -182,6 +183,7 @@ METRICS = {"description": "Prometheus' text format.", "content": {"text/plain": 
 
 
 async def health_of(llm: AsyncEngine, gate: Gate) -> Health:
+    """The server's health. A check waits for a token, unless the engine recovers or rests."""
     status: Literal["ok", "recovering", "idle", "draining", "unavailable"] = "ok"
     reason = None
     try:
@@ -206,10 +208,12 @@ async def health_of(llm: AsyncEngine, gate: Gate) -> Health:
 
 
 def engine_health(one: ReplicaStats) -> EngineHealth:
+    """One engine's state, and its stages."""
     return EngineHealth(engine=one.number, state=one.state, reason=one.problem, stages=stages_of(one.stats))
 
 
 def stages_of(stats: EngineStats | None) -> list[StageHealth]:
+    """When each stage was last heard of; none while the weights are freed."""
     heard = [] if stats is None or stats.resting else stats.stage_heard_seconds_ago
     return [StageHealth(stage=number, heard_seconds_ago=seconds) for number, seconds in enumerate(heard)]
 
@@ -225,10 +229,12 @@ code { font-family: ui-monospace, monospace; overflow-wrap: anywhere; }
 table { border-collapse: collapse; width: 100%; }
 th, td { text-align: left; vertical-align: top; padding: .2rem .8rem .2rem 0; border-bottom: 1px solid #8884; }
 """
+"""The page's style, within the page."""
 POLICY: Final = (
     f"default-src 'none'; style-src 'sha256-{base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()}'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
+"""The page's Content-Security-Policy: nothing is loaded, and this style alone applies, known by its hash."""
 PAGE: Final = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{{ title }}: the API</title><style>{{ style }}</style>
@@ -242,10 +248,13 @@ PAGE: Final = """<!doctype html>
 {% endfor %}</table>{% endif %}
 {% endfor %}</html>
 """
+"""The page's Jinja template."""
 
 
 @dataclass(frozen=True)
 class Field:
+    """A field of a route's body, for the page."""
+
     name: str
     kind: str
     required: bool
@@ -254,6 +263,8 @@ class Field:
 
 @dataclass(frozen=True)
 class Route:
+    """A route with the fields of its body, for the page."""
+
     method: str
     path: str
     words: str
@@ -277,6 +288,7 @@ def api_page_router(app: FastAPI) -> APIRouter:
 
 
 def routes_of(openapi: Mapping[str, Any]) -> Iterator[Route]:
+    """The routes of an OpenAPI schema."""
     schemas = openapi.get("components", {}).get("schemas", {})
     for path, methods in openapi["paths"].items():
         for method, told in methods.items():
@@ -340,6 +352,8 @@ def make_app(llm: AsyncEngine, settings: ServerSettings, listening: Listening | 
 def add_middleware(app: FastAPI, settings: ServerSettings, listening: Listening | None, metrics: ServerMetrics) -> None:
     """Add the middleware from the inside out: the one added last sees a request first."""
     gate, seconds = app.state.gate, settings.request_timeout
+    # Attendance is next to the application, behind the limits on bodies: it may only cancel what has been let in.
+    # Records is around all, so that refusals are logged, too.
     app.add_middleware(Attendance, gate=gate, seconds=seconds, has_keys=bool(settings.api_keys))
     app.add_middleware(BodyLimits, most=settings.max_body_size, seconds=settings.body_timeout)
     if settings.api_keys:

@@ -132,11 +132,13 @@ def tell(line: str) -> None:
 
 
 def url_of(bound: socket.socket, scheme: str) -> str:
+    """The URL of a listening socket; an IPv6 address is in brackets."""
     host, port = bound.getsockname()[:2]
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def warn(settings: ServerSettings, listening: Listening) -> None:
+    """Warn of a server that anybody can use, and of a key that other users of the host can see."""
     if not listening.is_local and not settings.api_keys:
         reach = f"whoever reaches {listening.host} port {listening.port} can use this server"
         log.warning(f"{reach}: give it a key with --api-key-file or {API_KEY_VARIABLE}")
@@ -187,6 +189,7 @@ async def _serve(
 
     def stop() -> None:
         """End the server without waiting for running requests."""
+        # Called by another thread: the gate belongs to the event loop's.
         events.call_soon_threadsafe(app.state.gate.hurry)
         server.should_exit = True
 

@@ -16,8 +16,11 @@ from penstock.server.http.middleware import Record
 from penstock.server.openai.generation import Summary
 
 SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500)
+"""Upper bounds of histograms of requests' times, in seconds."""
 TOKEN_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
+"""Upper bounds of the histogram of times per token, in seconds."""
 TOKENS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
+"""Upper bounds of histograms of tokens."""
 
 GAUGES: Final = {
     "num_requests_running": ("running", "Requests that the engine works on."),
@@ -30,6 +33,7 @@ GAUGES: Final = {
     "batches_in_flight": ("batches_in_flight", "Batches in the pipeline."),
     "rows_in_flight": ("rows_in_flight", "Their rows."),
 }
+"""Name of a gauge -> the field of ``EngineStats`` that it shows, and its help text."""
 COUNTERS: Final = {
     "prompt_tokens": ("prompt_tokens", "Prompt tokens."),
     "generation_tokens": ("generation_tokens", "Generated tokens."),
@@ -48,6 +52,7 @@ COUNTERS: Final = {
     "emulated_passes": ("emulated_passes", "Batches that emulated stages have computed."),
     "emulated_overruns": ("emulated_overruns", "Of these, batches that really took longer than they were to."),
 }
+"""Name of a counter -> the field of ``EngineStats`` that it shows, and its help text."""
 
 
 class ServerMetrics:
@@ -79,6 +84,7 @@ class ServerMetrics:
         self._generation = self._histogram("request_generation_tokens", "Generated tokens of a request.", TOKENS)
 
     def responded(self, record: Record) -> None:
+        """Count a response."""
         method = record.method if record.method in HTTPMethod.__members__ else "other"  # else clients could name series
         self._responses.labels(method, record.route, str(record.status)).inc()
 
@@ -97,6 +103,7 @@ class ServerMetrics:
             self._per_token.observe(summary.decoding_seconds / (summary.generated_tokens - 1))
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        """A histogram of requests, with the model's name for a label."""
         made = Histogram(f"penstock:{name}", text, ["model_name"], buckets=buckets, registry=self.registry)
         return made.labels(self._model)
 
@@ -134,6 +141,7 @@ class EngineCollector(Collector):
         yield self._gauge("stage_rank_bytes", text, per_rank(engines), ["stage", "rank"])
 
     def _states(self, replicas: Sequence[ReplicaStats], engines: Mapping[str, EngineStats]) -> Iterator[Metric]:
+        """The states of the engines, and how requests were spread over them."""
         up = [((str(one.number),), float(one.state is not ReplicaState.DOWN)) for one in replicas]
         yield self._gauge("engine_up", "0 once the engine has ended.", up)
         recovering = [((engine,), float(stats.recovering is not None)) for engine, stats in engines.items()]
@@ -164,12 +172,14 @@ class EngineCollector(Collector):
         yield self._counter("requests_routed", text, routed, ["reason"])
 
     def _gauge(self, name: str, text: str, series: Series, labels: Sequence[str] = ()) -> Metric:
+        """A gauge with these values."""
         gauge = GaugeMetricFamily(f"penstock:{name}", text, labels=["model_name", "engine", *labels])
         for values, value in series:
             gauge.add_metric([self._model, *values], value)
         return gauge
 
     def _counter(self, name: str, text: str, series: Series, labels: Sequence[str] = ()) -> Metric:
+        """A counter with these values."""
         counter = CounterMetricFamily(f"penstock:{name}", text, labels=["model_name", "engine", *labels])
         for values, value in series:
             counter.add_metric([self._model, *values], value)
@@ -177,14 +187,17 @@ class EngineCollector(Collector):
 
 
 def of_each(engines: Mapping[str, EngineStats], field: str) -> Series:
+    """A field of each engine's statistics."""
     return [((engine,), getattr(stats, field)) for engine, stats in engines.items()]
 
 
 def per_stage(values: Mapping[str, Sequence[float]]) -> Series:
+    """Values of each engine's stages, by the engine's number."""
     return [((engine, str(stage)), value) for engine, found in values.items() for stage, value in enumerate(found)]
 
 
 def per_rank(engines: Mapping[str, EngineStats]) -> Series:
+    """Bytes that each rank of each stage holds."""
     return [
         ((engine, str(stage), str(rank)), count)
         for engine, stats in engines.items()
@@ -194,4 +207,5 @@ def per_rank(engines: Mapping[str, EngineStats]) -> Series:
 
 
 def share_used(stats: EngineStats) -> float:
+    """The share of the KV slots that is in use, from 0 to 1."""
     return stats.kv_used / stats.kv_slots if stats.kv_slots else 0.0

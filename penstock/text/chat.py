@@ -34,6 +34,7 @@ SILENT: Final = ("assistant", "tool")
 NO_TEMPLATE: Final = (
     "messages need a chat template, and the checkpoint has none: give one (chat_template), or continue plain text"
 )
+"""The error for messages where there is no template."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +96,7 @@ def render_turns(
     The arguments that a model wrote may be cut off or invalid JSON; the conversation goes on all the same.
     """
     try:
+        # The usual case: the template takes the messages as they are, and nothing is rendered twice.
         return tokenizer.render(turns, add_generation_prompt, **options)
     except BrokenTemplate:
         raise
@@ -188,6 +190,7 @@ def with_readable_arguments(turn: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_list(value: Any) -> bool:
+    """Whether a value is a list or the like, and no text."""
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 
 
@@ -221,6 +224,7 @@ def read_conversation(file: Path) -> Conversation:
 
 
 def conversation_of(table: Any) -> Conversation:
+    """The conversation of a file's object. Raises RequestError, which begins with the field."""
     known = [field.name for field in fields(Conversation)]
     if not isinstance(table, Mapping) or "messages" not in table:
         raise RequestError("has to be a list of messages, or an object with the field messages")

@@ -84,6 +84,8 @@ class StreamDecoder:
         self._move_window(prompt_ids)
 
     def append(self, token_id: int) -> str:
+        """The text that has become final with this token; empty while its bytes may change."""
+        # A token without text leaves the window as it is: nothing has to be decoded.
         if self._tokenizer.is_silent(token_id, self._skip_special_tokens):
             return ""
         self._window.append(token_id)
@@ -93,16 +95,19 @@ class StreamDecoder:
         text = self._text()
         final = self._final_length(text)
         piece, self._done = text[self._done : final], final
+        # The window grows to twice its context before it is cut, so that cutting costs a token little.
         if len(self._window) >= 2 * CONTEXT:
             self._move_window(self._window)
         return piece
 
     def finish(self) -> str:
+        """The rest of the text, when no more tokens follow."""
         text = self._text()
         piece, self._done = text[self._done :], len(text)
         return piece
 
     def _text(self) -> str:
+        """The text of the window."""
         return self._tokenizer.decode(self._window, self._skip_special_tokens)
 
     def _final_length(self, text: str) -> int:
@@ -152,6 +157,7 @@ class StopMatcher:
     def push(self, text: str) -> str:
         """The part of the held and the new ``text`` that may be given out."""
         self._held += text
+        # A stop string that ends within the passed text does not count: its last character has to lie behind that.
         matches = [(self._held.find(stop, max(self._passed - len(stop) + 1, 0)), stop) for stop in self._stop]
         ends = [(start + len(stop), start, stop) for start, stop in matches if start >= 0]
         if ends:
@@ -164,6 +170,7 @@ class StopMatcher:
         return "" if self.found is not None else self._release(len(self._held))
 
     def _release(self, length: int) -> str:
+        """Give out the first ``length`` characters of the held text."""
         text, self._held = self._held[:length], self._held[length:]
         self._passed = max(self._passed - length, 0)
         return text

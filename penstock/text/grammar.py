@@ -62,7 +62,9 @@ REMARKS: Final = frozenset(
 ) | {"$schema", "$id", "$anchor", "$defs", "definitions"}
 """Keywords that do not constrain a value."""
 ANY_VALUE: Final = "any value, with finite numbers"
+"""The name of the definition of ``OF_ANYTHING`` within a schema."""
 ANYTHING: Final = {"$ref": f"#/$defs/{ANY_VALUE.replace(' ', '%20')}"}
+"""A reference to that definition, in place of a schema that allows everything."""
 OF_ANYTHING: Final = {
     "anyOf": [
         {"type": ["null", "boolean", "string", "integer"]},
@@ -71,7 +73,9 @@ OF_ANYTHING: Final = {
         {"type": "object", "additionalProperties": ANYTHING},
     ]
 }
+"""Any JSON value whose numbers every reader can hold."""
 KNOWN_SCHEMAS: Final = "json-schema.org/"
+"""The part of ``$schema`` by which JSON Schema is known."""
 FORMATS: Final = frozenset(
     ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown")
 )
@@ -177,6 +181,8 @@ VALUES: Final = ("enum", "const", "default", "examples")
 
 
 # -------------------------------------------------------------------------------------------------------------- grammar
+# Grammars in llguidance's text format: made, checked within limits, and asked for the next tokens.
+
 CHECKED: Final = 256
 """Grammars whose check is cached."""
 SECONDS: Final = 1.0
@@ -189,6 +195,7 @@ MEMORY: Final = 1 << 26
 Schemas with two thousand alternatives take 38 MiB, usual ones next to nothing.
 """
 ANY_OBJECT: Final = '{"type": "object"}'
+"""The schema of ``json_object``."""
 LIMITS: Final = LLParserLimits(initial_lexer_fuel=200_000, step_lexer_fuel=100_000, verbose_errors=False)
 """Limits on a grammar's cost when it is compiled and at each token; other limits are llguidance's defaults.
 

@@ -30,14 +30,17 @@ class Generation(Extension):
     tags = {"generation"}  # noqa: RUF012
 
     def parse(self, parser: Parser) -> nodes.Node:
+        """The block as a call of ``_mark`` around its statements."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return nodes.CallBlock(self.call_method("_mark"), [], [], body).set_lineno(line)
 
     @pass_eval_context
     def _mark(self, _: nodes.EvalContext, caller: Callable[[], str]) -> str:
+        """Note which characters of the text the block makes, counted from its beginning."""
         text = caller()
         environment: Any = self.environment
+        # ``written`` holds the pieces that ``render_template`` has got so far: their lengths are this block's place.
         first = sum(map(len, environment.written))
         environment.marked.append((first, first + len(text)))
         return text
@@ -69,6 +72,7 @@ class Names(Namespace):
 
 
 def check_name(name: Any) -> None:
+    """Raise SecurityError for a name that Python itself uses."""
     if isinstance(name, str) and name.startswith("_"):
         raise SecurityError(f"a namespace has no attribute {name!r}: rename it")
 
@@ -81,12 +85,13 @@ def as_json(
 
 
 def refuse(message: str) -> None:
+    """``raise_exception`` of templates: a template's own refusal of the messages."""
     raise TemplateError(message)
 
 
 @lru_cache(maxsize=8)
 def compiled(template: str) -> Template:
-    """Raises TemplateSyntaxError."""
+    """The template in transformers' dialect, in a sandbox. Raises TemplateSyntaxError."""
     environment: Any = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
     )
@@ -109,8 +114,9 @@ def render_template(
     continue_final_message: bool = False,
     **variables: Any,
 ) -> tuple[str, list[tuple[int, int]]]:
-    """The only one of ``conversations`` as text; and first and last character of what is marked as the assistant's, if
-    ``return_assistant_tokens_mask``. The arguments are those of transformers' function.
+    """The only one of ``conversations`` as text, with the characters [first, last) of each marked part.
+
+    Parts are told with ``return_assistant_tokens_mask`` alone. The arguments are those of transformers' function.
 
     With ``continue_final_message`` the text ends with the last message. Raises whatever the template does, and
     ValueError if the end of that message cannot be told.

@@ -31,7 +31,7 @@ class Rendered(NamedTuple):
 
     text: str
     marked: list[list[int]]
-    """First and last character of each part that {% generation %} marks as the assistant's, if that was asked for."""
+    """The characters [first, last) of each part that {% generation %} marks as the assistant's, if asked for."""
 
 
 def render(given: Mapping[str, Any]) -> Rendered:
@@ -60,8 +60,11 @@ def render(given: Mapping[str, Any]) -> Rendered:
 # parts; every other template reads a text.
 
 MESSAGES: Final = "messages"
+"""The variable of templates that holds the conversation."""
 CONTENT: Final = "content"
+"""The field of a message that holds its content."""
 IS_TEXT: Final = "string"
+"""The test by which a template tells a text from parts."""
 CUTTING: Final = frozenset(
     {"split", "rsplit", "find", "rfind", "index", "replace", "startswith", "endswith", "partition", "rpartition"}
     | {"strip", "lstrip", "rstrip", "removeprefix", "removesuffix", "count"}
@@ -136,6 +139,7 @@ def is_content(node: nodes.Node, names: Iterable[str]) -> bool:
 
 
 def looked_for(tree: nodes.Template) -> Iterator[str]:
+    """The constant texts that a template searches for, splits at or strips."""
     for call in tree.find_all(nodes.Call):
         if isinstance(call.node, nodes.Getattr) and call.node.attr in CUTTING:
             yield from constants(call.args)
@@ -148,6 +152,7 @@ def looked_for(tree: nodes.Template) -> Iterator[str]:
 
 
 def constants(expressions: Sequence[nodes.Node]) -> Iterator[str]:
+    """The texts among these expressions."""
     return (one.value for one in expressions if isinstance(one, nodes.Const) and isinstance(one.value, str))
 
 

@@ -82,11 +82,13 @@ class LiteralText:
         return self._hidden_but(value, frozenset())
 
     def _hidden_but(self, value: Any, seen: frozenset[str]) -> Any:
+        """``hide``, but for the texts ``seen``, which the template has to find."""
         if isinstance(value, str):
             if found := PRIVATE.search(value):
                 raise RequestError(f"the text holds U+{ord(found.group()):X}, a private character: remove it")
             return self._any.sub(lambda token: token[0] if token[0] in seen else self._hide[token[0]], value)
         if isinstance(value, dict):
+                # A template looks for the end of reasoning in the assistant's turns, and has to see it there.
             if value.get("role") == "assistant":
                 seen = self._looked_for()
             return {self._hidden_but(key, seen): self._hidden_but(item, seen) for key, item in value.items()}
@@ -99,6 +101,7 @@ class LiteralText:
         return rendered.translate(self._show)
 
     def holds_hidden(self, rendered: str) -> bool:
+        """Whether a rendered text holds a special token of a user's."""
         return self._hidden.search(rendered) is not None
 
     def encode(self, rendered: str) -> list[int]:
@@ -143,6 +146,7 @@ def rename(data: dict[str, Any], names: dict[str, str]) -> None:
 
 
 def makes_one_of(merge: str | list[str], names: dict[str, str]) -> bool:
+    """Whether a merge names or makes a piece among ``names``."""
     one, other = merge.split(" ") if isinstance(merge, str) else merge
     return one in names or other in names or one + other in names
 
@@ -159,8 +163,10 @@ ENCODE_SECONDS: Final = 10.0
 """Seconds of processor time for a worker to encode a longer text; usual ones take 1 s per million characters."""
 
 TOKENIZER_CLASS: Final = re.compile(r"(?!Auto)\w*(Tokenizer|TokenizerFast|Backend)")
+"""Matches the names of tokenizers' classes: transformers takes any of its own class names."""
 
 PRINTABLE: Final = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+"""Bytes that stand for themselves in a byte-level vocabulary."""
 BYTE_OF: Final = {chr(byte): byte for byte in PRINTABLE} | {
     chr(0x100 + number): byte for number, byte in enumerate(byte for byte in range(0x100) if byte not in PRINTABLE)
 }
@@ -178,7 +184,9 @@ TAKEN: Final = frozenset(
 )
 """Names that no variable of a template may have: the arguments of transformers' ``apply_chat_template``."""
 NO_TEMPLATE: Final = "the checkpoint has no chat template: send a plain prompt to the completions interface"
+"""The error for a conversation where there is no template."""
 REMEDY: Final = "pass token ids and set skip_tokenizer_init, or copy tokenizer.json into the folder"
+"""The remedy for a tokenizer that cannot be used, as the end of errors."""
 
 
 class Tokenizer:
@@ -302,6 +310,7 @@ class Tokenizer:
 
     @cached_property
     def _is_byte_level(self) -> bool:
+        """Whether pieces are spelt in GPT-2's letters, one for each byte."""
         return "ByteLevel" in repr(self._backend.decoder)
 
     @cached_property
@@ -389,6 +398,7 @@ class Tokenizer:
         return frozenset() if template is None else reading_of(template).looked_for
 
     def _check_variables(self, names: Iterable[str]) -> None:
+        """Raise RequestError for a variable that would be an argument of transformers' function."""
         for name in names:
             if name in TAKEN:
                 raise RequestError(f"chat_template_kwargs.{name} is no variable of the chat template; remove it")
@@ -435,7 +445,7 @@ class Tokenizer:
         text, marked = self._rendered(messages, {}, return_assistant_tokens_mask=True)
         ids, ends = self.encode_with_ends(text)
         mask = [False] * len(ids)
-        # Tokens that overlap the marked characters first to last - 1. Token i covers ends[i - 1] to ends[i].
+        # The tokens that overlap the characters [first, last); token i covers [ends[i - 1], ends[i]).
         for first, last in marked:
             begins, after = bisect_right(ends, first), bisect_left(ends, last) + 1
             mask[begins:after] = [True] * len(mask[begins:after])
@@ -474,6 +484,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
 
 def _from_folder(folder: Path) -> Any:
+    """The tokenizer in a folder; one that was made from a GGUF file needs no transformers. Raises ConfigError."""
     if BEGINS_CHATS in read_json(folder / TOKENIZER_CONFIG_FILE) and (folder / TOKENIZER_FILE).is_file():
         return PlainTokenizer(folder)
     from transformers import AutoTokenizer

@@ -19,7 +19,10 @@ from penstock.core import ConfigError
 from penstock.files import MORE_TEMPLATES, TOKENIZER_CONFIG_FILE, problem_in, read_json, said, shown
 
 # ----------------------------------------------------------------------------------------------------- tokenizer bounds
+# The files' sizes, and how much longer each step of a tokenizer may make a text or a token.
+
 TOKENIZER_FILE: Final = "tokenizer.json"
+"""The file that ``tokenizers`` reads."""
 MOST_BYTES: Final = 256 << 20
 """Most bytes of one file of a tokenizer. The largest known ones take 40 MiB."""
 TOKENIZER_FILES: Final = (
@@ -33,6 +36,7 @@ TOKENIZER_FILES: Final = (
     "tokenizer.model",
     "spiece.model",
 )
+"""Files of a tokenizer whose sizes are limited."""
 MOST_ADDED: Final = 1 << 16
 """Most added tokens: this many take a second and 85 MiB. Known tokenizers have up to 9,000."""
 MOST_GROWTH: Final = 256
@@ -44,7 +48,9 @@ MOST_AFFIX: Final = 256
 MOST_AROUND: Final = 256
 """Most special tokens that a post-processor may put around a text."""
 AFFIXES: Final = frozenset({"prefix", "suffix", "prepend", "continuing_subword_prefix", "end_of_word_suffix"})
+"""Fields that hold an affix."""
 ADDED_FIELDS: Final = ("added_tokens_decoder", "additional_special_tokens", "extra_special_tokens")
+"""Fields of tokenizer_config.json and special_tokens_map.json that hold added tokens."""
 
 
 class Model(msgspec.Struct):
@@ -152,6 +158,7 @@ def longest_in(file: Path, path: str, charsmap: Any) -> int:
 
 
 def check_affixes(file: Path, stated: Stated) -> None:
+    """Raise ConfigError for an affix that is too long."""
     model = {name: getattr(stated.model, name) for name in stated.model.__struct_fields__ if name != "vocab"}
     roots = {"normalizer": stated.normalizer, "pre_tokenizer": stated.pre_tokenizer, "decoder": stated.decoder}
     for root, value in {**roots, "model": model}.items():
@@ -195,7 +202,9 @@ def check_decoder(file: Path, stated: Stated) -> None:
 
 TEMPLATE_FILE: Final = "chat_template.jinja"
 DEFAULT: Final = "default"
+"""The name of the template that counts where none is asked for."""
 WITH_TOOLS: Final = "tool_use"
+"""The name of the template for conversations with tools."""
 
 
 class PlainTokenizer:

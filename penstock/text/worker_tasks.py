@@ -18,6 +18,7 @@ TABLES: Final = 4
 MOST_LEFT_BEHIND: Final = 1 << 25
 """Bytes that jobs may leave mapped before the worker is replaced."""
 PAGE: Final = resource.getpagesize()
+"""Bytes of a page of memory."""
 VOCABULARIES: dict[str, str] = {}
 """The texts of tokenizers' tokenizer.json, by the vocabulary's name."""
 
@@ -58,6 +59,7 @@ def answer_to(asked: Mapping[str, Any]) -> dict[str, Any]:
     try:
         prepared = PREPARATIONS[asked["task"]](asked.get("vocabulary", ""), given)
         before = mapped()
+        # Behind the preparation: libraries and vocabularies stay, and are no cost of this job.
         begin_limits(asked, before)
         found = task(prepared, **given)
         return {"found": found, "left_behind": mapped() - before}
@@ -82,12 +84,14 @@ def begin_limits(asked: Mapping[str, Any], before: int) -> None:
 
 
 def end_limits() -> None:
+    """Take all limits off, so that nothing ends the worker between two jobs."""
     signal.setitimer(signal.ITIMER_PROF, 0)
     signal.setitimer(signal.ITIMER_REAL, 0)
     resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
 
 # -------------------------------------------------------------------------------------------------------- templates
+# Rendering conversations by chat templates.
 
 MOST_CHARACTERS: Final = 2 << 20
 """Most characters of a rendered conversation."""
@@ -96,12 +100,14 @@ LONGEST_REASON: Final = 300
 
 
 def template_library() -> Callable[..., Any]:
+    """The function that renders, whose import loads Jinja."""
     from penstock.text.rendering import render_template
 
     return render_template
 
 
 def renderer(_: str, __: dict[str, Any]) -> Callable[..., Any]:
+    """The preparation of ``render``: templates are given with the job, so only the library is loaded."""
     return template_library()
 
 
@@ -123,9 +129,11 @@ def render(render_template: Callable[..., Any], **job: Any) -> dict[str, Any]:
 
 
 # --------------------------------------------------------------------------------------------------------- grammars
+# Compiling grammars, and reading texts with them.
 
 
 def grammar_library() -> Any:
+    """The module of grammars, whose import loads llguidance."""
     from penstock.text import grammar
 
     return grammar
@@ -148,9 +156,9 @@ def _grammar_tokenizer(vocabulary: str, size: int, eos_token_ids: tuple[int, ...
 
 
 def check_grammar(tokenizer: Any, grammar: str, **text: Any) -> dict[str, str]:
-    """The "problem" with a grammar or with the ``text`` so far, "" if there is none.
+    """Check a grammar, or the ``text`` so far against it.
 
-    Or the error for which the tokenizer is "unusable".
+    "problem" says what is wrong, "" for nothing; "unusable" is the error with which llguidance refuses the tokenizer.
     """
     if isinstance(tokenizer, str):
         return {"unusable": tokenizer}
@@ -158,15 +166,18 @@ def check_grammar(tokenizer: Any, grammar: str, **text: Any) -> dict[str, str]:
 
 
 # ------------------------------------------------------------------------------------------------------- long texts
+# Encoding long texts.
 
 
 def text_library() -> Any:
+    """The module of tokenizers, whose import loads ``tokenizers``."""
     from penstock.text import tokenizer as literal
 
     return literal
 
 
 def backend(vocabulary: str, _: dict[str, Any]) -> Any:
+    """The preparation of ``encode``: the tokenizer of a vocabulary."""
     return _backend(vocabulary)
 
 
@@ -194,7 +205,9 @@ LIBRARIES: Final[Mapping[str, Callable[[], Any]]] = {
     "check_grammar": grammar_library,
     "encode": text_library,
 }
+"""Functions that load a task's libraries before any limit applies."""
 Task = Callable[..., dict[str, Any]]
+"""A function that does a job: what its preparation has loaded, and the job's arguments, give the answer's object."""
 TASKS: Final[Mapping[str, Task]] = {"render": render, "check_grammar": check_grammar, "encode": encode}
 PREPARATIONS: Final[Mapping[str, Callable[[str, dict[str, Any]], Any]]] = {
     "render": renderer,

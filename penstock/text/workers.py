@@ -97,6 +97,7 @@ class Job:
 
     @property
     def encoded(self) -> bytes:
+        """The job as the line that a worker reads."""
         asked = {"task": self.task, "given": dict(self.given), "seconds": self.seconds, "memory": self.memory}
         asked["patience"] = PATIENCE * self.seconds
         if self.vocabulary is not None:
@@ -193,6 +194,7 @@ class Workers:
             raise
 
     def _do(self, job: Job, asked: bytes, errand: Errand) -> Any:
+        """Take a worker, have it do the job, and give it back, whatever comes."""
         worker = self._take(errand, job)
         try:
             with errand.telling(worker.kill):
@@ -200,12 +202,14 @@ class Workers:
         except Overrun:
             if errand.cancelled:
                 raise Cancelled("nobody waits for this any more") from None
-            worker.start(job)  # so that the next job finds it as warm as this one did
+            # Started again, so that the next job finds it as warm as this one did.
+            worker.start(job)
             raise
         finally:
             self._give(worker, errand.client)
 
     def _take(self, errand: Errand, job: Job) -> Worker:
+        """Wait for a worker. Raises QueueFull, and Cancelled once the errand is cancelled."""
         turn = _Turn(job)
         try:
             with errand.telling(self._notify), self._changed:
@@ -223,6 +227,7 @@ class Workers:
         return turn.worker
 
     def _queue(self, client: str, turn: _Turn) -> None:
+        """Queue a turn. Raises QueueFull if the client has too many."""
         queue = self._waiting.setdefault(client, deque())
         if len(queue) >= MOST_WAITING:
             raise QueueFull(f"{len(queue)} grammars, templates and long texts of this client wait, as many as may")
@@ -237,6 +242,7 @@ class Workers:
                 queue.remove(turn)
 
     def _give(self, worker: Worker, client: str) -> None:
+        """Give a worker back, and hand it out again."""
         with self._changed:
             self._busy[client] -= 1
             self._idle.append(worker)
@@ -244,6 +250,7 @@ class Workers:
 
     def _hand_out(self) -> None:
         """Give idle workers to the clients whose turn it is."""
+        # A copy, since clients move to the end as they are served, or leave.
         for client in list(self._waiting):
             while self._waiting[client] and self._has_room(client):
                 turn = self._waiting[client].popleft()
@@ -260,9 +267,11 @@ class Workers:
         self._changed.notify_all()
 
     def _has_room(self, client: str) -> bool:
+        """Whether the client may have another worker: more are idle than it has."""
         return len(self._idle) > self._busy[client]
 
     def _notify(self) -> None:
+        """Wake those who wait, of whom one may have been cancelled."""
         with self._changed:
             self._changed.notify_all()
 
@@ -318,6 +327,7 @@ class Worker:
     def ask(self, job: Job, asked: bytes, errand: Errand) -> Any:
         """A job's result. Raises Overrun where the job exceeded its limits, and Failed where a library raised."""
         process = self.start(job)
+        # Written whole before anything is read: a worker answers only when it has the line.
         send(process, asked)
         if errand.cancelled:  # cancelled before there was a process to kill
             process.kill()
@@ -347,6 +357,7 @@ class Worker:
             self._finalizer()
 
     def disown(self) -> None:
+        """Close this process's ends of the pipes, in a forked child."""
         if self._process is not None:
             close_pipes(self._process)
 
@@ -360,6 +371,7 @@ def workers() -> Workers:
 
 
 def forget_parents(pool: Workers) -> None:
+    """Let go of the parent's workers in a forked child, which makes its own when it needs some."""
     pool.disown()
     workers.cache_clear()
 
@@ -398,6 +410,7 @@ def end(process: subprocess.Popen[bytes], owner: int) -> None:
 
 
 def close_pipes(process: subprocess.Popen[bytes]) -> None:
+    """Close a process's pipes, whether it still reads or not."""
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
             with contextlib.suppress(BrokenPipeError):

@@ -1,4 +1,4 @@
-"""``penstock bench``: compares strategies on one cluster, with tables, JSON and a report."""
+"""``penstock bench``: its plan, the engines that it starts, and what it prints and writes."""
 
 from __future__ import annotations
 
@@ -61,37 +61,37 @@ if TYPE_CHECKING:
 class BenchPlan:
     """The bench that the options describe.
 
-    ``drafting`` is the configuration of the engine: the drafter of all entries and the slots that the widest entry
-    needs; None where nothing speculates.
+    ``drafting`` configures the engine: the drafter of all entries, and as many slots as the widest entry needs; None if
+    nothing speculates.
     """
 
     strategies: list[Named]
     conversations: list[Conversation]
     clusters: dict[str, Cluster | None]
-    """Clusters by the place of the drafter; a single one under "" where no place was given."""
+    """Clusters by the drafter's place; only one, under "", where no place was given."""
     drafting: SpeculativeConfig | None
     peers: tuple[str, ...] = ()
 
     @property
     def cluster(self) -> Cluster | None:
-        """Any of the clusters: they differ only in the drafter's place."""
+        """Any of the clusters, which differ only in the drafter's place."""
         return next(iter(self.clusters.values()))
 
     @property
     def measures_small_model(self) -> bool:
-        """Whether a draft model is to be measured alone; where devices are emulated its speed is modelled instead."""
+        """Whether a draft model is measured by itself; where devices are emulated its speed is modelled instead."""
         emulated = self.cluster is not None and self.cluster.emulated
         return not emulated and self.drafting is not None and self.drafting.method == "draft_model"
 
     def total(self, questions: Sequence[Question]) -> int:
-        """Number of requests that will be decoded."""
+        """The number of requests that will be decoded."""
         small = len(asked_once(questions)) if self.measures_small_model else 0
         return len(questions) * (len(self.strategies) * len(self.clusters) + len(self.peers)) + small
 
 
 @dataclass
 class Measured:
-    """The results of a bench. ``silent`` gives the reason why a setting without runs had nothing to time."""
+    """The results of a bench. ``silent``: why nothing could be timed, for each setting without runs."""
 
     setup: Resolved
     questions: list[Question]
@@ -118,7 +118,7 @@ def run_bench(options: BenchOptions, console: Console | None = None) -> list[Str
 
 
 def checked(options: BenchOptions) -> BenchPlan:
-    """The plan of a bench that can begin: its model is fetched if it is not here. Raises ConfigError."""
+    """The plan, if the bench can begin; the model is fetched if it is not here. Raises ConfigError."""
     plan = plan_of(options)
     if options.record is not None:
         check_record(options.record, plan.drafting)
@@ -142,7 +142,7 @@ def show(options: BenchOptions, plan: BenchPlan, found: Measured, console: Conso
 
 
 def plan_of(options: BenchOptions) -> BenchPlan:
-    """Check everything that can be refused without looking at a checkpoint. Raises ConfigError."""
+    """The plan of the options, checked as far as that needs no checkpoint. Raises ConfigError."""
     strategies = with_plain(parse_entries(options.strategies, options.speculative_config or {}, options.model))
     configs = [config for _, config in strategies if config is not None and not is_plain(config)]
     drafting = max(configs, key=lambda config: config.strategy_options.most_rows, default=None)
@@ -161,7 +161,7 @@ def plan_of(options: BenchOptions) -> BenchPlan:
 
 
 def cluster_of(options: BenchOptions, place: str) -> Cluster | None:
-    """The named cluster with the options' changes and the drafter in its place. Raises ConfigError."""
+    """The named cluster with the options' changes and the drafter in its place, or None. Raises ConfigError."""
     given = {name: getattr(options, name) for name in ("time_scale", "bandwidth_gbit_s")}
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if place and options.cluster is not None:
@@ -174,12 +174,12 @@ def cluster_of(options: BenchOptions, place: str) -> Cluster | None:
 
 
 def is_synthetic(drafting: SpeculativeConfig | None) -> bool:
-    """Whether a seed changes the drafts even where it does not change the text."""
+    """Whether drafts depend on the seed even where the text does not."""
     return drafting is not None and drafting.method == "synthetic"
 
 
 def engine_options(options: BenchOptions, plan: BenchPlan, place: str) -> EngineOptions:
-    """The engine with the drafter in this place; an empty one leaves it where it is."""
+    """The engine's options with the drafter at ``place``; "" leaves the drafter where it is."""
     return EngineOptions(
         model=options.model,
         cluster=plan.clusters[place],
@@ -199,8 +199,10 @@ def engine_options(options: BenchOptions, plan: BenchPlan, place: str) -> Engine
 
 
 def measured(options: BenchOptions, plan: BenchPlan, ticker: Ticker) -> Measured:
-    """Start an engine for each place of the drafter, put every question to every strategy, and measure
-    the small model."""
+    """Measure every strategy with the drafter at each place, then the small model.
+
+    An engine is started for each place. Raises ConfigError and PipelineError.
+    """
     from penstock.emulation.cluster import RealTimeExecutor
     from penstock.engine.llm import LLM
     from penstock.engine.opening import open_executor
@@ -240,7 +242,7 @@ def measured(options: BenchOptions, plan: BenchPlan, ticker: Ticker) -> Measured
 
 
 def placed(runs: Sequence[StrategyRun], place: str, *, first: bool) -> list[StrategyRun]:
-    """The runs, renamed to say where their drafter ran; plain decoding has none and is kept once."""
+    """The runs, whose names say where their drafter ran. Plain decoding has none, and stays in the first runs only."""
     for run in runs:
         if strategy_of(run.strategy) != PLAIN:
             run.strategy += f"{PLACED}{place}"
@@ -248,10 +250,11 @@ def placed(runs: Sequence[StrategyRun], place: str, *, first: bool) -> list[Stra
 
 
 # ----------------------------------------------------------------------------------------------------------- progress
+# The progress bar.
 
 
 class Ticker:
-    """Advances the progress bar by one whenever a request begins."""
+    """Advances the progress bar by one step whenever a request begins."""
 
     def __init__(self, progress: Progress, plan: BenchPlan) -> None:
         self._progress = progress
@@ -261,29 +264,34 @@ class Ticker:
         self._done = itertools.count()
 
     def begin(self, questions: Sequence[Question]) -> None:
-        """Show the number of requests once it is known, while each strategy warms up."""
+        """Show the number of requests, which is known now, while each strategy warms up."""
         self._questions = questions
         self._progress.update(self._task, description="warming up", total=self._plan.total(questions))
 
     def strategy_begins(self, name: str, index: int, total: int) -> None:
+        """Note that a strategy begins with a question."""
         self._move_on(f"{self._questions[index].setting}: {name}")
 
     def peer_begins(self, name: str, question: Question) -> None:
+        """Note that a peer begins with a question."""
         self._move_on(f"{question.setting}: {name}")
 
     def small_model_begins(self) -> None:
+        """Note that the small model begins with a question."""
         self._move_on(SMALL_MODEL)
 
     def _move_on(self, what: str) -> None:
+        """Advance by one request, and show what begins."""
         # Entries have brackets, which rich would read as markup.
         self._progress.update(self._task, description=escape(what), completed=next(self._done))
 
 
 # ----------------------------------------------------------------------------------------------------------- settings
+# What a reader has to know of the bench's settings.
 
 
 def turns_remark(options: BenchOptions, plan: BenchPlan, found: Measured) -> list[str]:
-    """A remark on how prompts were given to the model, where there was a choice."""
+    """A remark about how prompts were given to the model, if there was a choice."""
     if not isinstance(found.questions[0].prompt, str):
         followed = any(question.turn for question in found.questions)
         later = "; later turns follow plain decoding's answers to those before" if followed else ""
@@ -302,7 +310,7 @@ def seeds_remark(options: BenchOptions, plan: BenchPlan) -> list[str]:
 
 
 def all_settings(options: BenchOptions, stages: int) -> dict[str, Any]:
-    """Everything needed to repeat the run, and the versions and host that it ran on."""
+    """Everything that is needed to repeat the run, and the versions and the host on which it ran."""
     speculation = options.speculative_config
     if any(strategy_of(entry) != PLAIN for entry in options.strategies):
         speculation = with_drafter(speculation or {}, options.model)
@@ -318,7 +326,7 @@ def all_settings(options: BenchOptions, stages: int) -> dict[str, Any]:
 
 
 def record_runs(path: Path, setup: Resolved, runs: Sequence[StrategyRun], questions: Sequence[Question]) -> list[Path]:
-    """Record a bench's plain runs in a file per temperature; with several, their names end in ``-T0.6`` and so on."""
+    """Record plain decoding's runs, a file for each temperature; the names of several end in ``-T0.6`` and so on."""
     temperatures = sorted({run.temperature for run in runs})
     files = []
     for temperature in temperatures:

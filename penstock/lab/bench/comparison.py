@@ -1,4 +1,4 @@
-"""A comparison: strategies take turns at the same prompts."""
+"""A comparison: strategies take turns at the same prompts, and the small model answers them alone."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ if TYPE_CHECKING:
 
 
 # --------------------------------------------------------------------------------------------------------------- decode
-# Decodes with a strategy of the bench's choice, over the engine's drafter and stages.
+# Decodes with a strategy that the bench chooses, on the engine's own stages and with its drafter.
 
 
 def decode(
     llm: LLM, prompts: Sequence[Prompt], params: Sequence[SamplingParams], config: SpeculativeConfig | None
 ) -> list[RequestOutput]:
-    """``LLM.generate`` with the strategy of ``config``, whose drafter is the engine's; None decodes plainly.
+    """``LLM.generate`` with the strategy of ``config`` and the engine's own drafter; None decodes plainly.
 
-    A plain run also teaches the synthetic drafter its answers.
+    Plain decoding also teaches the synthetic drafter its answers.
     """
     if config is not None and config.strategy != PLAIN.strategy:
         learn_answers(llm, prompts, params)
@@ -60,13 +60,13 @@ def decode(
 
 
 # ----------------------------------------------------------------------------------------------------------- comparison
-# Runs strategies against each other: the same questions on the same stages, interleaved.
+# Runs strategies against each other: the same questions on the same stages, in turn.
 
 OnProgress = Callable[[str, int, int], None]
-"""Called before each run with the strategy's label, the question's index, and the number of questions."""
+"""Function called before each run with the strategy's label, the question's index, and the number of questions."""
 
 OnAnswered = Callable[[Question, RequestOutput], None]
-"""Called after all strategies have answered a question, with plain decoding's output. Peers then take their turn."""
+"""Function called when all strategies have answered a question, with plain decoding's output. Peers answer then."""
 
 
 def measure(
@@ -77,7 +77,7 @@ def measure(
     observer: Observer | None = None,
     on_progress: OnProgress | None = None,
 ) -> list[StrategyRun]:
-    """``measure_all`` for one setting: every prompt with its own parameters."""
+    """``measure_all`` for one setting, in which every prompt has its own parameters."""
     setting = Setting("", params[0].temperature)
     questions = [Question(setting, i, prompt, one) for i, (prompt, one) in enumerate(zip(prompts, params, strict=True))]
     return measure_all(llm, questions, strategies, observer, on_progress)
@@ -91,13 +91,13 @@ def measure_all(
     on_progress: OnProgress | None = None,
     on_answered: OnAnswered | None = None,
 ) -> list[StrategyRun]:
-    """Run every question alone through every strategy, strategy after strategy within each question.
+    """Run every question alone through every strategy: one strategy after the other for each question.
 
-    Interleaving spreads disturbances of the host over all strategies. A different strategy begins with each question of
-    a setting, because where prefixes are cached the first one reads the prompt for all. Each strategy learns from its
-    own runs only, including a short warm-up that does not count. The outputs of the autoregressive run (added where
-    ``strategies`` lacks it) are the reference for identity. ``observer`` watches every run, too. Returns one entry per
-    setting and strategy, in the order in which they came.
+    Turns spread disturbances of the host over all strategies. A different strategy begins with each question of a
+    setting, because where prefixes are cached the first one reads the prompt for all. Each strategy learns from its own
+    runs only, a short warm-up included that does not count. The output of plain decoding (which is added to
+    ``strategies`` if it is not among them) is the reference for identity. ``observer`` watches every run, too. Returns
+    an entry for each setting and strategy, in the order in which they came.
     """
     gc.collect()
     gc.freeze()  # else a collection, as long as dozens of tokens, would hit one of the strategies
@@ -109,7 +109,7 @@ def measure_all(
     timelines: dict[str, Timeline] = {}
     turns: Counter[Setting] = Counter()
     for i, question in enumerate(questions):
-        llm.loop.use_estimates(estimates[named[0][0]])  # decoding outside of any run counts for plain decoding
+        llm.loop.use_estimates(estimates[named[0][0]])  # what decodes outside of any run teaches plain decoding
         learn_answers(llm, [question.prompt], [question.params])
         with llm.observing(observer or Observer()):
             for name, config in rotated(named, turns[question.setting]):
@@ -138,12 +138,12 @@ def rotated(named: Sequence[Named], i: int) -> list[Named]:
 
 
 def on_time(llm: LLM) -> AbstractContextManager[bool]:
-    """Keep time in this thread as stage processes do where they stand for emulated devices."""
+    """A context in which this thread keeps time as stage processes do, if stages stand for emulated devices."""
     return nullcontext(False) if emulated_cluster(llm) is None else keeping_time(ENGINE)
 
 
 def run_alone(llm: LLM, question: Question, config: SpeculativeConfig | None, estimates: Estimates) -> RequestOutput:
-    """Answer one request with the strategy's own estimates, and wait until nothing is in flight."""
+    """Answer one request with the strategy's own estimates, and return when nothing is in flight."""
     llm.loop.use_estimates(estimates)
     (output,) = decode(llm, [question.prompt], [question.params], config)
     llm.loop.drain()
@@ -153,7 +153,7 @@ def run_alone(llm: LLM, question: Question, config: SpeculativeConfig | None, es
 def run_one(
     llm: LLM, question: Question, config: SpeculativeConfig | None, estimates: Estimates
 ) -> tuple[Sample, Meter]:
-    """Answer one request alone while a meter watches."""
+    """Answer one request alone, watched by a meter."""
     meter = Meter(llm.setup.stages, llm.drafter, feature_bytes(llm.setup))
     with llm.observing(meter):
         output = run_alone(llm, question, config, estimates)
@@ -163,6 +163,7 @@ def run_one(
 
 
 def chosen(samples: Sequence[Sample], setting: Setting) -> list[Sample]:
+    """The samples of one setting."""
     return [sample for sample in samples if sample.question.setting == setting]
 
 
@@ -177,14 +178,15 @@ def chosen(samples: Sequence[Sample], setting: Setting) -> list[Sample]:
 
 
 Plainly = Callable[[list["Prompt"], list[SamplingParams]], list[RequestOutput]]
-"""Decodes prompts plainly, each with its own parameters."""
+"""Function that decodes prompts plainly, each with its own parameters."""
 
 
 def questions_of(
     llm: LLM, conversations: Sequence[Conversation], raw: bool, plainly: Plainly | None = None
 ) -> list[Question]:
-    """Every turn's request, conversation after conversation; only first turns if ``raw`` or the model has no chat
-    format.
+    """Every turn's request, conversation after conversation.
+
+    Only first turns have one if ``raw``, or if the model is no chat model.
 
     ``plainly`` answers the earlier turns, by default the engine without its strategy. Raises FieldError for a request
     that does not fit.
@@ -205,11 +207,12 @@ def questions_of(
 
 
 def is_chat(llm: LLM, raw: bool) -> bool:
+    """Whether prompts are conversations for a chat model."""
     return not raw and llm.get_tokenizer().is_of_chat
 
 
 class Talk:
-    """One conversation with the questions so far."""
+    """One conversation, and its questions so far."""
 
     def __init__(self, conversation: Conversation) -> None:
         self.questions: list[Question] = []
@@ -230,7 +233,7 @@ class Talk:
 
 
 def answer(talks: Sequence[Talk], plainly: Plainly) -> None:
-    """Have plain decoding answer the latest question of each conversation, all together."""
+    """Have plain decoding answer the latest question of each conversation, all of them together."""
     asked = [talk.questions[-1] for talk in talks]
     outputs = plainly([one.prompt for one in asked], [one.params for one in asked])
     for talk, output in zip(talks, outputs, strict=True):
@@ -238,12 +241,12 @@ def answer(talks: Sequence[Talk], plainly: Plainly) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------- small model
-# The small model alone on one device, decoding plainly, as one would use it without a pipeline (PipeDec's SLM).
+# The small model by itself on one device, decoding plainly, as it would be used without a pipeline (PipeDec's SLM).
 
 
 @dataclass(frozen=True)
 class SmallModel:
-    """The draft model's speed over one setting's questions; ``modelled`` where its device is emulated."""
+    """The draft model's speed on one setting's questions. ``modelled``: whether it follows from an emulated device."""
 
     prompt_set: str
     temperature: float
@@ -252,6 +255,7 @@ class SmallModel:
 
     @property
     def setting(self) -> Setting:
+        """The setting of the questions."""
         return Setting(self.prompt_set, self.temperature)
 
 
@@ -270,7 +274,7 @@ def modelled_small_model(setup: Resolved, questions: Sequence[Question]) -> list
 
 
 def asked_once(questions: Sequence[Question]) -> list[Question]:
-    """The questions for the small model: each prompt of each setting with its first seed."""
+    """The small model's questions: each prompt of each setting, with its first seed."""
     first: dict[tuple[Setting, int, int], Question] = {}
     for question in questions:
         first.setdefault((question.setting, question.number, question.turn), question)
@@ -278,8 +282,7 @@ def asked_once(questions: Sequence[Question]) -> list[Question]:
 
 
 def measured_small_model(llm: LLM, questions: Sequence[Question], on_progress: Callable[[], None]) -> list[SmallModel]:
-    """Measure ``llm``, which has the draft model as its only stage, on each question; ``on_progress`` is called before
-    each.
+    """Measure ``llm``, whose only stage is the draft model, on each question, before which ``on_progress`` is called.
 
     Questions that are too long for the small model are left out, and so are settings without any question left.
     """

@@ -1,7 +1,7 @@
 """``penstock bench --data-parallel-size N``: all requests of a setting at once over N engines, with each strategy.
 
-One engine is compared request by request (``comparison.py``). Of several the question is another one: how soon they
-have answered everything together. Each strategy has engines of its own, one strategy after the other.
+One engine is compared request by request (``comparison.py``). With several the question is how soon they have answered
+all requests together. Each strategy has engines of its own, one after the other.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from penstock.terminal import progress_bar
 class EnginesRun:
     """All requests of one setting over all engines, queued together, with one strategy.
 
-    ``seconds`` pass from the first request's queueing to the last one's end, prompts included. ``by_engine`` are the
-    requests that each engine was given. ``speed_up`` is over plain decoding on as many engines.
+    ``seconds`` pass from the queueing of the first request to the end of the last, prompts included. ``by_engine``:
+    the number of requests that each engine was given. ``speed_up``: over plain decoding on as many engines.
     """
 
     strategy: str
@@ -52,13 +52,16 @@ class EnginesRun:
 
     @property
     def setting(self) -> Setting:
+        """The setting that was measured."""
         return Setting(self.prompt_set, self.temperature)
 
     @property
     def tokens_per_second(self) -> float:
+        """Tokens of all requests per second of the whole run."""
         return self.tokens / self.seconds
 
     def as_dict(self) -> dict[str, Any]:
+        """The figures, without the outputs."""
         fields = {name: value for name, value in vars(self).items() if name != "outputs"}
         return {**fields, "tokens_per_second": self.tokens_per_second}
 
@@ -72,9 +75,10 @@ COLUMNS: Final[Columns[EnginesRun]] = {
     "first\ntoken,\ns": lambda run: f"{run.mean_ttft_ms / 1e3:.3f}",
     "latency,\ns": lambda run: f"{run.mean_e2el_ms / 1e3:.2f}",
 }
+"""Columns of the table, by heading."""
 
 OnSetting = Callable[[str, Setting], None]
-"""Called with the strategy's label before each setting is measured."""
+"""Function that is called with the strategy's label and the setting before the setting is measured."""
 
 
 def run_bench_engines(options: BenchOptions, console: Console | None = None) -> list[EnginesRun]:
@@ -90,9 +94,9 @@ def run_bench_engines(options: BenchOptions, console: Console | None = None) -> 
 
 
 def measured(options: BenchOptions, plan: BenchPlan, on_setting: OnSetting) -> tuple[list[EnginesRun], int]:
-    """The runs, and the stages of each engine. Plain decoding, which comes first, is the reference."""
+    """The runs, and the stages of each engine. Plain decoding comes first: it is the reference of the others."""
     engine = engine_options(options, plan, "")
-    # On engines of their own: the measured ones are to know no prompt from earlier turns.
+    # On an engine of its own: the prefix caches of the measured ones must not hold earlier turns.
     with LLM(**vars(replace(engine, speculative_config=None))) as llm:
         questions = questions_of(llm, plan.conversations, options.raw, llm.generate)
     plain: dict[Setting, EnginesRun] = {}
@@ -113,13 +117,13 @@ def measured(options: BenchOptions, plan: BenchPlan, on_setting: OnSetting) -> t
 
 
 def warm_up(llm: ReplicatedLLM, question: Question) -> None:
-    """Have each engine answer a request that does not count: as many at once go to one each."""
+    """Have each engine answer a request that does not count: of as many requests at once, each engine gets one."""
     count = len(llm.replicas())
     llm.generate([question.prompt] * count, [short(question.params)] * count)
 
 
 def together(llm: ReplicatedLLM, name: str, asked: Sequence[Question], plain: EnginesRun | None) -> EnginesRun:
-    """Have all questions answered at once. ``plain``: the run to compare with; None where this is it."""
+    """Have all questions answered at once. ``plain``: the run to compare with; None if this run is plain decoding."""
     before = routed(llm)
     begun = time.perf_counter()
     outputs = llm.generate([one.prompt for one in asked], [one.params for one in asked])
@@ -145,12 +149,12 @@ def together(llm: ReplicatedLLM, name: str, asked: Sequence[Question], plain: En
 
 
 def routed(llm: ReplicatedLLM) -> list[int]:
-    """Requests that each engine has been given so far."""
+    """The number of requests that each engine has been given so far."""
     return [sum(one.routed.values()) for one in llm.replicas()]
 
 
 def report_of(settings: Mapping[str, Any], runs: Sequence[EnginesRun]) -> Report:
-    """A table for each setting."""
+    """A table for each setting, and all figures."""
     tables: list[Table] = []
     for setting in dict.fromkeys(run.setting for run in runs):
         named = [(run.strategy, run) for run in runs if run.setting == setting]

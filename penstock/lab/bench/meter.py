@@ -1,4 +1,4 @@
-"""The meter of a bench: hits by depth, turns in lockstep, and each stage's timeline."""
+"""The meter of a bench: hits by depth, timesteps of lockstep, costs, and each stage's timeline."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from penstock.requests.request import Request
 from penstock.tree import Node
 
 # ----------------------------------------------------------------------------------------------------------------- hits
-# Counts how often the target's token had been drafted, by how far below the root it was.
+# Counts how often the target's token had been drafted, by its depth below the root when it was in the tree.
 
 
 def drafted_rows(batch: Batch) -> list[int]:
-    """Indices of the rows that were drafted and not committed when they entered.
+    """Indices of the rows that had been drafted, and not committed, when they entered.
 
     A batch announces the slots of its own committed rows (see ``BatchBuilder``); any other row is a draft.
     """
@@ -33,7 +33,7 @@ def drafted_rows(batch: Batch) -> list[int]:
 
 
 class HitCounts:
-    """Counts hits of one request's tree from its batches and commits.
+    """Counts the hits of one request's tree, from its batches and commits.
 
     ``decided[d]`` counts the tokens of the output at whose position the tree held drafted rows while the root was d
     positions above. ``hit[d]`` counts those among them whose token was one of these rows, on the target's path.
@@ -55,9 +55,10 @@ class HitCounts:
         self._root = 0
         self._root_at_entry: dict[int, int] = {}
         self._held: dict[int, set[int]] = {}
-        """Positions of the root while the tree held drafted rows at a position, by that position."""
+        """The root's positions while the tree held drafted rows at a position, by that position."""
 
     def submitted(self, batch: Batch) -> None:
+        """Note the drafted rows of a batch, and the root's position at their entry."""
         rows, drafted = batch.rows, drafted_rows(batch)
         committed = set(range(len(rows))).difference(drafted)
         self._root = max([self._root, *(rows.positions[row] for row in committed)])
@@ -65,6 +66,8 @@ class HitCounts:
         self.entered += len(drafted)
 
     def advanced(self, done: Advance) -> None:
+        """Decide the committed positions, after noting how long the tree held the nodes that died."""
+        # Dead nodes first: they were in the tree at the positions that the commit decides.
         for node in done.dead:
             entry = self._root_at_entry.pop(node.id, None)
             if entry is not None:
@@ -73,6 +76,7 @@ class HitCounts:
             self._decide(node)
 
     def _decide(self, node: Node) -> None:
+        """Count a committed token at every depth at which the tree held drafts of its position."""
         entry = self._root_at_entry.pop(node.id, None)
         if entry is not None:
             self.accepted += 1
@@ -83,11 +87,12 @@ class HitCounts:
         self._root = node.position
 
     def _hold(self, position: int, roots: Sequence[int]) -> None:
+        """Note that the tree held drafted rows at ``position`` while the root was at ``roots``."""
         self._held.setdefault(position, set()).update(roots)
 
 
 def last_root(dead: Node) -> int:
-    """The position of the root below which a node died: the end of its chain of parents."""
+    """The position of the root under which a node died: the end of its chain of parents."""
     node = dead
     while node.parent is not None:
         node = node.parent
@@ -95,25 +100,25 @@ def last_root(dead: Node) -> int:
 
 
 # ------------------------------------------------------------------------------------------------------------- lockstep
-# The timesteps of a run in ideal lockstep: stages of equal speed, no links, no drafting time, no overhead.
+# The timesteps of a run in ideal lockstep: stages of equal speed; links, drafting and overhead take no time.
 
 
 class Lockstep:
-    """Counts the timesteps of one request from the order of its events alone.
+    """Counts the timesteps of one request, from nothing but the order of its events.
 
-    A timestep is one stage's time for any batch. Batch s enters at t(s), and its result is there ``stages`` later:
+    A timestep is one stage's time for any batch. Batch s enters at t(s), and its result arrives ``stages`` later:
 
         t(s) = max(t(s-1) + 1, t(r) + stages for every result r with picks that had arrived when s was submitted)
 
-    so a batch waits only for the one before it and for what the engine knew when it composed it. A result without
-    picks told it nothing: its rows were dropped, and it came out earlier than any lockstep has it.
+    so that a batch waits only for the one before it, and for what the engine knew when it made the batch. A result
+    without picks told it nothing: its rows were dropped, and it came out earlier than in any lockstep.
 
         stages = 3     plain: t = 0, 3, 6, ...     every batch waits for the result before it
                        full:  t = 0, 1, 2, 3, ...  result 0 is there at 3, before batch 3 enters
 
-    ``timesteps`` runs from the result that gave the first token to the one that gave the last, as a bench's seconds
-    do, steps in which nothing enters included. It is the K of SPD's equivalent acceptance length n N / K (section 4.2,
-    equation 4), of which plain decoding has exactly 1.
+    ``timesteps`` count from the result that gave the first token to the one that gave the last, as a bench's seconds
+    do; steps in which nothing enters count, too. They are the K of SPD's equivalent acceptance length n N / K (section
+    4.2, equation 4), of which plain decoding has exactly 1.
     """
 
     def __init__(self, stages: int) -> None:
@@ -125,17 +130,19 @@ class Lockstep:
         self._last = 0
 
     def submitted(self, stream: int) -> None:
+        """Note that a batch enters, as early as it can."""
         self._out[stream] = self._earliest + self._stages
         self._earliest += 1
 
     def arrived(self, stream: int, picks: bool) -> None:
+        """Note that a result arrives, before which no later batch can have been made."""
         out = self._out.pop(stream)
         if picks:
             self._now = out
             self._earliest = max(self._earliest, out)
 
     def committed(self) -> None:
-        """Note that the result that has just arrived committed tokens."""
+        """Note that the last result committed tokens."""
         self._first = self._now if self._first is None else self._first
         self._last = self._now
 
@@ -146,20 +153,20 @@ class Lockstep:
 
 
 # ---------------------------------------------------------------------------------------------------------------- meter
-# The costs of a run in stages, drafter and engine, from the spans that every batch brings back.
+# The costs of a run in stages, drafter and engine, from the spans that each batch brings back.
 
 
 class Meter(Observer):
-    """Watches one run of one request, from the meter's creation until ``stop``."""
+    """Watches one run of one request, from the meter's making until ``stop``."""
 
     def __init__(self, stages: int, drafter: Drafter | None, row_bytes: Sequence[float] | None = None) -> None:
-        """``row_bytes``: bytes of the features that each stage sends the drafter per row."""
+        """``row_bytes``: bytes of features that each stage sends to the drafter per row."""
         self.stages = stages
         self._row_bytes = row_bytes or [0.0] * stages
         self._drafter = modelled_drafter(drafter)
         self.draft_asks, self.draft_overruns = self._draft_counts()
         self.batches: list[LoggedBatch] = []
-        """The batches that have come out, in order."""
+        """The batches that have come out, in their order."""
         self._log = RunLog(stages)
         self.rows_entered = 0
         self.draft_seconds: list[float] = []
@@ -171,6 +178,7 @@ class Meter(Observer):
         self._turnarounds: list[float] = []
         self._arrived_at = 0.0
         self._moved_at: float | None = None
+        """When the result arrived that moved a root, until the next batch is sent; None if another thing held it up."""
 
     def waits(self) -> None:
         self._log.settle()
@@ -206,20 +214,22 @@ class Meter(Observer):
             self.lockstep.committed()
 
     def stop(self) -> None:
-        """End the run, and set the drafter's counts to those of the run."""
+        """End the run: the drafter's counts become those of the run alone."""
         asks, overruns = self._draft_counts()
         self.draft_asks, self.draft_overruns = asks - self.draft_asks, overruns - self.draft_overruns
 
     def _draft_counts(self) -> tuple[int, int]:
+        """The drafter's passes so far, and those that overran; 0 without a modelled drafter."""
         return (self._drafter.asks, self._drafter.overruns) if self._drafter else (0, 0)
 
     @property
     def spans(self) -> list[Span]:
+        """The spans of all batches on all stages."""
         return [span for batch in self.batches for span in batch.spans]
 
     @property
     def stage_busy(self) -> list[float]:
-        """Fraction of the run during which each stage computed a batch."""
+        """The share of the run, 0 to 1, in which each stage computed a batch."""
         length = max(self.last_advance - (self.first_submit or 0.0), 1e-9)
         busy = [0.0] * self.stages
         for span in self.spans:
@@ -238,7 +248,7 @@ class Meter(Observer):
 
     @property
     def feature_bytes(self) -> float:
-        """Bytes of features sent to a learned drafter for batches that entered after the first token."""
+        """Bytes of features that were sent to a learned drafter for batches that entered after the first token."""
         begun = self.commits[0][0] if self.commits else 0.0
         decoding = [batch for batch in self.batches if batch.entered >= begun]
         spans = [span for batch in decoding for span in batch.spans if span.features is not None]
@@ -246,7 +256,7 @@ class Meter(Observer):
 
     @property
     def overruns(self) -> tuple[int, int]:
-        """Number of batches and drafts that took longer than on the modelled device, and of all that were modelled."""
+        """The number of batches and drafts that took longer than modelled, and the number of all that were modelled."""
         modelled = [span.overrun for span in self.spans if span.overrun is not None]
         return sum(modelled) + self.draft_overruns, len(modelled) + self.draft_asks
 
@@ -260,11 +270,11 @@ class Meter(Observer):
         return max((median(one) for one in times if one), default=0.0)
 
     def overhead_per_hop(self, links: Sequence[LinkTiming] | None) -> float:
-        """Median seconds lost between a stage's end and the next one's start, beyond the link and queueing.
+        """Median seconds lost between a stage's end and the next one's start, without the link and without queueing.
 
-        ``links`` are the modelled hops (engine to first stage, stage to stage, last stage to engine); None where
-        nothing is emulated. A hop counts only where the next stage was idle when the batch came, so that nothing but
-        our own overhead lies between them.
+        ``links``: the modelled hops (engine to first stage, stage to stage, last stage to engine); None if nothing is
+        emulated. A hop counts only if the next stage was idle when the batch came, so that there is nothing but
+        Penstock's own overhead between them.
         """
         ends: dict[int, float] = {}
         lost = []
@@ -278,15 +288,15 @@ class Meter(Observer):
         return median(lost) if lost else 0.0
 
     def overhead_per_loop(self) -> float:
-        """Median seconds from the arrival of a result that moved a root until the batch that it let in is sent.
+        """Median seconds from the arrival of a result that moved a root to the sending of the batch that it let in.
 
-        A batch that enters later than in the same step of the loop does not count: it waited for something else.
+        A batch that is not sent in the same step of the loop does not count: it waited for something else.
         """
         return median(self._turnarounds) if self._turnarounds else 0.0
 
 
 # ------------------------------------------------------------------------------------------------------------- timeline
-# The times at which each stage computed in one run, for the occupancy plots.
+# The times in which each stage computed in one run, for plots of occupancy.
 
 
 @dataclass(frozen=True)
@@ -302,7 +312,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Timeline:
-    """``commits`` are (seconds after the first token, tokens), without the first token."""
+    """The batches of one run on all stages. ``commits``: (seconds after the first token, tokens), but the first."""
 
     stages: int
     bars: tuple[Bar, ...]
@@ -314,11 +324,12 @@ class Timeline:
         return self.commits[-1][0] if self.commits else 0.0
 
     def tokens_until(self, moment: float) -> int:
+        """Tokens committed up to ``moment``, in seconds after the first token."""
         return sum(tokens for at, tokens in self.commits if at <= moment)
 
 
 def timeline_of(meter: Meter) -> Timeline:
-    """The timeline of a run, with batches that were in flight when the first token came, or later."""
+    """The timeline of a run, without what the stages had done before the first token."""
     commits = [(at, tokens) for at, tokens in meter.commits if tokens]
     start = commits[0][0]
     bars = tuple(

@@ -1,4 +1,4 @@
-"""Another engine in a process of its own, which answers a bench's questions."""
+"""Other engines, each in a process of its own that answers a bench's questions: loading, generating, and the loop."""
 
 from __future__ import annotations
 
@@ -22,13 +22,15 @@ from penstock.environment import Need
 from penstock.library.names import is_gguf
 
 # ---------------------------------------------------------------------------------------------------------------- peers
-# Other engines with a model loaded, and what they are asked.
+# Other engines with a model loaded, and the requests that they are given.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """A peer's first message: how to load the model. ``model`` is a folder or a GGUF file, ``at_once`` the most
-    requests that are put together."""
+    """A peer's first message: how to load the model. ``model``: a folder or a GGUF file.
+
+    ``at_once``: most requests that it is given together.
+    """
 
     peer: str
     model: str
@@ -40,7 +42,7 @@ class Setup:
 
 @dataclass(frozen=True, kw_only=True)
 class Ask:
-    """One request for exactly ``tokens`` tokens, whatever they are."""
+    """One request for exactly ``tokens`` tokens, whatever they are: no end token counts."""
 
     token_ids: list[int]
     tokens: int
@@ -52,7 +54,7 @@ class Ask:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """Seconds from the request's start to its first token and to its last. Not every peer reports token ids."""
+    """Seconds from the request's start to its first and to its last token. Some peers do not report token ids."""
 
     tokens: int
     first_token_seconds: float
@@ -61,8 +63,10 @@ class Answer:
 
 
 class Peer(Protocol):
-    """Another engine with its model loaded. ``features`` are those of the processor that it was built to use, "AVX2,
-    FMA"; empty where it says nothing of them."""
+    """Another engine with its model loaded.
+
+    ``features``: those of the processor that it was built to use, for example "AVX2, FMA"; "" if it does not say.
+    """
 
     version: str
     features: str
@@ -71,23 +75,25 @@ class Peer(Protocol):
 
 
 class ManyPeer(Peer, Protocol):
-    """A peer that batches several requests."""
+    """A peer that computes several requests in one batch."""
 
     def generate_together(self, asks: Sequence[Ask]) -> list[Answer]:
-        """Answer all; seconds count from the moment at which they are put."""
+        """Answer all requests; seconds count from the time at which they are given."""
         ...
 
 
 class Clock:
-    """A streamer for ``generate`` that notes the time of each call. The first call brings the prompt."""
+    """A streamer for ``generate`` that notes the time of each call. The first call is the prompt's."""
 
     def __init__(self) -> None:
         self.moments: list[float] = []
 
     def put(self, _: Any) -> None:
+        """Note the time of a token."""
         self.moments.append(time.perf_counter())
 
     def end(self) -> None:
+        """Do nothing: the last token was noted."""
         pass
 
 
@@ -101,6 +107,7 @@ class Transformers:
         from transformers import AutoModelForCausalLM
 
         torch.set_num_threads(setup.threads)
+        # A GGUF file is given as a name in a folder.
         self.version = f"transformers {version('transformers')}"
         source = Path(setup.model)
         place = {"gguf_file": source.name} if source.suffix == GGUF else {}
@@ -110,6 +117,7 @@ class Transformers:
         ).eval()
 
     def generate(self, ask: Ask) -> Answer:
+        """Generate with transformers' own loop. Sampling is seeded for each request."""
         import torch
         from transformers import GenerationConfig
 
@@ -132,7 +140,7 @@ class Transformers:
 
 
 class LlamaCpp:
-    """llama.cpp, through xllamacpp."""
+    """llama.cpp's server, through xllamacpp."""
 
     def __init__(self, setup: Setup) -> None:
         import xllamacpp
@@ -141,13 +149,14 @@ class LlamaCpp:
         self.features = features_of(xllamacpp.get_system_info())
         params = xllamacpp.CommonParams()
         params.model.path = setup.model
+        # llama.cpp divides the context among its slots.
         params.n_ctx = setup.max_model_len * setup.at_once
         params.n_parallel = setup.at_once
         params.cpuparams.n_threads = params.cpuparams_batch.n_threads = setup.threads
         self._server = xllamacpp.Server(params)
 
     def generate(self, ask: Ask) -> Answer:
-        """Generate; llama.cpp reports the number of tokens, but not which."""
+        """Generate; llama.cpp reports how many tokens it made, but not which."""
         request = {
             "prompt": ask.token_ids,
             "max_tokens": ask.tokens,
@@ -178,7 +187,7 @@ class LlamaCpp:
         return Answer(tokens=used[-1], first_token_seconds=moments[0] - began, seconds=moments[-1] - began)
 
     def generate_together(self, asks: Sequence[Ask]) -> list[Answer]:
-        """Its server has a slot for each, and batches them itself."""
+        """Answer all: the server has a slot for each request, and batches them itself."""
         with ThreadPoolExecutor(len(asks)) as pool:
             return list(pool.map(self.generate, asks))
 
@@ -186,7 +195,7 @@ class LlamaCpp:
 class NativeLlamaCpp:
     """llama.cpp, built for this processor, through the C interface in llama-cpp-python.
 
-    The binding's own loop copies logits to Python for every token; this one leaves sampling to llama.cpp.
+    The loop of llama-cpp-python copies the logits of every token to Python; this one leaves sampling to llama.cpp.
     """
 
     def __init__(self, setup: Setup) -> None:
@@ -207,11 +216,12 @@ class NativeLlamaCpp:
         self._context = self._lib.llama_init_from_model(self._model, params)
 
     def generate(self, ask: Ask) -> Answer:
+        """Answer one request."""
         (answer,) = self.generate_together([ask])
         return answer
 
     def generate_together(self, asks: Sequence[Ask]) -> list[Answer]:
-        """Read the prompts one after another, then decode a token of every unfinished request in each batch."""
+        """Read the prompts one after another, then decode one token of every unfinished request in each batch."""
         lib, samplers = self._lib, [self._sampler(ask) for ask in asks]
         lib.llama_memory_clear(lib.llama_get_memory(self._context), True)
         made: list[list[int]] = [[] for _ in asks]
@@ -224,11 +234,13 @@ class NativeLlamaCpp:
 
         try:
             for request, ask in enumerate(asks):
+                # The context decodes so many tokens at a time; only the last piece's last row is sampled from.
                 for start in range(0, len(ask.token_ids), self._batch_tokens):
                     piece = ask.token_ids[start : start + self._batch_tokens]
                     self._decode([(token, start + i, request) for i, token in enumerate(piece)], all_rows=False)
                 sample(request, -1)
             while left := [i for i, ask in enumerate(asks) if len(made[i]) < ask.tokens]:
+                # The last token made is read at the position after the prompt and the tokens before it.
                 self._decode([(made[i][-1], len(asks[i].token_ids) + len(made[i]) - 1, i) for i in left], all_rows=True)
                 for row, request in enumerate(left):
                     sample(request, row)
@@ -241,7 +253,7 @@ class NativeLlamaCpp:
         ]
 
     def _decode(self, rows: Sequence[tuple[int, int, int]], *, all_rows: bool) -> None:
-        """Decode tokens at positions of requests, with logits of the last or of all rows."""
+        """Decode (token, position, request) rows, with logits of all of them or only of the last one."""
         batch = self._lib.llama_batch_init(len(rows), 0, 1)
         try:
             batch.n_tokens = len(rows)
@@ -255,6 +267,7 @@ class NativeLlamaCpp:
             self._lib.llama_batch_free(batch)
 
     def _sampler(self, ask: Ask) -> Any:
+        """llama.cpp's chain of samplers for a request, in the order top-k, top-p, temperature."""
         lib = self._lib
         chain = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
         if ask.temperature > 0:
@@ -274,15 +287,15 @@ def features_of(system_info: str) -> str:
 
 
 # ---------------------------------------------------------------------------------------------------------------- names
-# The known peers, the packages that they need, and the models that they cannot be compared on.
+# The known peers, the packages that they need, and the models on which they can be compared.
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of peer: ``load`` loads its model, and imports the ``package`` for that.
+    """A kind of peer: ``load`` loads its model, for which it imports the ``package``.
 
-    ``same_arithmetic``: in float32 its tokens have to be ours. ``build``: the command that makes the package, where the
-    extra ``peers`` has none.
+    ``same_arithmetic``: whether its tokens have to be Penstock's in float32. ``build``: the command that makes the
+    package, where the extra ``peers`` does not have it.
     """
 
     load: Callable[[Setup], Peer]
@@ -295,7 +308,7 @@ NATIVE_BUILD: Final = (
     f"CMAKE_ARGS=-DGGML_NATIVE=ON {shlex.quote(sys.executable)} -m pip install "
     "--no-binary llama-cpp-python llama-cpp-python"
 )
-"""Makes llama.cpp from source for the processor at hand; ``make peers`` does the same in a checkout."""
+"""The command that builds llama.cpp for the processor at hand; ``make peers`` does the same in a checkout."""
 PEERS: Final = {
     "hf": Kind(Transformers, "transformers", same_arithmetic=True),
     "llama.cpp": Kind(LlamaCpp, "xllamacpp", same_arithmetic=False),
@@ -306,7 +319,7 @@ tokens may differ."""
 
 
 def check_peers(names: Sequence[str], model: str, cluster: Cluster | None) -> None:
-    """Raise ConfigError for a peer that is unknown, or cannot be compared on this model or cluster."""
+    """Raise ConfigError for a peer that is unknown, or that cannot be compared on this model or cluster."""
     for name in names:
         known_name(name, PEERS, "peer")
         if name.startswith("llama.cpp") and not is_gguf(model):
@@ -316,19 +329,19 @@ def check_peers(names: Sequence[str], model: str, cluster: Cluster | None) -> No
 
 
 def needs_of(names: Sequence[str]) -> list[Need]:
-    """The packages that have to be installed for these peers."""
+    """The packages that these peers need."""
     kinds = {name: PEERS[name] for name in names}
     return [Need(f"peer {name} needs", one.package, "peers", one.build) for name, one in kinds.items()]
 
 
 # --------------------------------------------------------------------------------------------------------------- worker
-# The process of a peer: reads questions from standard input and writes answers to what was standard output.
+# The process of a peer, which reads questions from standard input and writes answers to what was standard output.
 
 
 def work() -> None:
-    """Answer until standard input ends. Output of libraries goes to standard error."""
+    """Answer until standard input ends. What libraries print goes to standard error."""
     with os.fdopen(os.dup(1), "w") as out:
-        # Libraries print to descriptor 1, which would garble the answers: send that to standard error.
+        # Libraries print to descriptor 1, where their output would garble the answers.
         os.dup2(2, 1)
         peer: Peer | None = None
         for line in sys.stdin:
@@ -348,5 +361,6 @@ def work() -> None:
 
 
 def say(out: TextIO, answer: dict[str, Any]) -> None:
+    """Write a message as one line."""
     out.write(json.dumps(answer) + "\n")
     out.flush()

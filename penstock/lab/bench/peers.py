@@ -1,4 +1,4 @@
-"""Other engines beside a bench: their processes, and their turns."""
+"""Other engines beside a bench: their processes, their answers to its questions, and the ratios of speeds."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 
 # -------------------------------------------------------------------------------------------------------------- process
-# The bench's side of a peer: starts its process, asks it, and ends it.
+# The bench's side of a peer: it starts the process, asks it, and ends it.
 
 
 class PeerError(PenstockError):
-    """A peer cannot load the model, or has failed."""
+    """A peer cannot load the model, fails, or makes another number of tokens than it was asked for."""
 
 
 class PeerProcess:
-    """A peer as a context manager, which loads its model on entry. Raises PeerError."""
+    """A peer as a context manager, which loads the model on entry. Raises PeerError."""
 
     def __init__(self, setup: Setup) -> None:
         self.name = setup.peer
@@ -43,7 +43,7 @@ class PeerProcess:
         self.version = self.features = ""
 
     def __enter__(self) -> PeerProcess:
-        # The same module path as this process's, so that the same packages are imported.
+        # The module path of this process, so that the same packages are imported.
         code = f"import sys; sys.path[:] = {sys.path!r}; from penstock.lab.bench.peer_worker import work; work()"
         self._log = self._stack.enter_context(tempfile.TemporaryFile())
         self._process = subprocess.Popen(
@@ -67,14 +67,14 @@ class PeerProcess:
         self._stack.close()
 
     def ask(self, ask: Ask) -> Answer:
-        """Put one request. Raises PeerError where the peer fails or makes another number of tokens than asked for."""
+        """Give it one request. Raises PeerError if it fails, or makes another number of tokens than asked for."""
         answer = Answer(**self._exchange(asdict(ask)))
         if answer.tokens != ask.tokens:
             raise PeerError(f"peer {self.name} has made {answer.tokens} tokens in place of {ask.tokens}")
         return answer
 
     def ask_together(self, asks: Sequence[Ask]) -> list[Answer]:
-        """Put several requests at the same time, at most the setup's ``at_once``. Raises PeerError as ``ask`` does."""
+        """Give it several requests together, at most the setup's ``at_once``. Raises PeerError as ``ask`` does."""
         answers = [Answer(**one) for one in self._exchange([asdict(ask) for ask in asks])["answers"]]
         for ask, answer in zip(asks, answers, strict=True):
             if answer.tokens != ask.tokens:
@@ -82,10 +82,12 @@ class PeerProcess:
         return answers
 
     def _end(self) -> None:
+        """Kill the process, which may be in the midst of an answer."""
         self._process.kill()
         self._process.communicate()
 
     def _exchange(self, question: dict[str, Any] | list[dict[str, Any]]) -> dict[str, Any]:
+        """Send a message and return the answer. Raises PeerError."""
         process = self._process
         assert process.stdin is not None
         assert process.stdout is not None
@@ -110,14 +112,15 @@ class PeerProcess:
 
 
 # --------------------------------------------------------------------------------------------------------------- beside
-# The peers' answers to the bench's questions, and how much faster each of its entries was.
+# The peers' answers to the bench's questions, and the speed of each entry in proportion to theirs.
 
 
 @dataclass(frozen=True)
 class PeerSample:
-    """A peer's answer to a question, and the index of its first token that differs from plain decoding's.
+    """A peer's answer to a question.
 
-    ``parted`` is -1 where none differs, and None where they are not compared.
+    ``parted``: the index of its first token that differs from plain decoding's; -1 if none does; None if tokens are not
+    compared.
     """
 
     question: Question
@@ -136,22 +139,22 @@ class PeerRun:
     setting: Setting
     samples: list[PeerSample] = field(default_factory=list)
     ratios: dict[str, Ratio | None] = field(default_factory=dict)
-    """Speed of each of the bench's entries divided by the peer's, on the same requests."""
+    """Speed of each of the bench's entries over that of the peer, on the same requests."""
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens after the first of each request, divided by the seconds that they took."""
+        """Tokens after the first one of each request, over the seconds that they took."""
         seconds = sum(one.answer.seconds - one.answer.first_token_seconds for one in self.samples)
         return sum(one.answer.tokens - 1 for one in self.samples) / seconds if seconds else 0.0
 
     @property
     def mean_ttft_ms(self) -> float:
+        """Mean milliseconds to the first token."""
         return 1e3 * sum(one.answer.first_token_seconds for one in self.samples) / len(self.samples)
 
     @property
     def identity(self) -> str:
-        """Whether its tokens are plain decoding's: ``yes``, the place where they part, or ``-`` where they are not
-        compared."""
+        """Whether its tokens are plain decoding's: ``yes``, how far they are, or ``-`` if they are not compared."""
         for sample in self.samples:
             if sample.parted is None:
                 return "-"
@@ -160,6 +163,7 @@ class PeerRun:
         return "yes"
 
     def as_dict(self) -> dict[str, Any]:
+        """The figures and the requests."""
         return {
             "peer": self.peer,
             "version": self.version,
@@ -179,7 +183,7 @@ class PeerRun:
 
 
 class Peers:
-    """All peers of a bench, asked one after the other."""
+    """All peers of a bench, which are asked one after the other."""
 
     def __init__(self, processes: Sequence[PeerProcess], llm: LLM, begins: Callable[[str, Question], None]) -> None:
         """``begins`` is called before a peer is asked."""
@@ -189,11 +193,12 @@ class Peers:
         self._runs: dict[tuple[str, Setting], PeerRun] = {}
 
     def warm_up(self, question: Question) -> None:
+        """Have each peer answer a request that does not count."""
         for process in self._processes:
             process.ask(ask_of(self._llm, question, WARM_UP))
 
     def answer(self, question: Question, plain: RequestOutput) -> None:
-        """Have each peer generate as many tokens as plain decoding did. A request of one token has nothing to time."""
+        """Have each peer generate as many tokens as plain decoding did, unless that is one: it cannot be timed."""
         reference = plain.outputs[0].token_ids
         if len(reference) < 2:
             return
@@ -209,7 +214,7 @@ class Peers:
             self._runs[key].samples.append(sample)
 
     def runs(self, entries: Sequence[StrategyRun]) -> list[PeerRun]:
-        """Each peer's run with the ratios of the bench's entries, in the order of settings."""
+        """Each peer's run in each setting, with the ratios of the bench's entries."""
         found = []
         for setting in dict.fromkeys(run.setting for run in entries):
             for process in self._processes:
@@ -220,9 +225,9 @@ class Peers:
         return found
 
     def _parted(self, peer: str, question: Question, answer: Answer, reference: Sequence[int]) -> int | None:
-        """Index of the first token that differs, -1 if none does; None where tokens need not agree.
+        """The index of the first token that differs; -1 if none does; None if tokens need not agree.
 
-        Only greedy tokens of the same arithmetic are compared. With fewer bits or sampling they may differ.
+        Only greedy tokens of the same arithmetic have to agree: not with fewer bits, and not where they are sampled.
         """
         setup = self._llm.setup
         exact = PEERS[peer].same_arithmetic and (setup.options.dtype, setup.quantization) == ("float32", "none")
@@ -234,12 +239,13 @@ class Peers:
 
 @contextmanager
 def peers_beside(names: Sequence[str], llm: LLM, begins: Callable[[str, Question], None]) -> Iterator[Peers]:
-    """Start the peers with the engine's model, format and number of threads. Raises PeerError."""
+    """Start the peers with the engine's model, dtype and number of threads, and end them. Raises PeerError."""
     with ExitStack() as stack:
         yield Peers([stack.enter_context(PeerProcess(setup_of(name, llm.setup))) for name in names], llm, begins)
 
 
 def setup_of(peer: str, setup: Resolved, at_once: int = 1) -> Setup:
+    """A peer's first message. It has the threads of all stages together, as it computes by itself."""
     return Setup(
         peer=peer,
         model=str(setup.checkpoint.source),
@@ -251,6 +257,7 @@ def setup_of(peer: str, setup: Resolved, at_once: int = 1) -> Setup:
 
 
 def ask_of(llm: LLM, question: Question, tokens: int) -> Ask:
+    """A question as a request to a peer."""
     params = question.params
     return Ask(
         token_ids=token_ids_of(llm, question),
@@ -263,7 +270,7 @@ def ask_of(llm: LLM, question: Question, tokens: int) -> Ask:
 
 
 def ratio_of(entry: StrategyRun, run: PeerRun) -> Ratio | None:
-    """The ratio over the questions that both have timed, in pairs; None where there are none."""
+    """The ratio over the questions that both have timed, in pairs; None if there are none."""
     speeds = {key_of(one): speed for one in entry.requests if (speed := speed_of(one)) is not None}
     pairs = []
     for sample in run.samples:
@@ -275,8 +282,10 @@ def ratio_of(entry: StrategyRun, run: PeerRun) -> Ratio | None:
 
 
 def key_of(request: Mapping[str, Any]) -> tuple[str, int]:
+    """The key of a request: its prompt's hash and its seed."""
     return request["prompt_sha256"], request["seed"]
 
 
 def speed_of(request: Mapping[str, Any]) -> float | None:
+    """Tokens per second of a request after its first token; None if there was no second one."""
     return request["tokens"] / request["seconds"] if request["tokens"] and request["seconds"] else None

@@ -1,4 +1,4 @@
-"""The report of a bench: tables, JSON and plots."""
+"""The report of a bench: its tables, headlines and remarks, its document as JSON, and its plots."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ if TYPE_CHECKING:
 
 
 # ------------------------------------------------------------------------------------------------------------ occupancy
-# Plots what every stage did: a bar per batch.
+# Plots of what every stage did: a bar for each batch.
 
 
 def plot_timelines(timelines: Mapping[str, Timeline], window: float, labels: Labels, path: Path) -> None:
-    """Plot each stage's batches in the first ``window`` seconds after the first token, one panel per label."""
+    """Plot each stage's batches in the first ``window`` seconds after the first token, a panel for each label."""
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
@@ -81,7 +81,7 @@ def plot_timelines(timelines: Mapping[str, Timeline], window: float, labels: Lab
 
 
 def draw_timeline(axes: Axes, timeline: Timeline, window: float, colour: Colour) -> None:
-    """Draw a bar per batch and stage, the first stage on top; wide bars carry their number of rows.
+    """Draw a bar for each batch on each stage, the first stage on top; wide bars show their number of rows.
 
     A batch is hollow if none of its rows was of use when it came out.
     """
@@ -96,6 +96,7 @@ def draw_timeline(axes: Axes, timeline: Timeline, window: float, colour: Colour)
 
 
 def draw_batch(axes: Axes, bar: Bar, window: float, colour: Colour) -> None:
+    """Draw a batch on a stage, as far as it lies in the window."""
     left, right = max(bar.start, 0.0), min(bar.end, window)
     face, edge = (colour, "white") if bar.useful else ("white", colour)
     axes.barh(bar.stage, right - left, left=left, height=0.72, color=face, edgecolor=edge, linewidth=0.6)
@@ -108,10 +109,11 @@ def draw_batch(axes: Axes, bar: Bar, window: float, colour: Colour) -> None:
 # Tables of peers: every entry of the bench beside every peer.
 
 HEADINGS: Final = ("tokens/s", "peer's", "ratio", f"{CONFIDENCE:.0%}\nbounds", "first\ntoken,\ns", "peer's")
+"""The headings of a peers' table, after the names."""
 
 
 def peers_table(peers: Sequence[PeerRun], entries: Sequence[StrategyRun]) -> Table:
-    """One setting's table. A ratio above 1 says that the entry is faster than the peer."""
+    """The peers' table of one setting. A ratio above 1 says that the entry is faster than the peer."""
     table = FiguresTable("strategy / peer", *HEADINGS, title=f"{peers[0].setting}: beside")
     for row in rows_of(peers, entries):
         table.add_row(*map(escape, row))
@@ -119,10 +121,12 @@ def peers_table(peers: Sequence[PeerRun], entries: Sequence[StrategyRun]) -> Tab
 
 
 def peers_markdown(peers: Sequence[PeerRun], entries: Sequence[StrategyRun]) -> str:
+    """The same table in Markdown."""
     return markdown(["strategy / peer", *HEADINGS], rows_of(peers, entries))
 
 
 def rows_of(peers: Sequence[PeerRun], entries: Sequence[StrategyRun]) -> list[list[str]]:
+    """A row for each entry beside each peer."""
     found = []
     for peer in peers:
         for entry in entries:
@@ -135,7 +139,7 @@ def rows_of(peers: Sequence[PeerRun], entries: Sequence[StrategyRun]) -> list[li
 
 
 def peers_remarks(peers: Sequence[PeerRun]) -> list[str]:
-    """Remarks on the peers: version, number of threads, and whether their tokens are the same."""
+    """Remarks about the peers: versions, threads, and whether their tokens are the same."""
     lines = []
     for name in dict.fromkeys(peer.peer for peer in peers):
         runs = [peer for peer in peers if peer.peer == name]
@@ -150,7 +154,7 @@ def peers_remarks(peers: Sequence[PeerRun]) -> list[str]:
 
 
 def same_tokens(run: PeerRun) -> str | None:
-    """Whether the peer's tokens are plain decoding's, in words; None where they are not compared."""
+    """A sentence about whether the peer's tokens are plain decoding's; None if they are not compared."""
     if run.identity == "-":
         return None
     if run.identity == "yes":
@@ -162,15 +166,16 @@ def same_tokens(run: PeerRun) -> str | None:
 # A bench's figures as tables for the terminal, and in Markdown for the report.
 
 SMALL_MODEL: Final = "small model alone"
+"""The name of the small model's line."""
 
 
 def hit_rate(run: StrategyRun) -> float | None:
-    """Fraction of tokens that were in the tree's second layer where it had one: PipeDec's accuracy."""
+    """PipeDec's accuracy: the share of tokens that were in the tree's second layer where it had one; None without."""
     return run.hit_by_depth[0] / run.decided_by_depth[0] if run.decided_by_depth and run.decided_by_depth[0] else None
 
 
 IDENTICAL: Final = "identical"
-"""Heading of the column without which no speed means anything: the narrowest terminal shows it."""
+"""The heading of the column without which no speed means anything: the narrowest terminal has to show it."""
 SPEED: Final[Columns[StrategyRun]] = {
     "tokens/s\n(TP)": lambda run: f"{run.tokens_per_second:.2f}",
     "speed-up": lambda run: times(run.wall_clock_speedup),
@@ -198,18 +203,20 @@ COST: Final[Columns[StrategyRun]] = {
     "overhead\nper hop,\nms": lambda run: f"{run.overhead_per_hop_ms:.2f}",
     "overhead\nper loop,\nms": lambda run: f"{run.overhead_per_loop_ms:.2f}",
 }
+"""Columns of the tables, by heading: speed, drafts, and cost."""
 
 
 def by_setting(runs: Sequence[StrategyRun]) -> dict[Setting, list[StrategyRun]]:
+    """The runs of each setting."""
     return {setting: [run for run in runs if run.setting == setting] for setting in {run.setting: None for run in runs}}
 
 
 def tables_of(
     runs: Sequence[StrategyRun], small: Sequence[SmallModel] = (), peers: Sequence[PeerRun] = ()
 ) -> list[Table]:
-    """Three tables per setting: speed, drafts, cost. Speed-ups are over plain decoding in the same run.
+    """Three tables for each setting: speed, drafts and cost. Speed-ups are over plain decoding in the same run.
 
-    A fourth table has the peers, where there are any.
+    A fourth one has the peers, if there are any.
     """
     tables: list[Table] = []
     for setting, some in by_setting(runs).items():
@@ -228,6 +235,7 @@ def tables_of(
 
 
 def title_of(setting: Setting, runs: Sequence[StrategyRun]) -> str:
+    """A setting's title, which says what is emulated or synthetic."""
     synthetic = any(run.synthetic for run in runs)
     return ", ".join([str(setting), *["emulated"] * runs[0].emulated, *["synthetic drafter"] * synthetic])
 
@@ -240,7 +248,7 @@ def small_cells(small: SmallModel, runs: Sequence[StrategyRun]) -> list[str]:
 
 
 def markdown_of(runs: Sequence[StrategyRun], small: Sequence[SmallModel]) -> str:
-    """One setting's figures in one table."""
+    """The figures of one setting as one table in Markdown."""
     columns = {**SPEED, **DRAFTS, **COST}
     rows = figures_rows(columns, [(run.strategy, run) for run in runs])
     rows += [
@@ -252,9 +260,9 @@ def markdown_of(runs: Sequence[StrategyRun], small: Sequence[SmallModel]) -> str
 
 
 def headlines(runs: Sequence[StrategyRun]) -> list[str]:
-    """A sentence on every strategy, as ``auto: 3.97 times as fast as plain, all texts identical``.
+    """A sentence for each strategy: ``auto: 3.97 times as fast as plain, all texts identical``.
 
-    Where there are several settings each sentence names its own.
+    If there are several settings, each sentence names its own.
     """
     settings = by_setting(runs)
     found = []
@@ -265,6 +273,7 @@ def headlines(runs: Sequence[StrategyRun]) -> list[str]:
 
 
 def headline(run: StrategyRun, where: str) -> str:
+    """The sentence for one strategy in one setting."""
     speedup = run.wall_clock_speedup
     gain = "nothing to time" if speedup is None else f"{speedup:.2f} times as fast as plain"
     texts = "all texts identical" if run.identical_to_autoregressive else "but NOT all texts identical"
@@ -273,7 +282,7 @@ def headline(run: StrategyRun, where: str) -> str:
 
 
 def remarks(runs: Sequence[StrategyRun], small: Sequence[SmallModel] = (), peers: Sequence[PeerRun] = ()) -> list[str]:
-    """Remarks that a reader needs before quoting the tables."""
+    """The remarks that a reader needs before quoting the tables."""
     lines = peers_remarks(peers)
     if any(run.emulated for run in runs):
         lines.append("Emulated: real tokens from real stage processes, each held back to its modelled device's time.")
@@ -294,7 +303,7 @@ def remarks(runs: Sequence[StrategyRun], small: Sequence[SmallModel] = (), peers
 
 
 def doubts(setting: Setting, runs: Sequence[StrategyRun]) -> list[str]:
-    """Remarks on the weaknesses of one setting's figures."""
+    """Remarks about weaknesses of one setting's figures."""
     lines = [
         f"NOT VALID: {setting}, {run.strategy} had {run.overrun_fraction:.1%} overruns (above {MAX_OVERRUNS:.0%}): "
         "this host is too slow for the modelled times; raise --time-scale."
@@ -313,7 +322,7 @@ def doubts(setting: Setting, runs: Sequence[StrategyRun]) -> list[str]:
 # ``penstock bench --report DIR``: report.md with tables and plots, and bench.json with all measurements.
 
 STEPS_SHOWN: Final = 60
-"""Most stage times shown in the occupancy plot: beyond it the bars are too narrow to tell apart."""
+"""Most stage times that the occupancy plot shows: with more of them bars are too narrow to tell apart."""
 
 
 def report_of(
@@ -323,7 +332,7 @@ def report_of(
     peers: Sequence[PeerRun] = (),
     said: Sequence[str] = (),
 ) -> Report:
-    """``said`` are remarks on how the bench asked. The document is the bench file that ``penstock compare`` reads."""
+    """The report. ``said``: remarks on how the bench asked. ``penstock compare`` reads its document as a bench file."""
     document = {
         "settings": settings,
         "runs": [run.as_dict() for run in runs],
@@ -347,20 +356,22 @@ def page_of(
 
 
 def shown_all(*images: Image | None) -> list[str]:
+    """The images that there are, as Markdown."""
     return [shown(image) for image in images if image]
 
 
 # -------------------------------------------------------------------------------------------------------------- plots
+# The report's plots.
 
 
 def emulated_words(runs: Sequence[StrategyRun]) -> str:
-    """The part of a title that has to be there wherever a figure is shown."""
+    """The part of a title that every plot of emulated or synthetic figures must have."""
     labels = ["emulated"] * runs[0].emulated + ["synthetic drafter"] * any(run.synthetic for run in runs)
     return f" ({', '.join(labels)})" if labels else ""
 
 
 def speedup_plot(folder: Path, runs: Sequence[StrategyRun]) -> Image | None:
-    """Plot speed-ups by strategy: a row of panels per prompt set, a column per temperature."""
+    """Plot speed-ups by strategy: a row of panels for each prompt set, a column for each temperature."""
     panels = {}
     for setting, some in by_setting(runs).items():
         bars = {run.strategy: interval for run in some if (interval := interval_of(run))}
@@ -374,6 +385,7 @@ def speedup_plot(folder: Path, runs: Sequence[StrategyRun]) -> Image | None:
 
 
 def interval_of(run: StrategyRun) -> Interval | None:
+    """The speed-up with its bounds; None if there is none."""
     if run.wall_clock_speedup is None:
         return None
     low, high = run.wall_clock_speedup_interval or (None, None)
@@ -381,7 +393,7 @@ def interval_of(run: StrategyRun) -> Interval | None:
 
 
 def timeline_plot(folder: Path, runs: Sequence[StrategyRun]) -> Image | None:
-    """Plot one request of each strategy over the time that the fastest one takes."""
+    """Plot the first request with each strategy, over the time that the fastest one takes."""
     timelines = {run.strategy: run.timeline for run in runs if run.timeline and run.timeline.seconds}
     if not timelines:
         return None
@@ -395,7 +407,7 @@ def timeline_plot(folder: Path, runs: Sequence[StrategyRun]) -> Image | None:
 
 
 def depth_plot(folder: Path, runs: Sequence[StrategyRun]) -> Image | None:
-    """Plot one setting's hit rates by depth."""
+    """Plot the hit rates of one setting by depth."""
     deepest = max(len(run.decided_by_depth) for run in runs)
     if not deepest:
         return None
@@ -408,7 +420,7 @@ def depth_plot(folder: Path, runs: Sequence[StrategyRun]) -> Image | None:
 
 
 def depth_line(run: StrategyRun, deepest: int) -> Line:
-    """Shares with their bounds; NaN where nothing was decided."""
+    """Shares by depth with their bounds; NaN for a depth at which nothing was decided."""
     counts = list(zip(run.hit_by_depth, run.decided_by_depth, strict=True))
     shares = [hit / decided if decided else NAN for hit, decided in counts]
     limits = [share_bounds(hit, decided) if decided else (NAN, NAN) for hit, decided in counts]
@@ -418,7 +430,7 @@ def depth_line(run: StrategyRun, deepest: int) -> Line:
 
 
 def sweep_plot(folder: Path, runs: Sequence[StrategyRun]) -> Image | None:
-    """Plot speed-ups over PipeDec's width and children where the entries sweep both (PipeDec, figure 4)."""
+    """Plot speed-ups over PipeDec's width and children if the entries sweep both (PipeDec, figure 4)."""
     swept = [run for run in runs if strategy_of(run.strategy) == "pipedec"]
     found = {(run.options["width"], run.options["children"]): run.wall_clock_speedup or NAN for run in swept}
     widths, children = (sorted({key[i] for key in found}) for i in (0, 1))
@@ -433,4 +445,5 @@ def sweep_plot(folder: Path, runs: Sequence[StrategyRun]) -> Image | None:
 
 
 def file_name(kind: str, setting: Setting) -> str:
+    """The name of a setting's plot."""
     return f"{kind}-{setting.prompt_set}-T{setting.temperature:g}.png"

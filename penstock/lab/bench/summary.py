@@ -1,4 +1,4 @@
-"""The figures of a bench's runs: latency, speed, silence, and what theory says of them."""
+"""The figures of a bench's runs: of one request, of a setting, by the papers' theory, and where nothing was timed."""
 
 from __future__ import annotations
 
@@ -26,12 +26,16 @@ if TYPE_CHECKING:
 
 
 # --------------------------------------------------------------------------------------------------------------- sample
-# The figures that are kept of one strategy's run of one question when its events are dropped.
+# The figures of one strategy's run of one question that remain when its events are dropped.
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Seconds count from the request's start, except ``seconds``, which like ``tokens`` counts from the first token."""
+    """One strategy's run of one question. Times are seconds.
+
+    They count from the request's start, except ``seconds``, which like ``tokens`` counts from the first token.
+    ``overruns``: (how many, of how many). ``stage_busy``: shares, 0 to 1, by stage.
+    """
 
     question: Question
     output: RequestOutput
@@ -56,7 +60,7 @@ class Sample:
 
     @property
     def speed(self) -> float | None:
-        """Tokens per second; None where no result after the first token's brought another one."""
+        """Tokens per second; None unless a later result than the first token's brought another token."""
         return self.tokens / self.seconds if self.timesteps else None
 
     @property
@@ -64,7 +68,7 @@ class Sample:
         return is_looping(self.completion.token_ids)
 
     def as_dict(self) -> dict[str, Any]:
-        """The figures by which another bench of the same questions can be compared."""
+        """The figures by which another bench of the same questions is compared."""
         return {
             "prompt": self.question.number,
             "prompt_sha256": self.question.prompt_sha256,
@@ -78,7 +82,7 @@ class Sample:
 
 
 def sample_of(question: Question, output: RequestOutput, meter: Meter, links: Sequence[LinkTiming] | None) -> Sample:
-    """The figures of a watched request; ``links`` are the modelled hops, None where nothing is emulated."""
+    """The figures of a watched request. ``links``: the modelled hops; None if nothing is emulated."""
     completion = output.outputs[0]
     latency, first = completion.seconds or 0.0, completion.first_token_seconds or 0.0
     return Sample(
@@ -102,17 +106,16 @@ def sample_of(question: Question, output: RequestOutput, meter: Meter, links: Se
 
 
 # -------------------------------------------------------------------------------------------------------------- latency
-# PipeDec's formulas for the time per token (Yin et al., section 2.4), with an emulated cluster's prices.
+# PipeDec's formulas for the time per token (Yin et al., section 2.4), with the prices of an emulated cluster.
 #
 #     plain          sum of T_c + sum of T_t                      every stage and every hop, one after the other
 #     speculating    max(T_draft, C x max of T_c + max of T_t)    a step, which gives a token where every draft hits
 #
-# T_c is the time of a stage for a batch, T_t of a hop between two stages, T_draft of a pass of the drafter. C, which
-# the paper leaves to the hardware, is the time of a batch with the strategy's widest layer relative to that of one row.
-
+# T_c is a stage's time for a batch, T_t that of a hop between two stages, T_draft that of a pass of the drafter. C,
+# which the paper leaves to the hardware, is the time of a batch with the strategy's widest layer over that of one row.
 
 def formula_ms(setup: Resolved, config: SpeculativeConfig | None) -> float | None:
-    """Milliseconds per token; None where nothing is emulated, or where whole trees are drafted before they are sent."""
+    """Milliseconds per token; None if nothing is emulated, or if whole trees are drafted before they are sent."""
     cluster = setup.cluster
     if cluster is None or not cluster.emulated or (config is not None and config.strategy_options.drafts_whole_trees):
         return None
@@ -126,7 +129,7 @@ def formula_ms(setup: Resolved, config: SpeculativeConfig | None) -> float | Non
 
 
 def draft_seconds(setup: Resolved, cluster: Cluster, config: SpeculativeConfig, rows: int) -> float:
-    """Seconds of a drafter's pass over ``rows`` rows; 0 where its answers are immediate."""
+    """Seconds of a drafter's pass over ``rows`` rows; 0 if its answers take no time."""
     if config.drafter_options.priced_as is Weights.NONE:
         return 0.0
     timing = drafter_pass(cluster, setup.speculator.depth if setup.speculator is not None else None)
@@ -134,26 +137,26 @@ def draft_seconds(setup: Resolved, cluster: Cluster, config: SpeculativeConfig, 
 
 
 # --------------------------------------------------------------------------------------------------------------- theory
-# SPD's theoretical speed-ups (Wang et al., Speculative Pipeline Decoding, section 4.2), for every strategy.
+# SPD's theoretical speed-ups (Wang et al., Speculative Pipeline Decoding, section 4.2), for all strategies.
 #
 # With N tokens in K pipeline steps over n stages the equivalent acceptance length is L' = n N / K (equation 4), where
-# bubbles count as steps (``lockstep.Lockstep``). Plain decoding has 1, and a tree verified in one batch its acceptance
-# length. L' is the theoretical speed-up where drafting takes place beside the stages' steps. For a target with L layers
+# bubbles count as steps (``meter.Lockstep``). Plain decoding has 1, and a tree verified in one batch its acceptance
+# length. L' is the theoretical speed-up if drafting takes place beside the stages' steps. For a target with L layers
 # and a drafter with L_s layers of the same kind:
 #
-#     S_spd   = L' x min(1, L / (L_s n))  drafts from the tokens' states when a step begins
-#     S_ppsd  = L' x L / (L_s n + L)      drafts from their states when it ends, which every step waits for
-#     S_eagle = L' x L / (L_s m + L)      drafts m levels one after the other while the stages wait
+#     S_spd   = L' x min(1, L / (L_s n))  drafts from the tokens' states, at the beginning of a step
+#     S_ppsd  = L' x L / (L_s n + L)      drafts from their states at the end of a step, and every step waits for it
+#     S_eagle = L' x L / (L_s m + L)      drafts m levels one after the other, while the stages wait
 #
 # The paper prints S_spd = L', under the condition of its section 3.4 that L_s is at most L / n. A drafter with more
 # layers takes longer than a stage, and every step waits for it.
 
 
 def drafting_factor(setup: Resolved, config: SpeculativeConfig | None) -> float:
-    """The theoretical speed-up divided by L': below 1 where the stages have to wait for a learned drafter.
+    """The theoretical speed-up over L': below 1 if the stages have to wait for a learned drafter.
 
     The paper has no formula for other drafters, and their time is left out. L is the number of layers of the model
-    whose times are emulated, if any are.
+    whose times are emulated, if any are, else of the target.
     """
     if config is None or setup.speculator is None:
         return 1.0
@@ -164,7 +167,7 @@ def drafting_factor(setup: Resolved, config: SpeculativeConfig | None) -> float:
 
 
 def waits(setup: Resolved, config: SpeculativeConfig) -> int:
-    """Number of the drafter's passes per trip that begin only after the stages' steps: n, m or 0."""
+    """The number of the drafter's passes per trip that begin only after the stages' steps: n, m or 0."""
     assert setup.speculator is not None
     if isinstance(config.strategy_options, StaticTreeOptions):
         return config.strategy_options.tree_depth
@@ -172,17 +175,17 @@ def waits(setup: Resolved, config: SpeculativeConfig) -> int:
 
 
 # -------------------------------------------------------------------------------------------------------------- summary
-# A strategy's figures in a setting, computed from its samples, as tables and reports show them.
+# A strategy's figures in a setting, from its samples, as tables and reports show them.
 
 
 @dataclass
 class StrategyRun:
-    """Figures of one strategy on all questions of one setting, for decoding only: from each first token on.
+    """The figures of one strategy on all questions of one setting, for decoding only: from each first token on.
 
-    ``seconds`` and ``tokens`` leave out the first token, whose time belongs to the prompt. ``tokens_per_stage_time`` is
-    tokens per time of the slowest stage at one row, the paper's measure of a full pipeline. Shares are between 0 and 1.
-    Lists by depth begin with the layer below the root (``hits.HitCounts``). A figure is None where there is nothing to
-    divide by, as the acceptance of drafts in plain decoding.
+    ``seconds`` and ``tokens`` leave out the first token, whose time belongs to the prompt. ``tokens_per_stage_time``:
+    tokens per time that the slowest stage takes for one row, the paper's measure of a full pipeline. Shares are from 0
+    to 1. Lists by depth begin with the layer below the root (``meter.HitCounts``). A figure is None if there is nothing
+    to divide by, as the acceptance of drafts in plain decoding.
     """
 
     strategy: str
@@ -192,8 +195,8 @@ class StrategyRun:
     tokens_per_second: float
     tokens_per_stage_time: float
     mean_acceptance_length: float
-    """1 + accepted tokens / drafts (trees): vLLM's figure, and AL in the report. Like the next three fields it leaves
-    out looping outputs."""
+    """1 + accepted tokens / drafts (trees), as vLLM defines it; AL in the report. Looping outputs are left out, as in
+    the next three fields."""
     stage_busy: list[float]
     rows_computed: int
     rows_cancelled: int
@@ -207,9 +210,9 @@ class StrategyRun:
     prompt_set: str = ""
     temperature: float = 0.0
     options: dict[str, Any] = field(default_factory=dict)
-    """The strategy's own options that were in force."""
+    """The strategy's own options, those that have their defaults included."""
     draft_acceptance_rate: float | None = None
-    """Accepted drafted tokens / drafted rows that entered: vLLM's figure, and AR in the report."""
+    """Accepted drafted tokens / drafted rows that entered, as vLLM defines it; AR in the report."""
     decided_by_depth: list[int] = field(default_factory=list)
     hit_by_depth: list[int] = field(default_factory=list)
     mean_ttft_ms: float = 0.0
@@ -217,28 +220,27 @@ class StrategyRun:
     mean_e2el_ms: float = 0.0
     """Mean milliseconds from a request's start to its last token, named as in vLLM's bench."""
     wall_clock_speedup: float | None = None
-    """Speed over that of plain decoding on the same question: geometric mean of the pairs."""
+    """Speed in proportion to plain decoding of the same question: the geometric mean of the pairs."""
     wall_clock_speedup_interval: list[float] | None = None
-    """95% bounds of the speed-up (``intervals.paired_ratio``); None for a single pair."""
+    """95% bounds of the speed-up (``report.paired_ratio``); None for a single pair."""
     equivalent_acceptance_length: float | None = None
-    """SPD's L' = n N / K: stages x tokens / timesteps of ideal lockstep (``lockstep.Lockstep``), geometric mean."""
+    """SPD's L' = n N / K: stages x tokens / timesteps of ideal lockstep (``meter.Lockstep``), geometric mean."""
     theoretical_speedup: float | None = None
-    """L' reduced by the stages' waiting for drafts according to SPD's formulas (``theory``)."""
+    """L' reduced by the stages' waiting for drafts, by SPD's formulas (``drafting_factor``)."""
     efficiency: float | None = None
-    """Wall-clock / theoretical speed-up: above 1 where links weigh most, since only plain decoding waits for them."""
+    """Wall-clock / theoretical speed-up: above 1 if links weigh most, since only plain decoding waits for them."""
     formula_ms_per_token: float | None = None
-    """Milliseconds per token if every draft hit, by PipeDec's latency formula (``latency``); None where it does not
-    apply."""
+    """Milliseconds per token if every draft hit, by PipeDec's latency formula (``formula_ms``); None if it has none."""
     feature_bytes_per_token: float = 0.0
     """Bytes of hidden states per token that the stages sent to a learned drafter, without those of the prompt."""
     requests: list[dict[str, Any]] = field(default_factory=list)
     outputs: list[RequestOutput] = field(repr=False, default_factory=list)
     timeline: Timeline | None = field(repr=False, default=None)
-    """The first question's timeline, kept for the first setting only."""
+    """The first question's timeline, in the runs of the first setting only."""
 
     @property
     def valid(self) -> bool:
-        """Whether the host was fast enough for the emulation to be valid."""
+        """Whether the host was fast enough for emulated times."""
         return self.overrun_fraction <= MAX_OVERRUNS
 
     @property
@@ -258,7 +260,7 @@ def summarise(
     samples: Sequence[Sample],
     plain: Sequence[Sample],
 ) -> StrategyRun:
-    """The figures of a strategy's samples in one setting; ``plain`` are the plain samples of the same questions."""
+    """The figures of a strategy's samples in one setting; ``plain``: plain decoding's samples of the same questions."""
     emulated = emulated_cluster(llm)
     tokens, seconds = sum(sample.tokens for sample in samples), sum(sample.seconds for sample in samples)
     step = median(sample.stage_seconds for sample in samples)
@@ -297,7 +299,7 @@ def summarise(
 
 
 def acceptance(samples: Sequence[Sample]) -> dict[str, Any]:
-    """The figures on drafts, by field of StrategyRun. Looping outputs, which flatter every drafter, are left out."""
+    """The figures about drafts, by field of StrategyRun. Looping outputs are left out: they flatter every drafter."""
     straight = [sample for sample in samples if not sample.looping]
     accepted = sum(sample.completion.metrics.accepted for sample in straight)
     drafts = sum(sample.completion.metrics.drafts for sample in straight)
@@ -314,9 +316,9 @@ def acceptance(samples: Sequence[Sample]) -> dict[str, Any]:
 
 
 def speedups(stages: int, drafting_factor: float, samples: Sequence[Sample], plain: Sequence[Sample]) -> dict[str, Any]:
-    """L', wall-clock and theoretical speed-up, and the quotient of the last two, by field of StrategyRun.
+    """L', wall-clock and theoretical speed-up, and the ratio of the last two, by field of StrategyRun.
 
-    All are geometric means over the questions whose completions have a second token.
+    All are geometric means over the questions whose completions have at least two tokens.
     """
     pairs = [(one, base) for one, base in zip(samples, plain, strict=True) if one.speed and base.speed]
     wall = paired_ratio([one.speed / base.speed for one, base in pairs if one.speed and base.speed])
@@ -332,24 +334,26 @@ def speedups(stages: int, drafting_factor: float, samples: Sequence[Sample], pla
 
 
 def same_tokens(one: RequestOutput, other: RequestOutput) -> bool:
+    """Whether two outputs have the same tokens in all their completions."""
     return [c.token_ids for c in one.outputs] == [c.token_ids for c in other.outputs]
 
 
 def emulated_cluster(llm: LLM) -> Cluster | None:
+    """The engine's cluster if it is emulated, else None."""
     cluster = llm.setup.cluster
     return cluster if cluster is not None and cluster.emulated else None
 
 
 # -------------------------------------------------------------------------------------------------------------- silence
-# Requests that leave nothing to time, and the message that replaces a row of zeros.
+# Requests that leave nothing to time, and the error in place of a row of zeros.
 
 
 class NothingToTime(PenstockError):
-    """Every request of a setting ended before a token could be timed."""
+    """Every request of a setting ended before a token could be timed: the first that is timed is the second one."""
 
 
 def silent_settings(llm: LLM, runs: Sequence[StrategyRun], questions: Sequence[Question]) -> dict[Setting, str]:
-    """The settings in which no request has a second token, the first that is timed, with the reason for each."""
+    """The settings in which no request has a second token, each with the reason in words."""
     prompts = {question.setting: question.prompt for question in questions}
     found = {}
     for run in runs:
@@ -359,6 +363,7 @@ def silent_settings(llm: LLM, runs: Sequence[StrategyRun], questions: Sequence[Q
 
 
 def reason(llm: LLM, run: StrategyRun, prompt: Prompt) -> str:
+    """Why the requests of a run have no second token, in words."""
     completion = run.outputs[0].outputs[0]
     if not ended_at_once(completion):
         return f"no request has more than {len(completion.token_ids)} token (it ended with {completion.stop_reason!r})"
@@ -368,7 +373,7 @@ def reason(llm: LLM, run: StrategyRun, prompt: Prompt) -> str:
 
 
 def first_token_remark(setting: Setting, runs: Sequence[StrategyRun]) -> str | None:
-    """A remark on the number of requests missing from the speed-ups; None where there are none."""
+    """A remark about requests that are missing from the speed-ups; None if there are none."""
     silent = sum(not request["tokens"] for request in runs[0].requests)
     if not silent:
         return None

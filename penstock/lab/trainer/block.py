@@ -1,9 +1,9 @@
 """Block drafters: DFlash's and DSpark's modules, by default causal in the block and shown the tokens in flight.
 
-Source: DFlash (z-lab/dflash) for the module and the layout; JetSpec (arXiv 2606.18394) for blocks that are causal, and
-for the forward divergence as their loss; DSpark (arXiv 2607.05147; deepseek-ai/DeepSpec) for the Markov head and for
-rows that say what follows them. That blocks of training show tokens after the first is Penstock's own: in a full
-pipeline the token that is asked about stands that far behind the last one whose states are known.
+Sources: DFlash (z-lab/dflash) for the module and the layout; JetSpec (arXiv 2606.18394) for causal blocks and for the
+forward divergence as their loss; DSpark (arXiv 2607.05147; deepseek-ai/DeepSpec) for the Markov head and for rows that
+predict the token after them. It is Penstock's own that blocks of training show tokens after the first: in a full
+pipeline the token that is asked about stands that far behind the last token whose states are known.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ from penstock.lab.trainer.states import Batch
 from penstock.models.speculators.base import final_norm
 
 # ---------------------------------------------------------------------------------------------------------------- block
-# Blocks over whole sequences, many of them at once.
+# Blocks over whole sequences, many blocks at once.
 #
 # Shapes: B sequences, L tokens, n rows of each (see ``Batch``), A blocks of a sequence, M rows of a block, H query
 # heads, K key heads, d width of a head, D hidden size, E width of the logits' input.
 
 NONE_SHOWN: Final = 0.4
-"""Chance that a block shows its first token alone; other numbers of tokens are equally likely."""
+"""Chance, 0 to 1, that a block shows its first token alone; all other numbers of tokens are equally likely."""
 EASED: Final = 0.3
-"""Scale of a fresh layer's outputs beside the embedding that they are added to."""
+"""Factor of a fresh layer's outputs, which are added to the embedding."""
 TOGETHER: Final = 512
-"""Rows of one sequence's blocks that are evaluated at once: each sees all others' keys, if masked."""
+"""Rows of one sequence's blocks that are evaluated at once: each of them has a column in the mask of all others."""
 
 
 class BlocksAttention:
     """Computes a module's attention; the rows of a sequence are those of its blocks, one after the other.
 
-    A block whose first token stands at position p sees the context before p, and of the rows its own alone:
+    A block whose first token is at position p sees the context before p, and only its own rows:
 
         context       c0  c1  c2  c3  c4     rows   r2 r3 r4 | r4 r5 r6
         block at 2     x   x                        x  x  x  |                  (causal: r3 does not see r4)
@@ -58,7 +58,7 @@ class BlocksAttention:
     """
 
     def __init__(self, context: Sequence[Keys], sees_B1RS: Tensor) -> None:
-        """``context`` are the keys of each layer, ``sees_B1RS`` what each row sees of these and of all rows."""
+        """``context``: keys and values of each layer; ``sees_B1RS``: what each row sees of them and of all rows."""
         self._context = context
         self._sees_B1RS = sees_B1RS
 
@@ -84,24 +84,25 @@ class BlocksAttention:
 
 @dataclass(frozen=True)
 class Blocks:
-    """Blocks of a batch's sequences: the batch's row of each one's first token, and how many more tokens it shows."""
+    """Blocks of a batch's sequences: the batch's row of each first token, and how many more tokens the block shows."""
 
     anchors_BA: Tensor
     shown_BA: Tensor
     rows: int
 
     def offsets(self) -> Tensor:
-        """Each row's distance from its block's first token [M]."""
+        """Each row's distance from the first token of its block, [M]."""
         return torch.arange(self.rows, device=self.anchors_BA.device)
 
     def part(self, blocks: slice) -> Blocks:
+        """Some of the blocks of each sequence."""
         return Blocks(self.anchors_BA[:, blocks], self.shown_BA[:, blocks], self.rows)
 
 
 class BlockTrainee(nn.Module):
-    """A trainee (``base.Trainee``) whose steps are the numbers of tokens in flight.
+    """A trainee (``kinds.Trainee``) whose steps are the numbers of tokens in flight.
 
-    ``shown`` is the greatest number of tokens that a block shows after its first.
+    ``shown``: the greatest number of tokens that a block shows after its first one.
     """
 
     def __init__(self, module: Any, head: nn.Module, shown: int) -> None:
@@ -111,12 +112,12 @@ class BlockTrainee(nn.Module):
         self.shown = shown
         self._causal = all(module.shape.causal)
         self._lag = int(not module.shape.from_anchor)
-        """Rows between a token that is shown and the row that says what follows it."""
+        """Rows between a token that is shown and the row that predicts the token after it."""
 
     def forward(self, batch: Batch, seed: int) -> Tensor:
-        """The mean divergence of the blocks' rows, times the batch's tokens to learn.
+        """The mean divergence of the blocks' rows, times the number of tokens that the batch has to learn.
 
-        Rows count less the further they stand behind the tokens shown (DFlash's decay).
+        Rows count less the further they are behind the tokens shown (DFlash's decay).
         """
         teaching = Teaching(self.head, batch, None)
         blocks = self._drawn(batch, torch.Generator().manual_seed(seed))
@@ -131,11 +132,11 @@ class BlockTrainee(nn.Module):
         return mean * batch.learned_Bn.sum()
 
     def unroll(self, batch: Batch, steps: int) -> Iterator[Tensor]:
-        """Step d: a block for every row, its first token d rows before, which shows all tokens up to the row."""
+        """Step d: a block for each row, which begins d rows before it and shows all tokens up to the row."""
         sequences, rows = batch.tokens_Bn.shape
         for ahead in range(min(steps, self.shown + 1, rows)):
             anchors_BA = torch.arange(rows - ahead, device=batch.tokens_BL.device).expand(sequences, -1)
-            # A causal row sees no mask behind it, so that none has to be there.
+            # A causal row sees no later row, so that the block may end with it; others see all rows of the block.
             length = max(ahead + 1 + self._lag, 0 if self._causal else self.module.shape.size)
             blocks = Blocks(anchors_BA, torch.full_like(anchors_BA, ahead), length)
             some = max(1, TOGETHER // length)
@@ -148,7 +149,7 @@ class BlockTrainee(nn.Module):
         return logits_nV
 
     def _drawn(self, batch: Batch, generator: torch.Generator) -> Blocks:
-        """Blocks with about as many rows as there are tokens, before tokens that are to be learned."""
+        """Blocks with about as many rows as there are tokens, which begin at tokens that are to be learned."""
         learned_Bn, size = batch.learned_Bn, self.module.shape.size
         sequences, rows = learned_Bn.shape
         order_Bn = torch.rand(sequences, rows, generator=generator).to(learned_Bn.device)
@@ -158,16 +159,16 @@ class BlockTrainee(nn.Module):
         return Blocks(anchors_BA, shown_BA.to(learned_Bn.device), size)
 
     def _further(self, blocks: Blocks) -> Tensor:
-        """The places of each row's token behind the one after the last shown [B, A, M]; below 0 for a known one.
+        """How far each row's token is behind the one after the last token shown, [B, A, M]; below 0 for a known token.
 
-        Without a lag that is the row's own distance from the last shown token: it says what follows it.
+        Without a lag that is the row's own distance from the last token shown: it predicts the token after it.
         """
         return blocks.offsets() - blocks.shown_BA[..., None] - self._lag
 
     def _taught(self, teaching: Teaching, blocks: Blocks) -> tuple[Tensor, Tensor]:
-        """A mask of the blocks' rows that learn [B, A, M], and the batch's row of each, counted over all sequences.
+        """A mask of the rows that learn, [B, A, M], and the batch's row of each, counted over all sequences.
 
-        A causal row that says what follows it learns among the tokens shown, too; others would see their answers.
+        A causal row that predicts the token after it also learns among the tokens shown; others would see the answer.
         """
         sequences, rows = teaching.taught_Bn.shape
         rows_BAM = blocks.anchors_BA[..., None] + blocks.offsets() - self._lag
@@ -179,7 +180,7 @@ class BlockTrainee(nn.Module):
         return inside_BAM & teaching.taught_Bn.flatten()[every_BAM], every_BAM
 
     def _hidden(self, batch: Batch, blocks: Blocks) -> Tensor:
-        """The module's output [B, A, M, D] for the rows of blocks."""
+        """The module's output for the rows of blocks, [B, A, M, D]."""
         module, states_BnF = self.module, batch.states_BnF
         sequences, seen = states_BnF.shape[:2]
         # The batch's row i is the token at position i + 1.
@@ -187,6 +188,7 @@ class BlockTrainee(nn.Module):
         last = batch.tokens_BL.shape[1] - 1
         tokens_BAM = batch.tokens_BL.gather(1, positions_BAM.clamp(max=last).flatten(1)).view_as(positions_BAM)
         tokens_BAM = tokens_BAM.where(blocks.offsets() <= blocks.shown_BA[..., None], module.shape.mask_token)
+        # Tokens behind those shown are not known in the pipeline: their rows hold the mask.
         places = torch.arange(seen, device=states_BnF.device).repeat(sequences)
         context_ND = module.fuse(states_BnF.flatten(0, 1))
         context = [
@@ -198,7 +200,7 @@ class BlockTrainee(nn.Module):
         return hidden_ND.view(*positions_BAM.shape, -1)
 
     def _sees(self, blocks: Blocks, seen: int) -> Tensor:
-        """A mask [B, 1, A x M, seen + A x M] of what each row sees: context, and rows of its sequence."""
+        """A mask of what each row sees, [B, 1, A x M, seen + A x M]: context, and rows of its own sequence."""
         sequences, count = blocks.anchors_BA.shape
         rows, device = blocks.rows, blocks.anchors_BA.device
         # A block at the batch's row i sees the states of positions 0 to i.
@@ -210,25 +212,26 @@ class BlockTrainee(nn.Module):
 
 
 # ---------------------------------------------------------------------------------------------------------------- files
-# z-lab's layout for ``dflash``, with JetSpec's ``causal_head``, and SpecForge's for ``dspark``. Both take the target's
-# embedding and head, so that neither is in the file, and the mask is one of the target's tokens.
+# z-lab's layout for ``dflash``, with JetSpec's ``causal_head``, and SpecForge's for ``dspark``. Both use the target's
+# embedding and head, so that the file has neither, and the mask is one of the target's tokens.
 
 TAPS: Final = 5
-"""Number of the target's hidden states that are read, as published."""
+"""Number of the target's hidden states that the module reads, as published."""
 
 
 def reads(options: TrainOptions, target: Checkpoint) -> tuple[int, ...]:
-    """Hidden states evenly from 2 to L - 2, as z-lab chooses them; for a target of few layers some of them coincide."""
+    """Numbers of hidden states, evenly from 2 to L - 2 as z-lab has them; with few layers some of them coincide."""
     first = min(2, target.num_layers)
     last = max(first, target.num_layers - 2)
     return tuple(sorted({round(first + i * (last - first) / (TAPS - 1)) for i in range(TAPS)}))
 
 
 def config(start: Start) -> dict[str, Any]:
+    """The content of config.json."""
     options, target, dspark = start.options, start.target, start.options.kind == "dspark"
     own: dict[str, Any] = {
         "mask_token_id": mask_token(target),
-        "target_layer_ids": [state - 1 for state in reads(options, target)],  # whose outputs the states are
+        "target_layer_ids": [state - 1 for state in reads(options, target)],  # state i is the output of layer i - 1
         "causal_head": not options.bidirectional,
     }
     if dspark:
@@ -249,20 +252,20 @@ def config(start: Start) -> dict[str, Any]:
 
 
 def mask_token(target: Checkpoint) -> int:
-    """The token of masks: one that ends texts, since no token of a text in the making is it."""
+    """The token of masks: one that ends texts, since no text in the making holds it."""
     ids = [*target.eos_token_ids, target.config.bos_token_id]
     return next((one for one in ids if isinstance(one, int)), target.vocab_size - 1)
 
 
 def fresh(start: Start) -> dict[str, Tensor]:
-    """Random layers whose outputs are small, before the target's final norm; a Markov head that adds nothing yet."""
+    """Random layers with small outputs before the target's final norm, and a Markov head that adds nothing yet."""
     target, options, width = start.target, start.options, start.target.hidden_size
     norm = final_norm(target, "float32", "cpu")
     head_dim = layer_config(target)["head_dim"]
     tensors = {
         "fc.weight": start.matrix(width, len(reads(options, target)) * width),
         "hidden_norm.weight": torch.ones(width),
-        # Norms of some targets scale by one more than their weight.
+        # The norms of some models scale by one more than their weight.
         "norm.weight": norm.get_parameter("weight").detach() + 1 - unit_weight(norm),
     }
     assert options.spec_layers is not None
@@ -280,6 +283,7 @@ def fresh(start: Start) -> dict[str, Tensor]:
 
 
 def settle(options: TrainOptions, target: Checkpoint) -> TrainOptions:
+    """The options with the kinds' defaults. Raises FieldError if a block cannot show so many tokens in flight."""
     options = with_usual(options, spec_layers=BLOCK_LAYERS, block_size=BLOCK_SIZE, in_flight=IN_FLIGHT)
     if options.kind == "dspark":
         options = with_usual(options, markov_rank=MARKOV_RANK)
@@ -294,6 +298,7 @@ def settle(options: TrainOptions, target: Checkpoint) -> TrainOptions:
 def trainee(
     module: Any, head: nn.Module, options: TrainOptions, target: Checkpoint, draft_ids_v: Tensor | None
 ) -> BlockTrainee:
+    """The module in training."""
     assert options.in_flight is not None
     return BlockTrainee(module, head, options.in_flight)
 

@@ -1,4 +1,4 @@
-"""Reads files into sequences of token ids, with the tokens marked that are to be learned."""
+"""Documents: files read into sequences of token ids, with the tokens marked that are to be learned; lines on disk."""
 
 from __future__ import annotations
 
@@ -17,24 +17,25 @@ from penstock.core import ConfigError, RequestError
 from penstock.text.tokenizer import Tokenizer
 
 # --------------------------------------------------------------------------------------------------------------- corpus
-# Reads files into sequences of token ids, with the tokens marked that are to be learned.
+# Reads files into documents, and documents into sequences of token ids with the tokens marked that are to be learned.
 #
-# ``.jsonl`` holds one object a line: ``messages`` (role, content), ShareGPT's ``conversations`` (from, value), or
+# ``.jsonl`` holds one object in each line: ``messages`` (role, content), ShareGPT's ``conversations`` (from, value), or
 # ``text``. In a conversation the assistant's tokens are learned, in a text all. Any other file is plain text.
 
 ROLES: Final = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
-"""ShareGPT's names of speakers, and the chat templates' own, each with its role in a chat template."""
+"""The role in chat templates of each speaker, by ShareGPT's names and the templates' own."""
 HELD_OUT: Final = 0.04
-"""Fraction of the documents that is held out for evaluation."""
+"""Share of the documents, 0 to 1, that is held out for evaluation."""
 FEWEST: Final = 3
-"""Tokens of the shortest sequence: a token, its follower with a feature, and the token to be drafted."""
+"""Tokens of the shortest sequence: one whose state is read, the next one, and one to draft."""
 
 Message = dict[str, str]
+"""A message with its ``role`` and ``content``."""
 
 
 @dataclass(frozen=True)
 class Document:
-    """A text, or a conversation; ``where`` names its file, and its line there."""
+    """A text, or a conversation. ``where``: its file, and its line in a ``.jsonl``, in words."""
 
     where: str
     text: str = ""
@@ -43,7 +44,7 @@ class Document:
 
 @dataclass(frozen=True)
 class Sample:
-    """A sequence of L tokens of a document: int64 ids, and a mask of those that are to be learned."""
+    """A sequence of L tokens of a document, given by its number: int64 ids, and a mask of those to be learned."""
 
     document: int
     tokens_L: np.ndarray
@@ -54,20 +55,20 @@ class Sample:
 
     @property
     def lessons(self) -> int:
-        """Number of tokens that a drafter can learn from: nothing precedes the first two from which to draft them."""
+        """The number of tokens that a drafter can learn from: the first two have nothing before them to draft from."""
         return int(self.learned_L[2:].sum())
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """All samples, with the indices of those to train on and of those held out."""
+    """All sequences, with the indices of those that are trained on and of those held out."""
 
     samples: Sequence[Sample]
     training: Sequence[int]
     held_out: Sequence[int]
 
     def digest(self) -> str:
-        """A hash of all tokens and masks."""
+        """A hash of all tokens and masks, in hexadecimal digits."""
         found = hashlib.sha256()
         for sample in self.samples:
             found.update(np.int64(len(sample)).tobytes() + sample.tokens_L.tobytes() + sample.learned_L.tobytes())
@@ -75,10 +76,11 @@ class Corpus:
 
 
 # -------------------------------------------------------------------------------------------------------------- files
+# Files.
 
 
 def read_documents(paths: Sequence[Path]) -> list[Document]:
-    """All documents in the files, and in the folders with all their subfolders, in order of their names.
+    """All documents in the files, and in folders and their subfolders, in the order of names.
 
     Raises ConfigError naming the file, and the line of a ``.jsonl``, that cannot be used.
     """
@@ -89,6 +91,7 @@ def read_documents(paths: Sequence[Path]) -> list[Document]:
 
 
 def files_of(path: Path) -> list[Path]:
+    """The file itself, or the files in a folder. Raises ConfigError if there is neither."""
     if path.is_dir():
         return sorted(file for file in path.rglob("*") if file.is_file() and not file.name.startswith("."))
     if not path.is_file():
@@ -97,6 +100,7 @@ def files_of(path: Path) -> list[Path]:
 
 
 def documents_of(file: Path) -> Iterator[Document]:
+    """The documents in a file. Raises ConfigError."""
     try:
         text = file.read_text(encoding="utf-8")
     except OSError as error:
@@ -112,7 +116,7 @@ def documents_of(file: Path) -> Iterator[Document]:
 
 
 def document_of(line: str, where: str) -> Document:
-    """The document in a line. Raises ConfigError for a line without one."""
+    """The document in a line. Raises ConfigError for a line that holds none."""
     try:
         entry: Any = json.loads(line)
     except ValueError as error:
@@ -128,6 +132,7 @@ def document_of(line: str, where: str) -> Document:
 
 
 def conversation(entries: Sequence[Any], field: str, names: tuple[str, str], where: str) -> Document:
+    """A document of messages. ``names``: the fields of speaker and text. Raises ConfigError naming the field."""
     messages = []
     for i, entry in enumerate(entries):
         who, said = (entry.get(name) if isinstance(entry, Mapping) else None for name in names)
@@ -142,16 +147,18 @@ def conversation(entries: Sequence[Any], field: str, names: tuple[str, str], whe
 
 
 # ------------------------------------------------------------------------------------------------------------- tokens
+# Tokens.
 
 
 def make_corpus(documents: Sequence[Document], tokenizer: Tokenizer, max_length: int) -> Corpus:
-    """Sequences of at most ``max_length`` tokens; those with nothing to learn are left out.
+    """Sequences of at most ``max_length`` tokens; those without anything to learn are left out.
 
-    Raises ConfigError for a conversation that the target's chat template refuses, or if too little is left.
+    Raises ConfigError for a conversation that the target's chat template refuses, and if fewer than two are left.
     """
     samples = []
     for number, document in enumerate(documents):
         tokens_L, learned_L = tokens_of(document, tokenizer)
+        # A text is cut into pieces; of a conversation only the beginning remains, since its turns refer to each other.
         stop = len(tokens_L) if not document.messages else min(max_length, len(tokens_L))
         for start in range(0, stop, max_length):
             piece = slice(start, start + max_length)
@@ -166,10 +173,10 @@ def make_corpus(documents: Sequence[Document], tokenizer: Tokenizer, max_length:
 
 
 def split(samples: Sequence[Sample]) -> tuple[list[int], list[int]]:
-    """Indices to train on and held out: whole documents, chosen by a hash of their tokens; the end of a single
-    document.
+    """Indices to train on, and indices held out.
 
-    Where the chosen ones would be most of the data, the shortest document is held out instead.
+    Whole documents are held out, chosen by a hash of their tokens, or the end of a single document. If the chosen ones
+    would be most of the data, the shortest document is held out instead.
     """
     names: dict[int, Any] = {}
     for sample in samples:
@@ -177,7 +184,7 @@ def split(samples: Sequence[Sample]) -> tuple[list[int], list[int]]:
     if len(names) == 1:
         kept = len(samples) - max(1, round(HELD_OUT * len(samples)))
         return list(range(kept)), list(range(kept, len(samples)))
-    # The order of hashes depends on the texts alone, and not on the order or the names of files.
+    # The order of hashes depends on nothing but the texts: neither on the order of files nor on their names.
     order = sorted(names, key=lambda number: names[number].digest())
     chosen = set(order[: max(1, round(HELD_OUT * len(order)))])
     sizes = Counter(sample.document for sample in samples)
@@ -205,16 +212,16 @@ def tokens_of(document: Document, tokenizer: Tokenizer) -> tuple[np.ndarray, np.
 
 
 def answers_of(messages: Sequence[Message], tokenizer: Tokenizer) -> tuple[list[int], list[bool]]:
-    """A conversation in the target's format, the assistant's tokens marked.
+    """A conversation's tokens in the target's format, and for each of them whether it is the assistant's.
 
-    The template marks them itself, or else an answer is the difference of two shorter renderings:
+    The template marks answers itself, or an answer is the difference of two shorter renderings:
 
         system user | generation prompt [answer, end of turn] user ...
         \\__ render(before, generation prompt) __/            |
         \\__ render(before + answer) __________________________/
 
-    Some templates render earlier turns differently once later ones follow (without their thoughts, say). Such turns
-    have no such prefix, and are not learned from.
+    Some templates render earlier turns differently once later ones follow (without reasoning, for example). Such turns
+    are no prefix of the whole, and are not learned from.
     """
     if tokenizer.marks_answers:
         return tokenizer.encode_marked(messages)
@@ -227,15 +234,16 @@ def answers_of(messages: Sequence[Message], tokenizer: Tokenizer) -> tuple[list[
             if after.startswith(before) and whole.startswith(after):
                 spans.append((len(before), len(after)))
     ids, ends = tokenizer.encode_with_ends(whole)
+    # A token belongs to the answer in which its text ends.
     return ids, [any(first < end <= last for first, last in spans) for end in ends]
 
 
 # ---------------------------------------------------------------------------------------------------------------- lines
-# Append-only files of lines: a kill can only cut off the last line, which is written again.
+# Append-only files of lines: a process that is killed can only cut off the last line, which is written again.
 
 
 def whole_lines(file: Path) -> list[str]:
-    """The lines of a file, none if there is no file. A last line that was cut off is removed from the file."""
+    """The lines of a file; [] without a file. A last line that was cut off is removed from the file."""
     if not file.is_file():
         return []
     text = file.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Questions and answers that the target writes for its drafter, and the drafter's vocabulary."""
+"""Data that the target writes for its drafter, questions and answers; and the drafter's vocabulary."""
 
 from __future__ import annotations
 
@@ -19,12 +19,15 @@ from penstock.lab.trainer.corpus import Corpus, Document, Message, append_lines,
 from penstock.text.tokenizer import Tokenizer
 
 # ----------------------------------------------------------------------------------------------------------- vocabulary
-# The vocabulary of a drafter that cannot draft all tokens: the most frequent ones of the training data.
+# The vocabulary of a drafter that cannot draft all tokens: the tokens most frequent in the training data.
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """``ids_v`` [v] in ascending order, None for the target's whole vocabulary; its share of the learned tokens."""
+    """The tokens that can be drafted. ``ids_v``: their ids [v] in ascending order; None for the target's vocabulary.
+
+    Shares, 0 to 1, are of the tokens to be learned, in the data to train on and in the data held out.
+    """
 
     ids_v: Tensor | None
     size: int
@@ -33,7 +36,7 @@ class Vocabulary:
 
 
 def choose(corpus: Corpus, size: int, vocab_size: int) -> Vocabulary:
-    """The ``size`` most frequent learned tokens of the training side; ties go to the lower id."""
+    """The ``size`` tokens most frequent among those to be learned; of equally frequent ones the lower ids."""
     if size >= vocab_size:
         return Vocabulary(None, vocab_size)
     training, held_out = (counts(corpus, side, vocab_size) for side in (corpus.training, corpus.held_out))
@@ -44,7 +47,7 @@ def choose(corpus: Corpus, size: int, vocab_size: int) -> Vocabulary:
 
 
 def counts(corpus: Corpus, side: Sequence[int], vocab_size: int) -> np.ndarray:
-    """Number of times that each token of the target is to be drafted [V]."""
+    """The number of times that each token of the target is to be drafted, [V]."""
     found = np.zeros(vocab_size, dtype=np.int64)
     for number in side:
         sample = corpus.samples[number]
@@ -53,24 +56,26 @@ def counts(corpus: Corpus, side: Sequence[int], vocab_size: int) -> np.ndarray:
 
 
 # ------------------------------------------------------------------------------------------------------------ questions
-# Questions that the target itself asks: a chat model's own text after its template's opening of a user's message.
+# Questions that the target itself asks: the text that a chat model writes after its template's beginning of a user's
+# message.
 #
 # Magpie (Xu et al., "Magpie: Alignment Data Synthesis from Scratch by Prompting Aligned LLMs with Nothing", 2024,
 # section 2): an instruct model was trained on whole conversations, so that it also knows what users say. No data set is
 # needed.
 
 TOGETHER: Final = 256
-"""Questions that are written at a time, the most that a kill loses."""
+"""Questions that are written at a time: a process that is killed loses no more."""
 MOST_ATTEMPTS: Final = 8
-"""Most attempts per question; a target that repeats itself more often than that has no more to ask."""
+"""Most attempts for each question: a target that needs more repeats itself, and has no more to ask."""
 LONGEST_SHARE: Final = 4
-"""Divisor of a conversation's length for the longest question; a question that is cut off there is left out."""
+"""Divisor of a conversation's length that gives the longest question; a question that is cut off is left out."""
 PLACE: Final = "WHAT THE USER SAYS"
+"""A text in the place of a user's message, by which its beginning and end are found in the template."""
 
 
 @dataclass(frozen=True)
 class Opening:
-    """The tokens before a user's message in the chat template, and its end: a special token, or a text.
+    """The tokens before a user's message in the chat template, and its end: a special token or a text.
 
     <|im_start|>user\\n   [what the user says]   <|im_end|>\\n
     \\__ tokens ______/                          \\ stop ___/
@@ -82,28 +87,31 @@ class Opening:
 
 
 def opening_of(tokenizer: Tokenizer) -> Opening:
-    """The template's opening. Raises ConfigError for a checkpoint without a chat template, or whose template drops
-    messages."""
+    """The template's opening.
+
+    Raises ConfigError for a checkpoint without a chat template, or with one that drops messages.
+    """
     rendered = tokenizer.render([{"role": "user", "content": PLACE}], add_generation_prompt=False)
     before, found, after = rendered.partition(PLACE)
     if not found:
         raise ConfigError("self_generate: the chat template leaves out what the user says; give data instead")
     tokens, end = (tuple(tokenizer.encode(text, add_special_tokens=False)) for text in (before, after.strip()))
+    # A silent token ends the text by its id; anything else has to be found in the text.
     if end and tokenizer.is_silent(end[0], skip_special_tokens=True):
         return Opening(tokens, stop_token_ids=end[:1])
     return Opening(tokens, stop=(after.strip() or "\n",))
 
 
 def key_of(target: str, max_length: int, seed: int) -> str:
-    """The stored questions' key: a hash of the target (its ``cache.identity``) and the sampling."""
+    """The key of stored questions: a hash of the target (its ``states.identity``) and the sampling, 24 digits."""
     return hashlib.sha256(json.dumps([target, max_length, seed]).encode()).hexdigest()[:24]
 
 
 def ask(count: int, llm: LLM, file: Path, max_length: int, seed: int) -> Iterator[list[str]]:
-    """Yields the different questions written so far, those in ``file`` first, until there are ``count``.
+    """Yields the different questions so far, beginning with those in ``file``, until there are ``count``.
 
-    They are sampled at temperature 1. Attempt i has the seed ``seed`` + i, so that a resumed run writes what an
-    uninterrupted one would have. Raises ConfigError if the target repeats itself.
+    They are sampled at temperature 1. Attempt i has the seed ``seed`` + i, so that a resumed run writes the same
+    questions as one without interruption. Raises ConfigError if the target repeats itself.
     """
     opening = opening_of(llm.get_tokenizer())
     attempts: list[str] = [json.loads(line) for line in whole_lines(file)]
@@ -124,7 +132,7 @@ def ask(count: int, llm: LLM, file: Path, max_length: int, seed: int) -> Iterato
 
 
 def attempted(count: int, opening: Opening, llm: LLM, most_tokens: int, seed: int) -> list[str]:
-    """``count`` questions; a question that was cut off is empty."""
+    """``count`` questions; "" for one that was cut off."""
     one = SamplingParams(max_tokens=most_tokens, stop=opening.stop, stop_token_ids=opening.stop_token_ids)
     params = [replace(one, seed=seed + i) for i in range(count)]
     outputs = llm.generate([{"prompt_token_ids": list(opening.tokens)}] * count, params)
@@ -133,7 +141,7 @@ def attempted(count: int, opening: Opening, llm: LLM, most_tokens: int, seed: in
 
 
 def distinct(attempts: list[str]) -> list[str]:
-    """The attempts that are not empty, without those that differ from an earlier one only in case and spacing."""
+    """The attempts without empty ones, and without those that differ from an earlier one only in case and spacing."""
     kept: dict[str, str] = {}
     for text in attempts:
         kept.setdefault(" ".join(text.lower().split()), text)
@@ -142,7 +150,7 @@ def distinct(attempts: list[str]) -> list[str]:
 
 
 def conversations(questions: list[str]) -> list[Document]:
-    """Conversations of each question and an empty answer that is still to be written."""
+    """Conversations of each question and an empty answer, which is still to be written."""
     return [
         Document(
             f"question {i}",
@@ -153,18 +161,17 @@ def conversations(questions: list[str]) -> list[Document]:
 
 
 # ----------------------------------------------------------------------------------------------------------- regenerate
-# Answers generated by the target itself, because a drafter has to predict the target's tokens.
+# Answers that the target itself writes, since a drafter has to predict the target's tokens.
 
 ANSWERED_TOGETHER: Final = 256
-"""Conversations that are written at a time, the most that a kill loses."""
+"""Conversations that are answered at a time: a process that is killed loses no more."""
 
 
 @dataclass(frozen=True)
 class Writing:
-    """Sampling of the answers: the target's generation_config, except for these fields.
+    """Sampling of the answers: the target's generation_config, but for these fields.
 
-    Conversations take turns in ``temperatures``, where there are any, and each has a seed of its own derived from
-    ``seed``.
+    Conversations have the ``temperatures`` in turn, if there are any, and seeds of their own derived from ``seed``.
     """
 
     max_length: int
@@ -172,19 +179,19 @@ class Writing:
     temperatures: tuple[float, ...] = ()
 
     def sampling(self, number: int, defaults: SamplingParams, room: int) -> SamplingParams:
-        """Sampling parameters of conversation ``number``, whose answer may have ``room`` tokens."""
+        """Sampling parameters of the conversation ``number``, whose answer has room for so many tokens."""
         own = self.temperatures[number % len(self.temperatures)] if self.temperatures else defaults.temperature
         return replace(defaults, seed=self.seed + number, max_tokens=room, temperature=own)
 
 
 def answers_key(documents: Sequence[Document], target: str, writing: Writing) -> str:
-    """The stored answers' key: a hash of the target (its ``cache.identity``), the conversations and the sampling."""
+    """The key of stored answers: a hash of the target (its ``states.identity``), the conversations and the sampling."""
     parts = [target, asdict(writing), [document.messages for document in documents]]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]
 
 
 def regenerate(documents: Sequence[Document], llm: LLM, file: Path, writing: Writing) -> Iterator[list[Document]]:
-    """Yields the conversations written so far, those in ``file`` first, until all are written.
+    """Yields the conversations answered so far, beginning with those in ``file``, until all are.
 
     Raises ConfigError for a plain text, which has no answers.
     """
@@ -203,7 +210,7 @@ def regenerate(documents: Sequence[Document], llm: LLM, file: Path, writing: Wri
 
 
 def answered(documents: Mapping[int, Document], llm: LLM, writing: Writing) -> list[Document]:
-    """Generate turn by turn, all conversations together: each answer follows the answers generated before it."""
+    """Answer turn by turn, all conversations together: each answer follows the answers that were written before it."""
     said: dict[int, list[Message]] = {number: [] for number in documents}
     for turn in range(max(len(document.messages) for document in documents.values())):
         asked = {}
@@ -219,7 +226,7 @@ def answered(documents: Mapping[int, Document], llm: LLM, writing: Writing) -> l
 
 
 def answers(asked: Mapping[int, Sequence[Message]], llm: LLM, writing: Writing) -> dict[int, str]:
-    """One answer to each conversation; empty where there is no room for one."""
+    """One answer to each conversation; "" if there is no room for one."""
     tokenizer, defaults = llm.get_tokenizer(), llm.get_default_sampling_params()
     prompts = {number: tokenizer.apply_chat_template(list(messages)) for number, messages in asked.items()}
     room = {number: writing.max_length - len(prompt) for number, prompt in prompts.items()}

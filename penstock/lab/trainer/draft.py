@@ -23,21 +23,21 @@ from penstock.models.speculators.base import TargetHead
 from penstock.models.stage_model import NormOnly
 
 # ---------------------------------------------------------------------------------------------------------- draft files
-# A small model as a Hugging Face checkpoint. It begins as the target with most of its layers left out.
+# A small model as a Hugging Face checkpoint. It begins as the target without most of its layers.
 
 BESIDE: Final = (".json", ".jinja", ".model", ".txt")
-"""Suffixes of the files with tokenizer, chat template and sampling defaults."""
+"""Suffixes of the target's files that the small model takes: tokenizer, chat template and sampling defaults."""
 OWN: Final = ("config.json", INDEX_FILE)
-"""Files with these suffixes that are the target's alone."""
+"""Files with these suffixes that describe only the target."""
 
 
 class DraftFiles:
-    """The files of small models (``base.Files``)."""
+    """The files of small models (``kinds.Files``)."""
 
     file = SINGLE_FILE
 
     def begin(self, folder: Path, start: Start) -> None:
-        """Write evenly spaced layers of the target between its embedding, norm and head."""
+        """Write a model of evenly spaced layers of the target, between its embedding, norm and head."""
         target, layers = start.target, start.options.layers
         assert layers is not None
         picked = [round(i * (target.num_layers - 1) / max(1, layers - 1)) for i in range(layers)]
@@ -55,7 +55,7 @@ class DraftFiles:
 
 
 def save(module: Any, folder: Path, target: Checkpoint) -> None:
-    """Write the model in the target's dtype, with the target's tokenizer."""
+    """Write the model in the target's dtype, with the target's tokenizer. The module given is converted."""
     with quiet():
         module.to(getattr(torch, dtype_name(target))).save_pretrained(folder, max_shard_size="1TB")
     for file in target.path.iterdir():
@@ -64,7 +64,7 @@ def save(module: Any, folder: Path, target: Checkpoint) -> None:
 
 
 def small_model(target: Checkpoint, picked: Sequence[int]) -> Any:
-    """The target with only these of its layers."""
+    """The target with only these of its layers, which are loaded one at a time."""
     config, parts, last = with_layers(target.transformers_config, picked), target.parts, target.num_layers
     made = model_class(config)(config)
     base = getattr(made, parts.base)
@@ -78,7 +78,7 @@ def small_model(target: Checkpoint, picked: Sequence[int]) -> Any:
 
 
 def with_layers(config: Any, picked: Sequence[int]) -> Any:
-    """The configuration of a model with these layers; lists with an entry per layer are reduced to them."""
+    """The configuration of a model with only these layers; lists that have an entry for each layer lose the others."""
     fields, layers = config.to_dict(), config.num_hidden_layers
     for name, value in fields.items():
         if "layer" in name and isinstance(value, list) and len(value) == layers:
@@ -87,9 +87,9 @@ def with_layers(config: Any, picked: Sequence[int]) -> Any:
 
 
 def nearest_like(target: Checkpoint, layer: nn.Module, wanted: int) -> dict[str, Tensor]:
-    """The weights of the target's layer nearest to ``wanted`` among those with the same tensors as ``layer``.
+    """The weights of the target's layer nearest to ``wanted`` that has the same tensors as ``layer``.
 
-    In some models the first layers are dense and the others are not. Raises ConfigError if there is no such layer.
+    In some models the first layers are dense and the others are not. Raises ConfigError if no layer has them.
     """
     needed = {name: tensor.shape for name, tensor in layer.state_dict().items()}
     for number in sorted(range(target.num_layers), key=lambda one: abs(one - wanted)):
@@ -101,22 +101,23 @@ def nearest_like(target: Checkpoint, layer: nn.Module, wanted: int) -> dict[str,
 
 
 # ---------------------------------------------------------------------------------------------------------------- draft
-# A small model of the target's own architecture, distilled from it, for method draft_model.
+# A small model of the target's own architecture, distilled from the target, for the method draft_model.
 #
 # Source: Zhou et al., DistillSpec (arXiv 2310.08461), with the target's distributions over given texts.
 
 
 class DraftHead(TargetHead):
-    """The final norm and head of a model in training, whose weights it shares."""
+    """The final norm and head of a model in training, which share its weights."""
 
     def __init__(self, causal: Any, base: str) -> None:
         nn.Module.__init__(self)
+        # A copy of the model's shell, with the same submodules but the base replaced: the norm alone, without layers.
         self._causal = copy.copy(causal)
         self._causal._modules = {**causal._modules, base: NormOnly(nn.Identity(), causal._modules[base])}
 
 
 class DraftTrainee(nn.Module):
-    """A trainee (``base.Trainee``) with a single step, because a small model drafts alike at every depth."""
+    """A trainee (``kinds.Trainee``) with a single step, since a small model drafts in the same way at every depth."""
 
     def __init__(self, module: Any, head: nn.Module) -> None:
         super().__init__()
@@ -131,6 +132,7 @@ class DraftTrainee(nn.Module):
 
     def unroll(self, batch: Batch, steps: int) -> Iterator[Tensor]:
         base = getattr(self.module, self._base)
+        # All tokens but the last are read; the first row's draft is left out, as in the other kinds.
         yield base(input_ids=batch.tokens_BL[:, :-1], use_cache=False).last_hidden_state[:, 1:]
 
     def logits(self, step: int, hidden_nD: Tensor) -> Tensor:
@@ -139,6 +141,7 @@ class DraftTrainee(nn.Module):
 
 
 def settle(options: TrainOptions, target: Checkpoint) -> TrainOptions:
+    """The options with the kind's defaults. Raises FieldError for more layers than the target's."""
     options = with_usual(options, layers=min(DRAFT_LAYERS, target.num_layers))
     check_within(options, target.num_layers, "layers")
     return options

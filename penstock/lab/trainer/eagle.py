@@ -1,4 +1,4 @@
-"""EAGLE's training: chains drafted from every position at once."""
+"""EAGLE's training: chains drafted from all positions at once, and EAGLE-1's losses."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from penstock.lab.trainer.options import TrainOptions
 from penstock.lab.trainer.states import Batch
 
 # ---------------------------------------------------------------------------------------------------------------- chain
-# EAGLE's modules and MTP heads over whole sequences, drafting a chain from every position at once.
+# EAGLE's modules and MTP heads over whole sequences, which draft a chain from every position at once.
 #
 # Shapes: B sequences, n rows of each, N = B x rows at a step, D the drafter's hidden size, H query heads, K key heads,
 # d width of a head.
 
 
 class ChainAttention:
-    """Computes a module's attention, one call per step.
+    """Computes a module's attention, with one call for each step.
 
-    Chain i begins at row i, with the target's feature, and goes on at row i + 1, i + 2, ... with the module's own
+    Chain i begins at row i, with the target's feature, and goes on at rows i + 1, i + 2, ... with the module's own
     output. As in the pipeline it sees the rows up to its beginning with the target's features, and its own rows:
 
         chain 2       row 0   row 1   row 2   row 3   row 4
@@ -33,7 +33,7 @@ class ChainAttention:
         step 2 key                                      x  (chain 2's, at row 4)
 
     Attention is therefore causal over the keys of step 0, with one diagonal for each later step (EAGLE-3, section 3.2).
-    Soft caps, sinks and windows of a target's layer are not taught.
+    Soft caps, sinks and windows of a target's layer are left out of training.
     """
 
     def __init__(self, sequences: int) -> None:
@@ -66,8 +66,8 @@ class ChainAttention:
 def unroll(module: Any, batch: Batch, steps: int, noise_BnD: Tensor | None = None) -> Iterator[Tensor]:
     """The output of ``module`` at each step [B, n - step, D]: entry i belongs to chain i, at row i + step.
 
-    Tokens are the text's. The feature of step 0 is the target's (plus ``noise_BnD``), and of a later step the module's
-    own output of the step before. Positions are those of the pipeline: row i turns by i.
+    Tokens are the text's. The feature of step 0 is the target's (plus ``noise_BnD``), that of a later step the module's
+    own output at the step before. Positions are the pipeline's: row i has position i.
     """
     tokens_Bn = batch.tokens_Bn
     sequences, rows = tokens_Bn.shape
@@ -80,11 +80,11 @@ def unroll(module: Any, batch: Batch, steps: int, noise_BnD: Tensor | None = Non
         given = (tokens_Bn[:, step:].flatten(), feature.flatten(0, 1), positions.flatten())
         hidden = module(*given, attend).unflatten(0, (sequences, -1))
         yield hidden
-        feature = hidden[:, :-1]
+        feature = hidden[:, :-1]  # the last row's chain would go on behind the text
 
 
 class ChainTrainee(nn.Module):
-    """A trainee (``base.Trainee``) distilled over its own drafts, step after step: EAGLE-3's training-time test."""
+    """A trainee (``kinds.Trainee``) distilled over its own drafts, step after step: EAGLE-3's training-time test."""
 
     def __init__(self, module: Any, head: nn.Module, steps: int, draft_ids_v: Tensor | None = None) -> None:
         super().__init__()
@@ -118,13 +118,13 @@ class ChainTrainee(nn.Module):
 # format.
 
 NOISE: Final = 0.2
-"""Width of the uniform noise on features, since drafting goes on from features that are not quite the target's."""
+"""Width of the uniform noise on features, because in drafting features are not quite the target's."""
 TOKEN_WEIGHT: Final = 0.1
-"""Weight of the distillation relative to the regression."""
+"""Weight of the distillation beside the regression."""
 
 
 class EagleTrainee(nn.Module):
-    """A trainee (``base.Trainee``) with EAGLE-1's two losses."""
+    """A trainee (``kinds.Trainee``) with EAGLE-1's two losses."""
 
     def __init__(self, module: Any, head: nn.Module) -> None:
         super().__init__()
@@ -136,7 +136,7 @@ class EagleTrainee(nn.Module):
         taught_Bn = teaching.taught_Bn
         hidden_BnD = next(unroll(self.module, batch, 1, noise_BnD=noise_for(batch, seed)))
         given, aimed = hidden_BnD[taught_Bn].float(), batch.final_BnD[taught_Bn].float()
-        # A mean over features but a sum over rows, as the distillation is.
+        # A mean over features, but a sum over rows, like the distillation.
         regression = F.smooth_l1_loss(given, aimed, reduction="sum") / aimed.shape[-1]
         return regression + TOKEN_WEIGHT * teaching.divergence(hidden_BnD, self.module.logits)
 
@@ -149,22 +149,24 @@ class EagleTrainee(nn.Module):
 
 
 def noise_for(batch: Batch, seed: int) -> Tensor:
-    """Noise drawn on the host from the seed alone, so that a resumed run and any device draw the same."""
+    """Noise drawn on the CPU from the seed alone, so that it is the same on every device and in a resumed run."""
     states_BnF = batch.states_BnF
     drawn = torch.rand(states_BnF.shape, generator=torch.Generator().manual_seed(seed))
     return ((drawn - 0.5) * NOISE).to(states_BnF.device)
 
 
 def reads(options: TrainOptions, target: Checkpoint) -> tuple[int, ...]:
-    """The number of the states after the final norm."""
+    """The number of the state after the final norm."""
     return (target.num_layers,)
 
 
 def config(start: Start) -> dict[str, Any]:
+    """The content of config.json, as SafeAILab has it."""
     return {"architectures": ["LlamaForCausalLM"], **layer_config(start.target), "bias": True}
 
 
 def fresh(start: Start) -> dict[str, Tensor]:
+    """Random tensors."""
     width = start.target.hidden_size
     return {
         "fc.weight": start.matrix(width, 2 * width),

@@ -1,4 +1,4 @@
-"""EAGLE-3: distilled over its own drafts, step after step (training-time test).
+"""EAGLE-3: a module distilled over its own drafts, step after step (training-time test).
 
 Source: Li et al., EAGLE-3 (arXiv 2503.01840), section 3.2; SafeAILab/EAGLE's trainer for the weights of the steps and
 the settings; vllm-project/speculators for the format.
@@ -17,7 +17,7 @@ from penstock.lab.trainer.kinds import Kind, SpeculatorFiles, Start, layer_confi
 from penstock.lab.trainer.options import DRAFT_VOCAB_SIZE, TTT_STEPS, TrainOptions
 
 DRAFTED_AHEAD: Final = 5
-"""Tokens that vLLM drafts at a time with the trained module by default."""
+"""Tokens that vLLM drafts at a time with the trained module, unless it is told otherwise."""
 
 
 class Eagle3Trainee(ChainTrainee):
@@ -28,12 +28,13 @@ class Eagle3Trainee(ChainTrainee):
 
 
 def reads(options: TrainOptions, target: Checkpoint) -> tuple[int, ...]:
-    """Hidden states 2, L // 2 and L - 3; for a target of few layers some of them coincide."""
+    """Numbers of the hidden states 2, L // 2 and L - 3; with few layers some of them coincide."""
     last = target.num_layers
     return tuple(sorted({min(max(index, 1), last) for index in (2, last // 2, last - 3)}))
 
 
 def config(start: Start) -> dict[str, Any]:
+    """The content of config.json, as vllm-project/speculators has it."""
     options, target = start.options, start.target
     proposal = {"proposal_type": "greedy", "speculative_tokens": DRAFTED_AHEAD}
     return {
@@ -58,7 +59,7 @@ def config(start: Start) -> dict[str, Any]:
 
 
 def fresh(start: Start) -> dict[str, Tensor]:
-    """Random tensors, except for the head, which is the target's for the tokens that can be drafted."""
+    """Random tensors, except for the head: the target's, for the tokens that can be drafted."""
     target = start.target
     width = target.hidden_size
     norms = ("layers.0.input_layernorm", "layers.0.hidden_norm", "norm")
@@ -72,10 +73,12 @@ def fresh(start: Start) -> dict[str, Tensor]:
     if ids_v is None:
         return tensors
     known_V = torch.zeros(target.vocab_size, dtype=torch.bool).index_fill_(0, ids_v, True)
+    # d2t is added to a drafted id to get the target's; t2d marks the target's ids that can be drafted.
     return {**tensors, "d2t": ids_v - torch.arange(len(ids_v)), "t2d": known_V}
 
 
 def settle(options: TrainOptions, target: Checkpoint) -> TrainOptions:
+    """The options with the kind's defaults."""
     return with_usual(options, ttt_steps=TTT_STEPS, draft_vocab_size=min(DRAFT_VOCAB_SIZE, target.vocab_size))
 
 

@@ -1,4 +1,4 @@
-"""The interface of a kind of drafter to its training: losses, attention over sequences, and export."""
+"""The interface of a kind of drafter to its training, distillation, attention over sequences, and export."""
 
 from __future__ import annotations
 
@@ -26,35 +26,35 @@ from penstock.models.speculators.open import open_speculator
 # The interface of a kind of drafter to its training.
 
 DECAY: Final = 0.8
-"""Weight of a step, or a head, relative to the one before it (EAGLE-3's trainer, Medusa's)."""
+"""Factor of a step's weight, or a head's, over that of the one before it (EAGLE-3's trainer, Medusa's)."""
 
 
 class Trainee(Protocol):
-    """A module in training with its loss. ``forward`` is called through Accelerate."""
+    """A module in training, with its loss. ``forward`` is called through Accelerate."""
 
     module: Any
 
     def __call__(self, batch: Batch, seed: int) -> Tensor:
-        """The loss, summed over the rows that are learned from; ``seed`` decides everything random."""
+        """The loss, summed over the rows that are learned from; ``seed`` determines everything random."""
         ...
 
     def unroll(self, batch: Batch, steps: int) -> Iterator[Tensor]:
-        """The input of the logits at each step [B, m, D], for the last m rows of the batch.
+        """The input of the logits at each step, [B, m, D], for the last m rows of the batch.
 
-        Each entry drafts the token after its row. ``Kind.shown`` says what a step is.
+        Each entry drafts the token after its row. ``Kind.shown`` states what a step is.
         """
         ...
 
     def logits(self, step: int, hidden_nD: Tensor) -> Tensor:
-        """Logits over the target's vocabulary, float32 [n, V]."""
+        """Logits over the target's vocabulary, float32, [n, V]."""
         ...
 
 
 @dataclass(frozen=True)
 class Shown:
-    """Labels of each step's figures: a step's name, its meaning, and the number of the first step.
+    """Labels of each step's figures: the name of a step, its meaning, and the number of the first step.
 
-    ``alike``: a full pipeline drafts at all steps alike, so that estimates use their mean.
+    ``alike``: whether a full pipeline drafts at all steps equally often, so that estimates use their mean.
     """
 
     name: str
@@ -65,13 +65,14 @@ class Shown:
 
 POSITIONS: Final = Shown("position", "by position in a chain", 1, True)
 LEVELS: Final = Shown("level", "by how deep the asked token's states are", 0, False)
+"""Steps of chains, and steps of SPD's levels."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """The target, options and random generator of a fresh drafter.
+    """The material of a fresh drafter: its target, options and random generator.
 
-    ``draft_ids_v`` [v]: the target's ids of the tokens that can be drafted; None: all.
+    ``draft_ids_v`` [v]: the target's ids of the tokens that can be drafted; None: all tokens.
     """
 
     target: Checkpoint
@@ -81,21 +82,21 @@ class Start:
 
     @property
     def drafted(self) -> int:
-        """Number of tokens that can be drafted."""
+        """The number of tokens that can be drafted."""
         return self.target.vocab_size if self.draft_ids_v is None else len(self.draft_ids_v)
 
     def matrix(self, rows: int, columns: int) -> Tensor:
-        """Random weights whose output is about as large as their input, whatever the target's width."""
+        """Random weights [rows, columns] whose output is about as large as their input, whatever the width."""
         return torch.randn(rows, columns, generator=self.generator) * columns**-0.5
 
     def head(self) -> Tensor:
-        """The target's head, for the tokens that can be drafted [v, D]."""
+        """The target's head for the tokens that can be drafted, [v, D]."""
         last = self.target.num_layers
         weight: Tensor = load_module(self.target, last, last, "float32", "cpu").get_output_embeddings().weight
         return weight.detach().clone() if self.draft_ids_v is None else weight.detach()[self.draft_ids_v]
 
     def layer(self, prefix: str, width: int) -> dict[str, Tensor]:
-        """A Llama layer of the target's sizes, whose attention takes in ``width``, without a first norm."""
+        """A Llama layer of the target's sizes, without a first norm, whose attention reads ``width`` elements."""
         shape = layer_config(self.target)
         hidden, inner = shape["hidden_size"], shape["intermediate_size"]
         heads, keys = (shape[name] * shape["head_dim"] for name in ("num_attention_heads", "num_key_value_heads"))
@@ -117,19 +118,19 @@ Drafter = SpeculatorCheckpoint | Checkpoint
 
 
 class Files(Protocol):
-    """The files of a kind of drafter: how it is begun, opened, loaded for training and written."""
+    """The files of a kind of drafter: how they are begun, opened, loaded for training, and written."""
 
     @property
     def file(self) -> str:
-        """Name of the tensors' file in the drafter's folder."""
+        """The name of the tensors' file in the drafter's folder."""
         ...
 
     def begin(self, folder: Path, start: Start) -> None:
-        """Write an untrained drafter into an empty folder. Raises ConfigError for targets without such a drafter."""
+        """Write an untrained drafter into an empty folder. Raises ConfigError if the target can have none."""
         ...
 
     def open(self, folder: Path, target: Checkpoint) -> Drafter:
-        """Read everything but the weights. Raises ConfigError for a drafter that does not fit the target."""
+        """Read everything but the weights. Raises ConfigError if the drafter does not fit the target."""
         ...
 
     def load(self, opened: Any, target: Checkpoint, device: str) -> tuple[Any, dict[str, nn.Parameter]]:
@@ -137,36 +138,37 @@ class Files(Protocol):
         ...
 
     def write(self, output: Path, opened: Any, module: nn.Module, target: Checkpoint) -> None:
-        """Write the trained drafter in the target's dtype; ``opened`` is the drafter that training began with."""
+        """Write the trained drafter in the target's dtype; ``opened`` is the untrained one."""
         ...
 
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of drafter. ``learning_rate``, ``betas`` and ``clip`` are those of its paper or its authors' trainer."""
+    """One kind of drafter. ``learning_rate``, ``betas`` and ``clip`` are its paper's, or its authors' trainer's."""
 
     name: str
     learning_rate: float
     betas: tuple[float, float]
     clip: float
-    """Norm to which all gradients together are clipped."""
+    """The norm to which all gradients together are clipped."""
     files: Files
     settle: Callable[[TrainOptions, Checkpoint], TrainOptions]
-    """Fills in the kind's defaults for options left out. Raises FieldError for options that do not fit the target."""
+    """Fills in the kind's defaults for options that are None. Raises FieldError if options do not fit the target."""
     reads: Callable[[TrainOptions, Checkpoint], tuple[int, ...]]
+    """Numbers of the target's hidden states that the drafter reads, as transformers counts them."""
     trainee: Callable[[Any, nn.Module, TrainOptions, Checkpoint, Tensor | None], nn.Module]
-    """Makes the trainee of the module, the target's head, settled options, the target and the ids that
-    can be drafted."""
+    """Makes the trainee from the module, the target's head, settled options, the target, and the ids that can be
+    drafted."""
     shown: Shown = POSITIONS
 
 
 def with_usual(options: TrainOptions, **usual: Any) -> TrainOptions:
-    """The options, with ``usual`` in place of those that are None."""
+    """The options, with the values in ``usual`` for those that are None."""
     return replace(options, **{name: value for name, value in usual.items() if getattr(options, name) is None})
 
 
 def layer_config(target: Checkpoint) -> dict[str, Any]:
-    """Configuration of a Llama layer of the target's sizes, without long-context scaling of its rope."""
+    """The configuration of a Llama layer of the target's sizes, without long-context scaling of its positions."""
     config = target.config
     heads = int(config.num_attention_heads)
     rope: Mapping[str, Any] = getattr(config, "rope_parameters", None) or {}
@@ -197,7 +199,7 @@ def unit_weight(norm: nn.Module) -> Tensor:
 
 
 def dtype_name(target: Checkpoint) -> str:
-    """The dtype in which the target is stored, and the drafter as well."""
+    """The dtype in which the target is stored, and in which the drafter will be."""
     return str(getattr(target.config, "dtype", None) or torch.float32).removeprefix("torch.")
 
 
@@ -212,7 +214,7 @@ class Teaching:
     """The target's distributions at the rows of a batch that are learned from.
 
     With a vocabulary of the drafter's own, rows whose best token cannot be drafted are left out, and the distributions
-    of the others are restricted to the tokens that can be drafted (SafeAILab/EAGLE's trainer).
+    of the others are restricted to the tokens that can be drafted, as in SafeAILab/EAGLE's trainer.
     """
 
     def __init__(self, head: Callable[[Tensor], Tensor], batch: Batch, draft_ids_v: Tensor | None) -> None:
@@ -231,9 +233,9 @@ class Teaching:
             self._place_Bn = taught_Bn.flatten().cumsum(0).view_as(taught_Bn) - 1
 
     def divergence(self, hidden_BlD: Tensor, logits: Callable[[Tensor], Any], among_Bn: Tensor | None = None) -> Tensor:
-        """The KL divergence in nats from target to drafter, summed over the rows, or over those in ``among_Bn``.
+        """The KL divergence from target to drafter in nats, summed over all rows, or over those in ``among_Bn``.
 
-        ``hidden_BlD`` stands for the last l rows; ``logits`` makes [m, v] from the selected ones [m, D].
+        ``hidden_BlD`` belongs to the last l rows; ``logits`` makes [m, v] of the chosen ones, [m, D].
         """
         taught_Bn = self.taught_Bn if among_Bn is None else self.taught_Bn & among_Bn
         first = taught_Bn.shape[1] - hidden_BlD.shape[1]
@@ -241,24 +243,28 @@ class Teaching:
         return self._divergences(hidden_BlD[taught], logits, self._place_Bn[:, first:][taught]).sum()
 
     def divergences(self, hidden_mD: Tensor, logits: Callable[[Tensor], Any], rows_m: Tensor) -> Tensor:
-        """The KL divergence in nats of each of m drafts, for rows of ``taught_Bn`` counted over all sequences; some
-        may come more than once."""
+        """The KL divergence of each of m drafts in nats.
+
+        ``rows_m``: rows of ``taught_Bn``, counted over all sequences; a row may come more than once.
+        """
         return self._divergences(hidden_mD, logits, self._place_Bn.flatten()[rows_m])
 
     def _divergences(self, hidden_mD: Tensor, logits: Callable[[Tensor], Any], places_m: Tensor) -> Tensor:
+        """The divergences of m drafts, for the taught rows with these indices."""
+        # Cross entropy less the target's own entropy, which needs no gradient, is the divergence.
         crossed_m = F.cross_entropy(logits(hidden_mD).float(), self._chances_mv[places_m], reduction="none")
         return crossed_m - self._entropy_m[places_m]
 
 
 # ------------------------------------------------------------------------------------------------------------ attention
-# Attention in which nearly all rows see the same keys, and each row a few keys of its own.
+# Attention in which nearly all rows see the same keys, and each row also a few keys of its own.
 #
 # Shapes: B sequences, n rows of each, H query heads, K key heads, G = H / K, d width of a head.
 
 
 @dataclass(frozen=True)
 class Keys:
-    """Keys and values [B, K, n, d]; row t sees those at t - ``distance``."""
+    """Keys and values [B, K, n, d]; row t sees those of row t - ``distance``, and of common keys all up to there."""
 
     key_BKnd: Tensor
     value_BKnd: Tensor
@@ -266,9 +272,9 @@ class Keys:
 
 
 def staircase(query_BHnd: Tensor, common: Keys, own: Sequence[Keys], scaling: float) -> Tensor:
-    """Attention in which row t sees the common keys up to t - distance, and one of each ``own`` [B, H, n, d].
+    """Attention [B, H, n, d], in which row t sees the common keys up to t - distance, and one key of each of ``own``.
 
-    It is one product for the common keys and a diagonal for each of the others, without a mask over all keys.
+    It is one product for the common keys and a diagonal for each of ``own``, without a mask over all keys together.
     """
     if not own:
         assert common.distance == 0
@@ -291,7 +297,7 @@ def staircase(query_BHnd: Tensor, common: Keys, own: Sequence[Keys], scaling: fl
 
 
 def _diagonal(query_BKGnd: Tensor, own: Keys) -> Tensor:
-    """Each row's score with its own key [B, K, G, n, 1]; -inf where the sequence does not reach so far back."""
+    """Each row's score with its own key, [B, K, G, n, 1]; -inf for rows that have none so far back."""
     rows = query_BKGnd.shape[3]
     scores = (query_BKGnd * _shifted(own.key_BKnd, own.distance, rows)).sum(-1, keepdim=True).float()
     lacking_n1 = torch.arange(rows, device=scores.device)[:, None] < own.distance
@@ -299,29 +305,29 @@ def _diagonal(query_BKGnd: Tensor, own: Keys) -> Tensor:
 
 
 def _shifted(of_BKnd: Tensor, distance: int, rows: int) -> Tensor:
-    """[B, K, 1, n, d]: the value at t - ``distance`` moved to t, with zeros before."""
+    """[B, K, 1, n, d]: row t has the value of row t - ``distance``; the first ones have zeros."""
     return F.pad(of_BKnd, (0, 0, distance, 0))[:, :, None, :rows]
 
 
 # --------------------------------------------------------------------------------------------------------------- export
 # Writes speculators in the formats that other engines load.
 #
-# The formats are vllm-project/speculators' for eagle3, SafeAILab's for eagle, FasterDecoding's for medusa or, where it
-# cannot draft all tokens, vLLM's, yuyijiong/speculative_pipeline_decoding's for spd and early-exit, Qwen's for mtp, and
+# The formats are vllm-project/speculators' for eagle3; SafeAILab's for eagle; FasterDecoding's for medusa, or vLLM's if
+# its heads cannot draft all tokens; yuyijiong/speculative_pipeline_decoding's for spd and early-exit; Qwen's for mtp;
 # z-lab's and SpecForge's for dflash and dspark.
 #
-# A fresh drafter is written first and opened like any other, so that the module in training is built by the pipeline's
-# own loader. The trained one has the same files with other weights.
+# A fresh drafter is written first and then opened like any other, so that the module in training is made by the loader
+# of the pipeline. The trained drafter has the same files with other weights.
 
 CONFIG: Final = "config.json"
 EMBEDDING: Final = "embed_tokens.weight"
 HEAD: Final = {"lm_head.weight": "head.0.weight"}
-"""Tensors of the formats whose names differ in the modules."""
+"""The configuration's file, the embedding's tensor, and tensors whose names in the formats are not the modules'."""
 
 
 @dataclass(frozen=True)
 class SpeculatorFiles:
-    """The files of a kind of speculator (``base.Files``)."""
+    """The files of a kind of speculator (``kinds.Files``)."""
 
     config: Callable[[Start], dict[str, Any]]
     """Makes the content of config.json."""
@@ -329,7 +335,7 @@ class SpeculatorFiles:
     """Makes the initial tensors, under the format's names."""
     file: str = SINGLE_FILE
     with_embedding: bool = False
-    """Whether the format wants an embedding in the file, which is the target's."""
+    """Whether the format wants the target's embedding in the file."""
 
     def begin(self, folder: Path, start: Start) -> None:
         (folder / CONFIG).write_text(json.dumps(self.config(start), indent=2) + "\n", encoding="utf-8")
@@ -357,12 +363,12 @@ class SpeculatorFiles:
 
 
 def trained_parameters(module: nn.Module, checkpoint: SpeculatorCheckpoint) -> dict[str, nn.Parameter]:
-    """The trained parameters by their names in ``checkpoint.tensors``: all in its file but embedding and token ids."""
-    buffers = dict(module.named_buffers())  # for example biases that a router adapts during training
+    """The trained parameters by their names in ``checkpoint.tensors``: all in its file but embedding and id maps."""
+    buffers = dict(module.named_buffers())  # such as biases that a router adapts by itself
     names = [name for name in checkpoint.tensors if name not in (*MAPS, EMBEDDING) and name not in buffers]
     return {name: module.get_parameter(HEAD.get(name, name)) for name in names}
 
 
 def stored(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Weights converted to ``dtype``; ids and masks as they are."""
+    """Weights as ``dtype``; ids and masks unchanged."""
     return tensor.to(dtype) if tensor.is_floating_point() else tensor

@@ -1,4 +1,4 @@
-"""The training loop: state on disk, progress, curves, and evaluation."""
+"""The training loop: its state on disk, progress and curves, evaluation, and the loop itself."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from penstock.speculation import SpeculativeConfig
 from penstock.terminal import progress_bar
 
 # ---------------------------------------------------------------------------------------------------------------- state
-# A run's state as one file, replaced atomically.
+# The state of a run as one file, which is replaced atomically.
 #
-# Everything random is drawn from seed and step (the order of the data from seed and epoch), so that no generator's
-# state belongs to it.
+# Everything random is drawn from seed and step (the order of the data from seed and epoch), so that no generator has a
+# state to store.
 
 
 @dataclass(frozen=True)
 class Entry:
-    """Figures at one saved step: the mean loss since the one before, and fractions on held-out data.
+    """Figures at one saved step: the mean loss since the last one, and shares of the held-out tokens.
 
-    ``by_step`` is ``Acceptance``'s; it is empty in processes that do not evaluate.
+    ``by_step`` is that of ``Acceptance``; it is empty in processes that do not evaluate.
     """
 
     step: int
@@ -49,7 +49,7 @@ class Entry:
 
 @dataclass
 class State:
-    """The state after ``step`` optimiser steps. ``settings`` identify the run to which it belongs."""
+    """The state after ``step`` optimiser steps. ``settings`` identify the run to which the state belongs."""
 
     settings: Mapping[str, Any]
     step: int = 0
@@ -59,6 +59,7 @@ class State:
 
 
 def save_state(state: State, file: Path) -> None:
+    """Write the state, so that the file holds the last state or this one, whenever the process is killed."""
     unfinished = file.with_suffix(".unfinished")
     history = [[entry.step, entry.loss, entry.by_step, entry.speedup] for entry in state.history]
     content = {
@@ -76,7 +77,7 @@ def save_state(state: State, file: Path) -> None:
 
 
 def load_state(file: Path, settings: Mapping[str, Any]) -> State:
-    """The state in ``file``, or a fresh one. Raises ConfigError if it belongs to a run with other settings."""
+    """The state in ``file``; a fresh one without a file. Raises ConfigError for a run with other settings."""
     if not file.is_file():
         return State(settings)
     try:
@@ -97,13 +98,14 @@ def load_state(file: Path, settings: Mapping[str, Any]) -> State:
 
 
 # --------------------------------------------------------------------------------------------------------------- curves
-# Plots a run's curves as PNG files.
+# A run's curves as PNG files.
 
 CANDIDATES: Final = (1, 4, 16)
+"""Numbers of candidates for which acceptance is drawn and printed."""
 
 
 def draw(history: Sequence[Entry], folder: Path, shown: Shown) -> None:
-    """Plot loss, acceptance by candidates and acceptance by step over the steps: three files in ``folder``."""
+    """Plot loss, acceptance by candidates, and acceptance by step, over the optimiser's steps: three files."""
     steps = [entry.step for entry in history]
     losses: dict[str, Line] = {"loss": ([entry.loss for entry in history], None, None)}
     plot_lines(steps, losses, Labels("Training loss", "step", "nats per token"), folder / "loss.png")
@@ -116,27 +118,30 @@ def draw(history: Sequence[Entry], folder: Path, shown: Shown) -> None:
 
 
 def shares(history: Sequence[Entry], step: int, count: int) -> Line:
+    """Acceptance of one step among so many candidates, at each saved state."""
     lines = [entry.by_step[step] for entry in history]
     return [line[min(count, len(line)) - 1] for line in lines], None, None
 
 
 # ------------------------------------------------------------------------------------------------------------- progress
-# The output of a run in progress: a bar with the remaining time, and a line for each saved state.
+# The output of a run: a bar with the remaining time, and a line for each saved state.
 
 AVERAGED_OVER: Final = 30.0
-"""Seconds over which the remaining time is averaged: steps are alike."""
+"""Seconds over which the remaining time is averaged: all steps take about the same."""
 
 
 def progress(console: Console) -> Progress:
+    """A progress bar for a run."""
     return progress_bar(console, AVERAGED_OVER)
 
 
 def say(console: Console, text: str) -> None:
+    """Print a line as it is."""
     console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 class Bar:
-    """The run's progress: the loss of the last steps, and the last figures on held-out data."""
+    """A run's progress bar, with the loss of the last steps and the last figures on held-out data."""
 
     def __init__(self, console: Console, done: int, steps: int, shown: Shown) -> None:
         self._console = console
@@ -155,17 +160,19 @@ class Bar:
         self._progress.stop()
 
     def stepped(self, step: int, loss: float) -> None:
+        """Show the steps done, and a running mean of the loss."""
         self._loss = loss if math.isnan(self._loss) else 0.95 * self._loss + 0.05 * loss
         self._progress.update(self._task, completed=step, description=f"loss {self._loss:.3f}{self._figures}")
 
     def evaluated(self, entry: Entry) -> None:
+        """Show the figures, and print a line about them."""
         if entry.by_step:
             self._figures = f", {figures(entry, self._shown)}"
             say(self._console, f"step {entry.step} of {self._steps}: loss {entry.loss:.3f}{self._figures}")
 
 
 def figures(entry: Entry, shown: Shown) -> str:
-    """Held-out acceptance in words: of the first step, then of each, and the estimated speed-up."""
+    """Held-out acceptance in words: of the first step by candidates, then of each step, and the estimated speed-up."""
     first = entry.by_step[0]
     among = "/".join(f"{first[min(count, len(first)) - 1]:.1%}" for count in CANDIDATES)
     chain = " ".join(f"{shares[0]:.0%}" for shares in entry.by_step)
@@ -175,38 +182,39 @@ def figures(entry: Entry, shown: Shown) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------------- evaluate
-# Evaluates a drafter in training on held-out data at T = 0, and estimates its gain on a cluster.
+# The acceptance of a drafter in training, on held-out data at T = 0, and an estimate of its gain on a cluster.
 
 MOST_CANDIDATES: Final = 16
-"""Most candidates of a position among which the target's token is looked for."""
+"""Most candidates of a position among which the target's token is sought."""
 CHAIN: Final = 7
-"""Greatest number of tokens ahead that are evaluated."""
+"""Greatest number of steps ahead that are evaluated."""
 REQUESTS: Final = 4
+"""Requests that are simulated for an estimate."""
 TOKENS: Final = 100
 """Tokens of each simulated request."""
 
 
 @dataclass(frozen=True)
 class Acceptance:
-    """Fractions of the held-out tokens; ``by_step[k][c]``: the draft of step k is among the c + 1 best candidates.
+    """Shares of the held-out tokens, 0 to 1; ``by_step[k][c]``: the token of step k is among the c + 1 best candidates.
 
-    The earlier tokens of a chain are the text's, whether or not they would have been drafted.
+    The earlier tokens of a chain are those of the text, whether they would have been drafted or not.
     """
 
     by_step: tuple[tuple[float, ...], ...]
     drafts: tuple[int, ...]
-    """Number of tokens that were evaluated in each step."""
+    """The number of tokens evaluated in each step."""
 
     @property
     def profile(self) -> tuple[float, ...]:
-        """Acceptance by number of candidates, with all steps weighted alike: a full pipeline drafts at every depth."""
+        """Acceptance by candidates, all tokens weighted alike: a full pipeline drafts at every depth equally often."""
         columns = zip(*self.by_step, strict=True)
         return tuple(sum(s * n for s, n in zip(c, self.drafts, strict=True)) / sum(self.drafts) for c in columns)
 
 
 @torch.no_grad()
 def evaluate(trainee: Trainee, head: nn.Module, batches: Iterable[Batch]) -> Acceptance:
-    """Rank the target's best token among the drafter's candidates. ``head`` is the target's."""
+    """Look for the target's best token among the drafter's candidates. ``head``: the target's."""
     hits: list[Tensor] = []
     drafts: list[int] = []
     for batch in batches:
@@ -215,7 +223,7 @@ def evaluate(trainee: Trainee, head: nn.Module, batches: Iterable[Batch]) -> Acc
             best_Bn = torch.full_like(batch.tokens_Bn, -1)
             best_Bn[learned_Bn] = head(batch.final_BnD[learned_Bn]).argmax(-1)
         for step, hidden in enumerate(trainee.unroll(batch, CHAIN)):
-            # A step's output stands for the last rows only: the first ones have no chain of that length.
+            # A step's output belongs to the last rows only: the first ones have no chain of that length.
             first = learned_Bn.shape[1] - hidden.shape[1]
             learned = learned_Bn[:, first:]
             logits_mV = trainee.logits(step, hidden[learned])
@@ -232,9 +240,9 @@ def evaluate(trainee: Trainee, head: nn.Module, batches: Iterable[Batch]) -> Acc
 
 
 def estimated_speedup(accuracy: Sequence[float], cluster: Cluster) -> float:
-    """Speed-up over plain decoding, simulated with drafts of this profile and the default strategy.
+    """The speed-up over plain decoding, simulated with drafts of this profile and the default strategy.
 
-    The drafter's time is the one in the cluster's file.
+    The drafter takes the time that the cluster's file states.
     """
     script = profile_script(accuracy, REQUESTS, TOKENS, seed=0)
     speculation = SpeculativeConfig(method="synthetic", accuracy=tuple(accuracy))
@@ -245,17 +253,17 @@ def estimated_speedup(accuracy: Sequence[float], cluster: Cluster) -> float:
 
 
 # ----------------------------------------------------------------------------------------------------------------- loop
-# The training loop: gradients of a step's parts, a step of the optimiser, and now and then figures and state.
+# The training loop: the gradients of a step's parts, a step of the optimiser, and now and then figures and state.
 
 WARM_UP: Final = 100
-"""Steps over which the learning rate rises, but at most a tenth of the run."""
+"""Steps over which the learning rate rises; at most a tenth of the run."""
 
 Step = Sequence[Sequence[int]]
-"""The samples of each part of an optimiser step."""
+"""The samples of each part of an optimiser step, by their numbers."""
 
 
 class Watch(Protocol):
-    """Is notified of every step and every evaluation."""
+    """Is told of every step and every evaluation."""
 
     def stepped(self, step: int, loss: float) -> None: ...
 
@@ -275,7 +283,7 @@ class Run:
     steps: Sequence[Step]
     learning_rate: float
     half: bool
-    """Whether bfloat16 autocast is on. Accelerate's own switch is not used, since it is one for the whole process."""
+    """Whether bfloat16 autocast is on. Accelerate's own switch is not used: it is one for the whole process."""
     seed: int
     save_every: int
     state_file: Path
@@ -283,7 +291,7 @@ class Run:
 
 
 def train(run: Run, state: State, watch: Watch) -> State:
-    """Train from ``state`` to the last step, saving on the way. Returns the final state."""
+    """Train from ``state`` to the last step, saving now and then. Returns the last state."""
     parameters = list(run.parameters.values())
     restore(run.parameters, state)
     optimizer = torch.optim.AdamW(parameters, lr=run.learning_rate, betas=run.kind.betas, weight_decay=0.0)
@@ -307,7 +315,7 @@ def train(run: Run, state: State, watch: Watch) -> State:
 
 
 def backward(run: Run, trainee: nn.Module, number: int) -> float:
-    """Compute the gradients of a step, averaged over the rows learned from in all its parts. Returns the mean loss."""
+    """Compute the gradients of a step, averaged over all rows that its parts learn from. Returns the mean loss."""
     step, accelerator = run.steps[number], run.accelerator
     lessons = sum(run.loader.lessons(part) for part in step)
     own = list(enumerate(step))[accelerator.process_index :: accelerator.num_processes]
@@ -317,35 +325,37 @@ def backward(run: Run, trainee: nn.Module, number: int) -> float:
         with accelerator.no_sync(trainee) if i != own[-1][0] else contextlib.nullcontext():
             with autocast(run):
                 loss = trainee(batch, seed_of(run.seed, number, i))
-            # Data parallelism averages gradients over processes; here they are shares of one sum.
+            # Data parallelism averages over processes, and these are shares of one sum: hence the factor.
             accelerator.backward(loss * (accelerator.num_processes / lessons))
         total += loss.detach()
     return float(accelerator.reduce(total, reduction="sum")) / lessons
 
 
 def autocast(run: Run) -> torch.autocast:
+    """A context in which the trainee computes in bfloat16, if it is to."""
     return torch.autocast(run.accelerator.device.type, torch.bfloat16, enabled=run.half)
 
 
 def seed_of(seed: int, step: int, part: int) -> int:
-    """A seed of its own for each part of each step."""
+    """A seed for each part of each step."""
     return int(np.random.SeedSequence([seed, step, part]).generate_state(1)[0])
 
 
 def rate_at(step: int, steps: int) -> float:
-    """Fraction of the highest learning rate: a linear rise, then a linear fall to zero."""
+    """Share of the highest learning rate, 0 to 1: a linear rise, then a linear fall to zero."""
     warm_up = max(1, min(WARM_UP, steps // 10))
     return min((step + 1) / warm_up, (steps - step) / max(1, steps - warm_up), 1.0)
 
 
 def restore(parameters: Mapping[str, nn.Parameter], state: State) -> None:
+    """Put the state's weights into the parameters, which stay the same objects."""
     with torch.no_grad():
         for name, weight in state.weights.items():
             parameters[name].copy_(weight)
 
 
 def saved(run: Run, state: State, step: int, loss: float, optimizer: Any) -> State:
-    """The state after ``step`` with figures on held-out data, written by the main process."""
+    """The state after ``step``, with figures on held-out data; the main process writes it."""
     entry = Entry(step, loss, ())
     weights: dict[str, Tensor] = {name: one.detach().cpu().clone() for name, one in run.parameters.items()}
     if run.accelerator.is_main_process:

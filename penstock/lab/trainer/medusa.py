@@ -19,13 +19,13 @@ from penstock.lab.trainer.options import HEADS, TrainOptions
 from penstock.lab.trainer.states import Batch
 
 LAYERS: Final = 1
-"""Residual blocks of a head, as in the paper."""
+"""Residual blocks of each head, as in the paper."""
 
 
 class MedusaTrainee(nn.Module):
-    """A trainee (``base.Trainee``) whose steps are heads.
+    """A trainee (``kinds.Trainee``) whose steps are heads.
 
-    Head k drafts what follows row i + k, from the state before row i.
+    Head k drafts the token after row i + k, from the state before row i.
     """
 
     def __init__(self, module: Any, head: nn.Module, draft_ids_v: Tensor | None) -> None:
@@ -46,7 +46,7 @@ class MedusaTrainee(nn.Module):
         states_BnF = batch.states_BnF
         rows = states_BnF.shape[1]
         for k in range(min(steps, self.module.heads, rows)):
-            # The state before row i drafts for row i + k, so the last k states have no row.
+            # The state before row i drafts for row i + k, so that the last k states have nothing to draft for.
             yield states_BnF[:, : rows - k]
 
     def logits(self, step: int, hidden_nD: Tensor) -> Tensor:
@@ -60,15 +60,17 @@ class MedusaTrainee(nn.Module):
 
 
 def settle(options: TrainOptions, target: Checkpoint) -> TrainOptions:
+    """The options with the kind's defaults."""
     return with_usual(options, heads=HEADS)
 
 
 def reads(options: TrainOptions, target: Checkpoint) -> tuple[int, ...]:
-    """The number of the states after the final norm."""
+    """The number of the state after the final norm."""
     return (target.num_layers,)
 
 
 def config(start: Start) -> dict[str, Any]:
+    """The content of config.json: FasterDecoding's, or vLLM's for a vocabulary of the heads' own."""
     target, heads, name = start.target, start.options.heads, start.options.model
     common = {
         "hidden_size": target.hidden_size,
@@ -83,7 +85,7 @@ def config(start: Start) -> dict[str, Any]:
 
 
 def fresh(start: Start) -> dict[str, Tensor]:
-    """Copies of the target's head, behind blocks that change nothing yet."""
+    """Copies of the target's head, after blocks that change nothing yet."""
     width, head_vD, ids_v = start.target.hidden_size, start.head(), start.draft_ids_v
     assert start.options.heads is not None
     tensors = {} if ids_v is None else {"token_map": ids_v}

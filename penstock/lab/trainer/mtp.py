@@ -21,15 +21,16 @@ from penstock.models.speculators.base import final_norm
 from penstock.models.speculators.mtp import place_of
 
 NOISE: Final = 0.1
-"""Scale of the noise in a fresh projection, beside the parts that lead embedding and state straight into the layer."""
+"""Scale of the noise in a fresh projection, whose other part hands embedding and state to the layer unchanged."""
 
 
 def reads(options: TrainOptions, target: Checkpoint) -> tuple[int, ...]:
-    """The number of the states after the final norm."""
+    """The number of the state after the final norm."""
     return (target.num_layers,)
 
 
 def config(start: Start) -> dict[str, Any]:
+    """The content of config.json."""
     target = start.target
     return {
         "architectures": ["MTP"],
@@ -42,7 +43,7 @@ def config(start: Start) -> dict[str, Any]:
 
 
 def fresh(start: Start) -> dict[str, Tensor]:
-    """The target's own layer of the head's kind, norms that change nothing, and half of embedding and state."""
+    """A copy of the target's own layer of the head's kind, norms that change nothing, and half of each input."""
     target, width = start.target, start.target.hidden_size
     place = place_of(target)
     assert place is not None
@@ -60,6 +61,7 @@ def fresh(start: Start) -> dict[str, Tensor]:
 
 
 def settle(options: TrainOptions, target: Checkpoint) -> TrainOptions:
+    """The options with the kind's defaults. Raises FieldError for a target without a layer of full attention."""
     if place_of(target) is None:
         raise FieldError("kind", "is 'mtp', and none of the target's layers attends to everything: take eagle3")
     return with_usual(options, ttt_steps=TTT_STEPS)

@@ -42,10 +42,11 @@ BELONGS: Final = {
     "exit_layer": ("early-exit",),
     "layers": ("draft",),
 }
-"""Options that only some kinds have; where they are None the kind has a default."""
+"""The kinds that have an option, for options that not all have; None stands for the kind's default."""
 VARIANTS: Final = ("anchors", "paper")
 DTYPES: Final = ("float32", "bfloat16")
 DEVICES: Final = ("cpu", "cuda")
+"""Values of the options ``variant``, ``dtype`` and ``device``."""
 TTT_STEPS: Final = 7
 HEADS: Final = 5
 SPEC_LAYERS: Final = 1
@@ -56,8 +57,8 @@ MARKOV_RANK: Final = 256
 DRAFT_LAYERS: Final = 2
 DRAFT_VOCAB_SIZE: Final = 32000
 STAGES: Final = (4, 8, 16)
-"""Defaults of the kinds for the options of these names; ``DRAFT_LAYERS`` is that of draft's ``layers``,
-``BLOCK_LAYERS`` that of ``spec_layers`` for dflash and dspark."""
+"""Defaults for the options of these names: ``DRAFT_LAYERS`` for draft's ``layers``, ``BLOCK_LAYERS`` for the
+``spec_layers`` of dflash and dspark."""
 SHORTEST: Final = 8
 """Smallest ``max_length``, in tokens."""
 
@@ -73,6 +74,7 @@ def numbers(field: str, text: str) -> tuple[float, ...]:
 
 
 def listed(field: str, text: str, read: Callable[[str], T], wanted: str) -> tuple[T, ...]:
+    """The entries of a list with commas, each read by ``read``. Raises FieldError unless all can be read."""
     try:
         return tuple(read(one) for one in text.split(","))
     except ValueError:
@@ -245,6 +247,7 @@ class TrainOptions:
         check(not self.output.is_file(), "output", str(self.output), "a folder, or a name that is still free")
 
     def _check_data(self) -> None:
+        """Raise FieldError for options about data that do not go together."""
         check_positive(self, "self_generate")
         if self.self_generate is None:
             check(bool(self.data), "data", "", "at least one file or folder, or give self_generate")
@@ -257,6 +260,7 @@ class TrainOptions:
         check(sound, "temperatures", self.temperatures, "numbers of 0 or above")
 
     def _check_spd(self) -> None:
+        """Raise FieldError for options of spd that do not go together."""
         if self.variant is not None and self.variant not in VARIANTS:
             raise FieldError("variant", f"is {self.variant!r}; {nearest(self.variant, VARIANTS)}")
         for name in ("anchors", "stages"):
@@ -277,7 +281,7 @@ class TrainOptions:
 
 
 def check_within(options: TrainOptions, last: int, *names: str) -> None:
-    """Raise FieldError if one of these options exceeds the target's ``last`` layers."""
+    """Raise FieldError if one of these options is above the target's ``last`` layer."""
     for name in names:
         given = getattr(options, name)
         if given is not None and (max(given) if isinstance(given, tuple) else given) > last:
@@ -285,14 +289,14 @@ def check_within(options: TrainOptions, last: int, *names: str) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------ preflight
-# Checks of training options that need no more than a glance at files, before torch is imported.
+# Checks of training options that need no more than a look at files, before torch is imported.
 
 COUNTED: tuple[str, ...] = ("layers", "spec_layers", "exit_layer", "stages", "anchors")
-"""Options that are counts or numbers of the target's layers."""
+"""Options that count the target's layers, or name one by its number."""
 
 
 def check_run(options: TrainOptions) -> None:
-    """Raise ConfigError for what is missing, is no data, does not fit the target, or is not installed."""
+    """Raise ConfigError for what is missing, holds no data, does not fit the target, or is not installed."""
     for path in options.data:
         for file in files_of(path):
             for _ in itertools.islice(documents_of(file), 1):
@@ -309,7 +313,7 @@ def check_run(options: TrainOptions) -> None:
 
 
 def check_target(options: TrainOptions, vocab_size: int | None, layers: int | None) -> None:
-    """Raise FieldError for options that exceed the target's sizes; None stands for a size that is not known."""
+    """Raise FieldError for options above the target's sizes; None stands for a size that is not known."""
     size = options.draft_vocab_size
     if size is not None and vocab_size is not None and size > vocab_size:
         raise FieldError("draft_vocab_size", f"is {size}; the target knows {vocab_size} tokens")

@@ -1,4 +1,4 @@
-"""``penstock train``: from options to a trained drafter, and the registry of kinds."""
+"""``penstock train``: the registry of kinds, the inputs of a run, and the command itself."""
 
 from __future__ import annotations
 
@@ -62,15 +62,16 @@ KINDS: Final[dict[str, Kind]] = {
 
 
 # ---------------------------------------------------------------------------------------------------------------- setup
-# The setup that all steps of ``penstock train`` share, checked and settled before anything is read.
+# The objects that all steps of ``penstock train`` share; options are checked and settled before anything is read.
 
 STATE: Final = "state.pt"
 FRESH: Final = "fresh-"
+"""Names in the folder ``training``: the run's state, and the beginning of folders with untrained drafters."""
 
 
 @dataclass(frozen=True)
 class Setup:
-    """The objects that all steps of the command need, with settled options. ``work`` is the output's folder
+    """The objects that all steps of the command share, with settled options. ``work``: the output's folder
     ``training``."""
 
     options: TrainOptions
@@ -112,13 +113,14 @@ def set_up(options: TrainOptions, console: Console) -> Setup:
 
 
 # -------------------------------------------------------------------------------------------------------------- prepare
-# The inputs of a run: its data, the target's hidden states, a vocabulary, and a fresh drafter.
+# The inputs of a run: data, the target's hidden states, a vocabulary, and an untrained drafter.
 
 SEQUENCES: Final = 64
-"""Conversations that the target writes at a time."""
+"""Conversations that the target writes at the same time."""
 
 
 def read_corpus(setup: Setup) -> Corpus:
+    """The sequences to learn from, from files or written by the target. Raises ConfigError."""
     options = setup.options
     tokenizer = load_tokenizer(setup.target.path)
     if options.self_generate is not None or options.regenerate:
@@ -136,7 +138,7 @@ def read_corpus(setup: Setup) -> Corpus:
 
 
 def written_by_target(setup: Setup) -> list[Document]:
-    """Conversations of the data, or of the target's own questions, with the target's own answers."""
+    """Conversations with the target's own answers; their questions are the data's, or the target's own, too."""
     options = setup.options
     found = [] if options.self_generate is not None else read_documents(options.data)
     with LLM(str(setup.target.source), **writing_engine(setup)) as llm, progress(setup.console) as bar:
@@ -152,8 +154,10 @@ def written_by_target(setup: Setup) -> list[Document]:
 
 
 def writing_engine(setup: Setup) -> dict[str, Any]:
-    """Options of the engine that writes: many sequences, which cost little more than one, and room for
-    typical lengths."""
+    """Options of the engine that writes: many sequences at once, which cost little more than one.
+
+    It has KV slots for a quarter of the longest possible texts, since most are shorter.
+    """
     options, quantized = setup.options, setup.target.weights.bits is not None
     return {
         "dtype": "auto" if quantized else options.dtype,  # the fastest beside quantised weights
@@ -166,6 +170,7 @@ def writing_engine(setup: Setup) -> dict[str, Any]:
 
 
 def self_asked(setup: Setup, count: int, llm: LLM, bar: Progress) -> list[str]:
+    """``count`` questions that the target asks, written to disk as they come. Raises ConfigError."""
     options = setup.options
     key = questions_key(identity(setup.target), options.max_length, options.seed)
     task = bar.add_task("the target's own questions", total=count)
@@ -176,6 +181,7 @@ def self_asked(setup: Setup, count: int, llm: LLM, bar: Progress) -> list[str]:
 
 
 def cached_states(setup: Setup, corpus: Corpus) -> StateCache:
+    """The target's hidden states of all sequences, computed unless they are on disk. Raises ConfigError."""
     options, target = setup.options, setup.target
     layers = tuple(sorted({*setup.kind.reads(options, target), target.num_layers}))
     wanted = Wanted(target, layers, options.max_length, options.dtype)
@@ -188,7 +194,7 @@ def cached_states(setup: Setup, corpus: Corpus) -> StateCache:
 
 
 def choose_vocabulary(setup: Setup, corpus: Corpus) -> Vocabulary:
-    """Choose the vocabulary, and print how much of the data it covers where it is not the target's whole one."""
+    """The tokens that can be drafted; how much of the data they are is printed, unless they are all."""
     size, known = setup.options.draft_vocab_size, setup.target.vocab_size
     if size is None:
         return Vocabulary(None, known)
@@ -200,8 +206,9 @@ def choose_vocabulary(setup: Setup, corpus: Corpus) -> Vocabulary:
 
 
 def fresh_drafter(setup: Setup, vocabulary: Vocabulary, settings: Mapping[str, Any]) -> Drafter:
-    """The untrained drafter of a run, written once, so that a resumed run begins with the same."""
+    """The untrained drafter of a run, which is written once, so that a resumed run begins with the same one."""
     folder = setup.work / f"{FRESH}{hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:24]}"
+    # Made beside its place and renamed: a folder in place is whole.
     if not folder.is_dir():
         generator = torch.Generator().manual_seed(setup.options.seed)
         unfinished = folder.with_name(f"{folder.name}.unfinished")
@@ -213,7 +220,7 @@ def fresh_drafter(setup: Setup, vocabulary: Vocabulary, settings: Mapping[str, A
 
 
 def settings_of(setup: Setup, corpus: Corpus, vocabulary: Vocabulary) -> dict[str, Any]:
-    """The settings that have to be equal for a run to be resumed."""
+    """The settings that a run has to share with the state from which it is resumed."""
     options = setup.options
     names = ("kind", "epochs", "max_steps", "learning_rate", "batch_tokens", "accumulate", "max_length", "dtype")
     # A run can be resumed by a version that knows more kinds: options of these alone are not among its settings.
@@ -224,10 +231,10 @@ def settings_of(setup: Setup, corpus: Corpus, vocabulary: Vocabulary) -> dict[st
 
 
 # ----------------------------------------------------------------------------------------------------------------- runs
-# Puts a run together for the loop: module, target's head, data and steps.
+# Puts a run together for the loop: the module, the target's head, data and steps.
 
 HELD_OUT_TOKENS: Final = 1 << 14
-"""Most tokens that each evaluation looks at."""
+"""Most tokens at which each evaluation looks."""
 
 
 def make_run(
@@ -238,7 +245,7 @@ def make_run(
     vocabulary: Vocabulary,
     steps: Sequence[Step],
 ) -> Run:
-    """Put module, target's head and data together."""
+    """The run of the loop, with the module and the target's head loaded on the device."""
     options, kind, target, device = setup.options, setup.kind, setup.target, setup.accelerator.device
     rate = options.learning_rate
     assert rate is not None
@@ -250,6 +257,7 @@ def make_run(
     loader = Loader(corpus, cache, kind.reads(options, target), target.num_layers, device)
 
     def judge() -> tuple[Acceptance, float | None]:
+        """Evaluate the drafter, and estimate its speed-up on the cluster, if one is named."""
         found = held_out(options, corpus, loader, trainee, head)
         profile = found.profile if kind.shown.alike else found.by_step[0]
         return found, None if setup.cluster is None else estimated_speedup(profile, setup.cluster)
@@ -271,7 +279,7 @@ def make_run(
 
 
 def planned(setup: Setup, corpus: Corpus) -> list[Step]:
-    """All optimiser steps. Raises ConfigError if the data do not suffice for one."""
+    """All optimiser steps. Raises ConfigError if there are too few data for one."""
     options = setup.options
     parts = options.accumulate * setup.accelerator.num_processes
     epochs = (epoch_steps(corpus, options.seed, epoch, options.batch_tokens, parts) for epoch in range(options.epochs))
@@ -282,7 +290,7 @@ def planned(setup: Setup, corpus: Corpus) -> list[Step]:
 
 
 def held_out(options: TrainOptions, corpus: Corpus, loader: Loader, trainee: Any, head: nn.Module) -> Acceptance:
-    """Figures on held-out samples, evenly selected where there are too many."""
+    """Figures on held-out samples: all of them, or evenly selected ones."""
     tokens = sum(len(corpus.samples[i]) for i in corpus.held_out)
     chosen = corpus.held_out[:: max(1, -(-tokens // HELD_OUT_TOKENS))]
     batches = packed(chosen, corpus.samples, options.batch_tokens // options.accumulate)
@@ -291,17 +299,18 @@ def held_out(options: TrainOptions, corpus: Corpus, loader: Loader, trainee: Any
 
 
 # -------------------------------------------------------------------------------------------------------------- command
-# ``penstock train``: data, hidden states, a fresh drafter, the loop under a progress bar, and the files written.
+# ``penstock train``: data, hidden states, an untrained drafter, the loop with a progress bar, and the drafter's files.
 #
-# The output folder holds the drafter, and its subfolder ``training`` the hidden states, the run's state and curves.
+# The output folder has the drafter, and in its subfolder ``training`` hidden states, the run's state and its curves.
 
 
 def run_train(options: TrainOptions, console: Console | None = None) -> Drafter:
     """Train, and return the drafter that was written. Raises ConfigError for what cannot work before anything starts.
 
-    An earlier run in the output folder with the same settings is resumed.
+    An earlier run in the output folder is resumed if it has the same settings.
     """
     setup = set_up(options, console or Console(stderr=True))
+    # The main process first: it writes the files that the others then find.
     with setup.accelerator.main_process_first():
         corpus = read_corpus(setup)
         steps = planned(setup, corpus)

@@ -1,4 +1,4 @@
-"""Training of SPD's module and of the early exit, from their start on."""
+"""Training of SPD's module and of the early exit: their beginning, the depths of a pipeline, and the loss."""
 
 from __future__ import annotations
 
@@ -29,19 +29,21 @@ from penstock.models.loader import load_module
 from penstock.models.speculators.spd import ANCHORS, PAPER
 
 # ------------------------------------------------------------------------------------------------------------ spd start
-# SPD's module and the early exit before training: sizes, configuration, and initial tensors.
+# SPD's module and the early exit before training: sizes, configuration and initial tensors.
 #
-# The format is yuyijiong/speculative_pipeline_decoding's, as read by ``models/speculators/spd.py``.
+# The format is yuyijiong/speculative_pipeline_decoding's, which ``models/speculators/spd.py`` reads.
 
 NOISE: Final = 0.02
 """Standard deviation of the first weights of the states above the first."""
 OPTIONAL: Final = ("q_norm.weight", "k_norm.weight", "q_proj.bias", "k_proj.bias", "v_proj.bias", "o_proj.bias")
-"""Tensors that the module's attention has only where the target's has them."""
+"""Tensors that the module's attention has only if the target's has them."""
 
 
 def settle(options: TrainOptions, target: Checkpoint) -> TrainOptions:
-    """Defaults: anchors 0, 1, 2, 4, ... up to half of the layers and the last; an exit after a quarter
-    of the layers."""
+    """The options with defaults: anchors 0, 1, 2, 4, ... up to half of the layers, and the last; a quarter for an exit.
+
+    Raises FieldError for numbers above the target's layers.
+    """
     last = target.num_layers
     options = with_usual(options, spec_layers=SPEC_LAYERS, draft_vocab_size=min(DRAFT_VOCAB_SIZE, target.vocab_size))
     check_within(options, last, "spec_layers", "exit_layer")
@@ -57,8 +59,8 @@ def settle(options: TrainOptions, target: Checkpoint) -> TrainOptions:
 
 
 def levels_read(options: TrainOptions, target: Checkpoint) -> tuple[tuple[int, ...], ...]:
-    """The states that each level's feature reads. The paper's level k reads 0, half of the layers
-    passed, all (Eq. 1)."""
+    """The states that each level's feature reads. The paper's level k reads state 0, that of half of the layers passed,
+    and that of all of them (Eq. 1)."""
     if options.variant == "paper":
         assert options.stages is not None
         done = layers_done(target.even_split(options.stages[0]))
@@ -68,6 +70,7 @@ def levels_read(options: TrainOptions, target: Checkpoint) -> tuple[tuple[int, .
 
 
 def anchors_of(options: TrainOptions) -> tuple[int, ...]:
+    """The states that are read at the deepest level: the anchors, or the early exit's only state."""
     if options.anchors is not None:
         return options.anchors
     assert options.exit_layer is not None
@@ -75,10 +78,12 @@ def anchors_of(options: TrainOptions) -> tuple[int, ...]:
 
 
 def reads(options: TrainOptions, target: Checkpoint) -> tuple[int, ...]:
+    """Numbers of the hidden states that are read from disk; state 0, the embedding, is computed from tokens."""
     return tuple(sorted({state for level in levels_read(options, target) for state in level} - {0}))
 
 
 def config(start: Start) -> dict[str, Any]:
+    """The content of config.json."""
     options, target, ids_v = start.options, start.target, start.draft_ids_v
     known = {} if ids_v is None else {"draft_token_ids": ids_v.tolist()}
     common = {
@@ -101,7 +106,7 @@ def config(start: Start) -> dict[str, Any]:
 
 
 def fresh(start: Start) -> dict[str, Tensor]:
-    """Layers and head copied from the target; a feature is nearly the deepest state that it reads."""
+    """Layers and head are copies of the target's; each feature is nearly the deepest state that it reads."""
     options, levels = start.options, levels_read(start.options, start.target)
     assert options.spec_layers is not None
     deepest = len(levels) - 1
@@ -119,18 +124,18 @@ def fresh(start: Start) -> dict[str, Tensor]:
 
 
 def projection(start: Start, states: int) -> Tensor:
-    """[D, states x D]: an identity for the last of the states, and a little noise for the others."""
+    """[D, states x D]: the identity for the last of the states, and a little noise for the others."""
     width = start.target.hidden_size
     others = torch.randn(width, (states - 1) * width, generator=start.generator) * NOISE
     return torch.cat([others, torch.eye(width)], dim=1)
 
 
 def layer(start: Start, index: int) -> dict[str, Tensor]:
-    """A copy of a target's layer where it is a Llama or Qwen layer, else a random one of its sizes.
+    """A copy of one of the target's layers if these are Llama or Qwen layers, else a random layer of their sizes.
 
-    The copies are spread from the target's first layer, which can read a token's embedding, to its last, whose output
+    Copies are spread from the target's first layer, which can read the embedding of a token, to its last, whose output
     the head can read; a single one is the last. With two layers this starts the demo target's module at a loss of 3.6
-    after 50 steps, where its last two layers gave 5.3 and its first two 4.6.
+    after 50 steps, where the last two layers gave 5.3 and the first two 4.6.
     """
     prefix, target = f"spec_layers.{index}", start.target
     made = start.layer(prefix, target.hidden_size)
@@ -147,7 +152,7 @@ def layer(start: Start, index: int) -> dict[str, Tensor]:
 
 
 # --------------------------------------------------------------------------------------------------------------- depths
-# Levels at which SPD's module sees the tokens of a sequence, by the number of tokens in flight.
+# Levels at which SPD's module sees the tokens of a sequence, by how many tokens are in flight.
 #
 # Source: Wang et al., Speculative Pipeline Decoding (arXiv 2605.30852), section 3.7 and appendix A.
 
@@ -156,8 +161,8 @@ def layer(start: Start, index: int) -> dict[str, Tensor]:
 class Block:
     """All tokens of a sequence at one level.
 
-    A row that is asked has passed ``depth`` stages. It sees the j-th token before it at level ``near[j]``, and all
-    earlier tokens at the deepest level. With None the rows of this block are only seen.
+    A row that is asked about has passed ``depth`` stages. It sees the j-th token before it at level ``near[j]``, and
+    all earlier tokens at the deepest level. None: the rows of this block are only seen, and nothing is asked.
     """
 
     level: int
@@ -168,9 +173,9 @@ class Block:
 def lay_out(levels: Sequence[int], fill: int, asked: int = 0, only: bool = False) -> tuple[Block, ...]:
     """The blocks that occur in a pipeline whose ``fill`` newest tokens are in flight, from shallow to deep.
 
-    ``levels`` [stages + 1] are the levels by depth. The newest token has passed ``asked`` stages, the one before it one
-    more, and so on; tokens beyond ``fill`` have passed all stages. ``only``: only the newest token is asked; otherwise
-    a block is asked at the smallest depth of its level. An example for levels 0 1 1 2 2 and a full pipeline of four
+    ``levels`` [stages + 1]: the levels by depth. The newest token has passed ``asked`` stages, the one before it one
+    more, and so on; tokens before the ``fill`` newest ones have passed all stages. ``only``: only the newest token is
+    asked about; otherwise each level is, at its smallest depth. For levels 0 1 1 2 2 and a full pipeline of four
     stages:
 
         asked at level 0  depth 0   sees  ... 2  2  1  1  0
@@ -188,25 +193,25 @@ def lay_out(levels: Sequence[int], fill: int, asked: int = 0, only: bool = False
 
 
 # ------------------------------------------------------------------------------------------------------------------ spd
-# SPD's speculation module, the paper's or with anchors, and the early exit, which has a single anchor.
+# SPD's speculation module, the paper's or with anchors; and the early exit, which has a single anchor.
 #
-# Source: Wang et al., Speculative Pipeline Decoding (arXiv 2605.30852), section 3 and appendix A;
+# Sources: Wang et al., Speculative Pipeline Decoding (arXiv 2605.30852), section 3 and appendix A;
 # yuyijiong/speculative_pipeline_decoding for anchors and settings.
 #
-# Shapes: B sequences, L - 1 rows of each, of which the n last ones are the batch's, N rows of all blocks, H query
-# heads, K key heads, d width of a head, D the target's hidden size.
+# Shapes: B sequences, L - 1 rows of each, the last n of which are the batch's, N rows of all blocks, H query heads, K
+# key heads, d width of a head, D the target's hidden size.
 
 FULL: Final = 0.5
-"""Chance that the pipeline is full; the lesser fills are equally likely (appendix A.2)."""
+"""Chance, 0 to 1, that the pipeline is full; the lesser fills are equally likely (appendix A.2)."""
 AGAIN_WEIGHT: Final = 0.5
-"""Weight of a token asked about again in flight, relative to one asked about when it enters."""
+"""Weight of a token that is asked about again in flight, beside one that is asked about when it enters."""
 
 
 class BlockAttention:
-    """Computes a module's attention; rows are ordered by block, and by sequence within each.
+    """Computes a module's attention; rows are ordered by block, and in each block by sequence.
 
-    A row sees its own token and those shortly before it at the levels of its block, and all earlier ones in the last
-    block, which is that of the deepest level. Rows that are not asked get nothing.
+    A row sees its own token and those shortly before it at its block's levels, and all earlier ones in the last block,
+    which has the deepest level. Rows that are not asked about get zeros.
     """
 
     def __init__(self, blocks: Sequence[Block], sequences: int) -> None:
@@ -232,9 +237,9 @@ class BlockAttention:
 
 
 class SpdTrainee(nn.Module):
-    """A trainee (``base.Trainee``) whose steps are the levels at which tokens are asked about.
+    """A trainee (``kinds.Trainee``) whose steps are the levels at which tokens are asked about.
 
-    ``levels`` are the levels by depth, for each number of stages that is trained for.
+    ``levels``: the levels by depth, for each number of stages that the module is trained for.
     """
 
     def __init__(
@@ -247,9 +252,9 @@ class SpdTrainee(nn.Module):
         self.draft_ids_v = None if draft_ids_v is None else nn.Buffer(draft_ids_v, persistent=False)
 
     def forward(self, batch: Batch, seed: int) -> Tensor:
-        """The divergence at every row that has just entered, and at as many others of tokens in flight.
+        """The divergence at every row that has just entered, and at as many others, of tokens in flight.
 
-        How full the pipeline is, and its number of stages, are drawn for every sequence (appendix A.2).
+        The number of stages, and how many tokens are in flight, are drawn for each sequence (appendix A.2).
         """
         generator = torch.Generator().manual_seed(seed)
         alike: dict[tuple[tuple[int, ...], int], list[int]] = {}
@@ -259,7 +264,7 @@ class SpdTrainee(nn.Module):
         return torch.stack(parts).sum() + self._nothing()
 
     def _divergence(self, batch: Batch, levels: Sequence[int], fill: int, generator: torch.Generator) -> Tensor:
-        """The divergence of sequences in pipelines with these levels by depth and the same fill."""
+        """The divergence of sequences whose pipelines have these levels by depth, and as many tokens in flight."""
         blocks = self._blocks(levels, fill)
         first, *others = self.hidden(batch, blocks)
         teaching = Teaching(self.head, batch, self.draft_ids_v)
@@ -272,7 +277,7 @@ class SpdTrainee(nn.Module):
         return loss
 
     def unroll(self, batch: Batch, steps: int) -> Iterator[Tensor]:
-        """The states in a full pipeline of the most stages, level by level."""
+        """The states in a full pipeline with the most stages, level by level."""
         levels = max(self.levels, key=len)
         fill = len(levels) - 1
         blocks = self._blocks(levels, fill)
@@ -285,7 +290,7 @@ class SpdTrainee(nn.Module):
         return logits_nV
 
     def hidden(self, batch: Batch, blocks: Sequence[Block]) -> Tensor:
-        """The input of the logits for the batch's rows in each block [blocks, B, n, D]."""
+        """The input of the logits for the batch's rows in each block, [blocks, B, n, D]."""
         tokens_BL, states_BLF = batch.tokens_BL[:, :-1], batch.states_BLF[:, :-1]
         sequences, rows = tokens_BL.shape
         given = tokens_BL.flatten(), states_BLF.flatten(0, 1)
@@ -299,7 +304,7 @@ class SpdTrainee(nn.Module):
         return hidden
 
     def drawn(self, generator: torch.Generator) -> tuple[tuple[int, ...], int]:
-        """Levels by depth, and number of tokens in flight, drawn at random."""
+        """Levels by depth, and the number of tokens in flight, both drawn at random."""
         levels = self.levels[int(torch.randint(len(self.levels), (), generator=generator))]
         stages = len(levels) - 1
         if stages == 1 or float(torch.rand((), generator=generator)) < FULL:
@@ -319,7 +324,7 @@ class SpdTrainee(nn.Module):
         return logits_nv
 
     def _nothing(self) -> Tensor:
-        """Zero, as a function of every projection: data parallelism waits for the gradients of levels left out."""
+        """Zero, as a function of every projection: data parallelism waits for the gradients of absent levels, too."""
         memory = self.module.memory or ()
         projections = [*self.module.projections, *(one for layer in memory for one in layer)]
         return torch.stack([one.weight.sum() for one in projections]).sum() * 0
@@ -332,9 +337,9 @@ def trainee(
 
 
 def levels_by_depth(options: TrainOptions, target: Checkpoint) -> list[tuple[int, ...]]:
-    """The level of a token by the number of stages it has passed, for each number of stages that is trained for.
+    """The level of a token by the number of stages that it has passed, for each number of stages trained for.
 
-    For an early exit all are the same.
+    An early exit has only one level.
     """
     if options.variant == "paper":
         return [tuple(range(len(levels_read(options, target))))]

@@ -1,4 +1,4 @@
-"""The target's hidden states of every sequence, computed once and kept, and the batches of them."""
+"""The target's hidden states of every sequence, computed once and stored, and batches of them."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ from penstock.models.stage_model import load_stage
 from penstock.stage.visibility import view_of
 
 # ---------------------------------------------------------------------------------------------------------------- cache
-# The target's hidden states of every sequence, computed once and kept on disk under a key that names their source.
+# The target's hidden states of every sequence, computed once and stored on disk under a key that names their source.
 #
-# A cache is a folder of safetensors shards, each with the states of some sequences in order, under their numbers. A
-# shard is written beside its place and then moved there, so that a shard in place is whole, and a partial cache can be
+# A cache is a folder of safetensors shards, each with the states of some sequences, under their numbers. A shard is
+# written beside its place and then renamed, so that a shard in its place is whole, and a partial cache can be
 # completed.
 #
 # Shapes: L tokens of a sequence, F width of the named layers' states side by side.
 
 LAYOUT: Final = 1
-"""Version of the layout, raised whenever the same key would hold something else."""
+"""Version of the layout, raised when the same key would mean other contents."""
 SHARD_TOKENS: Final = 1 << 15
-"""Approximate tokens of a shard, the most that a kill loses."""
+"""Approximate tokens of a shard: a process that is killed loses no more."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """The contents of a cache: hidden states of ``layers`` (numbered as in transformers) in ``dtype``."""
+    """The contents of a cache: hidden states of ``layers`` (numbered as in transformers), in ``dtype``."""
 
     target: Checkpoint
     layers: tuple[int, ...]
@@ -50,11 +50,12 @@ class Wanted:
 
     @property
     def bytes_per_token(self) -> int:
+        """Bytes of one token's states."""
         return len(self.layers) * self.target.hidden_size * DTYPE_BYTES[self.dtype]
 
 
 def identity(target: Checkpoint) -> str:
-    """A hash that identifies the target: its configuration and index, and name, size and time of every weight file."""
+    """A hash that identifies the target: its configuration and index, and each weight file's name, size and time."""
     found = hashlib.sha256()
     for name in ("config.json", INDEX_FILE):
         file = target.path / name
@@ -66,13 +67,13 @@ def identity(target: Checkpoint) -> str:
 
 
 def key_of(wanted: Wanted, corpus: Corpus) -> str:
-    """The cache's name, which changes with the model, the data and the layout."""
+    """The name of the cache's folder, which depends on the model, the data and the layout."""
     parts = [LAYOUT, identity(wanted.target), corpus.digest(), wanted.layers, wanted.max_length, wanted.dtype]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]
 
 
 def shards_of(samples: Sequence[Sample]) -> list[range]:
-    """Indices of the samples in each shard."""
+    """The indices of the samples in each shard."""
     found, first, tokens = [], 0, 0
     for i, sample in enumerate(samples):
         tokens += len(sample)
@@ -83,7 +84,7 @@ def shards_of(samples: Sequence[Sample]) -> list[range]:
 
 
 class StateCache:
-    """Hidden states by sample number, from files that stay open."""
+    """Hidden states by the sample's number, read from files that stay open."""
 
     def __init__(self, folder: Path, samples: Sequence[Sample], layers: Sequence[int]) -> None:
         self.layers = tuple(layers)
@@ -101,9 +102,9 @@ class StateCache:
 
 
 def fill(folder: Path, corpus: Corpus, wanted: Wanted, device: str) -> Iterator[int]:
-    """Compute the states that ``folder`` lacks; yields the number of tokens that it holds after each addition.
+    """Compute the states that ``folder`` lacks, and yield the number of tokens whose states it has after each sequence.
 
-    Raises ConfigError where the disk has no room for them.
+    Raises ConfigError if the disk has no room for them.
     """
     folder.mkdir(parents=True, exist_ok=True)
     ranges = shards_of(corpus.samples)
@@ -115,7 +116,7 @@ def fill(folder: Path, corpus: Corpus, wanted: Wanted, device: str) -> Iterator[
     if not missing:
         return
     last = wanted.target.num_layers
-    # The stage's own forward pass, so that the training data are the states that the pipeline will send.
+    # A stage's own forward pass, so that the module is trained on the very states that the pipeline will send it.
     stage = load_stage(
         str(wanted.target.source),
         0,
@@ -138,17 +139,19 @@ def fill(folder: Path, corpus: Corpus, wanted: Wanted, device: str) -> Iterator[
 
 
 def write_whole(tensors: dict[str, Tensor], file: Path) -> None:
-    """Write a safetensors file atomically: it is whole or not there."""
+    """Write a safetensors file atomically: it is whole, or it is not there."""
     unfinished = file.with_suffix(".unfinished")
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, unfinished, metadata={"format": "pt"})
     unfinished.replace(file)
 
 
 def name_of(shard: int) -> str:
+    """The name of a shard's file."""
     return f"{shard:05}.safetensors"
 
 
 def check_room(folder: Path, needed: int) -> None:
+    """Raise ConfigError if the folder's disk has less than ``needed`` bytes."""
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise ConfigError(
@@ -158,14 +161,14 @@ def check_room(folder: Path, needed: int) -> None:
 
 
 def of_layer(states_BLF: Tensor, layers: Sequence[int], wanted: Sequence[int]) -> Tensor:
-    """The states of the ``wanted`` layers, selected from concatenated ones and concatenated again."""
+    """The states of the ``wanted`` layers, taken from states of ``layers`` side by side and put side by side again."""
     parts = states_BLF.chunk(len(layers), dim=-1)
     nothing = states_BLF[..., :0]
     return torch.cat([nothing, *(parts[list(layers).index(layer)] for layer in wanted)], dim=-1)
 
 
 # -------------------------------------------------------------------------------------------------------------- batches
-# Batches of samples, and the order in which they are trained on.
+# Batches of samples, and the order in which the samples are trained on.
 #
 # Shapes: B sequences, L tokens of the longest, n = L - 2 rows of each, F width of the states that the drafter reads, D
 # the target's hidden size.
@@ -173,10 +176,10 @@ def of_layer(states_BLF: Tensor, layers: Sequence[int], wanted: Sequence[int]) -
 
 @dataclass(frozen=True)
 class Batch:
-    """Sequences padded to the longest; no row sees what comes after it, so the padding needs no mask.
+    """Sequences padded to the longest one. No row sees later rows, so that padding needs no mask.
 
     Row i is the token at position i + 1, with the states of the token before it. It drafts the token at i + 2, and
-    ``learned_Bn`` says whether that is to be learned:
+    ``learned_Bn`` tells whether that is to be learned:
 
         token     x0    x1    x2    x3    x4
         states    s0    s1    s2    s3    s4
@@ -197,24 +200,27 @@ class Batch:
 
     @property
     def tokens_Bn(self) -> Tensor:
+        """The rows' tokens."""
         return self.tokens_BL[:, 1:-1]
 
     @property
     def states_BnF(self) -> Tensor:
+        """The states that the rows read: each row has those of the token before it."""
         return self.states_BLF[:, :-2]
 
     @property
     def final_BnD(self) -> Tensor:
-        """The target's states after its norm at the rows' own positions: its next token is picked from them."""
+        """The target's states after its norm at the rows' own positions, from which it picks the tokens to draft."""
         return self.final_BLD[:, 1:-1]
 
     @property
     def learned_Bn(self) -> Tensor:
+        """Whether the token that a row drafts is to be learned."""
         return self.learned_BL[:, 2:]
 
 
 class Loader:
-    """Makes batches of a corpus and its states: those of the layers that the drafter ``reads``, and of the ``last``."""
+    """Makes batches of a corpus and its states: of the layers that the drafter ``reads``, and of the ``last`` one."""
 
     def __init__(self, corpus: Corpus, cache: StateCache, reads: Sequence[int], last: int, device: Any) -> None:
         self.corpus = corpus
@@ -224,7 +230,7 @@ class Loader:
         self._device = device
 
     def batch(self, numbers: Sequence[int]) -> Batch:
-        """The batch of these samples, on the device."""
+        """The batch of the samples with these numbers, on the device."""
         samples = [self.corpus.samples[number] for number in numbers]
         tokens_BL = filled([torch.from_numpy(sample.tokens_L) for sample in samples])
         learned_BL = filled([torch.from_numpy(sample.learned_L) for sample in samples])
@@ -233,19 +239,20 @@ class Loader:
         return Batch(*(tensor.to(self._device) for tensor in (tokens_BL, learned_BL, *parts)))
 
     def lessons(self, numbers: Sequence[int]) -> int:
+        """The number of tokens that a drafter can learn from in these samples."""
         return sum(self.corpus.samples[number].lessons for number in numbers)
 
 
 def filled(rows: Sequence[Tensor]) -> Tensor:
-    """The rows padded with zeros to the longest, [B, L, ...]."""
+    """The rows padded with zeros to the longest one, [B, L, ...]."""
     return torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True)
 
 
 def epoch_steps(corpus: Corpus, seed: int, epoch: int, batch_tokens: int, parts: int) -> Iterator[list[list[int]]]:
-    """The optimiser steps of an epoch, each as ``parts`` lists of samples; they depend on seed and epoch alone.
+    """The optimiser steps of an epoch, each as ``parts`` lists of samples. They depend on seed and epoch alone.
 
-    A step takes as many samples, in shuffled order, as fill ``batch_tokens``. A last step with fewer samples than parts
-    is left out.
+    A step has as many samples, in shuffled order, as fit into ``batch_tokens``. A last step with fewer samples than
+    parts is left out.
     """
     order = np.random.default_rng([seed, epoch]).permutation(np.asarray(corpus.training)).tolist()
     for numbers in packed(order, corpus.samples, batch_tokens):
@@ -256,6 +263,7 @@ def epoch_steps(corpus: Corpus, seed: int, epoch: int, batch_tokens: int, parts:
 
 
 def packed(order: Sequence[int], samples: Sequence[Sample], batch_tokens: int) -> Iterator[list[int]]:
+    """The samples in this order, in lists of at most ``batch_tokens`` tokens."""
     numbers: list[int] = []
     tokens = 0
     for number in order:

@@ -50,6 +50,7 @@ class CompiledAttention(SlotAttention):
         sinks_H = sinks_of(scoring.sinks_H, heads)
         task = np.zeros(1, ATTENTION)
         task["groups"] = len(keys)
+        # [H, N, d] in bytes: heads lie N * d float32 apart, rows of a head d.
         task["query"], task["query_head"], task["query_row"] = query_HNd.data_ptr(), 4 * count * width, 4 * width
         fill_arenas(task, keys, values)
         self.seen(span).fill(task)
@@ -99,7 +100,7 @@ def _work(pointer: Any) -> None:
 
 
 def sinks_of(sinks_H: Tensor | None, heads: int) -> Tensor:
-    """The sinks as compiled code takes them: float32 [heads], -inf for none."""
+    """The sinks as compiled code takes them, float32 [heads]; -inf for heads without one: it gets no share."""
     return no_sinks(heads) if sinks_H is None else sinks_H.float().contiguous()
 
 
@@ -116,6 +117,7 @@ def seen_slots(view: BatchView, request: RequestView, part: slice, span: Span) -
         mask, slots = mask[:, order], request.slots[order]
     else:
         slots = request.slots
+    # slots 7 4 9, row 0 sees 7 4, row 1 all three: starts 0 2 5, slots 7 4 7 4 9.
     starts = np.zeros(len(mask) + 1, np.int64)
     np.cumsum(mask.sum(axis=1), out=starts[1:])
     rows = np.ascontiguousarray(request.rows[part], np.int64)
@@ -124,6 +126,7 @@ def seen_slots(view: BatchView, request: RequestView, part: slice, span: Span) -
 
 def in_one(parts: list[SeenSlots]) -> SeenSlots:
     """Several parts as one, their rows in this order."""
+    # Each part counts its slots from 0: its starts move behind the slots of the parts before it.
     ends = np.cumsum([0, *(len(part.slots) for part in parts)])
     starts = [part.starts[:-1] + end for part, end in zip(parts, ends[:-1], strict=True)]
     return SeenSlots(

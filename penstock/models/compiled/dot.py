@@ -1,4 +1,4 @@
-"""Sums of products of bytes in this processor's best instruction, and rows times blocks of 16 outputs' weights."""
+"""Products in this processor's best instructions: sums of products of bytes, and rows times blocks of 16 outputs."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from numba.extending import intrinsic
 # same whole numbers.
 
 LANES: Final = 16
-"""Sums that are computed side by side."""
+"""Sums that are computed side by side, one for each output of a block."""
 VNNI_512, VNNI_256, AVX2, DOTPROD, PLAIN = "vnni512", "vnni256", "avx2", "dotprod", "plain"
 BYTE, SHORT, WORD, LONG = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 WORDS: Final = ir.VectorType(WORD, LANES)
 TOP_BITS: Final = 0x80808080
-"""The highest bit of each byte of a word."""
+"""The highest bit of each of a word's four bytes. Flipped, it turns a signed byte into an unsigned one, 128 higher."""
 
 
 @functools.cache
@@ -56,7 +56,7 @@ def instruction() -> str | None:
 
 
 def offset(kind: str) -> int:
-    """The number that ``lifted`` adds to signed bytes."""
+    """The number by which ``lifted`` raises signed bytes for an instruction; 0 for one that takes them as they are."""
     return 128 if kind in (VNNI_512, VNNI_256) else 0
 
 
@@ -87,6 +87,7 @@ def _avx2(build: Any, sums: Any, values: Any, signed: Any) -> Any:
     """Multiply magnitudes by factors that take over the signs: the sum of two products then fits 16 bits."""
     bytes_, pairs = ir.VectorType(BYTE, 32), ir.VectorType(SHORT, 16)
     values, signed = (build.bitcast(vector, bytes_) for vector in (values, signed))
+    # The instruction multiplies unsigned bytes by signed ones: psign moves the sign of one factor to the other.
     turned = call(build, "llvm.x86.avx2.psign.b", bytes_, [signed, values])
     sizes = call(build, "llvm.abs.v32i8", bytes_, [values, ir.Constant(ir.IntType(1), 0)])
     products = call(build, "llvm.x86.avx2.pmadd.ub.sw", pairs, [sizes, turned])
@@ -147,36 +148,33 @@ def repeated(build: Any, number: Any, times: int = LANES) -> Any:
 # --------------------------------------------------------------------------------------------------------------- blocks
 # Code for the products of blocks: rows times the weights of 16 outputs, each weight read once for up to eight rows.
 #
-# A row is whole numbers of eight bits in groups of 32 neighbours (``GROUP``), each group with a scale of its own, as
-# in
+# A row is whole numbers of eight bits in groups of 32 neighbours (``GROUP``), each group with a scale of its own, as in
 # llama.cpp. A group's products are added up exactly, and the groups in their order: a row's bits depend only on the
-# row.
-# Rows that are multiplied together are interleaved: group 0 of every row, then group 1 of every row, and so on.
+# row. Rows that are multiplied together are interleaved: group 0 of every row, then group 1 of every row, and so on.
 #
-# Weights lie in blocks of 16 outputs (``dot.LANES``), one group after another, ``GROUP * LANES`` of them:
+# Weights lie in blocks of 16 outputs (``LANES``), one group after another, ``GROUP * LANES`` of them:
 #
 # - Eight bits: eight vectors of 64 bytes. Byte ``4 c + j`` of vector v is input ``4 v + j`` of output c, signed.
 # - Four bits: four vectors of 64 bytes. Input ``8 v + j`` of output c is the lower half of byte ``4 c + j`` of vector
-# v,
-#   and input ``8 v + 4 + j`` the upper one, 0 .. 15.
+#   v, and input ``8 v + 4 + j`` the upper one, 0 .. 15.
 #
 # A group, or several together, has a scale for every output in float16; with four bits the minimums follow.
 
 GROUP: Final = 32
-"""How many inputs form a group."""
+"""Inputs that form a group: the fewest that share a scale."""
 VECTOR: Final = 4 * LANES
 """Bytes of a vector."""
 LINE: Final = 64
 """Bytes of a cache line."""
 AHEAD: Final = 8192
-"""How many bytes ahead weights are prefetched."""
+"""Bytes ahead of the present weights at which weights are prefetched."""
 FLOAT: Final = ir.FloatType()
 FLOATS: Final = ir.VectorType(FLOAT, LANES)
 HALVES: Final = ir.VectorType(ir.HalfType(), LANES)
 LARGEST: Final = 127.0
-"""The int8 that stands for the largest absolute value of a block of inputs."""
+"""The int8 that stands for the largest absolute value of a row's group."""
 SMALLEST: Final = 2.0**-100
-"""The least value for a group's largest magnitude, so that a group of zeros has a scale."""
+"""Least value for a group's largest magnitude, so that a group of zeros has a scale above 0."""
 ARGUMENTS: Final = (
     "weights", "scales", "rows", "row_scales", "row_sums", "out", "groups", "width", "shift",
 )  # fmt: skip
@@ -251,6 +249,7 @@ class _Block:
     def scales(self, group: Any, kinds: int) -> list[Any]:
         """The scales of a group, of ``kinds`` kinds: with four bits also the minimums."""
         build = self.build
+        # Several kernel groups may share scales: group >> shift is the index of those.
         scaled = build.lshr(group, self.given["shift"])
         places = [
             build.add(build.mul(scaled, ir.Constant(LONG, 2 * LANES * kinds)), ir.Constant(LONG, 2 * LANES * kind))
@@ -306,6 +305,7 @@ class _FourBits(_Block):
         build, values = self.build, []
         low, four = (ir.Constant(WORDS, [number] * LANES) for number in (0x0F0F0F0F, 4))
         for pair in self.vectors(group):
+            # Lower halves hold the first four of eight inputs, upper halves the next four: values in order of inputs.
             values += [build.and_(pair, low), build.and_(build.lshr(pair, four), low)]
         return values, *self.scales(group, 2)
 
@@ -327,6 +327,7 @@ class _EightBits(_Block):
 
     def added(self, sums: Any, row: int, group: Any, weights: Any) -> Any:
         values, scale = weights
+        # The row's sum, a whole number here, takes back what ``lifted`` adds: (w + 128) x = w x + 128 x.
         products = self.products(row, group, values, self.number("row_sums", row, group, WORD))
         return self.fused(self.build.fmul(products, self.number("row_scales", row, group, FLOAT)), scale, sums)
 
@@ -355,6 +356,7 @@ def rounding_of(kind: str, bits: int) -> Callable[..., None]:
             if bits == 4:
                 sum_ = build.fmul(own, build.sitofp(added, FLOAT))
             else:
+                # Raised weights give ``offset`` times the sum of the row's numbers too much.
                 sum_ = build.mul(added, ir.Constant(WORD, -offset(kind)))
             results = (build.trunc(near, ir.VectorType(BYTE, GROUP)), own, sum_)
             for place, result in zip(arguments[1:], results, strict=True):

@@ -172,7 +172,7 @@ class _FloatBlock:
 
 
 class _BrainBlock(_FloatBlock):
-    """The same for pairs of bfloat16."""
+    """A ``_FloatBlock`` whose weights are pairs of bfloat16."""
 
     step = QUAD
 

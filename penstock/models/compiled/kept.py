@@ -1,4 +1,4 @@
-"""Compiled loops: kept on disk, called with records by address, and shared out among torch's threads."""
+"""Records that compiled loops receive by address, and the folder that keeps the loops' machine code."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from penstock.models.compiled.dot import instruction
 # -------------------------------------------------------------------------------------------------------------- records
 # Records that compiled functions receive by address: numbers and further addresses.
 #
-# Shapes as in ``compiled.kernels``. An address of 0 means that something does not exist. Code that fills in an address
+# Shapes as in ``compiled.products``. An address of 0 means that something does not exist. Code that fills in an address
 # keeps the memory there alive for as long as it may be read.
 
 ADDRESS: Final = np.int64
@@ -42,7 +42,7 @@ WEIGHTS: Final = record(
 )  # fmt: skip
 """A linear layer, as in ``products.Weights``; inputs and outputs are padded to whole groups and blocks."""
 ROWS: Final = record(("numbers", ADDRESS), ("scales", ADDRESS), ("sums", ADDRESS), ("count", NUMBER))
-"""Rows in the form that products take. Whole numbers have scales and sums, see ``compiled.blocks``."""
+"""Rows in the form that products take. Whole numbers have scales and sums, see ``compiled.dot``."""
 PRODUCT: Final = record(
     ("weights", WEIGHTS), ("rows", ROWS), ("out", ADDRESS), ("counters", ADDRESS), ("threads", NUMBER)
 )
@@ -102,22 +102,19 @@ def address_of(array: np.ndarray) -> int:
 # ----------------------------------------------------------------------------------------------------------------- kept
 # Compiles loops, and keeps their machine code on disk, in a folder for each version of the sources.
 #
-# Numba checks only the file of a function; functions that are compiled into it from other files may have changed
-# since.
+# Numba checks only the file of a function; functions that are compiled into it from other files may have changed since.
 # Nor does it expect processes that compile at the same time, as the stages of a pipeline do on a new machine: it
-# numbers
-# the files of a function's machine code, so that two of them can give one name to code for different types or
-# constants.
-# Within the code it numbers functions, too, in each process anew: two closures of one function over different
-# constants
-# can have one name in the code of two processes, and whoever loads both runs one of them in the place of the other.
-# Closures are therefore named by what they close over.
+# numbers the files of a function's machine code, so that two of them can give one name to code for different types or
+# constants. Within the code it numbers functions, too, in each process anew: two closures of one function over
+# different constants can have one name in the code of two processes, and whoever loads both runs one of them in the
+# place of the other. Closures are therefore named by what they close over.
 
 OPTIONS: Final = {"nogil": True, "error_model": "numpy"}
+"""Numba's options: loops run without the interpreter's lock, and divide by 0 as the processor does, without a check."""
 
 
 class OwnNames(caching.IndexDataCacheFile):  # type: ignore[misc]
-    """Numba's index of a function's files, in which a file's name says what is in it."""
+    """Numba's index of a function's files, which names a file by a hash of its key instead of by a running number."""
 
     def save(self, key: Any, data: Any) -> None:
         """Keep ``data``. Of two processes that save at once one may lose its entry in the index, and compiles anew."""

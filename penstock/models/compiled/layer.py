@@ -1,4 +1,4 @@
-"""Fused layers, compiled: a single call for all layers between two that have hooks."""
+"""Fused layers, compiled: one call for all layers between two that have hooks."""
 
 from __future__ import annotations
 
@@ -52,18 +52,19 @@ from penstock.models.shares import ALONE, Columns, Cut
 # Consecutive layers as phases that a team of threads goes through, with one call of compiled code for all of them.
 #
 # A phase ends where the next step needs everything that the step before has made, see ``KINDS``. Shapes as in
-# ``compiled.kernels``.
+# ``compiled.products``.
 
 ENTER, QKV, TURN, ATTEND, ROUND, OUT, MIDDLE, GATE_UP, GATE, OPEN, DOWN, LEAVE = range(12)
 KINDS: Final = 12
-"""How many kinds of phases a layer has.
+"""Kinds of phases that a layer goes through.
 
-The units of products are blocks of outputs, those of ``ATTEND`` the attention's own, all others are rows.
+The units of products are blocks of outputs, those of ``ATTEND`` units of the attention, those of all others rows.
 """
 
 
 @exact
 def _units(kind: int, stack: Any, layer: Any, attention: Any) -> int:
+    """The number of units of a phase: 0 where there is nothing to do."""
     units: int = stack.rows.count
     if kind == QKV:
         units = layer.qkv.outputs // LANES
@@ -82,6 +83,7 @@ def _units(kind: int, stack: Any, layer: Any, attention: Any) -> int:
 
 @part
 def _multiply(kind: int, stack: Any, layer: Any, first: int, last: int) -> None:
+    """Multiply the rows by the blocks [first, last) of a phase's product."""
     # A rank's own outputs go to their columns of the whole row (``change``), where the others' are gathered.
     if kind == QKV:
         weights, out, width = layer.qkv, stack.qkv, layer.qkv.outputs
@@ -103,11 +105,13 @@ def _turn_row(row: int, stack: Any, layer: Any, attention: Any) -> None:
     own = stack.qkv + size * heads * row
     if layer.bias:
         add(own, layer.bias, own, heads * width)
+    # A row of qkv: all query heads, then all keys, then all values, of ``width`` numbers each.
     cos, sin, slot = stack.cos + size * row, stack.sin + size * row, carray(numbers(stack.slots), row + 1)[row]
     for head in range(stack.queries):
         if layer.query_norm.weight:
             norm(own + size * head, layer.query_norm, own + size * head)
         turn(own + size * head, cos, sin, width, stack.query + size * (row * stack.queries + head))
+    # Behind the queries: keys and values of group g lie ``groups`` heads apart.
     own += size * stack.queries
     for group in range(stack.groups):
         key, value = own + size * group, own + size * (stack.groups + group)
@@ -121,6 +125,7 @@ def _turn_row(row: int, stack: Any, layer: Any, attention: Any) -> None:
 @exact
 def _do_row(kind: int, row: int, stack: Any, layer: Any) -> None:
     width = layer.input_norm.width
+    """Do a row's step of a phase that goes row by row: norms, sums, and rounding for the next product."""
     before = 4 * width * row
     hidden, normed, change = stack.hidden + before, stack.normed + before, stack.change + before
     if kind == ENTER:
@@ -136,7 +141,9 @@ def _do_row(kind: int, row: int, stack: Any, layer: Any) -> None:
     elif kind == GATE:
         weights = layer.down_proj
         opened = stack.opened + 4 * weights.inputs * row + stack.own_opened
+        # ``gates`` has 2 * inner float32 a row: 8 bytes for each of the inner numbers.
         gate(stack.gates + 8 * stack.inner * row, stack.inner, opened)
+        # With ranks or padding the row is not yet whole: OPEN rounds it then.
         if stack.inner == weights.inputs:
             round_row(row, opened, stack.rows, weights.inputs, weights.form)
     elif kind == OPEN:
@@ -174,6 +181,7 @@ def go(pointer: Any) -> None:
     # Every phase has its own counters, so that a late thread cannot take units of a phase that is over.
     for phase in range(stack.first, stack.last):
         index, kind = phase // KINDS, phase % KINDS
+        # The second counter is a cache line behind the first, so that threads that finish do not slow those that take.
         counter = stack.counters + 8 * COUNTERS * phase
         done = counter + 8 * LINE
         units = _units(kind, stack, layers[index], attentions[index])
@@ -189,6 +197,9 @@ def go(pointer: Any) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------- layer
+# Layers as modules: a layer that is watched is called alone, neighbours of one form as one ``Stack``.
+
+
 class Turn(NamedTuple):
     """Cosines and sines of each row, [N, d]."""
 
@@ -213,7 +224,7 @@ class CompiledNorm(nn.Module):
 
 
 def norm_record(norm: RMSNorm) -> tuple[int, int, float]:
-    """The fields of a ``NORM`` record."""
+    """The fields of a ``NORM`` record: the address of the weight times the root of its width, that width, and least."""
     return norm.scaled.data_ptr(), len(norm.scaled), float(norm.least)
 
 
@@ -236,7 +247,7 @@ class CompiledLayer(nn.Module):
         self.bias = None if layer.qkv.bias is None else layer.qkv.bias.detach().float().contiguous()
         self.cut: Cut = layer.cut
         self.form = layer.scoring.get("sliding_window"), vars(layer.heads), self.cut
-        """The form of the layer. Layers of one form share their buffers, and the slots that their rows see."""
+        """Window, heads and cut. Layers of one form share their buffers, and the slots that their rows see."""
         self.alone = Stack([self])
 
     def fill(self, record: np.ndarray) -> None:
@@ -256,7 +267,7 @@ class CompiledLayer(nn.Module):
 class Stack:
     """Compiled layers of one form: computes from the first layer's input to the last one's output.
 
-    Between two calls it keeps addresses, and buffers for as many rows as the last batch had.
+    Between two calls it keeps addresses, and buffers that fit the rows of the last batch.
     """
 
     def __init__(self, layers: Sequence[CompiledLayer]) -> None:
@@ -301,6 +312,7 @@ class Stack:
         left_ND = hidden[0].to(torch.float32, copy=True, memory_format=torch.contiguous_format)
         if self._count != len(left_ND):
             self._make_buffers(len(left_ND))
+        # Buffers and arenas are the same in most calls: their addresses are written only when they have changed.
         self._follow(attention.arenas)
         attention.seen(Span(self._window)).fill(self._attentions)
         stack, slots_N = self._stack, attention.plan.slots_N
@@ -321,11 +333,12 @@ class Stack:
         return left_ND.to(self._dtype)[None]
 
     def _gathers(self) -> Iterator[tuple[int, np.ndarray, Columns]]:
-        """The phases before which whole rows are needed, of which each rank has made its own columns."""
+        """The phases [.., last) before which rows are gathered: ``last``, the rows, and the columns of each rank."""
         cut = self._cut
         if cut.ranks.size == 1:
             return
         for phase in range(0, KINDS * len(self._layers), KINDS):
+            # In the order of ``KINDS``: behind ATTEND, OUT, GATE and DOWN ranks have but their own columns.
             yield phase + ATTEND + 1, self._shared["attended"], cut.attended
             yield phase + OUT + 1, self._shared["change"], cut.change
             yield phase + GATE + 1, self._shared["opened"], cut.opened
@@ -342,6 +355,7 @@ class Stack:
             "attended": attended, "change": width, "gates": 2 * self._inner, "opened": padded,
         }  # fmt: skip
         buffers = {name: np.zeros((count, width), np.float32) for name, width in widths.items()}
+        # One buffer takes the rounded rows of all products in turn, and is as wide as the widest of them.
         most_bytes = most * size_of(self._layers[0].down_proj.weights.form)
         rows = [
             np.empty((count, most_bytes), np.int8),
@@ -358,7 +372,7 @@ class Stack:
         task["out"] = self._stack["attended"] + 4 * self._cut.attended.first
 
     def _follow(self, arenas: Arenas) -> None:
-        """Record the addresses of the layers' arenas.
+        """Record the addresses of the layers' arenas, unless they are those of the last batch.
 
         A layer's arenas are made when first needed, and anew when they grow.
         """
@@ -371,7 +385,7 @@ class Stack:
 
 
 class CompiledBase(FusedBase):
-    """A stage's base model with compiled layers."""
+    """A stage's base model whose layers are compiled, and run in stacks of one form."""
 
     def __init__(self, embed: nn.Module, rotary: nn.Module, layers: nn.ModuleList, own: Sequence[Any]) -> None:
         super().__init__(embed, rotary, layers, own)
@@ -384,8 +398,10 @@ class CompiledBase(FusedBase):
 
     def rotation(self, cos_1Nd: Tensor, sin_1Nd: Tensor) -> Turn:
         return Turn(cos_1Nd[0].contiguous().numpy(), sin_1Nd[0].contiguous().numpy())
+        # Contiguous, since compiled code finds row and column by address.
 
     def through(self, hidden: Tensor, rotation: Turn) -> Tensor:
+        # Ranks behind the first are called with rows of zeros (``StageModel.follow``), and get the first one's here.
         if self.ranks.size > 1:
             rows = hidden[0].to(torch.float32, copy=True, memory_format=torch.contiguous_format)
             self.ranks.lead(rows.numpy())
@@ -414,6 +430,7 @@ class CompiledBase(FusedBase):
 
 def go_together(one: CompiledLayer, other: CompiledLayer) -> bool:
     return one.form == other.form and not is_watched(one) and not is_watched(other)
+    """Whether two layers can be computed in one call."""
 
 
 def is_watched(layer: nn.Module) -> bool:
@@ -422,9 +439,9 @@ def is_watched(layer: nn.Module) -> bool:
 
 
 def compiled(base: FusedBase, dtype: torch.dtype) -> CompiledBase:
-    """``base``, all of whose layers ``can_compile``, with compiled ones; its linear layers have been packed.
+    """``base`` with all of its layers, which ``can_compile``, replaced by compiled ones of ``dtype``.
 
-    ``dtype``: see ``CompiledLayer``.
+    Its linear layers have been packed. For ``dtype`` see ``CompiledLayer``.
     """
     own = []
     for index, layer in enumerate(base.layers):
@@ -437,7 +454,7 @@ def compiled(base: FusedBase, dtype: torch.dtype) -> CompiledBase:
 def can_compile(base: nn.Module, inputs: int) -> bool:
     """Whether a base model is fused, and compiled loops exist for all that its layers do.
 
-    Asked before linear layers are packed. ``inputs``: the number of which a product's inputs have to be a multiple.
+    It is asked before linear layers are packed. A product's inputs have to be a multiple of ``inputs``.
     """
     return isinstance(base, FusedBase) and all(_can_compile(layer, inputs) for layer in base.own)
 

@@ -1,4 +1,4 @@
-"""Products of rows with weights of any form; ``compiled.blocks`` and ``compiled.float_blocks`` describe their layouts.
+"""Products of rows with weights of any form; ``compiled.dot`` and ``compiled.float_blocks`` describe their layouts.
 
 Shapes: N rows, I inputs, O outputs, G groups of a row.
 """
@@ -41,8 +41,7 @@ from penstock.models.compiled.threads import COUNTERS, at_once, parallel, share,
 # The compiled loops. Each goes row by row: a row's result depends on the row alone, to the last bit.
 #
 # Shapes: N rows, D hidden size, F of the feed-forward, H query heads in K groups, X = H + 2 K heads of queries, keys
-# and
-# values side by side, d and e the widths of a head's keys and values. Numbers are float32 unless stated otherwise.
+# and values side by side, d and e the widths of a head's keys and values. Numbers are float32 unless stated otherwise.
 
 SIXTEEN: Final = np.uint32(16)
 ONE: Final = np.uint32(1)
@@ -50,12 +49,12 @@ BELOW_HALF: Final = np.uint32(0x7FFF)
 SIGNLESS: Final = np.uint32(0x7FFFFFFF)
 INFINITE: Final = np.uint32(0x7F800000)
 QUIET: Final = np.uint32(0x40)
-"""The bit that keeps what is no number from becoming infinite when its lower half is cut off."""
+"""A bit in the upper half of a NaN: one whose bits lie in the lower half would become infinite when that is cut off."""
 
 
 @exact
 def norm(row: int, norm: Any, out: int) -> None:
-    """x * weight / sqrt(sum(x^2) + least^2): an RMS norm, see ``fused.norms.RMSNorm``. ``norm`` is its record."""
+    """x * weight / sqrt(sum(x^2) + least^2): an RMS norm, see ``fused.RMSNorm``. ``norm`` is its record."""
     row_D, weight_D = carray(floats(row), norm.width), carray(floats(norm.weight), norm.width)
     out_D = carray(floats(out), norm.width)
     scale = np.float32(1) / np.sqrt(dot_row(row, row, norm.width) + norm.least * norm.least)
@@ -73,6 +72,7 @@ def norm_rows(rows: int, count: int, norms: int, out: int) -> None:
 
 @exact
 def add(one: int, other: int, out: int, width: int) -> None:
+    """``out`` [width] = ``one`` + ``other``, all addresses of float32; ``out`` may be one of them."""
     one_D, other_D, out_D = carray(floats(one), width), carray(floats(other), width), carray(floats(out), width)
     for column in range(width):
         out_D[column] = one_D[column] + other_D[column]
@@ -85,6 +85,7 @@ def turn(head: int, cos: int, sin: int, width: int, out: int) -> None:
     head_d, out_d = carray(floats(head), width), carray(floats(out), width)
     cos_d, sin_d = carray(floats(cos), width), carray(floats(sin), width)
     for i in range(half):
+        # Both are read before either is written: ``out`` may be the head itself.
         a, b = head_d[i], head_d[half + i]
         out_d[i] = a * cos_d[i] - b * sin_d[i]
         out_d[half + i] = b * cos_d[half + i] + a * sin_d[half + i]
@@ -92,6 +93,7 @@ def turn(head: int, cos: int, sin: int, width: int, out: int) -> None:
 
 @exact
 def copy(row: int, out: int, width: int) -> None:
+    """Copy ``width`` float32 numbers from one address to another."""
     row_D, out_D = carray(floats(row), width), carray(floats(out), width)
     for column in range(width):
         out_D[column] = row_D[column]
@@ -128,6 +130,7 @@ def round_to(row: int, width: int, form: int) -> None:
 @njit(inline="always")
 def _brain(word: Any) -> Any:
     """The bfloat16 nearest to a float32, both as their bits."""
+    # Adding 0x7FFF, and 1 more if the kept half is odd, carries into it exactly where rounding to even goes up.
     odd = (word >> SIXTEEN) & ONE
     near = np.uint16(np.uint32(word + BELOW_HALF + odd) >> SIXTEEN)
     return np.uint16((word >> SIXTEEN) | QUIET) if (word & SIGNLESS) > INFINITE else near
@@ -153,8 +156,10 @@ def attention_of(heads: int, width: int, value_width: int, form: int = FLOAT32) 
     @called_by_address(types.void(types.CPointer(ATTENTION_TYPE), types.int64, types.int64))
     def attend(pointer: Any, first: int, last: int) -> None:
         task = carray(pointer, 1)[0]
+        # Units are numbered row by row: unit u is group u % groups of row u // groups.
         rows, starts = carray(numbers(task.rows), task.units), carray(numbers(task.starts), task.units + 1)
         sinks = carray(floats(task.sinks), task.groups * heads)
+        # One array serves all units of this call: it is as wide as the row that sees most.
         longest = 0
         for unit in range(first, last):
             i = unit // task.groups
@@ -197,21 +202,25 @@ def _softmax(scores: Any, address: int, count: int, scaling: Any, softcap: Any, 
 
 
 # ------------------------------------------------------------------------------------------------------------- products
+# Products of rows with packed weights, shared out among torch's threads by blocks of outputs.
+#
+# Rows that are multiplied together keep their sums in registers, so that each weight is loaded once for all of them.
+
 _KIND: Final = instruction() or PLAIN
 _round4, _round8 = rounding_of(_KIND, INT4), rounding_of(_KIND, INT8)
 TOGETHER: Final = 8 if _KIND == VNNI_512 else 4
-"""The most rows whose sums fit the processor's registers, where they are whole numbers."""
+"""Most rows of whole numbers whose sums fit the processor's registers."""
 
 
 class Weights(NamedTuple):
     """The packed weights of a linear layer."""
 
     values: np.ndarray
-    """The packed values, floats of 16 bits as uint16."""
+    """The packed values: bytes (int4 two to a byte), float32, or floats of 16 bits as uint16."""
     scales: np.ndarray
     """float16 scales, stored as uint16; empty for floats."""
     form: int
-    """A form of ``records``."""
+    """A form of ``kept``: INT4, INT8, BFLOAT16, FLOAT16 or FLOAT32."""
     shift: int
     """Index of a group's scales: ``group >> shift``."""
     inputs: int
@@ -221,13 +230,13 @@ class Weights(NamedTuple):
 
     @property
     def record(self) -> tuple[int, ...]:
-        """The fields of ``records.WEIGHTS``."""
+        """The fields of ``kept.WEIGHTS``."""
         return (address_of(self.values), address_of(self.scales), *self[2:])
 
 
 @exact
 def together(left: int, most: int) -> int:
-    """How many rows are multiplied at once where ``left`` are left: one of the numbers that code exists for."""
+    """How many rows are multiplied at once where ``left`` are left: ``most``, or a half, quarter or eighth of it."""
     several = most
     while several > left:
         several //= 2
@@ -255,7 +264,7 @@ def rows_of(block: Callable[..., None]) -> Callable[..., None]:
 
 
 def float_rows_of(block: Callable[..., None]) -> Callable[..., None]:
-    """The same for a block of floats."""
+    """``rows_of`` for a block of floats."""
 
     @part
     def rows(weights: int, rows: int, out: int, inputs: int, width: int, count: int) -> None:
@@ -289,11 +298,13 @@ def multiply(weights: Any, rows: Any, out: int, width: int, first: int, last: in
 
 @part
 def _multiply_whole(weights: Any, rows: Any, out: int, width: int, first: int, last: int) -> None:
+    # Addresses and sizes are in bytes: int4 has two weights to a byte, and its scales come with minimums (4 = 2 * 2).
     count, inputs, bits, shift = rows.count, weights.inputs, weights.form, weights.shift
     groups = inputs // GROUP
     size = groups * GROUP * LANES * bits // 8
     scales_size = (groups >> shift) * LANES * (4 if bits == INT4 else 2)
     for block in range(first, last):
+        # All rows meet a block while its weights are in the cache.
         own, own_scales, row = weights.values + block * size, weights.scales + block * scales_size, 0
         while row < count:
             several = together(count - row, TOGETHER)
@@ -310,6 +321,7 @@ def _multiply_whole(weights: Any, rows: Any, out: int, width: int, first: int, l
 def _multiply_floats(weights: Any, rows: Any, out: int, width: int, first: int, last: int) -> None:
     inputs, form, size = weights.inputs, weights.form, size_of(weights.form)
     block_size = inputs * LANES * (4 if form == FLOAT32 else 2)
+    # As vdpbf16ps does it; the register belongs to this thread, and others' code must find it as it was.
     before = flush_small() if form == BFLOAT16 else np.int32(0)
     for block in range(first, last):
         own, row = weights.values + block * block_size, 0
@@ -358,6 +370,7 @@ def _round_whole(row: int, values: int, rows: Any, inputs: int, bits: int) -> No
         several = together(rows.count - first, TOGETHER)
     groups = inputs // GROUP
     for group in range(groups):
+        # Interleaved: group 0 of the set's rows, then group 1 of them; the set begins behind the rows before it.
         number = first * groups + group * several + (row - first)
         own, whole = values + 4 * GROUP * group, rows.numbers + GROUP * number
         scale, sum_ = rows.scales + 4 * number, rows.sums + 4 * number

@@ -21,6 +21,8 @@ from penstock.models.compiled.dot import FLOAT, FLOATS, LANES, LONG, SHORT, WORD
 from penstock.models.compiled.kept import BFLOAT16, FLOAT16, FLOAT32
 
 # ----------------------------------------------------------------------------------------------------------------- sums
+# Code for sums in sixteen lanes: whole sixteens of numbers first, then the lanes in halves, then what is left.
+
 Step = Callable[[Any, Any], Any]
 """Code that takes a partial result, of vectors or of numbers, and what is to be added, and gives the next one."""
 
@@ -143,7 +145,7 @@ def exp(power: Any) -> Any:
 # once for all heads, and the sums stay in registers. They are added in the order of the slots given.
 
 REGISTERS: Final = 24
-"""The most vectors that are summed up at once; the processor has 16 or 32 registers."""
+"""Most vectors of sums that are kept at once; the processor has 16 or 32 registers."""
 
 
 @intrinsic(prefer_literal=True)
@@ -167,6 +169,7 @@ def scores(
                 asked = pieces.loaded(_further(build, query, query_stride, head))
                 sums = build.fmul(asked[0], key[0])
                 for one, other in zip(asked[1:], key[1:], strict=True):
+                    # One vector of sums per key: its lanes are added up in halves, in an order that no width changes.
                     sums = fma(build, one, other, sums)
                 place = build.add(_further(build, out, out_stride, head), build.mul(loop.index, ir.Constant(LONG, 4)))
                 build.store(in_halves(build, sums, build.fadd), _pointer(build, place, FLOAT))
@@ -188,6 +191,7 @@ def mixed(
         chances, chance_stride, values, value_stride, slots, count, out, out_stride, *_ = arguments
         heads, width, form = (kind.literal_value for kind in signature.args[-3:])
         pieces = _Pieces(build, width)
+        # Sums of more heads than registers hold would be stored and loaded at every slot: heads go in turns.
         at_once = max(1, REGISTERS // pieces.count)
         for first in range(0, heads, at_once):
             own = range(first, min(first + at_once, heads))
@@ -208,7 +212,7 @@ def mixed(
 
 
 class _Pieces:
-    """Splits a row of ``width`` numbers into vectors of equal size."""
+    """A row of ``width`` numbers as vectors of equal size: the largest power of two up to 16 that divides it."""
 
     def __init__(self, build: Any, width: int) -> None:
         self.build = build

@@ -28,11 +28,11 @@ ENTRY: Final = "GOMP_parallel"
 LINE: Final = 8
 """Int64 numbers in a cache line: two counters that different threads write are this far apart."""
 COUNTERS: Final = 2 * LINE
-"""Numbers of a phase: the first counts the units taken, the one a line behind it the units done."""
+"""Int64 numbers of a phase: the first counts units taken; the second, a cache line behind it, counts units done."""
 PARTS: Final = 4
-"""Into how many parts each thread's share of a phase is cut, so that others can do more when a thread is late."""
+"""Pieces into which each thread's share of a phase is cut, so that others can do more of it when a thread is late."""
 PATIENCE: Final = 1 << 10
-"""How often a thread looks at a counter before it yields its core."""
+"""Looks at a counter after which a thread yields its core."""
 ADDRESS, NUMBER, LONG = ir.IntType(8).as_pointer(), ir.IntType(32), ir.IntType(64)
 
 
@@ -98,12 +98,13 @@ def taken(typing: Any, address: Any, count: Any) -> Any:
 
     Returns the number before: the units from there on are this thread's.
     """
+    # Monotonic: the counter alone is shared here; what the units hold is published by ``finished``.
     return types.int64(types.int64, types.int64), _added("monotonic")
 
 
 @intrinsic
 def finished(typing: Any, address: Any, count: Any) -> Any:
-    """Add to the number at an address. A thread that reads it there also sees all that this one has written before."""
+    """Add to the number at an address. A thread that reads it with ``_seen`` also sees all that was written before."""
     return types.int64(types.int64, types.int64), _added("release")
 
 

@@ -1,4 +1,4 @@
-"""The base of learned drafters: their checkpoints, tensors, and layers."""
+"""The base of learned drafters: checkpoints, tensors, shared layers, and the target's states that they read."""
 
 from __future__ import annotations
 
@@ -33,17 +33,19 @@ from penstock.stage.visibility import BatchView, FeaturesError
 
 
 class FeatureStore:
-    """States of the layers in ``reads``, each ``width`` wide, for ``capacity`` slots.
+    """States of the target's layers ``reads``, each ``width`` wide, for ``capacity`` slots.
 
     Slots are the target's, and reused: a state counts only for the node that it came with. A drafter for a target with
     few layers may read one of them twice; it is sent and stored once.
     """
 
     def __init__(self, reads: Sequence[int], capacity: int, width: int, dtype: torch.dtype, device: str) -> None:
+        # A layer that is read twice has one place; ``_places`` repeats it in the order of reading.
         self.layers = list(dict.fromkeys(reads))
         self._width = width
         self._places = torch.tensor([self.layers.index(layer) for layer in reads], device=device)
         self._states_SLD = torch.zeros(capacity, len(self.layers), width, dtype=dtype, device=device)
+        # The node whose state each slot holds, by layer; 0 for none, since nodes are numbered from 1.
         self._owner_LS = np.zeros((len(self.layers), capacity), dtype=np.int64)
         self._nodes: list[set[int]] = [set() for _ in self.layers]
 
@@ -94,11 +96,11 @@ class FeatureStore:
 
 
 # --------------------------------------------------------------------------------------------------------------- reader
-# The parts of the stage core's interface that all kinds share.
+# The parts of ``stage.driver.Layers`` that all kinds of learned drafters share.
 
 
 class FeatureReader:
-    """Part of ``stage.core.Layers``, and all of ``Reader``, for a module that reads states of ``width`` values each."""
+    """Part of ``stage.driver.Layers``, and all of ``Reader``; the module reads states of ``width`` numbers each."""
 
     grammars: GrammarMasks | None = None
     """Grammars over the target's tokenizer; None if no request can have one."""
@@ -128,7 +130,7 @@ class FeatureReader:
 
     @property
     def exact(self) -> bool:
-        """Whether a row's bits are its own: nobody asks that of a drafter."""
+        """False: a row's bits may depend on other rows, since drafts never change a token."""
         return False
 
     @property
@@ -191,6 +193,7 @@ class AttendingReader(FeatureReader):
         self, view: BatchView, hidden: Tensor, wanted: Sequence[int], samplings: Sequence[Sampling], count: int
     ) -> list[Candidates]:
         """``count`` noise-ranked candidates after each row in ``wanted``."""
+        # The token after a row stands one position behind it, which is what the noise goes by.
         positions, nodes = view.positions[list(wanted)] + 1, view.nodes[list(wanted)]
         logits_nV = self.module.logits(hidden[list(wanted)])
         contexts = contexts_of(view, wanted, samplings, self.grammars)
@@ -263,7 +266,7 @@ class SpeculatorCheckpoint(ABC):
     """
 
     stage: ClassVar[type[FeatureReader]]
-    """The module behind the stage core's interface."""
+    """The class that answers with the module: ``Layers`` and ``Reader``."""
     fields: ClassVar[frozenset[str]] = frozenset()
     """Fields of its configurations, beside a layer's, that are read or do not concern the computation."""
     lent: ClassVar[frozenset[str]] = frozenset({"embed_tokens.weight", "lm_head.weight"})
@@ -296,7 +299,7 @@ class SpeculatorCheckpoint(ABC):
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """The methods by which users may name it."""
+        """The values of ``speculative_config.method`` that fit it."""
         return (self.kind,)
 
     @property
@@ -311,11 +314,12 @@ class SpeculatorCheckpoint(ABC):
         """
         torch_format = torch_dtype(dtype)
         stored = {name: one.read() for name, one in self.own_tensors.items()}
+        # Maps are token ids, no weights: they must not be rounded to ``dtype``.
         vocabulary = DraftVocabulary(self._target_ids(target, stored), target.vocab_size)
         weights = {name: tensor.to(torch_format) for name, tensor in stored.items() if name not in MAPS}
         check_finite(str(self.path), weights.items())
         module = self.build(Material(weights, vocabulary, target, dtype, device))
-        # Shapes and names were checked when the checkpoint was opened. What the file lacks has come from the target.
+        # Not strict: what the file lacks has come from the target. Shapes and names were checked when it was opened.
         module.load_state_dict(weights, strict=False, assign=True)
         return module.to(device).requires_grad_(False)
 
@@ -332,6 +336,7 @@ class SpeculatorCheckpoint(ABC):
         if "token_map" in stored:
             name, ids_v = "token_map", stored["token_map"].long()
         elif "d2t" in stored:
+            # EAGLE-3's d2t holds differences: draft token i is the target's i + d2t[i].
             name, ids_v = "d2t", stored["d2t"].long() + torch.arange(len(stored["d2t"]))
         else:
             return None
@@ -395,7 +400,7 @@ def draft_vocabulary(path: Path, tensors: Tensors, name: str, size: int, target:
 
 
 class Rotation(nn.Module):
-    """Cosines and sines of the rows' positions."""
+    """Cosines and sines of the rows' positions, by transformers' own Llama embedding."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()
@@ -434,6 +439,7 @@ class Attention(nn.Module):
             projection(entering_NI).unflatten(-1, (-1, self.head_dim)).transpose(0, 1) for projection in projections
         )
         query_HNd, key_KNd = self.q_norm(query_HNd), self.k_norm(key_KNd)
+        # Heads come first here: cosines [N, d] get an axis for them in front.
         query_HNd, key_KNd = apply_rotary_pos_emb(query_HNd, key_KNd, *rotation, unsqueeze_dim=0)
         output_NHd = attend(self, query_HNd, key_KNd, value_KNd, None, scaling=self.head_dim**-0.5)
         return self.o_proj(output_NHd.flatten(1))
@@ -473,6 +479,7 @@ class DraftVocabulary(nn.Module):
         logits_nv = logits_nv.float()
         if self.target_ids_v is None:
             return logits_nv
+        # -inf and not absent: ranking adds noise by the target's token ids.
         logits_nV = logits_nv.new_full((len(logits_nv), self.vocab_size), -torch.inf)
         return logits_nV.index_copy_(1, self.target_ids_v, logits_nv)
 
@@ -486,6 +493,7 @@ class TargetHead(nn.Module):
 
     def __init__(self, target: Checkpoint, dtype: str, device: str) -> None:
         super().__init__()
+        # Layers [n, n) of n: a last stage without layers, which has norm and head alone.
         causal = load_module(target, target.num_layers, target.num_layers, dtype, device)
         setattr(causal, target.parts.base, NormOnly(nn.Identity(), getattr(causal, target.parts.base)))
         self._causal = causal

@@ -33,10 +33,10 @@ from penstock.stage.visibility import BatchView, ProtocolError, RequestView
 class BlockShape:
     """How a block drafter fills its blocks, and what its layers see.
 
-    A block has ``size`` rows: the tokens known, then ``mask_token``. With ``from_anchor`` a row says what follows it,
-    without it what stands in its own place. ``causal`` [layers]: whether a layer's rows see only the block's rows
-    before them; ``windows`` [layers]: how many positions it looks back over, None for all. ``markov`` is the type of
-    the head that adds what a row's own token says of the next one, "" without, and ``rank`` its width.
+    A block has ``size`` rows: the known tokens, then ``mask_token``. With ``from_anchor`` a row predicts the token that
+    follows it, without it the token of its own position. ``causal`` [layers] says whether a layer's rows see only the
+    block's rows before them; ``windows`` [layers] how many positions it looks back over, None for all. ``markov`` is
+    the type of the head that adds logits for what follows a row's own token, "" for none, and ``rank`` its width.
     """
 
     size: int
@@ -49,18 +49,18 @@ class BlockShape:
 
     @property
     def ahead(self) -> int:
-        """Levels below the children of its first token that one pass drafts."""
+        """Levels that one pass drafts below the children of a block's first token."""
         return self.reach(1)
 
     def reach(self, shown: int) -> int:
-        """Levels below the next token's that one pass drafts where its block shows so many tokens."""
+        """Levels that one pass drafts below the next token's, where its block shows ``shown`` known tokens."""
         return max(0, self.size - shown - 1 + self.from_anchor)
 
 
 class MarkovHead(nn.Module):
     """DSpark's low-rank matrix from a token to logits of the next one (arXiv 2607.05147; deepseek-ai/DeepSpec).
 
-    With ``gated`` the row's state decides how much of each of the ``rank`` parts counts.
+    With ``gated`` the row's state weighs each of the ``rank`` numbers between token and logits.
     """
 
     def __init__(self, width: int, rank: int, drafted: int, vocabulary: DraftVocabulary, *, gated: bool) -> None:
@@ -71,7 +71,7 @@ class MarkovHead(nn.Module):
         self.vocabulary = vocabulary
 
     def latent(self, hidden_nD: Tensor, tokens_n: Tensor) -> Tensor:
-        """The parts [n, r] by which the tokens say what follows them."""
+        """The numbers [n, r] between the tokens and the logits of what follows them."""
         latent_nr: Tensor = self.markov_w1(tokens_n)
         if self.gate_proj is not None:
             latent_nr = latent_nr * torch.sigmoid(self.gate_proj(torch.cat([hidden_nD, latent_nr], dim=-1)))
@@ -163,7 +163,7 @@ class BlockModule(nn.Module):
 # A block drafter behind the stage core's interface: states to context, and a block of rows for each node asked about.
 
 MOST_SCRATCH: Final = 512
-"""Rows of blocks that are computed at once; their keys and values lie behind the slots, and are thrown away."""
+"""Most rows of blocks that are computed at once. Their keys and values lie behind the slots, and are overwritten."""
 
 
 @dataclass(frozen=True)
@@ -181,10 +181,10 @@ class Block:
 
 
 class BlockStage(AttendingReader):
-    """A block drafter over slots; implements ``stage.core.Layers`` and ``Reader``.
+    """A block drafter over slots; implements ``stage.driver.Layers`` and ``Reader``.
 
     Committed tokens before the root come at level ``CONTEXT`` with the target's states, and their keys and values stay
-    in the token's slot. Other rows compute nothing by themselves. A node that is asked about is answered by a block of
+    in the token's slot. Rows at other levels compute nothing. A node that is asked about is answered by a block of
     its own, over the context before the first token whose states are not known:
 
         context      | root  a   b   M   M   M         b is asked about, two tokens below the root
@@ -192,13 +192,14 @@ class BlockStage(AttendingReader):
 
     With ``from_anchor`` a row says what follows it, so r2 answers for b. A slot whose context has been lost is hidden.
 
-    With a Markov head r4 says nothing before the token that follows b is known. The states of such rows are kept, and a
-    child of b asks at level ``KEPT``: then its own token joins r4, and no block is computed.
+    With a Markov head r4 says nothing before the token that follows b is known. The states of such rows are stored, and
+    a child of b asks at level ``KEPT``: then its own token joins r4, and no block is computed.
     """
 
     def __init__(self, module: Any, reads: Sequence[int], width: int, capacity: int, dtype: str, device: str) -> None:
         super().__init__(module, reads, width, capacity, dtype, device)
         self._capacity = capacity
+        # Slots [capacity, capacity + MOST_SCRATCH) are scratch: no node ever has one of them.
         self._arenas = Arenas(capacity + MOST_SCRATCH)
         self._context_of = np.zeros(capacity, dtype=np.int64)
         """The node whose context each slot holds."""
@@ -275,7 +276,7 @@ class BlockStage(AttendingReader):
         return rank_candidates(logits_nV, samplings, positions.tolist(), nodes.tolist(), count, contexts)
 
     def _kept_for(self, slot: int) -> Tensor | None:
-        """The state [D] that the nearest block above a slot has for what follows the slot's token."""
+        """The state [D] by which the nearest block above a slot predicts what follows its token, if there is one."""
         above, distance = int(self._parent_of[slot]), 0
         while above >= 0 and above not in self._below:
             above, distance = int(self._parent_of[above]), distance + 1
@@ -288,6 +289,7 @@ class BlockStage(AttendingReader):
         sees = seen.mask[np.searchsorted(seen.rows, row)]
         order = np.argsort(seen.positions[sees], kind="stable")
         slots, positions = seen.slots[sees][order], seen.positions[sees][order]
+        # A context counts only for the node that it was made of: slots are reused. Node 0 stands for none.
         held = (self._context_of[slots] == self._node_at[slots]) & (self._context_of[slots] > 0)
         held[-1] = False  # an asked row stands in its block, however much is known of it
         last = np.flatnonzero(held)
@@ -303,6 +305,7 @@ class BlockStage(AttendingReader):
     def _answers(
         self, view: BatchView, blocks: Sequence[Block], samplings: Sequence[Sampling], count: int
     ) -> list[Candidates]:
+        """Compute blocks together, and rank candidates after their tokens and, without a Markov head, levels below."""
         shape = self.module.shape
         batch = self._batch(blocks)
         hidden_ND = self.module(
@@ -313,6 +316,7 @@ class BlockStage(AttendingReader):
         picked, rows, levels, of_rows, last = [], [], [], [], []
         start = 0
         for block, sampling in zip(blocks, samplings, strict=True):
+            # The first answer is the row of the last known token (``from_anchor``), or the first mask behind it.
             first = len(block.tokens) - shape.from_anchor
             left = block.rows - first
             further = 0 if needs_path(sampling) or shape.markov else view.ahead
@@ -322,6 +326,7 @@ class BlockStage(AttendingReader):
                 levels.append(level)
                 of_rows.append(sampling)
                 last.append(int(block.tokens[-1]))
+            # Rows behind the first answer wait for their tokens before; a clone, or the whole batch would stay alive.
             if shape.markov:
                 self._below[int(view.slots[block.row])] = hidden_ND[start + first + 1 : start + block.rows].clone()
             start += block.rows
@@ -381,6 +386,7 @@ class BlockAttention:
 
     @cached_property
     def _whole(self) -> SlotAttention:
+        # Rows were given their context and all of their block: that is the mask already.
         return self._attention(self._view)
 
     @cached_property

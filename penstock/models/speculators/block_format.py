@@ -1,6 +1,6 @@
 """Checkpoints of block drafters: their configuration in each published dialect, and the tensors that they need.
 
-Block drafters are told by what their configuration says, never by one tensor's name: ``checkpoint.look.block_kind``.
+What a configuration says tells block drafters apart, never a tensor's name: see ``checkpoint.look.block_kind``.
 Their layouts: z-lab/dflash's and SpecForge's (Qwen3's fields, and ``dflash_config``), JetSpec's (the same with
 ``causal_head``), DeepSpec's (DSpark: all fields at the top level, embedding and head of its own), and
 vllm-project/speculators' (``transformer_layer_config``, a vocabulary of its own).
@@ -45,10 +45,11 @@ INNER_FIELDS: Final = frozenset(
     }
 )
 PROJECTORS: Final = ("dflash", "dspark", None)
+"""Values of ``projector_type`` that are followed."""
 MARKOV: Final = ("vanilla", "gated")
 """Types of DSpark's Markov head that are computed."""
 DEFAULTS: Final = ("qwen3", "llama")
-"""Types whose layers' fields may be left out where they are transformers' defaults, as speculators writes them."""
+"""Types of models whose layers' fields may be left out where they are transformers' defaults, as speculators does."""
 SLIDING, FULL = "sliding_attention", "full_attention"
 DEFAULT_BLOCK: Final = 16
 """The size of z-lab's blocks where the configuration states none."""
@@ -56,23 +57,25 @@ DEFAULT_BLOCK: Final = 16
 
 @dataclass(frozen=True)
 class _Stated:
-    """A configuration's fields in one dialect: those of the layers, and the others."""
+    """A configuration in one dialect, as two tables: the layers' fields, and the others."""
 
     path: Path
     layers: Mapping[str, Any]
     others: Mapping[str, Any]
     offset: int
-    """The hidden state that is called layer 0's: 1 where outputs of layers are counted, 0 where hidden states are."""
+    """The number added to a listed layer to get a hidden state: 1 where layers' outputs are listed, else 0."""
     taps: str
     """The field that lists the states that are read."""
 
     def integer(self, name: str, default: int | None = None, least: int = 1) -> int:
+        """A field that has to be a whole number of at least ``least``; raises FieldError for any other."""
         value = self.others.get(name, default)
         if type(value) is not int or value < least:
             raise refusal(self.path, f"config.json: {name} is {value!r}; it has to be an integer of {least} or more")
         return value
 
     def flag(self, name: str) -> bool | None:
+        """A field that has to be true, false or left out (None); raises FieldError for any other."""
         value = self.others.get(name)
         if value is not None and not isinstance(value, bool):
             raise refusal(self.path, f"config.json: {name} is {value!r}; it has to be true or false")
@@ -80,6 +83,7 @@ class _Stated:
 
 
 def _stated(path: Path, config: Mapping[str, Any]) -> _Stated:
+    """The configuration at ``path`` in its dialect. Raises FieldError where its two tables contradict each other."""
     if LAYERS in config:
         layers = config[LAYERS]
         if not isinstance(layers, Mapping):
@@ -97,7 +101,7 @@ def _stated(path: Path, config: Mapping[str, Any]) -> _Stated:
 
 
 def _with_defaults(layers: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The layers' fields, with transformers' defaults for those that a file leaves out because they are these."""
+    """The layers' fields, completed by transformers' defaults: some files leave out those that equal them."""
     kind = layers.get("model_type", DEFAULTS[0])
     if not isinstance(kind, str) or kind not in DEFAULTS:
         return layers
@@ -107,6 +111,7 @@ def _with_defaults(layers: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _depth(stated: _Stated, tensors: Tensors) -> int:
+    """The number of layers, which cannot be above that of the file's tensors."""
     depth = stated.layers.get("num_hidden_layers")
     if type(depth) is not int or not 1 <= depth <= len(tensors):
         raise refusal(
@@ -155,6 +160,7 @@ def _reads(stated: _Stated, target: Checkpoint) -> tuple[int, ...]:
 
 
 def _draft_vocab_size(stated: _Stated, tensors: Tensors, target: Checkpoint) -> int:
+    """The number of tokens that can be drafted: as stated, else the head's rows, else the target's vocabulary."""
     size = stated.others.get("draft_vocab_size")
     if size is None:
         return tensors["lm_head.weight"].shape[0] if "lm_head.weight" in tensors else target.vocab_size
@@ -162,6 +168,7 @@ def _draft_vocab_size(stated: _Stated, tensors: Tensors, target: Checkpoint) -> 
 
 
 def _shape(stated: _Stated, depth: int, target: Checkpoint, *, markov: bool) -> BlockShape:
+    """The shape of its blocks. Raises FieldError for a value that is not followed."""
     size = stated.integer("block_size", None if stated.offset == 0 or markov else DEFAULT_BLOCK, least=2)
     mask = stated.integer("mask_token_id", least=0)
     if mask >= target.vocab_size:

@@ -1,4 +1,4 @@
-"""EAGLE and EAGLE-3: modules, checkpoint formats, and the part on the target's stages."""
+"""EAGLE, EAGLE-2, EAGLE-3 and EAGLE-3.1: modules, checkpoint formats, and the stage that answers with them."""
 
 from __future__ import annotations
 
@@ -162,6 +162,7 @@ class Eagle3(nn.Module):
 log = logging.getLogger(__name__)
 
 NEEDED: Final = ("hidden_size", "intermediate_size", "num_attention_heads")
+"""Fields of a configuration that have to be whole numbers above 0."""
 TAKEN: Final = (
     *NEEDED,
     "num_key_value_heads",
@@ -178,13 +179,15 @@ TAKEN: Final = (
 DEFAULT_THETA: Final = 10000.0
 """Base of the rotary frequencies where the configuration has none."""
 AUX_LAYERS: Final = "eagle_aux_hidden_state_layer_ids"
+"""The field of EAGLE-3's configurations that lists the target's hidden states that are read."""
 INNER: Final = "eagle_config"
 """A table in SafeAILab's and vLLM's configurations of EAGLE-3 that holds some of its fields."""
 FC_NORM: Final = "fc_norm"
-"""EAGLE-3.1's field, and what the names of its norms begin with."""
+"""The field of EAGLE-3.1 that asks for a norm for each state, and the beginning of these norms' names."""
 INNER_FIELDS: Final = frozenset(
     {AUX_LAYERS, "use_aux_hidden_state", "norm_before_fc", "norm_before_residual", FC_NORM, "norm_output"}
 )
+"""Fields of that table that are known."""
 
 
 def flattened(path: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -242,6 +245,7 @@ def layer_shapes(prefix: str, layer: Any, width: int) -> Shapes:
 
 
 def bias_shapes(prefix: str, layer: Any) -> Shapes:
+    """The biases of the attention's projections in a Llama layer."""
     attention = layer_shapes(prefix, layer, 0).items()
     return {name.replace("weight", "bias"): shape[:1] for name, shape in attention if "self_attn" in name}
 
@@ -315,7 +319,7 @@ def _agrees(path: Path, config: Mapping[str, Any], field: str, default: bool, te
 
 
 def _norm_output(path: Path, config: Mapping[str, Any], normed: bool) -> bool:
-    """Whether the module's own output is handed on behind the last norm, which no tensor tells."""
+    """Whether the module hands on its output behind the last norm. No tensor tells; without the field it is false."""
     stated = config.get("norm_output")
     if stated is None and normed:
         log.warning(
@@ -329,6 +333,7 @@ def _norm_output(path: Path, config: Mapping[str, Any], normed: bool) -> bool:
 
 
 def _norm_before_residual(path: Path, config: Mapping[str, Any]) -> bool:
+    """Whether the residual is the normed feature. No tensor tells; without the field it is false."""
     stated = config.get("norm_before_residual")
     if stated is None and "transformer_layer_config" in config:
         log.warning(
@@ -340,6 +345,7 @@ def _norm_before_residual(path: Path, config: Mapping[str, Any]) -> bool:
 
 
 def _reads(path: Path, config: Mapping[str, Any], target: Checkpoint) -> tuple[int, ...]:
+    """The target's hidden states that are read: 2, half of the layers and three from the last, unless stated."""
     last = target.num_layers
     reads = config.get(AUX_LAYERS) or [2, last // 2, last - 3]
     if not isinstance(reads, list) or not all(isinstance(index, int) and 0 <= index <= last for index in reads):
@@ -348,6 +354,7 @@ def _reads(path: Path, config: Mapping[str, Any], target: Checkpoint) -> tuple[i
 
 
 def _draft_vocab_size(path: Path, config: Mapping[str, Any], tensors: Tensors, target: Checkpoint) -> int:
+    """The number of tokens that can be drafted: as stated, else the head's rows, else the target's vocabulary."""
     stated = config.get("draft_vocab_size")
     if stated is None:
         return tensors["lm_head.weight"].shape[0] if "lm_head.weight" in tensors else target.vocab_size
@@ -357,11 +364,11 @@ def _draft_vocab_size(path: Path, config: Mapping[str, Any], tensors: Tensors, t
 
 
 # ---------------------------------------------------------------------------------------------------------- eagle stage
-# EAGLE's modules and MTP heads behind the stage core's interface: rows and the target's features to candidates.
+# EAGLE's modules and MTP heads as a stage: rows and the target's features to candidates.
 
 
 class EagleStage(AttendingReader):
-    """A module over slots whose rows are a token and a feature each; implements ``stage.core.Layers`` and ``Reader``.
+    """A module over slots whose rows are a token and a feature each; implements ``stage.driver.Layers`` and ``Reader``.
 
     A row is a token and the feature of its parent: the target's if it has arrived, else the module's own output for the
     parent's row. Rows whose parents are in the same batch therefore wait for them, level by level; where the target's
@@ -385,6 +392,7 @@ class EagleStage(AttendingReader):
         self.register(view)
         output_ND = self._own_SD.new_zeros(len(view), self.hidden_size)
         left = np.arange(len(view))
+        # Level by level: a row needs its parent's output where the target's states of the parent have not arrived.
         while len(left):
             ready = left[self._has_feature(view, left)]
             if not len(ready):
@@ -394,12 +402,14 @@ class EagleStage(AttendingReader):
         return output_ND
 
     def _has_feature(self, view: BatchView, rows: np.ndarray) -> np.ndarray:
+        """Whether a feature is there for each row: none is needed, the target's states, or the module's own output."""
         parents = view.parents[rows]
         nodes = self.nodes_in(parents)
         there: np.ndarray = (parents < 0) | self.store.has(parents, nodes) | (self._own_node[parents] == nodes)
         return there
 
     def _level(self, view: BatchView) -> Tensor:
+        """Compute rows whose features are all there; store and return the module's output [N, D]."""
         nodes = self.nodes_in(view.parents)
         true = self.store.has(view.parents, nodes)
         feature_ND = self._own_SD[torch.from_numpy(view.parents)]
@@ -411,10 +421,12 @@ class EagleStage(AttendingReader):
         seen = replace(view, views=[blind(request) for request in view.views])
         attend = self.attention(seen)
         tokens_N = torch.from_numpy(view.tokens).to(self.device)
+        # A row at position p holds token p and the feature of token p - 1, and is rotated by p - 1.
         positions_N = torch.from_numpy(np.maximum(view.positions - 1, 0)).to(self.device)
         output_ND: Tensor = self.module(tokens_N, feature_ND, positions_N, attend)
         slots = torch.from_numpy(view.slots)
         self._own_SD[slots] = output_ND
+        # Own outputs stay valid until another node takes the slot; ``_own_node`` says whose they are.
         self._own_node[view.slots] = view.nodes
         return output_ND
 
@@ -423,6 +435,7 @@ def subset(view: BatchView, rows: np.ndarray) -> BatchView:
     """Some of a batch's rows, in order, with the slots that they see."""
     if len(rows) == len(view):
         return view
+    # ``place`` maps a row's index in the batch to its index among the kept rows, -1 for rows that are left out.
     place = np.full(len(view), -1, dtype=np.int64)
     place[rows] = np.arange(len(rows))
     views = []
@@ -450,6 +463,7 @@ def subset(view: BatchView, rows: np.ndarray) -> BatchView:
 def blind(view: RequestView) -> RequestView:
     """The view with the row at position 0 hidden from all others, since it has no feature."""
     mask = view.mask.copy()
+    # The row at position 0 still sees itself: a row that saw nothing would give NaN.
     others = mask.sum(axis=1) > 1
     mask[np.ix_(others, view.positions == 0)] = False
     return RequestView(view.request, view.rows, view.slots, view.positions, mask)

@@ -1,4 +1,4 @@
-"""Medusa: heads, checkpoint format, and the part on the target's last stage."""
+"""Medusa: heads, checkpoint format, and the stage that answers with them."""
 
 from __future__ import annotations
 
@@ -83,10 +83,12 @@ MOST_BLOCKS: Final = 10_000
 
 
 def _renamed(tensors: Tensors) -> dict[str, StoredTensor]:
+    """The tensors under the names of the modules here."""
     return {_name(name): stored for name, stored in tensors.items()}
 
 
 def _name(name: str) -> str:
+    """A tensor's name in the modules here; unknown names stay."""
     match = ORIGINAL.fullmatch(name)
     if match is None:
         return name
@@ -95,11 +97,11 @@ def _name(name: str) -> str:
 
 
 # --------------------------------------------------------------------------------------------------------- medusa stage
-# Medusa's heads behind the stage core's interface: each predicts one step further from the target's newest state.
+# Medusa's heads as a stage: each predicts one token further from the target's newest state.
 
 
 class MedusaStage(FeatureReader):
-    """Implements ``stage.core.Layers`` and ``Reader``. A row is only a place in the tree: the heads see no token.
+    """Implements ``stage.driver.Layers`` and ``Reader``. A row is only a place in the tree: the heads see no token.
 
     The candidates after a row come from the nearest node above it whose state has arrived, by the head for that
     distance:
@@ -128,6 +130,7 @@ class MedusaStage(FeatureReader):
         self, view: BatchView, hidden: Tensor, wanted: Sequence[int], samplings: Sequence[Sampling], count: int
     ) -> list[Candidates]:
         """``count`` noise-ranked candidates after each row in ``wanted`` that a head reaches."""
+        # Rows that are answered by one head go through it together.
         by_head: dict[int, list[tuple[int, int, Sampling]]] = {}
         for row, sampling in zip(wanted, samplings, strict=True):
             head, slot = self._source(int(view.parents[row]))

@@ -1,4 +1,4 @@
-"""Multi-token prediction (MTP): the module, and its place in a target's checkpoint."""
+"""Multi-token prediction (MTP): the module, and its tensors in a target's checkpoint or in one of its own."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ from penstock.models.speculators.eagle import EagleStage
 LAYER: Final = "layer."
 """The prefix of the layer's own tensors in ``SpeculatorCheckpoint.tensors``."""
 FULL: Final = "full_attention"
+"""The type of layers that attend to everything."""
 
 
 class Mtp(nn.Module):
@@ -74,9 +75,9 @@ class Mtp(nn.Module):
 
 
 def place_of(target: Checkpoint) -> int | None:
-    """The last of the target's layers with full attention, which a head's layer resembles.
+    """The last of the target's layers with full attention: an MTP head's own layer has its form.
 
-    None if there is none, or if layers pass on more than hidden states.
+    It is None if there is none, or if layers pass on more than hidden states.
     """
     if carries(target.config):
         return None
@@ -101,6 +102,7 @@ def load_base(target: Checkpoint, place: int, tensors: Tensors, dtype: str, devi
     base = getattr(causal, target.parts.base)
     setattr(base, target.parts.embed, PassThrough())
     setattr(base, target.parts.norm, nn.Identity())
+    # What enters is no embedding but the output of ``eh_proj``: nothing may scale it once more.
     for factor in EMBEDDING_FACTORS:
         if hasattr(base, factor):
             setattr(base, factor, 1.0)
@@ -108,7 +110,7 @@ def load_base(target: Checkpoint, place: int, tensors: Tensors, dtype: str, devi
 
 
 class _Swapped(Weights):
-    """``weights`` with one layer's tensors replaced."""
+    """``weights`` with one layer's tensors replaced, so that an MTP head's layer loads like the target's."""
 
     def __init__(self, weights: Weights, layer: Mapping[str, str], tensors: Tensors) -> None:
         """``layer`` maps names within the layer, as in ``tensors``, to names in the checkpoint."""
@@ -147,10 +149,13 @@ QWEN: Final = {
     "mtp.norm.weight": "norm.weight",
 }
 """Name in Qwen's files -> name in the module here."""
+# Four digits at most: names may hold any number.
 QWEN_LAYER: Final = re.compile(r"mtp\.layers\.(\d{1,4})\.(.+)")
 BEHIND: Final = re.compile(r"model\.layers\.(\d{1,4})\.(.+)")
 SHARED: Final = {"shared_head.norm.weight": "norm.weight"}
+"""Name in DeepSeek-V3's and GLM's files -> name in the module here."""
 OWN: Final = ("eh_proj.weight", "enorm.weight", "hnorm.weight")
+"""Tensors of a head beside its layer."""
 COPIES: Final = ("embed_tokens.weight", "shared_head.head.weight")
 """Copies of the target's embedding and head, which are used instead: DeepSeek-V3's head shares them."""
 EXPERTS: Final = ".experts."

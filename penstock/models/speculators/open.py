@@ -106,7 +106,7 @@ def load_speculator_stage(
 ) -> FeatureReader:
     """The learned drafter in folder (or hub id) ``path`` for the model in ``target``, with ``capacity`` slots.
 
-    ``quantization`` is "none" or a format of ``quantization.pack``. Raises ConfigError if the two do not belong
+    ``quantization`` is "none" or a format of ``packing.QUANTIZED``. Raises ConfigError if the two do not belong
     together.
     """
     model = open_checkpoint(target)

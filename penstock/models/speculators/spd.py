@@ -1,4 +1,4 @@
-"""SPD: the speculation module, its checkpoint format, and its part on the target's stages."""
+"""SPD: the speculation module, its checkpoint format, and the stage that answers with it."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ from penstock.stage.visibility import BatchView, ProtocolError
 #
 # Two variants, both from Wang et al., Speculative Pipeline Decoding (arXiv 2605.30852), sections 3.3 to 3.5, as
 # yuyijiong/speculative_pipeline_decoding stores them. The paper's (its version 10) has a projection for each of the n +
-# 1 depths, and the rows of tokens under way are memory: they give keys and values to every layer, through a projection
-# of their own in each, and are not updated. In the later one (11) a few anchors stand for all depths, so that one
-# module serves every number of stages, and all rows go through all layers. A head on the first stage's output (early
-# exit) is the second variant with one anchor.
+# 1 depths; rows of tokens under way are memory: they give keys and values to every layer, through a projection of their
+# own in each, and are not updated. In the later one (11) a few anchors stand for all depths, so that one module serves
+# every number of stages, and all rows go through all layers. A head on the first stage's output (early exit) is the
+# second variant with one anchor.
 #
 # Shapes as in base.py; F is the width of all states that are read, side by side.
 
@@ -58,7 +58,7 @@ class SpecLayer(DecoderLayer):
 
 
 class Spd(nn.Module):
-    """A row is a token and its own feature g, made of states from the depth that its level names.
+    """A module whose rows are a token and its own feature g, made of states from the depth that the row's level names.
 
     ``levels`` lists the target's hidden states behind each level's feature, 0 being the embedding: level 0 is all that
     is known of a token that enters the pipeline. With ``memory`` (the paper's) rows above level ``asking`` are not
@@ -112,6 +112,7 @@ class Spd(nn.Module):
     def forward(self, feature_ND: Tensor, levels_N: Tensor, positions_N: Tensor, attend: Attend) -> Tensor:
         """The states [N, D] for logits, of rows at these levels. ``attend`` stores keys and values."""
         rotation = self.rotation(feature_ND, positions_N)
+        # Memory rows enter every layer anew (``_remembered``), and only those above the level that is asked about.
         hidden_ND = feature_ND
         remembered = {
             level: (levels_N == level).nonzero()[:, 0].to(feature_ND.device)
@@ -172,9 +173,11 @@ STORED: Final = (
 """(pattern of a name in files, the name in the modules here)."""
 
 Levels = tuple[tuple[int, ...], ...]
+"""The states of the target that are read at each level."""
 
 
 def _renamed(name: str, deepest: int) -> str:
+    """A tensor's name in the module here. Files number depths from the deepest down, levels here count up."""
     for pattern, ours in STORED:
         if match := pattern.fullmatch(name):
             return ours.format(*match.groups())
@@ -222,6 +225,7 @@ def _paper_levels(path: Path, config: Mapping[str, Any], target: Checkpoint) -> 
 
 
 def _integer(path: Path, config: Mapping[str, Any], name: str) -> int:
+    """A field that has to be a whole number above 0; raises FieldError for any other."""
     value = config.get(name)
     if not isinstance(value, int) or value < 1:
         raise refusal(path, f"{name} is {value!r}; it has to be a whole number above 0")
@@ -272,11 +276,11 @@ def _shapes(
 
 
 # ------------------------------------------------------------------------------------------------------------ spd stage
-# SPD's module behind the stage core's interface: rows at their levels and the target's features to candidates.
+# SPD's module as a stage: rows at their levels and the target's features to candidates.
 
 
 class SpdStage(AttendingReader):
-    """The speculation module over slots; implements ``stage.core.Layers`` and ``Reader``.
+    """The speculation module over slots; implements ``stage.driver.Layers`` and ``Reader``.
 
     A row is a token and its own feature, from states of the depth that the row's level names. A token that has got
     further is computed again in the same slot, so that later rows see it at its present depth:
@@ -292,6 +296,7 @@ class SpdStage(AttendingReader):
         lacking = self.store.missing_features({node for node, _ in awaited})
         if not lacking:
             return lacking
+        # A node needs only the states that its level reads: deeper ones may not exist yet.
         level_of = dict(awaited)
         return {(node, state) for node, state in lacking if state in self.module.levels[level_of[node]]}
 
@@ -320,8 +325,11 @@ class SpdStage(AttendingReader):
 
 @dataclass(frozen=True, kw_only=True)
 class SpdCheckpoint(SpeculatorCheckpoint):
-    """``levels`` are the states that the module reads for a token, by how far the token has got; ``asking`` is the
-    level of the rows that it is asked about."""
+    """Either variant of SPD's module, or an early exit.
+
+    ``levels`` are the states that the module reads for a token, by how far the token has got; ``asking`` is the level
+    of the rows that it is asked about.
+    """
 
     stage = SpdStage
     fields = frozenset(

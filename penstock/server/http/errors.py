@@ -25,7 +25,9 @@ from penstock.core import ConfigError, PenstockError, PipelineError, QueueFull, 
 RETRY_SECONDS: Final = 2
 """Seconds in the header Retry-After where the server is only busy."""
 TIMEOUT: Final = "timeout"
+"""Penstock's code for a request that took longer than it may."""
 INVALID: Final = "invalid_request_error"
+"""OpenAI's type of errors in a request."""
 FIELD_PATH: Final = re.compile(r"[.\[]")
 """Separator between a field's name and a place in it, as in ``messages[0].content``."""
 INVALID_VALUE: Final = "invalid_value"
@@ -33,6 +35,7 @@ INVALID_VALUE: Final = "invalid_value"
 TOO_LONG: Final = "context_length_exceeded"
 """OpenAI's code for a prompt that does not fit with its output; some programs then ask another model."""
 ERROR_TYPES: Final = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+"""HTTP status -> OpenAI's type of error, where it is not ``INVALID`` or "server_error"."""
 
 
 class ErrorObject(BaseModel):
@@ -73,11 +76,13 @@ class ApiError(HTTPException):
 
     @property
     def body(self) -> ErrorResponse:
+        """The error object, as a reply carries it."""
         type_ = ERROR_TYPES.get(self.status_code, INVALID if self.status_code < 500 else "server_error")
         return ErrorResponse(error=ErrorObject(message=self.detail, type=type_, param=self.param, code=self.code))
 
     @property
     def response(self) -> JSONResponse:
+        """The reply, with the error's status and headers."""
         return JSONResponse(self.body.model_dump(), self.status_code, dict(self.headers or {}))
 
 
@@ -239,7 +244,7 @@ def long_number_of(body: bytes) -> tuple[str, str]:
 
 
 class _LongNumber(str):
-    """The text of one."""
+    """The text of a number that has too many digits."""
 
 
 def check_unicode(body: Any) -> Any:
@@ -282,7 +287,9 @@ def api_errors(body: BaseModel, names: Mapping[str, str] | None = None) -> Itera
 # Server-sent events: the OpenAI API's have no names and end with ``[DONE]``, those of the live view have names.
 
 DONE: Final = b"data: [DONE]\n\n"
+"""The last line of a stream without named events."""
 MEDIA_TYPE: Final = "text/event-stream"
+"""The type of a stream of events."""
 HEADERS: Final = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 """Headers that keep events from being stored, and proxies from buffering them."""
 

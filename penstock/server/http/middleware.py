@@ -35,6 +35,7 @@ from penstock.server.settings import Listening
 # Records of HTTP requests, for the log's lines and the metrics.
 
 REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
+"""Matches what a client may call its request: 1 to 128 visible ASCII characters."""
 
 
 @dataclass
@@ -57,6 +58,7 @@ class Record:
 
 
 def record_of(request: Request) -> Record:
+    """The record that ``Records`` has made for a request."""
     record: Record = request.state.record
     return record
 
@@ -97,6 +99,7 @@ class Records:
             await send(message)
 
         try:
+            # The record exists already, so that a refusal is logged like any other reply.
             if known:
                 await self._app(scope, receive, note)
             else:
@@ -117,7 +120,9 @@ class Records:
 # API keys: required for every path but those that load balancers and browsers ask for without one.
 
 OPEN: Final = ("/", "/docs", "/health", "/favicon.ico")
+"""Paths that need no key."""
 OPEN_BELOW: Final = "/page/"
+"""The beginning of further such paths: the page's files."""
 
 
 class Auth:
@@ -140,6 +145,7 @@ class Auth:
         await refuse(refusal, scope, receive, send)
 
     def _knows(self, headers: Headers) -> bool:
+        """Whether the header carries one of the keys."""
         scheme, _, key = headers.get("authorization", "").partition(" ")
         # Headers are decoded as latin-1, so encoding them as latin-1 gives the bytes that were sent.
         given = sha256(key.strip().encode("latin-1")).digest()
@@ -175,6 +181,7 @@ class BodyLimits:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        # An announced size is refused before anything is read; one that is not announced is counted as it comes.
         announced = Headers(scope=scope).get("content-length", "")
         if announced.isdigit() and int(announced) > self._most:
             await refuse(self._too_large(), scope, receive, send)
@@ -200,10 +207,12 @@ class BodyLimits:
         await self._app(scope, limited, send)
 
     def _too_large(self) -> ApiError:
+        """The error for a body of more than ``most`` bytes."""
         message = f"the body is larger than {self._most} bytes (--max-body-size)"
         return ApiError(413, message, code="body_too_large")
 
     def _too_slow(self) -> ApiError:
+        """The error for a body that takes too long, whose connection cannot be used again."""
         message = f"the body did not arrive within {self._seconds:g} s"
         return ApiError(408, message, code="body_timeout", headers={"Connection": "close"})
 
@@ -218,6 +227,8 @@ POLLED: Final = ("/health", "/metrics")
 
 
 class JsonFormatter(logging.Formatter):
+    """Formats a record as one JSON object; what its ``fields`` hold goes beside time, level and event."""
+
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
@@ -282,6 +293,7 @@ def install(app: FastAPI, reasons: Mapping[str, str] | None = None) -> None:
 
 
 async def on_http(request: Request, error: Exception) -> Response:
+    """Reply to an error of the router or of a route in the API's form."""
     assert isinstance(error, HTTPException)
     if not isinstance(error, ApiError):
         message, code = str(error.detail), "invalid_request"
@@ -304,6 +316,7 @@ async def on_penstock(request: Request, error: Exception) -> Response:
 
 
 async def on_fault(request: Request, error: Exception) -> Response:
+    """Reply to a bug, which Starlette logs. ``Records`` notes the status."""
     return api_error(error).response
 
 
@@ -372,6 +385,7 @@ def in_origin_form(scope: Scope) -> Scope:
 # use another site's server only if ``--allowed-origins`` lists the page's site.
 
 JSON_TYPE: Final = "application/json"
+"""The type of bodies that change something."""
 MOST_SHOWN: Final = 100
 """Characters of a client's header that an error shows."""
 
@@ -396,6 +410,7 @@ class Sites:
             await self._app(scope, receive, send)
 
     def _problem(self, headers: Headers) -> ApiError | None:
+        """The error for a Host or an Origin that is not allowed; None if both are."""
         host, origin = headers.get("host", "").lower(), headers.get("origin")
         # HTTP/1.0 has no Host; browsers always send one.
         if host and self._hosts is not None and not self._hosts.include(name_of(host)):
@@ -403,6 +418,7 @@ class Sites:
             return ApiError(421, message, code="host_not_allowed")
         if origin is None or "*" in self._origins or origin in self._origins:
             return None
+        # A page of this very server: its origin is the Host that the browser has asked.
         if origin.lower().partition("://")[2] == host != "":
             return None
         message = f"pages of {origin[:MOST_SHOWN]!r} may not use this server (--allowed-origins)"
@@ -437,6 +453,7 @@ def name_of(host: str) -> str:
 
 
 def is_address(name: str) -> bool:
+    """Whether a name is an IP address."""
     try:
         ipaddress.ip_address(name)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Runs the server: its connections, requests under way, and an orderly end."""
+"""Runs the server: admission of connections, limits on heads, requests under way, and an orderly end."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Connection(Protocol):
 
     @property
     def busy(self) -> bool:
-        """Whether a request is under way."""
+        """Whether a request is under way on it."""
         ...
 
     def turn_away(self) -> None:
@@ -94,6 +94,7 @@ class Admission:
         return len(self._taken) > self._most or self._of(key) > self._most_per_address
 
     def _of(self, key: str) -> int:
+        """How many open connections count under a key."""
         return sum(one == key for one in self._taken.values())
 
     def _replaceable(self, key: str, new: Connection) -> Connection | None:
@@ -190,6 +191,7 @@ def check_framing(request: h11.Request) -> None:
 STALLED: Final = 60.0
 """Seconds within which a client has to read some of the reply that waits for it."""
 HEALTH: Final = "/health"
+"""The path of the health check."""
 MOST_SHOWN: Final = 200
 """Characters shown of the problem with a request that is not HTTP."""
 
@@ -209,18 +211,22 @@ class LimitedProtocol(H11Protocol):
 
     @property
     def address(self) -> str:
+        """The client's address; empty if it is not known."""
         return self.client[0] if self.client else ""
 
     @property
     def busy(self) -> bool:
+        """Whether a request is under way: its head has been read, and its reply is not complete."""
         return self.cycle is not None and not self.cycle.response_complete
 
     def turn_away(self) -> None:
+        """Refuse the connection with an error, and close it."""
         self._refuse(too_many())
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._head = self.loop.call_later(self._header_timeout, transport.abort)
+        # With TLS the connection has been counted since its handshake: it hands its place on.
         if self.handshake is not None:
             self._admission.leave(self.handshake)
         self._admission.admit(self)
@@ -235,11 +241,13 @@ class LimitedProtocol(H11Protocol):
         super().data_received(data)
         if self.busy:
             self._end_head()
+            # The first bytes behind a reply: another head begins, and has its own time.
         elif between and self._head is None and not self.transport.is_closing():
             self._head = self.loop.call_later(self._header_timeout, self.transport.abort)
 
     def send_400_response(self, msg: str) -> None:
         """Refuse data that is not HTTP. If it is in a request's body, the answer to that request is discarded."""
+        # The application learns that its client has gone; what it still sends is discarded.
         if self.cycle is not None:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
@@ -252,6 +260,7 @@ class LimitedProtocol(H11Protocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
+        # The reply's buffer is full: the client has to read some of it in time.
         self._stall = self.loop.call_later(STALLED, self.transport.abort)
 
     def resume_writing(self) -> None:
@@ -269,15 +278,18 @@ class LimitedProtocol(H11Protocol):
             super().shutdown()
 
     def _refuse(self, error: ApiError) -> None:
+        """Send an error outside of any request, and close the connection."""
         self.transport.write(on_the_wire(error))
         self.transport.close()
 
     def _end_head(self) -> None:
+        """Stop the clock of a head."""
         if self._head is not None:
             self._head.cancel()
             self._head = None
 
     def _end_stall(self) -> None:
+        """Stop the clock of a client that does not read."""
         if self._stall is not None:
             self._stall.cancel()
             self._stall = None
@@ -351,6 +363,7 @@ class HealthOnly:
 
 
 def too_many() -> ApiError:
+    """The error for a connection beyond the limits, which is closed behind it."""
     error = busy("too many connections (--max-connections, --max-connections-per-address)", "too_many_connections")
     error.headers = {**(error.headers or {}), "Connection": "close"}
     return error
@@ -392,10 +405,12 @@ class Gate:
         self._hurried = asyncio.Event()
 
     def enter(self, work: Work) -> None:
+        """Note that a request is under way; ``drain`` waits for it."""
         self._inside.add(work)
         self._empty.clear()
 
     def leave(self, work: Work) -> None:
+        """Note that a request has ended. A second call does nothing."""
         self._inside.discard(work)
         if not self._inside:
             self._empty.set()
@@ -410,7 +425,7 @@ class Gate:
         self._hurried.set()
 
     async def drain(self, seconds: float) -> None:
-        """Let no request in, wait up to ``seconds`` for those inside, then end each of them with an error."""
+        """Refuse new requests, wait up to ``seconds`` for those under way, then end each of them with an error."""
         self.draining = True
         log.info("draining", extra={"fields": {"requests": len(self._inside), "seconds": seconds}})
         waits = [asyncio.ensure_future(event.wait()) for event in (self._empty, self._hurried)]
@@ -424,6 +439,7 @@ class Gate:
 
 
 def stopping() -> ApiError:
+    """The error for requests that come, or are under way, while the server is being stopped."""
     return busy("the server is shutting down", "shutting_down")
 
 
@@ -465,6 +481,7 @@ class Server(uvicorn.Server):
                 ssl_keyfile=listening.ssl_keyfile,
             )
         )
+        # With TLS each connection is a ``Handshake`` first: uvicorn itself must not seal it once more.
         if listening.ssl_certfile is not None:
             self.config.load()
             context, self.config.ssl = self.config.ssl, None
@@ -532,6 +549,7 @@ class Attendance:
             visit.end()
 
     def _client(self, scope: Scope) -> str:
+        """The name by which workers take turns among clients. The key is hashed, so that no copy of it is kept."""
         client = scope.get("client")
         address = key_of(client[0]) if client else ""
         if not self._has_keys:
@@ -555,17 +573,20 @@ class Visit:
         gate.enter(self)
 
     async def receive(self) -> Message:
+        """The next message from the client, for the route."""
         # The route waits for the client's leaving itself from here on; shielded, so that no message is lost.
         if self._leaving is not None:
             self._hand_over()
             return await asyncio.shield(self._leaving)
         message = await self._receive()
         if message["type"] == "http.request" and not message.get("more_body", False):
+            # The body is complete: the next message can only say that the client has left.
             self._leaving = asyncio.ensure_future(self._receive())
             self._leaving.add_done_callback(self._on_leaving)
         return message
 
     async def send(self, message: Message) -> None:
+        """Send a part of the reply, which from now on the route alone is responsible for."""
         self._hand_over()
         await self._send(message)
 
@@ -576,14 +597,17 @@ class Visit:
             self.task.cancel()
 
     def end(self) -> None:
+        """Stop watching the client."""
         self._hand_over()
         if self._leaving is not None:
             self._leaving.cancel()
 
     def _hand_over(self) -> None:
+        """Leave the request to its route: neither the client's leaving nor the time ends it from here any more."""
         self._looked_after = True
         self._gate.leave(self)
 
     def _on_leaving(self, leaving: asyncio.Future[Message]) -> None:
+        """End the request as its client leaves."""
         if not leaving.cancelled() and leaving.exception() is None:
             self.fail(client_closed())

@@ -133,6 +133,7 @@ class Frame(msgspec.Struct, frozen=True):
 
 
 def setup_of(setup: Resolved) -> Setup:
+    """The setup of an engine, for its viewers."""
     cluster, speculation = setup.cluster, setup.speculation
     names = [ranks_said(group) for group in setup.groups]
     if cluster is not None:
@@ -155,6 +156,7 @@ def rows_of(replicas: Sequence[ReplicaStats], request_id: str | None) -> list[En
 
     def request(name: str) -> EngineRequest:
         own = request_id is not None and (name == request_id or name.startswith(f"{request_id}/"))
+        # Hashed with this run's identifier: a viewer can follow a request, and cannot learn its id.
         return EngineRequest(hash((RUN, name)) & 0xFFFFFFFF, own)
 
     if len(replicas) < 2:

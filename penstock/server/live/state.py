@@ -72,6 +72,7 @@ def in_flight(log: RunLog, now: float) -> list[BatchInFlight]:
 
 
 def done(batch: LoggedBatch) -> BatchDone:
+    """A batch that has come out, in the form that viewers get."""
     committed, speculated, dead = (batch.count(fate) for fate in (COMMITTED, SPECULATED, DEAD))
     spans = [StageSpan(span.stage, span.start, span.end, span.rows) for span in batch.spans]
     return BatchDone(batch.stream, committed, speculated, dead, spans)
@@ -113,6 +114,7 @@ class RequestTimelines:
         self._ended: deque[RequestTimeline] = deque(maxlen=RECENT)
 
     def queued(self, number: int, prompt_tokens: int, at: float) -> None:
+        """Note a request's arrival, at ``at`` seconds of the engine's clock."""
         self._under_way[number] = RequestTimeline(number, prompt_tokens, at)
 
     def started(self, number: int, at: float) -> None:
@@ -126,6 +128,7 @@ class RequestTimelines:
         return self._under_way.get(number)
 
     def ended(self, number: int, reason: str, at: float) -> None:
+        """Move a request among the ended ones."""
         if (line := self._under_way.pop(number, None)) is not None:
             line.ended_at, line.finish_reason = at, reason
             self._ended.append(line)
@@ -146,6 +149,7 @@ DRAWN: Final = 60
 PATH: Final = 8
 """Committed tokens that are shown, the root included."""
 DRAFTED, IN_FLIGHT, ANSWERED = "drafted", "in flight", "answered"
+"""States of a node: not entered yet, in the pipeline, and with the target's next token known."""
 
 
 @dataclass(frozen=True)
@@ -190,6 +194,7 @@ class Hits:
     last: deque[bool] = field(default_factory=lambda: deque(maxlen=PATH))
 
     def advanced(self, done: Advance) -> None:
+        """Note what a step has committed: the first ``hits`` tokens had been drafted."""
         self.last.extend(i < done.hits for i in range(len(done.committed)))
 
 
@@ -222,10 +227,12 @@ def likeliest(tree: TokenTree) -> list[Node]:
 
 
 def depth(node: Node, tree: TokenTree) -> int:
+    """Levels below the root."""
     return node.position - tree.root.position
 
 
 def state(node: Node) -> str:
+    """The state of a node's verification."""
     if node.picked is not None:
         return ANSWERED
     return IN_FLIGHT if node.entered else DRAFTED
@@ -294,6 +301,7 @@ class LiveState(Observer):
 
     @property
     def watchers(self) -> int:
+        """The number of viewers."""
         return len(self._watchers)
 
     @property
@@ -392,10 +400,12 @@ class LiveState(Observer):
                 kept.pop(request.number, None)
 
     def _forget_batches(self) -> None:
+        """Drop the batches: nobody watches, or the pipeline has lost them."""
         self._log.clear()
         self._done.clear()
 
     def _note(self, at: float) -> None:
+        """Note that something has happened at ``at`` seconds."""
         self._version += 1
         self._at = at
 

@@ -141,11 +141,13 @@ class ChatWriter:
         return chunk
 
     def _tell_beginning(self, reply: WithSeed) -> None:
+        """State what the choices go on from: the prompt's tokens, and the seed of its noise."""
         reply.prompt_token_ids = self._prompt.token_ids
         if self._seeds:
             reply.seed = self._seeds[0]
 
     def _chunk(self, choices: list[ChatChunkChoice]) -> ChatCompletionChunk:
+        """A chunk of these choices."""
         chunk = ChatCompletionChunk(
             id=self._id,
             object="chat.completion.chunk",
@@ -158,6 +160,7 @@ class ChatWriter:
         return chunk
 
     def _choice(self, whole: ChoiceDelta) -> ChatChoice:
+        """A whole choice in the API's form."""
         assert whole.finish_reason is not None
         content = whole.content or (None if whole.tool_calls else "")
         message = MessageReply(role="assistant", content=content, refusal=None)
@@ -177,12 +180,14 @@ class ChatWriter:
         return choice
 
     def _logprobs(self, delta: ChoiceDelta) -> ChatLogprobs | None:
+        """A choice's log-probabilities, if they were asked for."""
         if delta.logprobs is None:
             return None
         return chat_logprobs(delta.token_ids, delta.logprobs, self._body.top_logprobs or 0, self._token_bytes)
 
 
 def outline_reply(outline: OutlineOutput) -> OutlineReply:
+    """The report on an answer in points, in the API's form."""
     return OutlineReply(used=outline.used, reason=outline.reason, kind=outline.kind, titles=outline.titles)
 
 
@@ -204,7 +209,9 @@ def call_reply(call: ToolCallDelta) -> ToolCallReply:
 # ``/v1/chat/completions``.
 
 NO_NAMES: Final[Mapping[str, str]] = {}
+"""No other names of fields than the request's own."""
 FORMS: Final = ("tools", "response_format", "structured_outputs", *(f"guided_{kind}" for kind in GUIDED))
+"""Fields that ask for a form of the answer."""
 
 
 def chat_router(service: Service) -> APIRouter:

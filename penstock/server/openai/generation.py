@@ -59,6 +59,7 @@ class Summary:
 
     @property
     def generated_tokens(self) -> int:
+        """Tokens that this very generation has brought."""
         return self.completion_tokens - self.resumed_tokens
 
     @property
@@ -72,6 +73,7 @@ class Summary:
 def summarize(
     outputs: Sequence[RequestOutput], first_token_seconds: float | None, last_token_seconds: float | None
 ) -> Summary:
+    """The sums over the ``outputs`` of all prompts; the two moments are seconds since the request's arrival."""
     computed = [request for output in outputs for request in requests_of(output)]
     choices = [choice for request in computed for choice in request.outputs]
     names = [field.name for field in fields(SpeculationMetrics)]
@@ -98,6 +100,7 @@ def requests_of(output: RequestOutput) -> list[RequestOutput]:
 
 
 def usage_of(summary: Summary) -> Usage:
+    """A generation's tokens in OpenAI's form."""
     speculation = summary.speculation
     return Usage(
         prompt_tokens=summary.prompt_tokens,
@@ -112,10 +115,12 @@ def usage_of(summary: Summary) -> Usage:
 
 
 def metrics_of(summary: Summary) -> Metrics:
+    """A generation's timings and speculation in this server's form."""
     first, decoding, speculation = summary.first_token_seconds, summary.decoding_seconds, summary.speculation
     return Metrics(
         time_to_first_token=None if first is None else round(first, 6),
         seconds=round(summary.last_token_seconds or 0.0, 6),
+        # The first token ends the prompt's time, not a step of decoding: one token fewer was decoded.
         tokens_per_second=round((summary.generated_tokens - 1) / decoding, 3) if decoding > 0 else None,
         speed_up=None if summary.speed_up is None else round(summary.speed_up, 3),
         mean_acceptance_length=speculation.mean_acceptance_length,
@@ -214,6 +219,7 @@ class Generation:
 
     async def deltas(self) -> AsyncIterator[CompletionDelta]:
         """The new parts of any choice, as they come. Raises ApiError or PipelineError where it ends early."""
+        # One read per stream is always pending, so that no stream waits for another one's tokens.
         for number in range(len(self._streams)):
             self._read(number)
         while self._reads:
@@ -264,6 +270,7 @@ class Generation:
         if self._closed:
             return
         self._closed = True
+        # Streams first: the engine stops computing before anything else is tidied up.
         for stream in self._streams:
             stream.abort()
         self._watch.cancel()
@@ -275,6 +282,7 @@ class Generation:
     # ---------------------------------------------------------------------------------------------------- inside
 
     def _read(self, number: int) -> None:
+        """Begin to wait for a stream's next part."""
         self._reads[asyncio.ensure_future(self._streams[number].__anext__())] = number
 
     async def _some(self) -> list[asyncio.Future[RequestDelta]]:
@@ -289,12 +297,14 @@ class Generation:
             self._raise_if_late()
 
     def _left(self) -> float:
+        """Seconds for which the next part may be waited for."""
         seconds = self._settings.request_timeout
         if not self._started and self._waited < self._settings.queue_timeout:
             seconds = min(seconds, self._settings.queue_timeout)
         return max(seconds - self._waited, 0.0)
 
     def _raise_if_late(self) -> None:
+        """Raise ApiError if the request as a whole, or its wait for a turn, has taken too long."""
         if self._waited >= self._settings.request_timeout:
             raise timed_out(self._settings.request_timeout)
         if not self._started and self._waited >= self._settings.queue_timeout:
@@ -303,6 +313,7 @@ class Generation:
 
     @property
     def _started(self) -> bool:
+        """Whether every prompt has left the engine's queue."""
         return all(stream.started for stream in self._streams)
 
     @property
@@ -392,6 +403,7 @@ class Service:
         return self._generation(call, [stream], 1, began)
 
     def _generation(self, call: Call, streams: Sequence[Stream | OutlineStream], n: int, began: float) -> Generation:
+        """A generation of these streams, which is noted here as it ends."""
         return Generation(call, streams, n, self.settings, self._gate, began, self._note)
 
     def _submit(self, call: Call) -> list[Stream]:
@@ -399,6 +411,7 @@ class Service:
         options, name, several = call.options, call.record.request_id, len(call.prompts) > 1
         streams: list[Stream] = []
         try:
+            # Several prompts are several requests of the engine, whose names have to differ.
             for number, (prompt, one) in enumerate(zip(call.prompts, call.params, strict=True)):
                 options["request_id"] = f"{name}-{number}" if several else name
                 streams.append(self.llm.submit(prompt.inputs, one.sampling, **options))
@@ -435,6 +448,7 @@ class Service:
             }
 
     def _token_bytes(self, token: int) -> bytes:
+        """A token's own bytes; cached, since replies with log-probabilities ask for the same ones again and again."""
         return self.prompts.tokenizer.token_bytes(token)
 
 

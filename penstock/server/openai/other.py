@@ -38,6 +38,7 @@ class ModelList(BaseModel):
 
 
 def model_router(service: Service) -> APIRouter:
+    """The routes that list the model."""
     routes = APIRouter(tags=["server"])
     started = int(time.time())
 
@@ -109,6 +110,7 @@ class Text(BaseModel):
 
 
 def token_router(service: Service) -> APIRouter:
+    """The routes that turn texts into token ids and back."""
     routes = APIRouter(tags=["tokens"], responses=error_responses(400, 401, 404, 408, 413))
     prompts = service.prompts
 
@@ -127,6 +129,7 @@ def token_router(service: Service) -> APIRouter:
         )
 
     async def encoded(body: TokenizeRequest) -> Prompt:
+        """The prompt of the text or the conversation. Raises RequestError."""
         if body.prompt is not None:
             return await prompts.of_text(body.prompt, body.add_special_tokens is not False)
         return await prompts.of_chat(body.messages or [], body.tools)
@@ -144,6 +147,7 @@ def token_router(service: Service) -> APIRouter:
 # Routes of the OpenAI API that a language model cannot serve: refused with the reason, not as unknown paths.
 
 TEXT_ALONE: Final = "the model here writes text"
+"""The beginning of refusals of endpoints for other kinds of models."""
 REASONS: Final = {
     "/v1/embeddings": f"{TEXT_ALONE} and has no embeddings: ask a server that runs an embedding model",
     "/v1/moderations": f"{TEXT_ALONE} and judges none: ask a server that runs a moderation model",
@@ -151,9 +155,11 @@ REASONS: Final = {
     "/v1/audio/speech": f"{TEXT_ALONE}, and no sound",
     "/v1/audio/transcriptions": f"{TEXT_ALONE} and reads no sound",
 }
+"""Paths that are refused, each with the reason."""
 
 
 def unsupported_router() -> APIRouter:
+    """The routes that refuse, left out of the OpenAPI schema."""
     routes = APIRouter()
     for path, reason in REASONS.items():
         routes.add_api_route(path, refusing(path, reason), methods=["POST"], include_in_schema=False)
@@ -161,6 +167,7 @@ def unsupported_router() -> APIRouter:
 
 
 def refusing(path: str, reason: str) -> Callable[[], None]:
+    """A route that refuses ``path`` with status 404 and the reason."""
     def refuse() -> None:
         raise ApiError(404, f"{path} is not served: {reason}", code="unsupported")
 

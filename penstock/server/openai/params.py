@@ -22,6 +22,8 @@ from penstock.text.workers import aside
 
 @dataclass
 class Prompt:
+    """A prompt's text, and the tokens that it is encoded as."""
+
     text: str
     token_ids: list[int]
 
@@ -82,6 +84,7 @@ class Prompts:
 
         def render() -> str:
             given: Any = (turns, described, options)
+            # Special tokens in a user's text are hidden from the tokenizer, and shown again in the prompt's text.
             if not self._allow_special_tokens:
                 given = self.tokenizer.literal.hide(given)
             messages, tools, variables = given
@@ -91,6 +94,7 @@ class Prompts:
         return await aside(lambda: self._encode_chat(rendered))
 
     def _encode_chat(self, rendered: str) -> Prompt:
+        """A rendered conversation as a prompt; the template's own special tokens are special in any case."""
         if self._allow_special_tokens:
             return Prompt(rendered, self.tokenizer.encode_rendered(rendered))
         return Prompt(self.tokenizer.literal.show(rendered), self.tokenizer.encode_literal(rendered))
@@ -200,6 +204,7 @@ def fitting(body: GenerationFields, name: str, room: Room) -> int | None:
 
 
 def token_id(key: str) -> int:
+    """A key of ``logit_bias`` as a token id. Raises ApiError for anything else."""
     if not (key.isascii() and key.isdigit() and len(key) <= DIGITS):
         raise invalid_field("logit_bias", f"has the key {reprlib.repr(key)}; its keys are token ids, as text")
     return int(key)

@@ -58,13 +58,14 @@ LEAST: Final = -9999.0
 
 
 def text_of(token: bytes) -> str:
-    """A token's text. Incomplete characters show as U+FFFD, so that several tokens may have the same text."""
+    """A token's bytes as text. Incomplete characters become U+FFFD, so that several tokens may have the same text."""
     return token.decode(errors="replace")
 
 
 def chat_logprobs(
     ids: Sequence[int], found: Sequence[dict[int, Logprob]], top: int, token_bytes: TokenBytes
 ) -> ChatLogprobs:
+    """Log-probabilities in the chat API's form, each with the ``top`` most probable tokens at its place."""
     content = []
     for token, entry in zip(ids, found, strict=True):
         chosen, best = of_token(token, entry[token], token_bytes), ranked(entry, top)
@@ -120,6 +121,7 @@ class TextPlaces:
         return [self._place_of(token) for token in ids]
 
     def _place_of(self, token: int) -> int:
+        """The position of the next token."""
         # Taken before the token is decoded: it stands behind all that came before it.
         place = self._characters + len(self._run.decode(errors="ignore"))
         self._characters += len(self._decoder.append(token))
@@ -128,6 +130,7 @@ class TextPlaces:
 
 
 def of_token(token: int, logprob: Logprob, token_bytes: TokenBytes) -> TopLogprob:
+    """A token with its text, its bytes and its log-probability."""
     own = token_bytes(token)
     return TopLogprob(token=text_of(own), logprob=finite(logprob.logprob), bytes=list(own))
 
@@ -138,6 +141,7 @@ def ranked(entry: dict[int, Logprob], top: int) -> list[tuple[int, Logprob]]:
 
 
 def finite(logprob: float) -> float:
+    """A log-probability that JSON can carry."""
     return max(logprob, LEAST)
 
 
@@ -149,6 +153,7 @@ REST: Final[dict[FinishReason, FinishWord]] = {
     FinishReason.ABORT: "abort",
     FinishReason.ERROR: "error",
 }
+"""Ends that are no stop -> OpenAI's words for them, and this server's."""
 
 
 @dataclass(frozen=True)
@@ -204,6 +209,8 @@ class Choice:
         self._begun = self._resumed = True
 
     def push(self, delta: CompletionDelta) -> ChoiceDelta:
+        """The new part of the choice, from the engine's; with the last one also what was held back."""
+        # The reader may hold text back that could begin a call or a mark: what comes out lags behind what goes in.
         news = self._reply.push(self._visible_text(delta), delta.finish_reason is not None)
         if self._resumed and not delta.token_ids and delta.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
             news = ReplyDelta("", "", [])  # it had ended before, and the client has what was held back until then
@@ -225,6 +232,7 @@ class Choice:
         return new
 
     def _visible_text(self, delta: CompletionDelta) -> str:
+        """A delta's text, without that of an end token that is in it only for reading marks."""
         ids = delta.token_ids
         if delta.finish_reason is FinishReason.STOP and ids and ids[-1] in self._hidden_ends:
             return delta.text.removesuffix(text_of(self._token_bytes(ids[-1])))
@@ -278,10 +286,12 @@ async def reply_of(generation: Generation, choices: Sequence[Choice], writer: Wr
     body = generation.call.body
     deltas = named_errors(generation.deltas(), body, generation.call.names)
     try:
+        # Read before the first delta, so that the stream goes on where the client's copy ends.
         if body.stream:
             await aside(partial(resume, choices, generation.resumed))
         first = await anext(deltas)
         if body.stream:
+            # From here on the stream closes the generation, however it ends (``EventStream``).
             news = warned(first, deltas, choices, tokenizer, plain_text=writer.continues_text)
             return EventStream(events(generation, news, writer), generation.close, body.warning_headers())
         late = await rest_of(deltas)
@@ -340,6 +350,7 @@ async def warned(
 
 
 async def following(first: CompletionDelta, rest: AsyncIterator[CompletionDelta]) -> AsyncIterator[CompletionDelta]:
+    """The first delta, which has been awaited already, and then the others."""
     yield first
     async for delta in rest:
         yield delta
@@ -355,6 +366,7 @@ async def events(
                 yield framed(chunk, writer)
         for chunk in writer.last_chunks(generation.summary()):
             yield framed(chunk, writer)
+    # The status has been sent: an error can only be the stream's last event.
     except Exception as error:
         problem = api_error(error)
         if problem.status_code == 500:
@@ -366,6 +378,7 @@ async def events(
 
 
 def framed(chunk: BaseModel, writer: Writer) -> bytes:
+    """A chunk as an event, with a name where the API has them."""
     return event(chunk, getattr(chunk, "type", "") if writer.named_events else "")
 
 
@@ -418,6 +431,7 @@ class CompletionWriter:
     # ---------------------------------------------------------------------------------------------------- inside
 
     def _reply(self, choices: list[CompletionChoice]) -> Completion:
+        """A reply or chunk of these choices."""
         reply = Completion(
             id=self._id, object="text_completion", created=self._created, model=self._model, choices=choices
         )
@@ -426,10 +440,13 @@ class CompletionWriter:
         return reply
 
     def _with_summary(self, reply: Completion, summary: Summary) -> Completion:
+        """The reply with its usage and metrics."""
         reply.usage, reply.metrics = usage_of(summary), metrics_of(summary)
         return reply
 
     def _choice(self, delta: ChoiceDelta) -> CompletionChoice:
+        """A choice, or its new part, in the API's form."""
+        # Choices are numbered over all prompts, ``n`` to a prompt.
         prompt = self._prompts[delta.index // self._n]
         choice = CompletionChoice(
             index=delta.index,

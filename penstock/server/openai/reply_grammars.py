@@ -33,6 +33,7 @@ MARKS: Final = (
 )
 """Marks of DeepSeek R1, Qwen3, SmolLM3 and many others; of Magistral; of Seed-OSS; of Command A."""
 EFFORT, SWITCH = "reasoning_effort", "enable_thinking"
+"""Variables of chat templates: how much to think, and whether."""
 NONE: Final = "none"
 """OpenAI's effort for no reasoning at all."""
 
@@ -105,6 +106,7 @@ class ThinkingReader:
         return bool(getattr(self, f"_{self._state}")(parsed))
 
     def _before(self, parsed: ParsedDelta) -> bool:
+        """Look for the opening mark, behind white space at most."""
         begin, opens = self._held.lstrip(), self._thinking.opens
         if begin.startswith(opens):
             self._state, self._held = "thought", begin.removeprefix(opens)
@@ -115,6 +117,7 @@ class ThinkingReader:
         return self._answer(parsed)
 
     def _thought(self, parsed: ParsedDelta) -> bool:
+        """Pass the reasoning on, up to its closing mark."""
         text, mark, rest = split_at(self._held, (self._thinking.closes,))
         if self._empty:
             text = text.lstrip("\n")
@@ -127,6 +130,7 @@ class ThinkingReader:
         return bool(mark)
 
     def _between(self, parsed: ParsedDelta) -> bool:
+        """Leave out the line feeds behind the closing mark."""
         self._held = self._held.lstrip("\n")
         if self._held:
             self._state = "answer"
@@ -134,6 +138,7 @@ class ThinkingReader:
         return False
 
     def _answer(self, parsed: ParsedDelta) -> bool:
+        """Pass everything on to the reader of the answer."""
         held, self._held = self._held, ""
         found = self._inner.push(held)
         parsed.content += found.content
@@ -154,6 +159,7 @@ Mark = Callable[[str], str]
 BLANK: Final = f"W: /{JSON_DEFAULTS['whitespace_pattern']}/"
 """The whitespace between the tokens of a call, the same as in all JSON here."""
 ANYTHING: Final = r"/(.|\n)*/"
+"""Any text, as a term of a rule."""
 
 
 def quoted(text: str) -> str:
@@ -197,10 +203,12 @@ class Written:
 
 
 def with_arguments(tools: Mapping[str, Schema], rules: list[str]) -> None:
+    """Add the rules of blanks and of every tool's arguments: rule a0 for the first tool, and so on."""
     rules += [BLANK, *(f"a{number}: {embedded(schema)}" for number, schema in enumerate(tools.values()))]
 
 
 def hermes(tools: Mapping[str, Schema], mark: Mark, rules: list[str]) -> Written:
+    """Calls of Hermes, Qwen 2.5 and Qwen 3."""
     with_arguments(tools, rules)
     calls = [
         f'{mark("<tool_call>")} "\\n"? {json_call(name, number, "arguments")} "\\n"? {mark("</tool_call>")}'
@@ -210,23 +218,27 @@ def hermes(tools: Mapping[str, Schema], mark: Mark, rules: list[str]) -> Written
 
 
 def llama(tools: Mapping[str, Schema], mark: Mark, rules: list[str]) -> Written:
+    """Calls of Llama 3.1 and later."""
     with_arguments(tools, rules)
     return Written([json_call(name, number, "parameters") for number, name in enumerate(tools)], between='"; "')
 
 
 def mistral(tools: Mapping[str, Schema], mark: Mark, rules: list[str]) -> Written:
+    """Calls of Mistral's older templates: one mark, then a list."""
     with_arguments(tools, rules)
     calls = [json_call(name, number, "arguments") for number, name in enumerate(tools)]
     return Written(calls, before=f'{mark("[TOOL_CALLS]")} W "["', between='W "," W', after='"]"')
 
 
 def newer_mistral(tools: Mapping[str, Schema], mark: Mark, rules: list[str]) -> Written:
+    """Calls of Mistral since Small 3.1: a mark for each."""
     with_arguments(tools, rules)
     head, separator = mark("[TOOL_CALLS]"), mark("[ARGS]")
     return Written([f"{head} {quoted(name)} {separator} a{number}" for number, name in enumerate(tools)])
 
 
 def deepseek(tools: Mapping[str, Schema], mark: Mark, rules: list[str]) -> Written:
+    """Calls of DeepSeek: with a fence, as V3 has it, and without."""
     with_arguments(tools, rules)
     head, separator = mark("<｜tool▁call▁begin｜>"), mark("<｜tool▁sep｜>")
     end = mark("<｜tool▁call▁end｜>")
@@ -253,6 +265,7 @@ def qwen_coder(tools: Mapping[str, Schema], mark: Mark, rules: list[str]) -> Wri
 
 
 def xml_value(schema: Schema, key: str, rule: str, rules: list[str]) -> str:
+    """A parameter's value and closing mark: text for strings, else JSON by the parameter's schema."""
     kinds = kinds_of(schema["properties"][key], schema)
     if "string" in kinds or not kinds:
         return "v"
@@ -274,6 +287,7 @@ def harmony(tools: Mapping[str, Schema], mark: Mark, rules: list[str]) -> Writte
 
 
 Writer = Callable[[Mapping[str, Schema], Mark, list[str]], Written]
+"""Writes the calls of these tools in one format, and adds the rules that they need."""
 WRITERS: Final[dict[str, Writer]] = {
     tool_readers.HERMES.name: hermes,
     tool_readers.LLAMA.name: llama,
@@ -283,6 +297,7 @@ WRITERS: Final[dict[str, Writer]] = {
     tool_readers.QWEN_CODER.name: qwen_coder,
     tool_readers.HARMONY.name: harmony,
 }
+"""Name of a format -> what writes it."""
 
 
 def thought_grammar(thinking: Thinking, inside: bool, mark: Mark, rules: list[str]) -> str:
@@ -304,6 +319,7 @@ def harmony_thought(mark: Mark, rules: list[str]) -> str:
 
 
 def harmony_final(body: str, mark: Mark) -> str:
+    """The term for the answer as a message of the final channel."""
     return f'{mark("<|channel|>")} "final" {mark("<|message|>")} {body}'
 
 

@@ -49,6 +49,7 @@ NOT_KEPT = {
 }
 """Fields that need a server with stored responses."""
 LOGPROBS = "message.output_text.logprobs"
+"""The member of ``include`` that asks for log-probabilities."""
 
 
 class TextContent(ApiModel):
@@ -59,6 +60,7 @@ class TextContent(ApiModel):
 
 
 def part_kind(given: Any) -> str:
+    """The kind of a part of a message's content, by its type."""
     kind = given.get("type") if isinstance(given, dict) else getattr(given, "type", None)
     return "RefusalPart" if kind == "refusal" else "TextContent"
 
@@ -148,6 +150,7 @@ ITEMS = {
     "reasoning": "ReasoningItem",
     "item_reference": "ItemReference",
 }
+"""Type of an item -> its kind; any other is a message."""
 
 
 InputItem = Annotated[
@@ -364,6 +367,7 @@ NAMES: Final = {
 
 
 def as_chat(body: ResponsesRequest) -> ChatCompletionRequest:
+    """The request as a chat completion. Fields that are ignored here are ignored there."""
     ignored = {name: getattr(body, name) for name in IgnoredFields.model_fields if name != ECHOED}
     return ChatCompletionRequest(
         messages=messages_of(body),
@@ -421,10 +425,12 @@ def text_of(content: str | Sequence[ContentPart]) -> str:
 
 
 def call_of(item: FunctionCallItem) -> ToolCall:
+    """An earlier call as a chat's."""
     return ToolCall(id=item.call_id, function=FunctionCall(name=item.name, arguments=item.arguments))
 
 
 def tool_of(tool: FunctionTool) -> Tool:
+    """A function as a chat's tool."""
     definition = FunctionDefinition(
         name=tool.name, description=tool.description, parameters=tool.parameters, strict=tool.strict
     )
@@ -432,10 +438,12 @@ def tool_of(tool: FunctionTool) -> Tool:
 
 
 def named(choice: NamedFunction) -> NamedTool:
+    """The choice of one function as a chat's."""
     return NamedTool(type="function", function=FunctionName(name=choice.name))
 
 
 def format_of(body: ResponsesRequest) -> ResponseFormat | None:
+    """The format of the answer as a chat's ``response_format``."""
     asked = None if body.text is None else body.text.format
     if not isinstance(asked, SchemaFormat):
         return asked
@@ -453,6 +461,7 @@ def in_own_words() -> Iterator[None]:
 
 
 def renamed(error: ApiError) -> ApiError:
+    """The error with the field's name in /v1/responses."""
     for name, own in NAMES.items():
         if error.param is not None and (error.param == name or error.param.startswith((f"{name}[", f"{name}."))):
             param = own + error.param.removeprefix(name)

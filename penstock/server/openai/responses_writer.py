@@ -95,6 +95,7 @@ class ResponseWriter:
     # ------------------------------------------------------------------------------------------------------ the items
 
     def _more_text(self, text: str) -> Iterator[Event]:
+        """Events for more text of the answer; a message begins if none is open."""
         if not (self._open and isinstance(self._items[-1], OutputMessage)):
             yield from self._close()
             yield from self._begin_message()
@@ -105,12 +106,15 @@ class ResponseWriter:
             yield self._event("response.output_text.delta", **self._place(content=True), delta=text, logprobs=[])
 
     def _begin_message(self) -> Iterator[Event]:
+        """Events for the beginning of a message."""
         item = OutputMessage(id=self._id("msg"), type="message", role="assistant", status="in_progress", content=[])
         yield self._begin(item)
+        # The content comes behind the item's event, which shows it empty.
         item.content = [OutputText(type="output_text", text="", annotations=[])]
         yield self._event("response.content_part.added", **self._place(content=True), part=item.content[0].model_copy())
 
     def _more_thought(self, text: str) -> Iterator[Event]:
+        """Events for more reasoning."""
         if not (self._open and isinstance(self._items[-1], OutputReasoning)):
             yield from self._close()
             item = OutputReasoning(id=self._id("rs"), type="reasoning", status="in_progress", summary=[], content=[])
@@ -124,6 +128,7 @@ class ResponseWriter:
         yield self._event("response.reasoning_text.delta", **self._place(content=True), delta=text)
 
     def _more_of_call(self, call: ToolCallDelta) -> Iterator[Event]:
+        """Events for a call's beginning, or for more of its arguments."""
         if call.name:
             yield from self._close()
             yield self._begin(
@@ -143,6 +148,7 @@ class ResponseWriter:
             yield self._event("response.function_call_arguments.delta", **self._place(), delta=call.arguments)
 
     def _begin(self, item: OutputItem) -> Event:
+        """The event of a new item."""
         self._items.append(item)
         self._open = True
         # A copy, because the item itself grows after this event.
@@ -176,11 +182,13 @@ class ResponseWriter:
 
     @property
     def _status(self) -> Status:
+        """The status of the response and of its last item."""
         return "incomplete" if self._finish == "length" else "completed"
 
     # --------------------------------------------------------------------------------------------------- the response
 
     def _event(self, kind: str, **fields: Any) -> Event:
+        """An event with the next number."""
         self._events += 1
         return Event(type=kind, sequence_number=self._events - 1, **fields)
 
@@ -212,10 +220,12 @@ class ResponseWriter:
         )
 
     def _id(self, kind: str, *, numbered: bool = True) -> str:
+        """An id made of the request's; items are numbered."""
         return f"{kind}_{self._request_id}" + (f"_{len(self._items)}" if numbered else "")
 
 
 def response_usage(summary: Summary) -> ResponseUsage:
+    """A generation's tokens in the form of /v1/responses."""
     usage = usage_of(summary)
     return ResponseUsage(
         input_tokens=usage.prompt_tokens,

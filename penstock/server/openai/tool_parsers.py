@@ -15,7 +15,9 @@ from penstock.core import SURROGATE
 # JSON calls, cut out of a model's text without re-encoding: the client gets the arguments as the model wrote them.
 
 STRUCTURE: Final = re.compile(r'\\.|["{}\[\]]', re.DOTALL)
+"""Matches what counts for finding a JSON value's end: escaped characters, quotes and brackets."""
 BLANKS: Final = re.compile(r"\s*")
+"""Matches white space, even none."""
 GAPS: Final = " \t\r\n,;"
 """Characters that may stand between two calls."""
 VALUES: Final = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=str, strict=False)
@@ -125,6 +127,7 @@ def skipped(text: str, at: int) -> int:
 
 
 def opened(text: str, at: int, sign: str) -> int:
+    """The first position behind ``sign`` and white space. Raises ValueError if the sign is not at ``at``."""
     if text[at : at + 1] != sign:
         raise ValueError(f"{sign} is missing")
     return skipped(text, at + 1)
@@ -158,6 +161,7 @@ class Found:
 
 
 NO_CALL: Final = Found([])
+"""The result for a text that is no call."""
 
 
 class CallParser(Protocol):
@@ -275,14 +279,17 @@ class NamedParser:
 
 
 def named_before(before: str, behind: str) -> tuple[str, int] | None:
+    """Mistral's name: before the separator, and before a call's id if there is one."""
     first = skipped(behind, 0)
     return (before.partition("[CALL_ID]")[0], first) if first < len(behind) else None
 
 
 FENCED: Final = re.compile(r"\s*(?P<name>[^\s{]+)\s*\n(```(json)?\s*)?(?=\{)")
+"""Matches DeepSeek V3's name and what stands between it and the object: a line's end and a fence."""
 
 
 def named_around(before: str, behind: str) -> tuple[str, int] | None:
+    """DeepSeek's name: before the separator, or behind it with the object in a fence."""
     first = skipped(behind, 0)
     if behind[first : first + 1] == "{":
         return before, first

@@ -27,6 +27,7 @@ from penstock.server.openai.tool_parsers import (
 # The formats in which models write tool calls. The chat template shows which one a model uses.
 
 ALPHABET: Final = string.ascii_letters + string.digits
+"""Characters of a call's random id."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,8 @@ class ToolFormat:
     parser: Callable[[tuple[str, ...], Arguments], CallParser] = JsonParser
 
     def new_id(self) -> str:
+        """A new id for a call, of the length that the template accepts."""
+        # Templates of short ids, such as Mistral's, accept no prefix.
         fresh = "".join(secrets.choice(ALPHABET) for _ in range(self.id_length))
         return fresh if self.id_length < len("call_") + 8 else f"call_{fresh}"
 
@@ -83,6 +86,7 @@ HERMES: Final = ToolFormat(
 LLAMA: Final = ToolFormat("llama", ('{"name": function name, "parameters":',), ("<|python_tag|>",), bare=True)
 """Llama 3.1 and later with JSON: the whole reply is ``{"name": ..., "parameters": {...}}``."""
 FORMATS: Final = (HARMONY, QWEN_CODER, DEEPSEEK, NEWER_MISTRAL, MISTRAL, HERMES, LLAMA)
+"""All formats, asked in this order: one whose template also holds the words of a later one comes first."""
 OTHERS: Final = ("<arg_key>", "<function=example_function_name>{")
 """Words of templates that match a format above but use another one."""
 
@@ -118,7 +122,9 @@ class ParsedDelta:
 class Reader(Protocol):
     """The interface of readers, which take one choice's text as it comes."""
 
-    def push(self, text: str) -> ParsedDelta: ...
+    def push(self, text: str) -> ParsedDelta:
+        """The new part that ``text`` brings; what may be part of a mark is held back."""
+        ...
 
     def finish(self) -> ParsedDelta:
         """The text that was held back, at the end of the reply."""
@@ -161,6 +167,7 @@ class FormatReader:
         return parsed + ParsedDelta("" if self._after_call else held)
 
     def _advance(self, ended: bool) -> ParsedDelta:
+        """Read on as far as the held text allows."""
         parsed = ParsedDelta()
         while self._call(parsed, ended) if self._parser else self._text(parsed, ended):
             pass
@@ -178,6 +185,7 @@ class FormatReader:
             if begins:
                 self._parser, self._mark = JsonParser(), ""
                 return True
+        # Text before a mark is passed on; an end that may become a mark is held.
         before, mark, rest = split_at(self._held, self._format.opens)
         parsed.content += before
         self._held = mark + rest
@@ -202,10 +210,12 @@ class FormatReader:
         return True
 
     def _call(self, parsed: ParsedDelta, ended: bool) -> bool:
+        """Take a call, or find that there is none. False if it takes more text to know."""
         assert self._parser is not None
         found = self._parser.read(self._held, ended)
         if found is None:
             return False
+        # Without a mark only a call of a known tool is one: other JSON is an answer.
         unknown = any(call.name not in self._arguments for call in found.calls)
         if found.calls and (self._mark or not unknown):
             parsed.calls += found.calls
@@ -244,6 +254,7 @@ class ListReader:
         return ParsedDelta(self._held.strip(GAPS).removesuffix("]").strip(GAPS))
 
     def _next(self) -> ParsedCall | None:
+        """The next call of the list, if all of it has come."""
         self._held = self._held.lstrip(GAPS)
         if not self._held.startswith("{") or (end := self._value.find(self._held)) is None:
             return None

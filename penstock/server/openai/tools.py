@@ -53,7 +53,9 @@ from penstock.text.tokenizer import Tokenizer
 
 GUIDED: Final = ("json", "regex", "choice", "grammar")
 FORMAT: Final = "response_format"
+"""The field that states the form of the whole answer."""
 ANY_OBJECT: Final[Mapping[str, Any]] = {"type": "object"}
+"""The schema of ``json_object``."""
 
 
 def structures(body: GenerationFields) -> dict[str, StructuredOutputsParams]:
@@ -109,6 +111,7 @@ def add_structure(given: dict[str, Any], names: dict[str, str], found: Mapping[s
 # From ``tools``, ``tool_choice`` and ``response_format`` to a grammar for the reply, and a reader of it.
 
 NO_ARGUMENTS: Final[dict[str, Any]] = {"type": "object", "properties": {}, "additionalProperties": False}
+"""The schema of a function that takes no arguments."""
 BAD_PARAMETERS: Final = "invalid_function_parameters"
 """OpenAI's code for a tool's schema that cannot be used."""
 
@@ -179,6 +182,7 @@ def parameters_of(tool: Tool) -> dict[str, Any]:
 
 
 def tool_called(name: str, tools: list[Tool]) -> Tool:
+    """The tool of that name. Raises ApiError if the request has none."""
     for tool in tools:
         if tool.function.name == name:
             return tool
@@ -201,10 +205,12 @@ class Planner:
         self._tokenizer = tokenizer
         self._is_harmony = all(mark in template for mark in HARMONY.states[:2])
         found = None if self._is_harmony else thinking_of(template)
+        # Reasoning that the prompt has already closed is over: such a reply is the answer alone.
         self._thinking = None if found is None or is_over(found, prompt) else found
         self._inside = self._thinking is not None and has_begun(self._thinking, prompt)
 
     def plan(self) -> ReplyPlan:
+        """The plan of the reply."""
         calls = self._tools.chosen == "auto"
         marks = self._tools.format.opens if calls else ()
         if self._thinking is not None:
@@ -218,12 +224,15 @@ class Planner:
     # ------------------------------------------------------------------------------------------------------ reading
 
     def _reader(self) -> Reader:
+        """A reader for one choice: reasoning first, then the answer."""
         inner = self._answer_reader()
         if self._is_harmony:
             return HarmonyReader(inner)
         return inner if self._thinking is None else ThinkingReader(self._thinking, self._inside, inner)
 
     def _answer_reader(self) -> Reader:
+        """The reader of what follows the reasoning."""
+        # The same cases as in ``_add_structure``: what the grammar forces is what is read.
         chosen = self._tools.chosen
         if isinstance(chosen, Tool):
             return ArgumentsReader(chosen.function.name)
@@ -250,6 +259,7 @@ class Planner:
                 plan.parts[where] = structure(where, "json", parameters_of(tool))
         if schema is not None:
             plan.parts[field] = structure(field, "json", schema)
+            # A schema alone needs no grammar of its own: the engine takes it as it is.
         if schema is not None and chosen != "auto" and not self._thinks:
             plan.structures[field] = plan.parts[field]
         else:
@@ -270,14 +280,17 @@ class Planner:
 
     @property
     def _thinks(self) -> bool:
+        """Whether reasoning may come before the answer."""
         return self._is_harmony or self._thinking is not None
 
     def _thought(self, rules: list[str]) -> str:
+        """The term for the reasoning; empty if there is none."""
         if self._is_harmony:
             return harmony_thought(self._mark, rules)
         return "" if self._thinking is None else thought_grammar(self._thinking, self._inside, self._mark, rules)
 
     def _final(self, body: str) -> str:
+        """The answer's term, in gpt-oss's format behind the head of its message."""
         return harmony_final(body, self._mark) if self._is_harmony else body
 
     def _mark(self, text: str) -> str:
@@ -331,6 +344,7 @@ class ReplyStream:
         return ReplyDelta(parsed.content, parsed.reasoning, calls)
 
     def _numbered(self, call: ParsedCall) -> ToolCallDelta:
+        """A call with its number in the choice; a part without a name continues the last call."""
         if call.name:
             self.calls += 1
         return ToolCallDelta(self.calls - 1, self._format.new_id() if call.name else "", call.name, call.arguments)
