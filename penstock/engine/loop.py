@@ -216,13 +216,15 @@ class EngineLoop:
         """Start requests, ask the drafter, and send the rows that may enter."""
         self._start_requests()
         self.estimates.pipeline.decode(len(self.scheduler.running))
-        if not self._sends_root_first:
+        root_first = self._sends_root_first
+        if not root_first:
             self._ask()  # before rows enter: a strategy may rather wait for the answer
             if self._foretold and self.draft_due < math.inf:
                 self._take_drafts()  # a drafter that takes no device's time has answered already
                 self._ask()  # about these drafts, for the same reason
-        self._submit()
-        self._ask()  # about the rows that have just entered
+        # Asked again only where something has changed since: a root has entered, or drafted rows.
+        if self._submit() or root_first:
+            self._ask()
 
     def _recover(self, lost: PipelineLost) -> None:
         """Begin to replace what is lost, or end all requests."""
@@ -511,7 +513,9 @@ class EngineLoop:
                 del self._awaiting_grammars[request.number]
                 self._changed = True
 
-    def _submit(self) -> None:
+    def _submit(self) -> bool:
+        """Send batches while the first stage takes them. Returns whether any row has entered."""
+        first = self.builder.next_stream
         while self.pipeline.ready and not self._full:
             entries, wake_at = self.scheduler.schedule(self._context(), self._batches, self._held)
             self._wake_at = min(self._wake_at, wake_at)
@@ -545,6 +549,7 @@ class EngineLoop:
             self.pace.entered(self.clock.now(), len(batch.rows))
             for observer in self.observers:
                 observer.submitted(batch, self.clock.now())
+        return self.builder.next_stream > first
 
     def _ask(self) -> None:
         if self.drafter is None or self.drafter.busy:
@@ -555,8 +560,8 @@ class EngineLoop:
             if request.prefilling:
                 continue  # the rest of the prompt may still be found in the prefix cache
             nodes = list(dict.fromkeys([*request.take_postponed(), *request.strategy.ask(request.tree, context)]))
-            context = replace(context, load=context.load.with_asked(len(nodes)))  # the next strategy sees this load
             if nodes:
+                context = replace(context, load=context.load.with_asked(len(nodes)))  # the next strategy sees this load
                 strategy, stream = request.strategy, self.builder.next_stream - 1
                 asks.append(DraftRequest(request, nodes, strategy.candidates, stream, strategy.corrects(context)))
                 request.metrics.drafted_nodes += len(nodes)
