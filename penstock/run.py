@@ -162,8 +162,8 @@ def complete_in_points(
     from penstock.engine.llm import Run, answer_in_points
 
     def tell(text: str) -> None:
-        sys.stdout.write(text)
         """Print a piece of the answer."""
+        sys.stdout.write(text)
         sys.stdout.flush()
 
     dialogue = asked.dialogue(llm.get_tokenizer())

@@ -2,7 +2,7 @@
 
     python -m benchmarks.strategies.many_beside_peers MODEL.gguf PROMPTS [--threads N] [--at-once N ...] [--rounds N]
 
-The first chats of the prompt sets, a number of them at the same time, greedily, as many tokens of each, in 4 bits. Every
+The first chats of the prompt sets, a number of them at the same time, greedily, as many tokens of each, in 4 bits. Each
 way of using the host's threads has engines of its own, plainly and with `auto` and prompt lookup: one stage of all
 threads, and half of them for each of two stages (pp), two ranks of one stage (tp) and two engines (dp). llama.cpp, the
 wheel and a build for this processor, has as many slots as there are requests. The time counts from the moment at which
@@ -120,7 +120,9 @@ def measured(options: argparse.Namespace, count: int) -> dict[str, Any]:
             name: len(own) * options.tokens * len(some) / sum(some) for name, some in seconds.items()
         },
         "ratios": {
-            name: {base: bounded(seconds[base], seconds[name]) for base in bases_of(name, [peer.name for peer in peers])}
+            name: {
+                base: bounded(seconds[base], seconds[name]) for base in bases_of(name, [peer.name for peer in peers])
+            }
             for name in engines
         },
         "engines": {name: one.figures(first.outputs) for name, one in engines.items()},

@@ -214,6 +214,7 @@ MARGIN: Final = 2
 
 class Screen(Protocol):
     """A chat's input and output. ``interactive``: a person is there, to whom errors are shown rather than raised."""
+
     interactive: bool
 
     def read(self, prompt: str) -> str | None:
@@ -341,6 +342,7 @@ WAYS_ON: Final = {
 @dataclass(frozen=True, kw_only=True)
 class ChatOptions:
     """Options of a chat. ``settings`` are fields of its requests from the start, as /set sets them."""
+
     server: Server
     model: ServedModel = None
     system: Annotated[str, Option("What the model is told first.", names=("--system-prompt",), default="none")] = ""

@@ -423,7 +423,7 @@ def part_timing(
     return GroupTiming(
         ranks=tuple(device_timing(device, part, layers, cluster.time_scale, head=head) for device, part in ranks),
         exchange=LinkTiming(exchange.messages * slowest.latency_s, slowest.bytes_per_s, exchange.row_bytes),
-            # Latencies add up, one for each message; the rows' bytes of all messages are counted in one go.
+        # Latencies add up, one for each message; the rows' bytes of all messages are counted in one go.
     )
 
 

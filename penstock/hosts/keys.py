@@ -425,7 +425,7 @@ def asked_for_membership(token: Token, request: bytes) -> Membership | Refusal:
         context.wrap_socket(connection) as sealed,
     ):
         shown = sealed.getpeercert(binary_form=True) or b""
-            # The new host knows no authority yet. The digest takes its place: only the token's maker has the key to it.
+        # The new host knows no authority yet. The digest takes its place: only the token's maker has the key to it.
         if not hmac.compare_digest(digest_of(shown), token.digest):
             raise ConfigError(f"token: who listens at {token.address} has not made it")
         write(sealed, Application(token.secret, request))

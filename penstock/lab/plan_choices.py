@@ -491,6 +491,7 @@ def price_of_header(model: str, header: Header) -> ModelPrice:
 
 def reader(model: str, get: Callable[[str], Any]) -> Callable[[str], int]:
     """A function that reads a size by name. It raises ConfigError for one that is missing or no positive integer."""
+
     def read(name: str) -> int:
         if type(value := get(name)) is not int or value < 1:
             raise unpriced(model, f"its configuration says no {name}")

@@ -207,6 +207,7 @@ def times_on(device: Device, model: ModelPrice, time_scale: float) -> LayerTimes
 
 def scaled(times: LayerTimes, factor: float) -> LayerTimes:
     """The times multiplied by ``factor``."""
+
     def of_grid(grid: Grid) -> Grid:
         return tuple(tuple(factor * ms for ms in line) for line in grid)
 

@@ -300,13 +300,13 @@ class ReadRun:
 
     @property
     def key(self) -> tuple[str, float, str]:
-        return self.prompt_set, self.temperature, self.strategy
         """The key under which the other bench has the same run."""
+        return self.prompt_set, self.temperature, self.strategy
 
     @property
     def setting(self) -> str:
-        return f"{self.prompt_set}, T = {self.temperature:g}"
         """The run's setting in words."""
+        return f"{self.prompt_set}, T = {self.temperature:g}"
 
     def speeds(self) -> dict[tuple[str, int], float]:
         """Tokens per second of each request, by prompt hash and seed."""
@@ -320,6 +320,7 @@ class ReadRun:
 @dataclass(frozen=True)
 class BenchFile:
     """A file of ``penstock bench``, as far as it is compared."""
+
     settings: dict[str, Any]
     runs: tuple[ReadRun, ...]
 

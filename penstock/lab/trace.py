@@ -36,6 +36,7 @@ Heard = Literal["request", "result", "draft", "ready"]
 
 class EnterArgs(msgspec.Struct):
     """A batch enters. ``nodes``: ids of its rows' tree nodes; ``after``: the event that it waited for."""
+
     stream: Count
     nodes: list[int]
     after: Heard
@@ -43,11 +44,13 @@ class EnterArgs(msgspec.Struct):
 
 class ResultArgs(msgspec.Struct):
     """A batch's result arrives."""
+
     stream: Count
 
 
 class BatchArgs(msgspec.Struct):
     """A batch on a stage. ``waited_ms``: milliseconds from its arrival to the beginning of its computation."""
+
     stream: Count
     stage: Count
     rows: Count
@@ -57,6 +60,7 @@ class BatchArgs(msgspec.Struct):
 
 class DraftArgs(msgspec.Struct):
     """A round of the drafter: its rows, and the milliseconds of its parts."""
+
     rows: Count
     features_ms: float = 0.0
     device_ms: float = 0.0
@@ -65,11 +69,13 @@ class DraftArgs(msgspec.Struct):
 
 class PassArgs(msgspec.Struct):
     """A pass of the drafter on a stage's device."""
+
     stage: Count
 
 
 class FeaturesArgs(msgspec.Struct):
     """A batch's features on their way to the drafter. ``took_ms``: milliseconds without waiting for those before."""
+
     stream: Count
     stage: Count
     bytes: Count
@@ -79,12 +85,14 @@ class FeaturesArgs(msgspec.Struct):
 
 class CommitArgs(msgspec.Struct):
     """Tokens that are committed, of which the first ``drafted`` had been drafted."""
+
     tokens: list[int]
     drafted: Count
 
 
 class MissArgs(msgspec.Struct):
     """A commit whose last token, the new root ``node``, had not been drafted."""
+
     node: int
 
 
@@ -132,6 +140,7 @@ class PassEvent(Lasting, tag="pass"):
 
 class FeaturesEvent(Event, tag="features"):
     """A transfer; an instant where no link is modelled."""
+
     args: FeaturesArgs
     dur: Microseconds = 0.0
 
@@ -146,7 +155,6 @@ class MissEvent(Event, tag="miss"):
 
 class NameEvent(msgspec.Struct, tag_field="cat", tag="name"):
     """The name of a track, which is not needed here."""
-    pass
 
 
 AnyEvent = (
@@ -166,6 +174,7 @@ class Origin(msgspec.Struct):
 
 class Envelope(msgspec.Struct):
     """The whole file, its events not decoded yet."""
+
     otherData: Origin
     traceEvents: msgspec.Raw
 
@@ -401,6 +410,7 @@ def nanoseconds(microseconds: float) -> int:
 
 class Cause(StrEnum):
     """A cause of idle time, in the words of reports."""
+
     COLD_START = "cold start"
     REFILL = "refill after a miss"
     DRAFTER_LATE = "drafter late"

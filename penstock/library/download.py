@@ -265,8 +265,8 @@ def small_files(names: Iterable[str]) -> list[str]:
 
 
 def has_safetensors(names: Iterable[str]) -> bool:
-    return not {SINGLE_FILE, INDEX_FILE, MEDUSA_FILE}.isdisjoint(names)
     """Whether there are weights as safetensors, in one file or several, or as Medusa's heads."""
+    return not {SINGLE_FILE, INDEX_FILE, MEDUSA_FILE}.isdisjoint(names)
 
 
 def gguf_models(names: Iterable[str]) -> dict[str, list[str]]:

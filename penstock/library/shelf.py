@@ -99,6 +99,7 @@ def from_package(model: HubModel, before: Exception, announce: Announce) -> Path
 
 def announcement(reference: HubModel | WebFile, console: Console) -> Announce:
     """A function that prints which model is pulled, how large it is, and where to."""
+
     def announce(size: int, folder: Path) -> None:
         amount = f", {decimal(size)}" if size else ""
         console.print(f"Pulling {title_of(reference)}{amount}, into {folder} ...", soft_wrap=True, markup=False)

@@ -143,7 +143,7 @@ class Arenas:
         before, self.capacity = self.capacity, capacity
         for layer, pair in list(self._layers.items()):
             self._make(layer, *pair)
-                # A slot's number is its index on axis 1 of every arena: what was stored stays at the front.
+            # A slot's number is its index on axis 1 of every arena: what was stored stays at the front.
             for arena, old in zip(self._layers[layer], pair, strict=True):
                 arena[:, :before] = old
 

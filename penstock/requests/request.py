@@ -13,7 +13,6 @@ from penstock.requests.slots import BLOCK, Block, SlotPool
 from penstock.strategies.base import Strategy
 from penstock.tree import Node, TokenTree
 
-
 # -------------------------------------------------------------------------------------------------------------- request
 # One request in the engine: its committed tokens, the tree of drafts below the last one, and how it ends.
 

@@ -14,7 +14,6 @@ from penstock.config import check_positive
 from penstock.strategies.base import NOW, Context, StrategyOptions, WholeTreeOptions, now_if
 from penstock.tree import Node, TokenTree
 
-
 # -------------------------------------------------------------------------------------------------------------- pipedec
 # The dynamic prediction tree, of which one layer enters per step.
 

@@ -88,7 +88,7 @@ class LiteralText:
                 raise RequestError(f"the text holds U+{ord(found.group()):X}, a private character: remove it")
             return self._any.sub(lambda token: token[0] if token[0] in seen else self._hide[token[0]], value)
         if isinstance(value, dict):
-                # A template looks for the end of reasoning in the assistant's turns, and has to see it there.
+            # A template looks for the end of reasoning in the assistant's turns, and has to see it there.
             if value.get("role") == "assistant":
                 seen = self._looked_for()
             return {self._hidden_but(key, seen): self._hidden_but(item, seen) for key, item in value.items()}

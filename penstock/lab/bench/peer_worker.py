@@ -94,7 +94,6 @@ class Clock:
 
     def end(self) -> None:
         """Do nothing: the last token was noted."""
-        pass
 
 
 class Transformers:

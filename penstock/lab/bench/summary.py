@@ -114,6 +114,7 @@ def sample_of(question: Question, output: RequestOutput, meter: Meter, links: Se
 # T_c is a stage's time for a batch, T_t that of a hop between two stages, T_draft that of a pass of the drafter. C,
 # which the paper leaves to the hardware, is the time of a batch with the strategy's widest layer over that of one row.
 
+
 def formula_ms(setup: Resolved, config: SpeculativeConfig | None) -> float | None:
     """Milliseconds per token; None if nothing is emulated, or if whole trees are drafted before they are sent."""
     cluster = setup.cluster

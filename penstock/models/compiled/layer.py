@@ -429,8 +429,8 @@ class CompiledBase(FusedBase):
 
 
 def go_together(one: CompiledLayer, other: CompiledLayer) -> bool:
-    return one.form == other.form and not is_watched(one) and not is_watched(other)
     """Whether two layers can be computed in one call."""
+    return one.form == other.form and not is_watched(one) and not is_watched(other)
 
 
 def is_watched(layer: nn.Module) -> bool:

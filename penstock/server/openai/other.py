@@ -168,6 +168,7 @@ def unsupported_router() -> APIRouter:
 
 def refusing(path: str, reason: str) -> Callable[[], None]:
     """A route that refuses ``path`` with status 404 and the reason."""
+
     def refuse() -> None:
         raise ApiError(404, f"{path} is not served: {reason}", code="unsupported")
 
