@@ -71,6 +71,7 @@ def shared_threads(stated: Iterable[int | None], cores: int) -> tuple[int, ...]:
 
 MEMORY: Final = Path("/proc/meminfo")
 LIMITS: Final = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current"))
+STATISTICS: Final = Path("/sys/fs/cgroup/memory.stat")
 """A container's memory (cgroup v2): bytes that it may use, or "max", and bytes that it uses."""
 FIELDS: Final = ("index", "uuid", "memory.total", "memory.free", "compute_cap", "mig.mode.current", "name")
 OLD_FIELDS: Final = ("index", "uuid", "memory.total", "memory.free", "name")
@@ -206,9 +207,23 @@ def memory() -> tuple[int | None, int | None]:
     total, free = found.get("MemTotal") or None, found.get("MemAvailable")
     with contextlib.suppress(OSError, ValueError):
         limit, used = (int(file.read_text()) for file in LIMITS)
-        left = max(0, limit - used)
+        left = max(0, limit - max(0, used - reclaimable()))
         return limit if total is None else min(total, limit), left if free is None else min(free, left)
     return total, free
+
+
+def reclaimable() -> int:
+    """Bytes of files that the container's kernel has in its cache and gives up when they are needed; 0 if unknown.
+
+    The container's use counts them: weights that were read once would otherwise leave no room for the stage that reads
+    them. As in Kubernetes, files that were read more than once stay counted.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        for line in STATISTICS.read_text().splitlines():
+            name, _, rest = line.partition(" ")
+            if name == "inactive_file" and (number := bytes_of(rest.strip(), shift=0)) is not None:
+                return number
+    return 0
 
 
 def bytes_of(text: str, shift: int) -> int | None:

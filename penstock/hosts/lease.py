@@ -287,7 +287,8 @@ class Lease:
 
     def _start(self, spec: StageSpec) -> None:
         """Start a stage from proved files, with this host's paths, address and keys in place of the head's."""
-        if spec.process in self._stages or len(self._stages) == MOST_STAGES:
+        waiting = [one.process for specs in self._waiting.values() for one in specs]
+        if spec.process in [*self._stages, *waiting] or len(self._stages) + len(waiting) == MOST_STAGES:
             raise MalformedMessage(f"it starts a stage twice, or more than {MOST_STAGES}")
         plan = spec.plan
         # Checked anew for each stage: a head may ask for layers, and have stages started, in any order.
@@ -349,9 +350,13 @@ class Lease:
         self.tell(messages.StageEnded(process=spec.process, cause=cut(problem)))
 
     def _kill(self, process: str) -> None:
-        """Kill a stage's process, if it runs; its end is reported like any other."""
+        """Kill a stage's process, which waits for its files or runs; its end is reported like any other."""
         if (server := self._stages.get(process)) is not None:
             server.kill(process)
+        for path, specs in self._waiting.items():
+            for spec in [one for one in specs if one.process == process]:
+                self._waiting[path].remove(spec)
+                self._refuse(spec, "it was killed before its files were here")
 
     def _tell_ended(self, process: str, cause: str) -> None:
         """Tell the head that a stage's process has ended, unless it was another lease's."""

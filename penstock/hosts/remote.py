@@ -292,8 +292,8 @@ class RemoteHost:
         if self.attached and self.cut_off:
             self.leave()
             self.lose(self.cut_off)
-        elif self.attached and self._silent > (ANSWER_S if self.facts is None else messages.LEASE):
-            self.lose(f"host {self.name} was lost: it has said nothing for {messages.LEASE:.1f} s")
+        elif self.attached and self._silent > (limit := ANSWER_S if self.facts is None else messages.LEASE):
+            self.lose(f"host {self.name} was lost: it has said nothing for {limit:.1f} s")
         elif self.alive and self._stalls(seconds):
             self.leave()
             self.lose(f"host {self.name} was lost: {STALLED}")

@@ -7,7 +7,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -475,14 +475,13 @@ def run_bench_quality(options: QualityOptions, console: Console | None = None) -
     questions = checked(options)
     console = console or Console(stderr=True)
     judge = Judge(options.server, options.judge_model) if options.server is not None else None
-    judged_by = judge.model if judge is not None else None  # first, so that a missing judge is noticed soon
-    with progress_bar(console) as progress:
+    with closing(judge) if judge is not None else nullcontext(), progress_bar(console) as progress:
+        judged_by = judge.model if judge is not None else None  # first, so that a missing judge is noticed soon
         task = progress.add_task("answering", total=len(questions))
         compared = compared_by_itself(options, questions, progress, task)
         if judge is not None:
             progress.update(task, description="judging", completed=0)
-            with closing(judge):
-                compared = [judged(judge, one, lambda: progress.advance(task)) for one in compared]
+            compared = [judged(judge, one, lambda: progress.advance(task)) for one in compared]
     found = summarized(compared)
     settings = settings_of(
         options,

@@ -369,11 +369,6 @@ def sent_of(event: FeaturesEvent) -> Sent:
     return Sent(args.stream, args.stage, event.start, end, nanoseconds(args.took_ms * 1e3), args.bytes, args.prompt)
 
 
-def commit_of(event: CommitEvent) -> Commit:
-    """A commit."""
-    return Commit(event.start, len(event.args.tokens), event.args.drafted)
-
-
 def nanoseconds(microseconds: float) -> int:
     """Whole nanoseconds."""
     return round(microseconds * 1e3)

@@ -300,7 +300,7 @@ def from_addresses() -> Iterator[Kept]:
     for address in sorted((cache_folder() / MODELS).glob(f"*/{ADDRESS}")):
         folder = address.parent
         # The pattern finds the part of a broken download, too, whose name begins with that of the file.
-        for file in sorted(folder.glob("*.gguf*")):
+        for file in sorted([*folder.glob("*.gguf"), *folder.glob(f"*.gguf*{PART}")]):
             kind = INCOMPLETE if file.name.endswith(PART) else "GGUF"
             yield Kept(name=address.read_text(), kind=kind, size=file.stat().st_size, place=file, files=(folder,))
 

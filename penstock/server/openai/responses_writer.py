@@ -183,7 +183,7 @@ class ResponseWriter:
     @property
     def _status(self) -> Status:
         """The status of the response and of its last item."""
-        return "incomplete" if self._finish == "length" else "completed"
+        return "completed" if self._finish in ("stop", "tool_calls") else "incomplete"
 
     # --------------------------------------------------------------------------------------------------- the response
 

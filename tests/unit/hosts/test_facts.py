@@ -222,8 +222,30 @@ def test_a_containers_limit(
     for file, content in zip(files, (limit, used), strict=True):
         file.write_text(content)
     monkeypatch.setattr(facts, "LIMITS", files)
+    monkeypatch.setattr(facts, "STATISTICS", tmp_path / "none")
     found = told().devices[0]
     assert (found.memory, found.free) == (total, free)
+
+
+@pytest.mark.parametrize(
+    ("statistics", "free"),
+    [
+        ("anon 7\ninactive_file 1073741824\nactive_file 9\n", 3 << 30),
+        (f"inactive_file {9 << 30}\n", 8 << 30),
+        ("inactive_file -1\n", 2 << 30),
+        ("", 2 << 30),
+    ],
+)
+def test_files_that_a_container_has_read_leave_their_memory_to_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, statistics: str, free: int
+) -> None:
+    files = tmp_path / "memory.max", tmp_path / "memory.current"
+    for file, content in zip(files, (8 << 30, 6 << 30), strict=True):
+        file.write_text(str(content))
+    (tmp_path / "memory.stat").write_text(statistics)
+    monkeypatch.setattr(facts, "LIMITS", files)
+    monkeypatch.setattr(facts, "STATISTICS", tmp_path / "memory.stat")
+    assert told().devices[0].free == free
 
 
 @pytest.mark.parametrize("quota", ["", "max", "100000 0", "a b", b"\xff"])

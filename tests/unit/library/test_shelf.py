@@ -97,6 +97,16 @@ def test_what_was_broken_off_is_listed_and_removed(full: Hub) -> None:
     assert "some-one/big" not in names()
 
 
+def test_an_address_that_was_broken_off_is_listed_once(full: Hub) -> None:
+    address = address_of(full)
+    remove_models([address])
+    full.repos["files"] = {"mine.gguf": b"GGUF" + bytes(50_000)}
+    full.cuts, full.dies = [30_000], True
+    with pytest.raises(Exception, match="the connection ended"):
+        place_of(address)
+    assert [(one.kind, one.size) for one in kept_models() if one.name == address] == [("incomplete", 30_000)]
+
+
 def test_the_pair_is_always_here(cache: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     pull_models(["demo", str(tmp_path)])
     said = capsys.readouterr().err
