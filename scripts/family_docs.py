@@ -15,7 +15,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from benchmarks.shared.measured import kept_figures
 from benchmarks.strategies.families import NAME
-from penstock.checkpoint.gate import check_supported, reason_of, text_config
+from penstock.checkpoint.architectures import check_supported, reason_of, text_config
 from penstock.core import ConfigError
 from tests.checkpoints import WRAPPERS
 

@@ -36,8 +36,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers.integrations import moe
 
+from penstock.checkpoint.architectures import streams
 from penstock.checkpoint.checkpoint import open_checkpoint
-from penstock.checkpoint.gate import streams
 from penstock.core import ConfigError
 from penstock.models import loader, stage_model
 from penstock.models.stage_model import StageModel, load_stage

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 from benchmarks.shared.benchmark import show
-from penstock.models.recurrent import FOLD, kept
+from penstock.models.recurrent import FOLD, row_size
 
 NAME, HOW = "out_of_reach", "Computed from the models' configurations"
 CONTEXTS: Final = (8192, 32768)
@@ -51,7 +51,7 @@ def delta_nets(layers: int, keys: int, values: int, width: int) -> Kind:
         linear_num_key_heads=keys,
         linear_num_value_heads=values,
     )
-    return Kind(layers, kept(config).bytes(BYTES, STATE_BYTES), FOLD, values * width * width * STATE_BYTES)
+    return Kind(layers, row_size(config).bytes(BYTES, STATE_BYTES), FOLD, values * width * width * STATE_BYTES)
 
 
 MODELS: Final[dict[str, Sequence[Kind]]] = {

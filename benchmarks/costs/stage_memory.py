@@ -27,8 +27,8 @@ def load(model: str, first: int, last: int, dtype: str, quantization: str) -> di
     """Bytes of weights, and of memory after loading and at most, measured in a process of its own."""
     import torch
 
+    from penstock.checkpoint.architectures import model_class
     from penstock.checkpoint.checkpoint import open_checkpoint
-    from penstock.checkpoint.gate import model_class
     from penstock.models.stage_model import load_stage
     from penstock.pipeline.worker import returned_at_once
 

@@ -21,7 +21,7 @@ from benchmarks.gpu.sizes import Sizes, sizes_of
 from benchmarks.gpu.steps import DTYPE, TOKEN
 from benchmarks.shared.timed_parts import Findings
 from penstock import LLM, SamplingParams
-from penstock.checkpoint.gate import model_class
+from penstock.checkpoint.architectures import model_class
 from penstock.engine.loop import Observer
 from penstock.engine.profile.measure import needed_bytes
 from penstock.lab.bench.comparison import measure as measure_strategies

@@ -17,7 +17,7 @@ from transformers import CONFIG_MAPPING
 from transformers.activations import ACT2FN
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from penstock.checkpoint.gate import Parts, check_supported, text_config
+from penstock.checkpoint.architectures import ModuleNames, check_supported, text_config
 from penstock.checkpoint.gguf import (
     MODEL,
     GgufWeights,
@@ -316,7 +316,7 @@ class Checkpoint:
     path: Path
     weights: Weights
     config: Any
-    parts: Parts
+    parts: ModuleNames
     eos_token_ids: tuple[int, ...]
     sampling_defaults: dict[str, float] = field(default_factory=dict)
     known: Known | None = None
@@ -416,7 +416,7 @@ def remember(checkpoint: Checkpoint) -> None:
         keep(record_of(checkpoint.path, MODEL), question(checkpoint.path, weights.files), found)
 
 
-def _configuration(path: Path) -> tuple[Any, Parts, Method | None]:
+def _configuration(path: Path) -> tuple[Any, ModuleNames, Method | None]:
     """The configuration in a folder, the names of the architecture's parts, and the method that packed the weights."""
 
     file, stated = path / CONFIG_FILE, stated_config(path)

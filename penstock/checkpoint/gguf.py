@@ -21,7 +21,7 @@ import torch
 from huggingface_hub import cached_assets_path
 from torch import Tensor
 
-from penstock.checkpoint.gate import Parts, model_class
+from penstock.checkpoint.architectures import ModuleNames, model_class
 from penstock.checkpoint.gguf_blocks import FLOATS, OF_FOUR_BITS, READABLE, UNPACKERS, floats, grouped, mapped
 from penstock.checkpoint.gguf_config import EMBEDDING, OF_LAYER, REMEDY, ROPE_TENSORS, check_accepted, config_table
 from penstock.checkpoint.gguf_header import REQUANTISE, Header, TensorInfo
@@ -58,7 +58,7 @@ class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     config: dict[str, Any]
     """Every field of the configuration, the defaults of its class among them."""
-    parts: Parts
+    parts: ModuleNames
     names: dict[str, str]
     """GGUF's name -> transformers', for layer 0 and everything outside of layers."""
     biases: dict[str, tuple[int, ...]]

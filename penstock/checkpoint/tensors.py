@@ -272,7 +272,7 @@ SECONDS: Final = 0.1
 """Least seconds between two reports."""
 
 
-class Reading:
+class ReadProgress:
     """Counts the numbers that are read from tensors, on any threads."""
 
     def __init__(self, total: int, listener: Listener) -> None:
@@ -316,9 +316,9 @@ def counted(tensors: dict[str, StoredTensor], listener: Listener | None) -> Iter
     if listener is None:
         yield tensors
         return
-    reading = Reading(sum(tensor.size for tensor in tensors.values()), listener)
-    yield {name: reading.of(tensor) for name, tensor in tensors.items()}
-    reading.end()
+    progress = ReadProgress(sum(tensor.size for tensor in tensors.values()), listener)
+    yield {name: progress.of(tensor) for name, tensor in tensors.items()}
+    progress.end()
 
 
 # --------------------------------------------------------------------------------------------------------------- finite

@@ -35,7 +35,7 @@ from penstock.engine.loop import EngineLoop, Observer, fresh_seed
 from penstock.engine.opening import open_executor, resolve_on
 from penstock.engine.options import EngineOptions, check_single
 from penstock.engine.parts import EngineParts
-from penstock.engine.profile.store import Memory, PlannedPieces
+from penstock.engine.profile.store import PlannedPieces, StoredExperience
 from penstock.engine.resolve import Resolved, check_options
 from penstock.engine.stream import Joined, timed
 from penstock.engine.turns import Turns
@@ -230,7 +230,7 @@ class LLM:
         self._planned = PlannedPieces.of(self._setup)
         pieces = self._planned.table if self._planned is not None else None
         self._loop: EngineLoop = make_loop(self._setup, self._parts, self._executor, pieces)
-        self._memory = Memory.of(self._setup, self._loop)
+        self._experience = StoredExperience.of(self._setup, self._loop)
 
     # ------------------------------------------------------------------------------------------ what users call
 
@@ -387,7 +387,7 @@ class LLM:
 
     def _close(self) -> None:
         # The constructor calls this when it fails, so any of these attributes may be missing.
-        for kept in (getattr(self, "_planned", None), getattr(self, "_memory", None)):
+        for kept in (getattr(self, "_planned", None), getattr(self, "_experience", None)):
             if kept is not None:
                 kept.keep()
         if (loop := getattr(self, "_loop", None)) is not None:

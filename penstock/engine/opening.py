@@ -45,7 +45,7 @@ from penstock.hosts.placement import (
     in_gb,
     other_hosts,
 )
-from penstock.hosts.remote import places_of
+from penstock.hosts.remote import name_and_address
 from penstock.hosts.weights import OUTSIDE, Layers, files_of
 from penstock.pipeline.base import Executor
 from penstock.pipeline.forkserver import shared_fork_server
@@ -204,7 +204,7 @@ def open_executor(options: EngineOptions, on_loading: OnLoading | None = None) -
     names = other_hosts(hosts_used(options))
     if options.drafter_on is not None:
         for name in set(other_hosts(own_of_drafter(options))) - set(hosts_asked_for(options.hosts, options.cluster)):
-            places_of(name, DRAFTER_ON)  # which names its own option where nobody knows the host
+            name_and_address(name, DRAFTER_ON)  # which names its own option where nobody knows the host
     asked = AskedHosts(()) if options.hosts is None else asked_hosts(options.hosts)
     if not names and not asked.come:
         if not model_folder(options.model, "target").endswith(GGUF):

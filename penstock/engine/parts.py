@@ -34,7 +34,7 @@ from penstock.engine.opening import (
     providing_drafter,
 )
 from penstock.engine.profile.measure import drafter_bytes, needed_by_rank
-from penstock.engine.resolve import Resolved, places_of, resolve_options, with_drafter_placed
+from penstock.engine.resolve import Resolved, placement_fields, resolve_options, with_drafter_placed
 from penstock.files import EXACT
 from penstock.hosts.facts import HostFacts
 from penstock.hosts.fleet import Fleet, FleetExecutor
@@ -143,7 +143,7 @@ def same_split(asked: Resolved, names: Sequence[str], living: Living) -> Resolve
         return not name or (name in living and has_room(name, living[name], options.device, wanted))
 
     groups = grouped(moved(asked.all_hosts, names, takes), map(len, asked.groups))
-    return replace(asked, **places_of(options, groups, living, drafts=asked.drafts))
+    return replace(asked, **placement_fields(options, groups, living, drafts=asked.drafts))
 
 
 def split_anew(asked: Resolved, names: Sequence[str], living: Living) -> Resolved:

@@ -160,7 +160,7 @@ def resolve_options(options: EngineOptions, living: Mapping[str, HostFacts] | No
         max_model_len=longest,
         kv_slots=options.kv_slots or max(2 * longest, DEFAULT_MODEL_LEN),
         speculative_slots=speculative_slots(len(layers), most_rows) if slots is None else slots,
-        **places_of(options, groups, living or {}, drafts=drafts),
+        **placement_fields(options, groups, living or {}, drafts=drafts),
     )
 
 
@@ -250,7 +250,7 @@ def devices_of(
     return (*(devices[stage] for stage in range(len(hosts))), devices.get(len(hosts), own[-1]))
 
 
-def places_of(
+def placement_fields(
     options: EngineOptions, groups: Groups, living: Mapping[str, HostFacts], *, drafts: bool
 ) -> dict[str, Any]:
     """The fields of ``Resolved`` that say where stages and their ranks are, for ranks on the hosts ``groups``."""
@@ -319,7 +319,7 @@ def with_drafter_placed(setup: Resolved, living: Mapping[str, HostFacts]) -> Res
     """The setup with the drafter's device and threads as its host has them now. Raises ConfigError."""
     if not setup.drafter_host:
         return setup
-    now = places_of(setup.options, setup.groups, living, drafts=True)
+    now = placement_fields(setup.options, setup.groups, living, drafts=True)
     devices, threads = (*setup.devices[:-1], now["devices"][-1]), (*setup.threads[:-1], now["threads"][-1])
     return replace(setup, devices=devices, threads=threads)
 

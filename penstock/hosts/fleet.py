@@ -32,7 +32,7 @@ from penstock.hosts.messages import (
     lease_of,
     same,
 )
-from penstock.hosts.remote import ANSWER_S, RemoteHost, in_url, places_of
+from penstock.hosts.remote import ANSWER_S, RemoteHost, in_url, name_and_address
 from penstock.hosts.weights import Layers
 from penstock.messages import ForeignFrame, Frame, Loading, MalformedMessage, cut
 from penstock.pipeline.base import Elsewhere
@@ -334,7 +334,7 @@ class Fleet:
         """
         if not isinstance(message, Join):
             raise MalformedMessage(f"{type(message).__name__} does not open a head's door")
-        _, address = places_of(message.host)
+        _, address = name_and_address(message.host)
         if any(address == host.address for host in self.hosts.values()):
             return  # a worker says again and again that it is there
         if len(self.hosts) >= MOST_HOSTS:
@@ -407,7 +407,7 @@ def own_places(door: str) -> tuple[str, str]:
 
     Other hosts cannot dial those.
     """
-    host, address = places_of(door)
+    host, address = name_and_address(door)
     if ipaddress.ip_address(host.strip("[]")).is_unspecified:
         raise FieldError("hosts", f"has workers come to {door}; name the address of this host at which they reach it")
     return host, address
@@ -423,7 +423,7 @@ def opened(sockets: Sockets, address: str) -> Inbox:
 
 def address_toward(name: str, field: str = "hosts") -> str:
     """This host's address, as the host ``name`` reaches it. Raises ConfigError if there is no route to that host."""
-    _, address = places_of(name, field)
+    _, address = name_and_address(name, field)
     place = place_of(address)
     with socket.socket(place.family, socket.SOCK_DGRAM) as probe:
         try:

@@ -100,7 +100,7 @@ class RemoteHost:
         self.came_once = False
         """Whether the host has ever answered."""
         self._sockets = sockets
-        self._host, self.address = places_of(name)
+        self._host, self.address = name_and_address(name)
         """``_host``: the host's address. ``address``: its agent's, tcp://HOST:PORT. Both are in numbers."""
         self._outbox: Outbox | None = None
         self._bulk: Outbox | None = None
@@ -444,7 +444,7 @@ def pause_after(losses: Sequence[float], now: float) -> float:
     return LOSSES_WITHIN_S if recent >= MOST_LOSSES else TRY_AGAIN_S * 2 ** max(0, recent - 1)
 
 
-def places_of(name: str, field: str = "hosts") -> tuple[str, str]:
+def name_and_address(name: str, field: str = "hosts") -> tuple[str, str]:
     """Addresses, in numbers, of a host and its agent, whose ``name`` is in the user's ``field``.
 
     Raises FieldError for an invalid name, and ConfigError if nobody knows it.

@@ -258,7 +258,7 @@ def ranges_of(source: Path, layers: Collection[Layers], total: int) -> dict[str,
 
 def safetensors_ranges(file: Path, layers: Collection[Layers], total: int, wrapped: bool = False) -> list[Range]:
     """The needed bytes of one file; of a multimodal checkpoint (``wrapped``) only the text part is needed."""
-    from penstock.checkpoint.gate import is_outside
+    from penstock.checkpoint.architectures import is_outside
     from penstock.checkpoint.tensors import layer_of
 
     def needed(name: str) -> bool:

@@ -29,7 +29,7 @@ from penstock.hosts.fleet import address_toward
 from penstock.hosts.keys import default_folder, join, security_for
 from penstock.hosts.lease import Lease, Own
 from penstock.hosts.messages import DEFAULT_PORT, HEAD_DOOR, Join, Refusals, encode
-from penstock.hosts.remote import places_of
+from penstock.hosts.remote import name_and_address
 from penstock.messages import ForeignFrame, Frame, MalformedMessage, cut
 from penstock.pipeline.forkserver import ForkServer, shared_fork_server
 from penstock.pipeline.loss import Listening
@@ -274,7 +274,7 @@ class Joining:
     def __init__(self, door: str, host: str, security: LinkSecurity | None, private_network: bool) -> None:
         self._door = door
         self._host = host
-        _, self._address = places_of(door, "join")
+        _, self._address = name_and_address(door, "join")
         self._sockets = Sockets(security, private_network)
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="penstock joining", daemon=True)
@@ -399,7 +399,7 @@ def run_worker(
 def own_place(listen: str) -> tuple[str, Place]:
     """The address in numbers, and as a socket needs it. Raises FieldError for an unknown one."""
     try:
-        _, address = places_of(listen, "listen")
+        _, address = name_and_address(listen, "listen")
     except FieldError:
         raise
     except ConfigError as error:

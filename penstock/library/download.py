@@ -411,7 +411,7 @@ def folder_of(model: HubModel) -> Path:
     return Path(constants.HF_HUB_CACHE) / str(repo_folder_name(repo_id=model.repo, repo_type="model"))
 
 
-def kept_place(model: HubModel) -> Path | None:
+def stored_place(model: HubModel) -> Path | None:
     """The path of the model's GGUF file or folder in the cache; None unless all of it is there."""
     folder = folder_of(model)
     ref = folder / "refs" / model.revision

@@ -53,20 +53,20 @@ def place_of(typed: str, console: Console | None = None) -> str:
     reference = read_reference(typed)
     if reference is None:
         return typed
-    place = kept(reference) or pulled(reference, console or Console(stderr=True, highlight=False))
+    place = stored(reference) or pulled(reference, console or Console(stderr=True, highlight=False))
     if isinstance(reference, HubModel) and place.is_dir() and reference.revision == "main":
         return reference.repo
     return str(place)
 
 
-def kept(reference: HubModel | WebFile) -> Path | None:
+def stored(reference: HubModel | WebFile) -> Path | None:
     """The model's place on this host; None unless all of it is there."""
     if isinstance(reference, WebFile):
         place = web_place(reference)
         return place if place.is_file() else None
     if reference.package is not None and (file := package_file(reference.package)).is_file():
         return file
-    found, pinned = download.kept_place(reference), reference.package
+    found, pinned = download.stored_place(reference), reference.package
     # The hub's cache names a file by its checksum, so that another file under the same name in the hub is not taken.
     return None if found is not None and pinned is not None and found.resolve().name != pinned.sha256 else found
 
@@ -264,7 +264,7 @@ PREFIX: Final = "models--"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kept:
+class StoredModel:
     """A model on this host. ``size``: bytes. ``place``: its path, which may be given for MODEL as well as its name."""
 
     name: str
@@ -283,29 +283,31 @@ class Kept:
         return pulls.get(self.name.lower()) or packed.get(self.place, "")
 
 
-def kept_models() -> list[Kept]:
+def stored_models() -> list[StoredModel]:
     """All models on this host, sorted by name."""
     return sorted([*in_packages(), *from_addresses(), *in_hub_cache()], key=lambda one: one.name.lower())
 
 
-def in_packages() -> Iterator[Kept]:
+def in_packages() -> Iterator[StoredModel]:
     """Models whose files came out of packages."""
     for known in short_names().values():
         if known.package is not None and (file := package_file(known.package)).is_file():
-            yield Kept(name=known.pull, kind="GGUF", size=file.stat().st_size, place=file, files=(file,))
+            yield StoredModel(name=known.pull, kind="GGUF", size=file.stat().st_size, place=file, files=(file,))
 
 
-def from_addresses() -> Iterator[Kept]:
+def from_addresses() -> Iterator[StoredModel]:
     """Models that came from addresses, whole or broken off."""
     for address in sorted((cache_folder() / MODELS).glob(f"*/{ADDRESS}")):
         folder = address.parent
         # The pattern finds the part of a broken download, too, whose name begins with that of the file.
         for file in sorted([*folder.glob("*.gguf"), *folder.glob(f"*.gguf*{PART}")]):
             kind = INCOMPLETE if file.name.endswith(PART) else "GGUF"
-            yield Kept(name=address.read_text(), kind=kind, size=file.stat().st_size, place=file, files=(folder,))
+            yield StoredModel(
+                name=address.read_text(), kind=kind, size=file.stat().st_size, place=file, files=(folder,)
+            )
 
 
-def in_hub_cache() -> Iterator[Kept]:
+def in_hub_cache() -> Iterator[StoredModel]:
     """Models in the hub's cache, and what Penstock's broken downloads have left there."""
     from huggingface_hub import constants
 
@@ -314,22 +316,22 @@ def in_hub_cache() -> Iterator[Kept]:
         for snapshot in sorted((folder / "snapshots").glob("*")):
             yield from in_snapshot(repo, folder, snapshot)
         if parts := tuple(sorted((folder / "blobs").glob(f"*{PART}"))):
-            yield Kept(name=repo, kind=INCOMPLETE, size=bytes_of(parts), place=folder, files=parts)
+            yield StoredModel(name=repo, kind=INCOMPLETE, size=bytes_of(parts), place=folder, files=parts)
 
 
-def in_snapshot(repo: str, folder: Path, snapshot: Path) -> Iterator[Kept]:
+def in_snapshot(repo: str, folder: Path, snapshot: Path) -> Iterator[StoredModel]:
     """The models in a snapshot: each GGUF model, and the safetensors with the other files as one more."""
     files = {str(file.relative_to(snapshot)): file for file in sorted(snapshot.rglob("*")) if file.is_file()}
     models = gguf_models(files)
     for first, names in models.items():
         own = tuple(files[name] for name in names)
         name = f"{repo}:{format_of(first)}"
-        yield Kept(name=name, kind="GGUF", size=bytes_of(own), place=snapshot / first, files=own)
+        yield StoredModel(name=name, kind="GGUF", size=bytes_of(own), place=snapshot / first, files=own)
     if has_safetensors(files):
         rest = tuple(file for name, file in files.items() if not name.endswith(".gguf"))
         # Without GGUF models the repository's whole folder goes, blobs of earlier commits included.
         whole = (folder,) if not models else rest
-        yield Kept(name=repo, kind=SAFETENSORS, size=bytes_of(rest), place=snapshot, files=whole)
+        yield StoredModel(name=repo, kind=SAFETENSORS, size=bytes_of(rest), place=snapshot, files=whole)
 
 
 def bytes_of(files: Iterable[Path]) -> int:
@@ -343,10 +345,10 @@ def removed(typed: str) -> int:
     return sum(remove(file) for file in files if file.exists())  # a folder may have gone with another of the files
 
 
-def named(typed: str) -> list[Kept]:
+def named(typed: str) -> list[StoredModel]:
     """The models on this host that are called ``typed``: the model, and its broken downloads. Raises ConfigError."""
     reference = read_reference(typed)
-    models = kept_models()
+    models = stored_models()
     wanted = {typed.lower()}
     if isinstance(reference, HubModel):
         wanted |= {reference.name.lower(), reference.repo.lower() if not reference.file else ""}
@@ -402,7 +404,7 @@ def pull_models(names: Sequence[str]) -> None:
             where = "comes with the package" if typed == PAIR else "is a place on this host"
             console.print(f"{typed} {where}: there is nothing to pull.", soft_wrap=True, markup=False)
             continue
-        print(kept(reference) or pulled(reference, console))
+        print(stored(reference) or pulled(reference, console))
 
 
 def list_models(as_json: bool, names: bool) -> None:
@@ -411,7 +413,7 @@ def list_models(as_json: bool, names: bool) -> None:
     if names:
         list_names(console, as_json)
         return
-    models = kept_models()
+    models = stored_models()
     if as_json:
         shown = [
             {"name": one.name, "short": one.short, "kind": one.kind, "size": one.size, "place": str(one.place)}

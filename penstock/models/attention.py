@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from penstock.checkpoint.gate import RECURRENT_TYPES, layer_types
+from penstock.checkpoint.architectures import RECURRENT_TYPES, layer_types
 from penstock.models.recurrent import FOLD, ZeroPages
 from penstock.stage.visibility import BatchView, RequestView
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Normal
 
-from penstock.checkpoint.gate import EMBEDDED, HIDDEN, per_layer_width, pieces_before, streams
+from penstock.checkpoint.architectures import EMBEDDED, HIDDEN, per_layer_width, pieces_before, streams
 from penstock.models.attention import Kernel, Scoring, Segment, SlotAttention
 from penstock.models.fused import agree, sample_of, widened
 

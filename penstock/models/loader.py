@@ -16,8 +16,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from penstock.checkpoint.architectures import OUTSIDE, carries, is_outside, layer_types, model_class, per_layer_width
 from penstock.checkpoint.checkpoint import Checkpoint, empty_fields, remember
-from penstock.checkpoint.gate import OUTSIDE, carries, is_outside, layer_types, model_class, per_layer_width
 from penstock.checkpoint.tensors import WEIGHT_TYPES, Listener, StoredTensor, Tensors, check_finite, counted, layer_of
 from penstock.core import ConfigError, PenstockError
 from penstock.files import AUTO, CONFIG_FILE, EXACT, problem_in, read_json, said, torch_dtype

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from penstock.checkpoint.gate import refusal
+from penstock.checkpoint.architectures import refusal
 from penstock.models.fused import agree, sample_of, widened
 from penstock.models.loader import quiet
 from penstock.models.recurrent import Rows, SlotArrays, State, TreePlan

@@ -287,7 +287,7 @@ def weights_format(quantization: str, device: str, checkpoint: Checkpoint, field
     """
     if quantization == "auto":
         routes = any(getattr(checkpoint.config, name, None) for name in EXPERTS)
-        return "none" if routes and device != "cpu" else kept(checkpoint.weights.bits, device)
+        return "none" if routes and device != "cpu" else stored_format(checkpoint.weights.bits, device)
     check_computed(field, quantization, device)
     return quantization
 
@@ -327,7 +327,7 @@ def check_numerics(numerics: str, device: str) -> None:
         raise FieldError("numerics", f"is {numerics!r}, for which this processor lacks {INSTRUCTIONS}; use fast")
 
 
-def kept(bits: int | None, device: str) -> str:
+def stored_format(bits: int | None, device: str) -> str:
     """The format of a file's weights of ``bits`` bits; "none" on a processor that does not compute in it."""
     name = {None: "none", 4: "int4", 8: "int8"}[bits]
     return name if device != "cpu" or usable(name) else "none"

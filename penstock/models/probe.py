@@ -10,7 +10,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from penstock.checkpoint.gate import ATTENTION_TYPES, RECURRENT_TYPES, Parts, layer_types, refusal
+from penstock.checkpoint.architectures import ATTENTION_TYPES, RECURRENT_TYPES, ModuleNames, layer_types, refusal
 from penstock.models.attention import Attend, attending
 from penstock.models.fused import (
     FusedBase,
@@ -27,8 +27,9 @@ from penstock.models.fused import (
 # ---------------------------------------------------------------------------------------------------------------- probe
 # Tests what an architecture really does while one row runs through a freshly loaded stage.
 #
-# The gate judges by configuration. This test finds what a configuration does not tell, and what would give wrong tokens
-# without any error: a mask of its own, a window that the attention is not told about, changed embeddings.
+# ``checkpoint.architectures`` judges by configuration. This test finds what a configuration does not tell, and what would
+# give wrong tokens without any error: a mask of its own, a window that the attention is not told about, changed
+# embeddings.
 
 HANDLED: Final = frozenset({"scaling", "sliding_window", "softcap", "s_aux"})
 """Arguments of an attention call that ``SlotAttention`` follows."""
@@ -206,7 +207,7 @@ ROWS: Final = 3
 
 
 @torch.no_grad()
-def fuse(base: Any, parts: Parts, first: int, last: int, settle: Callable[[nn.Module], None]) -> Any:
+def fuse(base: Any, parts: ModuleNames, first: int, last: int, settle: Callable[[nn.Module], None]) -> Any:
     """``base`` with its layers [first, last) fused; ``base`` itself if any of them has another form.
 
     The norm behind the layers has to be taken out before. ``base`` loses its layers. ``settle`` is called with each

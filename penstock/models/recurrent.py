@@ -56,7 +56,7 @@ FOLD: Final = 64
 
 
 @dataclass(frozen=True)
-class Part:
+class RequestRows:
     """Rows of one request that are computed together, parents first.
 
           folded: 0 .. base-1             m above           n rows
@@ -99,7 +99,7 @@ class TreePlan:
         return self._ancestors[count]
 
     @cached_property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[RequestRows]:
         """All rows in parts, in an order in which no row is computed before its parent."""
         parents = self._above(1)[:, 0]
         return [
@@ -124,7 +124,7 @@ class TreePlan:
                 found[request.rows[has], distance - 1] = request.slots[near[is_it[has].argmax(axis=1)]]
         return found
 
-    def _part(self, request: RequestView, lines: np.ndarray, parents: np.ndarray) -> Part:
+    def _part(self, request: RequestView, lines: np.ndarray, parents: np.ndarray) -> RequestRows:
         rows = request.rows[lines]
         own, mask = self.view.slots[rows], request.mask[lines]
         base = _base(request, self.view.positions[rows])
@@ -135,7 +135,7 @@ class TreePlan:
         seen = mask.any(axis=0) & (request.positions >= base)
         seen[new] = False
         run, top = _runs(own.tolist(), parents[rows].tolist())
-        return Part(
+        return RequestRows(
             request=request.request,
             base=base,
             committed=request.slots[: request.committed],
@@ -246,7 +246,7 @@ DECAY_BYTES: Final = 8
 
 
 @dataclass(frozen=True)
-class Kept:
+class RowSize:
     """Numbers that a slot holds for a layer: the convolution's input, the row's key and addition, sums of decays."""
 
     convolution: int
@@ -261,20 +261,20 @@ class Kept:
         return of_weights * self.convolution + of_state * self.state + DECAY_BYTES * self.decays
 
 
-def kept(config: Any) -> Kept:
+def row_size(config: Any) -> RowSize:
     """The numbers of a slot in one layer: Kimi Linear, other gated delta nets, Mamba-2, or a short convolution."""
     if width := _stated(config, "linear_head_dim"):
         inner = width * config.linear_num_heads
-        return Kept(3 * inner, 2 * inner, inner)
+        return RowSize(3 * inner, 2 * inner, inner)
     if width := _stated(config, "linear_key_head_dim"):
         keys, heads = width * config.linear_num_key_heads, int(config.linear_num_value_heads)
         values = heads * config.linear_value_head_dim
-        return Kept(2 * keys + values, keys + values, heads)
+        return RowSize(2 * keys + values, keys + values, heads)
     if heads := _stated(config, "mamba_num_heads", "mamba_n_heads"):
         keys = _stated(config, "n_groups", "mamba_n_groups") * _stated(config, "ssm_state_size", "mamba_d_state")
         inner = heads * _stated(config, "mamba_head_dim", "mamba_d_head")
-        return Kept(inner + 2 * keys, keys + inner, heads)
-    return Kept(int(config.hidden_size))
+        return RowSize(inner + 2 * keys, keys + inner, heads)
+    return RowSize(int(config.hidden_size))
 
 
 def _stated(config: Any, *names: str) -> int:
@@ -382,7 +382,7 @@ class FoldedState:
             output_NHe[part.rows] = self._read_part(rows.at(part.rows), part)
         return output_NHe.to(given)
 
-    def _read_part(self, rows: Rows, part: Part) -> Tensor:
+    def _read_part(self, rows: Rows, part: RequestRows) -> Tensor:
         query_Hnd, key_Hnd = (_by_head(one, rows.value_NHe.shape[1]) for one in (rows.query_NKd, rows.key_NKd))
         above_Hmd = _by_head(self.slots.get("key", part.above), len(key_Hnd))
         # The sums go into the slots first: rows of later parts continue from them.
@@ -403,7 +403,7 @@ class FoldedState:
         read_Hne = weigh(query_Hnd, keys_Hmd) @ torch.cat([added_Hme, added_Hne], dim=1)
         return ((query_Hnd * decay_Hnc) @ folded.state_Hde + read_Hne).transpose(0, 1)
 
-    def _totals(self, decay_nHc: Tensor, part: Part) -> Tensor:
+    def _totals(self, decay_nHc: Tensor, part: RequestRows) -> Tensor:
         """The sum of log decays from the text's first row to each of these, float64; also stored in their slots."""
         # Along a path without a gap the sum is a product with ``run_nn``; the slot on top has the sum up to there.
         within = torch.einsum("nm,mhc->nhc", part.run_nn.double(), decay_nHc.double())
@@ -412,7 +412,7 @@ class FoldedState:
         self.slots.put("total", part.own, total_nHc)
         return total_nHc
 
-    def _fold(self, part: Part, rows: Rows) -> _Folded:
+    def _fold(self, part: RequestRows, rows: Rows) -> _Folded:
         """The state up to the part's base: the state folded before, and the committed rows in slots behind it."""
         folded = self._folded.get(part.request)
         # Nothing has been folded, or more than this part may see: fold again from the beginning.

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from penstock.checkpoint.architectures import carries, layer_types, made_by, refusal, row_width, streams
 from penstock.checkpoint.checkpoint import Checkpoint, open_checkpoint
-from penstock.checkpoint.gate import carries, layer_types, made_by, refusal, row_width, streams
 from penstock.checkpoint.tensors import Listener
 from penstock.core import ConfigError
 from penstock.files import AUTO, EXACT, FAST, REFERENCE, torch_dtype

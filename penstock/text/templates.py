@@ -83,7 +83,7 @@ class Marked(Extension):
 
 
 @dataclass(frozen=True)
-class Reading:
+class TemplateFacts:
     """Facts about one template."""
 
     walks_parts: bool = False
@@ -101,16 +101,16 @@ class Reading:
 
 
 @lru_cache(maxsize=8)
-def reading_of(template: str) -> Reading:
+def template_facts(template: str) -> TemplateFacts:
     """The facts about a template in transformers' dialect of Jinja; the defaults where it does not parse."""
     try:
         tree = Environment(extensions=["jinja2.ext.loopcontrols", Marked]).parse(template)
     except TemplateError:
-        return Reading()
+        return TemplateFacts()
     names = aliases(tree)
     walked = [loop for loop in tree.find_all(nodes.For) if is_content(loop.iter, names)]
     texts = [test for test in tree.find_all(nodes.Test) if test.name == IS_TEXT and is_content(test.node, names)]
-    return Reading(bool(walked), bool(texts) or not walked, frozenset(looked_for(tree)))
+    return TemplateFacts(bool(walked), bool(texts) or not walked, frozenset(looked_for(tree)))
 
 
 def aliases(tree: nodes.Template) -> frozenset[str]:
@@ -156,7 +156,7 @@ def constants(expressions: Sequence[nodes.Node]) -> Iterator[str]:
     return (one.value for one in expressions if isinstance(one, nodes.Const) and isinstance(one.value, str))
 
 
-def in_its_form(turns: Sequence[Mapping[str, Any]], reading: Reading) -> list[dict[str, Any]]:
+def in_its_form(turns: Sequence[Mapping[str, Any]], reading: TemplateFacts) -> list[dict[str, Any]]:
     """The messages, their content in the form that the template reads."""
     return [
         {**turn, CONTENT: reading.content(turn[CONTENT])} if CONTENT in turn and is_told(turn[CONTENT]) else dict(turn)

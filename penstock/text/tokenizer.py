@@ -28,7 +28,7 @@ from penstock.files import (
     said,
     shown,
 )
-from penstock.text.templates import BrokenTemplate, Rendered, in_its_form, reading_of, render
+from penstock.text.templates import BrokenTemplate, Rendered, in_its_form, render, template_facts
 from penstock.text.tokenizer_bounds import TOKENIZER_FILE, PlainTokenizer, check_tokenizer, check_tokenizer_files
 from penstock.text.workers import Failed, Job, Overrun, Vocabulary, workers
 
@@ -379,7 +379,7 @@ class Tokenizer:
             template = str(self._inner.get_chat_template(chat_template, tools))
         except ValueError as error:  # several templates by name, and none is the default
             raise ConfigError(f"chat_template: {error}") from error
-        reading = reading_of(template)
+        reading = template_facts(template)
         turns = in_its_form(
             [{key: value for key, value in turn.items() if value is not None} for turn in messages], reading
         )
@@ -395,7 +395,7 @@ class Tokenizer:
     def _looked_for(self) -> frozenset[str]:
         """The texts that the template searches messages for, which must therefore not be hidden in them."""
         template = self.tool_template
-        return frozenset() if template is None else reading_of(template).looked_for
+        return frozenset() if template is None else template_facts(template).looked_for
 
     def _check_variables(self, names: Iterable[str]) -> None:
         """Raise RequestError for a variable that would be an argument of transformers' function."""

@@ -21,9 +21,9 @@ from penstock.checkpoint.gguf_blocks import floats
 from penstock.checkpoint.gguf_header import read_header
 from penstock.engine.options import DEMO
 from penstock.messages import Sampling
+from penstock.models.compiled.cache import INT4, INT8
 from penstock.models.compiled.dot import GROUP, LANES, instruction
 from penstock.models.compiled.float_blocks import FORMS
-from penstock.models.compiled.kept import INT4, INT8
 from penstock.models.compiled.products import Weights, product
 from penstock.models.linear import FloatHead
 from penstock.noise import generate, to_gumbel

@@ -288,7 +288,7 @@ def numbers_by_part(sizes: Mapping[str, int]) -> dict[int | str, int]:
 
 
 def outside_part(name: str) -> str:
-    from penstock.checkpoint.gate import is_outside
+    from penstock.checkpoint.architectures import is_outside
 
     if is_outside(name):
         return "for every layer"
@@ -297,7 +297,7 @@ def outside_part(name: str) -> str:
 
 def attending(config: Any, layers: int) -> list[bool]:
     """Whether each layer keeps keys and values."""
-    from penstock.checkpoint.gate import ATTENTION_TYPES, carries, layer_types, readers
+    from penstock.checkpoint.architectures import ATTENTION_TYPES, carries, layer_types, readers
 
     types = layer_types(config)
     others = readers(config) if carries(config) else range(0)
@@ -315,16 +315,16 @@ def kv_width(config: Any) -> int:
 
 def carrying(config: Any) -> list[bool]:
     """Whether each layer carries a state; empty where none does."""
-    from penstock.checkpoint.gate import RECURRENT_TYPES, layer_types
+    from penstock.checkpoint.architectures import RECURRENT_TYPES, layer_types
 
     return [kind in RECURRENT_TYPES for kind in layer_types(config)]
 
 
 def state_bytes(config: Any, dtype: int, quantization: str) -> int:
     """Bytes that a layer which carries a state keeps of one row; int4 weights on a CPU need the state in float64."""
-    from penstock.models.recurrent import kept
+    from penstock.models.recurrent import row_size
 
-    return kept(config).bytes(dtype, 8 if quantization == "int4" else 4)
+    return row_size(config).bytes(dtype, 8 if quantization == "int4" else 4)
 
 
 # ---------------------------------------------------------------------------------------------------------------- price
@@ -366,7 +366,7 @@ def kinds_of(setup: Resolved, weights: Sequence[int]) -> tuple[tuple[LayerKind, 
     ``weights``: how many weights each layer has. Layers whose rows carry more than hidden states (Gemma 3n's) are not
     told apart: a profile cannot hold one of them without those before it.
     """
-    from penstock.checkpoint.gate import carries, layer_types
+    from penstock.checkpoint.architectures import carries, layer_types
     from penstock.models.attention import reach_of, windowed
 
     config, layers = setup.checkpoint.config, setup.checkpoint.num_layers

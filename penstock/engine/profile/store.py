@@ -241,7 +241,7 @@ def learned_folder() -> Path:
     return cache_folder() / "learned"
 
 
-class Memory:
+class StoredExperience:
     """Has an engine begin with the estimates of the last one of its kind, and keeps those that it learns itself.
 
     It serves real stages only: the times of modelled ones are known.
@@ -259,7 +259,7 @@ class Memory:
                 self._estimates.begin_with(found.experience, trust)
 
     @classmethod
-    def of(cls, setup: Resolved, loop: EngineLoop) -> Memory | None:
+    def of(cls, setup: Resolved, loop: EngineLoop) -> StoredExperience | None:
         """The memory for an engine; None where nothing is learned, or nothing is to be kept."""
         if os.environ.get(FORGET) or setup.speculation is None or not loop.estimates.trials.contended:
             return None

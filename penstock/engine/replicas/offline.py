@@ -56,7 +56,7 @@ class ReplicatedLLM(LLM):
         self._llm = self._engines.llm
         self._setup, self._tokenizer = self._llm.setup, self._llm.tokenizer
         self._forms = Forms()
-        self._gate, self._closed = threading.Lock(), False
+        self._lock, self._closed = threading.Lock(), False
         self._events = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="penstock-offline", daemon=True)
         self._thread.start()
@@ -107,7 +107,7 @@ class ReplicatedLLM(LLM):
 
     def _close(self) -> None:
         self._engines.close()
-        with self._gate:
+        with self._lock:
             if not self._closed:
                 self._closed = True
                 self._events.call_soon_threadsafe(self._events.stop)
@@ -145,7 +145,7 @@ class ReplicatedLLM(LLM):
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of ``work`` on the event loop. An exception in this thread, as Ctrl-C's, cancels the work."""
-        with self._gate:  # else the loop could be stopped before it has heard of the work
+        with self._lock:  # else the loop could be stopped before it has heard of the work
             if self._closed:
                 work.close()
                 raise PipelineError("this engine takes no more requests (it was closed); start a new one")

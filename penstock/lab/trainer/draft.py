@@ -11,8 +11,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from penstock.checkpoint.architectures import check_supported, model_class
 from penstock.checkpoint.checkpoint import Checkpoint, open_checkpoint
-from penstock.checkpoint.gate import check_supported, model_class
 from penstock.checkpoint.look import INDEX_FILE, SINGLE_FILE
 from penstock.core import ConfigError
 from penstock.lab.trainer.kinds import Kind, Start, Teaching, dtype_name, with_usual

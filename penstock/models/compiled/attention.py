@@ -11,7 +11,7 @@ from numba import carray, types
 from torch import Tensor
 
 from penstock.models.attention import Arenas, Plan, Scoring, SlotAttention, Span, parts_of, precise_kernel
-from penstock.models.compiled.kept import ATTENTION, ATTENTION_TYPE, address_of, called_by_address, exact
+from penstock.models.compiled.cache import ATTENTION, ATTENTION_TYPE, address_of, called_by_address, exact
 from penstock.models.compiled.products import attention_of, whole_team
 from penstock.models.compiled.threads import COUNTERS, at_once, call_units, share, taken
 from penstock.stage.visibility import BatchView, RequestView

@@ -30,6 +30,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from torch import Tensor
 
+from penstock.models.compiled.cache import BFLOAT16, FLOAT16, FLOAT32
 from penstock.models.compiled.dot import (
     BYTE,
     FLOAT,
@@ -46,7 +47,6 @@ from penstock.models.compiled.dot import (
     prefetch,
     repeated,
 )
-from penstock.models.compiled.kept import BFLOAT16, FLOAT16, FLOAT32
 from penstock.models.compiled.sums import fma
 
 FORMS: Final = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.float16: FLOAT16}

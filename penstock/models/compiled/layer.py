@@ -14,9 +14,7 @@ from penstock.config import FieldError
 from penstock.files import EXACT
 from penstock.models.attention import Arenas, Span, chosen
 from penstock.models.compiled.attention import CompiledAttention, fill_arenas, sinks_of
-from penstock.models.compiled.dot import GROUP, LANES
-from penstock.models.compiled.float_blocks import FORMS
-from penstock.models.compiled.kept import (
+from penstock.models.compiled.cache import (
     ATTENTION,
     LAYER,
     NORM,
@@ -30,6 +28,8 @@ from penstock.models.compiled.kept import (
     numbers,
     part,
 )
+from penstock.models.compiled.dot import GROUP, LANES
+from penstock.models.compiled.float_blocks import FORMS
 from penstock.models.compiled.products import (
     add,
     attention_of,

@@ -13,9 +13,7 @@ import numpy as np
 import torch
 from numba import carray, njit, types
 
-from penstock.models.compiled.dot import GROUP, LANES, PLAIN, VNNI_512, block_of, instruction, rounding_of
-from penstock.models.compiled.float_blocks import AT_ONCE, float_block_of, flush_small, half_bits, in_half, set_floats
-from penstock.models.compiled.kept import (
+from penstock.models.compiled.cache import (
     ATTENTION_TYPE,
     BFLOAT16,
     FLOAT16,
@@ -34,6 +32,8 @@ from penstock.models.compiled.kept import (
     shorts,
     words,
 )
+from penstock.models.compiled.dot import GROUP, LANES, PLAIN, VNNI_512, block_of, instruction, rounding_of
+from penstock.models.compiled.float_blocks import AT_ONCE, float_block_of, flush_small, half_bits, in_half, set_floats
 from penstock.models.compiled.sums import dot_row, exp, highest, mixed, scores, total
 from penstock.models.compiled.threads import COUNTERS, at_once, parallel, share, taken
 

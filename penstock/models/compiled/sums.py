@@ -17,8 +17,8 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from penstock.models.compiled.cache import BFLOAT16, FLOAT16, FLOAT32
 from penstock.models.compiled.dot import FLOAT, FLOATS, LANES, LONG, SHORT, WORD, call, picked, repeated
-from penstock.models.compiled.kept import BFLOAT16, FLOAT16, FLOAT32
 
 # ----------------------------------------------------------------------------------------------------------------- sums
 # Code for sums in sixteen lanes: whole sixteens of numbers first, then the lanes in halves, then what is left.

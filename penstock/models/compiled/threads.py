@@ -20,7 +20,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from penstock.models.compiled.kept import exact
+from penstock.models.compiled.cache import exact
 
 LIBRARY: Final = "libgomp.so.1"
 ENTRY: Final = "GOMP_parallel"

@@ -14,8 +14,8 @@ from typing import Any, Final, Self
 import torch
 from torch import Tensor, nn
 
+from penstock.checkpoint.architectures import carries, layer_types
 from penstock.checkpoint.checkpoint import Checkpoint
-from penstock.checkpoint.gate import carries, layer_types
 from penstock.checkpoint.tensors import StoredTensor, Tensors, Weights, layer_of
 from penstock.config import FieldError
 from penstock.models.attention import Attend, attending

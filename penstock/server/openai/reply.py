@@ -101,7 +101,7 @@ def best_by_text(entry: dict[int, Logprob], token_bytes: TokenBytes) -> dict[str
     return best
 
 
-class TextPlaces:
+class TextOffsets:
     """The positions of tokens in a choice's text, in characters from its beginning.
 
     A token within a character has that character's position, and a token that the text leaves out has the next one's.
@@ -193,7 +193,7 @@ class Choice:
         token_bytes: TokenBytes,
         plan: ReplyPlan | None = None,
         hidden_ends: Collection[int] = (),
-        places: TextPlaces | None = None,
+        places: TextOffsets | None = None,
     ) -> None:
         self._token_bytes = token_bytes
         self._reply = ReplyStream(plan or ReplyPlan())
@@ -484,7 +484,7 @@ def completion_router(service: Service) -> APIRouter:
             params = [completion_params(body, defaults, service.prompts.room(prompt, "prompt")) for prompt in prompts]
         with api_errors(body, params[0].names):
             generation = await service.generate(Call(request, body, prompts, params, params[0].names))
-        choices = [Choice(service.token_bytes, places=places) for places in places_of(service, body, prompts)]
+        choices = [Choice(service.token_bytes, places=places) for places in text_offsets(service, body, prompts)]
         name = record_of(request).request_id
         writer = CompletionWriter(
             body, prompts, generation.n, name, service.model, service.token_bytes, generation.seeds
@@ -508,9 +508,9 @@ async def prompts_of(body: CompletionRequest, prompts: Prompts) -> list[Prompt]:
     return [await (prompts.of_text(one, special) if isinstance(one, str) else prompts.of_ids(one)) for one in given]
 
 
-def places_of(service: Service, body: CompletionRequest, prompts: list[Prompt]) -> list[TextPlaces | None]:
-    """For each choice a TextPlaces that finds tokens in its text; None where no log-probabilities are asked for."""
+def text_offsets(service: Service, body: CompletionRequest, prompts: list[Prompt]) -> list[TextOffsets | None]:
+    """For each choice a TextOffsets that finds tokens in its text; None where no log-probabilities are asked for."""
     tokenizer, skip = service.prompts.tokenizer, body.skip_special_tokens is not False
     if body.logprobs is None:
         return [None] * (len(prompts) * (body.n or 1))
-    return [TextPlaces(tokenizer, prompt.token_ids, skip) for prompt in prompts for _ in range(body.n or 1)]
+    return [TextOffsets(tokenizer, prompt.token_ids, skip) for prompt in prompts for _ in range(body.n or 1)]

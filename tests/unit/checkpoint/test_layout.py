@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
-from penstock.checkpoint.gate import carries, is_outside, made_by, pieces_before, row_width, shared_layers
+from penstock.checkpoint.architectures import carries, is_outside, made_by, pieces_before, row_width, shared_layers
 from tests.checkpoints import ARCHITECTURES, UNUSUAL
 
 SLIDING = (2, 2, 16)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.core import ConfigError
-from penstock.library.shelf import kept_models, list_models, place_of, pull_models, remove_models, removed
+from penstock.library.shelf import list_models, place_of, pull_models, remove_models, removed, stored_models
 from tests.model_hub import Hub, files_in
 
 REPO = "some-one/tiny-GGUF"
@@ -31,7 +31,7 @@ def address_of(hub: Hub) -> str:
 
 
 def names() -> list[str]:
-    return [one.name for one in kept_models()]
+    return [one.name for one in stored_models()]
 
 
 def test_all_that_is_here_is_listed_with_its_size(full: Hub, capsys: pytest.CaptureFixture[str], target: Path) -> None:
@@ -91,7 +91,7 @@ def test_what_was_broken_off_is_listed_and_removed(full: Hub) -> None:
     full.cuts, full.dies = [30_000], True
     with pytest.raises(Exception, match="the connection ended"):
         place_of("some-one/big:Q4_0")
-    (broken,) = [one for one in kept_models() if one.kind == "incomplete"]
+    (broken,) = [one for one in stored_models() if one.kind == "incomplete"]
     assert (broken.name, broken.size) == ("some-one/big", 30_000)
     assert removed("some-one/big") == 30_000
     assert "some-one/big" not in names()
@@ -104,7 +104,7 @@ def test_an_address_that_was_broken_off_is_listed_once(full: Hub) -> None:
     full.cuts, full.dies = [30_000], True
     with pytest.raises(Exception, match="the connection ended"):
         place_of(address)
-    assert [(one.kind, one.size) for one in kept_models() if one.name == address] == [("incomplete", 30_000)]
+    assert [(one.kind, one.size) for one in stored_models() if one.name == address] == [("incomplete", 30_000)]
 
 
 def test_the_pair_is_always_here(cache: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

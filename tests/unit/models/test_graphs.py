@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.strategies.families import ALL
+from penstock.checkpoint.architectures import RECURRENT_TYPES, layer_types
 from penstock.checkpoint.checkpoint import open_checkpoint
-from penstock.checkpoint.gate import RECURRENT_TYPES, layer_types
 from penstock.drafters.merged import NgramDrafter
 from penstock.engine.options import DEMO
 from penstock.engine.resolve import DEMO_DRAFTERS

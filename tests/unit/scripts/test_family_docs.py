@@ -8,7 +8,7 @@ import pytest
 import transformers
 from transformers import AutoConfig
 
-from penstock.checkpoint.gate import check_supported, text_config
+from penstock.checkpoint.architectures import check_supported, text_config
 from scripts.family_docs import PAGE, RUNS, TESTED, UNTESTED, row, verdict
 
 CONSTRAINTS = PAGE.parents[2] / "constraints.txt"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.text.chat import ChatFormat, chat_prompt
-from penstock.text.templates import Reading, reading_of
+from penstock.text.templates import TemplateFacts, template_facts
 from penstock.text.tokenizer import Tokenizer
 from tests.unit.text.conftest import byte_level
 
@@ -33,17 +33,17 @@ TEXT_AND_PARTS = ["ab", [{"type": "text", "text": "a"}, {"type": "text", "text":
 @pytest.mark.parametrize(
     ("template", "told"),
     [
-        (PARTS, Reading(walks_parts=True, takes_text=False)),
-        (GUARD, Reading(walks_parts=True, takes_text=False)),
-        (EITHER, Reading(walks_parts=True, takes_text=True)),
-        (TEXT, Reading()),
-        (MARKED, Reading()),
-        ("{% if %}", Reading()),
-        (CUT, Reading(looked_for=frozenset({"</think>"}))),
+        (PARTS, TemplateFacts(walks_parts=True, takes_text=False)),
+        (GUARD, TemplateFacts(walks_parts=True, takes_text=False)),
+        (EITHER, TemplateFacts(walks_parts=True, takes_text=True)),
+        (TEXT, TemplateFacts()),
+        (MARKED, TemplateFacts()),
+        ("{% if %}", TemplateFacts()),
+        (CUT, TemplateFacts(looked_for=frozenset({"</think>"}))),
     ],
 )
-def test_what_is_told_of_a_template(template: str, told: Reading) -> None:
-    assert reading_of(template) == told
+def test_what_is_told_of_a_template(template: str, told: TemplateFacts) -> None:
+    assert template_facts(template) == told
 
 
 @pytest.mark.parametrize(

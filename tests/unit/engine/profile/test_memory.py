@@ -11,7 +11,7 @@ import torch
 
 from penstock.engine.loop import EngineLoop
 from penstock.engine.options import EngineOptions
-from penstock.engine.profile.store import FORGET, HALF_LIFE_S, EngineKey, Memory, ProfileStore, engine_key
+from penstock.engine.profile.store import FORGET, HALF_LIFE_S, EngineKey, ProfileStore, StoredExperience, engine_key
 from penstock.engine.resolve import Resolved, resolve_options
 from penstock.estimates.estimates import Estimates
 from penstock.messages import Span
@@ -41,8 +41,8 @@ def engine(tokens: int = 0) -> Any:
     return SimpleNamespace(estimates=Estimates(contended=True, stages=1), tokens=tokens)
 
 
-def remembering(store: ProfileStore, loop: Any, now: float = NOW, key: EngineKey = KEY) -> Memory:
-    return Memory(key, store, cast(EngineLoop, loop), now)
+def remembering(store: ProfileStore, loop: Any, now: float = NOW, key: EngineKey = KEY) -> StoredExperience:
+    return StoredExperience(key, store, cast(EngineLoop, loop), now)
 
 
 def learn(store: ProfileStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,10 +89,10 @@ def test_a_folder_that_cannot_be_written_ends_nothing(tmp_path: Path) -> None:
 def test_modelled_stages_plain_decoding_and_whoever_wants_it_do_without(monkeypatch: pytest.MonkeyPatch) -> None:
     modelled = SimpleNamespace(estimates=Estimates(), tokens=0)
     drafting, plain = SimpleNamespace(speculation="ngram"), SimpleNamespace(speculation=None)
-    assert Memory.of(cast(Resolved, drafting), engine()) is None, "conftest.py has set it"
+    assert StoredExperience.of(cast(Resolved, drafting), engine()) is None, "conftest.py has set it"
     monkeypatch.delenv(FORGET)
-    assert Memory.of(cast(Resolved, drafting), cast(EngineLoop, modelled)) is None
-    assert Memory.of(cast(Resolved, plain), engine()) is None
+    assert StoredExperience.of(cast(Resolved, drafting), cast(EngineLoop, modelled)) is None
+    assert StoredExperience.of(cast(Resolved, plain), engine()) is None
 
 
 def test_another_model_of_gpu_is_another_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.models.compiled.kept import exact
+from penstock.models.compiled.cache import exact
 from penstock.models.compiled.sums import exp
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.engine.profile.measure import carrying
-from penstock.models.recurrent import kept
+from penstock.models.recurrent import row_size
 from penstock.models.stage_model import load_stage
 from tests.checkpoints import LAYERS, RECURRENT, make_checkpoint
 
@@ -18,5 +18,5 @@ CAPACITY = 8
 def test_it_is_what_a_stage_holds(architecture: str, tmp_path: Path) -> None:
     stage = load_stage(str(make_checkpoint(tmp_path, architecture)), 0, LAYERS, capacity=CAPACITY)
     config = stage.checkpoint.config
-    own = kept(config).bytes(of_weights=4, of_state=4)
+    own = row_size(config).bytes(of_weights=4, of_state=4)
     assert stage._mixers.bytes == sum(carrying(config)) * own * (CAPACITY + 1)

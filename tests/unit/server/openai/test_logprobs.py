@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.server.openai.reply import TextPlaces
+from penstock.server.openai.reply import TextOffsets
 from penstock.text.tokenizer import Tokenizer
 from tests.unit.text.conftest import BUILDERS, byte_fallback, byte_level
 
@@ -34,7 +34,7 @@ def test_places_are_in_the_text_also_of_parts_of_characters(build: object, burst
     tokenizer: Tokenizer = build()  # type: ignore[operator]
     prompt = tokenizer.encode("x", add_special_tokens=False)
     ids = tokenizer.encode("the 🙂é the", add_special_tokens=False)
-    places = TextPlaces(tokenizer, prompt, skip_special_tokens=True)
+    places = TextOffsets(tokenizer, prompt, skip_special_tokens=True)
     found = [place for at in range(0, len(ids), burst) for place in places.of(ids[at : at + burst])]
     text = tokenizer.decode(prompt + ids).removeprefix(tokenizer.decode(prompt))
     for number, (token, place) in enumerate(zip(ids, found, strict=True)):
@@ -49,5 +49,5 @@ def test_a_special_token_that_the_text_leaves_out_takes_no_place() -> None:
     tokenizer = byte_level()
     (end,) = tokenizer.eos_token_ids
     a, b = (tokenizer.encode(text, add_special_tokens=False)[0] for text in "ab")
-    assert TextPlaces(tokenizer, [], skip_special_tokens=True).of([a, end, b]) == [0, 1, 1]
-    assert TextPlaces(tokenizer, [], skip_special_tokens=False).of([a, end, b]) == [0, 1, 5]
+    assert TextOffsets(tokenizer, [], skip_special_tokens=True).of([a, end, b]) == [0, 1, 1]
+    assert TextOffsets(tokenizer, [], skip_special_tokens=False).of([a, end, b]) == [0, 1, 5]

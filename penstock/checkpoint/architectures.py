@@ -1,4 +1,4 @@
-"""Tells by its configuration whether a checkpoint can be split into stages, and what its rows carry between layers."""
+"""The supported architectures: which checkpoints can be split into stages, and what rows carry between layers."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ REFUSING: Final = " is not supported: "
 
 
 @dataclass(frozen=True)
-class Parts:
+class ModuleNames:
     """The names of a causal language model's parts: ``base`` inside the model, the other three inside the base.
 
     ``returned`` is the length of the tuple that each layer returns; 0 if a layer returns only hidden states.
@@ -154,24 +154,24 @@ class Parts:
     returned: int = 0
 
 
-RECURRENT: Final[dict[str, Parts]] = {
-    "qwen3_next": Parts("model", "embed_tokens", "layers", "norm"),
-    "qwen3_5_text": Parts("model", "embed_tokens", "layers", "norm"),
-    "qwen3_5_moe_text": Parts("model", "embed_tokens", "layers", "norm"),
-    "olmo_hybrid": Parts("model", "embed_tokens", "layers", "norm"),
-    "kimi_linear": Parts("model", "embed_tokens", "layers", "norm"),
-    "lfm2": Parts("model", "embed_tokens", "layers", "embedding_norm"),
-    "lfm2_moe": Parts("model", "embed_tokens", "layers", "embedding_norm"),
-    "bamba": Parts("model", "embed_tokens", "layers", "final_layernorm", returned=2),
-    "granitemoehybrid": Parts("model", "embed_tokens", "layers", "norm"),
-    "nemotron_h": Parts("model", "embeddings", "layers", "norm_f"),
-    "falcon_h1": Parts("model", "embed_tokens", "layers", "final_layernorm", returned=1),
+RECURRENT: Final[dict[str, ModuleNames]] = {
+    "qwen3_next": ModuleNames("model", "embed_tokens", "layers", "norm"),
+    "qwen3_5_text": ModuleNames("model", "embed_tokens", "layers", "norm"),
+    "qwen3_5_moe_text": ModuleNames("model", "embed_tokens", "layers", "norm"),
+    "olmo_hybrid": ModuleNames("model", "embed_tokens", "layers", "norm"),
+    "kimi_linear": ModuleNames("model", "embed_tokens", "layers", "norm"),
+    "lfm2": ModuleNames("model", "embed_tokens", "layers", "embedding_norm"),
+    "lfm2_moe": ModuleNames("model", "embed_tokens", "layers", "embedding_norm"),
+    "bamba": ModuleNames("model", "embed_tokens", "layers", "final_layernorm", returned=2),
+    "granitemoehybrid": ModuleNames("model", "embed_tokens", "layers", "norm"),
+    "nemotron_h": ModuleNames("model", "embeddings", "layers", "norm_f"),
+    "falcon_h1": ModuleNames("model", "embed_tokens", "layers", "final_layernorm", returned=1),
 }
 """Model type -> parts, for architectures whose state-carrying layers ``models/mixers.py`` computes in a tree.
 
 For some of them transformers does not claim that another attention can be plugged in; loading a stage tests it.
 """
-CHUNKED: Final[dict[str, Parts]] = {"llama4_text": Parts("model", "embed_tokens", "layers", "norm")}
+CHUNKED: Final[dict[str, ModuleNames]] = {"llama4_text": ModuleNames("model", "embed_tokens", "layers", "norm")}
 """Model type -> parts, for architectures whose attention ``models/attention.py`` handles."""
 
 
@@ -203,7 +203,7 @@ def text_config(config: Any) -> Any:
     return inner
 
 
-def check_supported(config: Any) -> Parts:
+def check_supported(config: Any) -> ModuleNames:
     """The parts of this architecture. Raises ConfigError with the reason if it cannot be split."""
     cls = model_class(config)
     for beginning, reason in REFUSED.items():
@@ -238,7 +238,7 @@ def layer_types(config: Any) -> list[str]:
     return list(getattr(config, "layer_types", None) or ())
 
 
-def _read_plan(cls: Any, config: Any, plan: dict[str, Any]) -> Parts:
+def _read_plan(cls: Any, config: Any, plan: dict[str, Any]) -> ModuleNames:
     """The parts by transformers' pipeline plan, which maps a module to its inputs and outputs.
 
     Raises ConfigError for a plan of another form.
@@ -249,7 +249,7 @@ def _read_plan(cls: Any, config: Any, plan: dict[str, Any]) -> Parts:
     norm = [name for name in names if name not in (*embed, *dropouts, "layers")]
     if len(embed) != 1 or len(norm) != 1 or "layers" not in names:
         raise refusal(config, f"its pipeline plan is not embedding, layers, norm but {', '.join(names)}")
-    return Parts(base=cls.base_model_prefix, embed=embed[0], layers="layers", norm=norm[0])
+    return ModuleNames(base=cls.base_model_prefix, embed=embed[0], layers="layers", norm=norm[0])
 
 
 def _why_not(inner: Any) -> str:

@@ -11,12 +11,12 @@ from typing import Final
 
 import pytest
 
-from penstock.models.compiled import kept
+from penstock.models.compiled import cache
 
 LOOPS: Final = """
 import math
 import sys
-from penstock.models.compiled.kept import exact, part
+from penstock.models.compiled.cache import exact, part
 
 def adding(more):
     @part
@@ -48,25 +48,25 @@ BODY: Final = "\n            ".join(f"total = total * 0.5 + math.sin(total + {st
 
 @pytest.fixture(autouse=True)
 def _forgotten() -> None:
-    kept.folder.cache_clear()
+    cache.folder.cache_clear()
 
 
 def test_another_version_has_another_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    first = kept.folder()
+    first = cache.folder()
     assert first is not None
     assert first.parent == tmp_path / "penstock" / "compiled"
-    kept.folder.cache_clear()
-    assert kept.folder() == first
-    kept.folder.cache_clear()
-    monkeypatch.setattr(kept, "digest", lambda: "another")
-    assert kept.folder() == first.parent / "another"
+    cache.folder.cache_clear()
+    assert cache.folder() == first
+    cache.folder.cache_clear()
+    monkeypatch.setattr(cache, "digest", lambda: "another")
+    assert cache.folder() == first.parent / "another"
 
 
 def test_code_is_kept_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
-    @kept.exact
+    @cache.exact
     def doubled(number: int) -> int:
         return 2 * number
 
@@ -78,7 +78,7 @@ def test_two_processes_that_save_at_once_do_not_take_each_others_code(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Both look at the index before the other has written it, as when the stages of a pipeline start together."""
-    one, other = (kept.OwnNames(str(tmp_path), "function", "stamp") for _ in range(2))
+    one, other = (cache.OwnNames(str(tmp_path), "function", "stamp") for _ in range(2))
     with monkeypatch.context() as early:
         early.setattr(other, "_load_index", dict)
         one.save(("float32", 1), "code for float32")
@@ -95,7 +95,7 @@ def test_code_is_kept_under_the_names_of_what_it_is(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
     def make(number: int) -> Callable[[int], int]:
-        @kept.exact
+        @cache.exact
         def times(other: int) -> int:
             return number * other
 
@@ -125,9 +125,9 @@ def test_code_of_two_processes_can_be_loaded_by_a_third(tmp_path: Path) -> None:
 def test_nothing_is_kept_where_nothing_can_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert kept.folder() is None
+    assert cache.folder() is None
 
-    @kept.exact
+    @cache.exact
     def doubled(number: float) -> float:
         return 2 * number
 

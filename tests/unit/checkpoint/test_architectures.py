@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from transformers import AutoConfig
 
-from penstock.checkpoint.gate import RECURRENT, Parts, check_supported, text_config
+from penstock.checkpoint.architectures import RECURRENT, ModuleNames, check_supported, text_config
 from penstock.core import ConfigError
 
 
@@ -42,8 +42,10 @@ def test_a_text_part_that_would_not_run_alone_either_says_so() -> None:
 
 
 def test_parts_come_from_the_pipeline_plan() -> None:
-    assert check_supported(AutoConfig.for_model("llama")) == Parts("model", "embed_tokens", "layers", "norm")
-    assert check_supported(AutoConfig.for_model("phi")) == Parts("model", "embed_tokens", "layers", "final_layernorm")
+    assert check_supported(AutoConfig.for_model("llama")) == ModuleNames("model", "embed_tokens", "layers", "norm")
+    assert check_supported(AutoConfig.for_model("phi")) == ModuleNames(
+        "model", "embed_tokens", "layers", "final_layernorm"
+    )
     assert check_supported(AutoConfig.for_model("gpt_neox")).embed == "embed_in"
 
 
