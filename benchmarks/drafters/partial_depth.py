@@ -45,7 +45,7 @@ from penstock.lab.trainer.run import (
     settings_of,
 )
 from penstock.lab.trainer.states import Batch, Loader
-from penstock.models.speculators.open import TargetHead
+from penstock.models.speculators.base import TargetHead
 
 HOW: Final = "Measured, with the demo target"
 SHOWN: Final = "shown dspark"
