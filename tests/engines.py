@@ -27,7 +27,7 @@ from penstock.models.graphs import Recorder
 from penstock.models.speculators.open import load_speculator_stage, open_speculator
 from penstock.models.stage_model import load_stage
 from penstock.pipeline.base import VirtualClock
-from penstock.pipeline.inprocess import InProcessPipeline
+from penstock.pipeline.engine_end import InProcessPipeline
 from penstock.requests.request import Request
 from penstock.requests.slots import SlotPool
 from penstock.stage.driver import StageCore, StageDriver

@@ -26,7 +26,7 @@ from penstock.engine.scheduler import Scheduler
 from penstock.messages import Cancel, SampledToken, Sampling
 from penstock.models.speculators.block import BlockShape
 from penstock.pipeline.base import VirtualClock
-from penstock.pipeline.inprocess import InProcessPipeline
+from penstock.pipeline.engine_end import InProcessPipeline
 from penstock.requests.request import Request
 from penstock.requests.slots import SlotPool
 from penstock.stage.driver import StageCore, StageDriver

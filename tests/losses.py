@@ -20,7 +20,7 @@ from penstock.drafters.merged import NgramDrafter
 from penstock.emulation.cluster import EmulatedDrafter
 from penstock.engine.recovery import MOST_LOSSES, Recovery
 from penstock.messages import Batch, Result
-from penstock.pipeline.inprocess import InProcessPipeline
+from penstock.pipeline.engine_end import InProcessPipeline
 from tests.hash_model import HashLayers
 from tests.histories import History, UnrulyPipeline, run_many
 

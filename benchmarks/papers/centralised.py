@@ -32,7 +32,7 @@ from penstock.lab.bench.summary import Sample, same_tokens
 from penstock.lab.grid import PLAIN, Named, Question, parse_entries, short
 from penstock.lab.report import paired_ratio
 from penstock.pipeline.base import Executor, StagePlan, VirtualClock
-from penstock.pipeline.inprocess import InProcessExecutor, InProcessPipeline
+from penstock.pipeline.engine_end import InProcessExecutor, InProcessPipeline
 
 NAME, HOW = "centralised", "Measured, in virtual time and emulated, with the demo pair"
 DRAFTER = {"method": "draft_model", "model": "demo"}

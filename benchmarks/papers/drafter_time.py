@@ -21,7 +21,7 @@ from penstock import LLM
 from penstock.lab.bench.comparison import decode
 from penstock.messages import Batch
 from penstock.pipeline.base import StagePlan, VirtualClock
-from penstock.pipeline.inprocess import InProcessExecutor, InProcessPipeline
+from penstock.pipeline.engine_end import InProcessExecutor, InProcessPipeline
 from penstock.speculation import parse_speculative
 from penstock.stage.driver import Core
 

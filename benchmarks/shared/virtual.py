@@ -33,7 +33,7 @@ from penstock.lab.bench.summary import StrategyRun
 from penstock.lab.grid import DEFAULT_PROMPTS, Question, conversations_of, is_plain, parse_entries, read_prompt_sets
 from penstock.lab.report import Ratio
 from penstock.pipeline.base import VirtualClock
-from penstock.pipeline.inprocess import InProcessExecutor
+from penstock.pipeline.engine_end import InProcessExecutor
 
 HOW = "In virtual time, with the demo target"
 TARGET, DRAFT = str(DEMO / "target"), str(DEMO / "draft")

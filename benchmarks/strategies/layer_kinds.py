@@ -42,7 +42,7 @@ from penstock.engine.profile.measure import (
 )
 from penstock.engine.resolve import Resolved
 from penstock.hosts.placement import HERE
-from penstock.pipeline.inprocess import InProcessExecutor
+from penstock.pipeline.engine_end import InProcessExecutor
 from penstock.planner.costs import Batch, problem_of
 from penstock.planner.partition import least_slowest
 from tests.checkpoints import make_checkpoint

@@ -35,7 +35,7 @@ from penstock.engine.llm import complete_step
 from penstock.lab.grid import parse_entries
 from penstock.outlines.steps import Dialogue
 from penstock.pipeline.base import VirtualClock
-from penstock.pipeline.inprocess import InProcessExecutor
+from penstock.pipeline.engine_end import InProcessExecutor
 from penstock.text.chat import ChatFormat
 
 NAME: Final = "outlines"

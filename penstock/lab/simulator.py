@@ -27,7 +27,7 @@ from penstock.engine.scheduler import Scheduler
 from penstock.lab.record import NO_TOKEN, Recording
 from penstock.messages import Batch, Cancel, Candidates, Features, Message, Result, Rows, SampledToken, Sampling
 from penstock.pipeline.base import VirtualClock
-from penstock.pipeline.inprocess import InProcessPipeline
+from penstock.pipeline.engine_end import InProcessPipeline
 from penstock.planner.costs import PieceTable
 from penstock.requests.request import Request
 from penstock.requests.slots import SlotPool, speculative_slots

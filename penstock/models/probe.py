@@ -27,8 +27,8 @@ from penstock.models.fused import (
 # ---------------------------------------------------------------------------------------------------------------- probe
 # Tests what an architecture really does while one row runs through a freshly loaded stage.
 #
-# ``checkpoint.architectures`` judges by configuration. This test finds what a configuration does not tell, and what would
-# give wrong tokens without any error: a mask of its own, a window that the attention is not told about, changed
+# ``checkpoint.architectures`` judges by configuration. This test finds what a configuration does not tell, and what
+# would give wrong tokens without any error: a mask of its own, a window that the attention is not told about, changed
 # embeddings.
 
 HANDLED: Final = frozenset({"scaling", "sliding_window", "softcap", "s_aux"})

@@ -239,7 +239,7 @@ def test_a_stage_that_does_not_answer_is_given_up(
 def test_a_stopped_stage_is_noticed_and_replaced(
     target: Path, expected: dict[float, list[list[int]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.pipeline.faults.LEAST_PATIENCE", 2.5)
+    monkeypatch.setattr("penstock.pipeline.loss.LEAST_PATIENCE", 2.5)
     with start(target, speculative_config=None) as llm:
         assert tokens(llm, SAMPLED) == expected[0.8], "now it is known how long a batch takes"
         with llm.observing(Attack(1, [5], psutil.Process.suspend)):

@@ -15,7 +15,7 @@ from penstock import LLM, SamplingParams
 from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.messages import Sampling
 from penstock.models.stage_model import StageModel
-from penstock.pipeline.inprocess import InProcessPipeline
+from penstock.pipeline.engine_end import InProcessPipeline
 from penstock.strategies.auto import Continuous
 from tests.checkpoints import FURTHER, RECURRENT, UNUSUAL, make_checkpoint
 from tests.engines import InProcessEngine

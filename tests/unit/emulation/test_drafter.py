@@ -16,7 +16,7 @@ from penstock.estimates.estimates import DraftTiming
 from penstock.lab.simulator import SimulatedCore, profile_script
 from penstock.messages import Batch, DeviceReserved, Rows
 from penstock.pipeline.base import VirtualClock
-from penstock.pipeline.inprocess import InProcessPipeline
+from penstock.pipeline.engine_end import InProcessPipeline
 from tests.unit.drafters.test_drafters import make_request
 
 

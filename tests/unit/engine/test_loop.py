@@ -16,7 +16,7 @@ from penstock.engine.scheduler import InFlight, Schedule, Scheduler
 from penstock.estimates.estimates import Estimates
 from penstock.messages import Batch, Cancel, SampledToken, Sampling
 from penstock.pipeline.base import VirtualClock
-from penstock.pipeline.inprocess import InProcessPipeline
+from penstock.pipeline.engine_end import InProcessPipeline
 from penstock.requests.request import Request
 from penstock.requests.slots import SlotPool
 from penstock.stage.driver import StageCore, StageDriver

@@ -10,7 +10,7 @@ from penstock.core import PenstockError
 from penstock.emulation.stage import StageEmulation, emulated_driver
 from penstock.messages import NO_SLOT, Batch, Cancel, Opened, Result, Rows, Sampling
 from penstock.pipeline.base import VirtualClock
-from penstock.pipeline.inprocess import InProcessPipeline
+from penstock.pipeline.engine_end import InProcessPipeline
 from penstock.stage.driver import StageCore
 from tests.hash_model import HashLayers, plain_next
 from tests.unit.stage.test_driver import stage_timing

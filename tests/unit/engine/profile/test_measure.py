@@ -15,7 +15,7 @@ from penstock.engine.profile.measure import REPEATS, ROWS, Bench, MeasuredText, 
 from penstock.engine.profile.solve import parts_of
 from penstock.messages import Batch
 from penstock.pipeline.base import StagePlan, VirtualClock
-from penstock.pipeline.inprocess import InProcessExecutor, InProcessPipeline
+from penstock.pipeline.engine_end import InProcessExecutor, InProcessPipeline
 from penstock.stage.driver import StageCore
 from tests.hash_model import HashLayers
 

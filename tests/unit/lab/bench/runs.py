@@ -12,7 +12,7 @@ from penstock.lab.bench.summary import StrategyRun
 from penstock.lab.simulator import Timed
 from penstock.messages import Sampling
 from penstock.pipeline.base import VirtualClock
-from penstock.pipeline.inprocess import InProcessPipeline
+from penstock.pipeline.engine_end import InProcessPipeline
 from penstock.requests.request import Request
 from penstock.requests.slots import SlotPool
 from penstock.stage.driver import StageCore

@@ -15,7 +15,7 @@ from penstock.engine.loop import EngineLoop
 from penstock.lab import simulator
 from penstock.lab.simulator import profile_script
 from penstock.pipeline.base import VirtualClock
-from penstock.pipeline.inprocess import InProcessPipeline
+from penstock.pipeline.engine_end import InProcessPipeline
 from penstock.speculation import SpeculativeConfig
 from penstock.stage.driver import Link, StageDriver
 from penstock.strategies.base import STRATEGIES
