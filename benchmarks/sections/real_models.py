@@ -115,6 +115,7 @@ def auto_values(figures: Any) -> Mapping[str, Any]:
         ],
         "cells": len(each),
         "below": len(first),
+        "again": sum(len(measured) > 1 for measured in first),
         "twice": sum(all(map(auto_chats.below, measured)) for measured in first if len(measured) > 1),
         "chats": sum(found[auto_chats.ALL][0][2] for found in figures.values()),
         "least": (auto_chats.LEAST_MEAN, auto_chats.LEAST_LOW),
