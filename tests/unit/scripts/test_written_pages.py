@@ -26,6 +26,13 @@ def test_the_page_is_what_its_script_writes(file: Path, page: Callable[[], str],
     assert file.read_text(encoding="utf-8") == page(), f"run python {script}"
 
 
+def test_no_page_has_a_written_part_twice() -> None:
+    """A script writes the first part of that name; a second one, as a merge may leave it, would grow old."""
+    for page in (ROOT / "docs").rglob("*.md"):
+        marks = re.findall(r"<!-- [\w -]+: written by .*-->", page.read_text(encoding="utf-8"))
+        assert len(marks) == len({*marks}), page
+
+
 def test_every_command_and_option_is_there() -> None:
     page = cli_docs.page()
     assert "## `penstock bench serve`" in page
