@@ -278,21 +278,34 @@ def test_too_much_at_once_ends_the_lease(
 
 
 def test_a_stage_that_waits_for_its_files_is_killed_and_counts(
-    server: NotingServer, security: LinkSecurity, pipe: tuple[int, int], tmp_path: Path
+    server: NotingServer,
+    security: LinkSecurity,
+    pipe: tuple[int, int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    go_on = threading.Event()
+
+    def hashing_long(_: lease.Fetch) -> str:
+        assert go_on.wait(60)
+        return "it took too long"
+
     with agent(security) as one, victim(one, security, server, pipe), hostile_head(security, one.address) as head:
-        asked, digests = question(Path(spec("s").plan.model))
-        asked = msgspec.structs.replace(asked, path=str(tmp_path / "not here"))
-        head.say(asked, digests)
-        plan = msgspec.structs.replace(spec("s").plan, model=asked.path)
-        waiting = [msgspec.structs.replace(spec(name), plan=plan) for name in ("first", "second", "first")]
-        head.say(messages.StartStage(spec=waiting[0]))
-        head.say(messages.StartStage(spec=waiting[1]))
-        head.say(messages.KillStage(process="second"))
-        ended = head.hears(messages.StageEnded)
-        assert (ended.process, ended.cause) == ("second", "it was killed before its files were here")
-        head.say(messages.StartStage(spec=waiting[2]))
-        assert "starts a stage twice" in head.hears(LeaseEnded).cause
+        monkeypatch.setattr(lease.Fetch, "_proved_here", hashing_long)
+        try:
+            asked, digests = question(tmp_path)
+            head.say(asked, digests)
+            plan = msgspec.structs.replace(spec("s").plan, model=asked.path)
+            waiting = [msgspec.structs.replace(spec(name), plan=plan) for name in ("first", "second", "first")]
+            head.say(messages.StartStage(spec=waiting[0]))
+            head.say(messages.StartStage(spec=waiting[1]))
+            head.say(messages.KillStage(process="second"))
+            ended = head.hears(messages.StageEnded)
+            assert (ended.process, ended.cause) == ("second", "it was killed before its files were here")
+            head.say(messages.StartStage(spec=waiting[2]))
+            assert "starts a stage twice" in head.hears(LeaseEnded).cause
+        finally:
+            go_on.set()
 
 
 def test_a_head_that_asks_for_many_checkpoints_is_refused(

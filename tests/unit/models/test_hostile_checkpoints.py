@@ -11,7 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from penstock.checkpoint.checkpoint import MOST_TOKENS, open_checkpoint
+from penstock.checkpoint.checkpoint import open_checkpoint
+from penstock.checkpoint.config_fields import MOST_TOKENS
 from penstock.core import ConfigError, RequestError
 from penstock.models.loader import load_module
 from penstock.models.stage_model import load_stage

@@ -16,7 +16,8 @@ from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
-from penstock.checkpoint.checkpoint import check_stated, open_checkpoint
+from penstock.checkpoint.checkpoint import open_checkpoint
+from penstock.checkpoint.config_fields import check_stated
 from penstock.checkpoint.gguf_blocks import READABLE
 from penstock.checkpoint.gguf_header import read_header
 from penstock.core import ConfigError
