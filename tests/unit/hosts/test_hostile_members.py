@@ -284,11 +284,12 @@ def test_a_stage_that_waits_for_its_files_is_killed_and_counts(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    go_on = threading.Event()
+    go_on, hashed = threading.Event(), lease.Fetch._proved_here
 
-    def hashing_long(_: lease.Fetch) -> str:
-        assert go_on.wait(60)
-        return "it took too long"
+    def hashing_long(fetch: lease.Fetch) -> Any:
+        if fetch.asked.path == str(tmp_path):
+            assert go_on.wait(60)
+        return hashed(fetch)
 
     with agent(security) as one, victim(one, security, server, pipe), hostile_head(security, one.address) as head:
         monkeypatch.setattr(lease.Fetch, "_proved_here", hashing_long)
