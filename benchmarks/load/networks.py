@@ -36,6 +36,7 @@ import psutil
 from benchmarks.load.killing.workers import HIDDEN
 from benchmarks.shared.measured import kept_figures, store
 from penstock import LLM, SamplingParams
+from penstock.engine.recovery import Recovery
 from penstock.hosts import messages, remote
 from penstock.hosts.keys import make_cluster, security_for
 from penstock.transport.outbox import Sockets
@@ -111,6 +112,14 @@ def tokens(llm: LLM) -> list[list[int]]:
     return [one.outputs[0].token_ids for one in llm.generate(PROMPTS, PARAMS)]
 
 
+def audited(llm: LLM) -> Recovery:
+    """The engine's recovery with its counts, once all slots have been accounted for. Raises PenstockError."""
+    llm.loop.audit()
+    recovery = llm.loop.recovery
+    assert recovery is not None
+    return recovery
+
+
 def lost(cluster: Cluster, happens: Callable[[], None], ends: Callable[[], None]) -> dict[str, Any]:
     """Let an event happen during answers and end after them; then ask for other answers."""
     noticed, happening = Noticed(), AfterResults(AT, happens)
@@ -127,9 +136,7 @@ def lost(cluster: Cluster, happens: Callable[[], None], ends: Callable[[], None]
                 ends()
             if tokens(llm) != cluster.expected:
                 problems.append("other tokens afterwards")
-            llm.loop.audit()
-            recovery = llm.loop.recovery
-            assert recovery is not None
+            recovery = audited(llm)
             found = {"recoveries": recovery.recoveries, "recovery_s": round(recovery.recovery_seconds, 2)}
     finally:
         logging.getLogger("penstock").removeHandler(noticed)
@@ -220,9 +227,7 @@ def cycles(cluster: Cluster, caches: Sequence[Path] = ()) -> dict[str, Any]:
             workers[victim] = worker_on(cluster.hosts[victim], cluster.keys, caches[victim] if caches else None)
             there_again(llm, workers[victim].host)
             held.append((own.memory_info().rss >> 20, own.num_fds()))
-        recovery = llm.loop.recovery
-        assert recovery is not None
-        recoveries = recovery.recoveries
+        recoveries = audited(llm).recoveries
     cluster.workers[:] = workers
     return {"cycles": CYCLES, "recoveries": recoveries, "mib_and_descriptors": held, "problems": problems}
 
@@ -245,9 +250,7 @@ def slow_link(cluster: Cluster) -> dict[str, Any]:
                 if tokens(llm) != cluster.expected:
                     problems.append("other tokens")
                 answers += len(PROMPTS)
-            llm.loop.audit()
-            recovery = llm.loop.recovery
-            assert recovery is not None
+            recovery = audited(llm)
             return {"answers": answers, "recoveries": recovery.recoveries, "problems": problems}
     finally:
         host.unlimited()
@@ -263,9 +266,7 @@ def small_packets(cluster: Cluster) -> dict[str, Any]:
                 if tokens(llm) != cluster.expected:
                     problems.append("other tokens")
                 answers += len(PROMPTS)
-            llm.loop.audit()
-            recovery = llm.loop.recovery
-            assert recovery is not None
+            recovery = audited(llm)
             return {"answers": answers, "recoveries": recovery.recoveries, "problems": problems}
     finally:
         for host in cluster.hosts:
@@ -298,9 +299,7 @@ def flapping(cluster: Cluster) -> dict[str, Any]:
             flaps.join()
         if tokens(llm) != cluster.expected:
             problems.append("other tokens afterwards")
-        llm.loop.audit()
-        recovery = llm.loop.recovery
-        assert recovery is not None
+        recovery = audited(llm)
         return {"flaps": FLAPS, "answers": answers, "recoveries": recovery.recoveries, "problems": problems}
 
 
@@ -318,12 +317,7 @@ def two_heads(cluster: Cluster) -> dict[str, Any]:
                 problems.append("other tokens of the first engine after a loss")
         if tokens(other) != cluster.expected:
             problems.append("other tokens of the second engine after a loss")
-        recoveries = []
-        for llm in (one, other):
-            llm.loop.audit()
-            recovery = llm.loop.recovery
-            assert recovery is not None
-            recoveries.append(recovery.recoveries)
+        recoveries = [audited(llm).recoveries for llm in (one, other)]
     cluster.workers[1].close()
     cluster.workers[1] = worker_on(cluster.hosts[1], cluster.keys)
     return {"answers": answers + 2 * len(PROMPTS), "recoveries": recoveries, "problems": problems}
