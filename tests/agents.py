@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from penstock.hosts.fetching import Offer, WeightCache
 from penstock.hosts.fleet import Fleet
+from penstock.hosts.weights import Held
 from penstock.hosts.worker import HostAgent
 from penstock.pipeline.base import StagePlan, StageSpec
 from penstock.transport.addresses import LinkSecurity
@@ -25,6 +26,7 @@ CHECKPOINT: Final = Path(_folder.name)
 (CHECKPOINT / "config.json").write_text("{}")
 OFFER: Final = Offer(CHECKPOINT, 1)
 LAYER: Final = (0, 1)
+HELD: Final = Held(*LAYER)
 PLAN: Final = StagePlan(
     model=str(CHECKPOINT), first=0, last=1, capacity=1, dtype="float32", device="cpu", max_model_len=1, vocab_size=2
 )
@@ -70,7 +72,7 @@ def fleet(*members: HostAgent, security: LinkSecurity | None) -> Iterator[Fleet]
     """Every host holds the checkpoint of ``PLAN``."""
     made = Fleet([name_of(one) for one in members], security)
     try:
-        made.provide(OFFER, {name: [LAYER] for name in made.hosts})
+        made.provide(OFFER, {name: [HELD] for name in made.hosts})
         yield made
     finally:
         made.close()

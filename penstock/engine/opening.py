@@ -46,7 +46,7 @@ from penstock.hosts.placement import (
     other_hosts,
 )
 from penstock.hosts.remote import name_and_address
-from penstock.hosts.weights import OUTSIDE, Layers, files_of
+from penstock.hosts.weights import OUTSIDE, Held, files_of
 from penstock.pipeline.base import Executor
 from penstock.pipeline.forkserver import shared_fork_server
 from penstock.pipeline.processes import OnLoading, ProcessExecutor
@@ -343,7 +343,7 @@ def providing(setup: Resolved, executor: FleetExecutor, living: Mapping[str, Hos
     yield from waiting(executor, layers)
 
 
-def ask_for(executor: FleetExecutor, source: Path, total: int | None, layers: Mapping[str, Collection[Layers]]) -> None:
+def ask_for(executor: FleetExecutor, source: Path, total: int | None, layers: Mapping[str, Collection[Held]]) -> None:
     """Ask hosts to get hold of parts of the checkpoint at ``source``. Raises ConfigError if it cannot be read."""
     try:
         executor.fleet.ask(executor.offer(source, total), layers)
@@ -384,7 +384,7 @@ def drafter_is_held(setup: Resolved, executor: FleetExecutor) -> bool:
     )
 
 
-def drafter_parts_on(setup: Resolved, name: str) -> list[tuple[Path, int | None, list[Layers]]]:
+def drafter_parts_on(setup: Resolved, name: str) -> list[tuple[Path, int | None, list[Held]]]:
     """The checkpoints that the drafter on host ``name`` loads: path, number of layers, and the layers there.
 
     Beside its own it needs parts of the target's.
@@ -392,28 +392,40 @@ def drafter_parts_on(setup: Resolved, name: str) -> list[tuple[Path, int | None,
     target = setup.checkpoint.source, setup.checkpoint.num_layers, layers_for(setup, name)
     if setup.draft is not None:
         own = setup.draft.num_layers
-        return [target] if setup.draft.source == target[0] else [(setup.draft.source, own, [(0, own)]), target]
+        return [target] if setup.draft.source == target[0] else [(setup.draft.source, own, [Held(0, own)]), target]
     assert setup.speculator is not None
-    return [target] if setup.speculator.path == target[0] else [(setup.speculator.path, None, [(0, 1)]), target]
+    return [target] if setup.speculator.path == target[0] else [(setup.speculator.path, None, [Held(0, 1)]), target]
 
 
-def layers_for(setup: Resolved, name: str) -> list[Layers]:
-    """The target's layers [first, last) that the host holds, for its ranks and, if it is there, for the drafter.
+def layers_for(setup: Resolved, name: str) -> list[Held]:
+    """The parts of the target that the host holds, for its ranks and, if it is there, for the drafter.
 
     A learned drafter reads embedding and head, and an MTP head is behind the last layer. A draft model reads only the
     tokenizer, for grammars, unless it is the target itself.
     """
     total = setup.checkpoint.num_layers
-    found = [layers for group, layers in zip(setup.groups, setup.layers, strict=True) if name in group]
+    groups = key_groups(setup.checkpoint.config)
+    found = [
+        Held(*layers, rank, len(hosts), groups)
+        for hosts, layers in zip(setup.groups, setup.layers, strict=True)
+        for rank, host in enumerate(hosts)
+        if host == name
+    ]
     if name != setup.drafter_host:
         return found
     if setup.draft is not None and setup.draft.source == setup.checkpoint.source:
-        found.append((0, total))
+        found.append(Held(0, total))
     if setup.speculator is not None:
-        found.append(OUTSIDE)
+        found.append(Held(*OUTSIDE))
         if setup.speculator.path == setup.checkpoint.source:
-            found.append((total, total + 1))
+            found.append(Held(total, total + 1))
     return found
+
+
+def key_groups(config: Any) -> int:
+    """Groups of keys and values in each layer of a model with this configuration."""
+    heads = getattr(config, "num_attention_heads", 1)
+    return int(getattr(config, "num_key_value_heads", None) or heads)
 
 
 def present(options: EngineOptions, fleet: Fleet) -> list[str]:
@@ -424,8 +436,8 @@ def present(options: EngineOptions, fleet: Fleet) -> list[str]:
     return [*named, *(name for name in fleet.hosts if name not in known)]
 
 
-def layers_by_host(setup: Resolved) -> dict[str, list[Layers]]:
-    """The target's layers [first, last) that each of the other hosts with stages holds, by host name."""
+def layers_by_host(setup: Resolved) -> dict[str, list[Held]]:
+    """The parts of the target that each of the other hosts with stages holds, by host name."""
     return {name: layers_for(setup, name) for name in dict.fromkeys(setup.all_hosts) if name}
 
 

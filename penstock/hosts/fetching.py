@@ -28,9 +28,9 @@ from penstock.hosts.weights import (
     PIECE,
     Cancelled,
     FilePart,
+    Held,
     Hub,
     HubSource,
-    Layers,
     bounds_of,
     digest_at,
     digest_of,
@@ -561,16 +561,16 @@ class Offer:
         self._stamps = FileStamps.of(places.values())  # before they are read: a change meanwhile then shows
         self._places = places
         self._files = {one.name: one for one in hashed(source, cancelled)}
-        self._ranges: dict[tuple[Layers, ...], dict[str, list[tuple[int, int]]]] = {}
+        self._ranges: dict[tuple[Held, ...], dict[str, list[tuple[int, int]]]] = {}
 
-    def prepare(self, layers: Collection[Layers]) -> None:
+    def prepare(self, layers: Collection[Held]) -> None:
         """Look up the bytes that these layers need. Raises OSError, and ConfigError for a damaged file."""
         held = tuple(sorted(layers))
         if held not in self._ranges:
             whole = {one.name: [(0, one.size)] for one in self._files.values()}
             self._ranges[held] = whole if self._layers is None else ranges_of(self._source, held, self._layers)
 
-    def question(self, layers: Collection[Layers], number: int) -> Question:
+    def question(self, layers: Collection[Held], number: int) -> Question:
         """The question for a host that is to hold these layers. Raises OSError, and ConfigError for a damaged file."""
         self.prepare(layers)
         held = tuple(sorted(layers))
@@ -584,7 +584,7 @@ class Offer:
             path=self.path,
             digest=digest_of(files),
             is_folder=self._source.is_dir(),
-            layers=list(held),
+            layers=list(dict.fromkeys(one.layers for one in held)),
             files=files,
             hub=hub_source(self._source),
         )

@@ -33,7 +33,7 @@ from penstock.hosts.messages import (
     same,
 )
 from penstock.hosts.remote import ANSWER_S, RemoteHost, in_url, name_and_address
-from penstock.hosts.weights import Layers
+from penstock.hosts.weights import Held
 from penstock.messages import ForeignFrame, Frame, Loading, MalformedMessage, cut
 from penstock.pipeline.base import Elsewhere
 from penstock.pipeline.loss import Listening
@@ -135,7 +135,7 @@ class Fleet:
         known = [(name, host.offsets.best) for name, host in list(self.hosts.items())]
         return {name: best.error for name, best in known if best is not None}
 
-    def ask(self, offer: Offer, layers: Mapping[str, Collection[Layers]]) -> None:
+    def ask(self, offer: Offer, layers: Mapping[str, Collection[Held]]) -> None:
         """Ask every host that ``layers`` names to get hold of its layers. Does not wait.
 
         A host that comes back is asked again. Raises OSError, and ConfigError for a damaged file.
@@ -143,7 +143,7 @@ class Fleet:
         for name, some in layers.items():
             self.hosts[name].ask(offer, some)
 
-    def hold(self, offer: Offer, layers: Mapping[str, Collection[Layers]]) -> bool:
+    def hold(self, offer: Offer, layers: Mapping[str, Collection[Held]]) -> bool:
         """Whether every host that ``layers`` names holds its layers."""
         return all(self.hosts[name].alive and self.hosts[name].holds(offer, some) for name, some in layers.items())
 
@@ -160,7 +160,7 @@ class Fleet:
         if wrong:
             raise ConfigError("; ".join(wrong))
 
-    def provide(self, offer: Offer, layers: Mapping[str, Collection[Layers]]) -> None:
+    def provide(self, offer: Offer, layers: Mapping[str, Collection[Held]]) -> None:
         """Ask every host that ``layers`` names to get hold of its layers, and wait until all hold them.
 
         Raises ConfigError, naming every host that cannot, and OSError.

@@ -16,7 +16,7 @@ from penstock.hosts import messages
 from penstock.hosts.facts import HostFacts
 from penstock.hosts.fetching import Courier, Offer, Question
 from penstock.hosts.placement import host_and_port
-from penstock.hosts.weights import PIECE, Layers
+from penstock.hosts.weights import PIECE, Held
 from penstock.messages import MalformedMessage
 from penstock.pipeline.base import StageSpec
 from penstock.pipeline.forking import exit_report
@@ -161,7 +161,7 @@ class RemoteHost:
 
     # --------------------------------------------------------------------------------------------------- its checkpoint
 
-    def ask(self, offer: Offer, layers: Collection[Layers]) -> None:
+    def ask(self, offer: Offer, layers: Collection[Held]) -> None:
         """Have the host hold these layers, unless it holds them, or is looking for them, already.
 
         Raises OSError, and ConfigError for a damaged file.
@@ -177,7 +177,7 @@ class RemoteHost:
             if self.facts is not None:
                 self._begin(search)
 
-    def holds(self, offer: Offer, layers: Collection[Layers]) -> bool:
+    def holds(self, offer: Offer, layers: Collection[Held]) -> bool:
         """Whether stages of these layers can load the checkpoint on the host."""
         with self._lock:
             search = self._searches.get(offer.path)
@@ -379,7 +379,7 @@ class RemoteHost:
 class Search:
     """A search for the layers of an offer on one host: one question under each lease, until one is answered."""
 
-    def __init__(self, offer: Offer, layers: tuple[Layers, ...]) -> None:
+    def __init__(self, offer: Offer, layers: tuple[Held, ...]) -> None:
         self.offer = offer
         self.layers = layers
         self.question: Question | None = None
@@ -396,7 +396,7 @@ class Search:
         self._seen = 0, 0
         """The state at the last progress: pieces that the host held, and bytes that had yet to leave for it."""
 
-    def serves(self, offer: Offer, layers: Collection[Layers]) -> bool:
+    def serves(self, offer: Offer, layers: Collection[Held]) -> bool:
         """Whether this search covers these layers of this offer, and has not failed."""
         return self.offer is offer and not self.problem and set(layers) <= set(self.layers)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, NamedTuple
 
 import httpx
 import msgspec
@@ -53,6 +53,24 @@ Layers = tuple[Index, Index]
 """Layers [first, last) of a model."""
 OUTSIDE: Final = (0, 0)
 """No layer of a model, only the tensors outside of them: embedding, final norm and head."""
+
+
+class Held(NamedTuple):
+    """The part of a model that a host holds for one rank of a stage: the rank's rows of layers [first, last)."""
+
+    first: int
+    last: int
+    rank: int = 0
+    ranks: int = 1
+    """Ranks of the stage; 1 holds every row."""
+    groups: int = 1
+    """Groups of keys and values in each layer, which ranks share whole."""
+
+    @property
+    def layers(self) -> Layers:
+        return self.first, self.last
+
+
 Pieces = tuple[Index, Index]
 """Pieces [first, last) of a file."""
 Digest = Annotated[str, msgspec.Meta(max_length=64, pattern=r"\A[0-9a-f]{64}\Z")]
@@ -238,48 +256,61 @@ def bounds_of(size: int, piece: int) -> Range:
 # The bytes that layers need, told by the headers of their files.
 
 
-def ranges_of(source: Path, layers: Collection[Layers], total: int) -> dict[str, list[Range]]:
-    """The bytes that stages of these ``layers`` read, by file: small files, headers, and tensors.
+def ranges_of(source: Path, held: Collection[Held], total: int) -> dict[str, list[Range]]:
+    """The bytes that stages of these layers, or their ranks, read, by file: small files, headers, and tensors.
 
     ``source`` is a folder or a GGUF file of a model with ``total`` layers. A stage at either end of the model has all
     tensors outside of the layers, as when it is loaded: (0, 0) are those alone. Layers from ``total`` on are MTP heads,
-    which a drafter loads. Raises OSError, and ConfigError for a damaged file.
+    which a drafter loads. A rank reads the rows whose outputs it computes (``models.shares``), and of tensors that are
+    not stored row by row all bytes. Raises OSError, and ConfigError for a damaged file.
     """
     if source.is_file():
-        return gguf_ranges(source, layers, total)
+        return gguf_ranges(source, held, total)
     wrapped = is_wrapper(read_json(source / CONFIG_FILE))
     return {
-        file.name: safetensors_ranges(file, layers, total, wrapped)
+        file.name: safetensors_ranges(file, held, total, wrapped)
         if file.suffix == SAFETENSORS
         else [(0, file.stat().st_size)]
         for file in files_of(source)
     }
 
 
-def safetensors_ranges(file: Path, layers: Collection[Layers], total: int, wrapped: bool = False) -> list[Range]:
+def safetensors_ranges(file: Path, held: Collection[Held], total: int, wrapped: bool = False) -> list[Range]:
     """The needed bytes of one file; of a multimodal checkpoint (``wrapped``) only the text part is needed."""
     from penstock.checkpoint.architectures import is_outside
     from penstock.checkpoint.tensors import layer_of
 
-    def needed(name: str) -> bool:
+    def readers(name: str) -> list[Held]:
+        """The parts that have rows of a tensor."""
         if name.startswith(MTP):
-            return any(last > total for _, last in layers)
+            return [Held(*one.layers) for one in held if one.last > total]
         if wrapped and text_name(name) is None:
-            return False
-        return is_needed(layer_of(name), layers, total) or (bool(layers) and is_outside(name))
+            return []
+        if is_outside(name):
+            return [Held(*one.layers) for one in held]
+        return [one for one in held if is_needed(layer_of(name), one, total)]
 
     with file.open("rb") as opened:
         # Safetensors: the header's length (8 bytes), the header (JSON), then the tensors; offsets count from these.
         begin = 8 + int.from_bytes(opened.read(8), "little")
         try:
             header = json.loads(opened.read(begin - 8))
-            places = {name: tuple(info["data_offsets"]) for name, info in header.items() if name != "__metadata__"}
+            places = {
+                name: (tuple(info["data_offsets"]), info["shape"], str(info["dtype"]))
+                for name, info in header.items()
+                if name != "__metadata__"
+            }
         except (ValueError, KeyError, TypeError, MemoryError) as error:
             raise ConfigError(f"model: {file.name} is damaged: {error}; download it again") from error
-    return [(0, begin), *((begin + start, begin + end) for name, (start, end) in places.items() if needed(name))]
+    found = [(0, begin)]
+    for name, ((start, end), shape, dtype) in places.items():
+        # Whole numbers are packed across rows, or are flattened.
+        stored = shape if "F" in dtype else []
+        found += row_ranges(name, stored, (begin + start, begin + end), readers(name))
+    return found
 
 
-def gguf_ranges(first: Path, layers: Collection[Layers], total: int) -> dict[str, list[Range]]:
+def gguf_ranges(first: Path, held: Collection[Held], total: int) -> dict[str, list[Range]]:
     """The needed bytes of a GGUF model, by file, since it may be split over several: all headers, and tensors."""
     from penstock.checkpoint.gguf import LAYER
     from penstock.checkpoint.gguf_header import read_header, read_one
@@ -287,16 +318,34 @@ def gguf_ranges(first: Path, layers: Collection[Layers], total: int) -> dict[str
     tensors = read_header(first).tensors
     needed = {file.name: [(0, read_one(file).data_start)] for file in files_of(first)}
     for name, info in tensors.items():
-        if is_needed(int(found[1]) if (found := LAYER.match(name)) else None, layers, total):
-            needed[info.file.name].append((info.start, info.start + info.nbytes))
+        layer = int(found[1]) if (found := LAYER.match(name)) else None
+        readers = [one for one in held if is_needed(layer, one, total)]
+        needed[info.file.name] += row_ranges(name, info.shape, (info.start, info.start + info.nbytes), readers)
     return needed
 
 
-def is_needed(layer: int | None, layers: Collection[Layers], total: int) -> bool:
-    """Whether one of the stages reads a tensor of this layer; None is a tensor outside of the layers."""
+def is_needed(layer: int | None, held: Held, total: int) -> bool:
+    """Whether a stage reads a tensor of this layer; None is a tensor outside of the layers."""
     if layer is None:
-        return any(first == 0 or last == total for first, last in layers)
-    return any(first <= layer < last for first, last in layers)
+        return held.first == 0 or held.last == total
+    return held.first <= layer < held.last
+
+
+def row_ranges(name: str, shape: Sequence[int], place: Range, readers: Collection[Held]) -> list[Range]:
+    """The bytes of a tensor at ``place`` in its file that these parts read; all if its rows are not shared."""
+    if not all(one.ranks > 1 for one in readers):
+        return [place]
+    from penstock.models.shares import rows_of_rank
+
+    start, end = place
+    found = []
+    for one in readers:
+        rows = rows_of_rank(name, shape, one.rank, one.ranks, one.groups)
+        if rows is None or (end - start) % shape[0]:
+            return [place]
+        size = (end - start) // shape[0]
+        found.append((start + rows.first * size, start + rows.last * size))
+    return found
 
 
 def pieces_of(ranges: Sequence[Range], size: int) -> list[Pieces]:

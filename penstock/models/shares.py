@@ -87,6 +87,30 @@ class Ranks:
 ALONE: Final = Ranks()
 """The only rank of a stage."""
 
+BY_GROUP: Final = frozenset({"q_proj", "k_proj", "v_proj", "attn_q", "attn_k", "attn_v"})
+"""Products whose outputs are shared by groups of keys and values, as checkpoints and GGUF files name them."""
+BY_BLOCK: Final = frozenset(
+    {"o_proj", "gate_proj", "up_proj", "down_proj", "lm_head", "embed_tokens"}
+    | {"attn_output", "ffn_gate", "ffn_up", "ffn_down", "output", "token_embd"}
+)
+"""Products whose outputs are shared by blocks; an embedding is shared for the sake of a head that is tied to it."""
+EMBEDDINGS: Final = frozenset({"embed_tokens", "token_embd"})
+
+
+def rows_of_rank(name: str, shape: Sequence[int], rank: int, ranks: int, groups: int) -> Columns | None:
+    """The rows that a rank reads of a stored tensor, whose ``name`` and ``shape`` are those of its file.
+
+    ``groups``: groups of keys and values in a layer. None where ranks do not share the tensor's rows: it is no matrix
+    of a product, or the first rank's embedding.
+    """
+    path, _, kind = name.rpartition(".")
+    product = path.rpartition(".")[2]
+    if kind != "weight" or len(shape) != 2 or (product in EMBEDDINGS and rank == 0):
+        return None
+    if product in BY_GROUP and shape[0] % groups == 0:
+        return Ranks(rank, ranks).share(shape[0], shape[0] // groups)
+    return Ranks(rank, ranks).share(shape[0], LANES) if product in BY_BLOCK else None
+
 
 @dataclass(frozen=True)
 class Cut:

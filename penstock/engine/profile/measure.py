@@ -22,6 +22,7 @@ from penstock.files import DTYPE_BYTES
 from penstock.hosts.facts import HostFacts, own_facts
 from penstock.hosts.fleet import FleetExecutor
 from penstock.hosts.placement import HERE, device_on, in_gb, in_plans
+from penstock.hosts.weights import Held
 from penstock.messages import NO_SLOT, Batch, CommittedSlots, Opened, Rows, Sampling
 from penstock.pipeline.base import Executor, StagePlan, StartedPipeline
 
@@ -538,7 +539,7 @@ def profiled(
     setup = in_parts(candidate)
     if isinstance(executor, FleetExecutor) and candidate.name != HERE:
         offer = executor.offer(setup.checkpoint.source, setup.checkpoint.num_layers)
-        executor.fleet.provide(offer, {candidate.name: setup.layers})
+        executor.fleet.provide(offer, {candidate.name: [Held(*layers) for layers in setup.layers]})
     kinds = price_of(candidate.setup).layer_kinds
     times = measured_times(executor, stage_plans(setup), kinds, contexts, on_step, tokens)
     store.keep(DeviceProfile(key=candidate.key, times=times))

@@ -17,7 +17,7 @@ from penstock.checkpoint import tensors
 from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.checkpoint.look import INDEX_FILE, SINGLE_FILE, glance, resolve, text_name
 from penstock.core import ConfigError
-from penstock.hosts.weights import ranges_of
+from penstock.hosts.weights import Held, ranges_of
 from penstock.models.speculators.base import find_tensors
 from penstock.models.stage_model import load_stage
 from tests.checkpoints import LAYERS, VOCAB, WRAPPERS, make_wrapper
@@ -117,7 +117,7 @@ def test_of_a_file_that_holds_towers_too_the_text_parts_bytes_alone_are_read(
 def test_another_host_is_sent_the_text_part_alone(tmp_path: Path) -> None:
     path = make_wrapper(tmp_path, "gemma3")
     text = sum(open_checkpoint(str(path)).weights.sizes().values())
-    sent = sum(end - start for start, end in ranges_of(path, [(0, LAYERS)], LAYERS)[SINGLE_FILE])
+    sent = sum(end - start for start, end in ranges_of(path, [Held(0, LAYERS)], LAYERS)[SINGLE_FILE])
     assert text * 4 < sent < text * 4 + 50_000 < (path / SINGLE_FILE).stat().st_size
 
 

@@ -22,7 +22,7 @@ from penstock.core import CheckpointChanged, ConfigError
 from penstock.hosts.fetching import MOST_TRIES, ON_THEIR_WAY, Courier, Fetch, Offer, Proved, Question, WeightCache
 from penstock.hosts.fleet import Fleet
 from penstock.hosts.messages import FindCheckpoint, Message, Piece, Progress, WantPiece
-from penstock.hosts.weights import PIECE
+from penstock.hosts.weights import PIECE, Held
 from penstock.messages import MalformedMessage
 from penstock.models.loader import load_module
 from penstock.transport.addresses import LinkSecurity
@@ -31,6 +31,7 @@ from tests.unit.hosts.parts import part_of, parts_of
 
 LAYERS = 5
 MIDDLE = (1, 3)
+HELD = Held(*MIDDLE)
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +58,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
 def provided(offer: Offer, security: LinkSecurity, cache: WeightCache, sent: list[tuple[str, int]]) -> Iterator[Fleet]:
     with agent(security, cache=cache) as one, fleet(one, security=security) as made:
         sent.clear()
-        made.provide(offer, {name_of(one): [MIDDLE]})
+        made.provide(offer, {name_of(one): [HELD]})
         yield made
 
 
@@ -69,7 +70,7 @@ def test_layers_come_once_and_are_those_of_the_head(
     server: NotingServer, security: LinkSecurity, target: Path, tmp_path: Path, sent: list[tuple[str, int]]
 ) -> None:
     cache, offer = WeightCache(tmp_path, 1 << 30), Offer(target, LAYERS)
-    copy = tmp_path / offer.question([MIDDLE], 0).asked.digest
+    copy = tmp_path / offer.question([HELD], 0).asked.digest
     with provided(offer, security, cache, sent):
         weight_pieces = -(-(target / "model.safetensors").stat().st_size // PIECE)
         assert sum(file == "model.safetensors" for file, _ in sent) < weight_pieces
@@ -94,7 +95,7 @@ def test_a_head_hears_how_far_it_is(
 ) -> None:
     monkeypatch.setattr("penstock.hosts.fetching.TELL_EVERY", 0.0)
     offer = Offer(target, LAYERS)
-    needed = sum(file.needed_bytes for file in offer.question([MIDDLE], 0).asked.files)
+    needed = sum(file.needed_bytes for file in offer.question([HELD], 0).asked.files)
     with agent(security, cache=WeightCache(tmp_path, 1 << 30)) as one, fleet(one, security=security) as made:
         told: list[int] = []
         take = made.hosts[name_of(one)].take
@@ -105,7 +106,7 @@ def test_a_head_hears_how_far_it_is(
             take(message)
 
         made.hosts[name_of(one)].take = noted  # type: ignore[method-assign]
-        made.provide(offer, {name_of(one): [MIDDLE]})
+        made.provide(offer, {name_of(one): [HELD]})
     assert told == sorted(told)
     assert told[-1] == needed
 
@@ -130,7 +131,7 @@ def test_a_stage_loads_what_was_sent_and_no_other_layers(
         host.listen("s", pipe[1])
         host.start(plan_of(target, "s", MIDDLE))
         soon(lambda: bool(server.started))
-        assert server.started[0].plan.model == str(tmp_path / offer.question([MIDDLE], 0).asked.digest)
+        assert server.started[0].plan.model == str(tmp_path / offer.question([HELD], 0).asked.digest)
         host.listen("t", pipe[1])
         host.start(plan_of(target, "t", (1, 4)))
         (told,) = reports(pipe[0])
@@ -158,8 +159,8 @@ def test_a_search_may_be_over_before_the_thread_that_began_it_goes_on(
     monkeypatch.setattr(Fetch, "start", awaited)
     offer = Offer(target, LAYERS)
     with agent(security, cache=WeightCache(tmp_path, 1 << 30)) as one, fleet(one, security=security) as made:
-        made.provide(offer, {name_of(one): [MIDDLE]})
-        assert made.hold(offer, {name_of(one): [MIDDLE]})
+        made.provide(offer, {name_of(one): [HELD]})
+        assert made.hold(offer, {name_of(one): [HELD]})
 
 
 def test_other_layers_are_sent_when_they_are_asked_for(
@@ -169,9 +170,9 @@ def test_other_layers_are_sent_when_they_are_asked_for(
     with provided(offer, security, WeightCache(tmp_path, 1 << 30), sent) as made:
         (name,) = made.hosts
         sent.clear()
-        made.provide(offer, {name: [MIDDLE]})
+        made.provide(offer, {name: [HELD]})
         assert sent == []
-        made.provide(offer, {name: [(1, 4)]})
+        made.provide(offer, {name: [Held(1, 4)]})
         assert {file for file, _ in sent} == {"model.safetensors"}
         assert made.hosts[name].holds(offer, [(1, 4)])
 
@@ -185,7 +186,7 @@ def test_a_host_that_keeps_nothing_says_so(
     with agent(security, cache=cache) as one, fleet(one, security=security) as made:
         cache.folder = full
         with pytest.raises(ConfigError, match="its layers cannot be kept"):
-            made.provide(Offer(target, LAYERS), {name_of(one): [MIDDLE]})
+            made.provide(Offer(target, LAYERS), {name_of(one): [HELD]})
 
 
 # ------------------------------------------------------------------------------------------ files that change meanwhile
@@ -200,7 +201,7 @@ def test_files_that_changed_since_they_were_checked_are_checked_again(
     for file in target.iterdir():
         (here / file.name).write_bytes(file.read_bytes())
     with agent(security) as one, fleet(one, security=security) as made:
-        made.provide(Offer(here, LAYERS), {name_of(one): [MIDDLE]})
+        made.provide(Offer(here, LAYERS), {name_of(one): [HELD]})
         (host,) = made.hosts.values()
         os.utime(here / "config.json", (1, 1))
         host.listen("s", pipe[1])
@@ -263,10 +264,10 @@ def test_a_hosts_own_files_are_used_only_if_they_are_the_same(
     offer = Offer(tmp_path, LAYERS)
     offer.prepare([(0, 5)])
     with agent(security) as one, fleet(one, security=security) as made:
-        made.provide(offer, {name_of(one): [MIDDLE]})
+        made.provide(offer, {name_of(one): [HELD]})
         change(tmp_path)
         with pytest.raises(ConfigError, match=rf"host {name_of(one)}: .*(another one|no checkpoint)"):
-            made.provide(offer, {name_of(one): [(0, 5)]})
+            made.provide(offer, {name_of(one): [Held(0, 5)]})
 
 
 # -------------------------------------------------------------------------------------------------- what a head may say
@@ -426,7 +427,7 @@ class Kept:
 
 def courier_of(target: Path, faults: list[str]) -> tuple[Courier, Kept, Question]:
     offer, outbox = Offer(target, LAYERS), Kept()
-    question = offer.question([MIDDLE], 4)
+    question = offer.question([HELD], 4)
     return Courier(offer, question, outbox, "lease", faults.append), outbox, question  # type: ignore[arg-type]
 
 

@@ -23,7 +23,7 @@ from penstock.pipeline.forking import exit_report
 from penstock.transport.addresses import LinkSecurity
 from penstock.transport.outbox import Sockets
 from tests import drivers
-from tests.agents import LAYER, OFFER, PLAN, NotingServer, agent, fleet, name_of, reports, soon, spec
+from tests.agents import HELD, OFFER, PLAN, NotingServer, agent, fleet, name_of, reports, soon, spec
 from tests.drivers import install_driver
 from tests.links import member
 
@@ -120,7 +120,7 @@ def test_a_host_that_falls_silent_is_lost_and_may_come_back(
         with fleet(one, security=security) as made:
             host = made.hosts[name_of(one)]
             lease, before = host.lease, host.facts
-            made.provide(OFFER, {name_of(one): [LAYER]})
+            made.provide(OFFER, {name_of(one): [HELD]})
             host.listen("s", pipe[1])
             host.start(spec("s"))
             soon(lambda: bool(server.started))
@@ -164,7 +164,7 @@ def test_strangers_words_change_nothing(server: NotingServer, security: LinkSecu
     with agent(security) as one, fleet(one, security=security) as made, Sockets(security) as sockets:
         stranger = sockets.connect(one.address, DOOR)
         stranger.send(frame)
-        made.provide(OFFER, {name_of(one): [LAYER]})  # it still answers
+        made.provide(OFFER, {name_of(one): [HELD]})  # it still answers
         assert len(one._leases) == 1
 
 
@@ -237,7 +237,7 @@ def test_a_problem_of_a_checkpoint_names_its_host(
     with agent(security) as one, fleet(one, security=security) as made:
         monkeypatch.setattr(Fetch, "_proved_here", lambda fetch: "the checkpoint there is another one")
         with pytest.raises(ConfigError, match=f"host {name_of(one)}: the checkpoint there is another one"):
-            made.provide(offer, {name_of(one): [LAYER]})
+            made.provide(offer, {name_of(one): [HELD]})
         assert made.living == {}
 
 
@@ -266,9 +266,9 @@ def test_a_host_that_could_not_have_its_layers_is_asked_again(
     with agent(security) as one, fleet(one, security=security) as made:
         with monkeypatch.context() as full:
             full.setattr(Fetch, "_proved_here", lambda fetch: "the disk is full")
-            made.ask(offer, {name_of(one): [LAYER]})
+            made.ask(offer, {name_of(one): [HELD]})
             soon(lambda: made.living == {})
-        soon(lambda: made.hold(offer, {name_of(one): [LAYER]}))
+        soon(lambda: made.hold(offer, {name_of(one): [HELD]}))
         assert list(made.living) == [name_of(one)]
 
 

@@ -23,7 +23,7 @@ from penstock.hosts.messages import DOOR, Attach, Attached, Beat, BeatAnswer, Fi
 from penstock.hosts.weights import digest_of
 from penstock.transport.addresses import LinkSecurity
 from penstock.transport.outbox import Outbox, Sockets
-from tests.agents import LAYER, NotingServer, agent, fleet, name_of, reports, soon, spec
+from tests.agents import HELD, LAYER, NotingServer, agent, fleet, name_of, reports, soon, spec
 from tests.hostile import example, fits, kinds_of, odd_structs
 from tests.unit.hosts.parts import part_of, parts_of
 
@@ -111,7 +111,7 @@ def victim(one: Any, security: LinkSecurity, server: NotingServer, pipe: tuple[i
         assert host.alive
         assert host.lease == secret
         assert server.killed == []
-        made.provide(Offer(Path(spec("s").plan.model), 1), {host.name: [LAYER]})  # it still answers
+        made.provide(Offer(Path(spec("s").plan.model), 1), {host.name: [HELD]})  # it still answers
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.cls.__name__)
@@ -430,7 +430,7 @@ def test_a_host_that_only_says_that_it_is_busy_is_lost(
         lying.start()
         try:
             with pytest.raises(Exception, match=f"host {name} was lost: it has not come nearer to holding its layers"):
-                made.provide(Offer(tmp_path, 1), {honest: [LAYER], name: [LAYER]})
+                made.provide(Offer(tmp_path, 1), {honest: [HELD], name: [HELD]})
         finally:
             stopped.set()
             lying.join()
@@ -443,16 +443,16 @@ def test_an_answer_to_another_question_is_none(server: NotingServer, security: L
     with beside(security, server) as (made, _, worker):
         name = worker.inbox.address.removeprefix("tcp://")
         host = made.hosts[name]
-        made.ask(offer, {name: [LAYER]})
+        made.ask(offer, {name: [HELD]})
         asked: FindCheckpoint = worker.hears(FindCheckpoint)
         for number in (asked.number - 1, asked.number + 1):
             worker.say(messages.CheckpointFound(number=number))
         worker.say(messages.Progress(number=asked.number, held=1))
         soon(lambda: host.progress is None and [one.held for one in host._searches.values()] == [1])
         assert host.searching
-        made.ask(offer, {name: [LAYER]})  # the same question is not asked twice
+        made.ask(offer, {name: [HELD]})  # the same question is not asked twice
         worker.say(messages.CheckpointFound(number=asked.number))
-        soon(lambda: made.hold(offer, {name: [LAYER]}))
+        soon(lambda: made.hold(offer, {name: [HELD]}))
         assert not any(isinstance(one, FindCheckpoint) for one in worker.listen(0.1))
 
 

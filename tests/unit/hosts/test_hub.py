@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from penstock.hosts.fetching import Fetch, Offer, WeightCache, spans
-from penstock.hosts.weights import PIECE, HubSource, bounds_of, hub_source
+from penstock.hosts.weights import PIECE, Held, HubSource, bounds_of, hub_source
 from penstock.transport.addresses import LinkSecurity
 from tests.agents import NotingServer, agent, fleet, name_of
 from tests.hub import COMMIT, REPO, StandIn, serving
 
 LAYERS = 5
 MIDDLE = (1, 3)
+HELD = Held(*MIDDLE)
 
 
 @pytest.fixture
@@ -46,9 +47,9 @@ def from_the_head(
     offer = Offer(checkpoint, LAYERS)
     with agent(security, cache=WeightCache(cache, 1 << 30)) as one, fleet(one, security=security) as made:
         wanted.clear()
-        made.provide(offer, {name_of(one): [MIDDLE]})
-    copy = cache / offer.question([MIDDLE], 0).asked.digest
-    for part in offer.question([MIDDLE], 0).asked.files:
+        made.provide(offer, {name_of(one): [HELD]})
+    copy = cache / offer.question([HELD], 0).asked.digest
+    for part in offer.question([HELD], 0).asked.files:
         for piece in part.needed:
             start, end = bounds_of(part.size, piece)
             assert (checkpoint / part.name).read_bytes()[start:end] == (copy / part.name).read_bytes()[start:end]

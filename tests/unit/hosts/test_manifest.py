@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import Counter
 from pathlib import Path
 
 import msgspec
@@ -25,6 +26,7 @@ from penstock.hosts.weights import (
     Cancelled,
     FilePart,
     HashedFile,
+    Held,
     bounds_of,
     check_parts,
     count_of,
@@ -39,6 +41,7 @@ from penstock.hosts.weights import (
 )
 from penstock.messages import MalformedMessage
 from penstock.models.loader import load_module
+from tests.checkpoints import make_checkpoint
 from tests.gguf_files import make_gguf, split_gguf
 from tests.unit.hosts.parts import part_of, parts_of
 
@@ -164,7 +167,7 @@ def test_pieces_cover_the_ranges_and_nothing_far(ranges: list[tuple[int, int]], 
 
 @pytest.mark.parametrize("layers", [(0, 2), (2, 4), (4, 5), (0, 5)])
 def test_a_part_holds_the_layers_and_little_else(target: Path, layers: tuple[int, int]) -> None:
-    ranges = ranges_of(target, [layers], LAYERS)
+    ranges = ranges_of(target, [Held(*layers)], LAYERS)
     assert ranges["config.json"] == [(0, (target / "config.json").stat().st_size)]
     sent = sum(end - start for start, end in ranges["model.safetensors"])
     at_an_end = layers[0] == 0 or layers[1] == LAYERS
@@ -177,6 +180,25 @@ def test_a_part_holds_the_layers_and_little_else(target: Path, layers: tuple[int
     assert own <= sent <= own + HEADER
 
 
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_ranks_share_the_rows_of_their_layers(tmp_path: Path, ranks: int) -> None:
+    """Each byte of a middle layer's products is one rank's; norms are every rank's."""
+    folder = make_checkpoint(tmp_path, "llama", hidden_size=96, num_attention_heads=6, num_key_value_heads=3)
+    whole = ranges_of(folder, [Held(1, 2)], LAYERS)["model.safetensors"]
+    parts = [ranges_of(folder, [Held(1, 2, rank, ranks, 3)], LAYERS)["model.safetensors"] for rank in range(ranks)]
+    counts = Counter(byte for part in parts for start, end in part for byte in range(start, end))
+    assert counts.keys() == {byte for start, end in whole for byte in range(start, end)}
+    shared = sum(1 for count in counts.values() if count == 1)
+    assert shared > 0.95 * sum(end - start for start, end in whole[1:])
+    assert {*counts.values()} == {1, ranks}
+
+
+def test_a_host_with_two_ranks_holds_the_rows_of_both(target: Path) -> None:
+    both = [Held(1, 2, rank, 2, 2) for rank in range(2)]
+    pieces = [pieces_of(ranges_of(target, held, LAYERS)["model.safetensors"], 1 << 30) for held in (both, [Held(1, 2)])]
+    assert pieces[0] == pieces[1]
+
+
 def test_nothing_of_the_weights_is_needed_for_no_layer(target: Path) -> None:
     ranges = ranges_of(target, [], LAYERS)["model.safetensors"]
     assert len(ranges) == 1
@@ -186,7 +208,7 @@ def test_nothing_of_the_weights_is_needed_for_no_layer(target: Path) -> None:
 def test_a_damaged_header_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"\x05\0\0\0\0\0\0\0{]}")
     with pytest.raises(ConfigError, match=r"model\.safetensors is damaged"):
-        ranges_of(tmp_path, [(0, 1)], 1)
+        ranges_of(tmp_path, [Held(0, 1)], 1)
 
 
 @pytest.fixture(scope="module")
@@ -206,7 +228,7 @@ def test_a_stage_loads_from_its_part_of_a_gguf_model_alone(
 ) -> None:
     """Byte by byte, not piece by piece: what is not needed is no number."""
     gguf = first_file
-    needed = ranges_of(gguf, [layers], 3)
+    needed = ranges_of(gguf, [Held(*layers)], 3)
     assert [*needed] == [file.name for file in files_of(gguf)]
     for file in files_of(gguf):
         whole = file.read_bytes()
@@ -226,7 +248,7 @@ def test_of_a_gguf_file_a_middle_stage_needs_the_header_and_its_tensors(gguf: Pa
     header = read_header(gguf)
     tensors = sum(info.nbytes for name, info in header.tensors.items() if name.startswith("blk.1."))
     gaps = 32 * len(header.tensors)  # each begins at a multiple of 32 bytes
-    needed = sum(end - start for start, end in ranges_of(gguf, [(1, 2)], 3)[gguf.name])
+    needed = sum(end - start for start, end in ranges_of(gguf, [Held(1, 2)], 3)[gguf.name])
     assert header.data_start + tensors <= needed <= header.data_start + tensors + gaps
 
 

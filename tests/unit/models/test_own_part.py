@@ -11,7 +11,7 @@ from torch import nn
 from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.checkpoint.look import SINGLE_FILE
 from penstock.checkpoint.tensors import StoredTensor
-from penstock.hosts.weights import ranges_of
+from penstock.hosts.weights import Held, ranges_of
 from penstock.models.loader import PerLayerTable, load_module
 from penstock.models.packing import usable
 from tests.checkpoints import VOCAB, make_checkpoint
@@ -44,7 +44,7 @@ def test_every_stage_holds_the_embeddings_of_its_own_layers(folder: Path) -> Non
 
 
 def test_a_host_in_the_middle_is_sent_what_is_for_every_layer(folder: Path) -> None:
-    sent = sum(end - start for start, end in ranges_of(folder, [(2, 4)], LAYERS)[SINGLE_FILE])
+    sent = sum(end - start for start, end in ranges_of(folder, [Held(2, 4)], LAYERS)[SINGLE_FILE])
     assert VOCAB * LAYERS * WIDTH * 4 < sent < (folder / SINGLE_FILE).stat().st_size
 
 

@@ -1,11 +1,15 @@
-"""The ranks of a tensor parallel stage compute the very bits of one rank, in every format of weights."""
+"""The ranks of a tensor parallel stage compute the very bits of one rank, in every format of weights.
+
+Each rank loads a checkpoint that has no numbers but those that a host is sent for it.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -15,6 +19,8 @@ from torch import Tensor
 
 from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.core import ConfigError
+from penstock.engine.opening import key_groups
+from penstock.hosts.weights import Held, ranges_of
 from penstock.models.linear import works
 from penstock.models.loader import check_loads
 from penstock.models.shares import Ranks
@@ -23,6 +29,7 @@ from penstock.stage.linked import HALF, StageRankLost, exchanges
 from penstock.stage.visibility import BatchView, view_of
 from tests.checkpoints import LAYERS, make_checkpoint
 from tests.gguf_files import make_gguf
+from tests.packed_checkpoints import by_awq, by_bitsandbytes, by_gptq, compressed
 from tests.unit.models.compiled.formats import FORMATS
 
 pytestmark = pytest.mark.skipif(not works(), reason="this processor lacks what compiled products need")
@@ -33,9 +40,28 @@ UNEVEN = {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 3,
 """Three groups of two heads, three blocks of inner rows: for two ranks, and for three."""
 
 
+def own_files(path: Path, rank: int, size: int) -> Path:
+    """A copy of the checkpoint whose bytes are no numbers where the rank of ``size`` does not need them."""
+    checkpoint = open_checkpoint(str(path))
+    held = Held(0, checkpoint.num_layers, rank, size, key_groups(checkpoint.config))
+    copies = path.parent / f"{path.stem}-{rank}-of-{size}"
+    copies.mkdir()
+    for name, ranges in ranges_of(path, [held], checkpoint.num_layers).items():
+        whole = ((path / name) if path.is_dir() else path.with_name(name)).read_bytes()
+        copy = bytearray(b"\xff" * len(whole))
+        for start, end in ranges:
+            copy[start:end] = whole[start:end]
+        (copies / name).write_bytes(copy)
+    return copies if path.is_dir() else copies / path.name
+
+
 def of_ranks(path: Path, size: int, **options: Any) -> list[StageModel]:
     count = open_checkpoint(str(path)).num_layers
-    stages = [load_stage(str(path), 0, count, capacity=32, ranks=Ranks(rank, size), **options) for rank in range(size)]
+    folders = [own_files(path, rank, size) if size > 1 else path for rank in range(size)]
+    stages = [
+        load_stage(str(folder), 0, count, capacity=32, ranks=Ranks(rank, size), **options)
+        for rank, folder in enumerate(folders)
+    ]
     if size > 1:
         for stage, exchange in zip(stages, exchanges(size), strict=True):
             stage.ranks.exchange = exchange
@@ -88,9 +114,40 @@ def test_families(tmp_path: Path, name: str, options: dict[str, Any], changes: d
     compared(make_checkpoint(tmp_path, name, **changes), [2], **options)
 
 
-@pytest.mark.parametrize(("kind", "quantization"), [(Kind.Q4_0, "int4"), (Kind.Q8_0, "int8")])
-def test_files_of_whole_numbers(tmp_path: Path, kind: Kind, quantization: str) -> None:
-    compared(make_gguf(tmp_path, kind=kind), [2], quantization=quantization)
+GGUF: Final = {
+    Kind.F32: "none",
+    Kind.F16: "none",
+    Kind.BF16: "int8",
+    Kind.Q4_0: "int4",
+    Kind.Q8_0: "int8",
+    Kind.Q4_K: "int4",
+    Kind.Q6_K: "int8",
+}
+
+
+@pytest.mark.parametrize(("kind", "quantization"), GGUF.items(), ids=lambda value: str(getattr(value, "name", value)))
+def test_gguf_files(tmp_path: Path, kind: Kind, quantization: str) -> None:
+    width = {"hidden_size": 256, "intermediate_size": 512} if kind.name.endswith("_K") else {}
+    compared(make_gguf(tmp_path, kind=kind, **width), [2], quantization=quantization)
+
+
+FOUR_BITS: Final = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": False}
+BYTES: Final = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "tensor"}
+FLOATS: Final = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel"}
+PACKED: Final[dict[str, Callable[[Path], Path]]] = {
+    "compressed-tensors of four bits": partial(compressed, layout="pack-quantized", **FOUR_BITS),
+    "compressed-tensors of bytes": partial(compressed, layout="int-quantized", **BYTES),
+    "compressed-tensors of floats": partial(compressed, layout="float-quantized", **FLOATS),
+    "gptq": by_gptq,
+    "awq": by_awq,
+    "bitsandbytes of four bits": partial(by_bitsandbytes, load_in_4bit=True, bnb_4bit_quant_type="nf4"),
+    "bitsandbytes of eight bits": partial(by_bitsandbytes, load_in_8bit=True),
+}
+
+
+@pytest.mark.parametrize("write", PACKED.values(), ids=PACKED)
+def test_packed_checkpoints(tmp_path: Path, write: Callable[[Path], Path]) -> None:
+    compared(write(tmp_path), [2], quantization="int8")
 
 
 def test_what_ranks_cannot_share_is_refused_by_name(tmp_path: Path) -> None:
