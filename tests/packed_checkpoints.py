@@ -20,6 +20,22 @@ WORD: Final = 32
 AWQ_ORDER: Final = [0, 2, 4, 6, 1, 3, 5, 7]
 """The output whose value is at each place of a packed word."""
 
+FOUR_BITS: Final = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}
+EIGHT_BITS: Final = {"num_bits": 8, "type": "int", "symmetric": True}
+FLOATS: Final = {"num_bits": 8, "type": "float", "symmetric": True}
+
+COMPRESSED: Final[dict[str, tuple[str, dict[str, Any], int]]] = {
+    "four bits": ("pack-quantized", {**FOUR_BITS, "symmetric": True}, 4),
+    "four bits, zeros": ("pack-quantized", {**FOUR_BITS, "symmetric": False}, 4),
+    "four bits an output": ("pack-quantized", {"num_bits": 4, "type": "int", "strategy": "channel"}, 4),
+    "eight bits, packed": ("pack-quantized", {**EIGHT_BITS, "strategy": "channel"}, 8),
+    "bytes": ("int-quantized", {**EIGHT_BITS, "strategy": "channel"}, 8),
+    "bytes, one scale": ("int-quantized", {**EIGHT_BITS, "strategy": "tensor"}, 8),
+    "floats of eight bits": ("float-quantized", {**FLOATS, "strategy": "channel"}, 8),
+    "floats, one scale": ("float-quantized", {**FLOATS, "strategy": "tensor"}, 8),
+}
+"""Formats of compressed-tensors: layout, arguments of its QuantizationArgs, and bits."""
+
 
 def floats(folder: Path, architecture: str = "llama", **overrides: Any) -> Path:
     return make_checkpoint(folder / "floats", architecture, tokenizer=True, **SIZES, **overrides)

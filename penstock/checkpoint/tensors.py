@@ -389,8 +389,8 @@ class GroupedWeight:
         """The tensors of floating-point numbers: scales and, if there are any, minimums."""
         return [self.scales] if self.minimums is None else [self.scales, self.minimums]
 
-    def rows(self, rows: slice) -> GroupedWeight:
-        """The weight of some of the outputs."""
+    def rows(self, rows: slice | Tensor) -> GroupedWeight:
+        """The weight of some of the outputs: a range, or those for which a mask [out] is true."""
         cut = {name: getattr(self, name)[rows] for name in ("values", "scales")}
         cut |= {name: held[rows] for name in ("minimums", "zeros") if (held := getattr(self, name)) is not None}
         return replace(self, **cut)

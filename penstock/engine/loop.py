@@ -281,6 +281,8 @@ class EngineLoop:
     @property
     def _batches(self) -> int:
         running, trials = self.scheduler.running, self.estimates.trials
+        if len(running) == 1:
+            return 1  # the one request is in every batch, however many are in flight
         decoding = sum(not request.prefilling for request in running)
         speculates = trials.speculates(trials.counted(decoding, len(running) - decoding))
         drafted = any(one.strategy.rate_limited and (speculates or not one.strategy.on_trial) for one in running)

@@ -317,10 +317,10 @@ class Scheduler:
             request.attach_block(block)
         return True
 
-    def _schedule_prefill(self, requests: Iterable[Request], context: Context) -> Entries:
+    def _schedule_prefill(self, requests: Sequence[Request], context: Context) -> Entries:
         """Chunks of these requests' texts, with as many rows together as the batch may take."""
         entries: Entries = []
-        left = self._most_rows(context)
+        left = self._most_rows(context) if requests else 0
         for request in requests:
             if left <= 0:
                 break

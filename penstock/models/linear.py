@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -355,12 +356,22 @@ def in_eight_bits(linear: nn.Linear) -> GroupedWeight:
 
 
 def signed(weight: GroupedWeight) -> GroupedWeight | None:
-    """The weight's numbers in groups that the loops can use; None if the loops have no such form."""
+    """The weight's numbers in groups that the loops can use; None if the loops have no such form.
+
+    Outputs with a -128 are rounded anew, since it has no positive counterpart in a byte, which ``dot.dot`` needs.
+    """
     plain = weight.values.dtype == torch.int8 and weight.minimums is None and weight.zeros is None
-    # -128 has no positive counterpart in a byte, which ``dot.dot`` needs.
-    if not plain or weight.group % GROUP or int(weight.values.min()) == -(2 ** (INT8_BITS - 1)):
+    if not plain or weight.group % GROUP:
         return None
-    return weight.divided(math.gcd(weight.group, LARGEST_GROUP))
+    found = weight.divided(math.gcd(weight.group, LARGEST_GROUP))
+    lowest = (found.values == -(2 ** (INT8_BITS - 1))).any(1)
+    if not lowest.any():
+        return found
+    # These outputs alone and in the same groups, so that ranks that share the outputs compute with the same bits.
+    anew = in_signed_groups(found.rows(lowest).dequantize(), INT8_BITS, found.group)
+    values, scales = found.values.clone(), found.scales.clone()
+    values[lowest], scales[lowest] = anew.values, anew.scales
+    return replace(found, values=values, scales=scales)
 
 
 def rounded(weight: Tensor) -> GroupedWeight:

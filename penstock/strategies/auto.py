@@ -367,10 +367,14 @@ class Continuous:
     def enter(self, tree: TokenTree, context: Context) -> list[Node]:
         self._willing_since = None
         self._asked = False
-        rows: list[Node] = []
-        mass, score, most = 0.0, self._order.best_unsent(tree), self.most_rows(context)
+        mass = math.exp(self._order.best_unsent(tree))
         # The first row enters in any case: the engine has asked whether there is one. Parents score above children.
-        while not rows or (len(rows) < most and is_worth_it(context, score, len(rows), mass)):
+        rows = [self._order.take_unsent(tree)]
+        score = self._order.best_unsent(tree)
+        if not is_worth_it(context, score, 1, mass):
+            return rows  # the limit is not needed: where drafts are poor, this is every token's way
+        most = self.most_rows(context)
+        while len(rows) < most and is_worth_it(context, score, len(rows), mass):
             rows.append(self._order.take_unsent(tree))
             mass += math.exp(score)
             score = self._order.best_unsent(tree)
@@ -517,8 +521,12 @@ class Auto(Continuous):
         return super().ask(tree, context)
 
     def _foretell(self, tree: TokenTree, context: Context) -> list[Node]:
-        """The root, about which a free drafter is asked although nothing drafted is to be sent."""
-        if not context.foretold or tree.root.asked or not tree.root.entered:
+        """The root, about which a free drafter is asked although nothing drafted is to be sent.
+
+        After trials in a row that ended without a gain, only every second, fourth, .. root is, as rarely as trials are.
+        """
+        root, failures = tree.root, context.estimates.trials.of(on_trial(context)).failures
+        if not context.foretold or root.asked or not root.entered or root.position % 2**failures:
             return []
         self._order.look(tree, context.estimates.drafts.chances)
         return [self._order.take_unasked(tree)]

@@ -19,6 +19,8 @@ from penstock.checkpoint.tensors import StoredTensor
 from penstock.core import ConfigError
 from penstock.models.loader import load_module, load_whole
 from tests.packed_checkpoints import (
+    COMPRESSED,
+    FOUR_BITS,
     WRITERS,
     activation_order,
     by_awq,
@@ -32,20 +34,6 @@ from tests.packed_checkpoints import (
 from tests.staged import Staged
 
 PROMPT, TOKENS = [5, 6, 7, 100, 20], 24
-FOUR_BITS = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}
-EIGHT_BITS = {"num_bits": 8, "type": "int", "symmetric": True}
-FLOATS = {"num_bits": 8, "type": "float", "symmetric": True}
-
-COMPRESSED = {
-    "four bits": ("pack-quantized", {**FOUR_BITS, "symmetric": True}, 4),
-    "four bits, zeros": ("pack-quantized", {**FOUR_BITS, "symmetric": False}, 4),
-    "four bits an output": ("pack-quantized", {"num_bits": 4, "type": "int", "strategy": "channel"}, 4),
-    "eight bits, packed": ("pack-quantized", {**EIGHT_BITS, "strategy": "channel"}, 8),
-    "bytes": ("int-quantized", {**EIGHT_BITS, "strategy": "channel"}, 8),
-    "bytes, one scale": ("int-quantized", {**EIGHT_BITS, "strategy": "tensor"}, 8),
-    "floats of eight bits": ("float-quantized", {**FLOATS, "strategy": "channel"}, 8),
-    "floats, one scale": ("float-quantized", {**FLOATS, "strategy": "tensor"}, 8),
-}
 
 
 def reference(path: Path, **options: Any) -> Any:

@@ -174,7 +174,7 @@ def test_other_layers_are_sent_when_they_are_asked_for(
         assert sent == []
         made.provide(offer, {name: [Held(1, 4)]})
         assert {file for file, _ in sent} == {"model.safetensors"}
-        assert made.hosts[name].holds(offer, [(1, 4)])
+        assert made.hosts[name].holds(offer, [Held(1, 4)])
 
 
 def test_a_host_that_keeps_nothing_says_so(
@@ -262,7 +262,7 @@ def test_a_hosts_own_files_are_used_only_if_they_are_the_same(
     for file in target.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     offer = Offer(tmp_path, LAYERS)
-    offer.prepare([(0, 5)])
+    offer.prepare([Held(0, 5)])
     with agent(security) as one, fleet(one, security=security) as made:
         made.provide(offer, {name_of(one): [HELD]})
         change(tmp_path)

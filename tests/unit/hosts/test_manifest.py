@@ -255,7 +255,7 @@ def test_of_a_gguf_file_a_middle_stage_needs_the_header_and_its_tensors(gguf: Pa
 def test_a_model_over_several_files_is_asked_for_as_one(gguf: Path) -> None:
     first, *others = split_gguf(gguf, gguf.parent, 3)
     assert files_of(first) == [first, *others]
-    question = Offer(first, 3).question([(0, 3)], 0)
+    question = Offer(first, 3).question([Held(0, 3)], 0)
     assert not question.asked.is_folder
     assert [file.name for file in question.asked.files] == [file.name for file in (first, *others)]
     check_parts(question.asked.digest, question.asked.files, False, question.digests)

@@ -1,6 +1,6 @@
 """The ranks of a tensor parallel stage compute the very bits of one rank, in every format of weights.
 
-Each rank loads a checkpoint that has no numbers but those that a host is sent for it.
+Each rank loads a checkpoint that has only those numbers right that a host is sent for it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from penstock.stage.linked import HALF, StageRankLost, exchanges
 from penstock.stage.visibility import BatchView, view_of
 from tests.checkpoints import LAYERS, make_checkpoint
 from tests.gguf_files import make_gguf
-from tests.packed_checkpoints import by_awq, by_bitsandbytes, by_gptq, compressed
+from tests.packed_checkpoints import COMPRESSED, by_awq, by_bitsandbytes, by_gptq, compressed
 from tests.unit.models.compiled.formats import FORMATS
 
 pytestmark = pytest.mark.skipif(not works(), reason="this processor lacks what compiled products need")
@@ -41,14 +41,14 @@ UNEVEN = {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 3,
 
 
 def own_files(path: Path, rank: int, size: int) -> Path:
-    """A copy of the checkpoint whose bytes are no numbers where the rank of ``size`` does not need them."""
+    """A copy of the checkpoint with zeros, as a host has holes, where the rank needs no numbers."""
     checkpoint = open_checkpoint(str(path))
     held = Held(0, checkpoint.num_layers, rank, size, key_groups(checkpoint.config))
     copies = path.parent / f"{path.stem}-{rank}-of-{size}"
     copies.mkdir()
     for name, ranges in ranges_of(path, [held], checkpoint.num_layers).items():
         whole = ((path / name) if path.is_dir() else path.with_name(name)).read_bytes()
-        copy = bytearray(b"\xff" * len(whole))
+        copy = bytearray(len(whole))
         for start, end in ranges:
             copy[start:end] = whole[start:end]
         (copies / name).write_bytes(copy)
@@ -131,13 +131,8 @@ def test_gguf_files(tmp_path: Path, kind: Kind, quantization: str) -> None:
     compared(make_gguf(tmp_path, kind=kind, **width), [2], quantization=quantization)
 
 
-FOUR_BITS: Final = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": False}
-BYTES: Final = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "tensor"}
-FLOATS: Final = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel"}
 PACKED: Final[dict[str, Callable[[Path], Path]]] = {
-    "compressed-tensors of four bits": partial(compressed, layout="pack-quantized", **FOUR_BITS),
-    "compressed-tensors of bytes": partial(compressed, layout="int-quantized", **BYTES),
-    "compressed-tensors of floats": partial(compressed, layout="float-quantized", **FLOATS),
+    **{name: partial(compressed, layout=layout, **options) for name, (layout, options, _) in COMPRESSED.items()},
     "gptq": by_gptq,
     "awq": by_awq,
     "bitsandbytes of four bits": partial(by_bitsandbytes, load_in_4bit=True, bnb_4bit_quant_type="nf4"),

@@ -14,7 +14,7 @@ from torch import nn
 from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.checkpoint.tensors import GroupedWeight
 from penstock.files import REFERENCE
-from penstock.models.linear import Int8Linear, in_eight_bits, read_later, rounded, works
+from penstock.models.linear import Int8Linear, in_eight_bits, read_later, rounded, signed, works
 from penstock.models.loader import load_whole
 from penstock.models.stage_model import load_stage
 from tests.checkpoints import LAYERS
@@ -103,3 +103,22 @@ def test_values_without_a_magnitude_of_their_own_are_rounded() -> None:
     found = in_eight_bits(linear)
     assert int(found.values.min()) == -127
     torch.testing.assert_close(found.dequantize(), weight.dequantize(), rtol=1e-3, atol=0)
+
+
+@given(st.integers(0, 2**32 - 1), st.lists(st.booleans(), min_size=32, max_size=32), st.sampled_from([32, 64, 128]))
+def test_an_output_is_packed_alike_whatever_is_packed_beside_it(seed: int, lowest: list[bool], group: int) -> None:
+    """Ranks each pack only the outputs that they compute."""
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randint(-127, 128, (32, 128), generator=generator, dtype=torch.int8)
+    values[torch.tensor(lowest), 5] = -128
+    weight = GroupedWeight(values, torch.rand(32, 128 // group, generator=generator).half().float(), None, 8, group)
+    whole = signed(weight)
+    assert whole is not None
+    for rows in (slice(0, 16), slice(16, 32)):
+        part = signed(weight.rows(rows))
+        assert part is not None
+        assert part.group == whole.group
+        assert torch.equal(part.values, whole.values[rows])
+        assert torch.equal(part.scales, whole.scales[rows])
+    kept = ~torch.tensor(lowest)
+    assert torch.equal(whole.dequantize()[kept], weight.dequantize()[kept])
