@@ -105,7 +105,16 @@ def auto_values(figures: Any) -> Mapping[str, Any]:
     def cell(measured: Sequence[Sequence[Any]]) -> str:
         return ", again ".join(f"{mean:.2f}" + ("" if low is None else f" ({low:.2f})") for mean, low, _ in measured)
 
-    each = [measured for found in figures.values() for name, measured in found.items() if name != auto_chats.ALL]
+    def cells(*, noise: bool) -> list[Sequence[Sequence[Any]]]:
+        """Measurements of every set's cell, of those in which nothing is compared but noise, or of the others."""
+        return [
+            measured
+            for engine, found in figures.items()
+            for name, measured in found.items()
+            if name != auto_chats.ALL and (auto_chats.NONE in engine.split(", ")) == noise
+        ]
+
+    each, noise = cells(noise=False), cells(noise=True)
     first = [measured for measured in each if auto_chats.below(measured[0])]
     return {
         "headings": ["engine", *(SETS.get(name, name) for name in sets)],
@@ -115,6 +124,7 @@ def auto_values(figures: Any) -> Mapping[str, Any]:
         ],
         "cells": len(each),
         "below": len(first),
+        "noise": (sum(auto_chats.below(measured[0]) for measured in noise), len(noise)),
         "again": sum(len(measured) > 1 for measured in first),
         "twice": sum(all(map(auto_chats.below, measured)) for measured in first if len(measured) > 1),
         "chats": sum(found[auto_chats.ALL][0][2] for found in figures.values()),

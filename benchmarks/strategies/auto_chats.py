@@ -7,7 +7,8 @@ files, OUT a JSON file of the seconds of every answer. Each of a set's chats is 
 `auto`, in turn. An engine is opened for each combination of threads, format, stages and drafter, and answers the chats
 of all sets in turn: first half of each set's by every engine, then the other half, so that a partial run has every
 cell. Answers have 64 to 256 tokens, in the cells called ``short`` 8 to 16. ``wrong`` is a drafter that is never right,
-whose answers the engine decodes beforehand.
+whose answers the engine decodes beforehand. ``none`` is plain decoding beside itself: its cells show what the host's
+noise makes of as many chats.
 
 A chat that is in OUT is not answered again: a run that was stopped, or whose minutes are up, goes on where it was.
 Delete the file after a change of the engine. At the end, each cell's speed over plain decoding is printed with its 95%
@@ -35,11 +36,14 @@ from penstock.lab.grid import Question, parse_entries
 
 NAME, HOW = "auto_chats", "Measured on two cores, with SmolLM2-135M-Instruct, nothing emulated"
 ENTRIES = ("autoregressive", "auto")
+NONE: Final = "none"
+"""Drafter of the cells in which both ways decode plainly."""
 LENGTHS: Final = {"long": (64, 256), "short": (8, 16)}
 """Fewest and most tokens of an answer; the chats of a set are spread evenly over them."""
 DRAFTERS: Final[Mapping[str, Mapping[str, Any]]] = {
     "lookup": {"method": "ngram"},
     "wrong": {"method": "synthetic", "accuracy": [0.0, 0.0]},
+    NONE: {"method": "ngram"},
 }
 PASSES: Final = 2
 """Parts of the chats that are answered one after the other, each by every engine."""
@@ -66,6 +70,7 @@ def engines() -> list[Engine]:
     every = [Engine(*one) for one in product((1, 2), ("int4", "int8"), (1, 2))]
     half = [one for one in every if (one.threads + one.stages + (one.quantization == "int4")) % 2]
     others = [Engine(2, "int8", 2, "wrong"), Engine(1, "int4", 2, "lookup", "short"), Engine(2, "int4", 1, "wrong")]
+    others += [Engine(2, "int4", 2, NONE), Engine(1, "int4", 1, NONE)]
     return [*half, *others, *(one for one in every if one not in half)]
 
 
@@ -88,10 +93,13 @@ def answered(options: argparse.Namespace, engine: Engine, part: range, found: di
     if not listed or time.monotonic() > ends:
         return
     named = parse_entries(ENTRIES, dict(DRAFTERS[engine.drafter]))
+    config = named[1][1]
+    if engine.drafter == NONE:
+        named = [(entry, None) for entry in ENTRIES]
     own: dict[str, Any] = {"threads": engine.threads, "pipeline_parallel_size": engine.stages}
     if not options.model.endswith(".gguf"):
         own["quantization"] = engine.quantization
-    with LLM(options.model, speculative_config=named[1][1], **own) as llm:
+    with LLM(options.model, speculative_config=config, **own) as llm:
         left = [one for one in asked(llm, options, engine, part) if key_of(one, options) not in of_engine]
         # Several chats at a time: each call of ``measure_all`` begins with nothing learned.
         for run in measure_all(llm, left, named):
