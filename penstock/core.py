@@ -112,7 +112,7 @@ class FinishReason(StrEnum):
 
 
 BIGGEST: Final = 2**31 - 1
-"""Largest token id, and largest ``top_k``, that a message to the stages can carry: they are 32-bit integers there."""
+"""Largest token id, and largest ``top_k``, that a message to the stages can carry (``messages.MOST``)."""
 OUTLINE_MODES: Final = ("off", "auto", "on")
 """Values of ``outline_decoding``."""
 STRUCTURES: Final = ("json", "json_object", "regex", "choice", "grammar")
