@@ -99,7 +99,7 @@ class AsyncEngine(ABC):
 
     @abstractmethod
     def get_default_sampling_params(self) -> SamplingParams:
-        """The checkpoint's generation_config as sampling parameters: what applies where none are given."""
+        """The checkpoint's generation_config as sampling parameters, which apply where none are given."""
 
     @property
     @abstractmethod
@@ -339,7 +339,7 @@ class LocalEngine(AsyncEngine):
         return self._llm.get_tokenizer()
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """The checkpoint's generation_config as sampling parameters: what applies where none are given."""
+        """The checkpoint's generation_config as sampling parameters, which apply where none are given."""
         return self._llm.get_default_sampling_params()
 
     @property
