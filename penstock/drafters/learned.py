@@ -35,8 +35,8 @@ class SmallModelOptions(DrafterOptions):
     priced_as = Weights.DRAFT_MODEL
 
     model: str | None = None
-    """Folder, GGUF file or hub id of the small model, whose tokenizer has to be the target's; None only for ``demo``. The
-    target itself, with fewer bits, is one, too."""
+    """Folder, GGUF file or hub id of the small model, whose tokenizer has to be the target's; None only where the
+    target is ``demo``. The target itself, with fewer bits, is one, too."""
     quantization: Literal["auto", "none", "int8", "int4"] = "auto"
     """Format of its weights: int8 or int4, which are whole numbers, or none, which is floats; auto: as the engine's
     ``quantization`` says."""

@@ -123,7 +123,7 @@ KeysFolder = Annotated[
     Option("Folder of this host's keys, which `penstock keys` makes.", PIPELINE, metavar="FOLDER", default=KEYS),
 ]
 Insecure = Annotated[
-    bool, Option("Talk to other hosts without keys or encryption: for a network that is private.", PIPELINE)
+    bool, Option("Talk to other hosts without keys or encryption, for private networks only.", PIPELINE)
 ]
 ReplicaCount = Annotated[
     int,

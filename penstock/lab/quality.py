@@ -61,7 +61,7 @@ class QualityOptions:
             default="",
         ),
     ] = ()
-    num_prompts: Annotated[int, Option("How many of each category of a file to ask.", SAMPLING)] = 4
+    num_prompts: Annotated[int, Option("Number of questions that are asked of each category of a file.", SAMPLING)] = 4
     max_tokens: Annotated[int, Option("Most tokens per answer.", SAMPLING)] = 256
     outline_decoding: Annotated[
         str,
@@ -74,17 +74,17 @@ class QualityOptions:
     judge: Annotated[
         str | None,
         Option(
-            "An OpenAI-compatible server that rates both answers and compares them in both orders.",
+            "Address of an OpenAI-compatible server that rates both answers and compares them in both orders.",
             SERVER,
             metavar="URL",
             default="none",
         ),
     ] = None
     judge_model: Annotated[
-        str | None, Option("One of the models that the judge serves.", SERVER, default="the first it names")
+        str | None, Option("Name of one of the models that the judge has.", SERVER, default="the first it names")
     ] = None
     judge_key_file: Annotated[
-        Path | None, Option("A file with the key that the judge wants.", SERVER, metavar="FILE", default="")
+        Path | None, Option("File with the key that the judge wants.", SERVER, metavar="FILE", default="")
     ] = None
     json: FiguresFile = None
     answers: Annotated[

@@ -66,9 +66,16 @@ class ServingOptions:
 
     server: Server = field(default_factory=Server)
     model: ServedModel = None
-    endpoint: Annotated[str, Option("completions or chat.", SERVER)] = "completions"
+    endpoint: Annotated[str, Option("Interface that is measured: completions or chat.", SERVER)] = "completions"
     request_rate: Annotated[float, Option("Requests that arrive per second; inf: all at once.", LOAD)] = math.inf
-    burstiness: Annotated[float, Option("1 is a Poisson process; below, requests come in bursts.", LOAD)] = 1.0
+    burstiness: Annotated[
+        float,
+        Option(
+            "Shape of the times between requests: 1 is a Poisson process, below requests come in bursts, above more "
+            "evenly.",
+            LOAD,
+        ),
+    ] = 1.0
     concurrency: Annotated[
         tuple[int, ...],
         Option(
@@ -94,13 +101,13 @@ class ServingOptions:
         Option("Tokens of a random prompt, on average and as the server counts.", SAMPLING, default=str(DEFAULT_INPUT)),
     ] = None
     output_len: Annotated[int, Option("Most tokens per request.", SAMPLING)] = 128
-    temperature: Annotated[float, Option("0 is greedy.", SAMPLING)] = 0.0
-    seed: Annotated[int, Option("The first request's, the next one has the next; arrivals too.", SAMPLING)] = 0
-    ignore_eos: Annotated[bool, Option("Have output-len tokens of every request.", SAMPLING)] = False
+    temperature: Annotated[float, Option("The logits are divided by it; 0 is greedy.", SAMPLING)] = 0.0
+    seed: Annotated[int, Option("Seed of the arrivals and of the first request; each further request has the next one.", SAMPLING)] = 0
+    ignore_eos: Annotated[bool, Option("Go on after EOS, so that every request has output-len tokens.", SAMPLING)] = False
     goodput: Annotated[
         Mapping[str, float],
         Option(
-            "Count the requests per second that keep these limits.",
+            "Count the requests per second that keep these limits, in milliseconds.",
             OUTPUT,
             metavar="ttft:MS,tpot:MS,e2el:MS",
             default="",
