@@ -50,7 +50,11 @@ class WorkerOptions:
     ] = None
     token: Annotated[
         str | None,
-        Option("Token that `penstock keys add` has printed, with which this host gets its keys first.", SERVER, default="none"),
+        Option(
+            "Token that `penstock keys add` has printed, with which this host gets its keys first.",
+            SERVER,
+            default="none",
+        ),
     ] = None
     announce: Annotated[
         bool, Option("Tell whoever asks on this network where the worker listens: `penstock hosts` asks.", SERVER)
@@ -64,7 +68,9 @@ class WorkerOptions:
             default="~/.cache/penstock/weights",
         ),
     ] = None
-    cache_gb: Annotated[float, Option("Most gigabytes, of 1e9 bytes, that are kept of checkpoints not in use.", SERVER)] = 50.0
+    cache_gb: Annotated[
+        float, Option("Most gigabytes, of 1e9 bytes, that are kept of checkpoints not in use.", SERVER)
+    ] = 50.0
     insecure: Annotated[
         bool,
         Option("Serve anybody who reaches the address, without encryption, for private networks only.", SERVER),
@@ -107,7 +113,9 @@ keys_app = new_app()
 class KeysFolder:
     """The folder of this host's keys."""
 
-    keys: Annotated[str | None, Option("Folder where the keys are kept.", OUTPUT, metavar="FOLDER", default=KEYS)] = None
+    keys: Annotated[str | None, Option("Folder where the keys are kept.", OUTPUT, metavar="FOLDER", default=KEYS)] = (
+        None
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

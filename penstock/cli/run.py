@@ -49,18 +49,35 @@ class SamplingOptions:
     """Options that replace the checkpoint's own sampling parameters; names are those of ``SamplingParams``."""
 
     max_tokens: Annotated[int, Option("Most tokens to generate.", SAMPLING)] = 128
-    temperature: Annotated[float | None, Option("The logits are divided by it; 0 is greedy.", SAMPLING, default=CHECKPOINTS)] = None
-    top_p: Annotated[
-        float | None, Option("Keep the most probable tokens that together have this probability; 1 is off.", SAMPLING, default=CHECKPOINTS)
+    temperature: Annotated[
+        float | None, Option("The logits are divided by it; 0 is greedy.", SAMPLING, default=CHECKPOINTS)
     ] = None
-    top_k: Annotated[int | None, Option("Keep this many of the most probable tokens; 0 is off.", SAMPLING, default=CHECKPOINTS)] = None
+    top_p: Annotated[
+        float | None,
+        Option(
+            "Keep the most probable tokens that together have this probability; 1 is off.",
+            SAMPLING,
+            default=CHECKPOINTS,
+        ),
+    ] = None
+    top_k: Annotated[
+        int | None, Option("Keep this many of the most probable tokens; 0 is off.", SAMPLING, default=CHECKPOINTS)
+    ] = None
     min_p: Annotated[
         float | None,
-        Option("Keep tokens with at least this fraction of the most probable one's probability; 0 is off.", SAMPLING, default=CHECKPOINTS),
+        Option(
+            "Keep tokens with at least this fraction of the most probable one's probability; 0 is off.",
+            SAMPLING,
+            default=CHECKPOINTS,
+        ),
     ] = None
     seed: Annotated[
         int | None,
-        Option("Seed of sampling: the same one gives the same text, whatever the strategy and the stages.", SAMPLING, default="a fresh one"),
+        Option(
+            "Seed of sampling: the same one gives the same text, whatever the strategy and the stages.",
+            SAMPLING,
+            default="a fresh one",
+        ),
     ] = None
     stop: Annotated[tuple[str, ...] | None, Option("End before this text. May be repeated.", SAMPLING, default="")] = (
         None
@@ -80,14 +97,16 @@ class PromptOptions:
     prompt: Annotated[
         str | None,
         Option(
-            "Text that a chat model answers and any other model continues; '-' reads it from standard input. Without it "
-            "a person is asked for it.",
+            "Text that a chat model answers and any other model continues; '-' reads it from standard input. Without "
+            "it a person is asked for it.",
             positional=True,
             default="",
         ),
     ] = None
     raw: Annotated[bool, Option("Continue PROMPT as it stands, with a chat model too.", PROMPT)] = False
-    system_prompt: Annotated[str | None, Option("System message, which the model reads first.", PROMPT, default="none")] = None
+    system_prompt: Annotated[
+        str | None, Option("System message, which the model reads first.", PROMPT, default="none")
+    ] = None
     messages: Annotated[
         Path | None,
         Option(

@@ -24,7 +24,9 @@ CONNECT_SECONDS: Final = 10.0
 """Seconds in which a server has to accept a connection."""
 SILENCE_SECONDS: Final = 600.0
 """Seconds without a byte after which a connection is given up; a long prompt in a long queue may take minutes."""
-ServedModel = Annotated[str | None, Option("Name of one of the models that the server has.", SERVER, default="the first it names")]
+ServedModel = Annotated[
+    str | None, Option("Name of one of the models that the server has.", SERVER, default="the first it names")
+]
 LONGEST_MESSAGE: Final = 300
 """Characters of a server's error message that are shown."""
 
@@ -47,10 +49,12 @@ class Server:
     Raises FieldError for an address that cannot be used, or a key file that cannot be read.
     """
 
-    url: Annotated[str, Option("Address of the OpenAI-compatible server, with its /v1.", SERVER, default=DEFAULT_URL)] = DEFAULT_URL
-    api_key: Annotated[str | None, Option("Key that the server wants, if any.", SERVER, envvar=API_KEY_VARIABLE, default="")] = (
-        field(default=None, repr=False)
-    )
+    url: Annotated[
+        str, Option("Address of the OpenAI-compatible server, with its /v1.", SERVER, default=DEFAULT_URL)
+    ] = DEFAULT_URL
+    api_key: Annotated[
+        str | None, Option("Key that the server wants, if any.", SERVER, envvar=API_KEY_VARIABLE, default="")
+    ] = field(default=None, repr=False)
     api_key_file: Annotated[
         Path | None, Option("File with the key, in place of --api-key.", SERVER, metavar="FILE", default="")
     ] = None

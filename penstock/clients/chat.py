@@ -345,7 +345,9 @@ class ChatOptions:
 
     server: Server
     model: ServedModel = None
-    system: Annotated[str, Option("System message, which the model reads first.", names=("--system-prompt",), default="none")] = ""
+    system: Annotated[
+        str, Option("System message, which the model reads first.", names=("--system-prompt",), default="none")
+    ] = ""
     settings: dict[str, Any] = field(default_factory=dict)
 
 

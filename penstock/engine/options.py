@@ -195,7 +195,7 @@ class PipelineOptions:
             "Seconds without a sign of life after which a stage is lost, at least 5; one batch must take less. inf: no "
             "limit.",
             PIPELINE,
-            default="five times its slowest batch, at least 10",
+            default="five times its slowest batch, at least 10 s",
         ),
     ] = None
     """``math.inf`` suits a debugger in a stage."""
@@ -223,9 +223,7 @@ class SharingOptions:
     ] = None
     enable_prefix_caching: Annotated[
         bool,
-        Option(
-            "Keep the keys and values of tokens for later requests with the same beginning.", SHARING, default="on"
-        ),
+        Option("Keep the keys and values of tokens for later requests with the same beginning.", SHARING, default="on"),
     ] = True
     """Without it, layers with a window or a state keep only what is within their reach, which takes less memory."""
     prefill_chunk: Annotated[
@@ -256,7 +254,7 @@ class ReplicaOptions:
             "engine may come back, and is lost after the stage timeout; inf: requests wait until then.",
             PIPELINE,
             metavar="SECONDS",
-            default="three times its slowest trip through the stages, at least 1",
+            default="three times its slowest trip through the stages, at least 1 s",
         ),
     ] = None
 

@@ -421,7 +421,9 @@ class BenchOptions:
     data_parallel_size: ReplicaCount = 1
     time_scale: Annotated[
         float | None,
-        Option("Factor on all modelled times, for a host that is too slow for them.", PIPELINE, default="the cluster's"),
+        Option(
+            "Factor on all modelled times, for a host that is too slow for them.", PIPELINE, default="the cluster's"
+        ),
     ] = None
     bandwidth_gbit_s: Bandwidth = None
     drafter_on: DrafterOn = ()
@@ -441,9 +443,17 @@ class BenchOptions:
     num_prompts: Annotated[int, Option("Number of prompts that are used of each file.", SAMPLING)] = 4
     max_tokens: Annotated[int, Option("Most tokens per prompt.", SAMPLING)] = 64
     temperature: Annotated[
-        tuple[float, ...], Option("Temperatures, each of which is measured; 0 is greedy.", SAMPLING, metavar="T,T,...", parse=parse_temperatures)
+        tuple[float, ...],
+        Option(
+            "Temperatures, each of which is measured; 0 is greedy.",
+            SAMPLING,
+            metavar="T,T,...",
+            parse=parse_temperatures,
+        ),
     ] = (0.0,)
-    top_p: Annotated[float, Option("Keep the most probable tokens that together have this probability; 1 is off.", SAMPLING)] = 1.0
+    top_p: Annotated[
+        float, Option("Keep the most probable tokens that together have this probability; 1 is off.", SAMPLING)
+    ] = 1.0
     top_k: Annotated[int, Option("Keep this many of the most probable tokens; 0 is off.", SAMPLING)] = 0
     seed: Annotated[int, Option("Seed of the first prompt; each further prompt has the next one.", SAMPLING)] = 0
     seeds: Annotated[int, Option("Number of times that each prompt is run, each with another seed.", SAMPLING)] = 1

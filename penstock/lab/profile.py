@@ -60,7 +60,9 @@ class HostsOptions:
     ] = None
     max_model_len: Annotated[
         int | None,
-        Option("Most tokens of a text, up to which layers are measured.", MODEL, default="the checkpoint's, at most 4096"),
+        Option(
+            "Most tokens of a text, up to which layers are measured.", MODEL, default="the checkpoint's, at most 4096"
+        ),
     ] = None
 
     def __post_init__(self) -> None:

@@ -102,8 +102,12 @@ class ServingOptions:
     ] = None
     output_len: Annotated[int, Option("Most tokens per request.", SAMPLING)] = 128
     temperature: Annotated[float, Option("The logits are divided by it; 0 is greedy.", SAMPLING)] = 0.0
-    seed: Annotated[int, Option("Seed of the arrivals and of the first request; each further request has the next one.", SAMPLING)] = 0
-    ignore_eos: Annotated[bool, Option("Go on after EOS, so that every request has output-len tokens.", SAMPLING)] = False
+    seed: Annotated[
+        int, Option("Seed of the arrivals and of the first request; each further request has the next one.", SAMPLING)
+    ] = 0
+    ignore_eos: Annotated[bool, Option("Go on after EOS, so that every request has output-len tokens.", SAMPLING)] = (
+        False
+    )
     goodput: Annotated[
         Mapping[str, float],
         Option(

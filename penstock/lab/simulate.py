@@ -214,7 +214,10 @@ class SimulateOptions:
     seed: Annotated[int, Option("Seed that decides which drafts are right.", SAMPLING)] = 0
     bandwidth_gbit_s: Bandwidth = None
     overhead_per_hop_ms: Annotated[
-        float, Option("Milliseconds that every message takes beyond its link's time; 'penstock bench' measures them.", PIPELINE)
+        float,
+        Option(
+            "Milliseconds that every message takes beyond its link's time; 'penstock bench' measures them.", PIPELINE
+        ),
     ] = 0.0
     drafter_on: DrafterOn = ()
     sweep: Annotated[

@@ -26,7 +26,9 @@ LEVELS: Final = ("debug", "info", "warning", "error")
 ServedNames = Annotated[
     tuple[str, ...],
     Option(
-        "Name by which clients call the model. May be repeated.", SERVER, default="the folder's or file's name, or the hub id"
+        "Name by which clients call the model. May be repeated.",
+        SERVER,
+        default="the folder's or file's name, or the hub id",
     ),
 ]
 
@@ -51,7 +53,10 @@ class ServerSettings:
     api_key_file: Annotated[
         Path | None,
         Option(
-            "File with such keys, one a line: other users of this machine see what --api-key says.", SERVER, metavar="FILE", default=""
+            "File with such keys, one a line: other users of this machine see what --api-key says.",
+            SERVER,
+            metavar="FILE",
+            default="",
         ),
     ] = None
     chat_template: Annotated[
@@ -72,20 +77,34 @@ class ServerSettings:
     ] = ()
     web: Annotated[bool, Option("No web page at /.", SERVER, names=("--no-web",))] = True
     """Whether the web page is served at /."""
-    log_level: Annotated[str, Option("Least important log lines that are written: debug, info, warning or error.", SERVER)] = "info"
+    log_level: Annotated[
+        str, Option("Least important log lines that are written: debug, info, warning or error.", SERVER)
+    ] = "info"
     log_prompts: Annotated[bool, Option("Write prompts and answers to the log, too.", SERVER)] = False
     seed: Annotated[
         int | None,
-        Option("Seed of requests that give none: the same request then gets the same text.", SERVER, default="a fresh one each"),
+        Option(
+            "Seed of requests that give none: the same request then gets the same text.",
+            SERVER,
+            default="a fresh one each",
+        ),
     ] = None
     max_body_size: Annotated[int, Option("Most bytes of a request's body.", LIMITS)] = MIB
     body_timeout: Annotated[float, Option("Most seconds for a body to arrive.", LIMITS)] = 30.0
-    max_queue: Annotated[int, Option("Most requests that wait; further ones are refused with status 429.", LIMITS)] = 256
+    max_queue: Annotated[int, Option("Most requests that wait; further ones are refused with status 429.", LIMITS)] = (
+        256
+    )
     queue_timeout: Annotated[float, Option("Most seconds that a request waits before it runs.", LIMITS)] = 60.0
-    request_timeout: Annotated[float, Option("Most seconds from a request's arrival to its last token.", LIMITS)] = 600.0
+    request_timeout: Annotated[float, Option("Most seconds from a request's arrival to its last token.", LIMITS)] = (
+        600.0
+    )
     idle_timeout: Annotated[
         float | None,
-        Option("Seconds without a request after which the weights are freed until the next one comes.", LIMITS, default="never"),
+        Option(
+            "Seconds without a request after which the weights are freed until the next one comes.",
+            LIMITS,
+            default="never",
+        ),
     ] = None
     """The next request waits for them to be loaded, as long as ``queue_timeout`` lets it."""
     drain_timeout: Annotated[float, Option("Seconds that requests may still take after SIGTERM.", LIMITS)] = 30.0
@@ -124,10 +143,13 @@ OTHER_FILES: Final = 128
 class Listening:
     """An address and its limits. Raises FieldError naming the field."""
 
-    host: Annotated[str, Option("Address to listen on; 0.0.0.0 is every address of this machine.", SERVER)] = "127.0.0.1"
+    host: Annotated[str, Option("Address to listen on; 0.0.0.0 is every address of this machine.", SERVER)] = (
+        "127.0.0.1"
+    )
     port: Annotated[int, Option("Port to listen on; 0 takes a free one.", SERVER)] = 8000
     root_path: Annotated[
-        str, Option("Beginning of every path, which a proxy in front takes off.", SERVER, metavar="/PATH", default="none")
+        str,
+        Option("Beginning of every path, which a proxy in front takes off.", SERVER, metavar="/PATH", default="none"),
     ] = ""
     allowed_hosts: Annotated[
         tuple[str, ...],

@@ -132,7 +132,9 @@ class TrainOptions:
     ] = ()
     """A drafter is best at the temperatures that it was trained at."""
     epochs: Annotated[int, Option("Number of times through the data.", TRAINING)] = 1
-    max_steps: Annotated[int | None, Option("Number of steps after which the training ends.", TRAINING, default="as the epochs say")] = None
+    max_steps: Annotated[
+        int | None, Option("Number of steps after which the training ends.", TRAINING, default="as the epochs say")
+    ] = None
     """The limit counts steps of the optimiser and applies even within an epoch."""
     learning_rate: Annotated[
         float | None,
@@ -157,7 +159,10 @@ class TrainOptions:
         ),
     ] = None
     ttt_steps: Annotated[
-        int | None, Option("eagle3, mtp: steps of the training-time test (EAGLE-3, section 3.2).", TRAINING, default=str(TTT_STEPS))
+        int | None,
+        Option(
+            "eagle3, mtp: steps of the training-time test (EAGLE-3, section 3.2).", TRAINING, default=str(TTT_STEPS)
+        ),
     ] = None
     heads: Annotated[int | None, Option("medusa: number of heads.", TRAINING, default=str(HEADS))] = None
     spec_layers: Annotated[
@@ -214,9 +219,15 @@ class TrainOptions:
     post_state: Annotated[bool, Option("spd of the paper: asked once a token has passed a stage.", TRAINING)] = False
     exit_layer: Annotated[
         int | None,
-        Option("early-exit: number of the target's hidden state that it reads.", TRAINING, default="a quarter of the layers"),
+        Option(
+            "early-exit: number of the target's hidden state that it reads.",
+            TRAINING,
+            default="a quarter of the layers",
+        ),
     ] = None
-    layers: Annotated[int | None, Option("draft: number of the model's layers.", TRAINING, default=str(DRAFT_LAYERS))] = None
+    layers: Annotated[
+        int | None, Option("draft: number of the model's layers.", TRAINING, default=str(DRAFT_LAYERS))
+    ] = None
     seed: Annotated[int, Option("Seed of the training: the same one gives the same weights.", TRAINING)] = 0
     cluster: Annotated[
         str | None,
