@@ -266,7 +266,7 @@ EMBEDDING: Final = "token_embd.weight"
 DRAFT_MODEL: Final = "draft_model"
 """The method that drafts with a model of its own."""
 MOST_HEADER: Final = 1 << 26
-"""Bytes of the largest header of a safetensors file that is read."""
+"""Bytes of the largest header of a safetensors file that is read: half a million tensors at 120 bytes each."""
 UNSUPPORTED: Final = {"hydra": "Hydra", "mlp": "MLP"}
 """Beginnings of names in the configurations of unsupported drafters -> what the drafter is called."""
 BLOCK_NAMES: Final = {

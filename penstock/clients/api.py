@@ -28,7 +28,7 @@ ServedModel = Annotated[
     str | None, Option("Name of one of the models that the server has.", SERVER, default="the first it names")
 ]
 LONGEST_MESSAGE: Final = 300
-"""Characters of a server's error message that are shown."""
+"""Characters of a server's error message that are shown: about four lines of a terminal."""
 
 
 class ServerError(PenstockError):
@@ -269,7 +269,7 @@ def rebalance(server: Server) -> None:
 # The work of ``penstock replicas``.
 
 RESTART_SECONDS: Final = 3600.0
-"""Seconds that an engine may take to end and to start again."""
+"""Seconds that an engine may take to end and to start again, for which its weights are read anew."""
 
 
 def replicas(server: Server, drain: int | None, restart: int | None, roll: bool) -> None:

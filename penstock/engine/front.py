@@ -23,7 +23,7 @@ from penstock.text.tokenizer import Tokenizer
 from penstock.text.workers import aside
 
 MOST_FINISHED: Final = 256
-"""Number of finished requests that ``numbers`` still knows."""
+"""Number of finished requests that ``numbers`` still knows: whoever asks for them does so soon after the end."""
 
 
 class AsyncEngine(ABC):

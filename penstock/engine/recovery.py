@@ -38,7 +38,7 @@ IN_A_ROW_S: Final = 600.0
 FIRST_DELAY: Final = 1.0
 """Seconds before the second attempt in a row; each further one waits twice as long as the one before."""
 LONGEST_DELAY: Final = 15.0
-"""Upper limit of the wait between two attempts, in seconds."""
+"""Upper limit of the wait between two attempts, in seconds: hosts that are back are noticed within that."""
 
 
 class Parts(Protocol):

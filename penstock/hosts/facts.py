@@ -95,7 +95,7 @@ NUMBER: Final = re.compile(r"[0-9]{1,12}")
 CAPABILITY: Final = re.compile(r"([0-9]{1,3})\.([0-9]{1,3})")
 MOST_CORES: Final = 1 << 16
 MOST_DEVICES: Final = 256
-"""The most cores and the most devices that a host may say it has."""
+"""The most cores and the most devices that a host may say it has: more than any host really has."""
 
 
 class Versions(msgspec.Struct, frozen=True, kw_only=True):

@@ -259,9 +259,9 @@ MOST_CONNECTIONS: Final = 16
 MOST_BYTES: Final = 1 << 14
 """Most bytes of a message of either end."""
 DIGEST_BYTES: Final = 16
-"""Bytes of a certificate's digest in a token."""
+"""Bytes of a certificate's digest in a token: 128 bits, which no search can match."""
 SECRET_BYTES: Final = 16
-"""Bytes of a token's secret."""
+"""Bytes of a token's secret: 128 bits, which nobody can guess."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from penstock.environment import API_KEY_VARIABLE
 # A server's settings beside the engine's options: access, limits and timeouts.
 
 MIB: Final = 1 << 20
-"""Bytes of a mebibyte."""
+"""Bytes of a mebibyte, the default of ``max_body_size``."""
 LEVELS: Final = ("debug", "info", "warning", "error")
 """Levels of log lines, from the least to the most important."""
 

@@ -133,9 +133,9 @@ def forgotten(profile: HostsProfile) -> HostsProfile:
 # Times of an engine's own stages and links for a prompt's pieces, where all of them have been measured.
 
 LOCAL_S: Final = 1e-4
-"""Latency of a message between two processes of one host, in seconds."""
+"""Assumed latency of a message between two processes of one host, in seconds."""
 LOCAL_BYTES_PER_S: Final = 1e9
-"""Rate of a message between two processes of one host, in bytes per second."""
+"""Assumed rate of a message between two processes of one host, in bytes per second."""
 
 
 def with_prefill_times(setup: Resolved, living: Mapping[str, HostFacts], *, encrypted: bool) -> Resolved:

@@ -165,7 +165,7 @@ GROUP: Final = 32
 VECTOR: Final = 4 * LANES
 """Bytes of a vector."""
 LINE: Final = 64
-"""Bytes of a cache line."""
+"""Bytes of a cache line of x86 and most ARM processors."""
 AHEAD: Final = 8192
 """Bytes ahead of the present weights at which weights are prefetched."""
 FLOAT: Final = ir.FloatType()
