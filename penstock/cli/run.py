@@ -140,7 +140,10 @@ class PromptOptions:
 
 
 def opened_for_writing(name: str) -> IO[str]:
-    """The file of this name, or standard output for "-", opened before any stage starts. Raises FieldError."""
+    """The file of this name, or standard output for "-", opened before any stage starts.
+
+    Raises FieldError for a named pipe, and for a file that cannot be written.
+    """
     if name == "-":
         return open(sys.stdout.fileno(), "w", encoding="utf-8", closefd=False)
     if is_named_pipe(Path(name)):

@@ -251,7 +251,10 @@ def read_usage(usage: Mapping[str, Any] | None) -> Usage | None:
 
 
 def rebalance(server: Server) -> None:
-    """Ask the server to move stages back to their hosts, and print whether any moves. Raises ServerError."""
+    """Ask the server to move stages back to their hosts, and print whether any moves.
+
+    Raises ServerError if it does not answer, or refuses.
+    """
     try:
         with httpx.Client(**server.client_options) as client:
             answer = client.post(f"{server.root}/rebalance", json={})
@@ -273,7 +276,10 @@ RESTART_SECONDS: Final = 3600.0
 
 
 def replicas(server: Server, drain: int | None, restart: int | None, roll: bool) -> None:
-    """Drain or restart engines of the server, then print the state of each. Raises ServerError."""
+    """Drain or restart engines of the server, then print the state of each.
+
+    Raises ServerError if it does not answer, or refuses.
+    """
     try:
         with httpx.Client(**server.client_options | {"timeout": RESTART_SECONDS}) as client:
             engines = loads(server, client)
@@ -294,7 +300,7 @@ def replicas(server: Server, drain: int | None, restart: int | None, roll: bool)
 
 
 def loads(server: Server, client: httpx.Client) -> list[dict[str, Any]]:
-    """The engines of a server, each as its path ``/load`` describes it. Raises ServerError."""
+    """The engines of a server, each as its path ``/load`` describes it. Raises ServerError if it refuses."""
     answer = client.get(f"{server.root}/load")
     if not answer.is_success:
         raise refused(answer)

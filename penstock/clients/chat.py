@@ -381,7 +381,7 @@ class Api:
         self._server = server
 
     def first_card(self) -> dict[str, Any]:
-        """The first model's entry in the server's list. Raises ServerError."""
+        """The first model's entry in the server's list. Raises ServerError if it does not answer, or lists none."""
         try:
             return first_card(self._client.get("/models"))
         except httpx.HTTPError as error:
@@ -395,7 +395,10 @@ class Api:
             raise self._server.lost(error) from error
 
     def stream(self, body: dict[str, Any]) -> Generator[Chunk]:
-        """The answer's chunks; closing the generator closes the connection. Raises ServerError."""
+        """The answer's chunks; closing the generator closes the connection.
+
+        Raises ServerError if the request is refused or broken off.
+        """
         answer = AnswerStream()
         try:
             with self._client.stream("POST", "/chat/completions", json=body) as response:

@@ -452,7 +452,10 @@ a tensor parallel group, each with a share of every layer."""
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceKind:
-    """Numbers that devices of one kind share. All but the first two are for emulated devices. Raises FieldError."""
+    """Numbers that devices of one kind share. All but the first two are for emulated devices.
+
+    Raises FieldError for a number that is not above 0; ``overhead_ms`` may be 0.
+    """
 
     memory_gb: float | None = None
     """Memory for weights and cache, in 1e9 bytes; None: unknown, and not checked."""

@@ -46,7 +46,10 @@ class AsyncEngine(ABC):
 
     @abstractmethod
     async def prepare(self, sampling_params: SamplingParams) -> None:
-        """Check parameters and compile a new grammar, beside the event loop. Raises RequestError."""
+        """Check parameters and compile a new grammar, beside the event loop.
+
+        Raises RequestError if this model cannot serve them.
+        """
 
     @abstractmethod
     def submit(
@@ -75,7 +78,10 @@ class AsyncEngine(ABC):
 
     @abstractmethod
     def steps(self, dialogue: Dialogue, params: SamplingParams, mode: str) -> Steps:
-        """The steps of an answer with ``outline_decoding``. Raises RequestError."""
+        """The steps of an answer with ``outline_decoding``.
+
+        Raises RequestError for parameters that do not go with it.
+        """
 
     @abstractmethod
     def stats(self) -> EngineStats:

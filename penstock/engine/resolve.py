@@ -316,7 +316,10 @@ def threads_of(
 
 
 def with_drafter_placed(setup: Resolved, living: Mapping[str, HostFacts]) -> Resolved:
-    """The setup with the drafter's device and threads as its host has them now. Raises ConfigError."""
+    """The setup with the drafter's device and threads as its host has them now.
+
+    Raises ConfigError if the host lacks the device.
+    """
     if not setup.drafter_host:
         return setup
     now = placement_fields(setup.options, setup.groups, living, drafts=True)
@@ -334,7 +337,8 @@ def drafter_checkpoints(
 ) -> tuple[Checkpoint | None, SpeculatorCheckpoint | None]:
     """The draft model's checkpoint or the learned drafter's, whichever drafts for the target's, ``checkpoint``.
 
-    Raises ConfigError.
+    Raises ConfigError, naming ``speculative_config.model`` or ``.method``, for one that is not there, cannot be read,
+    or does not fit the target.
     """
     from penstock.checkpoint.checkpoint import open_checkpoint
     from penstock.models.loader import check_loads
@@ -398,7 +402,10 @@ def stages_named(options: EngineOptions) -> int:
 
 
 def draft_at_hand(options: EngineOptions) -> Glance | None:
-    """A glance at a draft model on this machine; None where there is none here. Raises ConfigError."""
+    """A glance at a draft model on this machine; None where there is none here.
+
+    Raises ConfigError if its files cannot be read.
+    """
     name = drafting_checkpoint(options)
     return glance_at_draft(name) if name is not None and Path(name).expanduser().exists() else None
 

@@ -382,7 +382,10 @@ OF_ONE_ENGINE: Final = ("cluster", "drafter_on", "peer", "report", "record")
 
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions:
-    """The strategies to compare, the engine, and the prompts. Raises FieldError."""
+    """The strategies to compare, the engine, and the prompts.
+
+    Raises FieldError for a value out of range, and options that exclude each other.
+    """
 
     strategies: Annotated[
         tuple[str, ...],

@@ -47,7 +47,10 @@ def parse_concurrency(text: str) -> tuple[int, ...]:
 
 
 def parse_goodput(text: str) -> dict[str, float]:
-    """The limits in ``ttft:500,tpot:50``: milliseconds by latency. Raises FieldError."""
+    """The limits in ``ttft:500,tpot:50``: milliseconds by latency.
+
+    Raises FieldError for an unknown latency and for a limit that is no number.
+    """
     limits = {}
     for part in text.split(","):
         name, _, limit = part.strip().partition(":")
@@ -62,7 +65,7 @@ def parse_goodput(text: str) -> dict[str, float]:
 
 @dataclass(frozen=True, kw_only=True)
 class ServingOptions:
-    """The server, its load, and the figures. Raises FieldError."""
+    """The server, its load, and the figures. Raises FieldError for a value out of range."""
 
     server: Server = field(default_factory=Server)
     model: ServedModel = None
@@ -218,7 +221,7 @@ class Client:
         self._path = PATHS[endpoint]
 
     async def first_model(self) -> str:
-        """The first model that the server names. Raises ServerError."""
+        """The first model that the server names. Raises ServerError if it does not answer, or names none."""
         try:
             return first_model(await self._client.get("/models"))
         except httpx.HTTPError as error:
@@ -235,7 +238,7 @@ class Client:
         return outcome
 
     async def _chunks(self, body: dict[str, Any]) -> AsyncIterator[Chunk]:
-        """The chunks of an answer. Raises ServerError."""
+        """The chunks of an answer. Raises ServerError if the request is refused or broken off."""
         answer = AnswerStream()
         try:
             async with self._client.stream("POST", self._path, json=body) as response:

@@ -158,7 +158,10 @@ def parse_accuracy(text: str) -> tuple[float, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class SimulateOptions:
-    """The strategies and clusters to simulate, and the source of tokens and drafts. Raises FieldError."""
+    """The strategies and clusters to simulate, and the source of tokens and drafts.
+
+    Raises FieldError for a value out of range, and options that exclude each other.
+    """
 
     clusters: Annotated[
         tuple[str, ...],

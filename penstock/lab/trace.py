@@ -300,7 +300,10 @@ def read_trace(path: Path) -> Trace:
 
 
 def decoded(path: Path, text: bytes | msgspec.Raw, kind: Any, where: str = "") -> Any:
-    """The value of the field ``where``, decoded from JSON as ``kind``. Raises ConfigError."""
+    """The value of the field ``where``, decoded from JSON as ``kind``.
+
+    Raises ConfigError, naming the file, for text that is no JSON or no trace of this version.
+    """
     try:
         return msgspec.json.decode(text, type=kind)
     except msgspec.ValidationError as error:

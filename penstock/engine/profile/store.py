@@ -203,7 +203,8 @@ def digest_of(source: Path) -> str:
     """The digest of a checkpoint, a folder or a GGUF file, made of its files' names, sizes and samples of their bytes.
 
     It tells one training, quantisation or tokenizer from another, and proves nothing about bytes between the samples:
-    weights that a host is to compute with are hashed whole (``hosts/weights.py``). Raises OSError.
+    weights that a host is to compute with are hashed whole (``hosts/weights.py``). Raises OSError for a file that
+    cannot be read.
     """
     digest = hashlib.sha256()
     for file in files_of(source):

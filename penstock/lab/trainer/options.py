@@ -83,7 +83,10 @@ def listed(field: str, text: str, read: Callable[[str], T], wanted: str) -> tupl
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions:
-    """The kind of drafter, its target and data, and the settings of the training. Raises FieldError."""
+    """The kind of drafter, its target and data, and the settings of the training.
+
+    Raises FieldError for a value out of range, an option of another kind, and options that exclude each other.
+    """
 
     kind: Annotated[
         str,
