@@ -58,16 +58,22 @@ class Resolved:
     """Options with every default filled in and every file looked at; nothing is left that can be refused later."""
 
     options: EngineOptions
+    """The options, with the dtype and planned layers and hosts filled in."""
     checkpoint: Checkpoint
+    """The target's checkpoint."""
     quantization: str
     """Format of the target's weights: none, int8 or int4."""
     draft: Checkpoint | None
+    """The draft model's checkpoint; None where no small model drafts."""
     draft_quantization: str
     """Format of the drafter's weights: none, int8 or int4."""
     speculator: SpeculatorCheckpoint | None
+    """The learned drafter's checkpoint; None where none drafts."""
     cluster: Cluster | None
     speculation: SpeculativeConfig | None
+    """The drafter and the strategy; None decodes plainly."""
     layers: tuple[tuple[int, int], ...]
+    """Layers [first, last) of each stage."""
     hosts: tuple[str, ...]
     """Host of each stage, as plans name it: this one is the empty string."""
     devices: tuple[str, ...]
@@ -75,8 +81,11 @@ class Resolved:
     threads: tuple[int, ...]
     """Threads of each stage; the drafter's come last."""
     max_model_len: int
+    """Most tokens of prompt and output together."""
     kv_slots: int
+    """Tokens of running requests and the prefix cache for which every stage has room."""
     speculative_slots: int
+    """Drafted tokens for which every stage has room beside them."""
     prefill_times: PrefillTimes | None = None
     """Times of the stages, where all are real and have been measured; None otherwise."""
     ranks: tuple[tuple[RankPlace, ...], ...] = ()

@@ -221,7 +221,7 @@ class Preferred(StrEnum):
 
 @dataclass(frozen=True)
 class Verdicts:
-    """The judge's ratings and choice for one question; None for a reply that holds no verdict."""
+    """The judge's ratings, 1 to 10, and choice for one question; None for a reply that holds no verdict."""
 
     plain: float | None
     points: float | None

@@ -431,7 +431,7 @@ class Stretch:
 
 @dataclass(frozen=True)
 class Gap:
-    """An idle stretch of a stage, from ``start`` to ``end``; ``causes`` are nanoseconds that add up to its length."""
+    """An idle stretch of a stage, from ``start`` to ``end`` in nanoseconds; ``causes`` add up to its length."""
 
     stage: int
     start: int
