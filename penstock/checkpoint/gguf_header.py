@@ -375,6 +375,7 @@ def check_purpose(header: Header) -> None:
 
 
 def refusal(header: Header, reason: str) -> ConfigError:
+    """The error that refuses a GGUF file for this reason."""
     return ConfigError(f"model: {printable(str(header.path))} is {reason}")
 
 

@@ -100,6 +100,7 @@ def check_complete(path: Path, wanted: Callable[[str], bool]) -> None:
 
 
 def missing_shard(file: Path) -> ConfigError:
+    """The error for a shard that the index names and that is not there."""
     return ConfigError(f"model: shard {file.name} is missing from {file.parent}: download it again")
 
 

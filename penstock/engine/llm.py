@@ -149,16 +149,19 @@ def complete_step(engine: Engine, step: Step) -> list[RequestOutput]:
 
 
 def prepare(engine: Engine, asks: Sequence[Ask]) -> None:
+    """Have a synthetic drafter know the answers to these requests."""
     learn_answers(engine, [ask.prompt for ask in asks], [ask.params for ask in asks])
 
 
 def job_of(engine: Engine, ask: Ask) -> Job:
+    """The job of one request. Raises RequestError if it can never run."""
     job = engine.job(ask.prompt, ask.params)
     job.pinned = ask.pinned
     return job
 
 
 def complete(engine: Engine, runs: Sequence[Run], tell: Callable[[str], None] | None) -> list[RequestOutput]:
+    """The outputs of all jobs of these questions' steps, which run together. ``tell`` gets the text of a last step."""
     jobs = [job for run in runs for job in run.jobs]
     step = runs[0].step
     return engine.complete(jobs, None if tell is None or not step.last else Teller(step.headings, tell))

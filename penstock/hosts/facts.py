@@ -155,6 +155,7 @@ class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def own_versions() -> Versions:
+    """The versions of the protocol, of Penstock and of torch here, torch's without its build's suffix."""
     return Versions(protocol=PROTOCOL, penstock=__version__, torch=version("torch").partition("+")[0])
 
 
@@ -192,6 +193,7 @@ def label(text: str) -> str:
 
 
 def processor() -> DeviceFacts:
+    """This host's processor and memory."""
     total, free = memory()
     return DeviceFacts(device="cpu", model=label(platform.machine()), memory=total, free=free)
 

@@ -42,6 +42,7 @@ def slower_ways(links: Iterable[LinkRates]) -> list[LinkBetween]:
 
 
 def link_key(one: str, other: str, *, encrypted: bool) -> LinkKey:
+    """The key of a link between two hosts, the same in both directions."""
     first, second = sorted((one, other))
     return LinkKey(node=platform.node(), ends=(first, second), encrypted=encrypted)
 

@@ -127,6 +127,7 @@ def picked(build: Any, one: Any, other: Any, places: Sequence[int]) -> Any:
 
 
 def parts(build: Any, vector: Any, count: int) -> list[Any]:
+    """A vector cut into ``count`` vectors of equal length."""
     width = vector.type.count // count
     return [picked(build, vector, vector, range(i * width, (i + 1) * width)) for i in range(count)]
 
