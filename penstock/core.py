@@ -228,7 +228,7 @@ class SamplingParams(Named):
     include_stop_str_in_output: bool = False
     """Whether ``text`` holds the stop string that ended it."""
     max_tokens: int = 16
-    """Most tokens that the output may have, at least 1."""
+    """Most tokens that the output may have, at least 1; with the prompt at most ``max_model_len`` and ``kv_slots``."""
     min_tokens: int = 0
     """EOS, stop tokens and stop strings do not end an output with fewer tokens; at most ``max_tokens``."""
     ignore_eos: bool = False

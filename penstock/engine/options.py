@@ -76,7 +76,7 @@ Stages = Annotated[
         "Number of stages, each of which holds some of the layers.",
         PIPELINE,
         names=("--pipeline-parallel-size", "-pp"),
-        default="as the cluster or the split says, else 1",
+        default="as the cluster, the split or the hosts say, else 1",
     ),
 ]
 Ranks = Annotated[
@@ -271,8 +271,8 @@ class EngineOptions(SharingOptions, ReplicaOptions, PipelineOptions, ModelOption
     """Who drafts and what enters the pipeline: the arguments of ``SpeculativeConfig``. None is plain decoding.
 
     Default: ``{}``, which is what the command line and the server have: ``auto`` decides what enters, drafted by the
-    target's own draft model if it is ``demo``, and by prompt lookup else. A ``model`` without a ``method`` is a draft
-    model.
+    target's own draft model if it is ``demo``, and by prompt lookup else. The files of a ``model`` without a ``method``
+    say which kind of drafter it is.
     """
     speculative_slots: SpeculativeSlots = None
     transport: str = "ipc"
