@@ -170,7 +170,7 @@ COMMANDS: Final = {
     "profile": "Measure for plans how long MODEL's layers take on this host or others, and the links between them.",
     "plan": "Choose which devices hold which layers, in which order, from a cluster file's prices and by simulation.",
     "compare": "Compare two benches: which settings differ, and how much faster the second is on the same requests.",
-    "acceptance": "Say how often Penstock's rule and the papers' accept one of k candidates, by recorded distributions.",
+    "acceptance": "Say how often Penstock's rule and the papers' accept one of k candidates, as recorded.",
     "trace": "Say why a run was slow: how busy each stage was, and what it waited for.",
     "train": "Train a drafter on a target's own hidden states, in the format that other engines load.",
     "help": "Show the help of COMMAND; --man shows the manual of all commands.",
