@@ -58,7 +58,7 @@ Tell = Callable[[int, CompletionDelta], None]
 
 
 class Engine(Decoder, Protocol):
-    """The part of ``LLM`` that answers in points need."""
+    """The part of ``LLM`` that answers in points need; its members are those of ``LLM``."""
 
     def complete(self, jobs: Sequence[Job], tell: Tell | None = None) -> list[RequestOutput]: ...
 

@@ -338,7 +338,9 @@ class State(Protocol):
         ...
 
     @property
-    def bytes(self) -> int: ...
+    def bytes(self) -> int:
+        """Bytes that the states of all requests take."""
+        ...
 
 
 @dataclass(frozen=True)
