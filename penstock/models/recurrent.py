@@ -339,7 +339,7 @@ class State(Protocol):
 
     @property
     def bytes(self) -> int:
-        """Bytes that the states of all requests take."""
+        """Bytes of memory that the state takes."""
         ...
 
 

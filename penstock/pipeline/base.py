@@ -247,7 +247,7 @@ class Clock(Protocol):
         ...
 
     def wait(self, until: float | None) -> None:
-        """Return when a message may have arrived for any pipeline on this clock, when woken, or at ``until`` seconds."""
+        """Return when a message may have arrived for a pipeline on this clock, when woken, or at ``until`` seconds."""
         ...
 
     def wake(self) -> None:
