@@ -302,7 +302,7 @@ class Option:
     default: str | None = None
     """Text that the help shows as the default, where the value itself would say nothing; "" shows none."""
     parse: Callable[[str], Any] | None = None
-    """Turns the given text into the field's value. Raises FieldError."""
+    """Turns the given text into the field's value. Raises FieldError for a text that stands for none."""
     positional: bool = False
     values: tuple[str, ...] = ()
     """Values that shells complete; in a list with commas, its last entry is completed."""

@@ -15,6 +15,7 @@ from typing import Any, Final, Self
 __version__ = "0.1.0"
 
 SURROGATE: Final = re.compile("[\ud800-\udfff]")
+"""Matches half of a surrogate pair. JSON can carry one alone, UTF-8 cannot, and no tokenizer reads it."""
 
 
 class PenstockError(Exception):
@@ -62,7 +63,7 @@ class RequestError(PenstockError, ValueError):
 
 
 class QueueFull(RequestError):
-    """``AsyncLLM`` was made with ``max_queue``, and that many requests are waiting. Try again later.
+    """``max_queue`` requests are waiting for an ``AsyncLLM`` or ``Replicas`` already. Try again later.
 
     ``AsyncLLM.submit`` has an example.
     """
@@ -105,17 +106,19 @@ class FinishReason(StrEnum):
     LENGTH = "length"
     """``max_tokens`` was reached."""
     ABORT = "abort"
-    """The caller ended it."""
+    """The caller ended it, or closed the engine."""
     ERROR = "error"
     """A structured output could not go on, or a stage or the drafter was lost."""
 
 
 BIGGEST: Final = 2**31 - 1
-"""Largest token id, and largest ``top_k``, that a message to the stages can carry."""
+"""Largest token id, and largest ``top_k``, that a message to the stages can carry (``messages.MOST``)."""
 OUTLINE_MODES: Final = ("off", "auto", "on")
+"""Values of ``outline_decoding``."""
 STRUCTURES: Final = ("json", "json_object", "regex", "choice", "grammar")
+"""Fields of ``StructuredOutputsParams``, exactly one of which is given."""
 LONGEST_STRUCTURE: Final = 65_536
-"""Limit in characters. A structure of this length takes up to 0.1 s to compile, while other work goes on."""
+"""Most characters of a structure. One of this length takes up to 0.1 s to compile, while other work goes on."""
 
 
 class Named:
@@ -136,8 +139,9 @@ class Named:
 class StructuredOutputsParams(Named):
     """The form that the whole output has to have: exactly one of these fields is given. Names are vLLM's.
 
-    Its value is at most 65,536 characters long. The constructor raises RequestError naming the field. Whether a
-    grammar can be made of the value is found out when the request is submitted.
+    Its value is at most 65,536 characters long, all strings of ``choice`` together. The constructor raises
+    RequestError, naming the field, for none or several fields and for a value that cannot be used. Submitting the
+    request raises it where no grammar can be made of the value, and where the model lacks a tokenizer or an EOS token.
 
     ```python
     from penstock import SamplingParams, StructuredOutputsParams
@@ -149,13 +153,13 @@ class StructuredOutputsParams(Named):
     """
 
     json: str | dict[str, Any] | None = None
-    """A JSON schema, as a dict or as its text."""
+    """A JSON schema that is an object, as a dict or as its text."""
     json_object: bool = False
-    """Any JSON object."""
+    """True for any JSON object."""
     regex: str | None = None
     """A regular expression that the whole output matches, in the syntax of Rust's regex crate."""
     choice: list[str] | tuple[str, ...] | None = None
-    """Strings of which the output is one."""
+    """Strings of which the output is one; at least one, and none empty."""
     grammar: str | None = None
     """A context-free grammar, in Lark's or in llama.cpp's (GBNF) notation."""
 
@@ -191,8 +195,9 @@ class SamplingParams(Named):
     """How the next token is chosen, and when a request ends. Names and meanings are vLLM's.
 
     The same seed gives the same tokens, whatever the strategy, the drafter, the number of stages and the requests
-    beside it. The filters apply after the temperature, in this order: top-k, top-p of what is left, min-p. The
-    constructor raises RequestError naming the field.
+    beside it. The filters apply after the temperature, in this order: top-k (Fan et al., 2018), top-p of what is left
+    (Holtzman et al., 2020) and min-p (Nguyen et al., 2024). The constructor raises RequestError, naming the field, for
+    an unknown one, a value of another type, and a value out of the range that the field states.
 
     ```python
     from dataclasses import replace
@@ -205,32 +210,32 @@ class SamplingParams(Named):
     """
 
     n: int = 1
-    """Completions of the prompt, each with a seed of its own derived from ``seed``."""
+    """Completions of the prompt, at least 1, each with noise of its own derived from ``seed``."""
     temperature: float = 1.0
-    """The logits are divided by it; 0 is greedy."""
+    """The logits are divided by it, 0 or above; 0 is greedy."""
     top_p: float = 1.0
-    """Only the most probable tokens that together have this probability; 1 is off."""
+    """Only the most probable tokens that together have this probability, above 0; 1 is off."""
     top_k: int = 0
     """Only this many of the most probable tokens; 0 or -1 is off."""
     min_p: float = 0.0
-    """Only tokens with at least this fraction of the most probable one's probability; 0 is off."""
+    """Only tokens with at least this fraction, 0 to 1, of the most probable one's probability; 0 is off."""
     seed: int | None = None
     """Seed of the sampling noise, 0 to 2**63 - 1; None draws one for each request."""
     stop: str | list[str] | tuple[str, ...] = ()
-    """The output ends where one of these strings appears."""
+    """The output ends where one of these strings appears, none of which is empty. They need a tokenizer."""
     stop_token_ids: list[int] | tuple[int, ...] = ()
-    """The output ends with one of these tokens."""
+    """The output ends with the first of these tokens."""
     include_stop_str_in_output: bool = False
     """Whether ``text`` holds the stop string that ended it."""
     max_tokens: int = 16
-    """Most tokens that the output may have."""
+    """Most tokens that the output may have, at least 1; with the prompt at most ``max_model_len`` and ``kv_slots``."""
     min_tokens: int = 0
-    """EOS, stop tokens and stop strings do not end an output with fewer tokens."""
+    """EOS, stop tokens and stop strings do not end an output with fewer tokens; at most ``max_tokens``."""
     ignore_eos: bool = False
     """Whether the output goes on after the checkpoint's own EOS tokens."""
     logprobs: int | None = None
-    """Return the log-probability of each token, and of this many of the most probable ones beside it, 0 to 100.
-    They are of the model's own distribution: before temperature, filters, penalties and biases."""
+    """Return the log-probability of each token, and of this many of the most probable ones beside it, 0 to 100; None
+    returns none. They are of the model's own distribution: before temperature, filters, penalties and biases."""
     skip_special_tokens: bool = True
     """Whether ``text`` leaves out the tokenizer's special tokens."""
     presence_penalty: float = 0.0
@@ -238,13 +243,15 @@ class SamplingParams(Named):
     frequency_penalty: float = 0.0
     """Taken off a token's logit once for every time that the output holds it, -2 to 2."""
     repetition_penalty: float = 1.0
-    """Divides the positive logits of tokens in prompt or output, and multiplies the negative ones; 1 is off."""
+    """Divides the positive logits of tokens in prompt or output, and multiplies the negative ones, 0.001 to 1000; 1 is
+    off (Keskar et al., CTRL, 2019, section 4.1)."""
     logit_bias: dict[int, float] | None = None
     """Token ids, and what is added to their logits, -100 to 100."""
     allowed_token_ids: list[int] | tuple[int, ...] | None = None
-    """The only tokens that can be picked. EOS is one of them or is never picked."""
+    """The only tokens that can be picked, at least one. EOS is one of them or is never picked. Not together with
+    ``structured_outputs``."""
     structured_outputs: StructuredOutputsParams | None = None
-    """The form that the whole output has to have. The output ends once it is complete, even before ``min_tokens``."""
+    """The form that the whole output has to have; it ends once it is complete, even before ``min_tokens``."""
 
     def __post_init__(self) -> None:
         # A string is iterable, too: it would become a list of its characters.
@@ -366,12 +373,12 @@ def number(name: str, value: Any) -> float:
 
 @dataclass(frozen=True)
 class Logprob:
-    """The log-probability and rank of one token under the model."""
+    """The log-probability and rank of one token under the model, before temperature, filters and penalties."""
 
     logprob: float
-    """Natural logarithm of its probability."""
+    """Natural logarithm of its probability, at most 0."""
     rank: int
-    """1 is the most probable token."""
+    """Its place among all tokens by probability; 1 is the most probable."""
 
 
 @dataclass
@@ -393,12 +400,15 @@ class SpeculationMetrics:
 
     @property
     def mean_acceptance_length(self) -> float:
-        """1 + accepted / drafts: tokens per tree, the target's own among them (vLLM's definition)."""
+        """1 + accepted / drafts: tokens per tree, the target's own among them (vLLM's definition); 1 without drafts."""
         return 1.0 + self.accepted / self.drafts if self.drafts else 1.0
 
     @property
     def hit_rate(self) -> float:
-        """Share of the target's tokens that were among the root's drafted children (PipeDec's accuracy)."""
+        """Share, 0 to 1, of the target's tokens that were among the root's drafted children (PipeDec's accuracy).
+
+        0 before the first result.
+        """
         results = self.accepted + self.misses
         return self.accepted / results if results else 0.0
 
@@ -416,34 +426,34 @@ class CompletionOutput:
     """
 
     index: int
-    """0 to ``n`` - 1."""
+    """The completion's number, 0 to ``n`` - 1."""
     token_ids: list[int] = field(default_factory=list)
     """The output's tokens, the one that ended it among them."""
     text: str = ""
-    """The tokens' text. It holds whole characters only."""
+    """The tokens' text, in whole characters; empty with ``skip_tokenizer_init``."""
     finish_reason: FinishReason | None = None
     """Why it ended; None while it goes on."""
     stop_reason: int | str | None = None
     """The stop token or string that ended it; None where EOS or something else did."""
     logprobs: list[dict[int, Logprob]] | None = None
     """For each token of the output its own log-probability and those asked for, by token id, most probable first.
-    Tokens that the request was resumed with have none."""
+    None where none were asked for. Tokens that the request was resumed with have none."""
     metrics: SpeculationMetrics = field(default_factory=SpeculationMetrics)
     """Counts of the tokens that were drafted, entered and accepted for it."""
     first_token_seconds: float | None = None
-    """Seconds from the request's submission to the first token; None before."""
+    """Seconds from the request's submission to the first token; None until then."""
     seconds: float | None = None
-    """Seconds from the request's submission to the end; None before."""
+    """Seconds from the request's submission to the end; None until then."""
     speed_up: float | None = None
-    """Its speed after the first token over that of plain decoding, which the engine has measured in this run or which
-    its emulated devices are modelled to have. None where that is not known, where nothing drafts, where another request
-    ran at the same time, and for a few tokens, whose time is chance."""
+    """Ratio of its speed after the first token to that of plain decoding, which the engine has measured in this run or
+    which its emulated devices are modelled to have. None where that is not known, where nothing drafts, where another
+    request ran at the same time, and for up to 8 tokens, whose time is chance."""
     resumed: int = 0
     """How many of ``token_ids``, the first ones, the request was resumed with (``AsyncLLM.resume``)."""
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Tokens per second from the first one on, without the prompt's time; None before a second has been timed."""
+        """Tokens per second after the first, without the prompt's time; None until the end, and for fewer than two."""
         decoding = (self.seconds or 0.0) - (self.first_token_seconds or 0.0)
         generated = len(self.token_ids) - self.resumed
         return (generated - 1) / decoding if generated > 1 and decoding > 0 else None
@@ -471,13 +481,13 @@ class RequestOutput:
     prompt_token_ids: list[int]
     """The prompt as the model saw it, the tokens that the tokenizer adds among them."""
     outputs: list[CompletionOutput]
-    """The ``n`` completions, by index."""
+    """The ``n`` completions, in order of their index."""
     finished: bool
     """Whether all completions have ended."""
     num_cached_tokens: int = 0
     """Tokens of the prompt whose keys and values were in the prefix cache."""
     outline: OutlineOutput | None = None
-    """How the answer came about, where ``outline_decoding`` was "on" or "auto"."""
+    """How the answer came about, where ``outline_decoding`` was "on" or "auto"; None where it was "off"."""
 
 
 @dataclass
@@ -502,7 +512,7 @@ class OutlineOutput:
     kind: str | None = None
     """Form that the target gives the answer, where it was asked ("auto"): list, code, math, short or text."""
     titles: list[str] = field(default_factory=list)
-    """Titles of the points."""
+    """Titles of the points, in order; empty where there are none."""
     points: list[RequestOutput] = field(default_factory=list)
     """The points' own requests, in order, where the answer is made of them."""
     guides: list[RequestOutput] = field(default_factory=list)

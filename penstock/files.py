@@ -167,7 +167,10 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def eos_token_ids(stated: object, file: Path) -> tuple[int, ...]:
-    """The token ids in ``stated``, the field ``eos_token_id`` of ``file``: none, one or several. Raises ConfigError."""
+    """The token ids in ``stated``, the field ``eos_token_id`` of ``file``: none, one or several.
+
+    Raises ConfigError, naming the file, for anything else.
+    """
     if stated is None:
         return ()
     ids = tuple(stated) if isinstance(stated, list | tuple) else (stated,)
@@ -243,7 +246,10 @@ class FileStamps:
 
 
 def stamp_of(file: Path) -> tuple[int, ...]:
-    """A file's device, inode number, size in bytes and time of last change in nanoseconds. Raises OSError."""
+    """A file's device, inode number, size in bytes and time of last change in nanoseconds.
+
+    Raises OSError if there is no such file.
+    """
     found = file.stat()
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 

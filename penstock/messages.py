@@ -25,7 +25,7 @@ PROTOCOL: Final = 1
 MOST_RANKS: Final = 64
 """Upper limit of a stage's ranks."""
 MAX_HEADER_BYTES: Final = 16 << 20
-"""Upper limit of a message's header, which is its first frame, in bytes."""
+"""Upper limit of a message's header, its first frame, in bytes; a batch's takes about 20 for each row."""
 Frame = bytes | bytearray
 """The bytes of one frame, as they were read from the socket."""
 NO_SLOT: Final = -1
@@ -81,12 +81,12 @@ FilePath = Annotated[str, msgspec.Meta(max_length=4096, pattern=r"\A[^\x00]*\Z")
 GrammarText = Annotated[str, msgspec.Meta(max_length=1 << 22)]
 """A grammar in llguidance's format, at most 4 Mi characters."""
 MOST_ROWS: Final = 1 << 20
-"""Upper limit of a batch's rows, and of the entries of any list that has one per row."""
+"""Upper limit of a batch's rows, which are hundreds, and of the entries of any list that has one per row."""
 Many = msgspec.Meta(max_length=MOST_ROWS)
 Numbers = Annotated[list[Word], Many]
 Indices = Annotated[list[Index], Many]
 MOST_LAYERS: Final = 1 << 14
-"""Upper limit of a pipeline's layers, and so of its stages."""
+"""Upper limit of a pipeline's layers, and so of its stages; models have up to 128."""
 LayerNumbers = Annotated[list[Index], msgspec.Meta(max_length=MOST_LAYERS)]
 
 

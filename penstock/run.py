@@ -349,7 +349,7 @@ def introduction_of(options: EngineOptions, name: str, template: str | None) -> 
 
 
 def tokenizer_of(options: EngineOptions) -> Tokenizer:
-    """The model's tokenizer, without its weights. Raises ConfigError."""
+    """The model's tokenizer, without its weights. Raises ConfigError if it has none that loads."""
     from penstock.checkpoint.checkpoint import open_checkpoint
 
     return load_tokenizer(open_checkpoint(model_folder(options.model, "target")).path)

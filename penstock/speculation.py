@@ -15,9 +15,11 @@ from penstock.strategies.base import STRATEGIES, Autoregressive, Strategy, Strat
 LOOKUP: Final = "ngram"
 """The method that may draft beside another one."""
 DEFAULT_METHOD: Final = LOOKUP
+"""The method where neither ``method`` nor ``model`` is given."""
 PAIR: Final = "demo"
 """The target that ships with a draft model of the same name, which is its drafter unless another one is named."""
 DEFAULT_STRATEGY: Final = "auto"
+"""The strategy where none is given."""
 
 
 @dataclass(frozen=True, init=False)
@@ -25,16 +27,18 @@ class SpeculativeConfig:
     """The drafter and the strategy, by default prompt lookup and ``auto``.
 
     ``method`` is one name, or two of which one is "ngram": then prompt lookup drafts beside the other method.
-    ``options`` are those of the methods and the strategy together. Raises FieldError for a name that is unknown, an
-    option that none of them has, and a value that cannot be used.
+    ``options`` are those of the methods and the strategy together. Raises FieldError, naming the field, for a name that
+    is unknown, an option that none of them has, a value that cannot be used, and a strategy that drafts whole trees
+    before it sends them, with a drafter that has to see each token pass a stage.
     """
 
     method: str
-    """The drafter: a name in ``drafters/base.py``."""
+    """Name of the drafter, one of ``penstock.drafters.base.DRAFTERS``."""
     lookup: NgramOptions | None
-    """Prompt lookup's options where it drafts beside ``method``."""
+    """Prompt lookup's options where it drafts beside ``method``; None where it does not."""
     strategy: str
-    """The strategy, which says which nodes are drafted from and enter: a name in ``strategies/base.py``."""
+    """Name of the strategy, which says which nodes are drafted from and which enter, one of
+    ``penstock.strategies.base.STRATEGIES``."""
     drafter_options: DrafterOptions
     """The method's options: those given, defaults for the others."""
     strategy_options: StrategyOptions

@@ -40,6 +40,7 @@ def whole(value: Any, least: int) -> bool:
 
 
 def number(value: Any) -> bool:
+    """Whether a value is a finite number."""
     return type(value) in (int, float) and math.isfinite(value)
 
 
@@ -59,6 +60,7 @@ def not_negative(value: Any) -> bool:
 
 
 def share(value: Any) -> bool:
+    """Whether a value is a number from 0 to 1."""
     return number(value) and 0 <= value <= 1
 
 

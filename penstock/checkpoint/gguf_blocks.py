@@ -23,7 +23,7 @@ from penstock.core import ConfigError
 FLOATS: Final = {Kind.F32: torch.float32, Kind.F16: torch.float16, Kind.BF16: torch.bfloat16}
 """Kinds of tensors that are stored as floats -> torch's format for them."""
 SUPER_BLOCK: Final = 256
-"""Values in a block of the K formats."""
+"""Values in a block of the K formats, ggml's ``QK_K``."""
 CHUNK: Final = 1 << 22
 """Numbers that are unpacked at a time where a whole tensor becomes floats: 2^22, 16 MiB in float32."""
 

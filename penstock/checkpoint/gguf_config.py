@@ -283,9 +283,9 @@ def positive_numbers(header: Header, name: str, count: int) -> list[float]:
 # llama.cpp divides by some of them, and a zero there ends its process. Here an error names the entry.
 
 MOST_COUNTED: Final = 100_000
-"""The highest number of layers, heads and the like in the metadata."""
+"""The highest number of layers, heads and the like in the metadata; models have hundreds."""
 MOST_NUMBER: Final = 1 << 31
-"""The highest width or context length."""
+"""The highest width or context length in the metadata, far above any model's."""
 EMBEDDING: Final = "token_embd.weight"
 HEAD: Final = "output.weight"
 PATTERN: Final = "attention.sliding_window_pattern"

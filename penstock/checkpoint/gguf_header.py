@@ -41,7 +41,7 @@ SPLIT_COUNT: Final = "split.count"
 SPLIT_TENSORS: Final = "split.tensors.count"
 
 LONGEST_NAME: Final = 256
-"""Bytes of the longest key and of the longest name of a tensor."""
+"""Bytes of the longest key and of the longest name of a tensor, for which the format has 64."""
 LONGEST_TEXT: Final = 1 << 20
 """Bytes of the longest text. A chat template has thousands."""
 MOST_ENTRIES: Final = 1 << 12
@@ -375,6 +375,7 @@ def check_purpose(header: Header) -> None:
 
 
 def refusal(header: Header, reason: str) -> ConfigError:
+    """The error that refuses a GGUF file for this reason."""
     return ConfigError(f"model: {printable(str(header.path))} is {reason}")
 
 

@@ -100,6 +100,7 @@ def check_complete(path: Path, wanted: Callable[[str], bool]) -> None:
 
 
 def missing_shard(file: Path) -> ConfigError:
+    """The error for a shard that the index names and that is not there."""
     return ConfigError(f"model: shard {file.name} is missing from {file.parent}: download it again")
 
 
@@ -266,7 +267,7 @@ EMBEDDING: Final = "token_embd.weight"
 DRAFT_MODEL: Final = "draft_model"
 """The method that drafts with a model of its own."""
 MOST_HEADER: Final = 1 << 26
-"""Bytes of the largest header of a safetensors file that is read."""
+"""Bytes of the largest header of a safetensors file that is read: half a million tensors at 120 bytes each."""
 UNSUPPORTED: Final = {"hydra": "Hydra", "mlp": "MLP"}
 """Beginnings of names in the configurations of unsupported drafters -> what the drafter is called."""
 BLOCK_NAMES: Final = {

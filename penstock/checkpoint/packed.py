@@ -252,7 +252,7 @@ BITSANDBYTES_PARTS: Final = frozenset(
     | {f"weight.{name}" for name in ("absmax", "quant_map", "nested_absmax", "nested_quant_map")}
 )
 MOST_STATE: Final = 4096
-"""Bytes of the longest JSON that is read."""
+"""Bytes of the longest JSON that is read beside a weight; bitsandbytes writes a few hundred."""
 
 
 class State(NamedTuple):

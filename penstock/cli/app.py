@@ -153,27 +153,27 @@ COMMANDS: Final = {
     "pull": "Fetch MODELs by short name, hub id or address, so that they are here when they are run.",
     "list": "List the models that are kept on this host, with their sizes.",
     "rm": "Remove MODELs from this host; those of the hub's cache are removed for other programs, too.",
-    "worker": "Lend this host to engines on others, for as long as it runs.",
-    "keys": "Make the keys with which the hosts of a cluster know each other: new begins one, add HOST lets one in.",
+    "worker": "Lend this host to engines on other hosts, until the command ends.",
+    "keys": "Make the keys with which a cluster's hosts know each other: 'new' begins a cluster, 'add' lets a host in.",
     "hosts": (
         "List HOSTS on which workers run: devices, memory, cores, versions, and how far away they are. 'hosts setup' "
         "installs Penstock on some over ssh."
     ),
     "doctor": "Measure this host, others and the links between them, and say what to change.",
-    "rebalance": "Have a server's stages move back to hosts that are back now, not once no request runs.",
+    "rebalance": "Move a server's stages back to hosts that have returned now, without waiting until no request runs.",
     "replicas": "Show the engines of a server with --data-parallel-size, drain or restart them.",
     "demo": "Watch the plain pipeline and Penstock write the same text on four emulated edge boards.",
     "chat": "Talk to a model behind an OpenAI-compatible server; a pipe's lines are answered one after the other.",
     "simulate": (
         "Compare strategies on modelled devices in virtual time: no model needed, thousands of tokens in seconds."
     ),
-    "profile": "Measure what MODEL's layers take on this host or on others, and the links between them, for plans.",
+    "profile": "Measure for plans how long MODEL's layers take on this host or others, and the links between them.",
     "plan": "Choose which devices hold which layers, in which order, from a cluster file's prices and by simulation.",
-    "compare": "Two benches: which settings differ, and how much faster the second one is on the same requests.",
-    "acceptance": "How often Penstock's rule and the papers' accept one of k candidates, from recorded distributions.",
+    "compare": "Compare two benches: which settings differ, and how much faster the second is on the same requests.",
+    "acceptance": "Say how often Penstock's rule and the papers' accept one of k candidates, as recorded.",
     "trace": "Say why a run was slow: how busy each stage was, and what it waited for.",
     "train": "Train a drafter on a target's own hidden states, in the format that other engines load.",
-    "help": "The help of COMMAND; --man shows the manual of all commands.",
+    "help": "Show the help of COMMAND; --man shows the manual of all commands.",
     "bench": (
         "Compare strategies: the same prompts through the same stages, interleaved. 'bench serve' measures a server."
     ),

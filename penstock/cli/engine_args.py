@@ -105,7 +105,10 @@ class DraftingOptions:
     ] = None
 
     def table(self) -> dict[str, Any]:
-        """The table ``speculative_config`` of these flags. Raises FieldError."""
+        """The table ``speculative_config`` of these flags.
+
+        Raises FieldError for a text that is no JSON object, and for a model that is named twice.
+        """
         table = read_table(self.speculative_config)
         if self.draft_model is not None:
             if "model" in table:
@@ -130,7 +133,10 @@ class SpeculationOptions:
     drafting: DraftingOptions
 
     def config(self, model: str) -> SpeculativeConfig:
-        """The configuration of all these flags, for the target ``model``. Raises FieldError."""
+        """The configuration of all these flags, for the target ``model``.
+
+        Raises FieldError as ``parse_speculative`` does, and for a strategy named twice.
+        """
         table = self.drafting.table()
         if self.strategy is not None:
             if "strategy" in table:

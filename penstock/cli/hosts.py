@@ -38,7 +38,7 @@ class WorkerOptions:
     join: Annotated[
         str | None,
         Option(
-            "Come to the engine at that address, which has --hosts join://HOST:PORT, now and whenever it is back.",
+            "Come to the engine at that address, started with --hosts join://HOST:PORT, now and whenever it is back.",
             SERVER,
             metavar="HOST:PORT",
             default="none: engines name this host",
@@ -46,11 +46,15 @@ class WorkerOptions:
     ] = None
     keys: Annotated[
         str | None,
-        Option("This host's keys, which `penstock keys` makes.", SERVER, metavar="FOLDER", default=KEYS),
+        Option("Folder of this host's keys, which `penstock keys` makes.", SERVER, metavar="FOLDER", default=KEYS),
     ] = None
     token: Annotated[
         str | None,
-        Option("Get the keys first, with what `penstock keys add` has printed.", SERVER, default="none"),
+        Option(
+            "Token that `penstock keys add` has printed, with which this host gets its keys first.",
+            SERVER,
+            default="none",
+        ),
     ] = None
     announce: Annotated[
         bool, Option("Tell whoever asks on this network where the worker listens: `penstock hosts` asks.", SERVER)
@@ -58,16 +62,18 @@ class WorkerOptions:
     cache: Annotated[
         str | None,
         Option(
-            "Where layers are kept that engines send, because this host has no such checkpoint.",
+            "Folder for layers that engines send, because this host has no such checkpoint.",
             SERVER,
             metavar="FOLDER",
             default="~/.cache/penstock/weights",
         ),
     ] = None
-    cache_gb: Annotated[float, Option("Most that is kept of checkpoints that are not in use.", SERVER)] = 50.0
+    cache_gb: Annotated[
+        float, Option("Most gigabytes, of 1e9 bytes, that are kept of checkpoints not in use.", SERVER)
+    ] = 50.0
     insecure: Annotated[
         bool,
-        Option("Serve anybody who reaches the address, without encryption: for a network that is private.", SERVER),
+        Option("Serve anybody who reaches the address, without encryption, for private networks only.", SERVER),
     ] = False
 
 
@@ -107,7 +113,9 @@ keys_app = new_app()
 class KeysFolder:
     """The folder of this host's keys."""
 
-    keys: Annotated[str | None, Option("Where the keys are kept.", OUTPUT, metavar="FOLDER", default=KEYS)] = None
+    keys: Annotated[str | None, Option("Folder where the keys are kept.", OUTPUT, metavar="FOLDER", default=KEYS)] = (
+        None
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +127,7 @@ class AddOptions:
         str,
         Option("Address of this host, to which the new one comes for its keys.", SERVER, metavar="HOST[:PORT]"),
     ]
-    minutes: Annotated[float, Option("How long to wait for the new host.", SERVER)] = 15.0
+    minutes: Annotated[float, Option("Minutes to wait for the new host.", SERVER)] = 15.0
 
 
 @keys_app.command()
@@ -205,9 +213,9 @@ class ListingOptions:
     ] = None
     keys: Annotated[
         str | None,
-        Option("This host's keys, which `penstock keys` makes.", SERVER, metavar="FOLDER", default=KEYS),
+        Option("Folder of this host's keys, which `penstock keys` makes.", SERVER, metavar="FOLDER", default=KEYS),
     ] = None
-    insecure: Annotated[bool, Option("Ask without keys or encryption: for a network that is private.", SERVER)] = False
+    insecure: Annotated[bool, Option("Ask without keys or encryption, for private networks only.", SERVER)] = False
     links: Annotated[
         bool, Option("Also measure the rate of each host's link with this one, both ways. Takes seconds.", OUTPUT)
     ] = False
@@ -239,7 +247,7 @@ class SetupOptions:
         str | None,
         Option("The keys of this host, where the cluster was made.", SERVER, metavar="FOLDER", default=KEYS),
     ] = None
-    insecure: Annotated[bool, Option("Give the hosts no keys: for a network that is private.", SERVER)] = False
+    insecure: Annotated[bool, Option("Give the hosts no keys, for private networks only.", SERVER)] = False
     ssh_config: Annotated[
         Path | None,
         Option("Configuration for ssh and scp: ports, users, keys.", SERVER, metavar="FILE", default="ssh's own"),
@@ -292,9 +300,9 @@ class DoctorOptions:
     cluster: Annotated[str | None, Option("A file ending in .toml whose devices name the hosts.", default="")] = None
     keys: Annotated[
         str | None,
-        Option("This host's keys, which `penstock keys` makes.", SERVER, metavar="FOLDER", default=KEYS),
+        Option("Folder of this host's keys, which `penstock keys` makes.", SERVER, metavar="FOLDER", default=KEYS),
     ] = None
-    insecure: Annotated[bool, Option("Talk without keys or encryption: for a network that is private.", SERVER)] = False
+    insecure: Annotated[bool, Option("Talk without keys or encryption, for private networks only.", SERVER)] = False
     as_json: Annotated[bool, Option("Print JSON instead.", OUTPUT, names=("--json",))] = False
 
 

@@ -49,18 +49,35 @@ class SamplingOptions:
     """Options that replace the checkpoint's own sampling parameters; names are those of ``SamplingParams``."""
 
     max_tokens: Annotated[int, Option("Most tokens to generate.", SAMPLING)] = 128
-    temperature: Annotated[float | None, Option("0 is greedy.", SAMPLING, default=CHECKPOINTS)] = None
-    top_p: Annotated[
-        float | None, Option("Keep the most probable tokens up to this mass.", SAMPLING, default=CHECKPOINTS)
+    temperature: Annotated[
+        float | None, Option("The logits are divided by it; 0 is greedy.", SAMPLING, default=CHECKPOINTS)
     ] = None
-    top_k: Annotated[int | None, Option("Keep this many most probable tokens.", SAMPLING, default=CHECKPOINTS)] = None
+    top_p: Annotated[
+        float | None,
+        Option(
+            "Keep the most probable tokens that together have this probability; 1 is off.",
+            SAMPLING,
+            default=CHECKPOINTS,
+        ),
+    ] = None
+    top_k: Annotated[
+        int | None, Option("Keep this many of the most probable tokens; 0 is off.", SAMPLING, default=CHECKPOINTS)
+    ] = None
     min_p: Annotated[
         float | None,
-        Option("Keep tokens of at least this share of the best one's chance.", SAMPLING, default=CHECKPOINTS),
+        Option(
+            "Keep tokens with at least this fraction of the most probable one's probability; 0 is off.",
+            SAMPLING,
+            default=CHECKPOINTS,
+        ),
     ] = None
     seed: Annotated[
         int | None,
-        Option("Same seed, same text, whatever the strategy and the stages.", SAMPLING, default="a fresh one"),
+        Option(
+            "Seed of sampling: the same one gives the same text, whatever the strategy and the stages.",
+            SAMPLING,
+            default="a fresh one",
+        ),
     ] = None
     stop: Annotated[tuple[str, ...] | None, Option("End before this text. May be repeated.", SAMPLING, default="")] = (
         None
@@ -80,14 +97,16 @@ class PromptOptions:
     prompt: Annotated[
         str | None,
         Option(
-            "What a chat model answers and any other model continues; '-' reads it from standard input. Without it a "
-            "person is asked for it.",
+            "Text that a chat model answers and any other model continues; '-' reads it from standard input. Without "
+            "it a person is asked for it.",
             positional=True,
             default="",
         ),
     ] = None
     raw: Annotated[bool, Option("Continue PROMPT as it stands, with a chat model too.", PROMPT)] = False
-    system_prompt: Annotated[str | None, Option("What the model is told first.", PROMPT, default="none")] = None
+    system_prompt: Annotated[
+        str | None, Option("System message, which the model reads first.", PROMPT, default="none")
+    ] = None
     messages: Annotated[
         Path | None,
         Option(
@@ -105,8 +124,8 @@ class PromptOptions:
     outline_decoding: Annotated[
         str,
         Option(
-            "on: an outline first, and its points side by side: another answer than the plain one; auto: where the "
-            "model says that the answer is a list.",
+            "on: the model writes an outline, then its points side by side, an answer that differs from the plain one; "
+            "auto: only if the model calls the answer a list; off: never.",
             PROMPT,
         ),
     ] = "off"
@@ -121,7 +140,10 @@ class PromptOptions:
 
 
 def opened_for_writing(name: str) -> IO[str]:
-    """The file of this name, or standard output for "-", opened before any stage starts. Raises FieldError."""
+    """The file of this name, or standard output for "-", opened before any stage starts.
+
+    Raises FieldError for a named pipe, and for a file that cannot be written.
+    """
     if name == "-":
         return open(sys.stdout.fileno(), "w", encoding="utf-8", closefd=False)
     if is_named_pipe(Path(name)):
@@ -248,7 +270,7 @@ class ChattedModel(ModelOptions):
 def run(
     *,
     model: ChattedModel,
-    system_prompt: Annotated[str, Option("What the model is told first.", PROMPT, default="none")] = "",
+    system_prompt: Annotated[str, Option("System message, which the model reads first.", PROMPT, default="none")] = "",
     chat_template: Annotated[
         Path | None, Option("Jinja template in place of the checkpoint's own.", PROMPT, metavar="FILE", default="")
     ] = None,

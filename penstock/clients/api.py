@@ -24,9 +24,11 @@ CONNECT_SECONDS: Final = 10.0
 """Seconds in which a server has to accept a connection."""
 SILENCE_SECONDS: Final = 600.0
 """Seconds without a byte after which a connection is given up; a long prompt in a long queue may take minutes."""
-ServedModel = Annotated[str | None, Option("One of the models it serves.", SERVER, default="the first it names")]
+ServedModel = Annotated[
+    str | None, Option("Name of one of the models that the server has.", SERVER, default="the first it names")
+]
 LONGEST_MESSAGE: Final = 300
-"""Characters of a server's error message that are shown."""
+"""Characters of a server's error message that are shown: about four lines of a terminal."""
 
 
 class ServerError(PenstockError):
@@ -47,12 +49,14 @@ class Server:
     Raises FieldError for an address that cannot be used, or a key file that cannot be read.
     """
 
-    url: Annotated[str, Option("Any OpenAI-compatible server.", SERVER, default=DEFAULT_URL)] = DEFAULT_URL
-    api_key: Annotated[str | None, Option("The key it wants, if any.", SERVER, envvar=API_KEY_VARIABLE, default="")] = (
-        field(default=None, repr=False)
-    )
+    url: Annotated[
+        str, Option("Address of the OpenAI-compatible server, with its /v1.", SERVER, default=DEFAULT_URL)
+    ] = DEFAULT_URL
+    api_key: Annotated[
+        str | None, Option("Key that the server wants, if any.", SERVER, envvar=API_KEY_VARIABLE, default="")
+    ] = field(default=None, repr=False)
     api_key_file: Annotated[
-        Path | None, Option("A file with the key, in place of --api-key.", SERVER, metavar="FILE", default="")
+        Path | None, Option("File with the key, in place of --api-key.", SERVER, metavar="FILE", default="")
     ] = None
 
     def __post_init__(self) -> None:
@@ -247,7 +251,10 @@ def read_usage(usage: Mapping[str, Any] | None) -> Usage | None:
 
 
 def rebalance(server: Server) -> None:
-    """Ask the server to move stages back to their hosts, and print whether any moves. Raises ServerError."""
+    """Ask the server to move stages back to their hosts, and print whether any moves.
+
+    Raises ServerError if it does not answer, or refuses.
+    """
     try:
         with httpx.Client(**server.client_options) as client:
             answer = client.post(f"{server.root}/rebalance", json={})
@@ -265,11 +272,14 @@ def rebalance(server: Server) -> None:
 # The work of ``penstock replicas``.
 
 RESTART_SECONDS: Final = 3600.0
-"""Seconds that an engine may take to end and to start again."""
+"""Seconds that an engine may take to end and to start again, for which its weights are read anew."""
 
 
 def replicas(server: Server, drain: int | None, restart: int | None, roll: bool) -> None:
-    """Drain or restart engines of the server, then print the state of each. Raises ServerError."""
+    """Drain or restart engines of the server, then print the state of each.
+
+    Raises ServerError if it does not answer, or refuses.
+    """
     try:
         with httpx.Client(**server.client_options | {"timeout": RESTART_SECONDS}) as client:
             engines = loads(server, client)
@@ -290,7 +300,7 @@ def replicas(server: Server, drain: int | None, restart: int | None, roll: bool)
 
 
 def loads(server: Server, client: httpx.Client) -> list[dict[str, Any]]:
-    """The engines of a server, each as its path ``/load`` describes it. Raises ServerError."""
+    """The engines of a server, each as its path ``/load`` describes it. Raises ServerError if it refuses."""
     answer = client.get(f"{server.root}/load")
     if not answer.is_success:
         raise refused(answer)

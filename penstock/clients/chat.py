@@ -345,7 +345,9 @@ class ChatOptions:
 
     server: Server
     model: ServedModel = None
-    system: Annotated[str, Option("What the model is told first.", names=("--system-prompt",), default="none")] = ""
+    system: Annotated[
+        str, Option("System message, which the model reads first.", names=("--system-prompt",), default="none")
+    ] = ""
     settings: dict[str, Any] = field(default_factory=dict)
 
 
@@ -379,7 +381,7 @@ class Api:
         self._server = server
 
     def first_card(self) -> dict[str, Any]:
-        """The first model's entry in the server's list. Raises ServerError."""
+        """The first model's entry in the server's list. Raises ServerError if it does not answer, or lists none."""
         try:
             return first_card(self._client.get("/models"))
         except httpx.HTTPError as error:
@@ -393,7 +395,10 @@ class Api:
             raise self._server.lost(error) from error
 
     def stream(self, body: dict[str, Any]) -> Generator[Chunk]:
-        """The answer's chunks; closing the generator closes the connection. Raises ServerError."""
+        """The answer's chunks; closing the generator closes the connection.
+
+        Raises ServerError if the request is refused or broken off.
+        """
         answer = AnswerStream()
         try:
             with self._client.stream("POST", "/chat/completions", json=body) as response:

@@ -21,7 +21,7 @@ from penstock.config import check
 
 MIN_STAGES: Final = 2
 MAX_STAGES: Final = 128
-"""The fewest and the most stages of a drawn cluster."""
+"""The fewest and the most stages of a drawn cluster: one is no pipeline, and the largest models have 128 layers."""
 SPREAD: Final = 4.0
 """Ratio of the highest number to the lowest that the devices, or the links, of one cluster may have."""
 

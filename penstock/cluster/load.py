@@ -44,7 +44,7 @@ class StageEntry:
     """A stage of a cluster file. ``layers``: the number of the whole stage, spread evenly, or one for each device.
 
     ``split``: "layers", where devices follow each other, or "tensors", where they are the ranks of a tensor parallel
-    group and ``layers`` is one number. Raises FieldError.
+    group and ``layers`` is one number. Raises FieldError for no devices and for another split.
     """
 
     devices: tuple[str, ...]
@@ -418,7 +418,10 @@ def with_drafter_on(cluster: Cluster, place: str) -> Cluster:
 
 
 def resolve(file: ClusterFile) -> Cluster:
-    """The cluster that a file describes, defaults filled in and everything checked. Raises FieldError."""
+    """The cluster that a file describes, defaults filled in and everything checked.
+
+    Raises FieldError, naming the field, for names, layers, numbers or memory that do not go together.
+    """
     check_names(file)
     as_model = price("as_model", file.as_model)
     cluster = cluster_of(file, as_model, ())  # without stages: their layers depend on the devices and the model

@@ -25,14 +25,15 @@ class LayerKind:
 
     In a hybrid most layers carry a state in place of keys and values (``attention_size`` 0, ``state_bytes``), in many
     models most layers see only a window (``reach``), and in some the first feed-forward networks are no mixtures of
-    experts (``layer_parameters``). Raises FieldError for a number out of range.
+    experts (``layer_parameters``). Fields mean what they mean in ``ModelPrice``. Raises FieldError for a number out of
+    range.
     """
 
     layer_parameters: int | None = None
     attention_size: int | None = None
     key_value_size: int | None = None
     reach: int | None = None
-    """Tokens that a row sees at most; None: all before it."""
+    """Most tokens that a row sees; None: all before it."""
     state_bytes: float = 0.0
     """Bytes of the state that a layer carries along, read and written for every row, and held for every slot."""
     held_slots: int | None = None
@@ -52,14 +53,18 @@ class ModelPrice:
     """
 
     layers: int
+    """Number of layers."""
     hidden_size: int
+    """Elements of a row's hidden state."""
     layer_parameters: int
-    """Weights of one layer that a pass reads; in a mixture of experts, only those that a batch touches."""
+    """Number of weights of one layer that a pass reads; in a mixture of experts, only those that a batch touches."""
     head_parameters: int
-    """Final norm and output projection, read by the last stage."""
+    """Number of weights of the final norm and the output projection, which the last stage reads."""
     embedding_parameters: int = 0
-    """The input embedding: memory on the first device, but no time, since a pass looks up a line per row."""
+    """Number of weights of the input embedding: memory on the first device, but no time, since a pass looks up a line
+    per row."""
     bytes_per_parameter: float = 2.0
+    """Bytes of one weight, in memory and as it is read."""
     activation_bytes: float = 2.0
     """Bytes of one element of a hidden state on a link."""
     attention_size: int | None = None
@@ -447,7 +452,10 @@ a tensor parallel group, each with a share of every layer."""
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceKind:
-    """Numbers that devices of one kind share. All but the first two are for emulated devices. Raises FieldError."""
+    """Numbers that devices of one kind share. All but the first two are for emulated devices.
+
+    Raises FieldError for a number that is not above 0; ``overhead_ms`` may be 0.
+    """
 
     memory_gb: float | None = None
     """Memory for weights and cache, in 1e9 bytes; None: unknown, and not checked."""
@@ -473,8 +481,11 @@ class Device(DeviceKind):
     """One device. It takes each number that it does not state from its ``kind`` in the file's table of kinds."""
 
     name: str
+    """The device's name, by which stages and links know it."""
     host: str = HERE
+    """Its host: HOST or HOST:PORT of a worker, or any word where devices are emulated."""
     kind: str | None = None
+    """Name of its kind in the file's table ``kinds``; None: it states all numbers itself."""
     measured: LayerTimes | None = None
     """Measured times of ``as_model``'s layers on this device; its other numbers price other models there."""
 
@@ -487,10 +498,12 @@ class Device(DeviceKind):
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """A link between two devices: its rate in 1e9 bits/s of payload, and milliseconds until the first byte arrives."""
+    """A link between two devices. Raises FieldError for a rate that is not above 0 and for a negative latency."""
 
     bandwidth_gbit_s: float
+    """Rate in 1e9 bits/s of payload."""
     latency_ms: float
+    """Milliseconds until the first byte arrives."""
 
     def __post_init__(self) -> None:
         check_positive(self, "bandwidth_gbit_s")
@@ -510,7 +523,10 @@ class LinkBetween(Link):
 
 @dataclass(frozen=True, kw_only=True)
 class Links:
-    """``local`` joins devices of one host, ``network`` those of different hosts, unless ``between`` names them."""
+    """``local`` joins devices of one host, ``network`` those of different hosts, unless ``between`` names them.
+
+    A link that is None joins no devices, and a file that needs it is refused.
+    """
 
     local: Link | None = None
     network: Link | None = None
@@ -576,7 +592,10 @@ def parts_of(stages: Sequence[Stage]) -> list[list[tuple[tuple[str, ...], range]
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """A valid cluster. ``load_cluster`` makes it; every name in it is that of a device in ``devices``."""
+    """A valid cluster, which ``load_cluster`` makes. Every name in it is that of a device in ``devices``.
+
+    Times of emulated devices are modelled (``as_model``); real devices take as long as they take.
+    """
 
     name: str
     description: str = ""
@@ -584,14 +603,17 @@ class Cluster:
     links: Links
     stages: tuple[Stage, ...]
     engine: str
+    """Device on whose host the engine runs; of a real cluster the host where the command is started."""
     drafter: str | None = None
+    """Device of a drafter with weights; None: nothing drafts, or with real devices the drafter is with the engine."""
     as_model: ModelPrice | None = None
     """Emulation: the model that the stages are priced as. None means that nothing is emulated."""
     draft_as_model: ModelPrice | None = None
+    """Emulation: the model that the drafter is priced as; None without a drafter."""
     draft_pass_ms: float | None = None
     """Measured milliseconds of one of the drafter's passes, on any device; None: priced by ``draft_as_model``."""
     time_scale: float = 1.0
-    """Factor on every modelled time."""
+    """Factor on every modelled time, above 0; for hosts that are too slow for 1."""
     kv_slots: int = KV_SLOTS
     """Tokens whose keys and values every stage has to have room for."""
 

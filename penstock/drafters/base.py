@@ -266,12 +266,15 @@ size."""
 
 @dataclass(frozen=True, kw_only=True)
 class SyntheticOptions(DrafterOptions):
+    """Options of ``synthetic``. Raises FieldError without ``accuracy`` and for a value out of its field's range."""
+
     priced_as = Weights.DRAFT_MODEL
 
     accuracy: tuple[float, ...] | None = None
-    """Chance that the target's token is among the first 1, 2, ... candidates."""
+    """Chances, 0 to 1 and never falling, that the target's token is among the first 1, 2, ... candidates. They have to
+    be given, for example ``[0.7, 0.8, 0.85]``."""
     seed: int = 0
-    """Decides which drafts are right."""
+    """Decides which drafts are right; 0 or above."""
 
     def __post_init__(self) -> None:
         check(self.seed >= 0, "seed", self.seed, "0 or above")

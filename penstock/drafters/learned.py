@@ -29,14 +29,17 @@ Entries = list[tuple[Request, list[Node]]]
 
 @dataclass(frozen=True, kw_only=True)
 class SmallModelOptions(DrafterOptions):
+    """Options of ``draft_model``: a small model with the target's tokenizer. Raises FieldError without ``model``."""
+
     weights = Weights.DRAFT_MODEL
     priced_as = Weights.DRAFT_MODEL
 
     model: str | None = None
-    """Folder, GGUF file or hub name of the small model, whose tokenizer has to be the target's. The target itself, with
-    fewer bits, is one, too."""
+    """Folder, GGUF file or hub id of the small model, whose tokenizer has to be the target's; None only where the
+    target is ``demo``. The target itself, with fewer bits, is one, too."""
     quantization: Literal["auto", "none", "int8", "int4"] = "auto"
-    """Whole numbers that its weights are held as; auto: as the engine's own ``quantization`` has it."""
+    """Format of its weights: int8 or int4, which are whole numbers, or none, which is floats; auto: as the engine's
+    ``quantization`` says."""
 
     def __post_init__(self) -> None:
         if not self.model:
@@ -268,28 +271,37 @@ class LearnedDrafter(SmallModelDrafter):
 
 @dataclass(frozen=True, kw_only=True)
 class LearnedOptions(DrafterOptions):
+    """Options of every learned drafter, whose module was trained on the target's hidden states and reads them."""
+
     weights = Weights.SPECULATOR
     priced_as = Weights.SPECULATOR
 
     model: str | None = None
-    """Folder or hub name of the learned drafter; those that come with the package's own target need none."""
+    """Folder or hub id of the learned drafter; None only for those that are shipped for the target ``demo``."""
     quantization: Literal["auto", "none", "int8", "int4"] = "auto"
-    """Whole numbers that its weights are held as on a CPU; auto: int8 where it computes in float32 on a real CPU. What
-    is answered does not depend on it: it may only be right more seldom."""
+    """Format of its weights: int8 or int4, which are whole numbers and for CPUs alone, or none, which is floats; auto:
+    int8 where it computes in float32 on a real CPU. The text does not depend on it, only how often drafts are right."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FollowingOptions(LearnedOptions):
+    """Options of ``eagle``, ``eagle3`` and ``medusa``.
+
+    Sources: Li et al., EAGLE, section 3.1, and EAGLE-3, section 3; Cai et al., Medusa, section 2.1.1.
+    """
+
     def start(self, parts: DrafterParts) -> FollowingDrafter:
         return FollowingDrafter(parts.start_weights(), parts.chunk)
 
 
 @dataclass(frozen=True, kw_only=True)
 class MtpOptions(FollowingOptions):
+    """Options of ``mtp``, the target's own head for multi-token prediction (DeepSeek-V3, section 2.2)."""
+
     of_target = True
 
     model: str | None = None
-    """Folder of an MTP head that was trained apart (``penstock train mtp``). The target's own needs none."""
+    """Folder of an MTP head that was trained separately (``penstock train mtp``); None is the target's own."""
 
 
 class FollowingDrafter(LearnedDrafter):
@@ -329,9 +341,14 @@ class FollowingDrafter(LearnedDrafter):
 
 @dataclass(frozen=True, kw_only=True)
 class BlockOptions(LearnedOptions):
+    """Options of ``dflash``, ``dspark`` and ``jetspec``, which draft a block of levels in one pass.
+
+    Sources: DSpark (arXiv 2607.05147), JetSpec (arXiv 2606.18394). Raises FieldError for a negative ``ahead``.
+    """
+
     ahead: int | None = None
-    """Levels below the candidates of a node that the same pass drafts, without knowing which candidate is right; 0: a
-    pass for every node. None: as many as the module's block has."""
+    """Number of levels below a node's candidates that are kept from the same pass, drafted without knowing which
+    candidate is right; 0: a pass for every node. None: as many as the module's block has."""
 
     def __post_init__(self) -> None:
         check_positive(self, "ahead", or_zero=True)

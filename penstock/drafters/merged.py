@@ -393,10 +393,12 @@ NEXT: Final = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class NgramOptions(DrafterOptions):
+    """Options of ``ngram``, prompt lookup (Saxena, 2023). Raises FieldError for a number out of its field's range."""
+
     prompt_lookup_max: int = 4
-    """Longest suffix of the text that is looked up in it (vLLM's name)."""
+    """Most tokens of the text's end that are looked up earlier in it (vLLM's name)."""
     prompt_lookup_min: int = 1
-    """Shortest such suffix (vLLM's name)."""
+    """Fewest tokens of the text's end that are looked up, 1 to ``prompt_lookup_max`` (vLLM's name)."""
 
     def __post_init__(self) -> None:
         check_positive(self, "prompt_lookup_max", "prompt_lookup_min")

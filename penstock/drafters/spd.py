@@ -80,8 +80,14 @@ def layers_done(layers: Sequence[tuple[int, int]]) -> tuple[int, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class SpdOptions(LearnedOptions):
+    """Options of ``spd`` (Wang et al., Speculative Pipeline Decoding, section 3).
+
+    Raises FieldError for a negative lag, and at the start for a module that was trained for other stages.
+    """
+
     feature_lag: int = 0
-    """Batches by which every token counts as less far than it is, so that drafting waits for no feature."""
+    """Number of batches by which every token is taken to be less deep in the pipeline than it is, so that drafting
+    waits for no feature."""
     post_state: bool = False
     """Whether a token has to have passed the first stage before the module looks at it (SPD, section 4.4)."""
 
@@ -101,6 +107,8 @@ class SpdOptions(LearnedOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class EarlyExitOptions(LearnedOptions):
+    """Options of ``early_exit``: a layer and a head on what the first stage gives, as in PPSD."""
+
     @property
     def needs_entered(self) -> str | None:
         return "method 'early_exit'"

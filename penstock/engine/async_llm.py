@@ -60,13 +60,13 @@ class AsyncLLM(LocalEngine):
     asyncio.run(main())
     ```
 
-    The keyword arguments are ``LLM``'s, and ``max_queue``: how many requests may wait, None for any number. After
-    ``idle_timeout`` seconds without a request, None for never, stages and drafter are ended, which frees their memory;
-    the next request has them loaded again, and gets the same tokens. A thread of its own steps the engine. Everything
-    but ``stats`` is called on the thread of one event loop; another may follow once that one has ended, and raises
-    PipelineError while it runs. In a child that the process forks each call raises PipelineError; the parent's engine
-    is unharmed. The constructor blocks until every stage has loaded its layers. It raises ConfigError before anything
-    starts, and PipelineError if a stage cannot be started.
+    The keyword arguments are ``LLM``'s, and two more. At most ``max_queue`` requests may wait; None sets no limit.
+    After ``idle_timeout`` seconds without a request, None for never, stages and drafter are ended, which frees their
+    memory; the next request has them loaded again, and gets the same tokens. A thread of its own steps the engine.
+    Everything but ``stats`` is called on the thread of one event loop; another may follow once that one has ended, and
+    raises PipelineError while it runs. In a child that the process forks each call raises PipelineError; the parent's
+    engine is unharmed. The constructor blocks until every stage has loaded its layers. It raises ConfigError before
+    anything starts, also for the method ``synthetic``, and PipelineError if a stage cannot be started.
 
     Ctrl-C does not reach the engine: ``asyncio.run`` cancels its main task, and leaving the ``async with`` block aborts
     all requests and stops every process.
@@ -145,10 +145,11 @@ class AsyncLLM(LocalEngine):
         ```
 
         It does not wait. A grammar is compiled by ``prepare``, or else here, which can hold the event loop up for
-        seconds. ``request_id`` names the request for ``abort``. Requests with a lower ``priority`` are admitted
-        earlier; those of one ``client`` share what is left with those of others, turn by turn. Raises RequestError for
-        a bad prompt or parameters and for a request that can never fit, QueueFull when too many wait, and PipelineError
-        when the engine has ended.
+        seconds. ``request_id`` names the request for ``abort``; None generates one. A lower ``priority``, a whole
+        number, has the request admitted earlier. Clients are treated alike, however many requests each ``client``
+        sends. Raises RequestError for a bad prompt or parameters, for a request that can never fit and for a
+        ``request_id`` that is under way, QueueFull when ``max_queue`` requests wait, and PipelineError when the engine
+        has ended.
         """
         self._check_taking()
         job = self._llm.job(prompt, sampling_params, priority, client)
@@ -215,7 +216,7 @@ class AsyncLLM(LocalEngine):
         return [ReplicaStats(0, state, stats.ended or stats.recovering, stats)]
 
     async def check_health(self, timeout: float = HEALTH_TIMEOUT) -> None:
-        """Return if a token can be generated: one has come within ``timeout`` seconds, or comes now.
+        """Return if a token can be generated: one has come within ``timeout`` seconds (10 by default), or comes now.
 
         It also returns while the engine replaces a lost stage (``stats().recovering``), and while an idle one holds no
         weights (``stats().resting``): requests are taken, and wait.
@@ -250,7 +251,7 @@ class AsyncLLM(LocalEngine):
         return await asyncio.wrap_future(moves)
 
     async def cached_blocks(self, most: int) -> list[int]:
-        """Hashes of the blocks that the prefix cache holds, at most so many, those made last (``block_hashes``).
+        """Hashes (``block_hashes``) of at most ``most`` blocks that the prefix cache holds, those made last.
 
         Whoever routes requests finds a prompt's beginning among them. Raises PipelineError if the engine has ended.
         """

@@ -54,7 +54,7 @@ class PlainAnswers:
 
 
 class Engine(Protocol):
-    """The part of ``LLM`` that decodes the answers."""
+    """The part of ``LLM`` that decodes the answers; its members are those of ``LLM``."""
 
     @property
     def drafter(self) -> Drafter | None: ...

@@ -23,7 +23,7 @@ from penstock.text.tokenizer import Tokenizer
 from penstock.text.workers import aside
 
 MOST_FINISHED: Final = 256
-"""Number of finished requests that ``numbers`` still knows."""
+"""Number of finished requests that ``numbers`` still knows: whoever asks for them does so soon after the end."""
 
 
 class AsyncEngine(ABC):
@@ -46,7 +46,10 @@ class AsyncEngine(ABC):
 
     @abstractmethod
     async def prepare(self, sampling_params: SamplingParams) -> None:
-        """Check parameters and compile a new grammar, beside the event loop. Raises RequestError."""
+        """Check parameters and compile a new grammar, beside the event loop.
+
+        Raises RequestError if this model cannot serve them.
+        """
 
     @abstractmethod
     def submit(
@@ -75,7 +78,10 @@ class AsyncEngine(ABC):
 
     @abstractmethod
     def steps(self, dialogue: Dialogue, params: SamplingParams, mode: str) -> Steps:
-        """The steps of an answer with ``outline_decoding``. Raises RequestError."""
+        """The steps of an answer with ``outline_decoding``.
+
+        Raises RequestError for parameters that do not go with it.
+        """
 
     @abstractmethod
     def stats(self) -> EngineStats:
@@ -99,7 +105,7 @@ class AsyncEngine(ABC):
 
     @abstractmethod
     def get_default_sampling_params(self) -> SamplingParams:
-        """The checkpoint's generation_config as sampling parameters: what applies where none are given."""
+        """The checkpoint's generation_config as sampling parameters, which apply where none are given."""
 
     @property
     @abstractmethod
@@ -339,7 +345,7 @@ class LocalEngine(AsyncEngine):
         return self._llm.get_tokenizer()
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """The checkpoint's generation_config as sampling parameters: what applies where none are given."""
+        """The checkpoint's generation_config as sampling parameters, which apply where none are given."""
         return self._llm.get_default_sampling_params()
 
     @property

@@ -58,7 +58,7 @@ Tell = Callable[[int, CompletionDelta], None]
 
 
 class Engine(Decoder, Protocol):
-    """The part of ``LLM`` that answers in points need."""
+    """The part of ``LLM`` that answers in points need; its members are those of ``LLM``."""
 
     def complete(self, jobs: Sequence[Job], tell: Tell | None = None) -> list[RequestOutput]: ...
 
@@ -149,16 +149,19 @@ def complete_step(engine: Engine, step: Step) -> list[RequestOutput]:
 
 
 def prepare(engine: Engine, asks: Sequence[Ask]) -> None:
+    """Have a synthetic drafter know the answers to these requests."""
     learn_answers(engine, [ask.prompt for ask in asks], [ask.params for ask in asks])
 
 
 def job_of(engine: Engine, ask: Ask) -> Job:
+    """The job of one request. Raises RequestError if it can never run."""
     job = engine.job(ask.prompt, ask.params)
     job.pinned = ask.pinned
     return job
 
 
 def complete(engine: Engine, runs: Sequence[Run], tell: Callable[[str], None] | None) -> list[RequestOutput]:
+    """The outputs of all jobs of these questions' steps, which run together. ``tell`` gets the text of a last step."""
     jobs = [job for run in runs for job in run.jobs]
     step = runs[0].step
     return engine.complete(jobs, None if tell is None or not step.last else Teller(step.headings, tell))
@@ -259,8 +262,8 @@ class LLM:
         prompts or a list with one for each; None takes the checkpoint's generation_config. ``outline_decoding`` is
         that of ``chat``; the texts are then questions. Raises RequestError before anything starts if a prompt or its
         parameters cannot work, with its place (``prompts[1]``) where there are several. Raises RequestError in the end
-        if a structured output could not go on, and PipelineError if a stage is lost and not replaced within
-        ``recovery_timeout``.
+        if a structured output could not go on, and PipelineError if the engine is closed, or a stage is lost and not
+        replaced within ``recovery_timeout`` seconds.
         """
         with self._turns.turn():  # also while tokenizers work: their errors are told as errors of the prompt
             many = prompts_of(prompts)
@@ -310,11 +313,11 @@ class LLM:
         parts, and what it holds is never read as a special token. ``chat_template`` is Jinja text in place of the
         checkpoint's own, ``tools`` are functions that it describes to the model, ``chat_template_kwargs`` its further
         variables. ``continue_final_message``, with ``add_generation_prompt=False``, has the model go on with the last
-        message. ``outline_decoding`` "on" has an outline written first, and its points side by side as requests of
-        their own: an answer that is another than the plain one, and that comes sooner. "auto" has the target say
-        whether the answer is a list at all. ``RequestOutput.outline`` says what became of it. Raises RequestError for
-        messages that are none or that the template refuses, and where there is no template, besides what ``generate``
-        raises.
+        message. With ``outline_decoding`` "on" the model writes an outline first, then its points side by side, as
+        requests of their own (Jupiter, section V): the answer differs from the plain one, and comes sooner. "auto" does
+        so only if the model itself calls the answer a list. ``RequestOutput.outline`` says what became of it. Raises
+        RequestError for messages that are none or that the template refuses, where there is no template, and for what
+        does not go with an outline (``n`` above 1, structured outputs, tools), besides what ``generate`` raises.
         """
         chat = ChatFormat(
             chat_template=chat_template,
@@ -346,7 +349,8 @@ class LLM:
         ```
 
         The request is checked and queued at once. It advances whenever the iterator, or another call, steps the engine;
-        an iterator that is closed or left aborts it. Raises what ``generate`` raises.
+        an iterator that is closed or left aborts it. Raises what ``generate`` raises, and RequestError without a
+        tokenizer.
         """
         self.get_tokenizer()
         (params,) = self._params(sampling_params, 1)
@@ -365,7 +369,7 @@ class LLM:
         return pieces
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """The checkpoint's generation_config as sampling parameters: what applies where none are given."""
+        """The checkpoint's generation_config as sampling parameters, which apply where none are given."""
         return SamplingParams(**self._setup.checkpoint.sampling_defaults)  # type: ignore[arg-type]
 
     def get_tokenizer(self) -> Tokenizer:
@@ -408,6 +412,7 @@ class LLM:
 
     @property
     def setup(self) -> Resolved:
+        """The options with every default filled in, and the files that they name."""
         return self._setup
 
     @property
@@ -425,14 +430,17 @@ class LLM:
 
     @property
     def loop(self) -> EngineLoop:
+        """The loop that steps the engine."""
         return self._loop
 
     @property
     def turns(self) -> Turns:
+        """The turns that threads take in stepping the engine."""
         return self._turns
 
     @property
     def drafter(self) -> Drafter | None:
+        """The drafter; None where nothing drafts."""
         return self._parts.drafter
 
     @contextmanager
@@ -449,6 +457,7 @@ class LLM:
 
     @property
     def host(self) -> Executor:
+        """The executor that runs the stages and keeps the engine's clock."""
         return self._executor
 
     def number_from(self, first: int) -> None:

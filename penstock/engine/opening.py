@@ -352,7 +352,10 @@ def ask_for(executor: FleetExecutor, source: Path, total: int | None, layers: Ma
 
 
 def waiting(executor: FleetExecutor, names: Collection[str]) -> Generator[float]:
-    """Yields times at which to go on, until these hosts hold what they were asked for. Raises ConfigError."""
+    """Yields times at which to go on, until these hosts hold what they were asked for.
+
+    Raises ConfigError, naming each host that is lost or cannot hold them.
+    """
     while not executor.fleet.settled(names):
         executor.fleet.tell_progress()
         yield executor.now() + LOOK_S

@@ -18,6 +18,7 @@ from penstock.library.shelf import place_of
 from penstock.speculation import SpeculativeConfig, parse_speculative
 
 DEVICES: Final = re.compile(r"cpu|cuda(:[0-9]{1,3})?")
+"""Matches the values of ``device``: the processor, one GPU by its number, or all GPUs of a host."""
 SHORTEST_STAGE_TIMEOUT: Final = 5.0
 """Lower limit of ``stage_timeout``, in seconds: several heartbeats, of which a busy host may delay one or two."""
 AUTO: Final = "auto"
@@ -26,25 +27,26 @@ DEMO: Final = Path(__file__).parent.parent / "demo"
 """The folder of the shipped pair of models."""
 
 MODEL_NAME: Final = Option(
-    "Short name, hub id, address, GGUF file or checkpoint folder; 'demo' is the pair that is shipped.",
+    "Short name, hub id, address, GGUF file or checkpoint folder; 'demo' is the pair of models that is shipped.",
     MODEL,
     values=(PAIR, *short_names()),
 )
 CLUSTER: Final = Option(
-    "Preset, random-SEED, local-N, or a file ending in .toml: which devices there are, real or emulated.",
+    "The devices, real or emulated: a preset, random-SEED, local-N, or a file ending in .toml.",
     PIPELINE,
     default="",
     values=tuple(preset_names()),
 )
 
 KEYS: Final = "~/.config/penstock/keys, if there are any"
+"""Default of the options for a folder of keys, in the words of the help."""
 
 ModelName = Annotated[str, MODEL_NAME]
 Dtype = Annotated[
     str,
     Option(
-        "float32, bfloat16, float16, or auto: the checkpoint's, where the device is good at it, else float32; 16 bits "
-        "on GPUs.",
+        "Format of hidden states, and of weights held as floats: float32, bfloat16, float16, or auto, which is the "
+        "checkpoint's where the processor is fast in it, else float32; on GPUs one of 16 bits.",
         MODEL,
         values=DTYPES,
     ),
@@ -52,8 +54,8 @@ Dtype = Annotated[
 Quantization = Annotated[
     str,
     Option(
-        "none, int8 or int4: whole numbers that weights are held as, a draft model's too; auto keeps floats, "
-        "and takes int4 or int8 where the file holds whole numbers (GGUF, GPTQ, AWQ and others).",
+        "Format that weights are held in, a draft model's too: int8 or int4, which are whole numbers, or none, which "
+        "is floats; auto: whole numbers where the file holds them (GGUF, GPTQ, AWQ and others), else floats.",
         MODEL,
         values=QUANTIZATIONS,
     ),
@@ -71,17 +73,17 @@ Numerics = Annotated[
 Stages = Annotated[
     int | None,
     Option(
-        "Number of stages.",
+        "Number of stages, each of which holds some of the layers.",
         PIPELINE,
         names=("--pipeline-parallel-size", "-pp"),
-        default="as the cluster or the split says, else 1",
+        default="as the cluster, the split or the hosts say, else 1",
     ),
 ]
 Ranks = Annotated[
     int,
     Option(
-        "Processes that share every layer of a stage, each with a part of its outputs: of dense models on processors. "
-        "At most as many as a layer has groups of keys and values. With hosts enough each has one of its own.",
+        "Processes that share every layer of a stage, each computing a part of its outputs; for dense models on CPUs. "
+        "At most as many as a layer has heads of keys and values, each on a host of its own where there are enough.",
         PIPELINE,
         names=("--tensor-parallel-size", "-tp"),
     ),
@@ -89,17 +91,17 @@ Ranks = Annotated[
 Threads = Annotated[
     int | None,
     Option(
-        "Threads that each stage, whose ranks share them, and a drafter with weights compute with.",
+        "Threads of each stage, shared by its ranks, and of a drafter with weights.",
         PIPELINE,
-        default="this host's cores, shared among them",
+        default="the cores of each host, shared among its processes; 1 on GPUs and emulated devices",
     ),
 ]
 Hosts = Annotated[
     str | None,
     Option(
-        "Where the stages are: hosts on which `penstock worker` runs; localhost is this one, and join://HOST:PORT an "
-        "address of it to which workers come. A host may be named once for each of its GPUs. ray and ray://HOST:PORT: "
-        "a Ray cluster starts them.",
+        "Hosts of the stages, on which `penstock worker` runs; localhost is this one, and a host may be named once for "
+        "each of its GPUs. join://HOST:PORT: workers come to this address of this host; ray or ray://HOST:PORT: a Ray "
+        "cluster starts them.",
         PIPELINE,
         metavar="HOST[:PORT],...",
         default="as the cluster says, else this host",
@@ -108,7 +110,7 @@ Hosts = Annotated[
 DrafterOn = Annotated[
     str | None,
     Option(
-        "Where a drafter with weights runs: engine, first-stage, last-stage, one of the hosts or one of its own, or a "
+        "Where a drafter with weights runs: engine, first-stage, last-stage, a host, which need not have a stage, or a "
         "cluster's device.",
         PIPELINE,
         metavar="PLACE",
@@ -118,17 +120,17 @@ DrafterOn = Annotated[
 ]
 KeysFolder = Annotated[
     str | None,
-    Option("This host's keys, which `penstock keys` makes.", PIPELINE, metavar="FOLDER", default=KEYS),
+    Option("Folder of this host's keys, which `penstock keys` makes.", PIPELINE, metavar="FOLDER", default=KEYS),
 ]
 Insecure = Annotated[
-    bool, Option("Talk to other hosts without keys or encryption: for a network that is private.", PIPELINE)
+    bool, Option("Talk to other hosts without keys or encryption, for private networks only.", PIPELINE)
 ]
 ReplicaCount = Annotated[
     int,
     Option(
-        "Engines of the model, each with its own stages, behind one front end: requests go to the one that has the "
-        "fewest tokens to compute first, and go on elsewhere when it is lost. They share this host's cores; --hosts is "
-        "cut into as many equal parts.",
+        "Engines of the model, each with its own stages and an equal part of this host's cores and of --hosts. A "
+        "request goes to the one with the fewest tokens to compute before its answer, and goes on at another if that "
+        "one is lost.",
         PIPELINE,
         names=("--data-parallel-size", "-dp"),
     ),
@@ -136,9 +138,9 @@ ReplicaCount = Annotated[
 SpeculativeSlots = Annotated[
     int | None,
     Option(
-        "Most drafted tokens at a time; each costs KV memory on every stage and in the drafter.",
+        "Most drafted tokens at a time; each takes KV memory on every stage and in the drafter.",
         SPECULATION,
-        default="what the widest strategy can use",
+        default="as many as the widest strategy can use, at least 1024",
     ),
 ]
 
@@ -152,7 +154,12 @@ class ModelOptions:
     quantization: Quantization = "auto"
     numerics: Numerics = "auto"
     device: Annotated[
-        str, Option("cpu, cuda:N, or cuda: stages and drafter spread over all GPUs.", MODEL, values=("cpu", "cuda"))
+        str,
+        Option(
+            "Where stages and drafter compute: cpu, cuda:N (one GPU), or cuda (spread over all GPUs).",
+            MODEL,
+            values=("cpu", "cuda"),
+        ),
     ] = "cpu"
     max_model_len: Annotated[
         int | None,
@@ -169,7 +176,8 @@ class PipelineOptions:
     layer_split: Annotated[
         str | None,
         Option(
-            "Layers of each stage; auto: as suits the hosts, which are measured where penstock profile has not.",
+            "Number of layers of each stage; auto plans them for the hosts' speeds, and measures hosts that penstock "
+            "profile has not.",
             PIPELINE,
             metavar="N,N,...|auto",
             default="auto for hosts that have been measured and differ, else an even split",
@@ -184,15 +192,19 @@ class PipelineOptions:
     stage_timeout: Annotated[
         float | None,
         Option(
-            "Seconds without a sign of life after which a stage is lost; one batch must take less. inf has no limit.",
+            "Seconds without a sign of life after which a stage is lost, at least 5; one batch must take less. inf: no "
+            "limit.",
             PIPELINE,
-            default="five of its slowest batches, at least 10",
+            default="five times its slowest batch, at least 10 s",
         ),
     ] = None
-    """``math.inf`` is for a debugger in a stage."""
+    """``math.inf`` suits a debugger in a stage."""
     recovery_timeout: Annotated[
         float,
-        Option("Seconds in which what was lost has to be replaced; 0 has requests end when a stage is lost.", PIPELINE),
+        Option(
+            "Seconds within which a lost stage has to be replaced, while requests wait; else they fail. 0: at once.",
+            PIPELINE,
+        ),
     ] = 300.0
 
 
@@ -206,11 +218,12 @@ class SharingOptions:
         Option(
             "Most tokens of all running requests and the prefix cache together; each takes memory on every stage.",
             SHARING,
-            default="two requests of the most tokens, at least 4096",
+            default="twice max_model_len, at least 4096",
         ),
     ] = None
     enable_prefix_caching: Annotated[
-        bool, Option("Keep what requests with the same beginning can share.", SHARING, default="on")
+        bool,
+        Option("Keep the keys and values of tokens for later requests with the same beginning.", SHARING, default="on"),
     ] = True
     """Without it, layers with a window or a state keep only what is within their reach, which takes less memory."""
     prefill_chunk: Annotated[
@@ -223,7 +236,9 @@ class SharingOptions:
     ] = None
     prefill_stretch: Annotated[
         float,
-        Option("Most times as long as without prompts that a step may take while other requests decode.", SHARING),
+        Option(
+            "Factor, at least 1, by which tokens of prompts may lengthen a step while other requests decode.", SHARING
+        ),
     ] = 2.0
 
 
@@ -235,11 +250,11 @@ class ReplicaOptions:
     move_after: Annotated[
         float | None,
         Option(
-            "Seconds after which requests leave an engine whose stages bring nothing, and go on elsewhere; one batch "
-            "must take less. The engine may come back; after the stage timeout it is lost. inf has them wait for that.",
+            "Seconds without a result after which an engine's requests go on at another; one batch must take less. The "
+            "engine may come back, and is lost after the stage timeout; inf: requests wait until then.",
             PIPELINE,
             metavar="SECONDS",
-            default="three of its slowest trips through the stages, at least 1",
+            default="three times its slowest trip through the stages, at least 1 s",
         ),
     ] = None
 
@@ -248,19 +263,20 @@ class ReplicaOptions:
 class EngineOptions(SharingOptions, ReplicaOptions, PipelineOptions, ModelOptions):
     """Everything that can be set about an engine: the keyword arguments of ``LLM`` and ``AsyncLLM``.
 
-    Names are vLLM's where it has them. Raises FieldError naming the field, and ConfigError for an invalid cluster.
+    Names are vLLM's where it has them. The constructor raises FieldError naming the field, and ConfigError for a
+    cluster that cannot be read or does not hold together.
     """
 
     speculative_config: Mapping[str, Any] | SpeculativeConfig | None = field(default_factory=dict)
     """Who drafts and what enters the pipeline: the arguments of ``SpeculativeConfig``. None is plain decoding.
 
     Default: ``{}``, which is what the command line and the server have: ``auto`` decides what enters, drafted by the
-    target's own draft model if it is ``demo``, and by prompt lookup else. A ``model`` without a ``method`` is a draft
-    model.
+    target's own draft model if it is ``demo``, and by prompt lookup else. The files of a ``model`` without a ``method``
+    say which kind of drafter it is.
     """
     speculative_slots: SpeculativeSlots = None
     transport: str = "ipc"
-    """The transport between stages: ipc (Unix sockets) or tcp (the loopback interface)."""
+    """Transport between stages on this host: ipc (Unix sockets) or tcp (the loopback interface)."""
     engines_here: int = 1
     """Engines among which this host's cores are divided, this one included; ``Replicas`` sets it."""
     skip_tokenizer_init: bool = False

@@ -147,7 +147,10 @@ def same_split(asked: Resolved, names: Sequence[str], living: Living) -> Resolve
 
 
 def split_anew(asked: Resolved, names: Sequence[str], living: Living) -> Resolved:
-    """The layers split evenly over ``names``, no more stages on a host than were asked for. Raises ConfigError."""
+    """The layers split evenly over ``names``, no more stages on a host than were asked for.
+
+    Raises ConfigError if the engine cannot run on these hosts (``resolve_options``).
+    """
     each = -(-len(asked.all_hosts) // len(set(asked.all_hosts)))
     stages = max(1, each * len(names) // asked.options.tensor_parallel_size)
     options = replace(

@@ -38,14 +38,16 @@ IN_A_ROW_S: Final = 600.0
 FIRST_DELAY: Final = 1.0
 """Seconds before the second attempt in a row; each further one waits twice as long as the one before."""
 LONGEST_DELAY: Final = 15.0
-"""Upper limit of the wait between two attempts, in seconds."""
+"""Upper limit of the wait between two attempts, in seconds: hosts that are back are noticed within that."""
 
 
 class Parts(Protocol):
     """The pipeline and the drafter of an engine, and the way to start them."""
 
     @property
-    def pipeline(self) -> Pipeline: ...
+    def pipeline(self) -> Pipeline:
+        """The pipeline that the engine uses now."""
+        ...
 
     @property
     def drafter(self) -> Drafter | None:
@@ -104,13 +106,17 @@ class Requests(Protocol):
         ...
 
     @property
-    def running(self) -> list[Request]: ...
+    def running(self) -> list[Request]:
+        """The requests that are being computed."""
+        ...
 
     def vacate(self) -> None:
         """Have all running requests wait, to begin anew: the new stages hold none of their rows."""
         ...
 
-    def fail(self, request: Request, error: str) -> None: ...
+    def fail(self, request: Request, error: str) -> None:
+        """End a request that cannot go on; ``error`` is what its caller is told."""
+        ...
 
     def lose_all(self) -> None:
         """End all requests with an error, also those that wait."""

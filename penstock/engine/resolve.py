@@ -58,16 +58,22 @@ class Resolved:
     """Options with every default filled in and every file looked at; nothing is left that can be refused later."""
 
     options: EngineOptions
+    """The options, with the dtype and planned layers and hosts filled in."""
     checkpoint: Checkpoint
+    """The target's checkpoint."""
     quantization: str
     """Format of the target's weights: none, int8 or int4."""
     draft: Checkpoint | None
+    """The draft model's checkpoint; None where no small model drafts."""
     draft_quantization: str
     """Format of the drafter's weights: none, int8 or int4."""
     speculator: SpeculatorCheckpoint | None
+    """The learned drafter's checkpoint; None where none drafts."""
     cluster: Cluster | None
     speculation: SpeculativeConfig | None
+    """The drafter and the strategy; None decodes plainly."""
     layers: tuple[tuple[int, int], ...]
+    """Layers [first, last) of each stage."""
     hosts: tuple[str, ...]
     """Host of each stage, as plans name it: this one is the empty string."""
     devices: tuple[str, ...]
@@ -75,8 +81,11 @@ class Resolved:
     threads: tuple[int, ...]
     """Threads of each stage; the drafter's come last."""
     max_model_len: int
+    """Most tokens of prompt and output together."""
     kv_slots: int
+    """Tokens of running requests and the prefix cache for which every stage has room."""
     speculative_slots: int
+    """Drafted tokens for which every stage has room beside them."""
     prefill_times: PrefillTimes | None = None
     """Times of the stages, where all are real and have been measured; None otherwise."""
     ranks: tuple[tuple[RankPlace, ...], ...] = ()
@@ -316,7 +325,10 @@ def threads_of(
 
 
 def with_drafter_placed(setup: Resolved, living: Mapping[str, HostFacts]) -> Resolved:
-    """The setup with the drafter's device and threads as its host has them now. Raises ConfigError."""
+    """The setup with the drafter's device and threads as its host has them now.
+
+    Raises ConfigError if the host lacks the device.
+    """
     if not setup.drafter_host:
         return setup
     now = placement_fields(setup.options, setup.groups, living, drafts=True)
@@ -334,7 +346,8 @@ def drafter_checkpoints(
 ) -> tuple[Checkpoint | None, SpeculatorCheckpoint | None]:
     """The draft model's checkpoint or the learned drafter's, whichever drafts for the target's, ``checkpoint``.
 
-    Raises ConfigError.
+    Raises ConfigError, naming ``speculative_config.model`` or ``.method``, for one that is not there, cannot be read,
+    or does not fit the target.
     """
     from penstock.checkpoint.checkpoint import open_checkpoint
     from penstock.models.loader import check_loads
@@ -398,7 +411,10 @@ def stages_named(options: EngineOptions) -> int:
 
 
 def draft_at_hand(options: EngineOptions) -> Glance | None:
-    """A glance at a draft model on this machine; None where there is none here. Raises ConfigError."""
+    """A glance at a draft model on this machine; None where there is none here.
+
+    Raises ConfigError if its files cannot be read.
+    """
     name = drafting_checkpoint(options)
     return glance_at_draft(name) if name is not None and Path(name).expanduser().exists() else None
 

@@ -160,11 +160,12 @@ class RunLog:
 class EngineStats:
     """An engine's state now, and its counters since it was made.
 
-    The counts of drafts, tokens and rows are those of ``SpeculationMetrics``, summed over all requests.
+    A request with ``n`` completions counts as ``n`` requests here. The counts of drafts, tokens and rows are those of
+    ``SpeculationMetrics``, summed over all requests.
     """
 
     running: int
-    """Requests that run."""
+    """Requests that are being computed."""
     waiting: int
     """Requests that wait to be admitted."""
     kv_slots: int
@@ -180,7 +181,7 @@ class EngineStats:
     batches_in_flight: int
     """Batches that have entered the first stage and whose results have not come."""
     rows_in_flight: int
-    """Tokens in these batches."""
+    """Rows, one for each token, of these batches."""
     prompt_tokens: int
     """Tokens of the prompts of admitted requests."""
     generation_tokens: int
@@ -202,19 +203,19 @@ class EngineStats:
     misses: int
     """The target's tokens that had not been drafted."""
     rows_entered: int
-    """Tokens that entered the pipeline."""
+    """Rows, one for each token, that entered the pipeline."""
     rows_dead: int
-    """Entered tokens that were found wrong while they were in flight."""
+    """Rows that were found wrong while they were in flight."""
     emulated_passes: int
     """Batches that emulated stages have computed."""
     emulated_overruns: int
     """Batches of emulated stages that really took longer than they would on the modelled device."""
     stage_busy_seconds: list[float]
-    """Seconds for which each stage has computed."""
+    """[stages]: seconds for which each stage has computed."""
     stage_heard_seconds_ago: list[float]
-    """Seconds since each stage was last heard of."""
+    """[stages]: seconds since each stage was last heard of."""
     stage_rank_bytes: list[list[int]]
-    """Bytes of weights, keys and values that each rank of a stage holds, by stage; none for a stage of one rank."""
+    """[stages][ranks]: bytes of weights, keys and values that each rank holds; empty for a stage of one rank."""
     last_step_seconds_ago: float | None
     """Seconds since the last result came; None before the first."""
     recovering: str | None
@@ -235,6 +236,7 @@ class ReplicaState(StrEnum):
     """Whether one of several engines takes requests now."""
 
     UP = "up"
+    """It takes requests."""
     STARTING = "starting"
     """It is being made, or replaces a stage that it has lost."""
     SILENT = "silent"
@@ -247,10 +249,12 @@ class ReplicaState(StrEnum):
 
 @dataclass(frozen=True)
 class ReplicaStats:
-    """One of the engines of a model."""
+    """The state and the counters of one of a model's engines."""
 
     number: int
+    """The engine's number, from 0 on."""
     state: ReplicaState
+    """Whether it takes requests now."""
     problem: str | None
     """Why it is not up, as far as there is a reason, or what it recovers from."""
     stats: EngineStats | None

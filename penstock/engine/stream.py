@@ -397,5 +397,6 @@ class OutlineStream:
 
 
 async def read_all(stream: Stream) -> None:
+    """Read a stream to its end. Raises as reading does."""
     async for _ in stream:
         pass

@@ -95,7 +95,7 @@ NUMBER: Final = re.compile(r"[0-9]{1,12}")
 CAPABILITY: Final = re.compile(r"([0-9]{1,3})\.([0-9]{1,3})")
 MOST_CORES: Final = 1 << 16
 MOST_DEVICES: Final = 256
-"""The most cores and the most devices that a host may say it has."""
+"""The most cores and the most devices that a host may say it has: more than any host really has."""
 
 
 class Versions(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,6 +155,7 @@ class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def own_versions() -> Versions:
+    """The versions of the protocol, of Penstock and of torch here, torch's without its build's suffix."""
     return Versions(protocol=PROTOCOL, penstock=__version__, torch=version("torch").partition("+")[0])
 
 
@@ -192,6 +193,7 @@ def label(text: str) -> str:
 
 
 def processor() -> DeviceFacts:
+    """This host's processor and memory."""
     total, free = memory()
     return DeviceFacts(device="cpu", model=label(platform.machine()), memory=total, free=free)
 

@@ -127,7 +127,7 @@ class PartialCopy:
         return hashlib.sha256(read_piece(opened, file.size, piece)).digest() == expected
 
     def write(self, name: str, piece: int, content: bytes | bytearray | memoryview) -> bool:
-        """Write a piece if its digest is right. Returns whether it is. Raises OSError."""
+        """Write a piece if its digest is right. Returns whether it is. Raises OSError if it cannot be written."""
         if hashlib.sha256(content).digest() != digest_at(self._digests[name], piece):
             return False
         start, _ = bounds_of(self._needed[name].size, piece)
@@ -165,7 +165,7 @@ class WeightCache:
         self._most_bytes = most_bytes
 
     def copy(self, digest: str, files: Sequence[FilePart], digests: dict[str, memoryview]) -> PartialCopy:
-        """The copy of a checkpoint, to be filled. Raises OSError."""
+        """The copy of a checkpoint, to be filled. Raises OSError if its folder or files cannot be made."""
         found = PartialCopy(self.folder / digest, files, digests)
         os.utime(found.folder)  # ``make_room`` removes the folders with the oldest time
         return found

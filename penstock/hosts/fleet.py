@@ -237,7 +237,10 @@ class Fleet:
     # ----------------------------------------------------------------------------------------------------- beginning
 
     def _meet(self) -> None:
-        """Wait for every host's facts, and compare versions. Raises ConfigError."""
+        """Wait for every host's facts, and compare versions.
+
+        Raises ConfigError, naming the hosts, where one does not answer in time or has another version.
+        """
         hosts = list(self.hosts.values())
         deadline = time.monotonic() + ANSWER_S
         with self._news:

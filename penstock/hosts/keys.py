@@ -94,7 +94,10 @@ def check_own(folder: Path) -> None:
 
 
 def security_for(keys: str | None, insecure: bool) -> LinkSecurity | None:
-    """The keys that the options name, as ``link_security`` finds them; None if ``insecure``. Raises ConfigError."""
+    """The keys that the options name, as ``link_security`` finds them; None if ``insecure``.
+
+    Raises ConfigError for a named folder without keys, and for keys that are invalid or expired.
+    """
     return None if insecure else link_security(None if keys is None else Path(keys).expanduser())
 
 
@@ -259,9 +262,9 @@ MOST_CONNECTIONS: Final = 16
 MOST_BYTES: Final = 1 << 14
 """Most bytes of a message of either end."""
 DIGEST_BYTES: Final = 16
-"""Bytes of a certificate's digest in a token."""
+"""Bytes of a certificate's digest in a token: 128 bits, which no search can match."""
 SECRET_BYTES: Final = 16
-"""Bytes of a token's secret."""
+"""Bytes of a token's secret: 128 bits, which nobody can guess."""
 
 
 @dataclass(frozen=True)
@@ -555,7 +558,10 @@ def request_membership(keys: str | None) -> None:
 
 
 def membership_for(request: bytes, keys: str | None) -> bytes:
-    """The answer to a host's request: the authority's certificate and the host's own, in PEM. Raises ConfigError."""
+    """The answer to a host's request: the authority's certificate and the host's own, in PEM.
+
+    Raises ConfigError for an empty request, one that is none, and where this host has no authority.
+    """
     if not request.strip():
         raise ConfigError("keys: no request came; a host that is a member already makes none")
     return b"".join(sign(folder_of(keys), request))

@@ -222,7 +222,7 @@ LATE_MS: Final = 2.0
 UNEQUAL: Final = 1.3
 """Factor by which devices may differ in speed without advice: a stage then waits little for another."""
 FREE: Final = 0.5
-"""Share of its memory that a device should have free."""
+"""Share (0 to 1) of its memory that a device should have free."""
 
 
 def advice_of(report: DoctorReport) -> list[str]:

@@ -76,7 +76,10 @@ def listed_hosts(text: str) -> tuple[str, ...]:
 
 
 def host_and_port(name: str, field: str = "hosts") -> tuple[str, str]:
-    """HOST and PORT of a name in the user's ``field``; "" for a port that it leaves out. Raises FieldError."""
+    """HOST and PORT of a name in the user's ``field``; "" for a port that it leaves out.
+
+    Raises FieldError for a name without a host, and for a port that is none.
+    """
     host, separator, port = name.rpartition(":")
     if not separator or (name.count(":") > 1 and not host.endswith("]")):  # HOST alone, or an IPv6 address
         return name, ""

@@ -100,7 +100,7 @@ class FilePart(msgspec.Struct, frozen=True):
 
 
 class HashedFile(msgspec.Struct, frozen=True):
-    """A file with the digests of its pieces, DIGEST_BYTES each."""
+    """A file, its ``size`` in bytes, and the digests of its pieces, DIGEST_BYTES each."""
 
     name: str
     size: int

@@ -166,7 +166,7 @@ DrafterOn = Annotated[
     ),
 ]
 FiguresFile = Annotated[
-    Path | None, Option("Write settings and figures.", OUTPUT, names=("--json",), metavar="FILE", default="")
+    Path | None, Option("Write settings and figures as JSON.", OUTPUT, names=("--json",), metavar="FILE", default="")
 ]
 ReportFolder = Annotated[
     Path | None,
@@ -382,7 +382,10 @@ OF_ONE_ENGINE: Final = ("cluster", "drafter_on", "peer", "report", "record")
 
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions:
-    """The strategies to compare, the engine, and the prompts. Raises FieldError."""
+    """The strategies to compare, the engine, and the prompts.
+
+    Raises FieldError for a value out of range, and options that exclude each other.
+    """
 
     strategies: Annotated[
         tuple[str, ...],
@@ -421,7 +424,9 @@ class BenchOptions:
     data_parallel_size: ReplicaCount = 1
     time_scale: Annotated[
         float | None,
-        Option("Stretch all modelled times, where this host is too slow for them.", PIPELINE, default="the cluster's"),
+        Option(
+            "Factor on all modelled times, for a host that is too slow for them.", PIPELINE, default="the cluster's"
+        ),
     ] = None
     bandwidth_gbit_s: Bandwidth = None
     drafter_on: DrafterOn = ()
@@ -438,15 +443,23 @@ class BenchOptions:
     raw: Annotated[
         bool, Option("Continue prompts as they stand, with chat models too; of turns the first.", SAMPLING)
     ] = False
-    num_prompts: Annotated[int, Option("How many of each file to use.", SAMPLING)] = 4
+    num_prompts: Annotated[int, Option("Number of prompts that are used of each file.", SAMPLING)] = 4
     max_tokens: Annotated[int, Option("Most tokens per prompt.", SAMPLING)] = 64
     temperature: Annotated[
-        tuple[float, ...], Option("0 is greedy.", SAMPLING, metavar="T,T,...", parse=parse_temperatures)
+        tuple[float, ...],
+        Option(
+            "Temperatures, each of which is measured; 0 is greedy.",
+            SAMPLING,
+            metavar="T,T,...",
+            parse=parse_temperatures,
+        ),
     ] = (0.0,)
-    top_p: Annotated[float, Option("1 is off.", SAMPLING)] = 1.0
-    top_k: Annotated[int, Option("0 is off.", SAMPLING)] = 0
-    seed: Annotated[int, Option("The first prompt's; the next one has the next.", SAMPLING)] = 0
-    seeds: Annotated[int, Option("How often to run each prompt, each time with another seed.", SAMPLING)] = 1
+    top_p: Annotated[
+        float, Option("Keep the most probable tokens that together have this probability; 1 is off.", SAMPLING)
+    ] = 1.0
+    top_k: Annotated[int, Option("Keep this many of the most probable tokens; 0 is off.", SAMPLING)] = 0
+    seed: Annotated[int, Option("Seed of the first prompt; each further prompt has the next one.", SAMPLING)] = 0
+    seeds: Annotated[int, Option("Number of times that each prompt is run, each with another seed.", SAMPLING)] = 1
     json: FiguresFile = None
     report: ReportFolder = None
     record: Annotated[

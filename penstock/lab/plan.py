@@ -395,7 +395,10 @@ def run_plan(options: PlanOptions, *, as_json: bool = False, console: Console | 
 
 
 def plan_engine(options: PlanOptions, console: Console) -> tuple[PlanOutcome, Report]:
-    """One engine's plan and its report; the plan is written to the file, if one is named. Raises ConfigError."""
+    """One engine's plan and its report; the plan is written to the file, if one is named.
+
+    Raises ConfigError where the cluster cannot be loaded or measured, and where the model fits in no way.
+    """
     planning = Planning(cluster_to_plan(options, console), options)
     outcome = planned(planning, console)
     planning = planning.with_groups(outcome.chosen.groups)
@@ -406,7 +409,10 @@ def plan_engine(options: PlanOptions, console: Console) -> tuple[PlanOutcome, Re
 
 
 def cluster_to_plan(options: PlanOptions, console: Console) -> Cluster:
-    """The cluster to plan for, from a file or from measured hosts. Raises ConfigError."""
+    """The cluster to plan for, from a file or from measured hosts.
+
+    Raises ConfigError for a file that cannot be used, and for hosts that cannot be reached.
+    """
     if options.hosts is not None:
         return cluster_of_hosts(hosts_profile(options, console), drafts=True)
     if options.doctor is None:

@@ -38,7 +38,10 @@ METHODS: Final = ("penstock", "jupiter")
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions(HostsOptions):
-    """The devices, the model, the goal, and how plans are judged. Raises FieldError."""
+    """The devices, the model, the goal, and how plans are judged.
+
+    Raises FieldError for a value out of range, and options that exclude each other.
+    """
 
     cluster: Annotated[
         str | None,
@@ -121,7 +124,10 @@ class PlanOptions(HostsOptions):
             )
 
     def each_engine(self) -> list[PlanOptions]:
-        """The options of each engine's plan, which differ in the hosts. Raises FieldError."""
+        """The options of each engine's plan, which differ in the hosts.
+
+        Raises FieldError where the hosts cannot be divided among the engines.
+        """
         if self.hosts is None or self.data_parallel_size == 1:
             return [self]
         engines = options_of_replicas(replace(self.engine_options(), data_parallel_size=self.data_parallel_size))

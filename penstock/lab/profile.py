@@ -38,7 +38,10 @@ from penstock.terminal import FiguresTable, progress_bar
 
 @dataclass(frozen=True, kw_only=True)
 class HostsOptions:
-    """A model, its dtype and quantization, and the hosts that it is measured on. Raises FieldError."""
+    """A model, its dtype and quantization, and the hosts that it is measured on.
+
+    Raises FieldError for hosts that join, or that Ray has, whose names are not known before.
+    """
 
     model: str | None = None
     hosts: Annotated[
@@ -60,14 +63,16 @@ class HostsOptions:
     ] = None
     max_model_len: Annotated[
         int | None,
-        Option("Most tokens of a text, behind which layers are measured.", MODEL, default="the checkpoint's, to 4096"),
+        Option(
+            "Most tokens of a text, up to which layers are measured.", MODEL, default="the checkpoint's, at most 4096"
+        ),
     ] = None
 
     def __post_init__(self) -> None:
         check_named(self.hosts)
 
     def engine_options(self) -> EngineOptions:
-        """The options of an engine that would run the model on these hosts. Raises FieldError."""
+        """The options of an engine that would run the model on these hosts. Raises FieldError as ``EngineOptions``."""
         assert self.model is not None
         return EngineOptions(
             model=self.model,
@@ -87,7 +92,7 @@ class HostsOptions:
 class ProfileOptions(HostsOptions):
     """A model and the hosts on which it is measured, by default this one; or a cluster file with prices.
 
-    Raises FieldError.
+    Raises FieldError where neither is named, and for options that measure nothing with a file.
     """
 
     model: Annotated[
@@ -132,7 +137,8 @@ def hosts_profile(
 ) -> HostsProfile:
     """The profile of the named hosts: only missing parts are measured, or everything if ``anew``.
 
-    ``texts``: a file of prompts whose tokens are measured. Raises ConfigError.
+    ``texts``: a file of prompts whose tokens are measured. Raises ConfigError for options, files and hosts that cannot
+    be used.
     """
     engine = options.engine_options()
     check_options(engine)
@@ -144,7 +150,10 @@ def hosts_profile(
 
 
 def tokens_of(model: str, texts: Path) -> list[int]:
-    """Token ids of a file's prompts, one after the other, cut to the longest text measured. Raises ConfigError."""
+    """Token ids of a file's prompts, one after the other, cut to the longest text measured.
+
+    Raises ConfigError for a file or a tokenizer that cannot be read.
+    """
     from penstock.checkpoint.checkpoint import open_checkpoint
     from penstock.text.tokenizer import load_tokenizer
 
@@ -301,7 +310,7 @@ def run_profile(options: ProfileOptions, *, as_json: bool = False, console: Cons
 
 
 def profile_by_price(options: ProfileOptions) -> Profile:
-    """The profile of the devices that a cluster file prices. Raises ConfigError."""
+    """The profile of the devices that a cluster file prices. Raises ConfigError as ``load_devices`` does."""
     assert options.cluster is not None
     cluster = load_devices(options.cluster, as_model=options.model)
     assert cluster.as_model is not None

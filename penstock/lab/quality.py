@@ -44,7 +44,10 @@ MODES: Final = ("on", "auto")
 
 @dataclass(frozen=True, kw_only=True)
 class QualityOptions:
-    """The model whose answers are compared, the questions, and the judge. Raises FieldError."""
+    """The model whose answers are compared, the questions, and the judge.
+
+    Raises FieldError for a value out of range, and for a judge's option without a judge.
+    """
 
     model: ModelName = EngineOptions.model
     dtype: Dtype = EngineOptions.dtype
@@ -61,7 +64,7 @@ class QualityOptions:
             default="",
         ),
     ] = ()
-    num_prompts: Annotated[int, Option("How many of each category of a file to ask.", SAMPLING)] = 4
+    num_prompts: Annotated[int, Option("Number of questions that are asked of each category of a file.", SAMPLING)] = 4
     max_tokens: Annotated[int, Option("Most tokens per answer.", SAMPLING)] = 256
     outline_decoding: Annotated[
         str,
@@ -74,17 +77,17 @@ class QualityOptions:
     judge: Annotated[
         str | None,
         Option(
-            "An OpenAI-compatible server that rates both answers and compares them in both orders.",
+            "Address of an OpenAI-compatible server that rates both answers and compares them in both orders.",
             SERVER,
             metavar="URL",
             default="none",
         ),
     ] = None
     judge_model: Annotated[
-        str | None, Option("One of the models that the judge serves.", SERVER, default="the first it names")
+        str | None, Option("Name of one of the models that the judge has.", SERVER, default="the first it names")
     ] = None
     judge_key_file: Annotated[
-        Path | None, Option("A file with the key that the judge wants.", SERVER, metavar="FILE", default="")
+        Path | None, Option("File with the key that the judge wants.", SERVER, metavar="FILE", default="")
     ] = None
     json: FiguresFile = None
     answers: Annotated[
@@ -218,7 +221,7 @@ class Preferred(StrEnum):
 
 @dataclass(frozen=True)
 class Verdicts:
-    """The judge's ratings and choice for one question; None for a reply that holds no verdict."""
+    """The judge's ratings, 1 to 10, and choice for one question; None for a reply that holds no verdict."""
 
     plain: float | None
     points: float | None
@@ -241,13 +244,13 @@ class Judge:
         return self._model
 
     def verdicts(self, question: str, plain: str, points: str) -> Verdicts:
-        """The verdicts on both answers to a question, from four requests. Raises ServerError."""
+        """The verdicts on both answers to a question, from four requests. Raises ServerError if one fails."""
         return Verdicts(
             self.rating(question, plain), self.rating(question, points), self.choice(question, plain, points)
         )
 
     def rating(self, question: str, answer: str) -> float | None:
-        """The grade of an answer, 1 to 10; None if the reply holds none. Raises ServerError."""
+        """The grade of an answer, 1 to 10; None if the reply holds none. Raises ServerError if the request fails."""
         return rating_in(self._reply(RATE, {"Question": question, "Answer": answer}))
 
     def choice(self, question: str, plain: str, points: str) -> Preferred | None:
@@ -257,7 +260,7 @@ class Judge:
         return agreed(first, second)
 
     def _reply(self, task: str, parts: dict[str, str]) -> str:
-        """The judge's reply to a task about these parts. Raises ServerError."""
+        """The judge's reply to a task about these parts. Raises ServerError if there is none that can be read."""
         asked = "\n\n".join(f"### {title}\n{text}" for title, text in parts.items())
         body = {
             "model": self.model,
@@ -497,7 +500,10 @@ def run_bench_quality(options: QualityOptions, console: Console | None = None) -
 
 
 def checked(options: QualityOptions) -> list[RatedQuestion]:
-    """The questions, if the bench can begin; the model is fetched if it is not here. Raises ConfigError."""
+    """The questions, if the bench can begin; the model is fetched if it is not here.
+
+    Raises ConfigError for files, options or a model that cannot be used.
+    """
     questions = questions_of(options.prompts, options.num_prompts)
     check_options(options.engine)
     return questions

@@ -341,7 +341,7 @@ class Mark:
 
 @dataclass
 class Run:
-    """One strategy's run of one prompt, recorded so that it can be replayed at its own speed."""
+    """One strategy's run of one prompt, recorded so that it can be replayed; ``started`` in the clock's seconds."""
 
     strategy: str
     started: float

@@ -355,7 +355,7 @@ def read_bench(path: Path) -> BenchFile:
 
 
 def bench_file(content: object) -> BenchFile:
-    """The settings and the runs in a file's content. Raises FieldError."""
+    """The settings and the runs in a file's content. Raises FieldError, naming the field, for other content."""
     settings = field_of(content, "settings", dict)
     runs = field_of(content, "runs", list)
     return BenchFile(settings, tuple(read_run(run, f"runs[{i}]") for i, run in enumerate(runs)))
@@ -371,7 +371,7 @@ def field_of(table: object, name: str, kind: type[Any]) -> Any:
 
 
 def read_run(run: object, where: str) -> ReadRun:
-    """A run of a file; ``where`` is its path in the file. Raises FieldError."""
+    """A run of a file; ``where`` is its path in the file. Raises FieldError for a field missing or of another type."""
     table = known(ReadRun, run)
     if isinstance(table, dict) and isinstance(table.get("requests"), list):
         table["requests"] = [known(ReadRequest, one) for one in table["requests"]]

@@ -274,7 +274,10 @@ def total_of(options: ServingOptions) -> int:
 
 
 async def measure(options: ServingOptions, found: Found, progressed: Progressed) -> None:
-    """Run the bench and add its results to ``found``. Raises ServerError."""
+    """Run the bench and add its results to ``found``.
+
+    Raises ServerError if no server answers, it names no model, or a warm-up fails.
+    """
     async with httpx.AsyncClient(**options.server.client_options) as http:
         client = Client(http, options.server, options.endpoint)
         found.model = options.model or await client.first_model()

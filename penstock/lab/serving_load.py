@@ -47,7 +47,10 @@ def parse_concurrency(text: str) -> tuple[int, ...]:
 
 
 def parse_goodput(text: str) -> dict[str, float]:
-    """The limits in ``ttft:500,tpot:50``: milliseconds by latency. Raises FieldError."""
+    """The limits in ``ttft:500,tpot:50``: milliseconds by latency.
+
+    Raises FieldError for an unknown latency and for a limit that is no number.
+    """
     limits = {}
     for part in text.split(","):
         name, _, limit = part.strip().partition(":")
@@ -62,13 +65,20 @@ def parse_goodput(text: str) -> dict[str, float]:
 
 @dataclass(frozen=True, kw_only=True)
 class ServingOptions:
-    """The server, its load, and the figures. Raises FieldError."""
+    """The server, its load, and the figures. Raises FieldError for a value out of range."""
 
     server: Server = field(default_factory=Server)
     model: ServedModel = None
-    endpoint: Annotated[str, Option("completions or chat.", SERVER)] = "completions"
+    endpoint: Annotated[str, Option("Interface that is measured: completions or chat.", SERVER)] = "completions"
     request_rate: Annotated[float, Option("Requests that arrive per second; inf: all at once.", LOAD)] = math.inf
-    burstiness: Annotated[float, Option("1 is a Poisson process; below, requests come in bursts.", LOAD)] = 1.0
+    burstiness: Annotated[
+        float,
+        Option(
+            "Shape of the times between requests: 1 is a Poisson process, below requests come in bursts, above more "
+            "evenly.",
+            LOAD,
+        ),
+    ] = 1.0
     concurrency: Annotated[
         tuple[int, ...],
         Option(
@@ -94,13 +104,17 @@ class ServingOptions:
         Option("Tokens of a random prompt, on average and as the server counts.", SAMPLING, default=str(DEFAULT_INPUT)),
     ] = None
     output_len: Annotated[int, Option("Most tokens per request.", SAMPLING)] = 128
-    temperature: Annotated[float, Option("0 is greedy.", SAMPLING)] = 0.0
-    seed: Annotated[int, Option("The first request's, the next one has the next; arrivals too.", SAMPLING)] = 0
-    ignore_eos: Annotated[bool, Option("Have output-len tokens of every request.", SAMPLING)] = False
+    temperature: Annotated[float, Option("The logits are divided by it; 0 is greedy.", SAMPLING)] = 0.0
+    seed: Annotated[
+        int, Option("Seed of the arrivals and of the first request; each further request has the next one.", SAMPLING)
+    ] = 0
+    ignore_eos: Annotated[bool, Option("Go on after EOS, so that every request has output-len tokens.", SAMPLING)] = (
+        False
+    )
     goodput: Annotated[
         Mapping[str, float],
         Option(
-            "Count the requests per second that keep these limits.",
+            "Count the requests per second that keep these limits, in milliseconds.",
             OUTPUT,
             metavar="ttft:MS,tpot:MS,e2el:MS",
             default="",
@@ -207,7 +221,7 @@ class Client:
         self._path = PATHS[endpoint]
 
     async def first_model(self) -> str:
-        """The first model that the server names. Raises ServerError."""
+        """The first model that the server names. Raises ServerError if it does not answer, or names none."""
         try:
             return first_model(await self._client.get("/models"))
         except httpx.HTTPError as error:
@@ -224,7 +238,7 @@ class Client:
         return outcome
 
     async def _chunks(self, body: dict[str, Any]) -> AsyncIterator[Chunk]:
-        """The chunks of an answer. Raises ServerError."""
+        """The chunks of an answer. Raises ServerError if the request is refused or broken off."""
         answer = AnswerStream()
         try:
             async with self._client.stream("POST", self._path, json=body) as response:

@@ -158,7 +158,10 @@ def parse_accuracy(text: str) -> tuple[float, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class SimulateOptions:
-    """The strategies and clusters to simulate, and the source of tokens and drafts. Raises FieldError."""
+    """The strategies and clusters to simulate, and the source of tokens and drafts.
+
+    Raises FieldError for a value out of range, and options that exclude each other.
+    """
 
     clusters: Annotated[
         tuple[str, ...],
@@ -183,7 +186,8 @@ class SimulateOptions:
     accuracy: Annotated[
         tuple[float, ...] | None,
         Option(
-            "Chance that the target's token is among the drafter's first 1, 2, ... candidates.",
+            "Chances, 0 to 1 and never falling, that the target's token is among the drafter's first 1, 2, ... "
+            "candidates.",
             SPECULATION,
             metavar="P,P,...",
             default="the demo pair's at T = 1",
@@ -207,13 +211,16 @@ class SimulateOptions:
     ] = ()
     model: RecordedModel = None
     draft_model: RecordedDraft = None
-    tokens: Annotated[int, Option("Tokens per strategy, of all requests.", SAMPLING)] = 2000
+    tokens: Annotated[int, Option("Number of tokens per strategy, over all requests.", SAMPLING)] = 2000
     """Recordings may have fewer tokens; then all of them are used."""
     tokens_per_request: Annotated[int, Option("Most tokens of one request.", SAMPLING)] = 100
-    seed: Annotated[int, Option("Decides which drafts are right.", SAMPLING)] = 0
+    seed: Annotated[int, Option("Seed that decides which drafts are right.", SAMPLING)] = 0
     bandwidth_gbit_s: Bandwidth = None
     overhead_per_hop_ms: Annotated[
-        float, Option("What every message takes beyond its link's time: 'penstock bench' measures it.", PIPELINE)
+        float,
+        Option(
+            "Milliseconds that every message takes beyond its link's time; 'penstock bench' measures them.", PIPELINE
+        ),
     ] = 0.0
     drafter_on: DrafterOn = ()
     sweep: Annotated[

@@ -300,7 +300,10 @@ def read_trace(path: Path) -> Trace:
 
 
 def decoded(path: Path, text: bytes | msgspec.Raw, kind: Any, where: str = "") -> Any:
-    """The value of the field ``where``, decoded from JSON as ``kind``. Raises ConfigError."""
+    """The value of the field ``where``, decoded from JSON as ``kind``.
+
+    Raises ConfigError, naming the file, for text that is no JSON or no trace of this version.
+    """
     try:
         return msgspec.json.decode(text, type=kind)
     except msgspec.ValidationError as error:
@@ -428,7 +431,7 @@ class Stretch:
 
 @dataclass(frozen=True)
 class Gap:
-    """An idle stretch of a stage, from ``start`` to ``end``; ``causes`` are nanoseconds that add up to its length."""
+    """An idle stretch of a stage, from ``start`` to ``end`` in nanoseconds; ``causes`` add up to its length."""
 
     stage: int
     start: int

@@ -346,7 +346,10 @@ def removed(typed: str) -> int:
 
 
 def named(typed: str) -> list[StoredModel]:
-    """The models on this host that are called ``typed``: the model, and its broken downloads. Raises ConfigError."""
+    """The models on this host that are called ``typed``: the model, and its broken downloads.
+
+    Raises ConfigError, with what may be meant, if there is none.
+    """
     reference = read_reference(typed)
     models = stored_models()
     wanted = {typed.lower()}

@@ -84,8 +84,8 @@ def form_of(base: nn.Module, causal: Any, norm: nn.Module | None) -> StageForm |
 
 
 def layer_form(layer: FusedLayer) -> LayerForm | None:
-    norms = {place: getattr(layer, name) for name, place in NORMS.items() if getattr(layer, name) is not None}
     """The form of one fused layer; None if it has other norms, another activation or sinks."""
+    norms = {place: getattr(layer, name) for name, place in NORMS.items() if getattr(layer, name) is not None}
     if not all(isinstance(norm, RMSNorm) for norm in norms.values()) or not is_silu(layer.act):
         return None
     if not all(one is None or type(one) in (int, float) for one in layer.scoring.values()):
@@ -101,6 +101,7 @@ def embeds_plainly(base: FusedBase) -> bool:
 
 
 def is_plain_table(embed: nn.Module) -> bool:
+    """Whether an embedding is a table from which rows are only looked up."""
     return isinstance(embed, TableEmbedding) and embed.is_plain
 
 

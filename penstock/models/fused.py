@@ -50,6 +50,7 @@ def joined(beside: SideBySide) -> nn.Module:
 
 
 def bias_of(linear: Any) -> Tensor:
+    """The bias of a linear layer, [outputs]; zeros for one without."""
     found: Tensor = linear.weight.new_zeros(linear.out_features) if linear.bias is None else linear.bias
     return found
 

@@ -252,6 +252,7 @@ def read_later(linear: nn.Linear, name: str, tensor: StoredTensor, file: str) ->
 
 
 def is_read_later(linear: nn.Linear) -> bool:
+    """Whether some of a layer's rows are still to be read from the checkpoint."""
     return any(rows.tensor is not None for rows in stored_rows(linear))
 
 

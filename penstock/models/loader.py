@@ -129,7 +129,7 @@ NEVER_PACKED: Final = "kv_b_proj"
 SAMPLE_SPREAD: Final = 0.02
 """The standard deviation of a sample's numbers: about that of trained weights."""
 LONGEST_VECTOR: Final = 1 << 20
-"""The longest vector that is read before any stage is started."""
+"""Numbers of the longest vector that is read before any stage is started, to find NaN and infinity in it."""
 MOST_COPIES: Final = 2
 """How many times the checkpoint's size a model may have: a tied embedding is stored once and held twice at first."""
 SPARE: Final = 1 << 24

@@ -338,7 +338,9 @@ class State(Protocol):
         ...
 
     @property
-    def bytes(self) -> int: ...
+    def bytes(self) -> int:
+        """Bytes of memory that the state takes."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -299,7 +299,7 @@ NOTATIONS: Final = ("```", "python", "javascript", "typescript", "c++", "c#", "h
 OWN_TEXT: Final = 120
 """Words above which a question is taken to contain the text that its answer is about."""
 LOOKED_AT: Final = 100
-"""Number of the most probable tokens whose log-probabilities a sample's answer reports."""
+"""Number of the most probable tokens whose log-probabilities a sample's answer reports: the most that there may be."""
 UNSEEN: Final = -12.0
 """Log-probability assumed for a label that is not among the ``LOOKED_AT`` tokens."""
 

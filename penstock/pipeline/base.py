@@ -242,10 +242,12 @@ class StartedPipeline(Pipeline, SideChannel, Protocol):
 class Clock(Protocol):
     """Time and waiting, real or virtual."""
 
-    def now(self) -> float: ...
+    def now(self) -> float:
+        """The present time in seconds, from any beginning; it never goes back."""
+        ...
 
     def wait(self, until: float | None) -> None:
-        """Return when a message may have arrived for any pipeline on this clock, when woken, or at ``until``."""
+        """Return when a message may have arrived for a pipeline on this clock, when woken, or at ``until`` seconds."""
         ...
 
     def wake(self) -> None:
@@ -293,13 +295,17 @@ class Launcher(Protocol):
         """Have the end of a process written to ``pipe`` as a line of JSON. Call it before the process starts."""
         ...
 
-    def forget(self, process: str) -> None: ...
+    def forget(self, process: str) -> None:
+        """Report the end of a process no more."""
+        ...
 
     def start(self, spec: StageSpec) -> None:
         """Start a stage process. A failure to start is reported like any other end."""
         ...
 
-    def kill(self, process: str) -> None: ...
+    def kill(self, process: str) -> None:
+        """Kill a process, if it is still there."""
+        ...
 
     def ended(self, process: str) -> bool:
         """Whether a process is known to have ended, reported or not."""

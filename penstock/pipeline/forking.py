@@ -63,7 +63,7 @@ COMMANDS: Final = 0
 GOES_FIRST: Final = "500"
 """The oom_score_adj of stages: 500 thousandths of memory are added to their score when Linux chooses a victim."""
 MOST_CONFIG: Final = 1 << 20
-"""Upper limit, in bytes, of a configuration that is read before forking."""
+"""Upper limit, in bytes, of a configuration that is read before forking; a config.json has thousands."""
 MODEL_TYPE: Final = re.compile(r"[a-z0-9_-]{1,64}")
 """The form of an architecture's name that is imported by it: it cannot lead out of transformers' own modules."""
 MOST_CAUSE: Final = 500

@@ -295,7 +295,7 @@ def returned_at_once() -> Iterator[None]:
 log = logging.getLogger(__name__)
 
 HEARTBEAT = 1.0
-"""Seconds between a stage's heartbeats."""
+"""Seconds between a stage's heartbeats: several fit into the shortest ``stage_timeout``, 5 s."""
 LOOK_AHEAD = 5e-4
 """Seconds before a due moment at which a stage takes in messages, so that only the due work is left for the moment."""
 REMEMBERED = 8

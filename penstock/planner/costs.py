@@ -38,7 +38,7 @@ from penstock.planner.partition import Problem, Seconds
 # many such times, and pieces of equal length; the ends of the best ones are then moved by some blocks while that helps.
 
 BLOCK: Final = 16
-"""Tokens of a block of the prefix cache. The length of every piece but the last one is a multiple of it."""
+"""Tokens of a block of the prefix cache, as ``slots.BLOCK``. All pieces but the last have a multiple of it."""
 HEADER_BYTES: Final = 300
 """Bytes of a batch's header without its rows."""
 HEADER_ROW_BYTES: Final = 20

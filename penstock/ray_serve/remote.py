@@ -133,7 +133,9 @@ class Answer(Protocol):
 class Dispatcher(Protocol):
     """The way to the replicas. It chooses one of them for each call."""
 
-    def send(self, call: RemoteCall) -> Answer: ...
+    def send(self, call: RemoteCall) -> Answer:
+        """Send a call to one of the replicas, and return what its answer is read from."""
+        ...
 
     async def check_health(self) -> None:
         """Raise PipelineError unless a replica can generate a token."""

@@ -121,7 +121,7 @@ def settings_of(args: Mapping[str, Any], environment: Mapping[str, str]) -> Serv
 
 
 def engine_of(values: dict[str, Any]) -> EngineOptions:
-    """The engine's options, with the table of speculation parsed. Raises FieldError."""
+    """The engine's options, with the table of speculation parsed. Raises FieldError, naming the field, as these do."""
     config = values.get("speculative_config")
     if isinstance(config, Mapping):
         try:

@@ -371,10 +371,10 @@ class BatchBuilder:
 
 
 # ---------------------------------------------------------------------------------------------------------------- queue
-# The queue of requests: fair among clients, earlier for higher priority, and without starvation.
+# The queue of requests: fair among clients, earlier for a lower ``priority``, and without starvation.
 
 PRIORITY_TOKENS: Final = 65_536
-"""Tokens by which one step of priority moves a request forward in the queue."""
+"""Tokens by which one step of ``priority`` moves a request back in the queue, a negative one forward."""
 CLIENTS: Final = 1024
 """Upper limit of the clients whose shares are remembered: a service may have a new client with every request."""
 

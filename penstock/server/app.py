@@ -47,7 +47,7 @@ class ReplicaLoad(BaseModel):
     running: int
     waiting: int
     kv_cache_usage: float
-    """Share of the KV slots that is in use (1 is all)."""
+    """Share, 0 to 1, of the KV slots that is in use."""
     moved: int
     """Requests that left it and went on elsewhere."""
     restarts: int

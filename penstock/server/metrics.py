@@ -20,37 +20,40 @@ SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100,
 TOKEN_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 """Upper bounds of the histogram of times per token, in seconds."""
 TOKENS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
-"""Upper bounds of histograms of tokens."""
+"""Upper bounds of histograms of requests' tokens."""
 
 GAUGES: Final = {
-    "num_requests_running": ("running", "Requests that the engine works on."),
-    "num_requests_waiting": ("waiting", "Requests in the queue."),
+    "num_requests_running": ("running", "Requests that run; one with n completions counts as n."),
+    "num_requests_waiting": ("waiting", "Requests that wait to be admitted; one with n completions counts as n."),
     "kv_slots": ("kv_slots", "Tokens for which every stage has room."),
-    "kv_slots_used": ("kv_used", "Of these, tokens of requests that run."),
-    "kv_slots_cached": ("kv_cached", "Of these, tokens that only the prefix cache keeps."),
-    "speculative_slots": ("speculative_slots", "Drafted tokens for which there is room."),
-    "speculative_slots_used": ("speculative_used", "Drafted tokens that are live."),
-    "batches_in_flight": ("batches_in_flight", "Batches in the pipeline."),
-    "rows_in_flight": ("rows_in_flight", "Their rows."),
+    "kv_slots_used": ("kv_used", "Tokens of running requests, among kv_slots."),
+    "kv_slots_cached": ("kv_cached", "Tokens that only the prefix cache keeps, among kv_slots."),
+    "speculative_slots": ("speculative_slots", "Drafted tokens for which every stage has room, beside kv_slots."),
+    "speculative_slots_used": ("speculative_used", "Drafted tokens that take such room now."),
+    "batches_in_flight": ("batches_in_flight", "Batches that have entered the pipeline and are not out yet."),
+    "rows_in_flight": ("rows_in_flight", "Rows, one for each token, of the batches in flight."),
 }
 """Name of a gauge -> the field of ``EngineStats`` that it shows, and its help text."""
 COUNTERS: Final = {
-    "prompt_tokens": ("prompt_tokens", "Prompt tokens."),
+    "prompt_tokens": ("prompt_tokens", "Prompt tokens of admitted requests."),
     "generation_tokens": ("generation_tokens", "Generated tokens."),
     "prefix_cache_queries": ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache."),
-    "prefix_cache_hits": ("prefix_cache_hits", "Of these, tokens that were there."),
+    "prefix_cache_hits": ("prefix_cache_hits", "Prompt tokens that the prefix cache had."),
     "num_preemptions": ("preemptions", "Requests that gave their slots up and were computed again."),
     "recoveries": ("recoveries", "Times that requests waited for the replacement of a lost stage, and went on."),
-    "recovery_seconds": ("recovery_seconds", "How long they waited."),
+    "recovery_seconds": ("recovery_seconds", "Seconds for which requests waited for replacements of lost stages."),
     "drafter_losses": ("drafter_losses", "Times that the drafter was lost while requests went on."),
     "spec_decode_num_drafts": ("drafts", "Trees that were drafted."),
-    "spec_decode_num_draft_tokens": ("draft_tokens", "Drafted tokens."),
+    "spec_decode_num_draft_tokens": ("draft_tokens", "Tokens that the drafter proposed."),
     "spec_decode_num_accepted_tokens": ("accepted_tokens", "Drafted tokens that became part of a text."),
-    "spec_decode_num_misses": ("misses", "Tokens that had not been drafted."),
-    "rows_entered": ("rows_entered", "Rows that entered the pipeline."),
-    "rows_cancelled": ("rows_dead", "Rows that were pruned in flight."),
+    "spec_decode_num_misses": ("misses", "Tokens of the target that had not been drafted."),
+    "rows_entered": ("rows_entered", "Rows, one for each token, that entered the pipeline."),
+    "rows_cancelled": ("rows_dead", "Rows that were found wrong, and pruned, in flight."),
     "emulated_passes": ("emulated_passes", "Batches that emulated stages have computed."),
-    "emulated_overruns": ("emulated_overruns", "Of these, batches that really took longer than they were to."),
+    "emulated_overruns": (
+        "emulated_overruns",
+        "Batches of emulated stages that took longer than on the modelled device.",
+    ),
 }
 """Name of a counter -> the field of ``EngineStats`` that it shows, and its help text."""
 
@@ -64,13 +67,17 @@ class ServerMetrics:
         ProcessCollector(registry=self.registry)
         self._model = model
         self._responses = Counter(
-            "penstock:http_responses", "Responses.", ["method", "route", "status"], registry=self.registry
+            "penstock:http_responses", "HTTP responses.", ["method", "route", "status"], registry=self.registry
         )
-        self._first_token = self._histogram("time_to_first_token_seconds", "Until the first token.", SECONDS)
+        self._first_token = self._histogram(
+            "time_to_first_token_seconds", "Seconds from a request's arrival to its first token.", SECONDS
+        )
         self._per_token = self._histogram(
-            "request_time_per_output_token_seconds", "Per token after the first.", TOKEN_SECONDS
+            "request_time_per_output_token_seconds", "Seconds per token after a request's first.", TOKEN_SECONDS
         )
-        self._seconds = self._histogram("e2e_request_latency_seconds", "Until the last token.", SECONDS)
+        self._seconds = self._histogram(
+            "e2e_request_latency_seconds", "Seconds from a request's arrival to its last token.", SECONDS
+        )
         self._prompt = self._histogram("request_prompt_tokens", "Prompt tokens of a request.", TOKENS)
         outlines = Counter(
             "penstock:outline_answers",
@@ -125,25 +132,25 @@ class EngineCollector(Collector):
         for name, (field, text) in GAUGES.items():
             yield self._gauge(name, text, of_each(engines, field))
         used = [((engine,), share_used(stats)) for engine, stats in engines.items()]
-        yield self._gauge("kv_cache_usage_perc", "Share of the KV slots that is in use (1 is all).", used)
+        yield self._gauge("kv_cache_usage_perc", "Share, 0 to 1, of the KV slots that is in use.", used)
         yield from self._states(replicas, engines)
         for name, (field, text) in COUNTERS.items():
             yield self._counter(name, text, of_each(engines, field))
         ended = [
             ((engine, reason), count) for engine, stats in engines.items() for reason, count in stats.finished.items()
         ]
-        yield self._counter("request_success", "Requests that have ended, by reason.", ended, ["finished_reason"])
+        yield self._counter("request_success", "Completions that have ended, by reason.", ended, ["finished_reason"])
         busy = per_stage({engine: stats.stage_busy_seconds for engine, stats in engines.items()})
-        yield self._counter("stage_busy_seconds", "Time a stage spent computing.", busy, ["stage"])
+        yield self._counter("stage_busy_seconds", "Seconds for which a stage has computed.", busy, ["stage"])
         heard = per_stage({engine: stats.stage_heard_seconds_ago for engine, stats in engines.items()})
-        yield self._gauge("stage_heartbeat_age_seconds", "Since a stage was heard.", heard, ["stage"])
-        text = "Weights, keys and values that a rank of a stage holds; of stages with several ranks."
+        yield self._gauge("stage_heartbeat_age_seconds", "Seconds since a stage was last heard of.", heard, ["stage"])
+        text = "Bytes of weights, keys and values that a rank holds, of stages with several ranks."
         yield self._gauge("stage_rank_bytes", text, per_rank(engines), ["stage", "rank"])
 
     def _states(self, replicas: Sequence[ReplicaStats], engines: Mapping[str, EngineStats]) -> Iterator[Metric]:
         """The states of the engines, and how requests were spread over them."""
         up = [((str(one.number),), float(one.state is not ReplicaState.DOWN)) for one in replicas]
-        yield self._gauge("engine_up", "0 once the engine has ended.", up)
+        yield self._gauge("engine_up", "1 while the engine is there, 0 once it has ended.", up)
         recovering = [((engine,), float(stats.recovering is not None)) for engine, stats in engines.items()]
         yield self._gauge("engine_recovering", "1 while a lost stage is being replaced.", recovering)
         resting = [((engine,), float(stats.resting)) for engine, stats in engines.items()]
@@ -158,7 +165,7 @@ class EngineCollector(Collector):
             if stats.last_step_seconds_ago is not None
         ]
         if ages:
-            yield self._gauge("last_step_age_seconds", "Since the engine's last step.", ages)
+            yield self._gauge("last_step_age_seconds", "Seconds since the engine's last result.", ages)
         restarts = [((str(one.number),), float(one.restarts)) for one in replicas]
         yield self._counter("engine_restarts", "Times that the engine was made again.", restarts)
         moved = [((str(one.number),), float(one.moved)) for one in replicas]

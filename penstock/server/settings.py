@@ -19,14 +19,16 @@ from penstock.environment import API_KEY_VARIABLE
 # A server's settings beside the engine's options: access, limits and timeouts.
 
 MIB: Final = 1 << 20
-"""Bytes of a mebibyte."""
+"""Bytes of a mebibyte, the default of ``max_body_size``."""
 LEVELS: Final = ("debug", "info", "warning", "error")
 """Levels of log lines, from the least to the most important."""
 
 ServedNames = Annotated[
     tuple[str, ...],
     Option(
-        "What clients call the model. May be repeated.", SERVER, default="the folder's or file's name, or the hub id"
+        "Name by which clients call the model. May be repeated.",
+        SERVER,
+        default="the folder's or file's name, or the hub id",
     ),
 ]
 
@@ -40,7 +42,7 @@ class ServerSettings:
     api_keys: Annotated[
         tuple[str, ...],
         Option(
-            "Clients have to send it as 'Authorization: Bearer KEY'. May be repeated: any of them will do.",
+            "Key that clients have to send as 'Authorization: Bearer KEY'. May be repeated: any of them will do.",
             SERVER,
             names=("--api-key",),
             envvar=API_KEY_VARIABLE,
@@ -51,7 +53,10 @@ class ServerSettings:
     api_key_file: Annotated[
         Path | None,
         Option(
-            "Keys, one a line: other users of this machine see what --api-key says.", SERVER, metavar="FILE", default=""
+            "File with such keys, one a line: other users of this machine see what --api-key says.",
+            SERVER,
+            metavar="FILE",
+            default="",
         ),
     ] = None
     chat_template: Annotated[
@@ -59,7 +64,7 @@ class ServerSettings:
         Option("Jinja template in place of the checkpoint's own.", SERVER, metavar="FILE", default=""),
     ] = None
     allow_special_tokens_in_messages: Annotated[
-        bool, Option("What a message holds may be a special token; else it is text.", SERVER)
+        bool, Option("Read special tokens in messages as such; without it they are plain text.", SERVER)
     ] = False
     allowed_origins: Annotated[
         tuple[str, ...],
@@ -72,20 +77,34 @@ class ServerSettings:
     ] = ()
     web: Annotated[bool, Option("No web page at /.", SERVER, names=("--no-web",))] = True
     """Whether the web page is served at /."""
-    log_level: Annotated[str, Option("debug, info, warning or error.", SERVER)] = "info"
-    log_prompts: Annotated[bool, Option("Have prompts and answers in the log too.", SERVER)] = False
+    log_level: Annotated[
+        str, Option("Least important log lines that are written: debug, info, warning or error.", SERVER)
+    ] = "info"
+    log_prompts: Annotated[bool, Option("Write prompts and answers to the log, too.", SERVER)] = False
     seed: Annotated[
         int | None,
-        Option("Of requests that give none: the same request, the same text.", SERVER, default="a fresh one each"),
+        Option(
+            "Seed of requests that give none: the same request then gets the same text.",
+            SERVER,
+            default="a fresh one each",
+        ),
     ] = None
     max_body_size: Annotated[int, Option("Most bytes of a request's body.", LIMITS)] = MIB
     body_timeout: Annotated[float, Option("Most seconds for a body to arrive.", LIMITS)] = 30.0
-    max_queue: Annotated[int, Option("Most requests that wait; further ones are refused.", LIMITS)] = 256
-    queue_timeout: Annotated[float, Option("Most seconds to wait.", LIMITS)] = 60.0
-    request_timeout: Annotated[float, Option("Most seconds until a request's last token.", LIMITS)] = 600.0
+    max_queue: Annotated[int, Option("Most requests that wait; further ones are refused with status 429.", LIMITS)] = (
+        256
+    )
+    queue_timeout: Annotated[float, Option("Most seconds that a request waits before it runs.", LIMITS)] = 60.0
+    request_timeout: Annotated[float, Option("Most seconds from a request's arrival to its last token.", LIMITS)] = (
+        600.0
+    )
     idle_timeout: Annotated[
         float | None,
-        Option("Seconds without a request after which weights are freed until the next one.", LIMITS, default="never"),
+        Option(
+            "Seconds without a request after which the weights are freed until the next one comes.",
+            LIMITS,
+            default="never",
+        ),
     ] = None
     """The next request waits for them to be loaded, as long as ``queue_timeout`` lets it."""
     drain_timeout: Annotated[float, Option("Seconds that requests may still take after SIGTERM.", LIMITS)] = 30.0
@@ -124,16 +143,19 @@ OTHER_FILES: Final = 128
 class Listening:
     """An address and its limits. Raises FieldError naming the field."""
 
-    host: Annotated[str, Option("Address to listen on; 0.0.0.0 is all of this machine's.", SERVER)] = "127.0.0.1"
-    port: Annotated[int, Option("0 takes a free one.", SERVER)] = 8000
+    host: Annotated[str, Option("Address to listen on; 0.0.0.0 is every address of this machine.", SERVER)] = (
+        "127.0.0.1"
+    )
+    port: Annotated[int, Option("Port to listen on; 0 takes a free one.", SERVER)] = 8000
     root_path: Annotated[
-        str, Option("What a proxy in front takes off every path.", SERVER, metavar="/PATH", default="none")
+        str,
+        Option("Beginning of every path, which a proxy in front takes off.", SERVER, metavar="/PATH", default="none"),
     ] = ""
     allowed_hosts: Annotated[
         tuple[str, ...],
         Option(
-            "Further names, as in the Host header, to which it answers; '.example.org' is all below it, too, '*' any. "
-            "May be repeated.",
+            "Further names, as in the Host header, to which the server answers; '.example.org' includes all below it, "
+            "'*' is any. May be repeated.",
             SERVER,
             metavar="NAME",
             default="loopback's on loopback; elsewhere any address, and this host's own names",
@@ -144,12 +166,12 @@ class Listening:
     ] = None
     """The server's certificate, followed by those of the authorities that vouch for it."""
     ssl_keyfile: Annotated[
-        Path | None, Option("The certificate's key.", SERVER, metavar="FILE", default="in the same file")
+        Path | None, Option("The certificate's key.", SERVER, metavar="FILE", default="in the certificate's file")
     ] = None
     max_connections: Annotated[int, Option("Most connections at a time.", LIMITS)] = 512
-    max_connections_per_address: Annotated[int, Option("Most of them from one address.", LIMITS)] = 384
+    max_connections_per_address: Annotated[int, Option("Most connections at a time from one address.", LIMITS)] = 384
     """More than run and wait by default, because a proxy in front counts as one address."""
-    header_timeout: Annotated[float, Option("Most seconds for a request's head to arrive.", LIMITS)] = 10.0
+    header_timeout: Annotated[float, Option("Most seconds for a request's line and headers to arrive.", LIMITS)] = 10.0
 
     def __post_init__(self) -> None:
         root = self.root_path

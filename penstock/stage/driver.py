@@ -381,7 +381,7 @@ candidates."""
 
 
 class Core(Protocol):
-    """The part of a stage that computes batches: ``StageCore``, or the simulator's."""
+    """The part of a stage that computes batches: ``StageCore``, which describes the methods, or the simulator's."""
 
     is_last: bool
 

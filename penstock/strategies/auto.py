@@ -279,8 +279,10 @@ Values from 0.15 to 0.5 hardly differ; without waiting, a batch may be composed 
 
 @dataclass(frozen=True, kw_only=True)
 class ContinuousOptions(StrategyOptions):
+    """Options of ``continuous``. Raises FieldError for a number below 1."""
+
     width: int = 128
-    """Most rows that enter at a time."""
+    """Most rows, one for each token, that enter in one batch."""
     children: int = 16
     """Most children of one node: how many candidates the drafter gives."""
     in_flight_correction: bool = True
@@ -482,6 +484,8 @@ MISLED: Final = -0.05
 
 @dataclass(frozen=True, kw_only=True)
 class AutoOptions(ContinuousOptions):
+    """Options of ``auto``, which are those of ``continuous``."""
+
     def make(self, stages: int) -> Auto:
         return Auto(self.width, self.children, self.in_flight_correction)
 

@@ -172,6 +172,8 @@ STRATEGIES: Final[Registry[StrategyOptions]] = Registry(
 
 @dataclass(frozen=True)
 class AutoregressiveOptions(StrategyOptions):
+    """Plain decoding has no options."""
+
     drafts = False
     most_rows = 0
 

@@ -30,18 +30,18 @@ class Growth(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class FlowSpecOptions(WholeTreeOptions):
-    """Names in brackets are the paper's."""
+    """Options of ``flowspec``; names in brackets are the paper's. Raises FieldError for a number below 1."""
 
     tree_size: int = 80
-    """Nodes of a round's tree, the root included (L)."""
+    """Number of nodes of a round's tree, the root included (L)."""
     tree_depth: int = 6
-    """Layers of that tree (d0). vLLM's ``num_speculative_tokens`` is accepted for it."""
+    """Number of layers of that tree (d0). vLLM's ``num_speculative_tokens`` is accepted for it."""
     segment: int = 16
-    """Most rows that enter at a time while a new tree is sent (L_max)."""
+    """Most rows, one for each token, that enter in one batch while a new tree is sent (L_max)."""
     children: int = 10
     """Most children of one node: how many candidates the drafter gives (k)."""
     expansion_depth: int = 6
-    """Layers of the tree that grows from a new root (d_exp)."""
+    """Number of layers of the tree that grows from a new root (d_exp)."""
     expand: bool = True
     """Whether the tree is expanded; without it the strategy is the paper's Pruned PP."""
     score_order: bool = True

@@ -20,7 +20,7 @@ from penstock.tree import Node, TokenTree
 
 @dataclass(frozen=True, kw_only=True)
 class PipeDecOptions(StrategyOptions):
-    """The defaults are the paper's choice (section 4.3.1)."""
+    """Options of ``pipedec``; the defaults are the paper's (section 4.3.1). Raises FieldError for a number below 1."""
 
     width: int = 32
     """Most nodes in one layer of the tree."""
@@ -115,14 +115,16 @@ def best_candidates(parents: list[Node], count: int) -> list[tuple[Node, int, fl
 
 @dataclass(frozen=True, kw_only=True)
 class StaticTreeOptions(WholeTreeOptions):
+    """Options of ``static_tree``. Raises FieldError for a number below 1."""
+
     tree_size: int = 64
-    """Nodes that are drafted before they are verified together with the root."""
+    """Number of nodes that are drafted before they are verified together with the root."""
     tree_depth: int = 6
-    """Layers of that tree. vLLM's ``num_speculative_tokens`` is accepted for it."""
+    """Number of layers of that tree below its root. vLLM's ``num_speculative_tokens`` is accepted for it."""
     children: int = 16
     """Most children of one node: how many candidates the drafter gives."""
     segments: int = 1
-    """Batches that a tree is sent in, the best nodes first; all are back before any of their results counts. FlowSpec's
+    """Number of batches that a tree is sent in, the best nodes first; no result counts before all are back. FlowSpec's
     naive PP has one more than there are stages."""
 
     def __post_init__(self) -> None:

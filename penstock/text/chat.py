@@ -147,7 +147,10 @@ def text_in(content: Any) -> str:
 
 
 def content_of(where: str, content: Any) -> str | list[dict[str, Any]]:
-    """A message's content: a string, or a list of text parts, as some templates read it. Raises RequestError."""
+    """A message's content: a string, or a list of text parts, as some templates read it.
+
+    Raises RequestError, naming the place ``where``, for anything else.
+    """
     if isinstance(content, str):
         return content
     texts = (

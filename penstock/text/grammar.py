@@ -359,7 +359,7 @@ def load_grammar_tokenizer(folder: Path, vocab_size: int, eos_token_ids: tuple[i
 
 
 def serialized_tokenizer(folder: Path, vocab_size: int) -> tuple[str, int]:
-    """A checkpoint's tokenizer as JSON, and the size of the vocabulary. Raises ConfigError."""
+    """A checkpoint's tokenizer as JSON, and the size of the vocabulary. Raises ConfigError if it does not load."""
     tokenizer = load_tokenizer(folder)
     return tokenizer.serialized(), max(vocab_size, len(tokenizer))
 

@@ -144,7 +144,10 @@ def with_reasoning(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def opened(turns: list[dict[str, Any]]) -> str:
-    """Write ``OPEN_END`` behind the last message, in place, and return the text before it. Raises ValueError."""
+    """Write ``OPEN_END`` behind the last message, in place, and return the text before it.
+
+    Raises ValueError if the message has no text.
+    """
     content = turns[-1].get("content")
     if isinstance(content, str):
         turns[-1]["content"] = content + OPEN_END

@@ -484,7 +484,10 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
 
 def _from_folder(folder: Path) -> Any:
-    """The tokenizer in a folder; one that was made from a GGUF file needs no transformers. Raises ConfigError."""
+    """The tokenizer in a folder; one that was made from a GGUF file needs no transformers.
+
+    Raises ConfigError if it is a slow one, and errors of transformers.
+    """
     if BEGINS_CHATS in read_json(folder / TOKENIZER_CONFIG_FILE) and (folder / TOKENIZER_FILE).is_file():
         return PlainTokenizer(folder)
     from transformers import AutoTokenizer

@@ -36,7 +36,7 @@ FRAME: Final = struct.Struct("<I?")
 FRAMES: Final = 2
 """Upper limit of a message's frames: a header and a tensor."""
 MAX_FRAME_BYTES: Final = 1 << 30
-"""Upper limit of a frame, in bytes."""
+"""Upper limit of a frame, in bytes; 512 rows of 8,192 numbers in float32 take 16 MiB."""
 assert MAX_HEADER_BYTES < MAX_FRAME_BYTES
 TOKEN_BYTES: Final = 32
 """Bytes of the token that a connection begins with: a SHA-256 digest of the secret."""

@@ -37,7 +37,7 @@ from penstock.transport.addresses import (
 # The receiving end of a connection, plain or with TLS: reads the bytes that have arrived and never blocks.
 
 CIPHERTEXT: Final = 1 << 16
-"""Bytes of ciphertext read from the socket at a time."""
+"""Bytes of ciphertext read from the socket at a time: about four of TLS's largest records."""
 
 
 class Connection(Protocol):

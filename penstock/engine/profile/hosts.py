@@ -42,6 +42,7 @@ def slower_ways(links: Iterable[LinkRates]) -> list[LinkBetween]:
 
 
 def link_key(one: str, other: str, *, encrypted: bool) -> LinkKey:
+    """The key of a link between two hosts, the same in both directions."""
     first, second = sorted((one, other))
     return LinkKey(node=platform.node(), ends=(first, second), encrypted=encrypted)
 
@@ -133,9 +134,9 @@ def forgotten(profile: HostsProfile) -> HostsProfile:
 # Times of an engine's own stages and links for a prompt's pieces, where all of them have been measured.
 
 LOCAL_S: Final = 1e-4
-"""Latency of a message between two processes of one host, in seconds."""
+"""Assumed latency of a message between two processes of one host, in seconds."""
 LOCAL_BYTES_PER_S: Final = 1e9
-"""Rate of a message between two processes of one host, in bytes per second."""
+"""Assumed rate of a message between two processes of one host, in bytes per second."""
 
 
 def with_prefill_times(setup: Resolved, living: Mapping[str, HostFacts], *, encrypted: bool) -> Resolved:

@@ -155,6 +155,7 @@ def times_of(
     on_step: OnStep,
     text: MeasuredText,
 ) -> LayerTimes:
+    """The times of the layers of each stage in ``plans``, milliseconds, at every size in ROWS behind every context."""
     steps, done = len(contexts) * len(ROWS), 0
     grid: list[list[list[float]]] = [[] for _ in ROWS]
     for context in contexts:

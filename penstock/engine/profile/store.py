@@ -58,11 +58,15 @@ class LinkKey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True):
+    """The measured times of a model's layers on a device."""
+
     key: DeviceKey
     times: LayerTimes
 
 
 class LinkProfile(msgspec.Struct, frozen=True, kw_only=True):
+    """The measured rate and latency of a link between two hosts."""
+
     key: LinkKey
     link: Link
 
@@ -91,6 +95,8 @@ class EngineKey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineProfile(msgspec.Struct, frozen=True, kw_only=True):
+    """The experience of an engine, for the next one like it."""
+
     key: EngineKey
     learned_at: float
     """Seconds since 1970."""
@@ -130,6 +136,8 @@ class Pieces(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PiecesProfile(msgspec.Struct, frozen=True, kw_only=True):
+    """The pieces of texts that were planned with the same times."""
+
     key: PiecesKey
     texts: list[Pieces]
     """Texts and their pieces, in the order in which they were last asked for."""
@@ -140,6 +148,7 @@ Kept = TypeVar("Kept", DeviceProfile, LinkProfile, EngineProfile, PiecesProfile)
 
 
 def profiles_folder() -> Path:
+    """The folder in which measured times of devices and links are kept."""
     return cache_folder() / "profiles"
 
 
@@ -203,7 +212,8 @@ def digest_of(source: Path) -> str:
     """The digest of a checkpoint, a folder or a GGUF file, made of its files' names, sizes and samples of their bytes.
 
     It tells one training, quantisation or tokenizer from another, and proves nothing about bytes between the samples:
-    weights that a host is to compute with are hashed whole (``hosts/weights.py``). Raises OSError.
+    weights that a host is to compute with are hashed whole (``hosts/weights.py``). Raises OSError for a file that
+    cannot be read.
     """
     digest = hashlib.sha256()
     for file in files_of(source):
@@ -238,6 +248,7 @@ LEAST: Final = 1 / 16
 
 
 def learned_folder() -> Path:
+    """The folder in which engines keep what they have learned, one file for each key."""
     return cache_folder() / "learned"
 
 
@@ -277,6 +288,7 @@ class StoredExperience:
 
 
 def engine_key(setup: Resolved) -> EngineKey:
+    """The key of an engine's experience: everything that its times and its drafter's hits depend on."""
     facts, hosts = own_facts(""), (*setup.hosts, "")  # the drafter is here
     return EngineKey(
         node=facts.name,
@@ -298,6 +310,7 @@ def engine_key(setup: Resolved) -> EngineKey:
 
 
 def model_of(facts: HostFacts, device: str) -> str:
+    """The model of a device of this host; empty for one that the driver does not list."""
     found = facts.device(device)
     return "" if found is None else found.model
 
@@ -310,6 +323,7 @@ MOST_RUNS: Final = 1024
 
 
 def pieces_folder() -> Path:
+    """The folder in which planned pieces of prompts are kept."""
     return cache_folder() / "pieces"
 
 
@@ -345,6 +359,7 @@ class PlannedPieces:
 
 
 def key_of(times: PrefillTimes) -> PiecesKey:
+    """The key of the pieces that are planned with these times."""
     digest = hashlib.sha256(repr((tuple(times.stages), tuple(times.links))).encode()).hexdigest()
     return PiecesKey(times=digest, block=BLOCK, most=BATCH_ROWS, penstock=own_versions().penstock)
 

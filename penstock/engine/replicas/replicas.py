@@ -59,12 +59,13 @@ class Replicas(LocalEngine):
     ```
 
     The keyword arguments are ``AsyncLLM``'s; each engine gets all of them, threads and hosts divided among the engines.
-    ``max_queue`` counts the waiting requests of all. A request goes to the engine that has the fewest rows to compute
-    before its answer (``penstock.engine.replicas.router``). When that engine loses a stage, ends, is drained or made
-    again, the request goes on elsewhere behind what its reader has been told, and has the tokens that it would have had
-    ("near ties" of ``numerics`` "fast" aside). It also does when the engine has brought nothing for ``move_after``
-    seconds, and may come back. Engines that end are made again, one at a time, after 0, 1, 2, 4 .. 60
-    seconds. While none is up, requests wait for ``recovery_timeout`` seconds.
+    ``max_queue`` counts the waiting requests of all. ``on_loading`` is told how far the engines' stages are while they
+    start. A request goes to the engine that has the fewest rows to compute before its answer
+    (``penstock.engine.replicas.router``). When that engine loses a stage, ends, is drained or made again, the request
+    goes on elsewhere behind what its reader has been told, and has the tokens that it would have had, near ties of
+    "fast" numerics aside (``LLM.numerics``). It also does when the engine has brought nothing for ``move_after``
+    seconds, and may come back. Engines that end are made again, one at a time, after 0, 1, 2, 4 .. 60 seconds. While
+    none is up, requests wait for ``recovery_timeout`` seconds.
 
     Only what every engine would refuse, and the start of the first one, keeps it from starting: it raises ConfigError
     and PipelineError as ``AsyncLLM`` does. An engine after the first that cannot be started is down, and tried again.
@@ -171,7 +172,7 @@ class Replicas(LocalEngine):
 
     @property
     def llm(self) -> LLM:
-        """The first engine's, which checks requests from any thread, however long that engine has ended."""
+        """The first engine's ``LLM``, which checks requests from any thread, even after that engine has ended."""
         return self._llm
 
     def stats(self) -> EngineStats:

@@ -118,7 +118,10 @@ def run_bench(options: BenchOptions, console: Console | None = None) -> list[Str
 
 
 def checked(options: BenchOptions) -> BenchPlan:
-    """The plan, if the bench can begin; the model is fetched if it is not here. Raises ConfigError."""
+    """The plan, if the bench can begin; the model is fetched if it is not here.
+
+    Raises ConfigError for files, options or a model that cannot be used, and for a program that is not installed.
+    """
     plan = plan_of(options)
     if options.record is not None:
         check_record(options.record, plan.drafting)
@@ -142,7 +145,10 @@ def show(options: BenchOptions, plan: BenchPlan, found: Measured, console: Conso
 
 
 def plan_of(options: BenchOptions) -> BenchPlan:
-    """The plan of the options, checked as far as that needs no checkpoint. Raises ConfigError."""
+    """The plan of the options, checked as far as that needs no checkpoint.
+
+    Raises ConfigError for a strategy, prompt file, cluster or peer that cannot be used.
+    """
     strategies = with_plain(parse_entries(options.strategies, options.speculative_config or {}, options.model))
     configs = [config for _, config in strategies if config is not None and not is_plain(config)]
     drafting = max(configs, key=lambda config: config.strategy_options.most_rows, default=None)
@@ -161,7 +167,10 @@ def plan_of(options: BenchOptions) -> BenchPlan:
 
 
 def cluster_of(options: BenchOptions, place: str) -> Cluster | None:
-    """The named cluster with the options' changes and the drafter in its place, or None. Raises ConfigError."""
+    """The named cluster with the options' changes and the drafter in its place, or None.
+
+    Raises ConfigError for one that cannot be loaded, and FieldError for a change where no cluster is named.
+    """
     given = {name: getattr(options, name) for name in ("time_scale", "bandwidth_gbit_s")}
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if place and options.cluster is not None:

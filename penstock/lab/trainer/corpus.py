@@ -100,7 +100,7 @@ def files_of(path: Path) -> list[Path]:
 
 
 def documents_of(file: Path) -> Iterator[Document]:
-    """The documents in a file. Raises ConfigError."""
+    """The documents in a file. Raises ConfigError for a file that cannot be read and for a line that holds none."""
     try:
         text = file.read_text(encoding="utf-8")
     except OSError as error:

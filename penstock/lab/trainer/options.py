@@ -83,7 +83,10 @@ def listed(field: str, text: str, read: Callable[[str], T], wanted: str) -> tupl
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions:
-    """The kind of drafter, its target and data, and the settings of the training. Raises FieldError."""
+    """The kind of drafter, its target and data, and the settings of the training.
+
+    Raises FieldError for a value out of range, an option of another kind, and options that exclude each other.
+    """
 
     kind: Annotated[
         str,
@@ -110,7 +113,7 @@ class TrainOptions:
     ] = ()
     self_generate: Annotated[
         int | None,
-        Option("In place of data: so many conversations, of which the target writes both sides.", DATA, default=""),
+        Option("Number of conversations of which the target writes both sides, in place of data.", DATA, default=""),
     ] = None
     """It needs a chat model, since it continues the chat template's opening of a user's message."""
     model: ModelName = EngineOptions.model
@@ -131,13 +134,16 @@ class TrainOptions:
         ),
     ] = ()
     """A drafter is best at the temperatures that it was trained at."""
-    epochs: Annotated[int, Option("Times through the data.", TRAINING)] = 1
-    max_steps: Annotated[int | None, Option("End after so many steps.", TRAINING, default="as the epochs say")] = None
+    epochs: Annotated[int, Option("Number of times through the data.", TRAINING)] = 1
+    max_steps: Annotated[
+        int | None, Option("Number of steps after which the training ends.", TRAINING, default="as the epochs say")
+    ] = None
     """The limit counts steps of the optimiser and applies even within an epoch."""
     learning_rate: Annotated[
         float | None,
         Option(
-            "The highest; it rises, then falls to zero. Small targets need more than the default.",
+            "Highest learning rate, to which it rises before it falls to zero. Small targets need more than the "
+            "default.",
             TRAINING,
             default="the kind's authors'",
         ),
@@ -145,24 +151,27 @@ class TrainOptions:
     """The default of each kind is meant for targets of several billion parameters."""
     batch_tokens: Annotated[int, Option("Most tokens of one step.", TRAINING)] = 8192
     """The limit holds for all parts of a step on all devices together."""
-    accumulate: Annotated[int, Option("Parts of a step, computed one after the other.", TRAINING)] = 1
+    accumulate: Annotated[int, Option("Number of parts of a step, computed one after the other.", TRAINING)] = 1
     """More parts need less memory."""
     draft_vocab_size: Annotated[
         int | None,
         Option(
-            "eagle3, medusa, spd, early-exit: how many tokens, the most frequent ones, can be drafted.",
+            "eagle3, medusa, spd, early-exit: number of tokens, the most frequent ones, that can be drafted.",
             TRAINING,
             default=f"{DRAFT_VOCAB_SIZE}, or all of fewer; medusa: all",
         ),
     ] = None
     ttt_steps: Annotated[
-        int | None, Option("eagle3, mtp: steps of the training-time test.", TRAINING, default=str(TTT_STEPS))
+        int | None,
+        Option(
+            "eagle3, mtp: steps of the training-time test (EAGLE-3, section 3.2).", TRAINING, default=str(TTT_STEPS)
+        ),
     ] = None
-    heads: Annotated[int | None, Option("medusa: how many heads.", TRAINING, default=str(HEADS))] = None
+    heads: Annotated[int | None, Option("medusa: number of heads.", TRAINING, default=str(HEADS))] = None
     spec_layers: Annotated[
         int | None,
         Option(
-            "spd, early-exit, dflash, dspark: its layers.",
+            "spd, early-exit, dflash, dspark: number of the module's layers.",
             TRAINING,
             default=f"{SPEC_LAYERS}; dflash, dspark: {BLOCK_LAYERS}",
         ),
@@ -193,7 +202,7 @@ class TrainOptions:
     anchors: Annotated[
         tuple[int, ...] | None,
         Option(
-            "spd: the target's hidden states that it reads.",
+            "spd: numbers of the target's hidden states that it reads; 0 is that before any layer.",
             TRAINING,
             metavar="0,STATE,...",
             default="0,1,2,4,... up to half, and the last",
@@ -213,10 +222,16 @@ class TrainOptions:
     post_state: Annotated[bool, Option("spd of the paper: asked once a token has passed a stage.", TRAINING)] = False
     exit_layer: Annotated[
         int | None,
-        Option("early-exit: the hidden state that it reads.", TRAINING, default="a quarter of the layers"),
+        Option(
+            "early-exit: number of the target's hidden state that it reads.",
+            TRAINING,
+            default="a quarter of the layers",
+        ),
     ] = None
-    layers: Annotated[int | None, Option("draft: the model's layers.", TRAINING, default=str(DRAFT_LAYERS))] = None
-    seed: Annotated[int, Option("Same seed, same weights.", TRAINING)] = 0
+    layers: Annotated[
+        int | None, Option("draft: number of the model's layers.", TRAINING, default=str(DRAFT_LAYERS))
+    ] = None
+    seed: Annotated[int, Option("Seed of the training: the same one gives the same weights.", TRAINING)] = 0
     cluster: Annotated[
         str | None,
         Option("Estimate the speed-up on this emulated cluster: preset, random-SEED or a file.", OUTPUT, default=""),

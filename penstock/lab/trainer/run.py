@@ -120,7 +120,10 @@ SEQUENCES: Final = 64
 
 
 def read_corpus(setup: Setup) -> Corpus:
-    """The sequences to learn from, from files or written by the target. Raises ConfigError."""
+    """The sequences to learn from, from files or written by the target.
+
+    Raises ConfigError for files that cannot be read or hold no text, and as ``self_asked`` and ``regenerate`` do.
+    """
     options = setup.options
     tokenizer = load_tokenizer(setup.target.path)
     if options.self_generate is not None or options.regenerate:
@@ -170,7 +173,10 @@ def writing_engine(setup: Setup) -> dict[str, Any]:
 
 
 def self_asked(setup: Setup, count: int, llm: LLM, bar: Progress) -> list[str]:
-    """``count`` questions that the target asks, written to disk as they come. Raises ConfigError."""
+    """``count`` questions that the target asks, written to disk as they come.
+
+    Raises ConfigError if it repeats itself, or has no chat template that keeps what users say.
+    """
     options = setup.options
     key = questions_key(identity(setup.target), options.max_length, options.seed)
     task = bar.add_task("the target's own questions", total=count)
@@ -181,7 +187,10 @@ def self_asked(setup: Setup, count: int, llm: LLM, bar: Progress) -> list[str]:
 
 
 def cached_states(setup: Setup, corpus: Corpus) -> StateCache:
-    """The target's hidden states of all sequences, computed unless they are on disk. Raises ConfigError."""
+    """The target's hidden states of all sequences, computed unless they are on disk.
+
+    Raises ConfigError if the disk has no room for them.
+    """
     options, target = setup.options, setup.target
     layers = tuple(sorted({*setup.kind.reads(options, target), target.num_layers}))
     wanted = Wanted(target, layers, options.max_length, options.dtype)

@@ -106,6 +106,7 @@ def sinks_of(sinks_H: Tensor | None, heads: int) -> Tensor:
 
 @functools.cache
 def no_sinks(heads: int) -> Tensor:
+    """Sinks [heads] that take no part of any weight: minus infinity."""
     return torch.full((heads,), -torch.inf)
 
 

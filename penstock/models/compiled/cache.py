@@ -96,6 +96,7 @@ layers_at, attentions_at, norms_at = map(pointer_to, (LAYER_TYPE, ATTENTION_TYPE
 
 
 def address_of(array: np.ndarray) -> int:
+    """The address of the first byte of an array, which has to outlive it."""
     return int(array.ctypes.data)
 
 

@@ -127,6 +127,7 @@ def picked(build: Any, one: Any, other: Any, places: Sequence[int]) -> Any:
 
 
 def parts(build: Any, vector: Any, count: int) -> list[Any]:
+    """A vector cut into ``count`` vectors of equal length."""
     width = vector.type.count // count
     return [picked(build, vector, vector, range(i * width, (i + 1) * width)) for i in range(count)]
 
@@ -165,7 +166,7 @@ GROUP: Final = 32
 VECTOR: Final = 4 * LANES
 """Bytes of a vector."""
 LINE: Final = 64
-"""Bytes of a cache line."""
+"""Bytes of a cache line of x86 and most ARM processors."""
 AHEAD: Final = 8192
 """Bytes ahead of the present weights at which weights are prefetched."""
 FLOAT: Final = ir.FloatType()

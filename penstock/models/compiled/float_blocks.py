@@ -57,7 +57,7 @@ AT_ONCE: Final = 8 if WIDE else 2
 PAIR: Final = 2
 """Values of 16 bits that an instruction multiplies and adds into one sum of 32."""
 SUMS: Final = 2
-"""Partial sums of an output."""
+"""Number of partial sums of an output."""
 QUAD: Final = PAIR * SUMS
 """Inputs are filled up with zeros to a multiple of this."""
 UPPER: Final = 0xFFFF0000

@@ -128,7 +128,7 @@ def key_of(address: str) -> str:
 # Limits on a request's head: its size, whether it comes in one piece or several, and how it may frame the body.
 
 MOST_HEAD: Final = 16 << 10
-"""Most bytes from the request line to the empty line."""
+"""Most bytes from the request line to the empty line, as many as h11 allows by default."""
 
 
 class BoundedHeads(h11.Connection):

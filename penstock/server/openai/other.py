@@ -129,7 +129,7 @@ def token_router(service: Service) -> APIRouter:
         )
 
     async def encoded(body: TokenizeRequest) -> Prompt:
-        """The prompt of the text or the conversation. Raises RequestError."""
+        """The prompt of the text or the conversation. Raises RequestError for one that the tokenizer cannot read."""
         if body.prompt is not None:
             return await prompts.of_text(body.prompt, body.add_special_tokens is not False)
         return await prompts.of_chat(body.messages or [], body.tools)
