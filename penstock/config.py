@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections.abc
 import dataclasses
 import importlib
 import math
@@ -13,6 +14,7 @@ import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from functools import cache
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar, cast
@@ -114,6 +116,22 @@ def check_positive(config: DataclassInstance, *names: str, or_zero: bool = False
             check(holds, name, value, "0 or above" if or_zero else "above 0")
 
 
+def check_types(config: DataclassInstance) -> None:
+    """Convert the fields of a dataclass to the types that they state, in its ``__post_init__``.
+
+    An integer stands for a float, a text for a path and a path for its text. Raises FieldError naming the field whose
+    value is of another type.
+    """
+    for name, hint in hints_of(type(config)).items():
+        object.__setattr__(config, name, convert(hint, getattr(config, name), name))
+
+
+@cache
+def hints_of(kind: type) -> dict[str, Any]:
+    """The types that a dataclass's fields state, by name."""
+    return typing.get_type_hints(kind)
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """The end of an error about an unknown name: the known name of which it may be a typo, if any, then all names."""
     names = list(known)
@@ -175,7 +193,7 @@ def convert(hint: Any, value: Any, where: str) -> Any:
         return known_name(value, arguments, where)
     if dataclasses.is_dataclass(arm) and isinstance(arm, type):
         return value if isinstance(value, arm) else parse(arm, value, where)
-    return float(value) if arm is float else value
+    return arm(value) if arm in (float, Path, str) else value
 
 
 def arms(hint: Any) -> tuple[Any, ...]:
@@ -206,6 +224,10 @@ def fits(arm: Any, value: object) -> bool:
         return isinstance(value, Mapping | arm)
     if arm is float:
         return isinstance(value, int | float) and not isinstance(value, bool)
+    if arm in (str, Path):
+        return isinstance(value, str | Path)
+    if origin is collections.abc.Mapping:
+        return isinstance(value, Mapping)
     return type(value) is arm  # exact: true is no integer
 
 
@@ -222,8 +244,10 @@ def describe(arm: Any) -> str:
         return "a list"
     if origin is Literal:
         return one_of(typing.get_args(arm))
-    if origin is dict or dataclasses.is_dataclass(origin):
+    if origin in (dict, collections.abc.Mapping) or dataclasses.is_dataclass(origin):
         return "a table"
+    if isinstance(origin, type) and issubclass(origin, Path):
+        return "a path"
     return SCALARS.get(origin) or ("nothing" if origin is types.NoneType else origin.__name__)
 
 

@@ -273,6 +273,7 @@ class SamplingParams(Named):
                 object.__setattr__(self, name, whole(name, value))
         # After the conversions above, so that all values are Python's own numbers and tuples.
         checks = [
+            *((name, isinstance(getattr(self, name), bool), "true or false") for name in FLAGS),
             ("n", self.n >= 1, "at least 1"),
             ("temperature", 0.0 <= self.temperature < float("inf"), "0 (greedy) or above"),
             ("top_p", 0.0 < self.top_p <= 1.0, "above 0, at most 1"),
@@ -309,6 +310,7 @@ class SamplingParams(Named):
 
 
 # By the types that the fields state, so that a new parameter is checked without a list to enter it in.
+FLAGS: Final = tuple(one.name for one in fields(SamplingParams) if one.type == "bool")
 NUMBERS: Final = tuple(one.name for one in fields(SamplingParams) if one.type == "float")
 OPTIONAL: Final = tuple(one.name for one in fields(SamplingParams) if one.type == "int | None")
 INTEGERS: Final = (*(one.name for one in fields(SamplingParams) if one.type == "int"), *OPTIONAL)
@@ -351,7 +353,8 @@ def lone_surrogate(text: object) -> bool:
 
 def listed(name: str, values: Any) -> tuple[Any, ...]:
     """The values as a tuple; None is an empty one. Raises RequestError for a value that is no list."""
-    if values is not None and not isinstance(values, Iterable):
+    # A table's keys and a text's bytes come one by one, too, and are not meant.
+    if values is not None and (not isinstance(values, Iterable) or isinstance(values, Mapping | bytes)):
         raise RequestError(f"{name} is {values!r}; it has to be a list")
     return () if values is None else tuple(values)
 
@@ -359,14 +362,16 @@ def listed(name: str, values: Any) -> tuple[Any, ...]:
 def whole(name: str, value: Any) -> int:
     """An integer of any library (numpy's, torch's) as Python's own, the only kind that messages to the stages carry."""
     try:
-        return int(operator.index(value))
+        if not isinstance(value, bool):
+            return int(operator.index(value))
     except TypeError:
-        raise RequestError(f"{name} is {value!r}; it has to be a whole number") from None
+        pass
+    raise RequestError(f"{name} is {value!r}; it has to be a whole number")
 
 
 def number(name: str, value: Any) -> float:
     """A real number of any library as Python's own float. Raises RequestError for anything else."""
-    if not isinstance(value, Real):
+    if not isinstance(value, Real) or isinstance(value, bool):
         raise RequestError(f"{name} is {value!r}; it has to be a number")
     return float(value)
 

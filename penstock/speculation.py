@@ -189,7 +189,7 @@ def refuse_ignored(options: Iterable[str], methods: Sequence[str], strategies: S
         if not of_methods and not of_strategies:
             known = (names_of(kind) for kind in [*DRAFTERS.values(), *STRATEGIES.values()])
             names = dict.fromkeys(chain(["method", "strategy"], *known))
-            raise FieldError(option, f"is unknown; {nearest(option, names)}")
+            raise FieldError(str(option), f"is unknown; {nearest(str(option), names)}")
         if of_methods and not set(of_methods) & set(methods):
             given = " and ".join(map(repr, methods))
             raise FieldError(option, f"belongs to method {of_methods[0]!r}, not {given}; remove it or set method")

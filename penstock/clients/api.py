@@ -111,6 +111,17 @@ def refused(response: httpx.Response) -> ServerError:
     return ServerError(f"HTTP {response.status_code}", f"the server answers {response.status_code}: {message}")
 
 
+def answered(response: httpx.Response, field: str) -> Any:
+    """A field of an answer in JSON. Raises ServerError for a status other than success, and where the field is not."""
+    if not response.is_success:
+        raise refused(response)
+    try:
+        return response.json()[field]
+    except (ValueError, LookupError, TypeError) as error:
+        message = f"the answer to {response.url.path} has no {field!r}: is another server than penstock serve there?"
+        raise ServerError("another server", message) from error
+
+
 def message_of(body: bytes) -> str:
     """The message in an error's body, in OpenAI's form or FastAPI's; for another body its beginning."""
     try:
@@ -260,9 +271,7 @@ def rebalance(server: Server) -> None:
             answer = client.post(f"{server.root}/rebalance", json={})
     except httpx.HTTPError as error:
         raise server.lost(error) from error
-    if not answer.is_success:
-        raise refused(answer)
-    if answer.json()["moving"]:
+    if answered(answer, "moving"):
         print("Stages move to hosts that are back; requests go on once they have.")
     else:
         print("No stage moves: each is where it belongs, or its host is not back.")
@@ -301,8 +310,5 @@ def replicas(server: Server, drain: int | None, restart: int | None, roll: bool)
 
 def loads(server: Server, client: httpx.Client) -> list[dict[str, Any]]:
     """The engines of a server, each as its path ``/load`` describes it. Raises ServerError if it refuses."""
-    answer = client.get(f"{server.root}/load")
-    if not answer.is_success:
-        raise refused(answer)
-    found: list[dict[str, Any]] = answer.json()["engines"]
+    found: list[dict[str, Any]] = answered(client.get(f"{server.root}/load"), "engines")
     return found

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -18,13 +18,14 @@ from penstock.engine.completion import CompletionDelta, Job, Prompt
 from penstock.engine.front import LocalEngine
 from penstock.engine.llm import LLM
 from penstock.engine.loop import Observer
-from penstock.engine.options import check_idle_timeout, check_single
+from penstock.engine.options import check_idle_timeout, check_single, options_of
 from penstock.engine.scheduler import Advance
 from penstock.engine.stats import Counters, EngineStats, ReplicaState, ReplicaStats
 from penstock.engine.stream import RequestStream, Stream, StreamUpdate
 from penstock.outlines.steps import Ask
 from penstock.pipeline.base import Executor
 from penstock.requests.request import Request
+from penstock.speculation import SpeculativeConfig
 from penstock.text.workers import aside
 
 log = logging.getLogger(__name__)
@@ -82,10 +83,10 @@ class AsyncLLM(LocalEngine):
         **options: Any,
     ) -> None:
         check_idle_timeout(idle_timeout)
-        check_single(options.get("data_parallel_size", 1))
-        config = options.get("speculative_config")
-        method = config.get("method") if isinstance(config, Mapping) else getattr(config, "method", None)
-        if method == "synthetic":
+        checked = options_of(model, options, "AsyncLLM")
+        check_single(checked.data_parallel_size)
+        config = checked.speculative_config
+        if isinstance(config, SpeculativeConfig) and config.method == "synthetic":
             raise ConfigError("method 'synthetic' has to know every answer: it measures engines offline, with LLM")
         super().__init__(max_queue)
         self._llm = LLM(model, host=host, **options)

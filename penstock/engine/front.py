@@ -14,6 +14,7 @@ from penstock.core import QueueFull, Recovering, RequestError, RequestOutput, Sa
 from penstock.engine.completion import Prompt
 from penstock.engine.llm import LLM
 from penstock.engine.loop import Observer
+from penstock.engine.options import check_queue
 from penstock.engine.resolve import Resolved
 from penstock.engine.stats import EngineStats, ReplicaStats
 from penstock.engine.stream import Aside, OutlineStream, Stream
@@ -33,6 +34,7 @@ class AsyncEngine(ABC):
     """
 
     def __init__(self, max_queue: int | None) -> None:
+        check_queue(max_queue)
         self._max_queue = max_queue
         self._ids = itertools.count()
         self._streams: dict[str, Stream] = {}

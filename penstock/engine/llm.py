@@ -9,7 +9,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Protocol
 
-from penstock.config import FieldError, nearest
 from penstock.core import CompletionOutput, FinishReason, RequestError, RequestOutput, SamplingParams
 from penstock.drafters.base import Drafter
 from penstock.engine.build import Engine as Decoder
@@ -33,7 +32,7 @@ from penstock.engine.completion import (
 )
 from penstock.engine.loop import EngineLoop, Observer, fresh_seed
 from penstock.engine.opening import open_executor, resolve_on
-from penstock.engine.options import EngineOptions, check_single
+from penstock.engine.options import check_single, options_of
 from penstock.engine.parts import EngineParts
 from penstock.engine.profile.store import PlannedPieces, StoredExperience
 from penstock.engine.resolve import Resolved, check_options
@@ -210,8 +209,7 @@ class LLM:
         return super().__new__(cls.of_several if several and cls.of_several is not None else cls)
 
     def __init__(self, model: str | Path = "demo", *, host: Executor | None = None, **options: Any) -> None:
-        check_names(options)
-        checked = EngineOptions(model=str(model), **options)
+        checked = options_of(model, options)
         check_single(checked.data_parallel_size)
         if host is None:
             check_options(checked)
@@ -669,11 +667,3 @@ def text_of(completion: Completion) -> Iterator[str]:
     new = completion.take()
     if new is not None and new.text:
         yield new.text
-
-
-def check_names(options: Mapping[str, Any]) -> None:
-    """Raise FieldError for a keyword argument that is no option of an engine."""
-    known = EngineOptions.__dataclass_fields__
-    for name in options:
-        if name not in known:
-            raise FieldError(name, f"is not an option of LLM; {nearest(name, list(known))}")

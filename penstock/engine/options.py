@@ -10,7 +10,18 @@ from typing import Annotated, Any, Final
 
 from penstock.cluster import Cluster, load_cluster, preset_names
 from penstock.cluster.load import ON_ENGINE, ON_FIRST, ON_LAST, with_drafter_on
-from penstock.config import LIMITS, MODEL, PIPELINE, SHARING, SPECULATION, FieldError, Option, check
+from penstock.config import (
+    LIMITS,
+    MODEL,
+    PIPELINE,
+    SHARING,
+    SPECULATION,
+    FieldError,
+    Option,
+    check,
+    check_types,
+    nearest,
+)
 from penstock.files import DTYPES, FAST, NUMERICS, QUANTIZATIONS
 from penstock.hosts.placement import asked_hosts
 from penstock.library.names import PAIR, short_names
@@ -283,6 +294,7 @@ class EngineOptions(SharingOptions, ReplicaOptions, PipelineOptions, ModelOption
     """Start without a tokenizer: prompts are token ids, and outputs have no text."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         if isinstance(self.speculative_config, Mapping):
             object.__setattr__(self, "speculative_config", parse_speculative(self.speculative_config, self.model))
         if isinstance(self.cluster, str):
@@ -295,17 +307,7 @@ class EngineOptions(SharingOptions, ReplicaOptions, PipelineOptions, ModelOption
         check(self.numerics in NUMERICS, "numerics", self.numerics, f"one of {', '.join(NUMERICS)}")
         check(DEVICES.fullmatch(self.device) is not None, "device", self.device, "cpu, cuda or cuda:N")
         check(self.transport in ("ipc", "tcp"), "transport", self.transport, "ipc or tcp")
-        if self.hosts is not None:
-            stated = self.pipeline_parallel_size is not None or not asked_hosts(self.hosts).come
-            check(stated, "pipeline_parallel_size", None, "given where hosts join or Ray has them: how many stages")
-            names = asked_hosts(self.hosts).names
-            once = len(set(names)) == len(names) or self.device == "cuda"
-            check(once, "hosts", self.hosts, "each host once, or with device cuda once for each of its GPUs")
-            placed = isinstance(self.cluster, Cluster) and not self.cluster.emulated
-            check(not placed, "hosts", self.hosts, "left out: the cluster says where its stages are")
-            free = self.pipeline_parallel_size is None or self.layer_split != AUTO or asked_hosts(self.hosts).come
-            wanted = "left out with layer_split auto: the plan says how many stages"
-            check(free, "pipeline_parallel_size", self.pipeline_parallel_size, wanted)
+        self._check_hosts()
         check_ranks(self.tensor_parallel_size, self)
         wanted = "left out with a cluster: its stages say which devices are ranks"
         ranks = self.tensor_parallel_size
@@ -313,6 +315,23 @@ class EngineOptions(SharingOptions, ReplicaOptions, PipelineOptions, ModelOption
         check_replicas(self)
         wanted = "left out with a cluster: its file says what stages hold, and penstock plan what they had better hold"
         check(self.cluster is None or self.layer_split != AUTO, "layer_split", self.layer_split, wanted)
+        self._check_numbers()
+
+    def _check_hosts(self) -> None:
+        if self.hosts is None:
+            return
+        stated = self.pipeline_parallel_size is not None or not asked_hosts(self.hosts).come
+        check(stated, "pipeline_parallel_size", None, "given where hosts join or Ray has them: how many stages")
+        names = asked_hosts(self.hosts).names
+        once = len(set(names)) == len(names) or self.device == "cuda"
+        check(once, "hosts", self.hosts, "each host once, or with device cuda once for each of its GPUs")
+        placed = isinstance(self.cluster, Cluster) and not self.cluster.emulated
+        check(not placed, "hosts", self.hosts, "left out: the cluster says where its stages are")
+        free = self.pipeline_parallel_size is None or self.layer_split != AUTO or asked_hosts(self.hosts).come
+        wanted = "left out with layer_split auto: the plan says how many stages"
+        check(free, "pipeline_parallel_size", self.pipeline_parallel_size, wanted)
+
+    def _check_numbers(self) -> None:
         positive = (
             "pipeline_parallel_size",
             "tensor_parallel_size",
@@ -326,22 +345,20 @@ class EngineOptions(SharingOptions, ReplicaOptions, PipelineOptions, ModelOption
         )
         for name in positive:
             value = getattr(self, name)
-            check(value is None or (isinstance(value, int) and value >= 1), name, value, "a whole number, at least 1")
+            check(value is None or value >= 1, name, value, "a whole number, at least 1")
         stretch = self.prefill_stretch
-        check(isinstance(stretch, int | float) and stretch >= 1, "prefill_stretch", stretch, "a number, at least 1")
+        check(stretch >= 1, "prefill_stretch", stretch, "a number, at least 1")
         timeout = self.stage_timeout
         check(
-            timeout is None or (isinstance(timeout, int | float) and timeout >= SHORTEST_STAGE_TIMEOUT),
+            timeout is None or timeout >= SHORTEST_STAGE_TIMEOUT,
             "stage_timeout",
             timeout,
             f"a number of seconds, at least {SHORTEST_STAGE_TIMEOUT:.0f}, or None",
         )
         recovery = self.recovery_timeout
-        holds = isinstance(recovery, int | float) and recovery >= 0
-        check(holds, "recovery_timeout", recovery, "a number of seconds, 0 or above")
+        check(recovery >= 0, "recovery_timeout", recovery, "a number of seconds, 0 or above")
         slots = self.speculative_slots
-        whole = slots is None or (isinstance(slots, int) and slots >= 0)
-        check(whole, "speculative_slots", slots, "a whole number, 0 or above")
+        check(slots is None or slots >= 0, "speculative_slots", slots, "a whole number, 0 or above")
 
 
 def check_ranks(size: int, options: EngineOptions) -> None:
@@ -384,9 +401,24 @@ def check_replicas(options: EngineOptions) -> None:
         raise FieldError(name, f"{problem} hosts names {len(asked.names)}; that has to be a multiple of it")
 
 
+def options_of(model: str | Path, options: Mapping[str, Any], of: str = "LLM") -> EngineOptions:
+    """The options of an engine from the keyword arguments of a class. Raises FieldError, also for an unknown name."""
+    known = EngineOptions.__dataclass_fields__
+    for name in options:
+        if name not in known:
+            raise FieldError(name, f"is not an option of {of}; {nearest(name, list(known))}")
+    return EngineOptions(model=model, **options)  # type: ignore[arg-type]  # a path becomes its text
+
+
 def check_idle_timeout(seconds: float | None) -> None:
     """Raise FieldError unless an engine can be ended after so many idle seconds, or never (None)."""
-    check(seconds is None or seconds > 0, "idle_timeout", seconds, "above 0 seconds, or None")
+    holds = seconds is None or (isinstance(seconds, int | float) and seconds > 0)
+    check(holds, "idle_timeout", seconds, "a number of seconds above 0, or None")
+
+
+def check_queue(most: int | None) -> None:
+    """Raise FieldError unless so many requests may wait, or any number (None)."""
+    check(most is None or (type(most) is int and most >= 1), "max_queue", most, "a whole number, at least 1, or None")
 
 
 def check_single(count: int) -> None:

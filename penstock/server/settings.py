@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Final
 
 from penstock.checkpoint.look import GGUF
-from penstock.config import LIMITS, SERVER, FieldError, Option, check, check_positive
+from penstock.config import LIMITS, SERVER, FieldError, Option, check, check_positive, check_types
 from penstock.engine.options import EngineOptions, check_idle_timeout
 from penstock.environment import API_KEY_VARIABLE
 
@@ -110,6 +110,7 @@ class ServerSettings:
     drain_timeout: Annotated[float, Option("Seconds that requests may still take after SIGTERM.", LIMITS)] = 30.0
 
     def __post_init__(self) -> None:
+        check_types(self)
         names = self.served_model_name
         check(bool(names) and all(names), "served_model_name", names, "at least one name, none of them empty")
         check(all(self.api_keys), "api_key", "", "not empty")
@@ -174,6 +175,7 @@ class Listening:
     header_timeout: Annotated[float, Option("Most seconds for a request's line and headers to arrive.", LIMITS)] = 10.0
 
     def __post_init__(self) -> None:
+        check_types(self)
         root = self.root_path
         known = not root or (root.startswith("/") and not root.endswith("/") and root.isascii())
         check(known, "root_path", root, "empty, or begin with a slash and not end with one, for example '/llm'")

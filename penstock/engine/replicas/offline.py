@@ -15,8 +15,9 @@ from penstock.config import FieldError
 from penstock.core import PipelineError, RequestOutput, SamplingParams
 from penstock.drafters.base import Drafter
 from penstock.engine.completion import Job, Prompt
-from penstock.engine.llm import LLM, Tell, check_names
+from penstock.engine.llm import LLM, Tell
 from penstock.engine.loop import Observer
+from penstock.engine.options import options_of
 from penstock.engine.replicas.replicas import Replicas
 from penstock.engine.replicas.stream import MovingStream
 from penstock.engine.stats import ReplicaStats
@@ -48,7 +49,7 @@ class ReplicatedLLM(LLM):
         **options: Any,
     ) -> None:
         """``on_loading`` is told how far the engines' stages are."""
-        check_names(options)
+        options_of(model, options)  # so that an error names this class
         if host is not None:
             raise FieldError("host", "runs one engine; leave it out with data_parallel_size")
         self._turns = Turns(None)

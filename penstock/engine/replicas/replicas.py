@@ -20,7 +20,7 @@ from penstock.engine.front import LocalEngine
 from penstock.engine.llm import LLM
 from penstock.engine.loop import Observer, fresh_seed
 from penstock.engine.opening import LoadedFiles
-from penstock.engine.options import EngineOptions, check_idle_timeout, options_of_replicas
+from penstock.engine.options import check_idle_timeout, options_of, options_of_replicas
 from penstock.engine.replicas import router
 from penstock.engine.replicas.stream import Asked, MovingStream, Replica
 from penstock.engine.resolve import check_options
@@ -82,7 +82,7 @@ class Replicas(LocalEngine):
     ) -> None:
         check_idle_timeout(idle_timeout)
         super().__init__(max_queue)
-        self._options = EngineOptions(model=str(model), **options)
+        self._options = options_of(model, options, "Replicas")
         check_options(self._options)
         shared_fork_server()  # it imports torch while this process does
         self._replicas = [
