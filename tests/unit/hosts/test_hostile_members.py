@@ -371,8 +371,9 @@ def test_a_worker_that_sends_nonsense_is_lost_alone(
     times: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Which values no message takes is the codec's matter (tests/unit/test_message_bounds.py): one of each kind here, of
-    fields in turn, and `make test-all` sends several, one attachment after the other.
+    """A value of each kind, of fields in turn; `make test-all` sends several, one attachment after the other.
+
+    It is the codec that knows which values no message takes (tests/unit/test_message_bounds.py).
     """
     monkeypatch.setattr("penstock.hosts.remote.TRY_AGAIN_S", 0.0)
     monkeypatch.setattr("penstock.hosts.remote.MOST_LOSSES", 1 << 20)
