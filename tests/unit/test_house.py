@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -30,8 +31,19 @@ def code_files() -> Iterator[Path]:
         yield from (file for file in sorted((ROOT / house).rglob("*")) if file.suffix in CODE)
 
 
+@cache
+def text_of(file: Path) -> str:
+    return file.read_text(encoding="utf-8")
+
+
+@cache
+def tree_of(source: str) -> ast.Module:
+    """The syntax tree of a file that several rules look at."""
+    return ast.parse(source)
+
+
 def functions_in(source: str) -> Iterator[Function]:
-    yield from (node for node in ast.walk(ast.parse(source)) if isinstance(node, Function))
+    yield from (node for node in ast.walk(tree_of(source)) if isinstance(node, Function))
 
 
 def functions() -> Iterator[tuple[str, Function]]:
@@ -39,7 +51,7 @@ def functions() -> Iterator[tuple[str, Function]]:
     for file in code_files():
         if file.suffix == ".py":
             module = ".".join(file.relative_to(ROOT).with_suffix("").parts)
-            yield from ((module, found) for found in functions_in(file.read_text(encoding="utf-8")))
+            yield from ((module, found) for found in functions_in(text_of(file)))
 
 
 def lines(function: Function) -> int:
@@ -68,9 +80,18 @@ def test_files_can_be_read_at_a_sitting() -> None:
     assert {name: count for name, count in long.items() if count > MOST_LINES_OF_A_FILE} == {}
 
 
+def statements_and_bodies(tree: ast.Module) -> Iterator[ast.AST]:
+    """Every node but expressions, none of which holds a statement."""
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        waiting += (child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.expr))
+
+
 def docstrings_in(source: str) -> Iterator[str]:
     """Those of modules, classes, functions and attributes: every text that is a statement of its own."""
-    for node in ast.walk(ast.parse(source)):
+    for node in statements_and_bodies(tree_of(source)):
         body = getattr(node, "body", None)
         for statement in body if isinstance(body, list) else []:
             value = getattr(statement, "value", None)
@@ -88,7 +109,7 @@ def test_docstrings_are_sentences() -> None:
     found = {
         (str(file.relative_to(ROOT)), docstring.splitlines()[0])
         for file in files
-        for docstring in docstrings_in(file.read_text("utf-8"))
+        for docstring in docstrings_in(text_of(file))
         if dangles(docstring)
     }
     assert found == set()
@@ -115,7 +136,7 @@ def undocumented(source: str) -> Iterator[str]:
     """Names of a module's numbers that nothing explains: no docstring or comment, neither theirs nor their group's."""
     rows = source.splitlines()
     group: list[str] = []
-    for statement in ast.parse(source).body:
+    for statement in tree_of(source).body:
         if isinstance(statement, ast.Expr):  # the docstring of the numbers before it
             group = []
         name, above = constant_of(statement), rows[statement.lineno - 2] if statement.lineno > 1 else ""
@@ -144,7 +165,7 @@ def constant_of(statement: ast.stmt) -> str | None:
 
 def test_every_number_has_its_unit() -> None:
     files = sorted((ROOT / "penstock").rglob("*.py"))
-    found = {(str(file.relative_to(ROOT)), name) for file in files for name in undocumented(file.read_text("utf-8"))}
+    found = {(str(file.relative_to(ROOT)), name) for file in files for name in undocumented(text_of(file))}
     assert found == set()
 
 

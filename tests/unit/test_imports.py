@@ -115,10 +115,15 @@ class Import:
     when: Literal["at once", "when called", "for types"]
 
 
+@cache
+def tree_of(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
 def modules() -> Iterator[tuple[str, ast.Module]]:
     for file in sorted(ROOT.rglob("*.py")):
         name = ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix("__init__").rstrip(".")
-        yield name, ast.parse(file.read_text(encoding="utf-8"))
+        yield name, tree_of(file)
 
 
 def imports_of(name: str, node: ast.AST, when: str = "at once") -> Iterator[Import]:
@@ -252,7 +257,7 @@ def import_graph(folder: Path, prefix: str = "") -> dict[str, set[str]]:
     graph = {}
     for name, file in files.items():
         imported: set[str] = set()
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        for node in ast.walk(tree_of(file)):
             if isinstance(node, ast.Import):
                 imported |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module:

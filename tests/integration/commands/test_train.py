@@ -73,27 +73,31 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_texts(tmp_path_factory.mktemp("texts"))
 
 
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    """Each kind, one after the other: what is trained by one test's process is there for the next test."""
+    found: str = request.param
+    return found
+
+
 @pytest.fixture(scope="module")
-def trained(model: Path, texts: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A drafter of each kind, trained for a while."""
-    folders = {kind: tmp_path_factory.mktemp("trained") / kind for kind in KINDS}
-    for kind, folder in folders.items():
-        run_train(options(kind, model, texts, folder, epochs=6, save_every=10))
-    return folders
+def trained(model: Path, texts: Path, kind: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A drafter of this kind, trained for a while."""
+    folder = tmp_path_factory.mktemp("trained") / kind
+    run_train(options(kind, model, texts, folder, epochs=6, save_every=10))
+    return folder
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_it_learns(trained: dict[str, Path], kind: str) -> None:
-    content = torch.load(trained[kind] / "training" / "state.pt", weights_only=True)
+def test_it_learns(trained: Path, kind: str) -> None:
+    content = torch.load(trained / "training" / "state.pt", weights_only=True)
     losses = [loss for _, loss, _, _ in json.loads(content["history"])]
     assert losses[-1] < 0.8 * losses[0]
     shares = [by_step[0][0] for _, _, by_step, _ in json.loads(content["history"])]
     assert shares[-1] > shares[0]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_drafter_opens_and_gives_plain_decodings_tokens(model: Path, trained: dict[str, Path], kind: str) -> None:
-    target, folder = open_checkpoint(str(model)), trained[kind]
+def test_the_drafter_opens_and_gives_plain_decodings_tokens(model: Path, trained: Path, kind: str) -> None:
+    target, folder = open_checkpoint(str(model)), trained
     opened = KINDS[kind].files.open(folder, target)
     if kind == "draft":
         assert (opened.num_layers, opened.vocab_size) == (2, target.vocab_size)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from penstock.files import AUTO, REFERENCE
@@ -21,6 +23,14 @@ TREE_PARENTS = [None, 0, 0, 0, 1, 1, 2, 4, 4, 5, 7, 7, 8, 10, 13]
 TOLERANCE = 1e-4
 
 
+DRAWN = random.Random(1)
+SLOTS = DRAWN.sample(range(40), 40)
+PATHS: list[list[int]] = []
+"""The tokens of each node of the tree, from the prompt's first on."""
+for parent in TREE_PARENTS:
+    PATHS.append([*(PROMPT if parent is None else PATHS[parent]), DRAWN.randrange(VOCAB)])
+
+
 @pytest.fixture(scope="module", params=sorted(ARCHITECTURES))
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp(request.param)
@@ -30,6 +40,11 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 @pytest.fixture(scope="module")
 def reference(checkpoint: Path) -> torch.nn.Module:
     return AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="module")
+def expected(reference: torch.nn.Module) -> list[Tensor]:
+    return tree_logits(reference)
 
 
 @pytest.mark.parametrize("stages", [1, pytest.param(3, marks=pytest.mark.whole), 5])
@@ -48,29 +63,43 @@ def test_greedy_text_is_that_of_generate(checkpoint: Path, reference, stages: in
         pytest.param(True, 4, id="plain, scattered slots", marks=pytest.mark.whole),
     ],
 )
-def test_tree_rows_equal_separate_sequences(checkpoint: Path, reference, plain: bool, spread: int) -> None:
-    check_tree(checkpoint, reference, plain, spread)
+def test_tree_rows_equal_separate_sequences(checkpoint: Path, expected, plain: bool, spread: int) -> None:
+    check_tree(checkpoint, expected, plain, spread)
 
 
-def check_tree(checkpoint: Path, reference: torch.nn.Module, plain: bool, spread: int) -> None:
-    """A 15-node tree and the second request's prompt in one batch, in shuffled slots shared by nobody."""
-    rng = random.Random(1)
-    slots = [spread * slot for slot in rng.sample(range(40), 40)]
+def check_tree(checkpoint: Path, expected: Sequence[Tensor], plain: bool, spread: int) -> None:
+    """A 15-node tree and the second request's prompt in one batch, in shuffled slots shared by nobody.
+
+    ``expected`` is what ``tree_logits`` gives for the checkpoint.
+    """
+    slots = [spread * slot for slot in SLOTS]
     staged = Staged(checkpoint, 3, capacity=160, numerics=REFERENCE if plain else AUTO)
-    prompt_slots = slots[: len(PROMPT)]
+    prompt_slots, tree_slots = slots[: len(PROMPT)], slots[7:22]
     staged.run(chain_rows(0, PROMPT, prompt_slots), [len(PROMPT) - 1], opened=[0])
 
-    rows, tree_tokens = Rows(), [rng.randrange(VOCAB) for _ in TREE_PARENTS]
-    tree_slots, paths = slots[7:22], []
-    for i, parent in enumerate(TREE_PARENTS):
+    rows = Rows()
+    for i, (parent, path) in enumerate(zip(TREE_PARENTS, PATHS, strict=True)):
         above = prompt_slots[-1] if parent is None else tree_slots[parent]
-        paths.append([*(PROMPT if parent is None else paths[parent]), tree_tokens[i]])
-        rows.append(0, i, tree_slots[i], above, len(paths[i]) - 1, tree_tokens[i])
+        rows.append(0, i, tree_slots[i], above, len(path) - 1, path[-1])
     other = chain_rows(1, OTHER_PROMPT, slots[22:31])
     for column in ("requests", "nodes", "slots", "parents", "positions", "tokens"):
         getattr(rows, column).extend(getattr(other, column))
     logits = staged.run(rows, [*range(15), 23], opened=[1], committed=[CommittedSlots(0, prompt_slots)])
 
-    for path, row in zip([*paths, OTHER_PROMPT], logits, strict=True):
-        expected = reference(torch.tensor([path])).logits[0, -1]
-        torch.testing.assert_close(row, expected, atol=TOLERANCE, rtol=0)
+    for row, wanted in zip(logits, expected, strict=True):
+        torch.testing.assert_close(row, wanted, atol=TOLERANCE, rtol=0)
+
+
+def tree_logits(reference: torch.nn.Module) -> list[Tensor]:
+    """The reference's logits [V] behind each of ``PATHS`` and behind ``OTHER_PROMPT``.
+
+    There is a pass of its own for every path that no other continues; what it says on the way is that of the others.
+    """
+    found: dict[tuple[int, ...], Tensor] = {}
+    wanted = [tuple(path) for path in (*PATHS, OTHER_PROMPT)]
+    for path in sorted(wanted, key=len, reverse=True):
+        if path not in found:
+            with torch.inference_mode():
+                logits = reference(torch.tensor([path])).logits[0]
+            found |= {path[:end]: logits[end - 1] for end in range(1, len(path) + 1)}
+    return [found[path] for path in wanted]

@@ -244,7 +244,10 @@ def reference_outputs(
 
 
 @pytest.mark.parametrize("post_state", [False, True])
-@pytest.mark.parametrize(("kind", "layers"), [("spd", 1), ("spd_paper", 1), ("spd_paper", 2), ("early_exit", 1)])
+@pytest.mark.parametrize(
+    ("kind", "layers"),
+    [("spd", 1), pytest.param("spd_paper", 1, marks=pytest.mark.whole), ("spd_paper", 2), ("early_exit", 1)],
+)
 def test_an_asked_row_is_what_the_features_of_its_path_give(
     target: Path, kind: str, layers: int, post_state: bool, tmp_path: Path
 ) -> None:

@@ -176,7 +176,7 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
         yield llm
 
 
-@pytest.mark.parametrize("temperature", TEMPERATURES)
+@pytest.mark.parametrize("temperature", [1.0, pytest.param(0.0, marks=pytest.mark.whole)])
 def test_an_output_is_json_that_fits_its_schema(llm: LLM, temperature: float) -> None:
     for prompt in ("row = ", "# the settings of the server\nsettings = "):
         params = SamplingParams(temperature=temperature, seed=1, max_tokens=64, structured_outputs=GRAMMARS["json"])
@@ -200,7 +200,7 @@ EXHAUSTED: Final = StructuredOutputsParams(regex="[a-z ]{20}(a{1000}){1000}")
 EXHAUSTION: Final = r"structured_outputs\.regex: after \d+ tokens (it is exhausted, .*lexer error|the grammar's steps)"
 
 
-@pytest.mark.parametrize("temperature", TEMPERATURES)
+@pytest.mark.parametrize("temperature", [0.0, pytest.param(1.0, marks=pytest.mark.whole)])
 def test_an_exhausted_grammar_ends_its_request_with_an_error_and_no_other(llm: LLM, temperature: float) -> None:
     """With speculation and without. Drafted rows spend its time, too, so that it may end earlier with them."""
     params = SamplingParams(temperature=temperature, seed=1, max_tokens=64, structured_outputs=EXHAUSTED)

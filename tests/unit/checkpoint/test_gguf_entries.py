@@ -66,7 +66,7 @@ TOGETHER: Final[tuple[dict[str, Any], ...]] = (
     {"feed_forward_length": [64, 64, 64, 64, 64, 64, 64], "attention.head_count": [4, 4, 4, 4, 4, 4, 4]},
     {"attention.head_count_kv": [2, 2, 1, 2, 2, 2, 2]},
 )
-EVERY: Final = 6
+EVERY: Final = 12
 """One of so many changes is tried by ``make test``; ``make test-all`` tries all."""
 WINDOWED_HERE: Final = ("phi3", "attention.sliding_window")
 """llama.cpp says that it leaves phi3's window out for now; here it is as in the checkpoint, so no case has one."""
@@ -238,7 +238,7 @@ def test_biases_are_those_of_the_checkpoint(tmp_path: Path, architecture: str) -
 # ------------------------------------------------------------------------------------------------------- whole numbers
 
 
-OFTEN_WHOLE: Final = 150
+OFTEN_WHOLE: Final = 300
 """One of so many whole numbers is tried by ``make test``; ``make test-all`` tries all."""
 PARTS: Final = 24
 """Tests that share an architecture's whole numbers, so that each ends within the limit of a test."""

@@ -203,8 +203,14 @@ def keys_add(folder: Path, minutes: float) -> Iterator[tuple[subprocess.Popen[st
             process.kill()
 
 
-@pytest.mark.parametrize("first_bytes", [b"", TLS_HEAD])
-@pytest.mark.parametrize("comes", [True, False])
+@pytest.mark.parametrize(
+    ("first_bytes", "comes"),
+    [
+        (b"", True),
+        (TLS_HEAD, False),
+        *(pytest.param(*one, marks=pytest.mark.whole) for one in ((TLS_HEAD, True), (b"", False))),
+    ],
+)
 def test_the_command_has_its_minutes_in_all_beside_a_stranger_who_dribbles(
     first: Path, tmp_path: Path, first_bytes: bytes, comes: bool
 ) -> None:

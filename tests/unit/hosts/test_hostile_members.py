@@ -362,20 +362,27 @@ def beside(security: LinkSecurity, server: NotingServer) -> Iterator[tuple[Fleet
             worker.inbox.close()
 
 
+@pytest.mark.parametrize("times", [1, pytest.param(3, marks=pytest.mark.whole)])
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.cls.__name__)
 def test_a_worker_that_sends_nonsense_is_lost_alone(
     server: NotingServer,
     security: LinkSecurity,
     kind: inspect.StructType,
+    times: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """A value of each kind, of fields in turn; `make test-all` sends several, one attachment after the other.
+
+    It is the codec that knows which values no message takes (tests/unit/test_message_bounds.py).
+    """
     monkeypatch.setattr("penstock.hosts.remote.TRY_AGAIN_S", 0.0)
     monkeypatch.setattr("penstock.hosts.remote.MOST_LOSSES", 1 << 20)
     wrong = [value for value in odd_structs(kind) if not fits(kind, value)]
     contents = [b""] if kind.cls in messages.WITH_CONTENT else []
     with beside(security, server) as (made, honest, worker):
         host = made.hosts[worker.inbox.address.removeprefix("tcp://")]
-        for value in wrong[:: max(1, len(wrong) // 3)]:
+        step = max(1, len(wrong) // times)
+        for value in wrong[KINDS.index(kind) % step :: step]:
             soon(lambda: host.alive)
             secret = host.lease
             worker.say(value, *contents)
@@ -456,8 +463,11 @@ def test_an_answer_to_another_question_is_none(server: NotingServer, security: L
         assert not any(isinstance(one, FindCheckpoint) for one in worker.listen(0.1))
 
 
-def test_hosts_that_never_answer_take_nobodys_place(server: NotingServer, security: LinkSecurity) -> None:
+def test_hosts_that_never_answer_take_nobodys_place(
+    server: NotingServer, security: LinkSecurity, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A member says that workers have come from addresses where none is."""
+    monkeypatch.setattr("penstock.hosts.remote.ANSWER_S", 3.0)
     with agent(security) as one, Sockets(security) as sockets:
         made = Fleet([name_of(one)], security, door="127.0.0.77:0")
         try:

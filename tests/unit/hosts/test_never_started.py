@@ -19,7 +19,7 @@ from tests.agents import NotingServer, agent, name_of, soon
 def test_a_stage_that_never_starts_is_lost_in_time(
     server: NotingServer, wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, total: int
 ) -> None:
-    monkeypatch.setattr("penstock.pipeline.processes.START_TIMEOUT", 2.0)
+    monkeypatch.setattr("penstock.pipeline.processes.START_TIMEOUT", 0.5)
     make_cluster(tmp_path / "keys", "host")
     security = link_security(tmp_path / "keys")
     done = threading.Event()

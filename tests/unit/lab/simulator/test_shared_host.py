@@ -105,7 +105,12 @@ CONTENDED = {
 
 
 @pytest.mark.parametrize(
-    ("name", "accuracy"), [("one core", WRONG), ("memory", POOR), ("other work", POOR), ("other work", WRONG)]
+    ("name", "accuracy"),
+    [
+        ("one core", WRONG),
+        ("memory", POOR),
+        *(pytest.param("other work", accuracy, marks=pytest.mark.whole) for accuracy in (POOR, WRONG)),
+    ],
 )
 def test_on_contended_stages_nothing_is_lost_where_batches_that_overlap_lose(
     name: str, accuracy: tuple[float, ...], two_stages: Cluster
@@ -116,7 +121,10 @@ def test_on_contended_stages_nothing_is_lost_where_batches_that_overlap_lose(
     assert speed_up(two_stages, accuracy, "auto", host) > 0.98
 
 
-@pytest.mark.parametrize(("accuracy", "stages"), [(GOOD, 2), (FAIR, 4), (POOR, 2)])
+@pytest.mark.parametrize(
+    ("accuracy", "stages"),
+    [(GOOD, 2), *(pytest.param(*one, marks=pytest.mark.whole) for one in ((FAIR, 4), (POOR, 2)))],
+)
 def test_batches_go_one_after_another_on_stages_that_slow_each_other(
     accuracy: tuple[float, ...], stages: int, two_stages: Cluster
 ) -> None:

@@ -7,7 +7,6 @@ out: their grouped product has a meta kernel for bfloat16 only.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -51,12 +50,6 @@ class OneDevice(TorchDispatchMode):
 
 
 @pytest.fixture(autouse=True)
-def _one_device() -> Iterator[None]:
-    with OneDevice():
-        yield
-
-
-@pytest.fixture(autouse=True)
 def _no_values_to_compare(monkeypatch: pytest.MonkeyPatch) -> None:
     """Meta tensors hold none, and the probe looks at what enters the first layer and at what leaves the last."""
     monkeypatch.setattr(stage_model, "check_entry", lambda *args: None)
@@ -66,25 +59,32 @@ def _no_values_to_compare(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_stage_computes_on_its_own_device(architecture: str, tmp_path: Path) -> None:
     target = str(make_checkpoint(tmp_path, architecture))
     for first, last in ((0, 2), (2, LAYERS), (0, LAYERS)):
-        stage = stage_model.load_stage(target, first, last, capacity=64, device="meta", max_model_len=128)
-        stage.tap([index for index in (1, LAYERS) if first < index <= last])
-        entering = None if first == 0 else torch.zeros(ROWS, stage.hidden_size)
-        hidden = stage.forward(view(), entering)
-        assert hidden.device.type == "meta"
-        assert stage.features(hidden).device.type == "meta"
-        if last == LAYERS:
-            assert stage.logits(hidden, [0, 5]).device.type == "meta"
+        with OneDevice():
+            compute(target, first, last)
+
+
+def compute(target: str, first: int, last: int) -> None:
+    """Layers ``first`` to ``last - 1``, and the logits behind the last of all."""
+    stage = stage_model.load_stage(target, first, last, capacity=64, device="meta", max_model_len=128)
+    stage.tap([index for index in (1, LAYERS) if first < index <= last])
+    entering = None if first == 0 else torch.zeros(ROWS, stage.hidden_size)
+    hidden = stage.forward(view(), entering)
+    assert hidden.device.type == "meta"
+    assert stage.features(hidden).device.type == "meta"
+    if last == LAYERS:
+        assert stage.logits(hidden, [0, 5]).device.type == "meta"
 
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3", "spd", "spd_paper"])
 def test_a_learned_drafter_computes_on_its_own_device(kind: str, tmp_path: Path) -> None:
     target = make_checkpoint(tmp_path / "target", "llama", num_hidden_layers=8)
     folder = getattr(speculators, kind)(open_checkpoint(str(target))).save(tmp_path / kind)
-    stage = load_speculator_stage(str(folder), str(target), capacity=64, dtype="float32", device="meta")
-    levels = np.minimum(np.arange(ROWS)[::-1], 3) if isinstance(stage, SpdStage) else None
-    nodes, slots, layers = list(range(1, ROWS + 1)), list(range(ROWS)), stage.store.layers
-    states = torch.zeros(ROWS, stage.hidden_size * len(layers), device="meta")
-    stage.add_features(Features(layers=layers, nodes=nodes, slots=slots), states)
-    hidden = stage.forward(replace(view(), levels=levels), None)
-    assert hidden.device.type == "meta"
-    assert stage.module.logits(hidden).device.type == "meta"
+    with OneDevice():
+        stage = load_speculator_stage(str(folder), str(target), capacity=64, dtype="float32", device="meta")
+        levels = np.minimum(np.arange(ROWS)[::-1], 3) if isinstance(stage, SpdStage) else None
+        nodes, slots, layers = list(range(1, ROWS + 1)), list(range(ROWS)), stage.store.layers
+        states = torch.zeros(ROWS, stage.hidden_size * len(layers), device="meta")
+        stage.add_features(Features(layers=layers, nodes=nodes, slots=slots), states)
+        hidden = stage.forward(replace(view(), levels=levels), None)
+        assert hidden.device.type == "meta"
+        assert stage.module.logits(hidden).device.type == "meta"

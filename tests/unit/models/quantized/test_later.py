@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -42,8 +43,10 @@ def at_once(checkpoint, first, last, dtype, device, on_read=None, files=None, *,
     return module
 
 
-def compared(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for quantization, dtype in FORMATS:
+def compared(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, formats: Sequence[tuple[str, str]] = tuple(FORMATS)
+) -> None:
+    for quantization, dtype in formats:
         options = {"quantization": quantization, "dtype": dtype}
         try:
             found = logits(folder, options)
@@ -67,10 +70,22 @@ def test_all_other_families(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nam
     compared(make_checkpoint(tmp_path, name), monkeypatch)
 
 
-@pytest.mark.parametrize("kind", [Kind.F16, Kind.Q4_0, Kind.Q4_1, Kind.Q6_K, Kind.Q8_0])
-def test_files_in_every_kind_of_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind) -> None:
+BLOCKS = (Kind.F16, Kind.Q4_0, Kind.Q4_1, Kind.Q6_K, Kind.Q8_0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "formats"),
+    [
+        *((kind, [FORMATS[number % len(FORMATS)]]) for number, kind in enumerate(BLOCKS)),
+        *(pytest.param(kind, FORMATS, marks=pytest.mark.whole) for kind in BLOCKS),
+    ],
+)
+def test_files_in_every_kind_of_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind, formats: list[tuple[str, str]]
+) -> None:
+    """Each kind in one format, which take turns: reading numbers and packing them know nothing of each other."""
     wide = {"hidden_size": 256, "intermediate_size": 256}
-    compared(make_gguf(tmp_path, kind=kind, **wide), monkeypatch)
+    compared(make_gguf(tmp_path, kind=kind, **wide), monkeypatch, formats)
 
 
 @pytest.mark.parametrize("make", [make_checkpoint, partial(make_gguf, kind=Kind.Q8_0)])
