@@ -7,6 +7,7 @@ from typing import Any
 
 from benchmarks.drafters.drafter_acceptance import shares, together
 from benchmarks.sections.base import Section
+from benchmarks.sections.reaches import tokens_per_second
 from benchmarks.strategies import auto_chats, real_ids, shared_host, two_stages
 from benchmarks.strategies.shared_host import ratio_over
 
@@ -86,13 +87,9 @@ def two_stages_values(figures: Any) -> Mapping[str, Any]:
     """Tokens per second of each way, and its speed over plain decoding in each layout."""
     sets = figures["seconds"]
 
-    def speed(way: str) -> str:
-        taken = [seconds for by_way in sets.values() for seconds in by_way[way]]
-        return f"{(figures['tokens'] - 1) * len(taken) / sum(taken):.0f}"
-
     def cells(way: str) -> list[str]:
         over = (ratio(sets.values(), f"{layout}, autoregressive", way) for layout in two_stages.LAYOUTS)
-        return [way.replace("autoregressive", "plain"), speed(way), *over]
+        return [way.replace("autoregressive", "plain"), tokens_per_second(figures, way), *over]
 
     headings = ["", "tokens/s", *(f"over {layout}, plain" for layout in two_stages.LAYOUTS)]
     return {"headings": headings, "rows": [cells(way) for way in next(iter(sets.values()))]}

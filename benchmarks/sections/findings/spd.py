@@ -123,7 +123,7 @@ def findings() -> Iterator[Finding]:
         ("4.3, Table 1", "SPD's best module is ahead of the early exit in theory", ahead_of_exits, "cells"),
         ("4.3", "the early exit's speed-up in theory falls with more stages", exits_fall, "pairs of cells"),
         ("4.3", "EAGLE-3's speed-up in theory falls when it drafts 15 tokens for 7", fewer_in_theory, "cells"),
-        ("4.3", "a tree (W = 4) accepts more than a chain, with SPD and with EAGLE-3", longer_by_trees, "pairs of cells"),
+        ("4.3", "a tree (W = 4) accepts more than a chain: SPD and EAGLE-3", longer_by_trees, "pairs of cells"),
         ("4.3", "a tree lengthens what SPD accepts more at T = 1 than at T = 0", trees_gain_when_sampled, "rows"),
         ("4.4, Table 2", "output states make L' longer", longer_by_states, "cells"),
         ("4.4, Table 2", "output states make it slower in theory, since every step waits", slower_by_states, "cells"),
@@ -155,7 +155,7 @@ def trained_alike(table: Cells) -> list[bool]:
 
 
 def trees_of_exits(theirs: Cells, ours: Cells) -> Iterator[tuple[str, ...]]:
-    """What a tree gains with the early exit, and 15 drafts with EAGLE-3: rows of a finding."""
+    """Gains by a tree with the early exit, and by 15 drafts with EAGLE-3: rows of a finding."""
 
     def gains(table: Cells) -> list[float]:
         return [gain_of_trees(row, at) for row in without_states(table, ("early_exit",)) for at in (0, 1)]
@@ -211,7 +211,7 @@ def spd_others() -> Iterator[tuple[str, ...]]:
 
 
 def by_texts() -> Iterator[tuple[str, ...]]:
-    """What methods accept on each set: rows of a finding."""
+    """Lengths by set of prompts: rows of a finding."""
     chats, paper = figures_of("spd_chats"), published("spd")
     more = [
         one["cells"][cell]["length"] - chats[key.replace("gsm8k", "mt_bench")]["cells"][cell]["length"]

@@ -183,7 +183,7 @@ def best_way(paper: Table, rows: Rows, model: str, name: str) -> tuple[str, ...]
         "4.3, Table 3",
         f"of all ways over up to eight GPUs, tensor parallelism over eight has the {model}'s {words} {name}",
         f"({stated})",
-        f"({best}), {fits[best] / fits[ALL_RANKS]:.2f} of that of ({ALL_RANKS})",
+        f"({best})" if best == ALL_RANKS else f"({best}), {fits[best] / fits[ALL_RANKS]:.2f} of that of ({ALL_RANKS})",
         of_cases([best == ALL_RANKS]),
         "simulated from prices, no bounds; ways are dp, pp, tp",
     )
