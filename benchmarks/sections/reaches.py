@@ -30,10 +30,10 @@ def times_of(ratio: Ratio | Sequence[float]) -> str:
     return f"{mean:.2f} times ({low:.2f} to {high:.2f})"
 
 
-def tokens_per_second(figures: Mapping[str, Any], entry: str) -> str:
-    """Tokens after the first over the seconds that they took, all prompts together."""
+def tokens_per_second(figures: Mapping[str, Any], entry: str) -> float:
+    """Tokens after the first over the seconds that they took, all prompts of all sets together."""
     taken = [seconds for by_entry in figures["seconds"].values() for seconds in by_entry[entry]]
-    return f"{(figures['tokens'] - 1) * len(taken) / sum(taken):.0f}"
+    return float((figures["tokens"] - 1) * len(taken) / sum(taken))
 
 
 def values() -> Mapping[str, Any]:
