@@ -12,13 +12,22 @@ from benchmarks.papers import flowspec
 from benchmarks.sections.jupiter import over_published, total
 from benchmarks.sections.models import COMPARED
 from benchmarks.sections.pipedec import WIDE
+from benchmarks.sections.reaches import NATIVE, WHEEL, times_of
 from benchmarks.shared.simulations import find
 from benchmarks.strategies.shared_host import ratio_over
 from penstock.lab.report import times
 
+BUILDS = {NATIVE: "llama.cpp built for this processor", WHEEL: "its wheel, which uses no AVX-512"}
+
 
 def auto_over_plain(figures: Mapping[str, Any]) -> float:
     return ratio_over(figures["seconds"].values(), "autoregressive", "auto").mean
+
+
+def over_builds(ratios: Mapping[str, Sequence[float]]) -> str:
+    """Plain decoding over llama.cpp's builds that were measured, with bounds: the one for this processor first."""
+    found = {build: ratios[name] for build in BUILDS if (name := f"autoregressive over {build}") in ratios}
+    return ", ".join(f"{times_of(ratio)} {BUILDS[build]}" for build, ratio in found.items())
 
 
 def over_one_stage(figures: Mapping[str, Any]) -> float:
@@ -58,6 +67,9 @@ def wrong(problems: Sequence[str]) -> str:
     return f"{len(problems)} problems" if problems else "nothing went wrong, no token differed"
 
 
-HELPERS = (auto_over_plain, over_one_stage, compared, auto_and_widths, auto_and_flowspec, over_jupiter, together, wrong)
+HELPERS = (
+    *(auto_over_plain, over_builds, over_one_stage, compared, auto_and_widths, auto_and_flowspec, over_jupiter),
+    *(together, wrong),
+)
 NAMES = {**{helper.__name__: helper for helper in HELPERS}, "lost": LOST}
 """Functions and figures that the template uses, by name."""

@@ -122,11 +122,13 @@ def lacking(one: Mapping[str, Any], name: str) -> bool:
 
 def over_published(figures: Mapping[str, Any]) -> list[float]:
     """How many times as long as ours the paper says that Jupiter takes, by setting of Table IV."""
-    found = []
-    for one in figures["settings"]:
-        *_, seconds = PAPER["table_4"][one["environment"]][one["model"]][one["rate"]]
-        found.append(seconds / total(one["pipelines"]["Penstock"]))
-    return found
+    return [published_seconds(one, "Jupiter") / total(one["pipelines"]["Penstock"]) for one in figures["settings"]]
+
+
+def published_seconds(one: Mapping[str, Any], name: str) -> float:
+    """Seconds of a setting in the paper's Table IV."""
+    row = PAPER["table_4"][one["environment"]][one["model"]][one["rate"]]
+    return float(row[PUBLISHED.index(name)])
 
 
 def times_as_long(settings: list[Any], phases_s: Sequence[str], over: str, counted: str) -> Iterator[float]:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import geometric_mean
 from typing import Any
 
 from benchmarks.drafters import halfway
+from benchmarks.papers import jupiter, pp_parallel
 from benchmarks.sections.findings import BY_PAPER, of_paper
 from benchmarks.sections.findings.spd import falls, lengths
 from benchmarks.sections.findings.verdicts import VERDICTS, Finding, ranged
+from benchmarks.sections.jupiter import published_seconds, total
 from benchmarks.sections.pipedec import groups_values
 from benchmarks.sections.spd import CELLS, GOAL, again_for, halfway_values, simulated_rows
-from benchmarks.shared.measured import stored
+from benchmarks.shared.measured import path_of, stored
 from benchmarks.shared.published import published
 from benchmarks.shared.simulations import find
 from penstock.lab.report import markdown
@@ -94,11 +97,22 @@ def corrections() -> Mapping[str, Any]:
     }
 
 
-def variants() -> str:
-    """How much longer L' is with a module for one n than with one for all, over four stages."""
+def variants(stages: int) -> str:
+    """How much longer or shorter L' is with a module for one n than with one for all."""
     recipes = figures_of("spd_recipes")
-    own, every = (recipes[f"{name} n=4"]["lengths"] for name in ("paper-4", "anchors"))
-    return ranged((100 * (own[cell] / every[cell] - 1) for cell in CELLS), ".0f")
+    own, every = (recipes[f"{name} n={stages}"]["lengths"] for name in (f"paper-{stages}", "anchors"))
+    more = [100 * (own[cell] / every[cell] - 1) for cell in CELLS]
+    if min(more) < 0 < max(more):
+        return f"between {-min(more):.0f}% shorter and {max(more):.0f}% longer"
+    return f"{ranged(map(abs, more), '.0f')}% {'longer' if more[0] > 0 else 'shorter'}"
+
+
+def stand_in(name: str) -> str:
+    """How many times the published seconds of Table IV a stand-in for Jupiter takes, over all settings."""
+    found = [
+        total(one["pipelines"][name]) / published_seconds(one, "Jupiter") for one in figures_of("jupiter")["settings"]
+    ]
+    return f"{geometric_mean(found):.2f} ({ranged(found)})"
 
 
 def eight_stages() -> Mapping[str, Any]:
@@ -139,7 +153,16 @@ def values() -> Mapping[str, Any]:
         "most_exclusive": max(one["exclusive"][0] - 1 for one in figures_of("pipedec_transfers")),
         "deciding": next(one for one in figures_of("decisions")["runs"] if one["strategy"] == "pipedec"),
         "relayed": figures_of("centralised")["14 boards, in virtual time"]["entries"]["auto"],
-        "variants": variants(),
+        "emulated": figures_of("centralised")["14 boards, emulated"]["entries"]["auto"],
+        "kinds": ranged(one["ratio"] for one in figures_of("layer_kinds") if "ratio" in one),
+        "text": figures_of("long_text"),
+        "sets_measured": path_of("six_sets").exists(),
+        "most_tokens": max(one["tokens"] for one in figures_of("spd_tables").values()),
+        "table_3_tokens": pp_parallel.TOKENS_FOR_THROUGHPUT,
+        "first_right": percent(jupiter.FIRST_RIGHT, 0),
+        "heads": jupiter.HEADS,
+        "stand_in": stand_in,
+        "variants": variants,
         "rules": figures_of("spd_rejection"),
         "noise": noise(),
         "falls": ranged((100 * one for one in fall), ".0f"),

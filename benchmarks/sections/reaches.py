@@ -30,10 +30,17 @@ def times_of(ratio: Ratio | Sequence[float]) -> str:
     return f"{mean:.2f} times ({low:.2f} to {high:.2f})"
 
 
+def tokens_per_second(figures: Mapping[str, Any], entry: str) -> float:
+    """Tokens after the first over the seconds that they took, all prompts of all sets together."""
+    taken = [seconds for by_entry in figures["seconds"].values() for seconds in by_entry[entry]]
+    return float((figures["tokens"] - 1) * len(taken) / sum(taken))
+
+
 def values() -> Mapping[str, Any]:
     peers, pair = stored("beside_peers").figures, stored("pipedec_demo_pair").figures["T1"]
     alone, two = (peers[f"int4, {threads}"]["ratios"] for threads in (1, 2))
     build = NATIVE if f"autoregressive over {NATIVE}" in alone else WHEEL
+    itself, four_bits = stored("shared_host").figures["itself"], stored("two_stages").figures
     best = min((find(pair, name) for name in WIDE), key=lambda run: sum(run["seconds"]))
     auto = find(pair, "auto")
     served = next(iter(stored("serve_http").figures.values()))["concurrency"]
@@ -46,10 +53,11 @@ def values() -> Mapping[str, Any]:
         "plain": alone[f"autoregressive over {build}"],
         "default": alone[f"auto over {build}"],
         "plain_on_two": two[f"autoregressive over {build}"],
-        "itself": ratio_over(stored("shared_host").figures["itself"]["seconds"].values(), "autoregressive", "auto"),
-        "two_stages": ratio_over(
-            stored("two_stages").figures["seconds"].values(), "one stage, autoregressive", "two stages, auto"
-        ),
+        "in_8_bits": [peers[f"int8, {threads}"]["ratios"][f"autoregressive over {build}"] for threads in (1, 2)],
+        "itself": ratio_over(itself["seconds"].values(), "autoregressive", "auto"),
+        "in_float": tokens_per_second(itself, "auto"),
+        "in_four_bits": tokens_per_second(four_bits, "one stage, autoregressive"),
+        "two_stages": ratio_over(four_bits["seconds"].values(), "one stage, autoregressive", "two stages, auto"),
         "demo": stored("demo").figures["speedup"],
         "served": ", ".join(f"{rate:.1f}" for rate in rates.values()),
         "at_once": ", ".join(rates),

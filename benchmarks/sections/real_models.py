@@ -7,6 +7,7 @@ from typing import Any
 
 from benchmarks.drafters.drafter_acceptance import shares, together
 from benchmarks.sections.base import Section
+from benchmarks.sections.reaches import tokens_per_second
 from benchmarks.strategies import auto_chats, real_ids, shared_host, two_stages
 from benchmarks.strategies.shared_host import ratio_over
 
@@ -86,13 +87,9 @@ def two_stages_values(figures: Any) -> Mapping[str, Any]:
     """Tokens per second of each way, and its speed over plain decoding in each layout."""
     sets = figures["seconds"]
 
-    def speed(way: str) -> str:
-        taken = [seconds for by_way in sets.values() for seconds in by_way[way]]
-        return f"{(figures['tokens'] - 1) * len(taken) / sum(taken):.0f}"
-
     def cells(way: str) -> list[str]:
         over = (ratio(sets.values(), f"{layout}, autoregressive", way) for layout in two_stages.LAYOUTS)
-        return [way.replace("autoregressive", "plain"), speed(way), *over]
+        return [way.replace("autoregressive", "plain"), f"{tokens_per_second(figures, way):.0f}", *over]
 
     headings = ["", "tokens/s", *(f"over {layout}, plain" for layout in two_stages.LAYOUTS)]
     return {"headings": headings, "rows": [cells(way) for way in next(iter(sets.values()))]}
@@ -181,7 +178,21 @@ def trained_values(figures: Any) -> Mapping[str, Any]:
         pairs = zip(one["right"], one["decided"], strict=True)
         return ", ".join(f"{100 * right / decided:.0f}" for right, decided in pairs if decided)
 
-    return {"sets": SETS, "cases": cases_of(figures), "over": over, "least": least, "hits": hits}
+    greedy = figures["ngram"]
+    seconds = {name: one["seconds"] for name, one in greedy["temperatures"]["0.0"].items()}
+    return {
+        "sets": SETS,
+        "cases": cases_of(figures),
+        "over": over,
+        "least": least,
+        "hits": hits,
+        "plain_ms": plain_ms({"tokens": greedy["tokens"], "seconds": seconds}),
+    }
+
+
+def plain_ms(figures: Mapping[str, Any]) -> str:
+    """Milliseconds of a token by plain decoding."""
+    return f"{1e3 / tokens_per_second(figures, 'autoregressive'):.0f}"
 
 
 def least_of(sets: Iterable[Mapping[str, Any]], entry: str) -> float:
@@ -205,20 +216,23 @@ def shared_host_values(figures: Any) -> Mapping[str, Any]:
     keys = [case + suffix for suffix in ("", shared_host.IN_INT4) for case in shared_host.CASES]
     headings = ["weights", "drafter", "host", "chats a set", "plain, tokens/s", "`auto`", "least of the sets"]
     headings += ["plain again, least", "`continuous`"]
-    return {"headings": headings, "rows": [shared_host_row(key, figures[key]) for key in keys if key in figures]}
+    return {
+        "headings": headings,
+        "rows": [shared_host_row(key, figures[key]) for key in keys if key in figures],
+        "plain_ms": plain_ms(figures[shared_host.CASES[0]]),
+    }
 
 
 def shared_host_row(key: str, one: Mapping[str, Any]) -> list[str]:
     case = key.removesuffix(shared_host.IN_INT4)
     drafter = case.removesuffix(shared_host.BUSY)
     sets = list(one["seconds"].values())
-    plain = sum(len(by["autoregressive"]) for by in sets) * (one["tokens"] - 1)
     return [
         "`int4`" if case != key else "float32",
         DRAFTERS[drafter],
         "one core busy" if drafter != case else "quiet",
         str(one["per_set"]),
-        f"{plain / sum(sum(by['autoregressive']) for by in sets):.1f}",
+        f"{tokens_per_second(one, 'autoregressive'):.1f}",
         ratio(sets, "autoregressive", "auto"),
         *(f"{least_of(sets, entry):.2f}" for entry in ("auto", shared_host.AGAIN)),
         ratio(sets, "autoregressive", "continuous"),

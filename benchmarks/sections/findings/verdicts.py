@@ -21,7 +21,7 @@ VERDICTS: Final = {
     PARTLY: "So in some of the settings that we have.",
     OPEN: "Our bounds include both, or the samples are too few to tell.",
     FAILS: "Here it is otherwise.",
-    OTHER: "What was measured differs too much, or is not stated.",
+    OTHER: "What was measured differs too much, is not stated there, or was not measured here.",
 }
 """Verdicts in the order of the page, and what each means."""
 

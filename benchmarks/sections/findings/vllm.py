@@ -6,12 +6,28 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from benchmarks.papers import pp_eagle_table, pp_many
-from benchmarks.sections.findings.verdicts import SIMULATED, Finding, figures_of, of_cases, ranged
+from benchmarks.sections.findings.verdicts import (
+    SIMULATED,
+    Finding,
+    counted,
+    figures_of,
+    of_all,
+    of_cases,
+    of_ratio,
+    ranged,
+)
 from benchmarks.shared.published import published
+from benchmarks.shared.simulations import said
 from penstock.lab.grid import PLAIN
+from penstock.lab.report import Ratio
 
 NAMES: Final = {"eagle": "EAGLE", "eagle3": "EAGLE-3"}
 PAPER: Final = "vLLM report"
+ALL_RANKS: Final = "1,1,8"
+Table = Mapping[str, Mapping[str, Sequence[float]]]
+"""The report's Table 3: throughput and latency by model and way (dp,pp,tp)."""
+Rows = Mapping[tuple[str, str], Mapping[str, Any]]
+"""Ours, by model and way."""
 
 
 def findings() -> Iterator[Finding]:
@@ -40,6 +56,15 @@ def findings() -> Iterator[Finding]:
         of_cases([rates["eagle3"][0] > rates["eagle"][0]]),
         f"{some}; drafters of a few million tokens",
     )
+    lowest = [slower("eagle3", stages) < min(1, slower("eagle", stages)) for stages in pp_eagle_table.SIZES]
+    yield finding(
+        "4.2, Table 2",
+        "EAGLE-3 has the lowest latency of few sequences",
+        "over 1, 2 and 4 stages",
+        counted(lowest, "numbers of stages"),
+        of_cases(lowest),
+        f"{some}; drafters of a few million tokens",
+    )
     same = [max(found) - min(found) < 0.005 for found in rates.values()]
     spread, theirs_spread = (
         ", ".join(f"{NAMES[method]} {ranged(found, '.3f')}" for method, found in some_rates.items())
@@ -59,15 +84,44 @@ def findings() -> Iterator[Finding]:
             f"{joined(found)} of none's",
             of_cases([one < 1 for one in found]),
         )
-    yield from (finding(*cells) for cells in many_sequences(paper["table_2"]))
-    yield from (finding(*cells) for cells in parallel(paper["parallel"]))
+    for rows in (designs(), many_sequences(paper["table_2"]), parallel(paper["parallel"])):
+        yield from (finding(*cells) for cells in rows)
+
+
+def designs() -> Iterator[tuple[str, ...]]:
+    """Sections 3.3 and 3.4: rows of a finding."""
+    relayed = {place: one["entries"]["auto"] for place, one in figures_of("centralised").items()}
+    ratios = {place: Ratio(one["ratio"], one["low"], one["high"], one["pairs"]) for place, one in relayed.items()}
+    yield (
+        "3.3",
+        "stages that talk to each other are faster than an engine that relays every hop",
+        "no number",
+        "; ".join(f"{said(one)} over {place}" for place, one in ratios.items()),
+        of_all(map(of_ratio, ratios.values())),
+        "`auto`; in virtual time, emulated, and in processes of one host",
+    )
+    many = [one for one in figures_of("pp_many") if one["entry"] == pp_eagle_table.CHAIN]
+    chains = {(one["drafter"], one["stages"]): one for one in many}
+    sizes = [stages for drafter, stages in chains if drafter == "first"]
+
+    def first_over_last(name: str) -> list[float]:
+        return [chains["first", n][name] / chains["last", n][name] for n in sizes]
+
+    latencies, rates = first_over_last("latency"), first_over_last("throughput")
+    yield (
+        "3.4",
+        f"a drafter costs less on the last stage than on the first ({listed(sizes)} stages)",
+        "no number",
+        f"on the first, latency is {joined(latencies)} and throughput {joined(rates)} of that on the last",
+        of_cases([one > 1 for one in latencies] + [one < 1 for one in rates]),
+        "simulated, no bounds; on the last stage the drafter shares the head's GPU",
+    )
 
 
 def many_sequences(paper: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     """Throughput of a thousand sequences: rows of a finding."""
     many = {(one["stages"], one["entry"]): one for one in figures_of("pp_many") if one["drafter"] == "last"}
-    chains = "static_tree[tree_size=5,tree_depth=5,children=1]"
-    costs = [many[n, chains]["throughput"] / many[n, PLAIN]["throughput"] for n in pp_many.SIZES]
+    costs = [many[n, pp_eagle_table.CHAIN]["throughput"] / many[n, PLAIN]["throughput"] for n in pp_many.SIZES]
     stated = [paper["eagle3"][n][2] / paper["none"][n][0] for n in paper["none"]]
     yield (
         "4.2",
@@ -94,7 +148,7 @@ def sizes_of(table: Mapping[str, Any]) -> str:
     return f"{one['prompts']} prompts of {one['tokens']} tokens"
 
 
-def parallel(paper: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+def parallel(paper: Table) -> Iterator[tuple[str, ...]]:
     """Table 3: rows of a finding."""
     rows = {(one["model"], f"{one['dp']},{one['pp']},{one['tp']}"): one for one in figures_of("pp_parallel")}
     counts = (2, 4, 8)
@@ -109,10 +163,55 @@ def parallel(paper: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
         return "4.3, Table 3", claim, joined(stated), joined(own), of_cases(cases), "simulated from prices, no bounds"
 
     yield row("tensor parallelism adds throughput of the 8B (2, 4, 8 GPUs)", "8B", ranks, "1,1,1", "throughput", True)
-    yield row("it costs the 8B latency (2, 4, 8 GPUs)", "8B", ranks, "1,1,1", "latency", True)
+    yield row("tensor parallelism costs the 8B latency (2, 4, 8 GPUs)", "8B", ranks, "1,1,1", "latency", True)
     eight = "over eight GPUs the 70B has more throughput with tensor than with pipeline parallelism"
     yield row(eight, "70B", ["1,1,8"], "1,8,1", "throughput", True)
     yield row("replicas of the 8B lose throughput (2, 4, 8)", "8B", replicas, "1,1,1", "throughput", False)
+    for model in ("70B", "8B"):
+        yield best_way(paper, rows, model, "throughput")
+    yield best_way(paper, rows, "70B", "latency")
+    yield more_ranks(paper, rows)
+
+
+def best_way(paper: Table, rows: Rows, model: str, name: str) -> tuple[str, ...]:
+    """Whether tensor parallelism over all eight GPUs is the best of all ways that fit."""
+    column, sign, words = (0, 1, "highest") if name == "throughput" else (1, -1, "lowest")
+    fits = {way: one[name] for (of, way), one in rows.items() if of == model and name in one}
+    stated = max(fits, key=lambda way: sign * paper[model][way][column])
+    best = max(fits, key=lambda way: sign * fits[way])
+    return (
+        "4.3, Table 3",
+        f"of all ways over up to eight GPUs, tensor parallelism over eight has the {model}'s {words} {name}",
+        f"({stated})",
+        f"({best})" if best == ALL_RANKS else f"({best}), {fits[best] / fits[ALL_RANKS]:.2f} of that of ({ALL_RANKS})",
+        of_cases([best == ALL_RANKS]),
+        "simulated from prices, no bounds; ways are dp, pp, tp",
+    )
+
+
+def more_ranks(paper: Table, rows: Rows) -> tuple[str, ...]:
+    """Twice as many tensor parallel ranks beside the same replicas and stages."""
+    pairs = [(model, way, doubled(way)) for model, way in rows if (model, doubled(way)) in rows]
+    stated = [paper[model][more][0] / paper[model][way][0] for model, way, more in pairs]
+    own = [rows[model, more]["throughput"] / rows[model, way]["throughput"] for model, way, more in pairs]
+    return (
+        "4.3, Table 3",
+        "twice as many tensor parallel ranks add throughput beside any replicas and stages",
+        f"{ranged(stated)}, {counted([one > 1 for one in stated], 'pairs')}",
+        f"{ranged(own)}, {counted([one > 1 for one in own], 'pairs')}",
+        of_cases([one > 1 for one in own]),
+        "simulated from prices, no bounds",
+    )
+
+
+def doubled(way: str) -> str:
+    dp, pp, tp = way.split(",")
+    return f"{dp},{pp},{2 * int(tp)}"
+
+
+def listed(numbers: Sequence[int]) -> str:
+    *first, last = numbers
+    return f"{', '.join(map(str, first))} and {last}"
 
 
 def joined(values: Iterable[float]) -> str:

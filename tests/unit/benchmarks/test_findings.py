@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks import results
-from benchmarks.sections import findings, reaches
+from benchmarks.sections import base, findings, reaches
 from benchmarks.sections.findings import verdicts
 from benchmarks.sections.findings.verdicts import FAILS, HOLDS, LESS, OPEN, OTHER, PARTLY, of_all, of_cases, of_ratio
 from penstock.lab.report import Ratio
@@ -64,6 +64,14 @@ def test_the_page_lists_each_finding_once_and_the_papers_page_each_by_its_paper(
     rows = [line for line in listed.splitlines() if re.match(rf"\| ({'|'.join(findings.BY_PAPER)}) \|", line)]
     assert len(rows) == len(FOUND)
     assert papers.count("| **") == len(FOUND)
+
+
+def test_no_figure_of_ours_is_typed_into_the_papers_page() -> None:
+    source = (base.FOLDER / "papers.md.jinja").read_text(encoding="utf-8")
+    by_hand = re.sub(r"\{\{.*?\}\}|\{%.*?%\}", "", source, flags=re.DOTALL)
+    typed = set(re.findall(r"\d[\d.,]*(?:x\b|%| times\b| ms\b)", by_hand))
+    of_papers, settings = {"1.77x", "1.73x", "1.17x", "0.23%"}, {"90%", "95%"}
+    assert typed == of_papers | settings, "take it from what is stored, in benchmarks/sections/papers.py"
 
 
 def test_a_figure_measured_anew_changes_the_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
