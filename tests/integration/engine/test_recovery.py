@@ -306,7 +306,8 @@ def test_streams_pause_while_a_stage_is_replaced(target: Path, expected: dict[fl
 
 # A learned drafter has the most to give back and to take again: stages, drafter and what passes between them.
 @pytest.mark.parametrize(
-    "method", ["eagle3", *(pytest.param(one, marks=pytest.mark.whole) for one in ("none", "ngram", "draft_model", "spd", "mtp"))]
+    "method",
+    ["eagle3", *(pytest.param(one, marks=pytest.mark.whole) for one in ("none", "ngram", "draft_model", "spd", "mtp"))],
 )
 def test_an_idle_engine_holds_no_process_and_goes_on_with_the_same_tokens(
     target: Path, draft: Path, tmp_path: Path, expected: dict[float, list[list[int]]], method: str

@@ -134,9 +134,7 @@ def test_so_does_one_with_any_parameters_together(shared: LLM, data: st.DataObje
 # A draft model goes on in the tests above. A drafter that reads states is the sample: they are computed anew.
 @pytest.mark.parametrize(
     "method",
-    [
-        pytest.param(one, marks=[pytest.mark.whole] * (one != "eagle3")) for one in ("draft_model", "ngram", *SHIPPED)
-    ],
+    [pytest.param(one, marks=[pytest.mark.whole] * (one != "eagle3")) for one in ("draft_model", "ngram", *SHIPPED)],
 )
 def test_every_drafter_goes_on(method: str) -> None:
     params = SamplingParams(max_tokens=24, seed=5, temperature=0.8, frequency_penalty=0.5, n=2, stop=["return"])
