@@ -103,10 +103,12 @@ def test_a_draft_model_does_without(tmp_path: Path, without: dict[str, str]) -> 
     assert first_run(target, 2, speculation) == run(target, 2, without, speculation) == first_run(target, 2)
 
 
-def test_the_command_gives_the_same_answer(tmp_path: Path, without: dict[str, str]) -> None:
+@pytest.mark.parametrize("model", ["small", pytest.param("real", marks=pytest.mark.whole)])
+def test_the_command_gives_the_same_answer(model: str, tmp_path: Path, without: dict[str, str]) -> None:
     """With a cache of their own: this run's may have the model already."""
     assets = {"HF_ASSETS_CACHE": str(tmp_path / "assets")}
-    options = ["--model", str(smollm2()), "--max-tokens", "12", "--json"]
+    path = smollm2() if model == "real" else make_gguf(tmp_path / "model", kind=Kind.Q8_0)
+    options = ["--model", str(path), "--max-tokens", "12", "--json"]
     command = [sys.executable, "-m", "penstock.cli", "generate", ASKED, *options]
     first, later = (json.loads(printed(command, {**one, **assets})) for one in (dict(os.environ), without))
     assert later["text"] == first["text"]
