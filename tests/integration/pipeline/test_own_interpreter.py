@@ -100,7 +100,7 @@ def test_they_have_the_tokens_of_forks_and_their_environment_first_are_replaced_
 
 
 def check_environment(stages: list[dict[str, Any]], count: int) -> None:
-    """So many interpreters had the stages' environment before anything was imported."""
+    """Check that so many interpreters had the stages' environment before anything was imported."""
     assert len(stages) == count
     for one in stages:
         assert one["environment"].items() >= {**GPU, **forkserver.GPUS, "OMP_NUM_THREADS": "1"}.items()
