@@ -19,7 +19,11 @@ LIMIT = 16e6
 """Upper bound on the size of all of them together, in bytes."""
 
 
-@pytest.mark.parametrize("method", METHODS)
+# Two samples: one that waits for its drafts, and one that cannot.
+@pytest.mark.parametrize(
+    "method",
+    [pytest.param(one, marks=[pytest.mark.whole] * (one not in ("eagle3", "early_exit"))) for one in METHODS],
+)
 def test_a_shipped_drafter_drafts_and_changes_no_token(method: str) -> None:
     params = [SamplingParams(temperature=t, seed=5, max_tokens=TOKENS, ignore_eos=True) for t in (0.0, 1.0)]
     # The strategy that waits for its drafts, where there is one: on a busy processor others draft too late.

@@ -112,9 +112,11 @@ def answers(real: Path) -> tuple[Any, list[list[int]]]:
     return model, found
 
 
+# Transformers alone takes half a minute for it. Ids of small files are compared with transformers' above.
+@pytest.mark.whole
 @pytest.mark.slow
 @pytest.mark.processes
-@pytest.mark.parametrize("stages", [4, *(pytest.param(few, marks=pytest.mark.whole) for few in (1, 2))])
+@pytest.mark.parametrize("stages", [4, 1, 2])
 def test_a_real_models_ids_are_those_of_transformers(
     real: Path, answers: tuple[Any, Sequence[list[int]]], stages: int
 ) -> None:

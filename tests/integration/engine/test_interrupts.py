@@ -113,7 +113,13 @@ MOMENTS: Final[dict[str, tuple[str, Callable[[Program], None]]]] = {
 }
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+SAMPLE: Final = ("with a first stage", "amid a third answer")
+"""While processes start, and while they compute: the other moments run with the whole matrices."""
+
+
+@pytest.mark.parametrize(
+    "moment", [pytest.param(one, marks=[pytest.mark.whole] * (one not in SAMPLE)) for one in MOMENTS]
+)
 def test_an_interrupted_program_ends_as_any_other_and_leaves_no_process(moment: str) -> None:
     does, wait = MOMENTS[moment]
     with program(sys.executable, "-c", PROGRAM, does) as one:
@@ -134,8 +140,15 @@ COMMANDS: Final = {
 }
 
 
-@pytest.mark.parametrize("children", [1, 2, 3, 4])
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize(
+    ("name", "children"),
+    # The command that has the most to end (a server beside its engine), amid the start of its stages, is the sample.
+    [
+        pytest.param(name, count, marks=[pytest.mark.whole] * ((name, count) != ("serve", 3)))
+        for name in COMMANDS
+        for count in (1, 2, 3, 4)
+    ],
+)
 def test_a_command_that_is_interrupted_as_it_starts_says_nothing_and_leaves_no_process(
     name: str, children: int
 ) -> None:

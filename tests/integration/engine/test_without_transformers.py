@@ -83,7 +83,15 @@ def test_the_check_can_fail(tmp_path: Path, without: dict[str, str]) -> None:
         run(path, 1, without)
 
 
-@pytest.mark.parametrize(("family", "kind"), [("llama_tied", Kind.Q8_0), ("qwen2", Kind.Q4_0), ("qwen3", Kind.F16)])
+# The families differ in how a file is read, which needs no process (tests/unit/checkpoint/): one is the sample.
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [
+        ("llama_tied", Kind.Q8_0),
+        pytest.param("qwen2", Kind.Q4_0, marks=pytest.mark.whole),
+        pytest.param("qwen3", Kind.F16, marks=pytest.mark.whole),
+    ],
+)
 def test_stages_give_the_same_tokens(family: str, kind: Kind, tmp_path: Path, without: dict[str, str]) -> None:
     path = make_gguf(tmp_path, family, kind=kind)
     assert first_run(path, 2) == run(path, 2, without)
@@ -95,10 +103,12 @@ def test_a_draft_model_does_without(tmp_path: Path, without: dict[str, str]) -> 
     assert first_run(target, 2, speculation) == run(target, 2, without, speculation) == first_run(target, 2)
 
 
-def test_the_command_gives_the_same_answer(tmp_path: Path, without: dict[str, str]) -> None:
+@pytest.mark.parametrize("model", ["small", pytest.param("real", marks=pytest.mark.whole)])
+def test_the_command_gives_the_same_answer(model: str, tmp_path: Path, without: dict[str, str]) -> None:
     """With a cache of their own: this run's may have the model already."""
     assets = {"HF_ASSETS_CACHE": str(tmp_path / "assets")}
-    options = ["--model", str(smollm2()), "--max-tokens", "12", "--json"]
+    path = smollm2() if model == "real" else make_gguf(tmp_path / "model", kind=Kind.Q8_0)
+    options = ["--model", str(path), "--max-tokens", "12", "--json"]
     command = [sys.executable, "-m", "penstock.cli", "generate", ASKED, *options]
     first, later = (json.loads(printed(command, {**one, **assets})) for one in (dict(os.environ), without))
     assert later["text"] == first["text"]

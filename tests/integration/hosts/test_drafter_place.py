@@ -103,7 +103,15 @@ def test_every_kind_with_weights_is_walked() -> None:
     assert set(KINDS) == {"draft_model", *LEARNED}
 
 
-@pytest.mark.parametrize(("number", "method"), list(enumerate(KINDS)))
+SAMPLE: Final = "draft_model"
+"""On a host of its own and on the last stage's. A learned drafter is on its own and on the first stage's host in the
+test of a cluster, and beside the engine in test_workers.py; every kind runs with the whole matrices."""
+
+
+@pytest.mark.parametrize(
+    ("number", "method"),
+    [pytest.param(*one, marks=[pytest.mark.whole] * (one[1] != SAMPLE)) for one in enumerate(KINDS)],
+)
 def test_each_kind_in_each_place_gives_plain_decodings_tokens(
     deep: Path, hosts: list[Worker], keys: Path, config_of: Any, plain: Any, number: int, method: str
 ) -> None:
@@ -152,6 +160,8 @@ def test_a_clusters_drafter_is_where_it_says(
         assert [len(one.stages()) for one in hosts] == [2, 1, 0]
 
 
+# A process that dies is test_recovery.py's, on this host; a host that dies, below, takes the process with it.
+@pytest.mark.whole
 @pytest.mark.parametrize("method", ["draft_model", "eagle3"])
 def test_a_drafter_whose_process_dies_amid_answers_costs_none(
     deep: Path, hosts: list[Worker], keys: Path, config_of: Any, plain: Any, method: str
@@ -166,7 +176,7 @@ def test_a_drafter_whose_process_dies_amid_answers_costs_none(
         assert len(hosts[2].stages()) == 1  # it has been started again
 
 
-@pytest.mark.parametrize("method", ["draft_model", "eagle3"])
+@pytest.mark.parametrize("method", ["draft_model", pytest.param("eagle3", marks=pytest.mark.whole)])
 def test_a_drafter_whose_host_dies_amid_answers_drafts_again_when_it_is_back(
     deep: Path,
     hosts: list[Worker],

@@ -94,8 +94,8 @@ CHECKPOINTS: Final[dict[str, Callable[[Path], Path]]] = {
 }
 
 
-SENT: Final = ("shards", "split gguf")
-"""The kinds of which a host holds some files and not others; the rest runs with the whole matrices."""
+SENT: Final = ("shards",)
+"""The kind of which a host holds some files and not others; the rest runs with the whole matrices."""
 
 
 @pytest.mark.parametrize(
@@ -120,6 +120,8 @@ def test_a_host_without_the_checkpoint_is_sent_its_layers(
     assert held_bytes(copy) < sum(file.stat().st_size for file in files_of(checkpoint))
 
 
+# Its parts are in the short suite: layers that are sent (above), and a host that returns (test_workers.py).
+@pytest.mark.whole
 def test_a_host_that_returns_with_nothing_changes_no_token(
     wide: Path, hosts: list[Namespace], keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -52,7 +52,15 @@ def over(found: list[Worker], keys: Path, **options: Any) -> LLM:
     return LLM("demo", quantization="int8", hosts=hosts, keys=str(keys), **options)
 
 
-@pytest.mark.parametrize(("count", "stages", "strategy"), [(2, 1, None), (4, 2, "pipedec"), (3, 2, "continuous")])
+# Three hosts are the sample, of which one has two ranks; two have a rank each where one of them is killed, below.
+@pytest.mark.parametrize(
+    ("count", "stages", "strategy"),
+    [
+        pytest.param(2, 1, None, marks=pytest.mark.whole),
+        pytest.param(4, 2, "pipedec", marks=pytest.mark.whole),
+        (3, 2, "continuous"),
+    ],
+)
 def test_tokens_and_log_probabilities_are_those_of_one_rank(
     expected: list[Any], four: list[Worker], keys: Path, count: int, stages: int, strategy: str | None
 ) -> None:
@@ -85,7 +93,7 @@ def test_a_cluster_file_says_which_devices_are_ranks(
         assert [len(worker.stages()) for worker in four] == [1, 1, 1, 0]
 
 
-@pytest.mark.parametrize("victim", [0, 3])
+@pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.whole), 3])
 def test_the_host_of_a_rank_is_killed_amid_an_answer(expected: list[Any], keys: Path, victim: int) -> None:
     """The first rank of the first stage, or the other rank of the last one: a neighbour takes the share."""
     with (
@@ -99,7 +107,7 @@ def test_the_host_of_a_rank_is_killed_amid_an_answer(expected: list[Any], keys: 
         assert answers(llm) == expected
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.whole), 1])
 def test_a_rank_that_is_killed_is_started_again_where_it_was(
     expected: list[Any], four: list[Worker], keys: Path, victim: int
 ) -> None:
@@ -111,6 +119,7 @@ def test_a_rank_that_is_killed_is_started_again_where_it_was(
         assert [len(worker.stages()) for worker in four] == [1, 1, 0, 0]
 
 
+@pytest.mark.whole  # a rank whose link is cut is in tests/unit/stage/test_linked.py, a stage that is lost above
 def test_a_link_that_is_cut_between_two_living_ranks_loses_the_stage(
     expected: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -173,6 +173,7 @@ def test_tokens_on_ray_are_those_of_one_host(target: Path, hosts: list[Namespace
     assert {name.partition(":")[0] for name in found["on"]} == {host.address for host in hosts}
 
 
+@pytest.mark.whole  # three losses, one after the other; what recovers from them is not Ray's (test_workers.py)
 def test_lost_agents_and_nodes_change_no_token(target: Path, hosts: list[Namespace]) -> None:
     """Ray starts an agent again whose node is there; the stages of a node that is gone move to the other one."""
     with LLM(target, max_model_len=256) as llm:

@@ -64,6 +64,8 @@ async def moving(llm: AsyncLLM) -> None:
         await asyncio.sleep(0.02)
 
 
+# Stages move back to a host in the short suite, too: test_a_server_outlives_all_its_hosts, unit tests of rebalances.
+@pytest.mark.whole
 def test_a_rebalance_amid_faults_changes_no_token(
     target: Path, keys: Path, expected: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

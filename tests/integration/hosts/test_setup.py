@@ -12,7 +12,6 @@ import shlex
 import shutil
 import socket
 import subprocess
-import sys
 import sysconfig
 import time
 from collections.abc import Iterator
@@ -24,6 +23,8 @@ from typing import Final
 import pytest
 
 from penstock.hosts.installing import Ssh, give_keys
+from tests.serving import PATIENCE, PENSTOCK
+from tests.warm import popen
 from tests.workers import LISTENING
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
@@ -108,7 +109,9 @@ def wait_for(address: str, port: int) -> None:
 
 
 def penstock(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "penstock.cli", *words], capture_output=True, text=True)
+    with popen([PENSTOCK, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        said, errors = process.communicate(timeout=PATIENCE)
+    return subprocess.CompletedProcess(words, process.returncode, said, errors)
 
 
 def test_a_host_is_set_up_and_its_worker_used(sshd: Sshd, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,6 +25,8 @@ from penstock.hosts.placement import HERE
 from penstock.pipeline.processes import ProcessExecutor, ProcessPipeline
 from tests import speculators
 from tests.happening import AfterResults
+from tests.serving import PATIENCE, PENSTOCK
+from tests.warm import popen
 from tests.workers import WarmWorker, Worker, ended, workers
 
 pytestmark = pytest.mark.processes
@@ -195,8 +197,10 @@ def test_a_host_that_cannot_be_exact_does_not_go_on_with_other_tokens(
 
 def test_hosts_are_listed(pair: list[Worker], keys: Path) -> None:
     names = f"{named(*pair)},127.0.0.9:1"
-    command = [sys.executable, "-m", "penstock.cli", "hosts", names, "--keys", str(keys), "--links", "--json"]
-    listed = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    command = [PENSTOCK, "hosts", names, "--keys", str(keys), "--links", "--json"]
+    with popen(command, stdout=subprocess.PIPE, text=True) as process:
+        listed = json.loads(process.communicate(timeout=PATIENCE)[0])
+    assert process.returncode == 0
     assert [one["host"] for one in listed] == names.split(",")
     for one in listed[:2]:
         assert one["facts"]["devices"][0]["free"] > 0

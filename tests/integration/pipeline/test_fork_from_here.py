@@ -115,7 +115,14 @@ def test_a_killed_fork_is_followed_by_a_server_of_its_own(target: Path, expected
         assert "penstock.pipeline.forking" in psutil.Process(told["other"]).cmdline()[-1]
 
 
-@pytest.mark.parametrize("after", ["", OWN_INTERPRETERS], ids=["forks", "own interpreters"])
+# Interpreters of their own, which take seconds to start, end as forks do: test_own_interpreter.py has them, too.
+@pytest.mark.parametrize(
+    "after",
+    [
+        pytest.param("", id="forks"),
+        pytest.param(OWN_INTERPRETERS, id="own interpreters", marks=pytest.mark.whole),
+    ],
+)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_nothing_outlives_the_command(target: Path, number: int, after: str) -> None:
     with command(target, after=after) as begun:
@@ -127,6 +134,7 @@ def test_nothing_outlives_the_command(target: Path, number: int, after: str) -> 
         until(lambda: not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in family))
 
 
+@pytest.mark.whole  # both halves are in the short suite: such stages in test_own_interpreter.py, forks from here above
 def test_a_stage_of_its_own_interpreter_begins_from_a_fork_too(target: Path, expected: list[int]) -> None:
     with command(target, after=OWN_INTERPRETERS) as begun:
         assert begun.ask()["ids"] == expected
@@ -134,15 +142,20 @@ def test_a_stage_of_its_own_interpreter_begins_from_a_fork_too(target: Path, exp
         assert ["penstock.pipeline.forking" in one.cmdline()[-1] for one in begun.server.children()] == [True, True]
 
 
+# The key is the sample, because it must not be in the server's environment either. All begin the same server.
 @pytest.mark.parametrize(
     ("before", "environment"),
     [
-        ("import torch", {}),
-        ("threading.Thread(target=threading.Event().wait, daemon=True).start()", {}),
-        ("del os.pidfd_open", {}),
-        ("", {API_KEY_VARIABLE: "a"}),
+        pytest.param("import torch", {}, id="torch was imported", marks=pytest.mark.whole),
+        pytest.param(
+            "threading.Thread(target=threading.Event().wait, daemon=True).start()",
+            {},
+            id="another thread",
+            marks=pytest.mark.whole,
+        ),
+        pytest.param("del os.pidfd_open", {}, id="no pidfds", marks=pytest.mark.whole),
+        pytest.param("", {API_KEY_VARIABLE: "a"}, id="an API key"),
     ],
-    ids=["torch was imported", "another thread", "no pidfds", "an API key"],
 )
 def test_where_a_fork_could_do_harm_the_server_is_an_interpreter_of_its_own(
     target: Path, expected: list[int], before: str, environment: dict[str, str]

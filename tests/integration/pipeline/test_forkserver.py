@@ -65,7 +65,8 @@ def test_a_stopped_fork_server_is_killed_on_closing(monkeypatch: pytest.MonkeyPa
     assert not Path(server.folder).exists()
 
 
-@pytest.mark.parametrize("stopped", [False, True])
+# With a stage stopped there is one more that has to be killed, beside one that leaves by itself.
+@pytest.mark.parametrize("stopped", [pytest.param(False, marks=pytest.mark.whole), True])
 def test_a_closed_engine_has_no_stage_left_though_its_fork_server_is_dead(target: Path, stopped: bool) -> None:
     llm = start(target, 2)
     stages = stage_processes()
@@ -113,6 +114,7 @@ def suspended_server() -> Iterator[psutil.Process]:
         server._thread.join()
 
 
+@pytest.mark.whole  # as the next engine does in test_processes.py
 def test_a_host_whose_fork_server_has_died_starts_stages_with_another(target: Path) -> None:
     with start(target, 1) as llm:
         plans = pipeline_of(llm)._plans
@@ -213,9 +215,14 @@ def engine(target: Path, ending: str, stages: str = "forks") -> Iterator[tuple[s
             process.kill()
 
 
+# A dead server is the test's below; interpreters of their own, which take seconds, are test_own_interpreter.py's.
 @pytest.mark.parametrize(
     ("ending", "stages"),
-    [("live server", "forks"), ("dead server", "forks"), ("live server", "own interpreters")],
+    [
+        ("live server", "forks"),
+        pytest.param("dead server", "forks", marks=pytest.mark.whole),
+        pytest.param("live server", "own interpreters", marks=pytest.mark.whole),
+    ],
 )
 def test_an_engine_that_skips_atexit_leaves_neither_folder_nor_process(target: Path, ending: str, stages: str) -> None:
     with engine(target, ending, stages) as (process, facts):
@@ -227,7 +234,7 @@ def test_an_engine_that_skips_atexit_leaves_neither_folder_nor_process(target: P
         assert not Path(facts["folder"]).exists()
 
 
-@pytest.mark.parametrize("stages", ["forks", "own interpreters"])
+@pytest.mark.parametrize("stages", ["forks", pytest.param("own interpreters", marks=pytest.mark.whole)])
 def test_engine_and_fork_server_killed_at_once_leave_neither_folder_nor_process(target: Path, stages: str) -> None:
     with engine(target, "", stages) as (process, facts):
         os.kill(process.pid, signal.SIGSTOP)  # it shall not even see the other end

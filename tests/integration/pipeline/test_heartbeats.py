@@ -155,6 +155,7 @@ def test_a_heartbeat_of_nobody_ends_the_pipeline(target: Path, message: Heartbea
         assert lost_by_now(pipeline)
 
 
+@pytest.mark.whole  # as in test_async_llm.py
 def test_a_stage_that_stays_stopped_ends_the_requests_with_its_name(target: Path) -> None:
     with start(target, 2, stage_timeout=5.0) as llm:
         llm.generate(PROMPT, GREEDY)

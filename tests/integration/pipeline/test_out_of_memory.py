@@ -49,6 +49,7 @@ def answers_with(target: Path, environment: Mapping[str, str]) -> Any:
     return json.loads(ran.stdout)
 
 
+@pytest.mark.whole  # tests/unit/models/test_out_of_memory.py has the same device in stages of one process
 def test_a_batch_too_large_is_computed_in_halves(target: Path, tmp_path: Path) -> None:
     failures = tmp_path / "failures"
     plain = answers(target)

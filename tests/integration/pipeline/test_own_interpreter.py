@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -15,7 +16,7 @@ import psutil
 import pytest
 from msgspec.structs import replace
 
-from penstock import LLM, PipelineError, SamplingParams
+from penstock import LLM, SamplingParams
 from penstock.core import PipelineLost
 from penstock.pipeline import forkserver
 from penstock.pipeline.forkserver import ForkServer, close_shared, shared_fork_server
@@ -37,7 +38,6 @@ with open(os.path.join(os.path.dirname(__file__), f"{os.getpid()}.json"), "w") a
 GPU: Final = {"CUDA_VISIBLE_DEVICES": "GPU-ab22"}
 PROMPTS: Final = [{"prompt_token_ids": [40 + i, 50, 60, 70]} for i in range(2)]
 SAMPLED: Final = [SamplingParams(temperature=0.8, seed=i, max_tokens=40, ignore_eos=True) for i in range(2)]
-ENDLESS: Final = SamplingParams(temperature=0.0, max_tokens=490, ignore_eos=True)
 
 Noted = Callable[[], list[dict[str, Any]]]
 """Returns what the interpreters that the fork server has started have noted, the oldest first."""
@@ -74,22 +74,40 @@ def join(host: ProcessExecutor, pipeline: ProcessPipeline) -> None:
         host.wait(pipeline.due)
 
 
-def test_the_environment_is_there_before_anything_is_imported_and_tokens_are_those_of_forks(
-    target: Path, noted: Noted, monkeypatch: pytest.MonkeyPatch
+def test_they_have_the_tokens_of_forks_and_their_environment_first_are_replaced_and_end_with_their_server(
+    target: Path, noted: Noted, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Each takes seconds to start, so that those of one engine are asked everything."""
     with start(target, 2) as llm:
         expected = tokens(llm)
         assert noted() == [], "stages on a processor are forks"
     monkeypatch.setattr(forkserver, "fresh_environment", lambda plan: GPU)
-    with start(target, 2) as llm:
+    with start(target, 2, recovery_timeout=300.0) as llm:
         assert tokens(llm) == expected
-        stages = noted()
-    assert len(stages) == 2
+        check_environment(noted(), 2)
+
+        survivor, victim = stage_processes()
+        with llm.observing(AfterResults(3, victim.kill)):
+            assert tokens(llm) == expected
+        assert re.search(r"stage 1 .*killed by signal 9 \(SIGKILL\)", caplog.text)
+        assert survivor in stage_processes()
+        check_environment(noted(), 3)
+
+        stages = stage_processes()
+        assert len(stages) == 2
+        psutil.Process(shared_fork_server()._process.pid).kill()
+        until(lambda: not any(alive(stage) for stage in stages))
+
+
+def check_environment(stages: list[dict[str, Any]], count: int) -> None:
+    """Check that so many interpreters had the stages' environment before anything was imported."""
+    assert len(stages) == count
     for one in stages:
         assert one["environment"].items() >= {**GPU, **forkserver.GPUS, "OMP_NUM_THREADS": "1"}.items()
         assert not {"torch", "numpy", "penstock"} & set(one["modules"])
 
 
+@pytest.mark.whole  # the environment of a stage on a GPU is told by tests/unit/pipeline/test_forkserver.py, too
 def test_a_stage_on_a_gpu_begins_with_that_gpu_alone(target: Path, noted: Noted) -> None:
     """This torch finds none, and the stage says so."""
     with start(target, 1) as llm:
@@ -102,34 +120,6 @@ def test_a_stage_on_a_gpu_begins_with_that_gpu_alone(target: Path, noted: Noted)
     host.close()
     (stage,) = noted()
     assert stage["environment"]["CUDA_VISIBLE_DEVICES"] == "GPU-ab22"
-
-
-@pytest.mark.usefixtures("apart")
-def test_a_killed_stage_is_named(target: Path) -> None:
-    with start(target, 2) as llm:
-        killing = AfterResults(3, stage_processes()[1].kill)
-        with llm.observing(killing), pytest.raises(PipelineError, match=r"stage 1 .*killed by signal 9 \(SIGKILL\)"):
-            llm.generate(PROMPTS[0], ENDLESS)
-    assert stage_processes() == []
-
-
-@pytest.mark.usefixtures("apart")
-def test_a_killed_stage_is_replaced_and_the_others_join_it_with_the_same_tokens(target: Path, noted: Noted) -> None:
-    with start(target, 2, recovery_timeout=300.0) as llm:
-        expected = tokens(llm)
-        survivor, victim = stage_processes()
-        with llm.observing(AfterResults(3, victim.kill)):
-            assert tokens(llm) == expected
-        assert survivor in stage_processes()
-        assert len(noted()) == 3
-
-
-@pytest.mark.usefixtures("apart")
-def test_stages_end_with_their_fork_server(target: Path) -> None:
-    with start(target, 2):
-        stages = stage_processes()
-        psutil.Process(shared_fork_server()._process.pid).kill()
-        until(lambda: not any(alive(stage) for stage in stages))
 
 
 @pytest.mark.usefixtures("apart")

@@ -29,10 +29,11 @@ PARAMS: Final = [
 ]
 RUNS: Final = [
     (1, "auto", None, "none"),
-    (2, "pipedec", {"method": "draft_model"}, "int8"),
-    (1, "flowspec", {"method": "draft_model"}, "int4"),
+    pytest.param(2, "pipedec", {"method": "draft_model"}, "int8", marks=pytest.mark.whole),
+    pytest.param(1, "flowspec", {"method": "draft_model"}, "int4", marks=pytest.mark.whole),
     (2, "continuous", {"method": "eagle3"}, "int8"),
 ]
+"""The samples: one stage as it is by default, and two whose states a learned drafter reads."""
 
 
 def answers(llm: LLM) -> list[Any]:
@@ -82,7 +83,7 @@ class Killing(Observer):
             self.victim.kill()
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.whole), 1])
 def test_a_rank_that_is_killed_amid_an_answer_is_replaced(expected: dict[str, list[Any]], rank: int) -> None:
     with LLM("demo", tensor_parallel_size=2, quantization="int8", speculative_config=None) as llm:
         ranks = forked()[:2]  # the oldest first: a rank is older than what compiles grammars

@@ -102,12 +102,12 @@ def leaving(worker: HostileWorker, asked: StartProbe) -> None:
 
 
 @pytest.mark.parametrize(
-    ("behave", "problem"),
+    ("behave", "patience", "problem"),
     [
-        (silent, "its probe has said nothing"),
-        (nowhere, "its probe cannot be reached: .*99999"),
-        (talkative, "its probe has said nothing"),
-        (leaving, "it has been stopped"),
+        (silent, 0.5, "its probe has said nothing"),
+        (nowhere, 10.0, "its probe cannot be reached: .*99999"),
+        (talkative, 0.5, "its probe has said nothing"),
+        (leaving, 10.0, "it has been stopped"),
     ],
 )
 def test_a_host_that_fails_amid_its_examination_is_named_and_the_others_are_measured(
@@ -115,12 +115,13 @@ def test_a_host_that_fails_amid_its_examination_is_named_and_the_others_are_meas
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     behave: Callable[[HostileWorker, StartProbe], None],
+    patience: float,
     problem: str,
 ) -> None:
     answer = Examination._answer
 
     def hurried(examination: Examination, kind: Any, name: str, seconds: float) -> Any:
-        return answer(examination, kind, name, 2.0 if name.startswith("127.0.0.9") else seconds)
+        return answer(examination, kind, name, patience if name.startswith("127.0.0.9") else seconds)
 
     monkeypatch.setattr(Examination, "_answer", hurried)
     make_cluster(tmp_path / "keys", "host")
