@@ -37,7 +37,10 @@ test: $(VENV)/.installed-dev check
 # The matrices from which the tests above sample, and more examples of what hypothesis draws.
 test-all: EXAMPLES := whole
 test-all: test
-	$(BIN)/python -m pytest -m whole --hypothesis-profile $(EXAMPLES) --numprocesses auto --dist worksteal
+	@: > $(SKIPS)
+	$(BIN)/python -m pytest -m "whole and not processes and not stacks and not arm and not image" --hypothesis-profile $(EXAMPLES) --numprocesses auto --dist worksteal --skips=$(SKIPS)
+	$(BIN)/python -m pytest -m "whole and processes and not page and not stacks and not arm and not image" --hypothesis-profile $(EXAMPLES) --numprocesses auto --maxprocesses 4 --dist worksteal --skips=$(SKIPS)
+	@cat $(SKIPS)
 
 test-page: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m page $(PAGE) --skips=$(SKIPS) tests/integration/server/test_page.py

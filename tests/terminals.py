@@ -10,9 +10,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 PENSTOCK = str(Path(sys.executable).parent / "penstock")
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -61,22 +62,20 @@ class Terminal:
 
 
 @contextmanager
-def terminal(*arguments: str) -> Iterator[Terminal]:
-    """``penstock`` with a controlling terminal that is the test's, so that Ctrl-C is a key."""
+def terminal(*arguments: str, popen: Callable[..., subprocess.Popen[Any]] = subprocess.Popen) -> Iterator[Terminal]:
+    """``penstock``, started by ``popen``, with a controlling terminal that is the test's, so that Ctrl-C is a key."""
     master, slave = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
 
     def own_the_terminal() -> None:
-        os.setsid()
         import fcntl
         import termios
 
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    with subprocess.Popen(
-        [PENSTOCK, *arguments], stdin=slave, stdout=slave, stderr=slave, env=environment, preexec_fn=own_the_terminal
-    ) as process:
+    owning: dict[str, Any] = {"start_new_session": True, "preexec_fn": own_the_terminal}
+    with popen([PENSTOCK, *arguments], stdin=slave, stdout=slave, stderr=slave, env=environment, **owning) as process:
         os.close(slave)
         try:
             yield Terminal(process, master)

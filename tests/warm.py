@@ -4,15 +4,16 @@
 ``write_command`` writes has it run ``penstock`` with its own arguments, environment, folder, standard files and
 signals. Everything behind the imports is the command's own.
 
-How a command starts when it is installed is seen by test_cli.py, test_first_hour.py, test_wheel.py and
-test_interrupts.py; ``penstock serve`` by those that give it a key (``served(api_key=...)``) or more open files, and
-as the image starts it (test_serve_sites.py); ``penstock worker`` by test_namespaces.py and test_setup.py.
+How a command starts when it is installed is seen by test_cli.py, test_run.py, test_wheel.py and test_interrupts.py;
+``penstock serve`` by test_serve_limits.py, by those that give it more open files, and as the image starts it
+(test_serve_sites.py); ``penstock worker`` by test_namespaces.py and test_setup.py.
 """
 
 from __future__ import annotations
 
 import atexit
 import ctypes
+import fcntl
 import importlib
 import inspect
 import json
@@ -24,6 +25,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import termios
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -93,8 +95,8 @@ def listening(path: str, before: Sequence[str], environment: Mapping[str, str]) 
 
 ENVIRONMENT: Final = dict(os.environ)
 """The environment of this process as tests begin, before any of them changes it."""
-NOT_TOLD: Final = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "RAY_CLIENT_MODE")
-"""Variables that pytest, torch and Ray set for themselves as tests run."""
+NOT_TOLD: Final = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "RAY_CLIENT_MODE", "PENSTOCK_API_KEY")
+"""Variables that pytest, torch and Ray set for themselves as tests run; and a server's key, which no library reads."""
 
 
 def popen(command: Sequence[str], **options: Any) -> subprocess.Popen[str]:
@@ -110,6 +112,17 @@ def popen(command: Sequence[str], **options: Any) -> subprocess.Popen[str]:
     return (subprocess.Popen if options.get("pass_fds") or not alike else Warm)(command, **options)
 
 
+def run(command: Sequence[str], told: str | None = None, patience: float = 120.0) -> subprocess.CompletedProcess[str]:
+    """Run such a command to its end, with this as its standard input (None: this process's own)."""
+    stdin = None if told is None else subprocess.PIPE
+    process = popen(command, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        out, err = process.communicate(told, timeout=patience)
+    finally:
+        process.kill()
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
 @cache
 def shared() -> str:
     """The socket of the process from which this process's commands are forked; it ends with this one."""
@@ -122,14 +135,18 @@ def shared() -> str:
 
 
 class Warm(subprocess.Popen[str]):
-    """A child of this process that runs ``penstock`` and begins as a fork of the warm process."""
+    """A child of this process that runs ``penstock`` and begins as a fork of the warm process.
+
+    With ``start_new_session``, a terminal that is its standard input becomes the session's.
+    """
 
     def _execute_child(self, *given: Any) -> None:
         told = inspect.signature(subprocess.Popen._execute_child).bind(self, *given).arguments
         words = list(map(str, told["args"]))
         words = words[words.index("penstock.cli") + 1 if "penstock.cli" in words else 1 :]
         environment, folder = dict(told["env"] or os.environ), str(told["cwd"] or os.getcwd())
-        asked = {"words": words, "environment": environment, "folder": folder, "orphan": True}
+        leads = told["start_new_session"]
+        asked = {"words": words, "environment": environment, "folder": folder, "orphan": True, "leads": leads}
         inherited = {"p2cread": 0, "c2pwrite": 1, "errwrite": 2}
         files = [number if told[name] == -1 else told[name] for name, number in inherited.items()]
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
@@ -212,11 +229,13 @@ def answer(connection: socket.socket) -> None:
 
 
 def become(told: dict[str, Any], files: Sequence[int], connection: socket.socket) -> None:
-    if not told["orphan"]:
+    if not told["orphan"] or told.get("leads"):
         os.setsid()
     for number, file in enumerate(files):
         os.dup2(file, number)
         os.close(file)
+    if told.get("leads") and os.isatty(0):
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
     connection.close()
     os.environ.clear()
     os.environ.update(told["environment"])

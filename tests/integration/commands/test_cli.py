@@ -19,6 +19,8 @@ from tests.checkpoints import make_checkpoint
 from tests.terminals import PATIENCE, PENSTOCK, READY, terminal
 from tests.unit.cli.invoke import invoke
 from tests.unit.lab.png import png_size
+from tests.warm import Warm
+from tests.warm import run as run_warm
 
 pytestmark = pytest.mark.processes
 
@@ -42,6 +44,11 @@ def run(
     return subprocess.run([PENSTOCK, *arguments], input=stdin, capture_output=True, text=True, timeout=120, env=env)
 
 
+def forked(*arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+    """Like ``run``, as a fork of a process that has imported what commands need."""
+    return run_warm([PENSTOCK, *arguments], stdin)
+
+
 def test_json_trace_and_stream_agree(pair: Path, tmp_path: Path) -> None:
     """A speculating run that reports as JSON and a plain one that streams from a pipe write the same text."""
     model = ["generate", "--model", str(pair / "target")]
@@ -51,8 +58,8 @@ def test_json_trace_and_stream_agree(pair: Path, tmp_path: Path) -> None:
     assert spoken.returncode == 0, spoken.stderr
     check_report(json.loads(spoken.stdout))
     check_trace(json.loads(trace.read_text()))
-    check_summary(run("trace", str(trace), "--json"))
-    streamed = run(*model, *SAMPLED, "--strategy", "autoregressive", stdin=PROMPT)
+    check_summary(forked("trace", str(trace), "--json"))
+    streamed = forked(*model, *SAMPLED, "--strategy", "autoregressive", stdin=PROMPT)
     assert streamed.returncode == 0, streamed.stderr
     assert streamed.stdout == json.loads(spoken.stdout)["text"]
     assert beside_progress(streamed.stderr) == "", "statistics are for terminals"
@@ -118,7 +125,7 @@ def test_ctrl_c_prints_what_there_is_and_leaves_no_process(pair: Path) -> None:
 
 def test_a_terminal_is_asked_for_a_prompt_and_told_why_the_text_ends(pair: Path) -> None:
     flags = ("--model", str(pair / "target"), "--dtype", "float32", "--max-tokens", "5", "--ignore-eos")
-    with terminal("generate", *flags) as process:
+    with terminal("generate", *flags, popen=Warm) as process:
         process.until(READY)
         process.type("\r")  # nothing: it is asked for again
         assert "Prompt:" in process.until(READY)
@@ -131,7 +138,7 @@ def test_a_terminal_is_asked_for_a_prompt_and_told_why_the_text_ends(pair: Path)
 
 def test_a_terminal_is_told_the_numerics_before_the_text(pair: Path) -> None:
     flags = ("--model", str(pair / "target"), "-pp", "2", "--max-tokens", "4", "--ignore-eos")
-    with terminal("generate", PROMPT, *flags) as process:
+    with terminal("generate", PROMPT, *flags, popen=Warm) as process:
         assert "5 layers in float32, exact numerics, 2 stages" in " ".join(process.until("loaded in").split())
         assert "numerics" not in process.until("4 tokens")
         assert process.process.wait(PATIENCE) == 0
@@ -257,12 +264,12 @@ def check_files(folder: Path) -> None:
 def test_what_bench_and_compare_cannot_read_is_one_line(tmp_path: Path) -> None:
     broken = tmp_path / "question.jsonl"
     broken.write_text(json.dumps({"turns": ["a"]}) + "\n" + json.dumps({"question": "b"}) + "\n")
-    result = run("bench", "--prompts", str(broken))
+    result = forked("bench", "--prompts", str(broken))
     assert (result.returncode, result.stderr.count("\n")) == (2, 1)
     assert f"{broken}, line 2: needs a field 'prompt'" in result.stderr
-    entry = run("bench", "--strategies", "pipedec[widht=3]")
+    entry = forked("bench", "--strategies", "pipedec[widht=3]")
     assert entry.returncode == 2
     assert "entry 'pipedec[widht=3]': option 'widht' is unknown" in entry.stderr
-    none = run("compare", str(broken), str(broken))
+    none = forked("compare", str(broken), str(broken))
     assert none.returncode == 2
     assert none.stderr.startswith(f"penstock: error: {broken}: is not JSON")

@@ -1,4 +1,7 @@
-"""The commands of tests/first_hour.md print what the page says; tests/unit/test_docs.py checks that none is missing."""
+"""The commands of tests/first_hour.md print what the page says; tests/unit/test_docs.py checks that none is missing.
+
+``penstock`` is a fork of a process that has imported what commands need (``tests/warm.py``).
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +17,7 @@ import pytest
 
 from tests.first_hour import BLOCKS, PAGES, ROOT, Typed
 from tests.real_model import smollm2
+from tests.warm import warmed, write_command
 
 NEEDING: Final = ("smollm2", "Germany")
 """Words of commands that need the default model."""
@@ -25,14 +30,31 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """A home of its own, with this user's caches."""
+    place = tmp_path_factory.mktemp("typing")
+    (place / "home").mkdir()
+    (place / "bin").mkdir()
+    write_command(place / "bin" / "penstock")
+    environment = {
+        "XDG_CACHE_HOME": str(Path.home() / ".cache"),
+        **os.environ,
+        "HOME": str(place / "home"),
+        "PATH": f"{place / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+    }
+    with warmed(place / "home", (), environment):
+        yield environment
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block[0].command[:40])
-def test_what_is_typed_prints_what_stands_there(block: list[Typed], folder: Path) -> None:
+def test_what_is_typed_prints_what_stands_there(block: list[Typed], folder: Path, environment: dict[str, str]) -> None:
     if any(word in one.command for one in block for word in NEEDING):
         smollm2()
     mark = "---- next ----"
     script = f"\necho '{mark}'\n".join(one.command for one in block)
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", script],
         cwd=folder,

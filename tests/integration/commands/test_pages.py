@@ -139,6 +139,8 @@ READY: Final = {
     "keys": TOKEN[1],
 }
 """Commands that go on until they are stopped or somebody comes, and what they print once they are ready."""
+SECONDS_ALONE: Final = ("ray-serve.md", "traces.md", "troubleshooting.md")
+"""The how-to pages that take seconds to follow, of commands that no start page has."""
 LONG_TEXTS: Final = {"max_position_embeddings": 4000}
 PATIENCE: Final = 600.0
 """Seconds after which waiting ends in failure, on a host that does much else."""
@@ -427,7 +429,18 @@ def reader(person: Reader) -> Iterator[Reader]:
         kill(person.going.pop().process)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def is_for_later(page: Path) -> bool:
+    """Whether a page is followed by `make test-all` alone, as most how-to pages are; their options are always read.
+
+    A user has README.md and the start pages first. Between them begin a server, a chat, a bench, a simulation and a
+    program.
+    """
+    return page.parent.name == "how-to" and page.name not in SECONDS_ALONE
+
+
+@pytest.mark.parametrize(
+    "page", [pytest.param(one, id=one.name, marks=[pytest.mark.whole] * is_for_later(one)) for one in PAGES]
+)
 def test_a_page_can_be_followed(page: Path, reader: Reader) -> None:
     text = page.read_text(encoding="utf-8")
     heading = ""

@@ -1,9 +1,13 @@
-"""``penstock pull`` and what other commands do with a name, as a user has them, with a hub on a socket of this host."""
+"""``penstock pull`` and what other commands do with a name, as a user has them, with a hub on a socket of this host.
+
+``penstock`` is a fork of a process that has imported what commands need (``tests/warm.py``).
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,32 +16,53 @@ import pytest
 
 from penstock.files import cache_folder
 from tests.model_hub import Hub, files_in, served
-from tests.terminals import PATIENCE, PENSTOCK
+from tests.terminals import PATIENCE
+from tests.warm import warmed, write_command
 
 pytestmark = pytest.mark.processes
 
 REPO = "some-one/tiny"
 
 
-@pytest.fixture
-def hub(target: Path) -> Iterator[Hub]:
+@pytest.fixture(scope="module")
+def listening() -> Iterator[Hub]:
     with served(Hub()) as hub:
-        hub.repos[REPO] = files_in(target)
         yield hub
 
 
-@pytest.fixture
-def environment(hub: Hub, tmp_path: Path) -> dict[str, str]:
+@pytest.fixture(scope="module")
+def home(listening: Hub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """The hub's address, and folders in place of this user's caches: all that they share is compiled code."""
+    place = tmp_path_factory.mktemp("pulling")
     (compiled := cache_folder() / "compiled").mkdir(parents=True, exist_ok=True)
-    (tmp_path / "own" / "penstock").mkdir(parents=True)
-    (tmp_path / "own" / "penstock" / "compiled").symlink_to(compiled)
-    own = {"HF_ENDPOINT": hub.address, "HF_HOME": str(tmp_path / "hf"), "XDG_CACHE_HOME": str(tmp_path / "own")}
-    return {**os.environ, **own, "NO_PROXY": "127.0.0.1", "HF_HUB_OFFLINE": "0"}
+    (place / "own" / "penstock").mkdir(parents=True)
+    (place / "own" / "penstock" / "compiled").symlink_to(compiled)
+    (place / "bin").mkdir()
+    write_command(place / "bin" / "penstock")
+    own = {"HF_ENDPOINT": listening.address, "HF_HOME": str(place / "hf"), "XDG_CACHE_HOME": str(place / "own")}
+    own |= {"HOME": str(place / "home"), "PATH": f"{place / 'bin'}:{os.environ['PATH']}"}
+    environment = {**os.environ, **own, "NO_PROXY": "127.0.0.1", "HF_HUB_OFFLINE": "0"}
+    with warmed(place / "home", (), environment):
+        yield environment
+
+
+@pytest.fixture
+def hub(listening: Hub, target: Path) -> Hub:
+    """The hub, with one model and nothing of the test before."""
+    vars(listening).update(vars(Hub(repos={REPO: files_in(target)}, address=listening.address)))
+    return listening
+
+
+@pytest.fixture
+def environment(hub: Hub, home: dict[str, str]) -> dict[str, str]:
+    """The environment of a user who has no model yet."""
+    shutil.rmtree(home["HF_HOME"], ignore_errors=True)
+    return home
 
 
 def run(*words: str, env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([PENSTOCK, *words], capture_output=True, text=True, timeout=PATIENCE, env=env, check=False)
+    command = [Path(env["PATH"].partition(":")[0]) / "penstock", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, env=env, check=False)
 
 
 def test_a_model_of_the_hub_is_pulled_run_listed_and_removed(hub: Hub, environment: dict[str, str]) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-
 import psutil
 import pytest
 
 from tests.processes import descendants
 from tests.terminals import PATIENCE, PENSTOCK, READY, terminal
+from tests.warm import run
 
 pytestmark = pytest.mark.processes
 
@@ -42,9 +41,7 @@ def test_a_person_stops_an_answer_and_leaves_nothing_behind() -> None:
 
 def test_a_pipe_gets_the_answers_alone() -> None:
     lines = "/set max_tokens 4\nclass Stack:\n"
-    result = subprocess.run(
-        [PENSTOCK, "run", "demo"], input=lines, capture_output=True, text=True, timeout=PATIENCE, check=False
-    )
+    result = run([PENSTOCK, "run", "demo"], lines)
     said = [line for line in result.stderr.splitlines() if not line.startswith("starting: ")]  # on a busy host
     assert (result.returncode, said) == (0, [])
     assert result.stdout.endswith("\n")

@@ -125,23 +125,30 @@ def test_a_stream_goes_on_as_if_nothing_had_happened(
     with httpx.stream("POST", other.url + path, json=body, timeout=PATIENCE) as stream:
         assert stream.status_code == 200, stream.read()
         read(stream.iter_lines(), choices)
-    check(other, name, choices, seed)
+    uninterrupted = answer(other, name, seed)
+    check(choices, uninterrupted)
     if "logprobs" not in name:
         path, body = body_of(name, **came)
         reply = httpx.post(other.url + path, json=body, timeout=PATIENCE).json()
         whole = [Read() for _ in choices]
         for choice in reply["choices"]:
             whole[choice["index"]].add(choice)
-        check(other, name, whole, seed)
+        check(whole, uninterrupted)
 
 
-def check(server: ServedProcess, name: str, choices: list[Read], seed: int) -> None:
-    """Compare what was read with the uninterrupted answer."""
+def answer(server: ServedProcess, name: str, seed: int) -> list[Read]:
+    """The uninterrupted answer to a case."""
     path, body = body_of(name, seed=seed)
-    reply = httpx.post(server.url + path, json=body, timeout=PATIENCE).json()
-    for choice, expected in zip(choices, reply["choices"], strict=True):
-        whole = Read()
-        whole.add(expected)
+    found = []
+    for choice in httpx.post(server.url + path, json=body, timeout=PATIENCE).json()["choices"]:
+        found.append(Read())
+        found[-1].add(choice)
+    return found
+
+
+def check(choices: list[Read], uninterrupted: list[Read]) -> None:
+    """Compare what was read with the uninterrupted answer."""
+    for choice, whole in zip(choices, uninterrupted, strict=True):
         assert choice.token_ids == whole.token_ids
         assert (choice.text, choice.calls) == (whole.text, whole.calls)
         assert (choice.finish_reason, choice.roles) == (whole.finish_reason, whole.roles)

@@ -22,7 +22,7 @@ from tests.serving import served
 
 pytestmark = pytest.mark.processes
 
-REQUESTS, RATE, WARM = 150, 15.0, 50
+RATE = 15.0
 TEMPLATE = (
     "{% for turn in messages %}# {{ turn.role }}:{{ turn.content }}{% endfor %}"
     "{% if add_generation_prompt %}# assistant:{% endif %}"
@@ -36,16 +36,20 @@ def cases() -> list[Case]:
 
 
 @pytest.mark.slow
-def test_whatever_clients_do_every_answer_is_right_and_nothing_is_left(cases: list[Case]) -> None:
+@pytest.mark.parametrize(("requests", "warm"), [(90, 50), pytest.param(150, 50, marks=pytest.mark.whole)])
+def test_whatever_clients_do_every_answer_is_right_and_nothing_is_left(
+    cases: list[Case], requests: int, warm: int
+) -> None:
     with served(*FLAGS, api_key=KEY) as server:
-        found = Soak(server, cases, REQUESTS, RATE, WARM).run()
+        found = Soak(server, cases, requests, RATE, warm).run()
     assert found.problems == []
-    assert len(found.outcomes) == REQUESTS
+    assert len(found.outcomes) == requests
     assert {"whole", "stream", "slow", "bad", "leaves amid", "leaves before", "leaves in body"} <= found.kinds.keys()
     assert found.counters["penstock:prefix_cache_hits_total"]
 
 
 @pytest.mark.slow
+@pytest.mark.whole  # the bursts of the test above sample it
 def test_at_any_concurrency_a_request_has_the_tokens_that_it_has_alone(cases: list[Case]) -> None:
     with served("demo", "-pp", "2", "--no-web", api_key=KEY) as server:
         for concurrency in (1, 4, 16, 32):
