@@ -17,7 +17,7 @@ from transformers.modeling_layers import MtpModel
 
 from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.config import FieldError
-from penstock.hosts.weights import safetensors_ranges
+from penstock.hosts.weights import Held, safetensors_ranges
 from penstock.models.loader import load_module
 from penstock.models.speculators.open import open_speculator
 from tests import speculators
@@ -130,7 +130,7 @@ def test_stages_and_other_hosts_have_nothing_of_a_head(tmp_path: Path) -> None:
     assert sorted(plain.weights.names()) == sorted(with_head.weights.names())
     assert [plain.even_split(n) for n in (2, 3)] == [with_head.even_split(n) for n in (2, 3)]
     wanted = [
-        sum(end - start for start, end in safetensors_ranges(one.path / "model.safetensors", [(0, 2)], 5)[1:])
+        sum(end - start for start, end in safetensors_ranges(one.path / "model.safetensors", [Held(0, 2)], 5)[1:])
         for one in (plain, with_head)
     ]
     assert wanted[0] == wanted[1]
