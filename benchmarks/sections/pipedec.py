@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 
-from benchmarks.papers import pipedec_bound, pipedec_setting, pipedec_throughput, tensor_groups
+from benchmarks.papers import pipedec_bound, pipedec_seeds, pipedec_setting, pipedec_throughput, tensor_groups
 from benchmarks.sections.base import Section, by_script
 from benchmarks.shared.commands import with_json_file
 from benchmarks.shared.measured import Taken
@@ -140,6 +141,27 @@ def demo_pair_values(figures: Any) -> Mapping[str, Any]:
     }
 
 
+def seeds_values(figures: Any) -> Mapping[str, Any]:
+    found = figures[pipedec_seeds.CLUSTER]
+    ways = [found[strategy] for strategy in pipedec_seeds.STRATEGIES]
+
+    def row(strategy: str, way: Mapping[str, Any]) -> list[str]:
+        in_both = pipedec_seeds.costs(way)
+        cells = [
+            f"{fmean(fmean(one['ms'][prompt]) for prompt in in_both):.1f}, {percent(one['accuracy'])}"
+            for one in (way[name] for name in pipedec_seeds.TEMPERATURES)
+        ]
+        return [f"`{strategy}`", *cells, said(pipedec_seeds.sampled_over_greedy(way))]
+
+    return {
+        "found": found,
+        "rows": list(map(row, pipedec_seeds.STRATEGIES, ways)),
+        "looping": [ways[0][name]["looping"] for name in pipedec_seeds.TEMPERATURES],
+        "beside": said(pipedec_seeds.beside_static(found)),
+        "same": all(one["identical"] for way in ways for one in way.values()),
+    }
+
+
 # ------------------------------------------------------------------------------------------ figure 8 and tensor groups
 
 
@@ -231,6 +253,7 @@ SECTIONS = {
     "pipedec_demo_pair": Section(
         how="Simulated, from recordings of the demo pair", take=take_demo_pair, values=demo_pair_values
     ),
+    "pipedec_seeds": Section(values=seeds_values),
     "pipedec_throughput": Section(values=throughput_values),
     "tensor_groups": replace(by_script(tensor_groups), values=groups_values),
     "pipedec_emulated": Section(how="Emulated, with the synthetic profile", take=take_emulated),
