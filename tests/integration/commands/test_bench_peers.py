@@ -34,6 +34,7 @@ def check(peer: dict[str, Any], name: str) -> None:
     assert all(ratio["mean"] > 0 for ratio in peer["ratios"].values())
 
 
+@pytest.mark.whole  # the test of both peers has transformers with a GGUF file
 def test_transformers_has_the_same_tokens_of_a_folder(target: Path, tmp_path: Path) -> None:
     (peer,) = figures(target, tmp_path, "hf")["peers"]
     check(peer, "hf")

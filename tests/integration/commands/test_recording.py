@@ -44,6 +44,8 @@ SETTINGS = {
     "T=1": {"temperature": 1.0},
     "T=0.6": {"temperature": 0.6, "top_p": 0.9, "top_k": 80},
 }
+SAMPLED_OR_ALL = ["T=0", "T=0.6", pytest.param("T=1", marks=pytest.mark.whole)]
+"""The last is the second without filters."""
 
 
 class Watch(Observer):
@@ -98,7 +100,7 @@ def recorded(
     return record(file, resolved(target, draft), outputs, params)
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("setting", SAMPLED_OR_ALL)
 def test_candidates_are_those_of_the_engines_drafter(setting: str, target: Path, draft: Path, tmp_path: Path) -> None:
     params = params_of(setting)
     plain, _ = decode(target, draft, params, speculating=False)
@@ -122,7 +124,7 @@ def test_candidates_are_those_of_the_engines_drafter(setting: str, target: Path,
     assert compared > TOKENS * len(PROMPTS) / 2
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("setting", SAMPLED_OR_ALL)
 def test_distributions_are_those_that_the_tokens_were_sampled_from(
     setting: str, target: Path, draft: Path, tmp_path: Path
 ) -> None:

@@ -1,4 +1,8 @@
-"""Replicas behind Ray Serve: the answers of one engine, also while replicas are killed, rolled and scaled."""
+"""Replicas behind Ray Serve: the answers of one engine, also while replicas are killed, rolled and scaled.
+
+Every deployment takes minutes of a processor, so `make test` has one, with all that a stream may meet: it begins, its
+replica is killed, and it goes on. ``tests/unit/ray_serve`` has the parts.
+"""
 
 from __future__ import annotations
 
@@ -154,27 +158,30 @@ def answers(url: str, asked: list[Asked], begun: threading.Semaphore | None = No
         return dict(zip(asked, readers.map(one, asked), strict=True))
 
 
+@pytest.mark.whole
 def test_answers_are_those_of_one_engine(replicated: Cluster, alone: ServedProcess) -> None:
     asked = [(name, 7) for name in CASES]
     assert tokens_of(answers(replicated.url, asked)) == tokens_of(answers(alone.url, asked))
 
 
-def test_no_stream_is_cut_when_a_replica_is_killed(replicated: Cluster, alone: ServedProcess) -> None:
-    asked = [(name, seed) for seed in range(4) for name in CASES]
+@pytest.mark.parametrize("seeds", [2, pytest.param(4, marks=pytest.mark.whole)])
+def test_no_stream_is_cut_when_a_replica_is_killed(replicated: Cluster, alone: ServedProcess, seeds: int) -> None:
+    asked = [(name, seed) for seed in range(seeds) for name in CASES]
     expected, before = answers(alone.url, asked), replicated.moves()
+    killed = replicated.replicas()[0]
     begun = threading.Semaphore(0)
     with ThreadPoolExecutor(1) as reader:
         reading = reader.submit(answers, replicated.url, asked, begun)
         for _ in range(BEGUN):
             assert begun.acquire(timeout=PATIENCE)
         assert not reading.done()
-        killed = replicated.replicas()[0]
         killed.kill()
         found = reading.result()
     assert tokens_of(found) == tokens_of(expected)
     assert replicated.moves() > before
 
 
+@pytest.mark.whole
 def test_no_stream_is_cut_while_replicas_are_rolled(replicated: Cluster, alone: ServedProcess) -> None:
     """New settings replace every actor; old replicas have two seconds for their answers."""
     asked = [(name, 3) for name in CASES]
@@ -188,6 +195,7 @@ def test_no_stream_is_cut_while_replicas_are_rolled(replicated: Cluster, alone: 
     assert not before & {one.pid for one in replicated.replicas()}
 
 
+@pytest.mark.whole
 def test_none_are_kept_while_no_request_comes(replicated: Cluster, alone: ServedProcess) -> None:
     replicated.run(**SETTINGS, min_replicas=0, max_replicas=2, upscale_delay=0, downscale_delay=1)
     until(lambda: not replicated.replicas())
@@ -208,6 +216,7 @@ def test_errors_name_the_field(replicated: Cluster) -> None:
         assert reply.json()["error"]["param"] == param
 
 
+@pytest.mark.whole
 def test_stages_are_in_the_placement_group_of_their_replica(replicated: Cluster, alone: ServedProcess) -> None:
     """This cluster has one node, so one agent has both stages; between its actors no network is crossed."""
     replicated.run(**SETTINGS, hosts="ray", insecure=True, pipeline_parallel_size=2)

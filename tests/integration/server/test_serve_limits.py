@@ -324,6 +324,7 @@ def test_a_lost_stage_ends_every_request_and_health_says_so(lose: Callable[[psut
         assert [line["event"] for line in server.log if line["level"] == "error"] == ["the engine has ended"]
 
 
+@pytest.mark.whole  # test_async_llm.py has an engine in such a process, test_readable.py its sockets
 def test_a_server_with_more_than_a_thousand_open_files() -> None:
     """And its fork server, whose pipe from the server has a number that ``select`` does not know either."""
     body = {"prompt": "def f(", "max_tokens": 12, "temperature": 0.0, "return_token_ids": True}
