@@ -167,7 +167,7 @@ def test_what_cannot_run_is_refused_at_once(engine: AsyncLLM) -> None:
 
 def test_health_asks_for_a_token_however_many_ask() -> None:
     """All askers share one token, and none is computed while tokens come anyway."""
-    llm = AsyncLLM("demo", speculative_config=None, max_queue=0)
+    llm = AsyncLLM("demo", speculative_config=None, max_queue=1)
 
     async def run() -> None:
         await asyncio.gather(*(llm.check_health() for _ in range(5)))

@@ -500,7 +500,7 @@ def test_numbers_of_other_libraries_reach_the_stages(llm: LLM) -> None:
         temperature=np.float32(0.0),
         seed=np.int64(3),
         max_tokens=np.int32(4),
-        top_k=True,
+        top_k=np.int8(1),
         min_tokens=np.int64(1),
         stop_token_ids=np.array([1]),
         stop=None,
@@ -517,7 +517,7 @@ def test_options_that_cannot_work_are_refused(target: Path, tmp_path: Path) -> N
         LLM(str(tmp_path / "nowhere"))
     with pytest.raises(ConfigError, match="max_model_len is 1000"):
         LLM(target, max_model_len=1000)
-    with pytest.raises(ConfigError, match="pipeline_parallel_size is '2'"):
+    with pytest.raises(ConfigError, match=r"pipeline_parallel_size is a string \('2'\); expected an integer"):
         LLM(target, pipeline_parallel_size="2")
     with pytest.raises(ConfigError, match="speculative_slots is -1"):
         LLM(target, speculative_slots=-1)

@@ -341,5 +341,5 @@ def test_an_engine_that_rests_can_be_closed(target: Path) -> None:
     options = {"skip_tokenizer_init": True, "speculative_config": None}
     with closing(AsyncLLM(str(target), idle_timeout=0.05, **options)) as engine:
         until(lambda: engine.stats().resting)
-    with pytest.raises(ConfigError, match="idle_timeout is 0; it has to be above 0"):
+    with pytest.raises(ConfigError, match="idle_timeout is 0; it has to be a number of seconds above 0"):
         AsyncLLM(str(target), idle_timeout=0, **options)

@@ -371,7 +371,7 @@ def test_a_replica_that_has_ended_is_made_again_but_not_of_other_files(target: P
 
 REFUSED: Final[list[tuple[dict[str, Any], str]]] = [
     ({"data_parallel_size": 0}, "data_parallel_size is 0; it has to be a whole number, at least 1"),
-    ({"move_after": 0}, "move_after is 0; it has to be a number of seconds above 0"),
+    ({"move_after": 0}, "move_after is 0.0; it has to be a number of seconds above 0"),
     ({"move_after": 1.0, "data_parallel_size": 1}, "move_after is 1.0; it has to be left out with one engine"),
     ({"hosts": "a,b,c"}, "data_parallel_size is 2, and hosts names 3; that has to be a multiple of it"),
     ({"hosts": "join://h:7700", "pipeline_parallel_size": 2}, "data_parallel_size is 2, and hosts 'join://h:7700' has"),
