@@ -9,8 +9,8 @@ agent, which returns with its cache or with an empty one. It needs root. Afterwa
 processes are counted. KILLS is the least number of kills (100). With ``ranks`` every stage has two ranks, on one host
 or on the two workers.
 
-The results are added to benchmarks/measured/load/chaos.json, replacing those of the same seed; those with ``ranks`` are
-shown alone. The exit code is 1 if anything was wrong.
+The results are added to benchmarks/measured/load/chaos.json, replacing those of the same seed, with ``ranks`` or without.
+The exit code is 1 if anything was wrong.
 """
 
 from __future__ import annotations
@@ -228,9 +228,10 @@ def main(kills: int = KILLS, seed: int = 0, settings: Sequence[Setting] = SETTIN
             found.append((setting, attacked(setting, others if setting.on_workers else (), rng, expected)))
     portion = figures_of(found, time.monotonic() - begun)
     show(together([portion]))
-    if settings is SETTINGS:
-        portions = kept_figures(NAME) | {str(seed): portion}
-        store(NAME, HOW, (["python -m benchmarks.load.chaos KILLS SEED"], portions))
+    ranked = settings is RANKED
+    portions = kept_figures(NAME) | {f"{seed}, ranks" if ranked else str(seed): portion}
+    commands = [f"python -m benchmarks.load.chaos KILLS SEED{last}" for last in ("", " ranks")]
+    store(NAME, HOW, (commands if any("ranks" in key for key in portions) else commands[:1], portions))
     return 1 if portion["problems"] else 0
 
 
