@@ -3,7 +3,7 @@
 A page's reader has hosts, homes and a network of its own, small random models where the page names models, and types
 what stands there. What no test can type is in ``NOT_RUN`` and ``INSTEAD``; its options are checked all the same.
 ``penstock`` is a fork of a process that has imported what commands need (``tests/warm.py``), since a page has dozens of
-them; how it starts when it is installed is seen by test_cli.py, test_first_hour.py and test_wheel.py.
+them; how it starts when it is installed is seen by test_cli.py, test_run.py and test_wheel.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Replicas behind Ray Serve: the answers of one engine, also while replicas are killed, rolled and scaled.
 
-Every deployment takes minutes of a processor, so `make test` has one, with all that a stream may meet: it begins, its
-replica is killed, and it goes on. ``tests/unit/ray_serve`` has the parts.
+Every deployment starts a dozen processes, so `make test` has one: streams begin, a replica is killed, and they go on.
+``tests/unit/ray_serve`` has the parts.
 """
 
 from __future__ import annotations

@@ -31,9 +31,8 @@ def dear(number: int = 0) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServedProcess]:
-    with served(
-        "demo", "-pp", "2", "--no-web", popen=subprocess.Popen
-    ) as process:  # a new interpreter: processor time is measured
+    # A new interpreter: processor time is measured.
+    with served("demo", "-pp", "2", "--no-web", popen=subprocess.Popen) as process:
         yield process
 
 

@@ -224,16 +224,8 @@ def test_half_heads_keep_nobody_out(crowded: ServedProcess) -> None:
 def test_the_openapi_schema_is_kept(server: ServedProcess, tmp_path: Path, examples: int) -> None:
     """But for one thing: a body that the schema allows may be refused. It cannot say which grammars there are."""
     command = [str(Path(sys.executable).parent / "st"), "run", f"{server.url}/openapi.json"]
-    command += [
-        "-H",
-        "Authorization: Bearer first-key",
-        "--max-examples",
-        str(examples),
-        "--seed",
-        "1",
-        "--phases",
-        "fuzzing",
-    ]
+    command += ["-H", "Authorization: Bearer first-key", "--max-examples", str(examples)]
+    command += ["--seed", "1", "--phases", "fuzzing"]
     command += ["--exclude-checks", "positive_data_acceptance", "--generation-database", "none", "--no-color"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE * 3, cwd=tmp_path)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr
