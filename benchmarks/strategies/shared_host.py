@@ -72,7 +72,7 @@ OF_FLOATS = ("itself", "random")
 def questions(llm: LLM, folder: Path, per_set: int, params: SamplingParams) -> list[Question]:
     """The first turns of every set's first conversations in the chat template, the sets in turn."""
     sets = read_prompt_sets(sorted(folder.glob("*.jsonl")), per_set)
-    asked = [(name, prompts[i][0]) for i in range(per_set) for name, prompts in sets.items()]
+    asked = [(name, prompts[i][0]) for i in range(per_set) for name, prompts in sets.items() if i < len(prompts)]
     return [
         Question(Setting(name, params.temperature), i, chat(llm, text), replace(params, seed=i))
         for i, (name, text) in enumerate(asked)
