@@ -9,8 +9,8 @@ agent, which returns with its cache or with an empty one. It needs root. Afterwa
 processes are counted. KILLS is the least number of kills (100). With ``ranks`` every stage has two ranks, on one host
 or on the two workers.
 
-The results are added to benchmarks/measured/load/chaos.json, replacing those of the same seed, with ``ranks`` or without.
-The exit code is 1 if anything was wrong.
+The results are added to benchmarks/measured/load/chaos.json, replacing those of the same seed, with ``ranks`` or
+without. The exit code is 1 if anything was wrong.
 """
 
 from __future__ import annotations

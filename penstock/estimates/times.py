@@ -367,8 +367,10 @@ class Overlap:
 
     @property
     def slower(self) -> float:
-        """Factor by which one row is slower in a stage while others compute; 0 while that is not known."""
-        return median(self._times) if len(self._times) >= ENOUGH else 0.0
+        """Factor, at least 1, by which one row is slower in a stage while others compute; 0 while it is not known."""
+        # Batches of many rows tell little of one row: what their times vary by can be more than it takes alone, and the
+        # median below 0. Times that are scaled by that would be negative, and no rate the best one.
+        return max(1.0, median(self._times)) if len(self._times) >= ENOUGH else 0.0
 
     def slows(self, share: float = 1.0) -> bool:
         """Whether stages had better take turns with batches of which one row would take ``share`` of the time."""

@@ -85,8 +85,9 @@ class Trial:
 
     The unit of all that is the time of a plain token, which changes with the host's load. Two plain tokens of each
     request measure it: at first, whenever plain decoding takes over, and ever more seldom while speculation goes on. If
-    they took longer than before, speculation is refunded what it was overcharged since it had most. A token without
-    drafts is a plain one if the drafter costs nothing, whatever the way of decoding.
+    they took longer than before, speculation is refunded what it was overcharged since it had most. For a single
+    request, a token without drafts is a plain one if the drafter costs nothing, whatever the way of decoding. Several
+    requests have been driven apart by their drafts, and share fewer batches than in plain decoding.
 
     ``requests``: how many decode together; they bring as many tokens at a time, so all counts of tokens are multiplied
     by it. ``promising``: speculation gained in an earlier run, so that one plain token of each request is measured.
@@ -145,7 +146,7 @@ class Trial:
         # Two in a row are no accident, and count in full.
         if self._late and not was_late:
             seconds = longest
-        bare = free and not drafted
+        bare = free and not drafted and self.requests == 1
         if bare:
             self._since_measured = 0
         if settled:

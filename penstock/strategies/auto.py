@@ -564,8 +564,14 @@ class Auto(Continuous):
 
 
 def speculates(context: Context) -> bool:
-    """Whether anything is drafted and sent besides roots, as the trial under this load has found."""
-    return context.estimates.trials.speculates(on_trial(context))
+    """Whether anything is drafted and sent besides roots, as the trial under this load has found.
+
+    Tokens that come beside a prompt are not measured. Where stages may slow each other, roots then enter alone.
+    """
+    trials, load = context.estimates.trials, context.load
+    if load.prefilling and trials.contended:
+        return False
+    return trials.speculates(on_trial(context))
 
 
 def on_trial(context: Context) -> int:

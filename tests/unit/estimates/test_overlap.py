@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from penstock.estimates.times import ENOUGH, FORGOTTEN, SLOWED, Overlap, PipelineTimes
+from penstock.estimates.times import ENOUGH, FORGOTTEN, SLOWED, TAKEN, Overlap, PipelineTimes
 from penstock.messages import Span
 
 ALONE = 0.01
@@ -137,3 +138,21 @@ def test_several_requests_overlap_where_one_batch_for_all_takes_longer(growth: f
     times.decode(requests=2)
     assert times.in_turn(1) is in_turn
     assert times.step_s(1) == pytest.approx(ALONE * (2 if in_turn else 1))
+
+
+@given(faster=st.floats(0.1, 1.0), rows=st.sampled_from([16, 64]))
+def test_times_stay_above_zero_where_batches_of_many_rows_are_faster_beside_others(faster: float, rows: int) -> None:
+    """Little of such a batch's time is that of one row, so that what it varies by can be more than all of that."""
+    times, many = PipelineTimes(fade=True, slowed=TAKEN), 50 * ALONE
+    at = 0.0
+    for count, seconds in ((1, ALONE), (rows, many)) * 3:
+        times.record_spans(batch(at, seconds, count))
+        times.record_overlap(batch(at, seconds, count))
+        at += 2 * seconds
+    for _ in range(4 * ENOUGH):
+        spans = [Span(0, at, at, at + faster * many, 0.0, 0.0, rows)]
+        spans.append(replace(spans[0], stage=1, received=spans[0].end, start=spans[0].end, end=at + 2 * faster * many))
+        times.record_overlap(spans)
+        at += faster * many
+    assert times.slower == 1.0
+    assert all(times.step_s(count) > 0 and times.latency_s(count) > 0 for count in (1, rows))

@@ -180,6 +180,18 @@ def test_a_token_for_which_nothing_was_drafted_is_a_plain_one() -> None:
     assert trial.plain.seconds_per_token == pytest.approx(1.2 * PLAIN, rel=0.02)
 
 
+def test_of_several_requests_tokens_without_drafts_are_no_plain_ones() -> None:
+    """Their batches are smaller than plain decoding's, since drafts have driven them apart; the loss is charged."""
+    trial = Trial(requests=4)
+    trial.record(4 * PLAIN_TOKENS, 4 * PLAIN_TOKENS * PLAIN, settled=True)
+    assert trial.speculates
+    for _ in range(40):
+        if trial.speculates:
+            trial.record(4, 4 * 1.5 * PLAIN, settled=True, drafted=False, free=True)
+    assert not trial.speculates
+    assert trial.plain.seconds_per_token == pytest.approx(PLAIN, rel=0.02)
+
+
 def test_a_draft_model_that_is_slow_to_begin_is_not_given_up() -> None:
     """It reads the text while the first tokens come, and each batch takes twice as long beside it."""
     trial = Trial()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from penstock.estimates.estimates import Estimates
+from dataclasses import replace
+
+from penstock.estimates.estimates import Estimates, Load
 from penstock.messages import Span
 from penstock.strategies.auto import Auto
 from penstock.strategies.base import NOW, ON_EVENT
@@ -35,6 +37,19 @@ def test_the_root_enters_alone_and_nothing_is_asked() -> None:
     assert auto.ready_at(tree, told) == ON_EVENT
     assert not auto.can_piggyback(tree, told)
     assert not auto.corrects(told)
+
+
+def test_beside_a_prompt_the_root_enters_alone() -> None:
+    """Tokens are not measured there, so that nothing would show what drafts cost."""
+    auto, tree, told = Auto(8, 2), make_tree(), context(contended(speculates=True))
+    answered(tree)
+    beside = replace(told, load=Load(requests=1, prefilling=1))
+    assert auto.ready_at(tree, beside) == NOW
+    assert auto.enter(tree, beside) == [tree.root]
+    tree.root.entered = True
+    assert auto.ready_at(tree, beside) == ON_EVENT
+    assert not auto.can_piggyback(tree, beside)
+    assert auto.can_piggyback(tree, told)
 
 
 def test_a_drafter_that_costs_nothing_is_asked_about_a_root_that_has_entered_alone() -> None:
