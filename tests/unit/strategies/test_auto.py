@@ -42,6 +42,7 @@ def test_the_root_enters_alone_and_nothing_is_asked() -> None:
 def test_beside_a_prompt_the_root_enters_alone() -> None:
     """Tokens are not measured there, so that nothing would show what drafts cost."""
     auto, tree, told = Auto(8, 2), make_tree(), context(contended(speculates=True))
+    assert auto.ask(tree, told) == [tree.root]
     answered(tree)
     beside = replace(told, load=Load(requests=1, prefilling=1))
     assert auto.ready_at(tree, beside) == NOW
