@@ -161,7 +161,7 @@ def parse(kind: type[Config], table: object, where: str = "") -> Config:
     """
     if not isinstance(table, Mapping):
         raise FieldError(where or "configuration", wrong_type(kind, table))
-    hints = typing.get_type_hints(kind)
+    hints = hints_of(kind)
     fields = {field.name: field for field in dataclasses.fields(kind)}
     for key in table:
         if key not in fields:

@@ -514,6 +514,12 @@ def parse_layer_split(text: str, num_layers: int) -> list[tuple[int, int]]:
     return _ranges(counts)
 
 
+def key_groups(config: Any) -> int:
+    """Groups of keys and values in each layer of a model with this configuration; 1 for one that has no heads."""
+    heads = getattr(config, "num_attention_heads", 1)
+    return int(getattr(config, "num_key_value_heads", None) or heads)
+
+
 def _ranges(counts: list[int]) -> list[tuple[int, int]]:
     """Counts of layers as ranges [first, last), one behind the other."""
     ends = [sum(counts[: i + 1]) for i in range(len(counts))]

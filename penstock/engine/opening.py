@@ -9,11 +9,11 @@ from collections.abc import Callable, Collection, Generator, Iterable, Iterator,
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from rich.console import Console
 
-from penstock.checkpoint.look import GGUF
+from penstock.checkpoint.look import GGUF, key_groups
 from penstock.cluster.load import DRAFTER_ON, ON_FIRST, ON_LAST
 from penstock.cluster.spec import LayerTimes
 from penstock.config import FieldError, check
@@ -423,12 +423,6 @@ def layers_for(setup: Resolved, name: str) -> list[Held]:
         if setup.speculator.path == setup.checkpoint.source:
             found.append(Held(total, total + 1))
     return found
-
-
-def key_groups(config: Any) -> int:
-    """Groups of keys and values in each layer of a model with this configuration."""
-    heads = getattr(config, "num_attention_heads", 1)
-    return int(getattr(config, "num_key_value_heads", None) or heads)
 
 
 def present(options: EngineOptions, fleet: Fleet) -> list[str]:

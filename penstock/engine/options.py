@@ -363,7 +363,7 @@ class EngineOptions(SharingOptions, ReplicaOptions, PipelineOptions, ModelOption
 
 def check_ranks(size: int, options: EngineOptions) -> None:
     """Raise FieldError where a stage is to have ``size`` ranks on devices, or with numerics, that have none."""
-    if not isinstance(size, int) or size <= 1:
+    if size <= 1:
         return
     instead = "use pipeline_parallel_size"
     for name, value, holds in (
@@ -382,9 +382,8 @@ def check_ranks(size: int, options: EngineOptions) -> None:
 def check_replicas(options: EngineOptions) -> None:
     """Raise FieldError where several engines are asked for in a place that cannot be divided among them."""
     count, after = options.data_parallel_size, options.move_after
-    positive = after is None or (isinstance(after, int | float) and after > 0)
-    check(positive, "move_after", after, "a number of seconds above 0, or None")
-    if not isinstance(count, int) or count <= 1:
+    check(after is None or after > 0, "move_after", after, "a number of seconds above 0, or None")
+    if count <= 1:
         check(after is None, "move_after", after, "left out with one engine: there is none to go on on")
         return
     name, problem = "data_parallel_size", f"is {count}, and"
@@ -401,12 +400,17 @@ def check_replicas(options: EngineOptions) -> None:
         raise FieldError(name, f"{problem} hosts names {len(asked.names)}; that has to be a multiple of it")
 
 
-def options_of(model: str | Path, options: Mapping[str, Any], of: str = "LLM") -> EngineOptions:
-    """The options of an engine from the keyword arguments of a class. Raises FieldError, also for an unknown name."""
+def check_names(options: Mapping[str, Any], of: str) -> None:
+    """Raise FieldError for a keyword argument of the class ``of`` that is no option of an engine."""
     known = EngineOptions.__dataclass_fields__
     for name in options:
         if name not in known:
             raise FieldError(name, f"is not an option of {of}; {nearest(name, list(known))}")
+
+
+def options_of(model: str | Path, options: Mapping[str, Any], of: str = "LLM") -> EngineOptions:
+    """The options of an engine from the keyword arguments of a class. Raises FieldError, also for an unknown name."""
+    check_names(options, of)
     return EngineOptions(model=model, **options)  # type: ignore[arg-type]  # a path becomes its text
 
 

@@ -529,8 +529,10 @@ class Auto(Continuous):
 
         After trials in a row that ended without a gain, only every second, fourth, .. root is, as rarely as trials are.
         """
-        root, failures = tree.root, context.estimates.trials.of(on_trial(context)).failures
-        if not context.foretold or root.asked or not root.entered or root.position % 2**failures:
+        root = tree.root
+        if not context.foretold or root.asked or not root.entered:
+            return []
+        if root.position % 2 ** context.estimates.trials.of(on_trial(context)).failures:
             return []
         self._order.look(tree, context.estimates.drafts.chances)
         return [self._order.take_unasked(tree)]

@@ -10,6 +10,7 @@ from itertools import zip_longest
 from statistics import median
 from typing import Any, Final
 
+from penstock.checkpoint.look import key_groups
 from penstock.cluster.spec import LayerKind, LayerTimes, ModelPrice
 from penstock.config import FieldError
 from penstock.core import ConfigError
@@ -310,9 +311,8 @@ def kv_width(config: Any) -> int:
     """Elements of one row's keys in one layer, and as many of its values. A latent counts half for each."""
     if rank := getattr(config, "kv_lora_rank", None):
         return (int(rank) + int(config.qk_rope_head_dim)) // 2
-    heads = int(config.num_attention_heads)
-    kept = int(getattr(config, "num_key_value_heads", None) or heads)
-    return kept * int(getattr(config, "head_dim", None) or config.hidden_size // heads)
+    width = getattr(config, "head_dim", None) or config.hidden_size // int(config.num_attention_heads)
+    return key_groups(config) * int(width)
 
 
 def carrying(config: Any) -> list[bool]:

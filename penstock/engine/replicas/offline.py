@@ -17,7 +17,7 @@ from penstock.drafters.base import Drafter
 from penstock.engine.completion import Job, Prompt
 from penstock.engine.llm import LLM, Tell
 from penstock.engine.loop import Observer
-from penstock.engine.options import options_of
+from penstock.engine.options import check_names
 from penstock.engine.replicas.replicas import Replicas
 from penstock.engine.replicas.stream import MovingStream
 from penstock.engine.stats import ReplicaStats
@@ -49,7 +49,7 @@ class ReplicatedLLM(LLM):
         **options: Any,
     ) -> None:
         """``on_loading`` is told how far the engines' stages are."""
-        options_of(model, options)  # so that an error names this class
+        check_names(options, "LLM")
         if host is not None:
             raise FieldError("host", "runs one engine; leave it out with data_parallel_size")
         self._turns = Turns(None)

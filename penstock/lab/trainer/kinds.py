@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from penstock.checkpoint.checkpoint import Checkpoint
-from penstock.checkpoint.look import SINGLE_FILE
+from penstock.checkpoint.look import SINGLE_FILE, key_groups
 from penstock.lab.trainer.options import TrainOptions
 from penstock.lab.trainer.states import Batch, write_whole
 from penstock.models.loader import load_module
@@ -178,7 +178,7 @@ def layer_config(target: Checkpoint) -> dict[str, Any]:
         "intermediate_size": int(getattr(config, "intermediate_size", None) or 4 * target.hidden_size),
         "num_hidden_layers": 1,
         "num_attention_heads": heads,
-        "num_key_value_heads": int(getattr(config, "num_key_value_heads", None) or heads),
+        "num_key_value_heads": key_groups(config),
         "head_dim": int(getattr(config, "head_dim", None) or target.hidden_size // heads),
         "hidden_act": "silu",
         "rms_norm_eps": float(getattr(config, "rms_norm_eps", None) or 1e-6),

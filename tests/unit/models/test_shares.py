@@ -18,8 +18,8 @@ from gguf import GGMLQuantizationType as Kind
 from torch import Tensor
 
 from penstock.checkpoint.checkpoint import open_checkpoint
+from penstock.checkpoint.look import key_groups
 from penstock.core import ConfigError
-from penstock.engine.opening import key_groups
 from penstock.hosts.weights import Held, ranges_of
 from penstock.models.linear import works
 from penstock.models.loader import check_loads
