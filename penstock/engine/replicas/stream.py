@@ -61,18 +61,19 @@ class Silence(Observer):
     """How long an engine has brought no result although batches are in flight. Written on the engine's thread.
 
     ``stated``: seconds that it may be silent. None: three of its slowest trips, at least a second; the time grows in
-    proportion to the rows while a batch with more rows than any before is in flight.
+    proportion to the rows while a batch with more rows than any before is in flight. ``before`` is that of the engine
+    that this one replaces: it ran the same layers on the same devices, so its trips count as this one's.
     """
 
-    def __init__(self, stated: float | None) -> None:
+    def __init__(self, stated: float | None, before: Silence | None = None) -> None:
         self._stated = stated
         self._sent: deque[tuple[float, int]] = deque()
         """(moment, rows) of each batch in flight."""
         self._heard = 0.0
         """Time of the last result, in seconds."""
-        self._slowest = 0.0
+        self._slowest = 0.0 if before is None else before._slowest
         """Seconds of the slowest trip so far."""
-        self._most_rows = 0
+        self._most_rows = 0 if before is None else before._most_rows
         """Largest number of rows of a batch that has come out."""
 
     def submitted(self, batch: Batch, at: float) -> None:
@@ -509,7 +510,7 @@ class Replica:
         except PenstockError as error:
             self.problem = str(error)
             raise
-        self._silence = Silence(self._move_after)
+        self._silence = Silence(self._move_after, self._silence)
         self.engine.observe(self._silence)
         self.engine.on_trouble = on_trouble
         self.engine.llm.number_from(self.number * REPLICA_NUMBERS + self.restarts * ENGINE_NUMBERS)

@@ -61,6 +61,16 @@ def test_by_default_slow_trips_and_larger_batches_have_more_time(trip: float, ro
     assert silence.is_too_long(100.0 + 1.01 * allowed)
 
 
+def test_an_engine_that_replaces_another_knows_how_long_its_trips_took() -> None:
+    before = Silence(None)
+    before.submitted(batch(4), 0.0)
+    before.arrived(RESULT, 2.0)
+    silence = Silence(None, before)
+    silence.submitted(batch(4), 100.0)
+    assert silence.allowed == pytest.approx(TRIPS * 2.0)
+    assert silence.seconds(101.0) == pytest.approx(1.0)
+
+
 def test_infinity_waits_for_the_stage_timeout() -> None:
     silence = Silence(math.inf)
     silence.submitted(batch(1), 0.0)
