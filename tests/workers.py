@@ -18,12 +18,17 @@ LISTENING: Final = "listening at "
 
 
 class Worker:
-    """``host`` is what `--hosts` calls it. ``before`` is put in front of the command: to run it somewhere else."""
+    """``host`` is what `--hosts` calls it. ``before`` is put in front of the command: to run it somewhere else.
+
+    ``program`` are Python's arguments that run the command ``penstock``.
+    """
 
     popen: Callable[..., subprocess.Popen[str]] = subprocess.Popen
 
-    def __init__(self, listen: str, *options: str, before: Sequence[str] = ()) -> None:
-        command = [*before, sys.executable, "-m", "penstock.cli", "worker", "--listen", listen, *options]
+    def __init__(
+        self, listen: str, *options: str, before: Sequence[str] = (), program: Sequence[str] = ("-m", "penstock.cli")
+    ) -> None:
+        command = [*before, sys.executable, *program, "worker", "--listen", listen, *options]
         popen = subprocess.Popen if before else type(self).popen
         self._process = popen(command, stderr=subprocess.PIPE, text=True)
         self._put_before = bool(before)

@@ -8,8 +8,10 @@ all of its processes or only a stage's are stopped for 30 s. ``head`` and ``head
 own, the latter after its link went down. ``cycles`` kills a worker's agent twenty times, and lets it return each time.
 ``fuzz`` sends 100,000 invalid messages to an agent, and connects to every other port. ``slow`` sends at 20 Mbit/s for
 ten minutes. ``small-packets`` has all hosts send packets of at most 576 bytes, ``flapping`` pulls a host's cable and
-plugs it in again and again, and ``two-heads`` runs two engines on the same workers, of which one is killed. It needs
-root.
+plugs it in again and again, and ``two-heads`` runs two engines on the same workers, of which one is killed. ``keys``
+connects to every port with keys of every wrong kind, and with an honest connection's bytes once more; ``crowds`` holds
+hundreds of connections to each port that say nothing, half of something, or nonsense; ``versions`` has a worker and an
+engine of other versions; ``full`` has a cache that is full, becomes full, or cannot be written. It needs root.
 
 The results are added to benchmarks/measured/load/networks.json. The exit code is 1 if anything was wrong.
 """
@@ -27,18 +29,25 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import psutil
 
+from benchmarks.load.attacking.strangers import CROWD, crowd, kinds, opened, outcome, replayed, with_keys, wrong_keys
+from benchmarks.load.attacking.strangers import PATIENCE_S as REFUSED_S
 from benchmarks.load.killing.workers import HIDDEN
 from benchmarks.shared.measured import kept_figures, store
 from penstock import LLM, SamplingParams
+from penstock.core import ConfigError
 from penstock.engine.recovery import Recovery
 from penstock.hosts import messages, remote
-from penstock.hosts.keys import make_cluster, security_for
+from penstock.hosts.fleet import Fleet
+from penstock.hosts.keys import join, make_cluster, security_for
+from penstock.transport.addresses import LinkSecurity, token_of
+from penstock.transport.inbox import Inbox
 from penstock.transport.outbox import Sockets
 from tests.happening import AfterResults
 from tests.namespaces import Namespace, network
@@ -60,6 +69,8 @@ ROUNDS: Final = 5
 FRAMES: Final = 100_000
 STRANGERS: Final = 500
 """Connections to each port by somebody who has keys but knows no session."""
+SPARE_DESCRIPTORS: Final = 4
+"""Descriptors that a process may have more of: a log, a pool's sockets."""
 MOST_MIB: Final = 32
 """MiB by which a process may grow meanwhile."""
 SMALL_PACKET: Final = 576
@@ -69,6 +80,8 @@ FLAPS: Final = 12
 DOWN_S: Final = (0.1, 3.0)
 """Fewest and most seconds for which the cable is pulled; a host is lost after about two."""
 UP_S: Final = (0.5, 4.0)
+NARROW: Final = "8mbit"
+"""A rate at which a stage of the demo model arrives within some ten seconds."""
 SLOW: Final = "20mbit"
 SLOW_S: Final = 600.0
 HEAD: Final = """
@@ -89,6 +102,11 @@ class Cluster(NamedTuple):
     workers: list[Worker]
     keys: str
     expected: list[list[int]]
+
+    @property
+    def own(self) -> str:
+        """The address of this process on the hosts' network."""
+        return f"{self.head.address.rpartition('.')[0]}.1"
 
     def engine(self, count: int = 3) -> LLM:
         names = ",".join(one.host for one in self.workers[:count])
@@ -377,6 +395,237 @@ def wrong_words(rng: random.Random) -> list[bytes]:
     return [cut, rng.randbytes(rng.randrange(2000))] if rng.random() < 0.2 else [cut]
 
 
+@contextmanager
+def enrolling(cluster: Cluster) -> Iterator[tuple[psutil.Process, str]]:
+    """``penstock keys add`` for a host called "new", as a process, and the token that it prints."""
+    command = [sys.executable, "-m", "penstock.cli", "keys", "add", "new", "--listen", cluster.own, "--minutes", "60"]
+    with subprocess.Popen([*command, "--keys", cluster.keys], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            token = next(line.split()[-1] for line in process.stdout if "--token" in line)
+            yield psutil.Process(process.pid), token
+        finally:
+            process.kill()
+
+
+def ports(cluster: Cluster, llm: LLM) -> dict[str, tuple[str, str]]:
+    """The address of every port of the cluster, and the session that it admits where strangers may know it."""
+    host: Any = llm.host
+    pipeline: Any = llm.loop.pipeline
+    unknown = secrets.token_hex(16)
+    return {
+        "agent": (f"tcp://{cluster.workers[0].host}", messages.DOOR),
+        "stage": (pipeline.started[0].address, unknown),
+        "engine": (host.inbox.address, unknown),
+        "head": (host.fleet._inbox.address, unknown),
+    }
+
+
+def keys_of_every_kind(cluster: Cluster) -> dict[str, Any]:
+    """Connect to every port with each kind of wrong keys, and have a head meet a worker that shows them."""
+    problems = []
+    member = security_for(cluster.keys, insecure=False)
+    assert member is not None
+    with tempfile.TemporaryDirectory() as folder, closing(cluster.engine(2)) as llm:
+        wrong = wrong_keys(Path(cluster.keys), Path(folder))
+        with ThreadPoolExecutor(1) as stranger:
+            trying = stranger.submit(refusals, wrong, ports(cluster, llm), member)
+            while not trying.done():  # the engine's own port is served while it computes
+                if tokens(llm) != cluster.expected:
+                    problems.append("other tokens")
+        refused, faults = trying.result()
+        problems += faults
+        llm.loop.audit()
+        for kind, security in wrong.items():
+            if kind == "for listening":
+                continue
+            with Sockets(security) as sockets, closing(sockets.inbox(f"tcp://{cluster.own}:*")) as inbox:
+                name = inbox.address.removeprefix("tcp://")
+                listener = threading.Thread(target=accept, args=(inbox,), daemon=True)
+                listener.start()
+                try:
+                    Fleet([name], member).close()
+                    problems.append(f"a head took a worker with {kind}")
+                except ConfigError as error:
+                    refused += 1
+                    if name not in str(error) or "certificate" not in str(error):
+                        problems.append(f"a worker with {kind}: {error}")
+    return {"kinds": len(wrong) + 1, "refused": refused, "problems": problems}
+
+
+def refusals(
+    wrong: dict[str, LinkSecurity], places: dict[str, tuple[str, str]], member: LinkSecurity
+) -> tuple[int, list[str]]:
+    """How many connections with wrong keys, or with bytes that came before, were refused, and which were not."""
+    became = {}
+    for port, (address, session) in places.items():
+        for kind, security in wrong.items():
+            if kind == "for connecting":  # as a client it is right
+                continue
+            send = with_keys(security.for_connecting(), token_of(session))
+            became[f"{kind} at {port}"] = outcome(opened(address, send), REFUSED_S)
+        became[f"a connection once more at {port}"] = replayed(address, member, session)
+    faults = [f"{name}: {what}" for name, what in became.items() if what != "refused"]
+    return len(became) - len(faults), faults
+
+
+def accept(inbox: Inbox) -> None:
+    """Take connections for a while, as a worker that nobody knows."""
+    until = time.monotonic() + REFUSED_S
+    while time.monotonic() < until and inbox._listener.fileno() >= 0:
+        with suppress(OSError, ValueError):
+            inbox.wait(time.monotonic() + 0.05)
+            inbox.take()
+
+
+def crowds(cluster: Cluster) -> dict[str, Any]:
+    """Hold hundreds of connections of each kind to each port, while an engine answers and another one starts."""
+    problems: list[str] = []
+    found: dict[str, dict[str, dict[str, int]]] = {}
+    member = security_for(cluster.keys, insecure=False)
+    assert member is not None
+    with enrolling(cluster) as (adding, token), closing(cluster.engine(2)) as llm:
+        worker = cluster.workers[0]
+        watched = {"agent": worker.process, "stage": worker.stages()[0], "engine": psutil.Process(), "keys add": adding}
+        before = {name: (one.memory_info().rss, one.num_fds()) for name, one in watched.items()}
+        places = {**ports(cluster, llm), "keys add": (f"tcp://{token.rpartition('/')[0]}", "")}
+        for port, (address, session) in places.items():
+            for kind in kinds(member, session):
+                with crowd(cluster.head.enter, address, cluster.keys, kind, session) as strangers:
+                    if tokens(llm) != cluster.expected:
+                        problems.append(f"{kind} at {port}: other tokens")
+                    if port == "agent":
+                        with closing(cluster.engine(2)) as other:
+                            if tokens(other) != cluster.expected:
+                                problems.append(f"{kind} at {port}: other tokens of an engine that started meanwhile")
+                    became = found.setdefault(port, {})[kind] = strangers.end()
+                    if became["answered"]:
+                        problems.append(f"{kind} at {port}: {became}")
+        llm.loop.audit()
+        grown = {}
+        for name, one in watched.items():
+            rss, fds = before[name]
+            deadline = time.monotonic() + HEARD_S
+            while one.num_fds() > fds + SPARE_DESCRIPTORS and time.monotonic() < deadline:
+                time.sleep(0.1)
+            grown[name] = (round((one.memory_info().rss - rss) / 2**20, 1), one.num_fds() - fds)
+            if grown[name][0] > MOST_MIB or grown[name][1] > SPARE_DESCRIPTORS:
+                problems.append(f"{name} grew by (MiB, descriptors) {grown[name]}")
+        with tempfile.TemporaryDirectory() as folder:
+            join(Path(folder) / "new", token, "new")  # raises ConfigError if the token works no more
+    return {"connections": CROWD, "became": found, "grown": grown, "problems": problems}
+
+
+OTHER: Final = {
+    "Penstock": "import penstock.core as core; core.__version__ = '0.0.9'",
+    "protocol": "import penstock.messages as messages; messages.PROTOCOL += 1",
+}
+"""Python that makes a program one of another version, by what differs."""
+RUN: Final = "import sys; from penstock.cli.app import main; sys.exit(main())"
+
+
+def versions(cluster: Cluster) -> dict[str, Any]:
+    """Have an engine meet a worker of another version, and a worker an engine of another version."""
+    problems, said = [], []
+    names = ",".join(one.host for one in cluster.workers[:2])
+    for what, change in OTHER.items():
+        address, host = f"{cluster.hosts[2].address}:7701", cluster.hosts[2]
+        other = Worker(address, "--keys", cluster.keys, before=host.before, program=["-c", f"{change}; {RUN}"])
+        try:
+            LLM("demo", hosts=f"{cluster.workers[0].host},{other.host}", keys=cluster.keys).close()
+            problems.append(f"a worker with another {what} was taken")
+        except ConfigError as error:
+            said.append(str(error))
+            if other.host not in str(error):
+                problems.append(f"a worker with another {what}: {error}")
+        finally:
+            other.close()
+        head = [sys.executable, "-c", f"{change}\n{HEAD}", names, cluster.keys]
+        ended = subprocess.run(head, capture_output=True, text=True, timeout=HEARD_S, check=False)
+        said.append(ended.stderr.strip().splitlines()[-1])
+        if not ended.returncode or "ConfigError" not in said[-1]:
+            problems.append(f"an engine with another {what}: {said[-1]}")
+    with closing(cluster.engine()) as llm:
+        if tokens(llm) != cluster.expected:
+            problems.append("other tokens afterwards")
+        llm.loop.audit()
+    return {"said": said, "problems": problems}
+
+
+@contextmanager
+def small_disk(size: str) -> Iterator[Path]:
+    """A folder that holds no more than ``size`` ("1m")."""
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", folder], check=True)
+        try:
+            yield Path(folder)
+        finally:
+            subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def full_caches(cluster: Cluster) -> dict[str, Any]:
+    """Let a worker that has to be sent its layers find no room for them, lose it meanwhile, or have no right to it.
+
+    An engine that names the worker is refused, and one that loses it goes on without it.
+    """
+    problems, said = [], []
+    host = cluster.hosts[1]
+    for case, size in {"full": "64k", "filled meanwhile": ROOM, "not to be written": ROOM}.items():
+        cluster.workers[1].close()
+        with small_disk(size) as cache, ThreadPoolExecutor(1) as filling:
+            if case == "not to be written":
+                subprocess.run(["mount", "-o", "remount,ro", str(cache)], check=True)
+            cluster.workers[1] = worker_on(host, cluster.keys, cache)
+            filled = filling.submit(fill, cache) if case == "filled meanwhile" else None
+            host.receive_at(NARROW)  # else the layers are there before the disk is full
+            try:
+                cluster.engine(2).close()
+                problems.append(f"{case}: an engine started")
+            except ConfigError as error:
+                said.append(str(error).replace(str(cache), "CACHE"))
+                if cluster.workers[1].host not in str(error):
+                    problems.append(f"{case}: {error}")
+            host.receives_unlimited()
+            if filled is not None:
+                filled.result()
+            cluster.workers[1].close()
+            cluster.workers[1] = worker_on(host, cluster.keys)
+            with closing(cluster.engine()) as llm:
+                cluster.workers[1].kill()  # it returns without its checkpoint, and with that cache
+                if tokens(llm) != cluster.expected:
+                    problems.append(f"{case}: other tokens after a loss")
+                cluster.workers[1].close()
+                cluster.workers[1] = worker_on(host, cluster.keys, cache)
+                for _ in range(ROUNDS):
+                    if tokens(llm) != cluster.expected:
+                        problems.append(f"{case}: other tokens after its return")
+                llm.loop.audit()
+            if case != "not to be written":  # there is room again
+                subprocess.run(["mount", "-o", f"remount,size={2 * int(ROOM[:-1])}m", str(cache)], check=True)
+                (cache / FILLER).unlink(missing_ok=True)
+                with closing(cluster.engine(2)) as llm:
+                    if tokens(llm) != cluster.expected:
+                        problems.append(f"{case}: other tokens once there is room")
+            cluster.workers[1].close()
+    cluster.workers[1] = worker_on(host, cluster.keys)
+    return {"said": said, "problems": problems}
+
+
+ROOM: Final = "1200m"
+"""A disk on which the demo model fits beside what workers leave free."""
+FILLER: Final = "filler"
+
+
+def fill(cache: Path) -> None:
+    """Write into the folder until nothing fits, as soon as anything of a checkpoint is there."""
+    deadline = time.monotonic() + HEARD_S
+    while not any(one.stat().st_blocks for one in cache.rglob("*.safetensors*")) and time.monotonic() < deadline:
+        time.sleep(0.001)
+    with suppress(OSError), open(cache / FILLER, "wb", buffering=0) as file:
+        while True:
+            file.write(bytes(1 << 16))
+
+
 def stage_of(worker: Worker) -> list[psutil.Process]:
     return worker.stages()[:1]
 
@@ -395,6 +644,10 @@ SCENARIOS: Final[dict[str, Callable[[Cluster], dict[str, Any]]]] = {
     "small-packets": small_packets,
     "flapping": flapping,
     "two-heads": two_heads,
+    "keys": keys_of_every_kind,
+    "crowds": crowds,
+    "versions": versions,
+    "full": full_caches,
     "slow": slow_link,
 }
 

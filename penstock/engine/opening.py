@@ -33,7 +33,7 @@ from penstock.engine.resolve import Resolved, resolve_options
 from penstock.environment import RAY, require
 from penstock.files import CHANGED, DTYPE_BYTES, FileStamps
 from penstock.hosts.facts import HostFacts, own_facts
-from penstock.hosts.fleet import LOOK_S, Fleet, FleetExecutor
+from penstock.hosts.fleet import LOOK_S, Fleet, FleetExecutor, HostsLost
 from penstock.hosts.keys import security_for
 from penstock.hosts.placement import (
     HERE,
@@ -266,9 +266,20 @@ def resolve_on(options: EngineOptions, executor: Executor) -> Resolved:
     for remark in slow_groups(setup, living, encrypted=fleet.security is not None):
         log.warning("%s", remark)
     for steps in (providing(setup, executor, living), providing_drafter(setup, executor)):
-        for due in steps:
-            executor.wait(due)
+        try:
+            wait_through(steps, executor)
+        except HostsLost as lost:
+            # A busy host, or one behind a poor link, may miss a few beats: once each, it is waited for.
+            log.warning("%s; it is waited for", lost)
+            fleet.joined_by(lost.names)
+            wait_through(waiting(executor, lost.names), executor)
     return with_prefill_times(setup, living, encrypted=fleet.security is not None)
+
+
+def wait_through(steps: Generator[float], executor: Executor) -> None:
+    """Run ``steps`` to their end, and wait until each time that they yield."""
+    for due in steps:
+        executor.wait(due)
 
 
 def told(setup: Resolved) -> Resolved:
@@ -354,7 +365,7 @@ def ask_for(executor: FleetExecutor, source: Path, total: int | None, layers: Ma
 def waiting(executor: FleetExecutor, names: Collection[str]) -> Generator[float]:
     """Yields times at which to go on, until these hosts hold what they were asked for.
 
-    Raises ConfigError, naming each host that is lost or cannot hold them.
+    Raises ConfigError, naming each host that cannot hold them, and HostsLost for hosts that are lost.
     """
     while not executor.fleet.settled(names):
         executor.fleet.tell_progress()

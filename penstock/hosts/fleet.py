@@ -64,6 +64,14 @@ TELLS_NOTHING: Final = (BeatAnswer, WantPiece)
 """Messages for which nobody who waits for news need be woken."""
 
 
+class HostsLost(ConfigError):
+    """Hosts that nothing is wrong with but that they were lost; ``names`` are theirs. They may come back."""
+
+    def __init__(self, message: str, names: Sequence[str]) -> None:
+        super().__init__(message)
+        self.names = names
+
+
 class Fleet:
     """Attaches to hosts by their names (HOST or HOST:PORT), and keeps them until ``close``.
 
@@ -153,17 +161,19 @@ class Fleet:
         return all(not host.attached or (host.alive and not host.searching) for host in hosts)
 
     def check(self, names: Iterable[str]) -> None:
-        """Raise ConfigError, naming each of these hosts that does not hold its layers."""
-        hosts = [self.hosts[name] for name in names]
-        problems = [f"host {one.name}: {one.problem}" if one.attached else one.cause for one in hosts]
-        wrong = [problem for one, problem in zip(hosts, problems, strict=True) if one.problem or not one.attached]
-        if wrong:
-            raise ConfigError("; ".join(wrong))
+        """Raise ConfigError, naming each of these hosts that does not hold its layers; HostsLost if all were lost."""
+        wrong = [one for name in names if (one := self.hosts[name]).problem or not one.attached]
+        if not wrong:
+            return
+        problems = "; ".join(f"host {one.name}: {one.problem}" if one.attached else one.cause for one in wrong)
+        if any(one.attached for one in wrong):
+            raise ConfigError(problems)
+        raise HostsLost(problems, [one.name for one in wrong])
 
     def provide(self, offer: Offer, layers: Mapping[str, Collection[Held]]) -> None:
         """Ask every host that ``layers`` names to get hold of its layers, and wait until all hold them.
 
-        Raises ConfigError, naming every host that cannot, and OSError.
+        Raises ConfigError, naming every host that cannot, HostsLost if they were lost, and OSError.
         """
         self.ask(offer, layers)
         with self._news:

@@ -314,8 +314,11 @@ class Inbox:
             return []
         # Compared in constant time, so that the time of a refusal says nothing about the token.
         session = next((one for one, known in self._tokens.items() if hmac.compare_digest(token, known)), None)
-        if session is None:
+        if session is None and (token or newcomer.connection.fault):
             self._refuse(newcomer, newcomer.connection.fault or "it does not begin with a session's token")
+            return []
+        if session is None:  # its process has ended before it sent anything: nobody was refused
+            self._drop(newcomer)
             return []
         alike = [one for one in self._streams.values() if (one.session, one.host) == (session, newcomer.host)]
         if len(alike) >= MOST_OF_A_HOST:
@@ -328,6 +331,9 @@ class Inbox:
 
     def _refuse(self, newcomer: UnauthenticatedConnection, reason: str) -> None:
         log.warning("refused a connection%s: %s", f" from {newcomer.host}" if newcomer.host else "", reason)
+        self._drop(newcomer)
+
+    def _drop(self, newcomer: UnauthenticatedConnection) -> None:
         del self._unauthenticated[newcomer.connection.socket.fileno()]
         self._close(newcomer.connection)
 

@@ -71,9 +71,9 @@ class Silence(Observer):
         """(moment, rows) of each batch in flight."""
         self._heard = 0.0
         """Time of the last result, in seconds."""
-        self._slowest = 0.0 if before is None else before._slowest
+        self._slowest: float = 0.0 if before is None else before._slowest
         """Seconds of the slowest trip so far."""
-        self._most_rows = 0 if before is None else before._most_rows
+        self._most_rows: int = 0 if before is None else before._most_rows
         """Largest number of rows of a batch that has come out."""
 
     def submitted(self, batch: Batch, at: float) -> None:

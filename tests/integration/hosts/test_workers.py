@@ -21,6 +21,7 @@ import pytest
 from penstock import LLM, AsyncLLM, ConfigError, PipelineError, SamplingParams
 from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.engine.recovery import Recovery, Requests
+from penstock.hosts.fleet import Fleet
 from penstock.hosts.placement import HERE
 from penstock.pipeline.processes import ProcessExecutor, ProcessPipeline
 from tests import speculators
@@ -162,6 +163,25 @@ def test_a_worker_that_dies_while_stages_start_is_done_without(
         with LLM(target, max_model_len=256, hosts=named(pair[0], third), keys=str(keys)) as llm:
             assert [one.outputs[0].token_ids for one in llm.generate(PROMPTS, SAMPLED)] == plain
             assert len(pair[0].stages()) == 2
+
+
+def test_a_host_that_stands_still_while_the_others_get_their_layers_is_waited_for(
+    target: Path, pair: list[Worker], keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask, (still,) = Fleet.ask, [pair[1].process]
+
+    def asked(fleet: Fleet, *what: Any) -> None:
+        monkeypatch.undo()
+        still.suspend()
+        while fleet.hosts[pair[1].host].attached:
+            time.sleep(0.01)
+        still.resume()
+        ask(fleet, *what)
+
+    monkeypatch.setattr(Fleet, "ask", asked)
+    with LLM(target, max_model_len=256, hosts=named(*pair), keys=str(keys)) as llm:
+        assert llm.generate("x", SamplingParams(max_tokens=4))
+        assert all(len(worker.stages()) == 1 for worker in pair)
 
 
 OLD_PROCESSOR = {"NUMBA_CPU_NAME": "nehalem", "NUMBA_CPU_FEATURES": "+64bit,+cmov,+cx8,+fxsr,+mmx,+sse,+sse2"}

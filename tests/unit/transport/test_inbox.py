@@ -159,6 +159,15 @@ def test_of_a_stranger_a_tokens_length_is_read_and_no_size_counts(
         assert "does not begin with a session's token" in caplog.text
 
 
+def test_whoever_leaves_before_a_word_is_no_stranger(door: Door, caplog: pytest.LogCaptureFixture) -> None:
+    with door.connected(b"") as leaving:
+        leaving.shutdown(socket.SHUT_WR)
+        while not turned_away(leaving):
+            assert take_now(door.inbox) == []
+    assert not door.inbox._unauthenticated
+    assert not caplog.text
+
+
 def test_a_stranger_who_sends_without_end_is_rid_of_little_more_than_the_system_holds(door: Door) -> None:
     """Announced as one frame of 200 MiB, as a message of ZeroMQ's, or as a record of TLS."""
     with door.connected(b"") as client:
