@@ -144,7 +144,7 @@ def with_keys(context: ssl.SSLContext, *parts: bytes) -> Callable[[socket.socket
 
 
 def kinds(security: LinkSecurity, session: str) -> dict[str, Callable[[socket.socket], socket.socket]]:
-    """What a connection sends, by kind. ``security`` is a member's, ``session`` the one that the port knows, if any."""
+    """The bytes that a connection sends, by kind. ``security`` is a member's, ``session`` the one that the port knows, if any."""
     member = security.for_connecting()
     first = hello(member)
     return {
@@ -200,7 +200,7 @@ def outcome(connection: socket.socket | None, seconds: float) -> str:
 
 
 def replayed(address: str, security: LinkSecurity, session: str) -> str:
-    """What becomes of the bytes of an honest connection that are sent once more on another one."""
+    """The end of a connection that sends the bytes of an honest one once more."""
     host, _, port = address.removeprefix("tcp://").rpartition(":")
     came, leaving, said = ssl.MemoryBIO(), ssl.MemoryBIO(), b""
     over = security.for_connecting().wrap_bio(came, leaving)
