@@ -492,8 +492,11 @@ def crowds(cluster: Cluster) -> dict[str, Any]:
         for port, (address, session) in places.items():
             for kind in kinds(member, session):
                 with crowd(cluster.head.enter, address, cluster.keys, kind, session) as strangers:
-                    if tokens(llm) != cluster.expected:
-                        problems.append(f"{kind} at {port}: other tokens")
+                    made = False
+                    while not made:  # the engine's own port is served while it computes
+                        made = strangers.made.is_set()
+                        if tokens(llm) != cluster.expected:
+                            problems.append(f"{kind} at {port}: other tokens")
                     if port == "agent":
                         with closing(cluster.engine(2)) as other:
                             if tokens(other) != cluster.expected:

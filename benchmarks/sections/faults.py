@@ -51,11 +51,21 @@ def returns_values(seeds: Any) -> Mapping[str, Any]:
     return {**problems(seeds), "total": total, "back_s": back_s, "mbit": mbit}
 
 
+def networks_values(figures: Any) -> Mapping[str, Any]:
+    """What happened in words, and the most connections of a crowd that stayed open, and MiB that a process grew by."""
+    crowds = figures.get("crowds", {"became": {}, "grown": {}})
+    held = [found["held"] for port in crowds["became"].values() for found in port.values()]
+    grown = [mib for mib, _ in crowds["grown"].values()]
+    extremes = {"most_held": max(held, default=0), "most_grown": max(grown, default=0)}
+    return {**problems(figures), "happened": HAPPENED, **extremes}
+
+
 SECTIONS = {
     "soak": Section(values=soak_values),
     "chaos": Section(values=chaos_values),
     "replicas": Section(values=lambda figures: {"sums": replicas.together(figures.values())}),
-    "networks": Section(values=lambda figures: {**problems(figures), "happened": HAPPENED}),
+    "networks": Section(values=networks_values),
+    "ray_serve": Section(values=lambda figures: {"all_s": median(one["all_s"] for one in figures["starts"])}),
     "returns": Section(values=returns_values),
     "members": Section(values=lambda figures: {**problems(figures), "processes": PROCESSES}),
     "sent_weights": Section(values=problems),

@@ -14,6 +14,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -144,7 +145,10 @@ def with_keys(context: ssl.SSLContext, *parts: bytes) -> Callable[[socket.socket
 
 
 def kinds(security: LinkSecurity, session: str) -> dict[str, Callable[[socket.socket], socket.socket]]:
-    """The bytes that a connection sends, by kind. ``security`` is a member's, ``session`` the one that the port knows, if any."""
+    """The bytes that a connection sends, by kind. ``security`` is a member's.
+
+    ``session`` is the one that the port admits, where strangers may know it.
+    """
     member = security.for_connecting()
     first = hello(member)
     return {
@@ -228,11 +232,19 @@ class Crowd:
     def __init__(self, before: Sequence[str], address: str, cluster: str, kind: str, session: str) -> None:
         words = [sys.executable, "-m", __name__, address, cluster, kind, session]
         self._process = subprocess.Popen([*before, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.made = threading.Event()
+        """Whether all connections have sent what they have to say."""
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
         assert self._process.stdout is not None
         self._process.stdout.readline()
+        self.made.set()
 
     def end(self) -> dict[str, int]:
         """How many were refused, held and answered, once they have been closed."""
+        self._reader.join()
         told, _ = self._process.communicate()
         found: dict[str, int] = json.loads(told)
         return found
