@@ -133,7 +133,7 @@ def in_one_line(column: Column) -> str:
 HOUR: Final = 3600.0
 """Seconds over which a bar's rate is averaged, unless its caller chooses otherwise."""
 LINE_EVERY: Final = 10.0
-"""Seconds between two lines of a task in a log."""
+"""Seconds between two lines of a task in a log. Shorter pauses make logs long."""
 
 
 def progress_bar(console: Console, averaged_over: float = HOUR) -> Progress:

@@ -15,9 +15,10 @@ log = logging.getLogger(__name__)
 ANY_STAGE: Final = -1
 """The number that stands for an unknown stage of a pipeline."""
 MOST_FAULTS: Final = 2
-"""Number of faults within ``FAULTS_WITHIN_S`` for which a host is cut off."""
+"""Number of faults within ``FAULTS_WITHIN_S`` for which a host is cut off. One may be chance."""
 FAULTS_WITHIN_S: Final = 600.0
-"""Seconds within which a host's faults, and its complaints of others, count together."""
+"""Seconds within which a host's faults, and its complaints of others, count together. Losses of hosts count together
+for as long (``hosts.remote.LOSSES_WITHIN_S``)."""
 RECALL_S: Final = 1.0
 """Seconds that stages have to say which batch they got: fewer than an ended connection waits for a better cause."""
 

@@ -68,13 +68,15 @@ class Loss:
 # How long each stage has been silent while the engine listened, and how long it may be.
 
 LOOK_EVERY: Final = 1.0
-"""Seconds of listening between two checks for silent stages."""
+"""Seconds of listening between two checks for silent stages. Stages send heartbeats as often (``worker.HEARTBEAT``)."""
 LEAST_PATIENCE: Final = 10.0
 """Seconds for which any stage may be silent: several heartbeats, of which a busy host may delay one or two."""
 BATCHES: Final = 5
-"""Number of batches: a stage may be silent for as long as so many of its slowest take."""
+"""Number of batches: a stage may be silent for as long as so many of its slowest take. A busy host may slow a batch
+several times; a larger number finds a stuck stage later."""
 FIRST_PATIENCE: Final = 120.0
-"""Seconds for which a computing stage may be silent while it is not known how long a batch takes."""
+"""Seconds for which a computing stage may be silent while it is not known how long a batch takes. The first batch also
+pays for what is read, compiled or recorded only then."""
 
 
 class Listening:

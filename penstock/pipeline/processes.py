@@ -60,13 +60,17 @@ from penstock.transport.outbox import Outbox, Sockets
 log = logging.getLogger(__name__)
 
 START_TIMEOUT = 300.0
-"""Seconds that a stage may take to start, counted anew whenever it has read more of its layers."""
+"""Seconds that a stage may take to start, counted anew whenever it has read more of its layers. A slow disk gives up a
+thousandth of the layers within that (``PROGRESS``)."""
 PROGRESS = 0.001
-"""Share (0 to 1) of its layers that a stage has to read before its time to start is counted anew."""
+"""Share (0 to 1) of its layers that a stage has to read before its time to start is counted anew. With smaller shares a
+stage that hardly reads would keep the engine waiting without end."""
 CLOSE_TIMEOUT = 5.0
-"""Seconds that stages may take to leave before they are killed."""
+"""Seconds that stages may take to leave before they are killed. A fork server has as long
+(``forkserver.END_TIMEOUT``)."""
 EXIT_LOOK_EVERY = 0.05
-"""Seconds between two checks for ended processes that the fork server may not report."""
+"""Seconds between two checks for ended processes that the fork server may not report. Closing takes that much longer at
+most."""
 
 
 OnBroken = Callable[[], None]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 FOLLOWED: Final = 256
 """Upper limit of the requests whose matchers stay in memory. One more evicts the matcher that was least recently used;
-its grammar is compiled again when it is needed."""
+its grammar is compiled again when it is needed. The server remembers as many grammars (``text.grammar.CHECKED``)."""
 RETRIES: Final = 64
 """Number of times that a request's grammar is compiled again after its lexer failed: a drafted token may have been the
 cause.

@@ -314,7 +314,8 @@ def follow(exchange: RankExchange, layers: ShareOfLayers, capacity: int, vocab_s
 log = logging.getLogger(__name__)
 
 LOOK_S: Final = 1.0
-"""Seconds between two looks at the connections while a rank waits for another one."""
+"""Seconds between two looks at the connections while a rank waits for another one. A rank that has ended is noticed no
+sooner."""
 
 
 class LinkedExchange:

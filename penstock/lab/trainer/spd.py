@@ -204,7 +204,8 @@ def lay_out(levels: Sequence[int], fill: int, asked: int = 0, only: bool = False
 FULL: Final = 0.5
 """Chance, 0 to 1, that the pipeline is full; the lesser fills are equally likely (appendix A.2)."""
 AGAIN_WEIGHT: Final = 0.5
-"""Weight of a token that is asked about again in flight, beside one that is asked about when it enters."""
+"""Weight of a token that is asked about again in flight, beside one that is asked about when it enters. At 0 the module
+would be trained for tokens that enter only, at 1 for both alike."""
 
 
 class BlockAttention:

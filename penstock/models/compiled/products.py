@@ -48,6 +48,8 @@ ONE: Final = np.uint32(1)
 BELOW_HALF: Final = np.uint32(0x7FFF)
 SIGNLESS: Final = np.uint32(0x7FFFFFFF)
 INFINITE: Final = np.uint32(0x7F800000)
+"""Parts of a float32 as bits: the shift to its upper half, one, the most that is less than half of the last kept bit,
+all bits but the sign, and infinity."""
 QUIET: Final = np.uint32(0x40)
 """A bit in the upper half of a NaN: one whose bits lie in the lower half would become infinite when that is cut off."""
 

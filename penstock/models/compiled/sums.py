@@ -145,7 +145,8 @@ def exp(power: Any) -> Any:
 # once for all heads, and the sums stay in registers. They are added in the order of the slots given.
 
 REGISTERS: Final = 24
-"""Most vectors of sums that are kept at once; the processor has 16 or 32 registers."""
+"""Most vectors of sums that are kept at once; the processor has 16 or 32 registers. The remaining ones hold what is
+added."""
 
 
 @intrinsic(prefer_literal=True)

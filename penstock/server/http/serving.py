@@ -189,7 +189,8 @@ def check_framing(request: h11.Request) -> None:
 # uvicorn itself closes connections that idle for 5 s between two requests.
 
 STALLED: Final = 60.0
-"""Seconds within which a client has to read some of the reply that waits for it."""
+"""Seconds within which a client has to read some of the reply that waits for it. nginx's ``send_timeout`` has the same
+default."""
 HEALTH: Final = "/health"
 """The path of the health check."""
 MOST_SHOWN: Final = 200
@@ -449,7 +450,7 @@ def stopping() -> ApiError:
 LINGER: Final = 2
 """Seconds for connections to close once no request is left."""
 BACKLOG: Final = 512
-"""Connections that the kernel holds until they are accepted."""
+"""Connections that the kernel holds until they are accepted. It is the default of ``max_connections``."""
 
 
 class Server(uvicorn.Server):
