@@ -222,7 +222,7 @@ class Weights(NamedTuple):
     scales: np.ndarray
     """float16 scales, stored as uint16; empty for floats."""
     form: int
-    """A form of ``kept``: INT4, INT8, BFLOAT16, FLOAT16 or FLOAT32."""
+    """A form of ``compiled.cache``: INT4, INT8, BFLOAT16, FLOAT16 or FLOAT32."""
     shift: int
     """Index of a group's scales: ``group >> shift``."""
     inputs: int
@@ -232,7 +232,7 @@ class Weights(NamedTuple):
 
     @property
     def record(self) -> tuple[int, ...]:
-        """The fields of ``kept.WEIGHTS``."""
+        """The fields of ``compiled.cache.WEIGHTS``."""
         return (address_of(self.values), address_of(self.scales), *self[2:])
 
 
