@@ -36,7 +36,7 @@ NO_SLOT: Final = -1
 Word = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 """The number of a request, node, stream or sample, or a seed."""
 MOST: Final = 2**31
-"""Every slot, position, token id and count is below this number."""
+"""Every slot, position, token id and count is below this number. msgpack takes up to five bytes for it."""
 Index = Annotated[int, msgspec.Meta(ge=0, lt=MOST)]
 """A slot, position, token id or count. Which of them exist, a stage's own capacity and vocabulary say."""
 Parent = Annotated[int, msgspec.Meta(ge=NO_SLOT, lt=MOST)]
@@ -87,7 +87,8 @@ Many = msgspec.Meta(max_length=MOST_ROWS)
 Numbers = Annotated[list[Word], Many]
 Indices = Annotated[list[Index], Many]
 MOST_LAYERS: Final = 1 << 14
-"""Upper limit of a pipeline's layers, and so of its stages; models have up to 128."""
+"""Upper limit of a pipeline's layers, and so of its stages; models have up to 128. It bounds lists that are decoded
+from messages."""
 LayerNumbers = Annotated[list[Index], msgspec.Meta(max_length=MOST_LAYERS)]
 
 

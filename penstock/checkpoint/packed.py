@@ -109,7 +109,8 @@ def fields(words: Tensor, bits: int) -> Tensor:
 AWQ_BITS: Final = 4
 """Bits of a value. AWQ's kernels have no other."""
 PLACES: Final = [0, 4, 1, 5, 2, 6, 3, 7]
-"""Output i of a word is its field ``PLACES[i]``, counted from the lowest bits."""
+"""Output i of a word is its field ``PLACES[i]``, counted from the lowest bits. It is the order in which AutoAWQ
+packs."""
 NEEDED: Final = frozenset({"qweight", "qzeros", "scales"})
 """Parts of a weight in AWQ's and in GPTQ's layout."""
 

@@ -50,7 +50,7 @@ LONG_PART: Final = 512
 """Most slots of a part: ``SHORT_PART`` for requests of up to ``LONG`` slots, ``LONG_PART`` for longer ones. Shorter
 parts leave more results to be joined, longer ones fewer parts than a GPU computes at once."""
 LONG: Final = 4096
-"""Slots of a request up to which its parts are short."""
+"""Slots of a request up to which its parts are short: it then has up to 16 of them."""
 
 Attend = Callable[..., Tensor]
 """(module, query_HNd, key_KNd, value_KNe, attention_mask, **options) -> output_NHe"""

@@ -190,7 +190,7 @@ ROUNDINGS: Final = 64
 """Roundings by which two orders of the same operations may differ, each relative to the largest number they give. A sum
 may be added up in any order; a wrong operation differs by far more."""
 OF_THE_SUM: Final = 4
-"""Roundings of a residual's own numbers, beside those of what is added to it."""
+"""Roundings of a residual's own numbers, beside those of what is added to it. Adding them rounds the sum, too."""
 
 Module = TypeVar("Module", bound=nn.Module)
 

@@ -49,7 +49,8 @@ and answer those behind it too late."""
 PATIENCE: Final = 10.0
 """Wall time that a job may take, as a multiple of its processor time: a busy host lets it wait for the processor."""
 MEMORY: Final = 1 << 29
-"""Bytes of address space that a job may take beyond what its worker has loaded, unless the job says otherwise."""
+"""Bytes of address space that a job may take beyond what its worker has loaded, unless the job says otherwise. All
+workers together take 3 GiB at most (``PROCESSES``)."""
 THREADS: Final = 512
 """Threads that wait for workers beside an event loop: as many as a server's connections by default."""
 

@@ -169,7 +169,7 @@ WAITING: Final = 128
 time."""
 ON_ITS_WAY: Final = 1 << 22
 """Bytes that the system is asked to buffer for a busy receiver on this host; it may grant fewer. TCP sizes its own
-buffers."""
+buffers. The rest of a message waits in a thread of the sender's (``transport.outbox``)."""
 SILENT_S: Final = 7
 """Seconds without an answer from the other end's system after which a tcp connection counts as broken. They are the 3
 until the first probe and the two that 2 further probes take each (``TCP_OPTIONS``)."""

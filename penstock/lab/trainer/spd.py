@@ -34,7 +34,8 @@ from penstock.models.speculators.spd import ANCHORS, PAPER
 # The format is yuyijiong/speculative_pipeline_decoding's, which ``models/speculators/spd.py`` reads.
 
 NOISE: Final = 0.02
-"""Standard deviation of the first weights of the states above the first."""
+"""Standard deviation of the first weights of the states above the first. It is about that of trained weights
+(``models.loader.SAMPLE_SPREAD``)."""
 OPTIONAL: Final = ("q_norm.weight", "k_norm.weight", "q_proj.bias", "k_proj.bias", "v_proj.bias", "o_proj.bias")
 """Tensors that the module's attention has only if the target's has them."""
 

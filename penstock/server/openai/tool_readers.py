@@ -104,7 +104,8 @@ def format_of(template: str | None) -> ToolFormat | None:
 BARE: Final = re.compile(r'\s*\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"(?P<name>[^"\\]*)"')
 """Pattern of the beginning of a call without a mark."""
 LONGEST_BARE: Final = 256
-"""Characters within which such a beginning has to be recognised."""
+"""Characters within which such a beginning has to be recognised. A call's name comes first, and OpenAI's have 64 at
+most."""
 
 
 @dataclass
@@ -327,7 +328,7 @@ BEGINS: Final = (CHANNEL, START, "to=", MESSAGE)
 RECIPIENT: Final = re.compile(r"to=functions\.([\w.-]{1,256})")
 CHANNEL_NAME: Final = re.compile(r"<\|channel\|>\s*(\w+)")
 LONGEST_HEADER: Final = 512
-"""Characters of a message's header at most, beyond which a text has none."""
+"""Characters of a message's header at most, beyond which a text has none. A longer one would hold the answer back."""
 CALLED: Final = "<called>"
 """Value of the header after the message's call has been read: only the message's end follows."""
 
