@@ -33,7 +33,8 @@ TOKENIZER_CONFIG_FILE: Final = "tokenizer_config.json"
 SPLIT_NAME: Final = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})\.gguf")
 """llama.cpp's names for the files over which a GGUF model is split: prefix, number from 1, count."""
 MOST_SPLITS: Final = 1000
-"""Most files over which a GGUF model may be split."""
+"""Most files over which a GGUF model may be split. Their names are made from the first one's, which may state up to
+99,999."""
 
 MAY_NAME_KERNELS: Final = (
     CONFIG_FILE,

@@ -23,9 +23,10 @@ from penstock.files import DTYPE_BYTES
 PROTOCOL: Final = 1
 """Version of the messages between stages, hosts and the engine. A message of another version is refused."""
 MOST_RANKS: Final = 64
-"""Upper limit of a stage's ranks."""
+"""Upper limit of a stage's ranks. It bounds a list that is decoded from a message."""
 MAX_HEADER_BYTES: Final = 16 << 20
-"""Upper limit of a message's header, its first frame, in bytes; a batch's takes about 20 for each row."""
+"""Upper limit of a message's header, its first frame, in bytes; a batch's takes about 20 for each row. It only bounds
+what is decoded: 800,000 rows would fit."""
 Frame = bytes | bytearray
 """The bytes of one frame, as they were read from the socket."""
 NO_SLOT: Final = -1
@@ -35,7 +36,7 @@ NO_SLOT: Final = -1
 Word = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 """The number of a request, node, stream or sample, or a seed."""
 MOST: Final = 2**31
-"""Every slot, position, token id and count is below this number."""
+"""Every slot, position, token id and count is below this number. msgpack takes up to five bytes for it."""
 Index = Annotated[int, msgspec.Meta(ge=0, lt=MOST)]
 """A slot, position, token id or count. Which of them exist, a stage's own capacity and vocabulary say."""
 Parent = Annotated[int, msgspec.Meta(ge=NO_SLOT, lt=MOST)]
@@ -66,15 +67,15 @@ Address = Annotated[
 ]
 """The address on which an inbox listens."""
 MOST_WORDS: Final = 4096
-"""Upper limit of a text for people, like a reason, in characters."""
+"""Upper limit of a text for people, like a reason, in characters. It is about a screen of text."""
 Words = Annotated[str, msgspec.Meta(max_length=MOST_WORDS)]
 """Text for people. The sender cuts it to length with ``cut``."""
 MOST_DETAILS: Final = 16 * MOST_WORDS
-"""Upper limit of a traceback, in characters."""
+"""Upper limit of a traceback, in characters. Tracebacks have thousands."""
 Details = Annotated[str, msgspec.Meta(max_length=MOST_DETAILS)]
 """A traceback, of which only the end is sent if it is too long."""
 MOST_LABEL: Final = 256
-"""Upper limit of a name, in characters."""
+"""Upper limit of a name, in characters. Linux's names of files have up to 255 bytes."""
 Label = Annotated[str, msgspec.Meta(max_length=MOST_LABEL, pattern=r"\A[^\x00-\x1f]*\Z")]
 """The name of a process, a device or a dtype."""
 FilePath = Annotated[str, msgspec.Meta(max_length=4096, pattern=r"\A[^\x00]*\Z")]
@@ -86,7 +87,8 @@ Many = msgspec.Meta(max_length=MOST_ROWS)
 Numbers = Annotated[list[Word], Many]
 Indices = Annotated[list[Index], Many]
 MOST_LAYERS: Final = 1 << 14
-"""Upper limit of a pipeline's layers, and so of its stages; models have up to 128."""
+"""Upper limit of a pipeline's layers, and so of its stages; models have up to 128. It bounds lists that are decoded
+from messages."""
 LayerNumbers = Annotated[list[Index], msgspec.Meta(max_length=MOST_LAYERS)]
 
 

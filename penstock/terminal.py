@@ -73,7 +73,7 @@ def gain_words(speed_up: float) -> str:
 # Tables of figures on a terminal: as many whole columns as its width has room for.
 
 LONGEST_NAME: Final = 24
-"""Width, in characters, of the column of rows' names; a longer name wraps."""
+"""Width, in characters, of the column of rows' names; a longer name wraps. A wider one leaves less for figures."""
 WIDE: Final = 10_000
 """Characters of a console on which every table fits, for measuring the width that a table wants."""
 
@@ -131,9 +131,10 @@ def in_one_line(column: Column) -> str:
 # Progress bars on a terminal; elsewhere, as in a log, a line every few seconds.
 
 HOUR: Final = 3600.0
-"""Seconds over which a bar's rate is averaged, unless its caller chooses otherwise."""
+"""Seconds over which a bar's rate is averaged, unless its caller chooses otherwise. Few tasks take longer, so that the
+average is over a whole task."""
 LINE_EVERY: Final = 10.0
-"""Seconds between two lines of a task in a log."""
+"""Seconds between two lines of a task in a log. Shorter pauses make logs long."""
 
 
 def progress_bar(console: Console, averaged_over: float = HOUR) -> Progress:

@@ -24,7 +24,9 @@ SIZES: Final = ("num_hidden_layers", "hidden_size", "vocab_size")
 LAYER_COUNTS: Final = ("n_layer", "n_layers")
 """Names of the number of layers that do not begin with ``num_``."""
 MOST_PARTS: Final = 100_000
-"""The most of anything that a configuration counts: layers, heads, experts, labels."""
+"""The most of anything that a configuration counts: layers, heads, experts, labels. A configuration's class may make a
+list with an entry for each, so that a larger number would take memory before anything else is checked; models have
+hundreds."""
 MOST_TOKENS: Final = 1 << 21
 """The most tokens of a vocabulary. Known ones have up to 900,000. llguidance's form of a vocabulary takes 450 bytes a
 token, set aside before any tensor is looked at, and cannot hold twice as many."""

@@ -43,7 +43,8 @@ from penstock.text.tokenizer_bounds import check_tokenizer_files
 FACTS_LAYOUT: Final = 1
 """Version of the records' layout; a new number lets all older records count as none."""
 MOST_RECORD: Final = 1 << 26
-"""Bytes of the largest record; a larger file is none."""
+"""Bytes of the largest record; a larger file is none. A record is read whole, so this bounds the memory that a wrong
+file can take."""
 MODEL: Final = "model"
 """The name of the record of a whole model."""
 
@@ -127,7 +128,8 @@ def seal(asked: str, told: bytes) -> bytes:
 LAYOUT: Final = 3
 """Version of these folders' contents; a new number has them made anew."""
 MOST_FACTORS: Final = 1 << 20
-"""Bytes of the largest tensor of rotary factors; a larger one is refused."""
+"""Bytes of the largest tensor of rotary factors; a larger one is refused. The tensor is hashed before it is checked;
+``gguf_config.MOST_FACTORS`` numbers take 0.4 MB in float32."""
 
 
 def folder_of(header: Header) -> Path:

@@ -25,7 +25,8 @@ FLOATS: Final = {Kind.F32: torch.float32, Kind.F16: torch.float16, Kind.BF16: to
 SUPER_BLOCK: Final = 256
 """Values in a block of the K formats, ggml's ``QK_K``."""
 CHUNK: Final = 1 << 22
-"""Numbers that are unpacked at a time where a whole tensor becomes floats: 2^22, 16 MiB in float32."""
+"""Numbers that are unpacked at a time where a whole tensor becomes floats: 2^22, 16 MiB in float32. Larger pieces take
+more memory, smaller ones more calls."""
 
 
 class Blocks(NamedTuple):

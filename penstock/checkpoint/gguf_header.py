@@ -26,6 +26,7 @@ from penstock.files import MOST_SPLITS, SPLIT_NAME, printable, problem_in, shown
 
 MAGIC: Final = b"GGUF"
 VERSIONS: Final = (2, 3)
+"""Versions of GGUF that are read. Version 1 has counts of 32 bits."""
 SCALARS: Final = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 """Type of a value -> its format in ``struct``."""
 LENGTH: Final = struct.Struct("<Q")
@@ -55,7 +56,8 @@ MOST_DIMENSIONS: Final = 4
 LEAST_ALIGNMENT: Final = 8
 MOST_ALIGNMENT: Final = 1 << 16
 DEFAULT_ALIGNMENT: Final = 32
-"""Bytes to whose multiples tensors are aligned: the least, the most, and those of a file that states none."""
+"""Bytes to whose multiples tensors are aligned: the least, the most, and those of a file that states none. The format
+states the least and the default; the most bounds the gaps between tensors."""
 
 
 REQUANTISE: Final = "quantise the model anew in another format (llama-quantize)"

@@ -107,9 +107,10 @@ def fields(words: Tensor, bits: int) -> Tensor:
 # ```
 
 AWQ_BITS: Final = 4
-"""Bits of a value."""
+"""Bits of a value. AWQ's kernels have no other."""
 PLACES: Final = [0, 4, 1, 5, 2, 6, 3, 7]
-"""Output i of a word is its field ``PLACES[i]``, counted from the lowest bits."""
+"""Output i of a word is its field ``PLACES[i]``, counted from the lowest bits. It is the order in which AutoAWQ
+packs."""
 NEEDED: Final = frozenset({"qweight", "qzeros", "scales"})
 """Parts of a weight in AWQ's and in GPTQ's layout."""
 
@@ -392,7 +393,7 @@ COMPRESSED_FORMATS: Final = ("pack-quantized", "int-quantized", "naive-quantized
 UNFOLLOWED: Final = ("kv_cache_scheme", "transform_config")
 """Fields of compressed-tensors that change the numbers and are not supported."""
 COMPRESSED_BITS: Final = (4, 8)
-"""Bits of packed values that can be read."""
+"""Bits of packed values that can be read. compressed-tensors' schemes W4A16 and W8A16 have them."""
 FLOAT8: Final = "F8_E4M3"
 COMPRESSED_PARTS: Final = frozenset(
     {"weight", "weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx"}

@@ -184,7 +184,8 @@ WEIGHT_TYPES: Final = frozenset({"F64", "F32", "F16", "BF16"})
 
 
 LONGEST_NUMBER: Final = 10
-"""Digits from which on a number in a tensor's name is no layer's."""
+"""Digits from which on a number in a tensor's name is no layer's. Nine digits stay below 2^31; thousands of them are
+refused by Python's ``int``."""
 
 
 class Shards(Weights):
@@ -347,7 +348,8 @@ def is_finite(values: Tensor) -> bool:
 # Weights as whole numbers, with a scale for every group of neighbours in a row.
 
 MOST_FLOATS: Final = 1 << 22
-"""Most numbers that are rounded at once: 2^22, 16 MiB in float32."""
+"""Most numbers that are rounded at once: 2^22, 16 MiB in float32. Rounding takes several floats for a weight; smaller
+pieces take more calls."""
 LEAST_HALF: Final = 2.0**-24
 """The smallest positive number of float16."""
 

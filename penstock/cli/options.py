@@ -172,7 +172,8 @@ REMEDIES: Final = {
 }
 """The remedy for each kind of failure of the operating system, by ``errno``."""
 AGAIN_S: Final = 0.05
-"""Seconds after which a Ctrl-C that Python dropped is sent again."""
+"""Seconds after which a Ctrl-C that Python dropped is sent again. The hook runs inside a deletion, where Python would
+drop it again; nobody notices so short a wait."""
 
 
 @contextmanager
@@ -238,7 +239,8 @@ def interrupt_again(dropped: UnraisableHookArgs) -> None:
 
 
 NARROW: Final = 60
-"""Columns of a terminal below which help is a plain list."""
+"""Columns of a terminal below which help is a plain list. Typer's tables cut off the names of options in a narrower
+one."""
 
 
 def new_app(*, completion: bool = False) -> typer.Typer:

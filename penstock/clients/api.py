@@ -21,7 +21,8 @@ from penstock.environment import API_KEY_VARIABLE, read_api_keys
 DEFAULT_URL: Final = "http://127.0.0.1:8000/v1"
 """The address of a server that runs on this host with its default port."""
 CONNECT_SECONDS: Final = 10.0
-"""Seconds in which a server has to accept a connection."""
+"""Seconds in which a server has to accept a connection. A host that drops packets would otherwise hold a client for
+``SILENCE_SECONDS``."""
 SILENCE_SECONDS: Final = 600.0
 """Seconds without a byte after which a connection is given up; a long prompt in a long queue may take minutes."""
 ServedModel = Annotated[

@@ -443,7 +443,8 @@ def interpolated(rows: Sequence[int], contexts: Sequence[int], grid: Grid, x: fl
 HERE: Final = "localhost"
 """The name of the host on which a command is started."""
 KV_SLOTS: Final = 4096
-"""Tokens of KV cache for which a stage has memory, unless the file says otherwise."""
+"""Tokens of KV cache for which a stage has memory, unless the file says otherwise. An engine sets aside no fewer by
+default (``engine.resolve.DEFAULT_MODEL_LEN``)."""
 LAYERS, TENSORS = "layers", "tensors"
 SPLITS: Final = (LAYERS, TENSORS)
 """How several devices share a stage: one behind the other, each with layers of its own, or side by side as the ranks of

@@ -30,7 +30,8 @@ from penstock.messages import Index, Seconds
 # many outputs, and one rule for every format gives the same slices whatever the weights are held as.
 
 BLOCK: Final = 16
-"""Outputs of a matrix that are never divided between two ranks; the last block may be shorter."""
+"""Outputs of a matrix that are never divided between two ranks; the last block may be shorter. Compiled products
+compute so many side by side (``models.compiled.dot.LANES``)."""
 GATHERS: Final = 4
 """All-gathers in a layer: of attention's output, of ``o``'s output, of ``down``'s input and of ``down``'s output."""
 
@@ -200,10 +201,12 @@ def largest(units: Sequence[int]) -> float:
 MESSAGE_ROW_BYTES: Final = 24
 """One row to or from the engine, where no hidden state travels: six integers of 1 to 5 bytes in msgpack, rounded up."""
 MAX_OVERRUNS: Final = 0.05
-"""Largest fraction of passes that may really take longer than modelled; above it no emulated figure is valid."""
+"""Largest fraction of passes that may really take longer than modelled; above it no emulated figure is valid. At 0 one
+late wake-up would make a figure invalid."""
 
 AXIS: Final = msgspec.Meta(max_length=4096)
-"""The bound on both sides of a measured grid, which is decoded from messages."""
+"""The bound on both sides of a measured grid, which is decoded from messages. A profile's have five sizes and three
+contexts (``engine.profile.measure``)."""
 GridAxis = Annotated[tuple[Index, ...], AXIS]
 """Measured numbers of rows, or of tokens before a batch, in rising order."""
 BoundedGrid = Annotated[tuple[Annotated[tuple[Seconds, ...], AXIS], ...], AXIS]
@@ -493,7 +496,8 @@ def link_timing(cluster: Cluster, one: str, other: str, row_bytes: float) -> Lin
 # Memory that a device needs: weights, the KV cache, the activations of a batch, and a drafter beside them.
 
 BATCH_ROWS: Final = 512
-"""Rows of the largest batch for which memory is counted: a piece of a prompt."""
+"""Rows of the largest batch for which memory is counted: a piece of a prompt. A GPU's pieces have no more by default
+(``engine.build.GPU_CHUNK``)."""
 ROW_STATES: Final = 16
 """Activations of a row, in hidden states: residual, norm, queries to values, and 2 x 3.5 of the feed-forward part."""
 

@@ -99,9 +99,11 @@ def _followed(tokens: Sequence[int], length: int, first: int) -> Iterator[int]:
 # Prompt lookup whose chances are learned: it counts how often its candidates are right in the texts themselves.
 
 RANKS: Final = 4
-"""Number of ranks kept apart; all candidates from the last of them on count as one kind."""
+"""Number of ranks kept apart; all candidates from the last of them on count as one kind. Every token of a text is
+looked up with so many candidates; with fewer ranks more of them share one chance."""
 OF_ALL: Final = 1000.0
-"""Number of verdicts on a kind, of all requests, over which old ones fade."""
+"""Number of verdicts on a kind, of all requests, over which old ones fade. So many tell a chance of a half to within
+about 0.02 (one standard error). Fewer vary more; more are slower to follow texts that change."""
 OF_ONE: Final = 32.0
 """Number of verdicts on a kind, of one request, over which old ones fade: a text copies for a while, and then does
 not."""
@@ -180,17 +182,23 @@ class RatedLookup:
 # Merges two sources of drafts into one tree: a drafter, and prompt lookup beside it.
 
 SURE: Final = 0.9
-"""Chance (0 to 1) of a looked-up token from which on the drafter is not asked, since the answer is there at once."""
+"""Chance (0 to 1) of a looked-up token from which on the drafter is not asked, since the answer is there at once. A run
+of four tokens or more begins with that chance (``FIRST``)."""
 UNLIKELY: Final = 0.2
-"""Chance (0 to 1) of a node's path below which the drafter is not asked about it while another answer is sure."""
+"""Chance (0 to 1) of a node's path below which the drafter is not asked about it while another answer is sure. At 0 the
+drafter would be asked about every such node, at 1 about none."""
 START: Final = 0.1
-"""Lookup's initial weight, as a fraction of the chance that the drafter's best candidate is wrong."""
+"""Lookup's initial weight, as a fraction of the chance that the drafter's best candidate is wrong. It counts as much as
+four verdicts (``estimates.SHARE_TRUST``)."""
 SUREST: Final = 8
-"""Largest class of the drafter's certainty, in nats: minus log of the chance that its best candidate is wrong."""
+"""Largest class of the drafter's certainty, in nats: minus log of the chance that its best candidate is wrong. There
+the best candidate is wrong once in 3,000 cases, and further classes would see few."""
 MEMORY: Final = 500.0
-"""Number of tokens over which old ones fade in lookup's weight."""
+"""Number of tokens over which old ones fade in lookup's weight. With fewer the weight varies more; with more it is
+slower to follow texts that change."""
 FAINT: Final = -12.0
-"""Log chance of a token that is not among the drafter's candidates."""
+"""Log chance of a token that is not among the drafter's candidates. It is 6 in a million. A chance of 0 would be
+divided by where lookup does not name the token either."""
 
 Candidates = Sequence[tuple[int, float]]
 """Tokens with their chances, or the logs of these."""

@@ -29,7 +29,7 @@ from penstock.stage.driver import Core, Link, Links, Processed, StageDriver
 PR_SET_TIMERSLACK: Final = 29
 """The number of this option in Linux's ``prctl``."""
 ENGINE: Final = 1
-"""The engine's real-time priority."""
+"""The engine's real-time priority. It is the lowest of Linux's round-robin class, above all ordinary threads."""
 STAGE: Final = 2
 """A stage's real-time priority, above the engine's: what it sends is short, and on its own host would not wait."""
 

@@ -33,7 +33,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 HEALTH_TIMEOUT: Final = 10.0
-"""Seconds that the health check waits for a token; a result that came within them is proof enough."""
+"""Seconds that the health check waits for a token; a result that came within them is proof enough. A stage may be
+silent for as long before it counts as lost (``pipeline.loss.LEAST_PATIENCE``)."""
 PROBE_PRIORITY: Final = -(2**31)
 """Priority of the health check's request for one token: it goes ahead of all others."""
 

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 # One completion as its reader sees it: tokens, text, and what is new since the reader last looked.
 
 FEW_TOKENS: Final = 8
-"""Tokens up to which a completion's speed says too little to be compared with plain decoding's."""
+"""Tokens up to which a completion's speed says too little to be compared with plain decoding's. One late batch would
+decide it."""
 
 
 @dataclass

@@ -89,13 +89,15 @@ log = logging.getLogger(__name__)
 ALIKE: Final = 1.1
 """Factor up to which times of devices and layers may differ and count as alike: an even split is then as good."""
 PLAIN: Final = Batch(rows=1, context=512)
-"""The batch of plain decoding that a plan is made for."""
+"""The batch of plain decoding that a plan is made for. A context of 512 tokens is a short chat."""
 SPECULATIVE: Final = Batch(rows=8, context=512)
-"""The batch of drafted rows that a plan is made for."""
+"""The batch of drafted rows that a plan is made for. With so few rows devices still mostly read weights: they compute
+20 operations or more in a byte's time (``cluster.drawn.OPERATIONS_PER_BYTE``)."""
 LOOKED_UP, DRAFTED = 0.25, 0.6
 """Shares (0 to 1) of a text's tokens that are assumed to come one batch after another, with prompt lookup and with a
 drafter that has weights. Each other token costs a trip of one row, since ``auto`` decodes plainly where drafts do not
-pay."""
+pay. Both are guesses, since nothing has been drafted yet. Larger ones favour plans with a quick slowest stage, smaller
+ones those with a short trip."""
 
 
 def planned(options: EngineOptions, executor: FleetExecutor) -> EngineOptions:
@@ -195,7 +197,8 @@ def hits_of(options: EngineOptions) -> float:
 # Opens the hosts of an engine's stages: this host, or those that its options name.
 
 WORTH_TELLING: Final = 1 << 30
-"""Number of bytes that prefix caching may cost before the log says so."""
+"""Number of bytes that prefix caching may cost before the log says so. It is an eighth of the memory of a board with 8
+GiB."""
 
 
 def open_executor(options: EngineOptions, on_loading: OnLoading | None = None) -> ProcessExecutor:

@@ -169,13 +169,17 @@ def split_anew(asked: Resolved, names: Sequence[str], living: Living) -> Resolve
 # The processes of one engine, stages and a drafter's weights: started with it, and again when one is lost.
 
 START_ATTEMPTS: Final = 3
-"""Number of attempts to start an engine while hosts are lost during the start."""
+"""Number of attempts to start an engine while hosts are lost during the start. Each further one follows the loss of
+another host, and takes as long as a start."""
 MOST_DRAFTER_LOSSES: Final = 3
-"""Number of losses within ``WITHIN_S`` after which a drafter is not started again."""
+"""Number of losses within ``WITHIN_S`` after which a drafter is not started again. One or two may be chance, as with
+stages (``recovery.MOST_LOSSES``)."""
 WITHIN_S: Final = 60.0
-"""Seconds within which ``MOST_DRAFTER_LOSSES`` losses count together."""
+"""Seconds within which ``MOST_DRAFTER_LOSSES`` losses count together. A drafter that fails at its first question fails
+several times within them; losses further apart may be chance."""
 DRAFTER_AGAIN_S: Final = 15.0
-"""Seconds until the next attempt to start a drafter whose host is back, where the last attempt failed."""
+"""Seconds until the next attempt to start a drafter whose host is back, where the last attempt failed. Attempts to
+replace stages are no further apart (``recovery.LONGEST_DELAY``)."""
 
 
 class EngineParts:

@@ -32,11 +32,13 @@ log = logging.getLogger(__name__)
 
 MOST_LOSSES: Final = 3
 """Number of losses of stages in a row, without a token between them, after which a request ends, since it may be their
-cause. If no request has lived through so many, the engine ends."""
+cause. If no request has lived through so many, the engine ends. One or two may be chance."""
 IN_A_ROW_S: Final = 600.0
-"""Seconds from the beginning of a recovery after which the next loss no longer counts as in a row with it."""
+"""Seconds from the beginning of a recovery after which the next loss no longer counts as in a row with it. Losses of
+hosts count together for as long (``hosts.remote.LOSSES_WITHIN_S``)."""
 FIRST_DELAY: Final = 1.0
-"""Seconds before the second attempt in a row; each further one waits twice as long as the one before."""
+"""Seconds before the second attempt in a row; each further one waits twice as long as the one before. The first attempt
+follows at once; without a delay a loss that lasts would be met in a busy loop."""
 LONGEST_DELAY: Final = 15.0
 """Upper limit of the wait between two attempts, in seconds: hosts that are back are noticed within that."""
 

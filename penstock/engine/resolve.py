@@ -43,7 +43,8 @@ if TYPE_CHECKING:
 DEMO_DRAFTERS: Final = DEMO / "drafters"
 """The folder of the learned drafters that are shipped for the demo target."""
 DEFAULT_MODEL_LEN: Final = 4096
-"""Upper limit of a prompt with its answer, in tokens, where neither an option nor the model sets another."""
+"""Upper limit of a prompt with its answer, in tokens, where neither an option nor the model sets another. A longer one
+takes more memory from the start, since there are slots for two such texts (``kv_slots``)."""
 
 
 class PrefillTimes(NamedTuple):

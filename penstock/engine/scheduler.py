@@ -153,7 +153,8 @@ class InFlight:
 # Decides which requests run, and whose rows fill the next batch.
 
 GROWTH: Final = 64
-"""Number of committed slots that a request reserves at a time, beyond those for its text."""
+"""Number of committed slots that a request reserves at a time, beyond those for its text. It is four blocks of the
+prefix cache. With one, a request reserves at every token; with more, it holds slots that others could use."""
 
 Entries = list[tuple[Request, list[Node]]]
 """The rows that enter a batch, request by request, parents first."""
@@ -406,13 +407,15 @@ class Composition:
 # The pace at which batches enter: that of the slowest stage, so that none waits inside the pipeline.
 
 WAKING: Final = 0.1
-"""Fraction of a step by which a batch may be late and still count as on time: a process needs a moment to wake up."""
+"""Fraction of a step by which a batch may be late and still count as on time: a process needs a moment to wake up. At 0
+each late wake-up would delay all later batches; at 1 nothing would tell a batch that is late by a step."""
 SPARE: Final = 1
 """Number of batches in flight beyond those that stages and links work on, so that one lies ready for the slowest
 stage."""
 
 ALIKE: Final = 0.999
-"""Fraction of the best rate that counts as equal; among equals more batches in flight win."""
+"""Fraction of the best rate that counts as equal; among equals more batches in flight win. A lower one gives up rate
+for more batches."""
 
 WANTED: Final = 16
 """Number of rows that the drafts of a few requests easily fill. Rows count as dear if a batch of so many takes longer

@@ -30,7 +30,8 @@ from penstock.requests.request import Request
 COMMITTED, SPECULATED, DEAD = "c", "s", "d"
 """The fates of a row. Rows of the prompt, and of a new root, are committed when they enter."""
 SMOOTHING: Final = 0.2
-"""Weight of the newest batch in the moving average of the time from entering until each stage begins."""
+"""Weight of the newest batch in the moving average of the time from entering until each stage begins. About the last
+five batches count."""
 
 
 @dataclass(eq=False)

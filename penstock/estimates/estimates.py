@@ -37,7 +37,7 @@ class DraftTiming(NamedTuple):
 # A share that begins at its expected value and is learned from observations.
 
 SHARE_TRUST: Final = 4.0
-"""Weight of the expected value, as a number of observations."""
+"""Weight of the expected value, as a number of observations. After so many, it counts as much as they do."""
 
 
 class FadingShare:
@@ -99,13 +99,15 @@ class Experience(msgspec.Struct, frozen=True, kw_only=True):
 # Calibrates a drafter's confidence by its past success.
 
 TRUST: Final = 4.0
-"""Weight of the drafter's own confidence, in decisions, against what was observed at that confidence."""
+"""Weight of the drafter's own confidence, in decisions, against what was observed at that confidence. After four
+decisions both count the same."""
 MEMORY: Final = 2000.0
 """Number of decisions over which old ones fade: the text changes, and with it how well a drafter does."""
 BINS_PER_NAT: Final = 2
-"""Number of bins into which a step of 1 in a chance's natural logarithm is divided."""
+"""Number of bins into which a step of 1 in a chance's natural logarithm is divided. Chances in a bin differ by a factor
+of up to 1.65. Narrower bins see fewer decisions each."""
 LOWEST: Final = -12.0
-"""Log chance below which all candidates share one bin."""
+"""Log chance below which all candidates share one bin. It is 6 in a million: bins below would hardly see a decision."""
 FAINTEST: Final = -600.0
 """Lower limit of a log chance. At temperatures near 0 they reach minus infinity, a chance of exactly 0, by which
 nothing could be divided."""
@@ -264,7 +266,7 @@ OTHER: Final = 1.25
 
 FEW_PASSES: Final = 1 / 64
 """Weight (0 to 1) of a stage's newest pass in the running mean of the fraction of passes that took longer than
-modelled."""
+modelled. About the last 64 count, of which three are the 5% of ``MAX_OVERRUNS``."""
 
 
 class Estimates:

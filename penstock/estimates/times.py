@@ -18,9 +18,9 @@ from penstock.messages import Result, Span
 # Exponentially weighted means.
 
 WEIGHT: Final = 0.1
-"""Weight (0 to 1) of the newest value in a running mean."""
+"""Weight (0 to 1) of the newest value in a running mean. About the last ten count."""
 SLOW: Final = 0.02
-"""Weight (0 to 1) of the newest value in a running mean that is to change slowly."""
+"""Weight (0 to 1) of the newest value in a running mean that is to change slowly. About the last 50 count."""
 
 
 def running_mean(mean: float, newest: float, weight: float = WEIGHT) -> float:
@@ -32,7 +32,8 @@ def running_mean(mean: float, newest: float, weight: float = WEIGHT) -> float:
 # Seconds that a batch takes in a stage, or a round in the drafter, by its number of rows.
 
 SAME: Final = 1e-6
-"""Relative difference up to which two times are equal but for rounding."""
+"""Relative difference up to which two times are equal but for rounding. Emulated devices repeat their times up to that,
+and nothing has to be computed anew then."""
 OCTAVES: Final = tuple(16 * 2**octave for octave in range(7))
 """The numbers of rows at which octaves begin: 16, 32, ..., 1024."""
 SIZES: Final[tuple[int, ...]] = (
@@ -46,12 +47,14 @@ SIZES: Final[tuple[int, ...]] = (
 )
 """Numbers of rows with a mean of their own: four to an octave, fine enough to find the knee of a curve."""
 FADES: Final = 32
-"""Number of batches of other sizes after which a fading time has lost half of its lead over the smaller sizes."""
+"""Number of batches of other sizes after which a fading time has lost half of its lead over the smaller sizes. With
+fewer a size that is too slow is tried more often; with more a single slow batch keeps a size out for longer."""
 CONFIRMED: Final = 0.75
-"""Fraction of a faded time from which on a new sight of the size confirms it, so that it fades half as
-fast afterwards."""
+"""Fraction of a faded time from which on a new sight of the size confirms it, so that it fades half as fast afterwards.
+At 1 a sight that is a little quicker than the last would not confirm it."""
 SELDOMEST: Final = 64 * FADES
-"""Number of batches up to which ``FADES`` grows for a size that was confirmed again and again."""
+"""Number of batches up to which ``FADES`` grows for a size that was confirmed again and again. Six doublings lead
+there."""
 FURTHER: Final = 2
 """Multiple of a size seen up to which batches of real devices are taken to be no slower: little is risked."""
 ASKED: Final = 256
@@ -325,18 +328,23 @@ class LinkTimes:
 # Measures how much slower the stages of a host are while other stages of it compute.
 
 TAKEN: Final = 1.5
-"""Factor by which CPU stages are assumed to be slower beside others, until that has been measured."""
+"""Factor by which CPU stages are assumed to be slower beside others, until that has been measured. It lies above
+``SLOWED``, so that they take turns until a measurement says otherwise."""
 SLOWED: Final = 1.2
 """Factor of slowdown from which on stages had better take turns. In simulation two stages gain nothing by overlapping
 from 1.15 on, four from 1.3 on."""
 ENOUGH: Final = 4
-"""Number of measurements from which on the slowdown counts as known."""
+"""Number of measurements from which on the slowdown counts as known. The median of four is not decided by one of
+them."""
 KEPT: Final = 9
-"""Number of the newest measurements, whose median is the slowdown."""
+"""Number of the newest measurements, whose median is the slowdown. Five of them have to change before the median
+does."""
 ALONE: Final = 0.05
-"""Fraction of a batch's time in a stage up to which others may compute beside it if it is to count as alone."""
+"""Fraction of a batch's time in a stage up to which others may compute beside it if it is to count as alone. At 0
+hardly a batch of a full pipeline would count."""
 BESIDE: Final = 0.5
-"""Fraction of a batch's time in a stage from which on it counts as beside others."""
+"""Fraction of a batch's time in a stage from which on it counts as beside others. A batch between ``ALONE`` and this
+counts as neither."""
 FORGOTTEN: Final = 1024
 """Number of batches without a new measurement after which the slowdown is forgotten: hosts change."""
 
@@ -435,7 +443,8 @@ def add_overlaps(earlier: Passed, later: Passed) -> None:
 # Seconds that a batch occupies the slowest stage or link, and seconds that it takes through all of them.
 
 HARDLY: Final = 1.1
-"""Ratio up to which two times count as hardly different."""
+"""Ratio up to which two times count as hardly different. Rows are dear where a batch of ``scheduler.WANTED`` rows takes
+longer than that."""
 
 
 class PipelineTimes:

@@ -233,11 +233,11 @@ class ProbeProcess:
 # The doctor: has every host measure itself and its links to all others, one measurement at a time.
 
 PROBE_S: Final = 60.0
-"""Seconds within which a probe has to have started."""
+"""Seconds within which a probe has to have started. A busy host would be called silent with fewer."""
 MEASURE_S: Final = 240.0
 """Seconds that one measurement may take: torch is imported before the first."""
 LOOK_EVERY: Final = 1.0
-"""Seconds between two checks that a host which is to answer is still there."""
+"""Seconds between two checks that a host which is to answer is still there. A loss is noticed no sooner than that."""
 
 Kind = TypeVar("Kind", ProbeReady, DevicesMeasured, LinkMeasured)
 OnStep = Callable[[int, int], None]

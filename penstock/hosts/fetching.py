@@ -60,7 +60,7 @@ log = logging.getLogger(__name__)
 FOLDER: Final = re.compile(r"[0-9a-f]{64}")
 """Matches the name of a copy's folder, a checkpoint's digest."""
 LEFT_FREE: Final = 1 << 30
-"""Bytes of the disk that are left free, however much heads send."""
+"""Bytes of the disk that are left free, however much heads send. A full disk fails whatever else writes to it."""
 
 
 def default_cache() -> Path:
@@ -253,13 +253,16 @@ def held_bytes(folder: Path) -> int:
 ON_THEIR_WAY: Final = 8
 """Pieces that are asked of the head at a time: enough to fill a link, and a bound on the memory that they take."""
 SPAN: Final = 1 << 24
-"""Most bytes of one request to the hub."""
+"""Most bytes of one request to the hub. It is 64 pieces, which would else be a request each."""
 TELL_EVERY: Final = 0.5
-"""Seconds between two reports of progress to the head."""
+"""Seconds between two reports of progress to the head. The head gives up a host without progress for
+``remote.ANSWER_S``, 10 s."""
 MOST_TRIES: Final = 3
-"""Times that a piece may come with a wrong digest before the fetch fails."""
+"""Times that a piece may come with a wrong digest before the fetch fails. One or two faults may be a link's or a
+memory's."""
 ROOM_FOR: Final = 1 << 28
-"""Bytes for which room is made at a time, as pieces come."""
+"""Bytes for which room is made at a time, as pieces come. Looking for each piece would be a thousand looks at the
+disk."""
 
 Wanted = tuple[str, int]
 """A file's name and the number of one of its pieces."""
@@ -528,7 +531,8 @@ def spans(missing: Iterable[Wanted]) -> Iterator[tuple[str, list[int]]]:
 # Offers a checkpoint of this host to hosts that lack it.
 
 BACKLOG: Final = 1 << 20
-"""Bytes that may wait to leave for a host before the next piece is read."""
+"""Bytes that may wait to leave for a host before the next piece is read. Four pieces fill a link; more of them take
+more of the head's memory."""
 
 
 @dataclass(frozen=True)

@@ -53,11 +53,12 @@ NO_ANSWER: Final = (
     "reach this host?"
 )
 MOST_HOSTS: Final = 256
-"""Hosts of one engine, those that joined included."""
+"""Hosts of one engine, those that joined included. The largest models have 128 layers, and a stage has at least one."""
 LOOK_S: Final = BEAT / 3
-"""Seconds between two looks at the hosts' answers while a caller waits for them."""
+"""Seconds between two looks at the hosts' answers while a caller waits for them. It is a third of a beat, so that an
+answer is seen before the next one is due."""
 LEAVE_S: Final = 1.0
-"""Seconds for a head's last messages to leave."""
+"""Seconds for a head's last messages to leave. A host that does not read them within that leaves them unread."""
 
 
 TELLS_NOTHING: Final = (BeatAnswer, WantPiece)

@@ -43,7 +43,8 @@ from penstock.transport.addresses import LinkSecurity, place_of, reason_of
 AUTHORITY, AUTHORITY_KEY, HOST, HOST_KEY = "authority.pem", "authority.key", "host.pem", "host.key"
 AUTHORITY_DAYS: Final = 3650
 HOST_DAYS: Final = 730
-"""Days for which the authority's certificate and those of hosts are valid."""
+"""Days for which the authority's certificate and those of hosts are valid. A new authority means new keys for all
+hosts; a host's keys can be made anew alone."""
 EARLIER: Final = timedelta(days=1)
 """A certificate is valid from this long before it was made, since hosts' clocks differ."""
 
@@ -256,11 +257,12 @@ def write_secret(file: Path, content: bytes) -> None:
 # The new host's private key never leaves it, and nobody without the token learns or gets anything.
 
 EXCHANGE_S: Final = 10.0
-"""Seconds that a whole exchange may take, however slowly the other end sends."""
+"""Seconds that a whole exchange may take, however slowly the other end sends. A longer time lets strangers hold
+connections, of which there are ``MOST_CONNECTIONS``."""
 MOST_CONNECTIONS: Final = 16
-"""Most connections that are served at a time."""
+"""Most connections that are served at a time. Beyond them the oldest is ended, so that strangers hold nobody up."""
 MOST_BYTES: Final = 1 << 14
-"""Most bytes of a message of either end."""
+"""Most bytes of a message of either end. Certificates and requests take a few thousand."""
 DIGEST_BYTES: Final = 16
 """Bytes of a certificate's digest in a token: 128 bits, which no search can match."""
 SECRET_BYTES: Final = 16

@@ -36,17 +36,20 @@ from penstock.transport.outbox import Outbox
 log = logging.getLogger(__name__)
 
 MOST_STAGES: Final = 256
-"""Stages that may run under a lease at a time."""
+"""Stages that may run under a lease at a time. A host has no more devices (``facts.MOST_DEVICES``)."""
 MOST_CHECKPOINTS: Final = 4
-"""Checkpoints that a head may ask for under a lease."""
+"""Checkpoints that a head may ask for under a lease. An engine has a target and mostly one drafter."""
 MOST_MESSAGES: Final = 1024
-"""Messages that may wait for a lease's thread."""
+"""Messages that may wait for a lease's thread. A head beyond that loses its lease, so that it cannot fill the agent's
+memory."""
 MOST_HELD: Final = 2 * messages.MOST_FRAME
-"""Bytes of messages that may wait for a lease's thread."""
+"""Bytes of messages that may wait for a lease's thread. Two of the largest have room."""
 MOST_BACKLOG: Final = 4 << 20
-"""Bytes that may wait for a head that does not read."""
+"""Bytes that may wait for a head that does not read. A head beyond that loses its lease, so that it cannot fill the
+agent's memory."""
 END_S: Final = 10.0
-"""Seconds that a lease's thread may take to end its processes."""
+"""Seconds that a lease's thread may take to end its processes. The fork server may take as much for itself and its
+stages (twice ``forkserver.END_TIMEOUT``)."""
 
 
 def checkpoints_of(plan: StagePlan) -> list[str]:

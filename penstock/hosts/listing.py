@@ -90,7 +90,8 @@ def addresses_of(info: ServiceInfo) -> list[str]:
 # The command ``penstock hosts``: shows which hosts answer, and their devices.
 
 LISTEN_S: Final = 3 * BEAT
-"""Seconds for which beats go there and back; the quickest of them gives the round trip."""
+"""Seconds for which beats go there and back; the quickest of them gives the round trip. Three beats are enough for one
+that nothing delays."""
 LINK: Final = "link to, from"
 """The column that is shown only if links were measured."""
 HEADINGS: Final = ("device", "memory free", "cores", "round trip", LINK, "Penstock", "torch", "model")
@@ -214,15 +215,16 @@ def memory_of(device: DeviceFacts) -> str:
 # Advice on what to change, from a doctor's measurements.
 
 SLOWER: Final = 4.0
-"""Factor by which a link may be slower than the fastest one, or than its own reverse direction, without advice."""
+"""Factor by which a link may be slower than the fastest one, or than its own reverse direction, without advice. It lies
+below the factor of ten between generations of Ethernet, so that a wrong port or cable shows."""
 SLOW_GBIT_S: Final = 0.5
-"""Rate, in 1e9 bits/s, below which a link is no modern Ethernet."""
+"""Rate, in 1e9 bits/s, below which a link is no modern Ethernet. Gigabit Ethernet carries 0.94."""
 LATE_MS: Final = 2.0
 """Latency, in milliseconds, above which a network is not a wired one."""
 UNEQUAL: Final = 1.3
 """Factor by which devices may differ in speed without advice: a stage then waits little for another."""
 FREE: Final = 0.5
-"""Share (0 to 1) of its memory that a device should have free."""
+"""Share (0 to 1) of its memory that a device should have free. With less free, something else runs there."""
 
 
 def advice_of(report: DoctorReport) -> list[str]:

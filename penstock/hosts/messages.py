@@ -41,17 +41,20 @@ from penstock.pipeline.base import StageSpec
 # with a reason, and no other.
 
 DEFAULT_PORT: Final = 7700
-"""The TCP port on which ``penstock worker`` listens."""
+"""The TCP port on which ``penstock worker`` listens. Any port above 1023 would do: these need no right of root's."""
 DOOR: Final = "penstock agent"
 """The session under which a head connects. It is no secret: certificates, or a private network, keep strangers out."""
 HEAD_DOOR: Final = "penstock head"
 """The session under which a worker connects to a head. It is no secret either."""
 BEAT: Final = 0.75
-"""Seconds between two beats of a head."""
+"""Seconds between two beats of a head. Shorter ones wake every host more often; longer ones leave requests on a lost
+host for longer."""
 LEASE: Final = 3 * BEAT
-"""Seconds of listening without a message after which an agent gives up a head, and a head gives up a host."""
+"""Seconds of listening without a message after which an agent gives up a head, and a head gives up a host. A busy host
+may delay one or two beats."""
 MOST_HEADER: Final = 4 << 20
-"""Most bytes of a message's header, its first frame."""
+"""Most bytes of a message's header, its first frame. The 4,096 files that a question may list take up to 1,000 bytes
+each."""
 MOST_FRAME: Final = 64 << 20
 """Most bytes of a message's frames: the digests of half a terabyte of weights fit."""
 
@@ -251,9 +254,10 @@ def same(one: str, other: str) -> bool:
 log = logging.getLogger(__name__)
 
 AT_ONCE: Final = 10
-"""Lines that may follow at once; after them one a second is logged, however much is sent."""
+"""Lines that may follow at once; after them one a second is logged, however much is sent. So many show a fault with
+what follows from it."""
 MOST_SAID: Final = 300
-"""Most characters of a logged line."""
+"""Most characters of a logged line. That is about four lines of a terminal."""
 
 
 class Refusals:

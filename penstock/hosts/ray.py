@@ -124,9 +124,9 @@ def bundles_behind_first(bundles: Sequence[Resources]) -> list[dict[str, float]]
 # An engine's part of a Ray cluster: Ray reserves nodes and starts an agent on each. No stage ever speaks to Ray.
 
 PLACED_S: Final = 60.0
-"""Seconds within which Ray has to reserve the bundles."""
+"""Seconds within which Ray has to reserve the bundles. Ray waits without end for bundles that others hold."""
 STARTED_S: Final = 120.0
-"""Seconds within which agents have to have started."""
+"""Seconds within which agents have to have started. Ray starts a process on each node first."""
 
 
 class RayCluster:

@@ -64,18 +64,22 @@ class Offsets:
 log = logging.getLogger(__name__)
 
 ANSWER_S: Final = 10.0
-"""Seconds within which an agent has to answer."""
+"""Seconds within which an agent has to answer. It counts until a host has said what it has, and while it fetches, for
+which ``messages.LEASE`` would be too short."""
 TRY_AGAIN_S: Final = 3.0
-"""Seconds after which a lost host is asked again; each further recent loss doubles them."""
+"""Seconds after which a lost host is asked again; each further recent loss doubles them. By then an agent that was cut
+off has ended its lease (``messages.LEASE``, 2.25 s)."""
 MOST_LOSSES: Final = 3
-"""Recent losses from which on a host is left alone for ``LOSSES_WITHIN_S``."""
+"""Recent losses from which on a host is left alone for ``LOSSES_WITHIN_S``. One or two may be chance."""
 STALLED: Final = f"it has not come nearer to holding its layers for {ANSWER_S:.0f} s"
 RETRY_S: Final = 20.0
-"""Seconds after which a host that failed to get its layers is asked for them again."""
+"""Seconds after which a host that failed to get its layers is asked for them again. Shorter times repeat a fetch that
+fails more often."""
 BEATS_KEPT: Final = 64
-"""Newest beats whose answers still count for the clock's offset."""
+"""Newest beats whose answers still count for the clock's offset. They are 48 s of beats."""
 LOSSES_WITHIN_S: Final = 600.0
-"""Seconds for which a loss counts as recent, and for which a host that is lost too often is left alone."""
+"""Seconds for which a loss counts as recent, and for which a host that is lost too often is left alone. A host that
+fails again and again would else be given stages that are soon lost."""
 
 
 class RemoteHost:

@@ -41,11 +41,12 @@ PIECE: Final = 1 << 18
 DIGEST_BYTES: Final = 32
 """Bytes of a SHA-256 digest."""
 SPAN: Final = 64
-"""Pieces that a thread hashes at a time."""
+"""Pieces that a thread hashes at a time. 16 MiB cost far more time than handing them out, and leave a file several
+threads' work."""
 MOST_THREADS: Final = 4
 """Most threads that hash: more of them would wait for the disk."""
 MOST_LISTED: Final = 4096
-"""Most files of a checkpoint's folder."""
+"""Most files of a checkpoint's folder. Checkpoints have up to a few hundred."""
 
 Range = tuple[int, int]
 """Bytes [first, last) of a file."""

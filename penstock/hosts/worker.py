@@ -46,9 +46,10 @@ from penstock.transport.outbox import Outbox, Sockets
 log = logging.getLogger(__name__)
 
 MOST_LEASES: Final = 16
-"""Most heads at a time; `penstock hosts`, which lists hosts, is one while it runs."""
+"""Most heads at a time; `penstock hosts`, which lists hosts, is one while it runs. Each has a thread of the agent's."""
 FAREWELL_S: Final = 2.0
-"""Seconds for the last message of a lease to leave."""
+"""Seconds for the last message of a lease to leave. It is one short message, and a head that does not read it may not
+hold a connection."""
 MOST_FAREWELLS: Final = 64
 """Heads that can be refused at a time; further ones are cut off unanswered."""
 

@@ -44,11 +44,11 @@ if TYPE_CHECKING:
 STRATEGY: Final = "auto"
 """The strategy that races against the plain pipeline."""
 PROMPTS: Final = 2
-"""Prompts that are answered twice, plainly and speculating."""
+"""Prompts that are answered twice, plainly and speculating. More take longer than a viewer waits (``TOKENS``)."""
 TOKENS: Final = 48
 """Tokens per prompt of the pair: both runs of two prompts, and the start, take three quarters of a minute."""
 ANSWER: Final = 96
-"""Most tokens of an answer of the chat model."""
+"""Most tokens of an answer of the chat model. The pair's two texts are as long together."""
 CODE: Final = """\
 def area(width, height):
     return width * height
@@ -140,7 +140,8 @@ def pair_scene() -> Scene:
 CLUSTER: Final = "demo"
 """The preset of the four emulated boards."""
 BUSY_PACE: Final = 1.05
-"""Time of plain tokens, over that of the modelled boards, above which the host is too busy for the figures."""
+"""Time of plain tokens, over that of the modelled boards, above which the host is too busy for the figures. A larger
+one would show this host's pace as the boards'."""
 
 
 def run_demo(as_json: bool, *, embedded: bool = False) -> None:

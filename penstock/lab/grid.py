@@ -251,7 +251,8 @@ def turns_of(line: str, where: str) -> Turns:
 # All questions of a bench: prompt sets x temperatures x seeds, in an order that spreads disturbances over all of them.
 
 WARM_UP: Final = 4
-"""Tokens of the request with which each strategy begins, and which does not count."""
+"""Tokens of the request with which each strategy begins, and which does not count. The first batches of an engine are
+slower than later ones."""
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,8 @@ METHODS: Final = {
 
 
 USABLE: Final = 0.9
-"""Share of a device's memory, 0 to 1, that the model may use."""
+"""Share of a device's memory, 0 to 1, that the model may use. The rest is the system's and torch's; vLLM's
+``gpu_memory_utilization`` has the same default."""
 
 
 class Times(NamedTuple):

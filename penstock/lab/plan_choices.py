@@ -143,11 +143,13 @@ class PlanOptions(HostsOptions):
 # Judges a plan by simulating the engine's own decisions on its stages, in virtual time.
 
 REQUESTS: Final = 2
-"""Requests that are simulated for latency, one after another."""
+"""Requests that are simulated for latency, one after another. More give steadier figures, and take longer for every
+plan."""
 SEED: Final = 1
 """Seed of the drafter's hits and misses, the same for all plans."""
 AT_A_TIME: Final = 2
-"""Requests per stage that are simulated together for throughput."""
+"""Requests per stage that are simulated together for throughput. With one, stages idle whenever a request waits for its
+own token."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,7 +208,8 @@ def script_of(requests: int, tokens: int, prompt: int) -> Script:
 
 PLAIN_BATCH: Final = Batch(rows=1, context=512)
 SPECULATIVE_BATCH: Final = Batch(rows=8, context=512)
-"""Batches for which stages are balanced: rows (one, or a few with drafted tokens), and the tokens before them."""
+"""Batches for which stages are balanced: rows (one, or a few with drafted tokens), and the tokens before them. They are
+those of ``engine.opening``."""
 OURS, EVEN, PROPORTIONAL, JUPITER = "penstock", "even split", "in proportion to speed", "jupiter"
 """The names of the plans."""
 

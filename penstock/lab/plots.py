@@ -28,7 +28,7 @@ SMALL: Final = 8
 CHARACTER: Final = 0.068
 """Mean width of a character of ``SMALL``, in inches, rounded up."""
 MOST_TICKS: Final = 16
-"""Most values of x that each get a tick of their own."""
+"""Most values of x that each get a tick of their own. Numbers of more would touch each other."""
 MOST_BANDS: Final = 6
 """Most lines that are drawn with their bounds; with more lines the bounds would hide each other."""
 MARKERS: Final = "osD^vPX"

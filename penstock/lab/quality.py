@@ -194,7 +194,7 @@ def points_of(output: RequestOutput) -> str | None:
 VERDICT_TOKENS: Final = 512
 """Most tokens of a judge's reply: a short explanation and the verdict."""
 LOWEST, HIGHEST = 1.0, 10.0
-"""The range of grades."""
+"""The range of grades. It is that of MT-Bench's judge (Zheng et al. 2023)."""
 RATING: Final = re.compile(r"\[\[\s*(\d+(?:\.\d+)?)\s*\]\]")
 """Pattern of a grade in a judge's reply (group 1)."""
 CHOICE: Final = re.compile(r"\[\[\s*([ABC])\s*\]\]")
@@ -467,7 +467,7 @@ def report_of(settings: Mapping[str, Any], found: Sequence[CategoryQuality], jud
 # ``penstock bench quality``: the command itself.
 
 AT_ONCE: Final = 4
-"""Questions that are answered together."""
+"""Questions that are answered together. More fill batches better, and show progress more seldom."""
 
 
 def run_bench_quality(options: QualityOptions, console: Console | None = None) -> list[CategoryQuality]:

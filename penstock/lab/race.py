@@ -132,7 +132,8 @@ def level_of(load: BoardRows, root: int | None) -> str:
 # A level appears when its nodes enter the first stage, and moves up a line with every token that is committed.
 
 FADING: Final = 0.4
-"""Seconds for which a pruned node is a cross; then it is a dot."""
+"""Seconds for which a pruned node is a cross; then it is a dot. Shorter crosses are overlooked, longer ones lie over
+the nodes that follow."""
 HIT, MISS, DRAFTED, PRUNED, FADED = "●", "◆", "○", "×", "·"
 """The glyphs of nodes: committed as drafted, committed without a draft, drafted, pruned, and pruned long ago."""
 LEGEND: Final = f"{HIT} hit  {MISS} miss  {DRAFTED} drafted  {PRUNED} pruned"
@@ -304,7 +305,7 @@ TITLES: Final = {PLAIN: "plain pipeline", PENSTOCK: "Penstock"}
 STYLES: Final = {PLAIN: "yellow", PENSTOCK: "green"}
 """The two strategies, their titles and their colours."""
 PAUSE: Final = 1.5
-"""Seconds for which a finished race stays on the screen before the next prompt."""
+"""Seconds for which a finished race stays on the screen before the next prompt. It is time to read the result."""
 NO_DRAFTS: Final = "one token at a time: nothing is drafted"
 """The words in place of the legend while plain decoding runs."""
 GAP: Final = 2

@@ -312,7 +312,8 @@ def fingerprint_of(model: str | None, part: str) -> Fingerprint | None:
 # Runs texts through a model in this process, stage by stage: at most one stage's layers are in memory at a time.
 
 CHUNK: Final = 128
-"""Rows that go through a stage together."""
+"""Rows that go through a stage together. It is ``engine.build.CHUNK``, so that a recording is computed as an engine
+computes."""
 
 
 @dataclass(frozen=True)
@@ -389,9 +390,11 @@ def logits_after(head: StageModel, states: Sequence[Any], text: Text) -> Iterato
 # ``penstock bench --record``: target and draft model read the texts of plain decoding again, for a recording.
 
 CANDIDATES: Final = 64
-"""Number of the drafter's candidates that a recording has of each token."""
+"""Number of the drafter's candidates that a recording has of each token. Wide trees take more children of a node than
+tables show (``acceptance.MOST``, 16)."""
 WIDTH: Final = 256
-"""Number of tokens that a recording has of each distribution."""
+"""Number of tokens that a recording has of each distribution. Each takes eight bytes a position: an id and its
+probability."""
 ALIKE: Final = ("temperature", "top_p", "top_k", "min_p")
 """Sampling parameters that have to be the same for all requests of one recording."""
 UNCHANGED: Final = (

@@ -64,7 +64,7 @@ def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 # Confidence bounds of a ratio measured in pairs, and of a share.
 
 CONFIDENCE: Final = 0.95
-"""Probability, 0 to 1, with which bounds hold the true value."""
+"""Probability, 0 to 1, with which bounds hold the true value. It is the field's usual level."""
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ RANDOM: Final = Path("random")
 LATENCIES: Final = ("ttft", "tpot", "itl", "e2el")
 """Time to first token, time per output token, inter-token latency, end-to-end latency: vLLM's names."""
 DEFAULT_INPUT: Final = 128
-"""Tokens of a random prompt unless ``input_len`` is given."""
+"""Tokens of a random prompt unless ``input_len`` is given. The answer's default is as long (``output_len``)."""
 BOUNDED: Final = ("ttft", "tpot", "e2el")
 """Latencies of which a request has one value each, so that goodput can limit them."""
 

@@ -46,7 +46,8 @@ from penstock.tree import Node
 MISSED = 1 << 20
 """The target's token where it is none of the drafter's candidates: an id beyond all ranks."""
 PROFILE_POOL = 4096
-"""Number of different confidences that are drawn from a profile."""
+"""Number of different confidences that are drawn from a profile. All are drawn before the first step; fewer would come
+again more often."""
 DEMO_ACCURACY: Final = (
     *(0.732, 0.8721, 0.9171, 0.939, 0.956, 0.9663, 0.9731, 0.9779),
     *(0.9814, 0.9841, 0.9861, 0.9878, 0.9892, 0.9903, 0.9912, 0.992),

@@ -338,7 +338,8 @@ def no_weights(model: HubModel, names: Iterable[str]) -> ConfigError:
 # Pulls models into huggingface_hub's own cache, where every library finds them.
 
 ANSWER_S: Final = 10.0
-"""Seconds in which the hub has to say what a repository holds."""
+"""Seconds in which the hub has to say what a repository holds. A hub that is out of reach holds up a start no
+longer."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -133,7 +133,8 @@ ADDRESS: Final = "address"
 MAGIC: Final = b"GGUF"
 """The first bytes of every GGUF file."""
 ANSWER_S: Final = 10.0
-"""Seconds in which the server has to say how large the file is."""
+"""Seconds in which the server has to say how large the file is. A server that is out of reach holds up a start no
+longer."""
 
 
 def web_place(file: WebFile) -> Path:

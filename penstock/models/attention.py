@@ -47,9 +47,10 @@ one piece and in parts: 512 slots 16 to 18 and 23 to 27, 2,048 slots 45 to 54 an
 """
 SHORT_PART: Final = 256
 LONG_PART: Final = 512
-"""Most slots of a part: ``SHORT_PART`` for requests of up to ``LONG`` slots, ``LONG_PART`` for longer ones."""
+"""Most slots of a part: ``SHORT_PART`` for requests of up to ``LONG`` slots, ``LONG_PART`` for longer ones. Shorter
+parts leave more results to be joined, longer ones fewer parts than a GPU computes at once."""
 LONG: Final = 4096
-"""Slots of a request up to which its parts are short."""
+"""Slots of a request up to which its parts are short: it then has up to 16 of them."""
 
 Attend = Callable[..., Tensor]
 """(module, query_HNd, key_KNd, value_KNe, attention_mask, **options) -> output_NHe"""

@@ -148,7 +148,8 @@ def makes_the_same(attention: Any) -> bool:
 # Source: transformers' Gemma3nTextModel; alternating updates, arXiv 2301.13310.
 
 LEAST_SQUARE: Final = 1e-5
-"""Mean square that a state is taken to have at least, so that nothing is divided by 0."""
+"""Mean square that a state is taken to have at least, so that nothing is divided by 0. transformers' Gemma3nTextModel
+has the same."""
 
 
 def spread(base: Any, embedded_1ND: Tensor) -> Tensor:

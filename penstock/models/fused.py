@@ -110,7 +110,7 @@ class Rotary(nn.Module):
 
 
 POSITIONS: Final = (0, 1, 2, 1000, 123456)
-"""Positions at which a rotary embedding is compared with ``Rotary``."""
+"""Positions at which a rotary embedding is compared with ``Rotary``. The far ones show how angles are rounded."""
 
 
 @torch.no_grad()
@@ -187,9 +187,10 @@ class FusedBase(nn.Module):
 SAMPLE_ROWS: Final = 3
 """Rows that are computed both ways."""
 ROUNDINGS: Final = 64
-"""Roundings by which two orders of the same operations may differ, each relative to the largest number they give."""
+"""Roundings by which two orders of the same operations may differ, each relative to the largest number they give. A sum
+may be added up in any order; a wrong operation differs by far more."""
 OF_THE_SUM: Final = 4
-"""Roundings of a residual's own numbers, beside those of what is added to it."""
+"""Roundings of a residual's own numbers, beside those of what is added to it. Adding them rounds the sum, too."""
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -300,7 +301,7 @@ MLP_PARTS: Final = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 
 
 SAMPLES: Final = 33
-"""Numbers on which an activation is tried."""
+"""Numbers on which an activation is tried. They lie half a unit apart, from -8 to 8."""
 
 
 def is_silu(act: Any) -> bool:

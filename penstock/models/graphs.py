@@ -33,9 +33,11 @@ MOST_ROWS: Final = 64
 LEAST_SLOTS: Final = 256
 """Fewest slots of a frame; smaller ones would be more graphs to record, for little."""
 MOST_CELLS: Final = 1 << 21
-"""Rows times slots of the largest mask, one byte each: it goes to the device with every batch."""
+"""Rows times slots of the largest mask, one byte each: it goes to the device with every batch. That is ``MOST_ROWS``
+rows over 32,768 slots."""
 SCATTERED: Final = 2
-"""A batch's slots are gathered if those up to the highest are more than this multiple of the slots that it sees."""
+"""A batch's slots are gathered if those up to the highest are more than this multiple of the slots that it sees.
+Gathering copies the slots that are seen; reading in place also reads those that are not."""
 USUAL_SLOTS: Final = 1024
 """Slots up to which all frames are recorded as a stage starts, in some three seconds: most texts grow no longer."""
 MET_BEFORE: Final = 1

@@ -282,6 +282,7 @@ def join(whole: nn.Linear, linears: Iterable[nn.Linear]) -> None:
 # Linear layers of four-bit weights in groups, each with a scale and a minimum.
 
 INT4_BITS: Final = 4
+"""Bits of a weight in this form."""
 
 
 class Int4Linear(WholeLinear):
@@ -331,6 +332,7 @@ def fits_int4(linear: nn.Linear) -> bool:
 # Linear layers of int8 weights in groups, each with a scale.
 
 INT8_BITS: Final = 8
+"""Bits of a weight in this form."""
 
 
 class Int8Linear(WholeLinear):

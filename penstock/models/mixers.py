@@ -157,7 +157,8 @@ class StatefulMixer(Mixer):
 # They differ in how queries, keys, values and gates are computed from the hidden states: a function for each.
 
 EPSILON: Final = 1e-6
-"""Added to the squared length of a query or key, so that nothing is divided by 0."""
+"""Added to the squared length of a query or key, so that nothing is divided by 0. transformers' ``l2norm`` has the
+same."""
 
 
 class Projected(NamedTuple):

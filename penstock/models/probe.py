@@ -203,7 +203,7 @@ class Onlooker:
 # results for the same input, both in float32: rounding hides nothing there.
 
 ROWS: Final = 3
-"""How many rows the sample has."""
+"""How many rows the sample has. A single row would show neither the mask nor the turn between positions."""
 
 
 @torch.no_grad()

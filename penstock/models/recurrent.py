@@ -52,7 +52,9 @@ class ZeroPages:
 # Shapes: N rows of a batch, n rows of a part, m slots that hold their ancestors above the part.
 
 FOLD: Final = 64
-"""Committed tokens that are folded into a request's state at a time, always beginning at a multiple of this number."""
+"""Committed tokens that are folded into a request's state at a time, always beginning at a multiple of this number. The
+rows above a fold are solved as a triangle, whose cost grows with the square of their number; smaller pieces are folded
+more often."""
 
 
 @dataclass(frozen=True)

@@ -297,11 +297,13 @@ Steps = Generator[Step, list[RequestOutput], None]
 NOTATIONS: Final = ("```", "python", "javascript", "typescript", "c++", "c#", "html", "css", "sql", "regex", "bash")
 """Signs of code in a question of any language."""
 OWN_TEXT: Final = 120
-"""Words above which a question is taken to contain the text that its answer is about."""
+"""Words above which a question is taken to contain the text that its answer is about. A longer one is seldom a question
+alone."""
 LOOKED_AT: Final = 100
 """Number of the most probable tokens whose log-probabilities a sample's answer reports: the most that there may be."""
 UNSEEN: Final = -12.0
-"""Log-probability assumed for a label that is not among the ``LOOKED_AT`` tokens."""
+"""Log-probability assumed for a label that is not among the ``LOOKED_AT`` tokens. It is 6 in a million; a label that is
+not among them has at most 1 in 100."""
 
 
 class Forms:
@@ -374,7 +376,8 @@ def asked(dialogue: Dialogue, guide: Guide, question: str) -> tuple[Rendered, li
 # An outline: the grammar that constrains it, and the titles read from it.
 
 FEWEST, MOST = 2, 8
-"""Fewest and most points of an outline."""
+"""Fewest and most points of an outline. One point would be decoded as a plain answer is; each further one is asked for
+by a prompt of its own."""
 TITLE: Final = r"[^\s.*:#。：][^\n.*:#。：]{1,58}[^\s.*:#。：]"
 """Pattern of a point's title: 3 to 60 characters, without the marks of a sentence, a heading or a list."""
 LINE: Final = re.compile(rf"(\d+)\. ({TITLE})")
@@ -420,11 +423,12 @@ def titles_of(text: str) -> list[str]:
 # Where the form is no list, or the outline cannot be read, the last step is the plain answer.
 
 OUTLINE_TOKENS: Final = 192
-"""Most tokens of an outline, on top of ``max_tokens``."""
+"""Most tokens of an outline, on top of ``max_tokens``. Eight points have 24 each."""
 SHORT: Final = 48
-"""Value of ``max_tokens`` below which an answer is a short one, whatever its form."""
+"""Value of ``max_tokens`` below which an answer is a short one, whatever its form. An outline alone may take four times
+as many (``OUTLINE_TOKENS``)."""
 LEAST: Final = 8
-"""Fewest tokens that a point may be limited to."""
+"""Fewest tokens that a point may be limited to. With fewer a point would end within its first sentence."""
 
 
 def check_outline(mode: str, params: SamplingParams) -> None:

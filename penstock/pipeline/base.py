@@ -30,7 +30,7 @@ from penstock.transport.addresses import LinkSecurity
 # The plan of a stage, and the specification of its process: plain data, sent to the fork server as JSON.
 
 MOST_THREADS: Final = 1024
-"""Upper limit of a stage's threads."""
+"""Upper limit of a stage's threads. The largest hosts have a few hundred cores."""
 
 
 class TapSpec(msgspec.Struct, frozen=True, kw_only=True):

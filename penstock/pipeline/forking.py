@@ -74,7 +74,7 @@ PR_SET_CHILD_SUBREAPER: Final = 36
 ORPHANS_S: Final = 0.5
 """Seconds that the server waits, as it ends, for processes that its stages have left: ranks, which end with them."""
 UNREACHED: Final = 3
-"""The exit code of a stage that cannot reach the engine."""
+"""The exit code of a stage that cannot reach the engine. Python itself ends with 1 and 2."""
 
 
 def serve(lifeline: int, folder: str) -> None:

@@ -28,7 +28,8 @@ from penstock.pipeline.base import StagePlan, StageSpec
 from penstock.pipeline.forking import SERVERS, TRANSFORMERS, become_server, exit_report, preload
 
 END_TIMEOUT: Final = 5.0
-"""Seconds that the server may take to exit before it is killed, and that killed stages may take to be gone."""
+"""Seconds that the server may take to exit before it is killed, and that killed stages may take to be gone. A server
+that is stopped, by SIGSTOP for example, never exits."""
 MOST_DESCRIPTORS: Final = 16
 """Number of descriptors that one call receives; the next call receives the others."""
 SHORT_SPINS: Final = {"GOMP_SPINCOUNT": "1000"}

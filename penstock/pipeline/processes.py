@@ -46,11 +46,11 @@ from penstock.messages import (
     decode,
     encode,
 )
+from penstock.pipeline import loss
 from penstock.pipeline.base import Elsewhere, Launcher, StagePlan, StageSpec, TapSpec
 from penstock.pipeline.engine_end import EngineEnd, entrance
-from penstock.pipeline.faults import ANY_STAGE, RECALL_S, Blame, HostFaults, Owner, handed
 from penstock.pipeline.forkserver import ForkServer, shared_fork_server
-from penstock.pipeline.loss import LEAST_PATIENCE, Listening, Loss, Patience, Silence, Source
+from penstock.pipeline.loss import ANY_STAGE, LEAST_PATIENCE, Listening, Loss, Owner, Patience, Silence, Source
 from penstock.pipeline.stage_process import StageProcess, living, take, with_ranks
 from penstock.stage.visibility import ProtocolError
 from penstock.transport.addresses import IPC, LinkSecurity
@@ -60,13 +60,13 @@ from penstock.transport.outbox import Outbox, Sockets
 log = logging.getLogger(__name__)
 
 START_TIMEOUT = 300.0
-"""Seconds that a stage may take to start, counted anew whenever it has read more of its layers."""
+"""Seconds that a stage may take to start, counted anew at each ``PROGRESS``: a slow disk may need many times."""
 PROGRESS = 0.001
-"""Share (0 to 1) of its layers that a stage has to read before its time to start is counted anew."""
+"""Share (0 to 1) of its layers that a stage has to read for that. With less it would hardly ever be given up."""
 CLOSE_TIMEOUT = 5.0
-"""Seconds that stages may take to leave before they are killed."""
+"""Seconds that stages may take to leave before they are killed; a fork server has ``forkserver.END_TIMEOUT``."""
 EXIT_LOOK_EVERY = 0.05
-"""Seconds between two checks for ended processes that the fork server may not report."""
+"""Seconds between checks for ended processes that no fork server may report. Closing takes up to that longer."""
 
 
 OnBroken = Callable[[], None]
@@ -117,7 +117,7 @@ class ProcessExecutor:
         """The processes among them that are in no pipeline."""
         self._on_broken: dict[str, OnBroken] = {}
         self._on_listened: dict[str, Callable[[float], bool]] = {}
-        self.faults = HostFaults(self.now, self.cut_off)
+        self.faults = loss.HostFaults(self.now, self.cut_off)
         self.stage_timeout = stage_timeout
         self._listening = Listening(self.now())
 
@@ -214,7 +214,7 @@ class ProcessExecutor:
                 continue
             except MalformedMessage as error:
                 delivery = Delivery(message=Failed(stage=ANY_STAGE, cause=str(error)))
-            return handed(owner, delivery, frames)
+            return loss.handed(owner, delivery, frames)
         self.refused += 1
         log.warning("refused a frame that belongs to no session of this engine")
         return False
@@ -332,7 +332,7 @@ class ProcessPipeline:
         self._calls: list[Outbox] = []
         """Connections to processes that come from another session, to call them into this one."""
         self._loss = Loss()
-        self._blame = Blame([plan.host for plan in plans], self._who, executor.faults, self._lose_for_fault)
+        self._blame = loss.Blame([plan.host for plan in plans], self._who, executor.faults, self._lose_for_fault)
         self._inboxes: list[Outbox] = []
         self._closing = False
         self._hears = True
@@ -628,7 +628,7 @@ class ProcessPipeline:
         if submitted is None:  # it has been answered before, and the last stage knows it
             self._lose(self.stages - 1, Source.STAGE, complaint)
             return
-        self._blame.inquire(submitted, complaint, self._executor.now() + RECALL_S)
+        self._blame.inquire(submitted, complaint, self._executor.now() + loss.RECALL_S)
         for stage in range(self.stages):
             self.tell(stage, Recall(stream=result.stream))
 

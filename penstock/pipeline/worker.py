@@ -86,7 +86,7 @@ from penstock.transport.outbox import Outbox, Sockets
 PR_SET_PDEATHSIG: Final = 1
 """The option of Linux's prctl that names the signal which a process gets when its parent ends."""
 CHARACTERS: Final = 400
-"""Upper limit of a rank's error text in the stage's own report, in characters."""
+"""Upper limit of a rank's error text in the stage's own report, in characters. Its beginning says what is wrong."""
 
 
 class RankLoadError(ConfigError):
@@ -302,7 +302,8 @@ REMEMBERED = 8
 """Number of batches that a stage remembers beside those that can be in flight, of which each stage has two: one that it
 computes and one that waits."""
 FLUSH_S = 1.0
-"""Seconds that a failed stage waits for its report to reach the engine."""
+"""Seconds that a failed stage waits for its report to reach the engine. It is one message, and an engine that does not
+read it is gone."""
 
 
 Frames = tuple[bytes] | tuple[bytes, memoryview]

@@ -40,19 +40,24 @@ from penstock.planner.partition import Problem, Seconds
 BLOCK: Final = 16
 """Tokens of a block of the prefix cache, as ``slots.BLOCK``. All pieces but the last have a multiple of it."""
 HEADER_BYTES: Final = 300
-"""Bytes of a batch's header without its rows."""
+"""Bytes of a batch's header without its rows. A plain header has 170, one with the spans of four stages and the nodes
+for a drafter 370."""
 HEADER_ROW_BYTES: Final = 20
-"""Bytes that each row adds to a batch's header."""
+"""Bytes that each row adds to a batch's header. Numbers of five digits take 20."""
 FEW: Final = 8
 """Number of blocks up to which all cuts are tried: eight have 128."""
 TIMES: Final = 24
-"""Number of durations of a piece that are tried, from that of a block to that of the longest piece."""
+"""Number of durations of a piece that are tried, from that of a block to that of the longest piece. More take longer to
+try, and lie closer together."""
 WORK: Final = 60_000
-"""Upper limit of the passes of a piece through a stage that the search may compute."""
+"""Upper limit of the passes of a piece through a stage that the search may compute. It bounds the time by which a new
+text's first batch is later."""
 MOVES: Final = 150
-"""Upper limit of the changes to the pieces that the search looks at."""
+"""Upper limit of the changes to the pieces that the search looks at. It bounds the time by which a new text's first
+batch is later."""
 REMEMBERED: Final = 4096
-"""Upper limit of the texts whose pieces a table remembers; the one that was asked for longest ago goes first."""
+"""Upper limit of the texts whose pieces a table remembers; the one that was asked for longest ago goes first. It bounds
+the table's memory."""
 
 Ends = tuple[int, ...]
 """The number of the text's tokens at which each piece ends."""
@@ -238,7 +243,7 @@ def changes(begin: int, ends: Ends, most: int) -> Iterator[Ends]:
 Group = tuple[Device, ...]
 """Devices that hold a stage together: a single one, or the ranks of a tensor parallel group, its leader first."""
 MOST_GROUPINGS: Final = 16
-"""Upper limit of the ways to join devices into groups that are planned for."""
+"""Upper limit of the ways to join devices into groups that are planned for. Each is planned for on its own."""
 
 
 class Batch(NamedTuple):

@@ -138,7 +138,7 @@ def best_path(
 FEW: Final = 200
 """Number of orders up to which all are tried: five devices that differ have 120, eight of two kinds 70."""
 MOST_TRIES: Final = 40
-"""Upper limit of the changes to an order that the search looks at."""
+"""Upper limit of the changes to an order that the search looks at. Each takes a split of the layers anew."""
 WORK: Final = 2e7
 """Number of sums that the search may take, which for 128 devices and 80 layers allows ten changes."""
 
@@ -223,7 +223,8 @@ def improved(start: Order, value: Callable[[Order], float], tries: int) -> Order
 # stage.
 
 STEPS: Final = 6
-"""Number of bounds that are tried between the fastest slowest stage and the slowest stage of the shortest trip."""
+"""Number of bounds that are tried between the fastest slowest stage and the slowest stage of the shortest trip. Each is
+a search of its own."""
 
 
 class Plan(NamedTuple):

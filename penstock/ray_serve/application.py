@@ -41,7 +41,8 @@ from penstock.server.http.middleware import configure_logs
 # A replica: one engine as a deployment of Ray Serve, which places it, watches it and starts it again.
 
 ADMITTED_S: Final = 0.2
-"""Seconds between two checks whether a waiting request has been admitted."""
+"""Seconds between two checks whether a waiting request has been admitted. The router learns of an admission that much
+later."""
 MOST_BLOCKS: Final = 4096
 """Most blocks of the prefix cache in a report, those used last: 32 kB of hashes."""
 CUT: Final = (FinishReason.ABORT, FinishReason.ERROR)
@@ -221,7 +222,8 @@ def summary_of(error: Exception) -> str:
 
 
 REPORTS_EVERY_S: Final = 1.0
-"""Seconds between two reports of a replica to the routers."""
+"""Seconds between two reports of a replica to the routers. Longer pauses route by older loads; shorter ones send the
+blocks more often."""
 
 
 def application(settings: ServeSettings) -> Application:

@@ -39,7 +39,8 @@ from penstock.text.workers import aside
 # The messages between the ingress and a replica. Ray carries them; both ends are Penstock's own processes.
 
 BEGUN: Final = 2**20
-"""Subtracted from the priority of an answer that goes on: its reader has waited once, and waits in mid-text now."""
+"""Subtracted from the priority of an answer that goes on: its reader has waited once, and waits in mid-text now. Users
+state priorities from -100 to 100."""
 
 
 @dataclass(frozen=True)

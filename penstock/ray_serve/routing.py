@@ -64,7 +64,8 @@ class Reports:
 
 
 MOST_SENT: Final = 4096
-"""Most hashes of blocks sent to a replica since its report that are remembered; the oldest are forgotten."""
+"""Most hashes of blocks sent to a replica since its report that are remembered; the oldest are forgotten. A report has
+no more (``application.MOST_BLOCKS``)."""
 
 
 @dataclass

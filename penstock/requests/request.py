@@ -374,7 +374,9 @@ class BatchBuilder:
 # The queue of requests: fair among clients, earlier for a lower ``priority``, and without starvation.
 
 PRIORITY_TOKENS: Final = 65_536
-"""Tokens by which one step of ``priority`` moves a request back in the queue, a negative one forward."""
+"""Tokens by which one step of ``priority`` moves a request back in the queue, a negative one forward. They are 16 texts
+of the default length (``engine.resolve.DEFAULT_MODEL_LEN``), so that a step counts for more than the order of arrival
+in a usual queue."""
 CLIENTS: Final = 1024
 """Upper limit of the clients whose shares are remembered: a service may have a new client with every request."""
 

@@ -28,7 +28,8 @@ from penstock.tree import Node
 BLOCK: Final = 16
 """Tokens of one block, as in vLLM."""
 MOST_PINS: Final = 64
-"""Number of texts that can be pinned at a time; a further one replaces the oldest."""
+"""Number of texts that can be pinned at a time; a further one replaces the oldest. Pinned texts hold slots that no
+request can have."""
 
 
 @dataclass(eq=False)
@@ -207,7 +208,8 @@ def settled(node: Node) -> Node:
 # The pool of KV slots that all requests share. Slot numbers are the same on every stage and in the drafter.
 
 LEAST_SPECULATIVE: Final = 1024
-"""Lower limit of the default number of slots for drafted rows."""
+"""Lower limit of the default number of slots for drafted rows. A strategy of narrow batches would else have room for
+hardly more than one request's tree."""
 AHEAD: Final = 4
 """Batches of drafted nodes beyond one per stage: those on the links, and those that have yet to enter.
 

@@ -16,11 +16,11 @@ from penstock.server.http.middleware import Record
 from penstock.server.openai.generation import Summary
 
 SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500)
-"""Upper bounds of histograms of requests' times, in seconds."""
+"""Upper bounds of histograms of requests' times, in seconds. They are a series of 1, 2.5 and 5."""
 TOKEN_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
-"""Upper bounds of the histogram of times per token, in seconds."""
+"""Upper bounds of the histogram of times per token, in seconds. They are a series of 1, 2.5 and 5."""
 TOKENS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
-"""Upper bounds of histograms of requests' tokens."""
+"""Upper bounds of histograms of requests' tokens. They are a series of 1, 2 and 5, as vLLM's."""
 
 GAUGES: Final = {
     "num_requests_running": ("running", "Requests that run; one with n completions counts as n."),

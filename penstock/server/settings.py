@@ -137,7 +137,8 @@ def name_of(model: str) -> str:
 # A server's address, names, certificate, and limits on connections.
 
 OTHER_FILES: Final = 128
-"""Open files beside the connections: those for stages, workers, health checks and logs."""
+"""Open files beside the connections: those for stages, workers, health checks and logs. With fewer, the last
+connections would find none left."""
 
 
 @dataclass(frozen=True, kw_only=True)

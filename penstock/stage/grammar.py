@@ -18,12 +18,13 @@ if TYPE_CHECKING:
 
 FOLLOWED: Final = 256
 """Upper limit of the requests whose matchers stay in memory. One more evicts the matcher that was least recently used;
-its grammar is compiled again when it is needed."""
+its grammar is compiled again when it is needed. The server remembers as many grammars (``text.grammar.CHECKED``)."""
 RETRIES: Final = 64
 """Number of times that a request's grammar is compiled again after its lexer failed: a drafted token may have been the
 cause.
 
-At most 90 ms each. Paths that have failed on their own are remembered, so that only new ones cost anything.
+At most 90 ms each. Paths that have failed on their own are remembered, so that only new ones cost anything. All
+together take less than six seconds.
 """
 OVERRUN_S: Final = 20.0
 """Seconds of wall time after which a stage gives up compiling a grammar.

@@ -32,7 +32,8 @@ from penstock.transport.outbox import Outbox, Sockets
 # what that half held. Nothing spins: a rank that waits sleeps in the system, and leaves its core to the others.
 
 HALF: Final = 4 << 20
-"""Bytes of one half of the shared memory: rows that take more are gathered in pieces."""
+"""Bytes of one half of the shared memory: rows that take more are gathered in pieces. Smaller halves take more pieces,
+larger ones more memory for every stage that has ranks."""
 TOLD: Final = b"!"
 """The byte that tells another rank that this one has written its columns."""
 LENGTH: Final = 4
@@ -314,7 +315,8 @@ def follow(exchange: RankExchange, layers: ShareOfLayers, capacity: int, vocab_s
 log = logging.getLogger(__name__)
 
 LOOK_S: Final = 1.0
-"""Seconds between two looks at the connections while a rank waits for another one."""
+"""Seconds between two looks at the connections while a rank waits for another one. A rank that has ended is noticed no
+sooner."""
 
 
 class LinkedExchange:

@@ -181,7 +181,7 @@ SLACK: Final = 1e-9
 
 MOST_FEW: Final = 4096
 """Upper limit of the tokens per row, on average, that leave the device so that picks are decided among them alone.
-Where they would be more, whole rows leave."""
+Where they would be more, whole rows leave. A row of 256,000 tokens has 60 times as many."""
 
 FIRST_WIDTH: Final = 128
 """Number of the best tokens that ``nucleus`` sorts at first; a top-p set is seldom larger."""

@@ -27,7 +27,8 @@ They are an iterator because for most nodes only the first is ever wanted.
 CERTAIN: Final = -1e-9
 """Upper limit of a child's log chance: below 0, so that no child ties with its parent."""
 FLOOR: Final = -12.0
-"""Lower limit of the log chance of a child that a correction no longer names."""
+"""Lower limit of the log chance of a child that a correction no longer names. It is 6 in a million, as
+``estimates.LOWEST``."""
 
 
 _Entry = tuple[float, int, Node]
@@ -479,7 +480,8 @@ def is_worth_asking(context: Context, score: float, nodes: int) -> bool:
 
 # ----------------------------------------------------------------------------------------------------------------- auto
 MISLED: Final = -0.05
-"""Gain from which on corrections are taken: the share of tokens turned right less that of tokens turned wrong."""
+"""Gain from which on corrections are taken: the share of tokens turned right less that of tokens turned wrong. At 0
+chance alone would end corrections that neither help nor harm."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -184,7 +184,7 @@ VALUES: Final = ("enum", "const", "default", "examples")
 # Grammars in llguidance's text format: made, checked within limits, and asked for the next tokens.
 
 CHECKED: Final = 256
-"""Grammars whose check is cached."""
+"""Grammars whose check is cached. Each is kept as text; an evicted one is checked anew."""
 SECONDS: Final = 1.0
 """Seconds of processor time in which a grammar has to compile and give its first mask; usual ones take milliseconds."""
 TOKEN_SECONDS: Final = 0.002

@@ -44,9 +44,10 @@ MOST_GROWTH: Final = 256
 MOST_PER_TOKEN: Final = 8192
 """Most characters to which a token may decode. The longest known tokens have 1,024."""
 MOST_AFFIX: Final = 256
-"""Most characters of an affix, which is put before or behind a word or a text."""
+"""Most characters of an affix, which is put before or behind a word or a text. Known ones have one or two, like
+"##"."""
 MOST_AROUND: Final = 256
-"""Most special tokens that a post-processor may put around a text."""
+"""Most special tokens that a post-processor may put around a text. Known ones put one or two there."""
 AFFIXES: Final = frozenset({"prefix", "suffix", "prepend", "continuing_subword_prefix", "end_of_word_suffix"})
 """Fields that hold an affix."""
 ADDED_FIELDS: Final = ("added_tokens_decoder", "additional_special_tokens", "extra_special_tokens")

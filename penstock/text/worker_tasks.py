@@ -14,9 +14,9 @@ from typing import Any, Final
 from penstock.files import said
 
 TABLES: Final = 4
-"""Vocabularies that stay loaded."""
+"""Vocabularies that stay loaded. A server has one; an evicted one is read again when it is asked for."""
 MOST_LEFT_BEHIND: Final = 1 << 25
-"""Bytes that jobs may leave mapped before the worker is replaced."""
+"""Bytes that jobs may leave mapped before the worker is replaced. A fresh worker costs a start."""
 PAGE: Final = resource.getpagesize()
 """Bytes of a page of memory."""
 VOCABULARIES: dict[str, str] = {}
@@ -94,9 +94,10 @@ def end_limits() -> None:
 # Rendering conversations by chat templates.
 
 MOST_CHARACTERS: Final = 2 << 20
-"""Most characters of a rendered conversation."""
+"""Most characters of a rendered conversation. A request's body has half as many bytes by default
+(``server.settings.MIB``)."""
 LONGEST_REASON: Final = 300
-"""Characters of an error's message that are passed on."""
+"""Characters of an error's message that are passed on. They are about four lines of a terminal."""
 
 
 def template_library() -> Callable[..., Any]:

@@ -44,11 +44,13 @@ A client gets another worker while more are idle than it already has. A client a
 two, and a third one the last.
 """
 MOST_WAITING: Final = 32
-"""Most jobs of one client that wait for a worker; a further job is refused."""
+"""Most jobs of one client that wait for a worker; a further job is refused. A queue without a limit would take memory,
+and answer those behind it too late."""
 PATIENCE: Final = 10.0
 """Wall time that a job may take, as a multiple of its processor time: a busy host lets it wait for the processor."""
 MEMORY: Final = 1 << 29
-"""Bytes of address space that a job may take beyond what its worker has loaded, unless the job says otherwise."""
+"""Bytes of address space that a job may take beyond what its worker has loaded, unless the job says otherwise. All
+workers together take 3 GiB at most (``PROCESSES``)."""
 THREADS: Final = 512
 """Threads that wait for workers beside an event loop: as many as a server's connections by default."""
 

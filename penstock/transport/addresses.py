@@ -41,7 +41,8 @@ assert MAX_HEADER_BYTES < MAX_FRAME_BYTES
 TOKEN_BYTES: Final = 32
 """Bytes of the token that a connection begins with: a SHA-256 digest of the secret."""
 LARGE: Final = 1 << 16
-"""Size in bytes from which an incomplete frame gets a buffer of its own, into which the rest is read without a copy."""
+"""Size in bytes from which an incomplete frame gets a buffer of its own, into which the rest is read without a copy.
+For smaller ones a copy costs little."""
 
 Bytes = bytes | bytearray | memoryview
 
@@ -164,12 +165,14 @@ PORT: Final = re.compile(r"[0-9]{1,5}")
 MOST_PORT: Final = 65535
 """The largest TCP port."""
 WAITING: Final = 128
-"""Number of connections that may wait to be accepted."""
+"""Number of connections that may wait to be accepted. A pipeline's stages, up to 128, connect at about the same
+time."""
 ON_ITS_WAY: Final = 1 << 22
 """Bytes that the system is asked to buffer for a busy receiver on this host; it may grant fewer. TCP sizes its own
-buffers."""
+buffers. The rest of a message waits in a thread of the sender's (``transport.outbox``)."""
 SILENT_S: Final = 7
-"""Seconds without an answer from the other end's system after which a tcp connection counts as broken."""
+"""Seconds without an answer from the other end's system after which a tcp connection counts as broken. They are the 3
+until the first probe and the two that 2 further probes take each (``TCP_OPTIONS``)."""
 TCP_OPTIONS: Final = {"TCP_NODELAY": 1, "TCP_KEEPIDLE": 3, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 2}
 """Options of tcp connections, set where the system has them: no delay for small messages, and keep-alive probes, the
 first after 3 idle seconds, the others every 2 seconds.

@@ -148,11 +148,13 @@ log = logging.getLogger(__name__)
 CHUNK: Final = 1 << 18
 """Bytes that are read at a time: about what the system buffers for a receiver."""
 MOST_OF_A_HOST: Final = 256
-"""Upper limit of the open connections of one session from one host."""
+"""Upper limit of the open connections of one session from one host. A host runs no more stages
+(``hosts.lease.MOST_STAGES``)."""
 MOST_UNAUTHENTICATED: Final = 64
 """Upper limit of the open connections that have not shown a session's token yet. Honest senders send theirs at once."""
 TOKEN_S: Final = 120.0
-"""Seconds of listening after which a connection that has shown no session's token is closed."""
+"""Seconds of listening after which a connection that has shown no session's token is closed. A stage may compute for as
+long before it answers (``outbox.HANDSHAKE_S``)."""
 
 
 class Inbox:

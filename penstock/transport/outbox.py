@@ -40,7 +40,8 @@ log = logging.getLogger(__name__)
 CONNECT_S: Final = float(SILENT_S)
 """Seconds within which the receiver's system has to accept a connection."""
 HANDSHAKE_S: Final = 120.0
-"""Seconds that the receiver has for each step of the TLS handshake: a stage answers none while it computes."""
+"""Seconds that the receiver has for each step of the TLS handshake: a stage answers none while it computes. Its first
+batch may take as long (``pipeline.loss.FIRST_PATIENCE``)."""
 PIECE: Final = 1 << 18
 """Bytes that are enciphered at a time, so that the receiver deciphers them while the next ones are enciphered."""
 GONE: Final = (ConnectionError, FileNotFoundError)

@@ -83,15 +83,18 @@ class MeasuredText:
 # Stages compute one batch at a time, so that layers which two of them hold disturb nothing.
 
 ROWS: Final = (1, 4, 16, 64, 256)
-"""Numbers of rows of the batches that are measured."""
+"""Numbers of rows of the batches that are measured. They are powers of four, from one token to a piece of a prompt;
+times between them are interpolated."""
 CONTEXTS: Final = (0, 512, 2048)
-"""Numbers of tokens of the text before these rows."""
+"""Numbers of tokens of the text before these rows. Times between them are interpolated."""
 CHUNK: Final = 256
-"""Upper limit of a batch that only makes the text longer, in tokens."""
+"""Upper limit of a batch that only makes the text longer, in tokens. The largest batch that is measured has as many."""
 REPEATS: Final = 3, 15
-"""Least and greatest number of measurements of a batch, after one that warms up and does not count."""
+"""Least and greatest number of measurements of a batch, after one that warms up and does not count. The median of three
+ignores one that was disturbed."""
 ENOUGH_S: Final = 2.0
-"""Seconds of measurements after which the least number will do."""
+"""Seconds of measurements after which the least number will do. Slow stages are thus measured three times, quick ones
+fifteen."""
 
 OnStep = Callable[[int, int], None]
 """A callback, called with the number of measurements that are done and that of all."""
@@ -335,7 +338,7 @@ def state_bytes(config: Any, dtype: int, quantization: str) -> int:
 
 MOST_KINDS: Final = 4
 """Number of kinds up to which layers are told apart. Where there are more, as where every layer has a width of its own,
-they are not."""
+they are not. Each is one more unknown that the stages' times have to tell."""
 
 
 def price_of(setup: Resolved) -> ModelPrice:

@@ -205,7 +205,8 @@ class ProfileStore:
 PIECE: Final = 1 << 14
 """Bytes of one sample of a file."""
 PIECES: Final = 64
-"""Number of samples of a file, evenly spread over it, of ``PIECE`` bytes each: another training changes all of them."""
+"""Number of samples of a file, evenly spread over it, of ``PIECE`` bytes each: another training changes all of them.
+Together they are one mebibyte."""
 
 
 def digest_of(source: Path) -> str:
@@ -242,7 +243,8 @@ def sample(file: Path) -> bytes:
 FORGET: Final = "PENSTOCK_FORGET"
 """The environment variable that, set to anything, has engines begin with nothing and keep nothing."""
 HALF_LIFE_S: Final = 7 * 24 * 3600.0
-"""Age in seconds at which learned values count half."""
+"""Age in seconds at which learned values count half. After four weeks they are dropped (``LEAST``). Longer ones keep
+what a host that has changed no longer does, shorter ones forget it between two uses."""
 LEAST: Final = 1 / 16
 """Weight (0 to 1) below which learned values are dropped: four half-lives."""
 

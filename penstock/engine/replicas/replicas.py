@@ -35,7 +35,8 @@ log = logging.getLogger(__name__)
 LOOK_EVERY_S: Final = 0.1
 """Seconds between two looks for silent replicas: a tenth of the shortest silence that has requests move by default."""
 STILL_S: Final = 5 * LOOK_EVERY_S
-"""Seconds between two looks from which on this process, and not the engines, has stood still."""
+"""Seconds between two looks from which on this process, and not the engines, has stood still. One late look is chance
+on a busy host."""
 
 
 class Replicas(LocalEngine):

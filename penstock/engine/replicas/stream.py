@@ -52,9 +52,11 @@ LEAST_S: Final = 1.0
 """Seconds for which any engine may be silent: a pause that readers notice, and some ten times the replay of a short
 text."""
 TRIPS: Final = 3
-"""Number of an engine's slowest trips through the stages for whose duration it may be silent."""
+"""Number of an engine's slowest trips through the stages for whose duration it may be silent. One trip as slow as the
+slowest may come again; larger numbers leave requests on a lost engine for longer."""
 UNKNOWN_S: Final = 120.0
-"""Seconds for which an engine may be silent while it is not known how long a trip takes."""
+"""Seconds for which an engine may be silent while it is not known how long a trip takes. A stage has as long for its
+first batch (``pipeline.loss.FIRST_PATIENCE``)."""
 
 
 class Silence(Observer):
@@ -111,8 +113,8 @@ class Silence(Observer):
 # The request as its reader sees it, wherever it is computed.
 
 UNSURE: Final = 2
-"""Number of losses from which on a request runs only while no other with as many does, so that its losses are its
-own."""
+"""Number of losses from which on a request runs only while no other with as many does, so that its losses are its own.
+One may be chance, and a third one ends the request (``recovery.MOST_LOSSES``)."""
 CUT: Final = (FinishReason.ABORT, FinishReason.ERROR)
 """The ends that may be the replica's and not the request's."""
 
@@ -384,11 +386,14 @@ def added(before: SpeculationMetrics | None, now: SpeculationMetrics) -> Specula
 log = logging.getLogger(__name__)
 
 LONGEST_DELAY: Final = 60.0
-"""Upper limit of the wait between two attempts to make an engine again, in seconds."""
+"""Upper limit of the wait between two attempts to make an engine again, in seconds. The others go on meanwhile, and
+each attempt reads the weights anew."""
 REPLICA_NUMBERS, ENGINE_NUMBERS = 2**40, 2**24
-"""Requests are numbered from a multiple of each on, so that no two engines give the same number."""
+"""Requests are numbered from a multiple of each on, so that no two engines give the same number. That is room for 16
+million requests of an engine, and for 65,536 engines of a replica."""
 STEADY_S: Final = 60.0
-"""Seconds that an engine has to be up for its end not to count as in a row with the end before it."""
+"""Seconds that an engine has to be up for its end not to count as in a row with the end before it. It is
+``LONGEST_DELAY``: an engine that ends earlier every time is made ever more seldom, down to once a minute."""
 
 
 class Replica:

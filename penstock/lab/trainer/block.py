@@ -40,9 +40,11 @@ from penstock.models.speculators.base import final_norm
 # heads, K key heads, d width of a head, D hidden size, E width of the logits' input.
 
 NONE_SHOWN: Final = 0.4
-"""Chance, 0 to 1, that a block shows its first token alone; all other numbers of tokens are equally likely."""
+"""Chance, 0 to 1, that a block shows its first token alone; all other numbers of tokens are equally likely. At 1
+modules are trained as published, at 0 never as a request begins."""
 EASED: Final = 0.3
-"""Factor of a fresh layer's outputs, which are added to the embedding."""
+"""Factor of a fresh layer's outputs, which are added to the embedding. Beside a fresh layer's whole output, which is
+noise, the embedding would be lost."""
 TOGETHER: Final = 512
 """Rows of one sequence's blocks that are evaluated at once: each of them has a column in the mask of all others."""
 

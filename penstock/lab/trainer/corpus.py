@@ -25,7 +25,8 @@ from penstock.text.tokenizer import Tokenizer
 ROLES: Final = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
 """The role in chat templates of each speaker, by ShareGPT's names and the templates' own."""
 HELD_OUT: Final = 0.04
-"""Share of the documents, 0 to 1, that is held out for evaluation."""
+"""Share of the documents, 0 to 1, that is held out for evaluation. Each evaluation looks at no more than
+``run.HELD_OUT_TOKENS`` of it."""
 FEWEST: Final = 3
 """Tokens of the shortest sequence: one whose state is read, the next one, and one to draft."""
 

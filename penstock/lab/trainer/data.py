@@ -68,7 +68,8 @@ TOGETHER: Final = 256
 MOST_ATTEMPTS: Final = 8
 """Most attempts for each question: a target that needs more repeats itself, and has no more to ask."""
 LONGEST_SHARE: Final = 4
-"""Divisor of a conversation's length that gives the longest question; a question that is cut off is left out."""
+"""Divisor of a conversation's length that gives the longest question; a question that is cut off is left out. Three
+quarters are left for the answer."""
 PLACE: Final = "WHAT THE USER SAYS"
 """A text in the place of a user's message, by which its beginning and end are found in the template."""
 

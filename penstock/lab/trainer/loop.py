@@ -185,13 +185,15 @@ def figures(entry: Entry, shown: Shown) -> str:
 # The acceptance of a drafter in training, on held-out data at T = 0, and an estimate of its gain on a cluster.
 
 MOST_CANDIDATES: Final = 16
-"""Most candidates of a position among which the target's token is sought."""
+"""Most candidates of a position among which the target's token is sought. A profile of so many is what drafts are
+simulated with (``simulator.DEMO_ACCURACY``)."""
 CHAIN: Final = 7
-"""Greatest number of steps ahead that are evaluated."""
+"""Greatest number of steps ahead that are evaluated. EAGLE-3's module is unrolled for as many by default
+(``options.TTT_STEPS``)."""
 REQUESTS: Final = 4
 """Requests that are simulated for an estimate."""
 TOKENS: Final = 100
-"""Tokens of each simulated request."""
+"""Tokens of each simulated request. More tokens give a steadier estimate, and make each evaluation longer."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,8 @@ from penstock.models.speculators.base import final_norm
 from penstock.models.speculators.mtp import place_of
 
 NOISE: Final = 0.1
-"""Scale of the noise in a fresh projection, whose other part hands embedding and state to the layer unchanged."""
+"""Scale of the noise in a fresh projection, whose other part hands embedding and state to the layer unchanged. A larger
+one hands the layer less of what it was trained to read."""
 
 
 def reads(options: TrainOptions, target: Checkpoint) -> tuple[int, ...]:

@@ -58,9 +58,11 @@ DRAFT_LAYERS: Final = 2
 DRAFT_VOCAB_SIZE: Final = 32000
 STAGES: Final = (4, 8, 16)
 """Defaults for the options of these names: ``DRAFT_LAYERS`` for draft's ``layers``, ``BLOCK_LAYERS`` for the
-``spec_layers`` of dflash and dspark."""
+``spec_layers`` of dflash and dspark. ``TTT_STEPS`` is that of EAGLE-3's trainer, ``HEADS`` the most that Medusa's
+authors found to help, and ``DRAFT_VOCAB_SIZE`` that of EAGLE-3's published modules. Larger ones of the others make a
+drafter better and slower; more ``IN_FLIGHT`` leave fewer rows of a block to be drafted."""
 SHORTEST: Final = 8
-"""Smallest ``max_length``, in tokens."""
+"""Smallest ``max_length``, in tokens. A chain of evaluation has seven steps behind its first token (``loop.CHAIN``)."""
 
 
 def whole_numbers(field: str, text: str) -> tuple[int, ...]:

@@ -34,7 +34,8 @@ from penstock.models.speculators.spd import ANCHORS, PAPER
 # The format is yuyijiong/speculative_pipeline_decoding's, which ``models/speculators/spd.py`` reads.
 
 NOISE: Final = 0.02
-"""Standard deviation of the first weights of the states above the first."""
+"""Standard deviation of the first weights of the states above the first. It is about that of trained weights
+(``models.loader.SAMPLE_SPREAD``)."""
 OPTIONAL: Final = ("q_norm.weight", "k_norm.weight", "q_proj.bias", "k_proj.bias", "v_proj.bias", "o_proj.bias")
 """Tensors that the module's attention has only if the target's has them."""
 
@@ -204,7 +205,8 @@ def lay_out(levels: Sequence[int], fill: int, asked: int = 0, only: bool = False
 FULL: Final = 0.5
 """Chance, 0 to 1, that the pipeline is full; the lesser fills are equally likely (appendix A.2)."""
 AGAIN_WEIGHT: Final = 0.5
-"""Weight of a token that is asked about again in flight, beside one that is asked about when it enters."""
+"""Weight of a token that is asked about again in flight, beside one that is asked about when it enters. At 0 the module
+would be trained for tokens that enter only, at 1 for both alike."""
 
 
 class BlockAttention:

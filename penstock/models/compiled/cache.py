@@ -32,7 +32,8 @@ def record(*fields: tuple[str, Any]) -> np.dtype[Any]:
 
 
 INT4, INT8, BFLOAT16, FLOAT16, FLOAT32 = 4, 8, 16, 17, 32
-"""Forms of weights, of the rows that they are multiplied with, and of keys and values."""
+"""Forms of weights, of the rows that they are multiplied with, and of keys and values. Each number is that of its bits,
+but for float16, since bfloat16 has 16."""
 
 NORM: Final = record(("weight", ADDRESS), ("width", NUMBER), ("least", np.float32))
 """An ``RMSNorm``."""

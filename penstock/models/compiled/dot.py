@@ -20,7 +20,8 @@ from numba.extending import intrinsic
 # same whole numbers.
 
 LANES: Final = 16
-"""Sums that are computed side by side, one for each output of a block."""
+"""Sums that are computed side by side, one for each output of a block. 16 sums of 32 bits are a vector of AVX512; other
+processors take several vectors for them."""
 VNNI_512, VNNI_256, AVX2, DOTPROD, PLAIN = "vnni512", "vnni256", "avx2", "dotprod", "plain"
 BYTE, SHORT, WORD, LONG = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 WORDS: Final = ir.VectorType(WORD, LANES)
@@ -168,14 +169,16 @@ VECTOR: Final = 4 * LANES
 LINE: Final = 64
 """Bytes of a cache line of x86 and most ARM processors."""
 AHEAD: Final = 8192
-"""Bytes ahead of the present weights at which weights are prefetched."""
+"""Bytes ahead of the present weights at which weights are prefetched. They are 32 groups of four-bit weights, or 16 of
+eight-bit ones; the processor's own prefetching is too late for main memory."""
 FLOAT: Final = ir.FloatType()
 FLOATS: Final = ir.VectorType(FLOAT, LANES)
 HALVES: Final = ir.VectorType(ir.HalfType(), LANES)
 LARGEST: Final = 127.0
 """The int8 that stands for the largest absolute value of a row's group."""
 SMALLEST: Final = 2.0**-100
-"""Least value for a group's largest magnitude, so that a group of zeros has a scale above 0."""
+"""Least value for a group's largest magnitude, so that a group of zeros has a scale above 0. Its factor, 127 x 2^100,
+is still a float32."""
 ARGUMENTS: Final = (
     "weights", "scales", "rows", "row_scales", "row_sums", "out", "groups", "width", "shift",
 )  # fmt: skip

@@ -53,11 +53,13 @@ FORMS: Final = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.float16:
 """Names of torch's formats in compiled code."""
 WIDE: Final = "avx512f" in features()
 AT_ONCE: Final = 8 if WIDE else 2
-"""Rows whose sums fit the processor's registers."""
+"""Rows whose sums fit the processor's registers. Eight rows' sums take 16 of AVX512's 32 registers (``SUMS`` each), two
+rows' take eight of AVX2's 16, which are half as wide."""
 PAIR: Final = 2
 """Values of 16 bits that an instruction multiplies and adds into one sum of 32."""
 SUMS: Final = 2
-"""Number of partial sums of an output."""
+"""Number of partial sums of an output. A sum waits for the one before it, so that two of them keep the processor
+busy."""
 QUAD: Final = PAIR * SUMS
 """Inputs are filled up with zeros to a multiple of this."""
 UPPER: Final = 0xFFFF0000

@@ -48,6 +48,8 @@ ONE: Final = np.uint32(1)
 BELOW_HALF: Final = np.uint32(0x7FFF)
 SIGNLESS: Final = np.uint32(0x7FFFFFFF)
 INFINITE: Final = np.uint32(0x7F800000)
+"""Parts of a float32 as bits: the shift to its upper half, one, the most that is less than half of the last kept bit,
+all bits but the sign, and infinity."""
 QUIET: Final = np.uint32(0x40)
 """A bit in the upper half of a NaN: one whose bits lie in the lower half would become infinite when that is cut off."""
 
@@ -220,7 +222,7 @@ class Weights(NamedTuple):
     scales: np.ndarray
     """float16 scales, stored as uint16; empty for floats."""
     form: int
-    """A form of ``kept``: INT4, INT8, BFLOAT16, FLOAT16 or FLOAT32."""
+    """A form of ``compiled.cache``: INT4, INT8, BFLOAT16, FLOAT16 or FLOAT32."""
     shift: int
     """Index of a group's scales: ``group >> shift``."""
     inputs: int
@@ -230,7 +232,7 @@ class Weights(NamedTuple):
 
     @property
     def record(self) -> tuple[int, ...]:
-        """The fields of ``kept.WEIGHTS``."""
+        """The fields of ``compiled.cache.WEIGHTS``."""
         return (address_of(self.values), address_of(self.scales), *self[2:])
 
 

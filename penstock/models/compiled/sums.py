@@ -117,6 +117,8 @@ def _at(build: Any, row: Any, step: Any, kind: Any) -> Any:
 
 LOG2_E: Final = np.float32(1.4426950408889634)
 LEAST_EXPONENT: Final = np.float32(-126)
+"""The logarithm of e to the base 2, and the exponent of the smallest normal float32, below which a power counts as
+0."""
 POWERS: Final = tuple(map(np.float32, (1.0, 0.6931471825, 0.2402264923, 0.0555036440, 0.0096177077, 0.0013433624)))
 """Coefficients of a polynomial for 2^f, f in -0.5 .. 0.5, with a relative error of 2e-7 (minimax)."""
 
@@ -145,7 +147,8 @@ def exp(power: Any) -> Any:
 # once for all heads, and the sums stay in registers. They are added in the order of the slots given.
 
 REGISTERS: Final = 24
-"""Most vectors of sums that are kept at once; the processor has 16 or 32 registers."""
+"""Most vectors of sums that are kept at once; the processor has 16 or 32 registers. The remaining ones hold what is
+added."""
 
 
 @intrinsic(prefer_literal=True)

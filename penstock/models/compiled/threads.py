@@ -32,7 +32,8 @@ COUNTERS: Final = 2 * LINE
 PARTS: Final = 4
 """Pieces into which each thread's share of a phase is cut, so that others can do more of it when a thread is late."""
 PATIENCE: Final = 1 << 10
-"""Looks at a counter after which a thread yields its core."""
+"""Looks at a counter after which a thread yields its core. With fewer a thread gives it up between two phases; with
+more it keeps it from others on a busy host."""
 ADDRESS, NUMBER, LONG = ir.IntType(8).as_pointer(), ir.IntType(32), ir.IntType(64)
 
 

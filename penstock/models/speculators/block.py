@@ -163,7 +163,8 @@ class BlockModule(nn.Module):
 # A block drafter behind the stage core's interface: states to context, and a block of rows for each node asked about.
 
 MOST_SCRATCH: Final = 512
-"""Most rows of blocks that are computed at once. Their keys and values lie behind the slots, and are overwritten."""
+"""Most rows of blocks that are computed at once. Their keys and values lie behind the slots, and are overwritten. They
+take memory beside the cache."""
 
 
 @dataclass(frozen=True)

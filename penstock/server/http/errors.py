@@ -23,7 +23,8 @@ from penstock.core import ConfigError, PenstockError, PipelineError, QueueFull, 
 # Errors in the OpenAI API's form: one object with a message, a type, the field at fault and a code.
 
 RETRY_SECONDS: Final = 2
-"""Seconds in the header Retry-After where the server is only busy."""
+"""Seconds in the header Retry-After where the server is only busy. Sooner, refused clients would add to the load;
+later, they would leave the server idle."""
 TIMEOUT: Final = "timeout"
 """Penstock's code for a request that took longer than it may."""
 INVALID: Final = "invalid_request_error"

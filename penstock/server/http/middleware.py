@@ -387,7 +387,7 @@ def in_origin_form(scope: Scope) -> Scope:
 JSON_TYPE: Final = "application/json"
 """The type of bodies that change something."""
 MOST_SHOWN: Final = 100
-"""Characters of a client's header that an error shows."""
+"""Characters of a client's header that an error shows. Names of hosts are mostly shorter."""
 
 
 class Sites:

@@ -34,7 +34,8 @@ from penstock.text.workers import ERRAND, Errand
 # a few more are admitted, on which only a health check is answered: a busy server must not look dead.
 
 HEALTH_CHECKS: Final = 16
-"""Connections beyond the limits that are admitted for health checks."""
+"""Connections beyond the limits that are admitted for health checks. They are short, so that few are there at a
+time."""
 SUBNET: Final = 64
 """Prefix length in bits that counts as one IPv6 address: a customer usually has a whole /64."""
 
@@ -189,7 +190,8 @@ def check_framing(request: h11.Request) -> None:
 # uvicorn itself closes connections that idle for 5 s between two requests.
 
 STALLED: Final = 60.0
-"""Seconds within which a client has to read some of the reply that waits for it."""
+"""Seconds within which a client has to read some of the reply that waits for it. nginx's ``send_timeout`` has the same
+default."""
 HEALTH: Final = "/health"
 """The path of the health check."""
 MOST_SHOWN: Final = 200
@@ -383,7 +385,8 @@ def on_the_wire(error: ApiError) -> bytes:
 log = logging.getLogger("penstock.server")
 
 GRACE_S: Final = 5.0
-"""Seconds for the replies to be sent after their requests were ended."""
+"""Seconds for the replies to be sent after their requests were ended. A client that does not read holds up the end no
+longer."""
 
 
 class Work(Protocol):
@@ -447,9 +450,10 @@ def stopping() -> ApiError:
 # uvicorn for an application, with an orderly shutdown.
 
 LINGER: Final = 2
-"""Seconds for connections to close once no request is left."""
+"""Seconds for connections to close once no request is left. A client that keeps its connection holds up the end no
+longer."""
 BACKLOG: Final = 512
-"""Connections that the kernel holds until they are accepted."""
+"""Connections that the kernel holds until they are accepted. It is the default of ``max_connections``."""
 
 
 class Server(uvicorn.Server):

@@ -270,9 +270,11 @@ def page_router() -> APIRouter:
 # Texts of other requests are never sent here.
 
 INTERVAL: Final = 0.1
-"""Seconds between two frames while something happens."""
+"""Seconds between two frames while something happens. Shorter pauses cost each viewer more, longer ones show the tree
+in jumps."""
 KEEP_ALIVE: Final = 5.0
-"""Seconds between two frames while nothing happens."""
+"""Seconds between two frames while nothing happens. Proxies close connections that are silent for longer, mostly after
+a minute."""
 MOST_WATCHERS: Final = 32
 """Most viewers at a time: each costs a frame every 0.1 s."""
 

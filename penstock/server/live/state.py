@@ -27,7 +27,7 @@ from penstock.tree import Node, TokenTree
 MOST_DONE: Final = 64
 """Batches that are kept after they came out: enough for 10 frames a second at up to 640 batches a second."""
 CELLS: Final = 64
-"""Rows of a batch that a frame shows one by one."""
+"""Rows of a batch that a frame shows one by one. Each makes every frame longer, of which there are ten a second."""
 
 
 class BatchInFlight(msgspec.Struct, frozen=True):
@@ -84,7 +84,7 @@ def done(batch: LoggedBatch) -> BatchDone:
 RECENT: Final = 12
 """Ended requests that are still shown."""
 SHOWN: Final = 24
-"""Most requests in one frame."""
+"""Most requests in one frame. Each makes every frame longer, of which there are ten a second."""
 
 
 class RequestTimeline(msgspec.Struct):
@@ -145,7 +145,7 @@ class RequestTimelines:
 # A request's draft tree for the live view: the committed tokens that it grew from, and its most probable nodes.
 
 DRAWN: Final = 60
-"""Most nodes of a tree that are drawn."""
+"""Most nodes of a tree that are drawn. Each makes every frame longer, of which there are ten a second."""
 PATH: Final = 8
 """Committed tokens that are shown, the root included."""
 DRAFTED, IN_FLIGHT, ANSWERED = "drafted", "in flight", "answered"
@@ -244,7 +244,8 @@ def state(node: Node) -> str:
 # Without viewers it keeps only the requests' timelines.
 
 REDRAW: Final = 0.05
-"""Seconds between two drawings of the trees, the only costly part."""
+"""Seconds between two drawings of the trees, the only costly part. Two of them fit between two frames
+(``routes.INTERVAL``)."""
 
 
 @dataclass(eq=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -33,7 +33,6 @@ from penstock.server.openai.protocol import (
     generation_responses,
 )
 from penstock.server.openai.reply import Choice, ChoiceDelta, TokenBytes, chat_logprobs, reply_of
-from penstock.server.openai.reply_grammars import template_variables
 from penstock.server.openai.tools import GUIDED, ReplyPlan, ToolCallDelta, plan_reply, plan_tools
 from penstock.text.tokenizer import Tokenizer
 
@@ -212,6 +211,10 @@ NO_NAMES: Final[Mapping[str, str]] = {}
 """No other names of fields than the request's own."""
 FORMS: Final = ("tools", "response_format", "structured_outputs", *(f"guided_{kind}" for kind in GUIDED))
 """Fields that ask for a form of the answer."""
+EFFORT, SWITCH = "reasoning_effort", "enable_thinking"
+"""Variables of chat templates: how much to think, and whether."""
+NONE: Final = "none"
+"""OpenAI's effort for no reasoning at all."""
 
 
 def chat_router(service: Service) -> APIRouter:
@@ -272,6 +275,18 @@ async def start_chat(
     ends = hidden_ends(body, plan, tokenizer)
     choices = [Choice(service.token_bytes, plan, ends) for _ in range(generation.choices)]
     return Begun(generation, choices)
+
+
+def template_variables(body: ChatCompletionRequest) -> dict[str, Any] | None:
+    """Variables for the chat template from the request's own fields; ``chat_template_kwargs`` override them."""
+    found: dict[str, Any] = {}
+    if body.reasoning_effort == NONE:
+        found[SWITCH] = False
+    elif body.reasoning_effort is not None:
+        found[EFFORT] = body.reasoning_effort
+    if body.enable_thinking is not None:
+        found[SWITCH] = body.enable_thinking
+    return found | (body.chat_template_kwargs or {}) or None
 
 
 def refuse_with_points(body: ChatCompletionRequest) -> None:

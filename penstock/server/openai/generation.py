@@ -338,7 +338,7 @@ class Generation:
 RESUMED: Final = "penstock_resume.token_ids"
 """The request's name of the tokens that an answer goes on from."""
 CACHED_TEXTS: Final = 4096
-"""Tokens whose bytes are cached."""
+"""Tokens whose bytes are cached. A text's frequent tokens are fewer."""
 
 
 class Service:

@@ -636,7 +636,7 @@ class ChatCompletionChunk(Reply, WithWarning, WithSeed):
 # The bodies of /v1/completions.
 
 MOST_PROMPTS = 64
-"""The most prompts of one request."""
+"""The most prompts of one request. Each becomes a request of the engine's."""
 
 Texts = Annotated[ListOf[str], Field(min_length=1, max_length=MOST_PROMPTS)]
 TokenIds = Annotated[ListOf[int], Field(min_length=1)]

@@ -149,7 +149,7 @@ def separated(text: str, at: int, closing: str) -> int:
 Arguments = Mapping[str, Mapping[str, Any]]
 """The JSON schemas of the tools' parameters, by the tools' names."""
 LONGEST_NAME: Final = 256
-"""Characters of a function's name at most, beyond which a text calls none."""
+"""Characters of a function's name at most, beyond which a text calls none. OpenAI's names have 64 at most."""
 
 
 @dataclass(frozen=True)

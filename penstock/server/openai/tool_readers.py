@@ -1,4 +1,4 @@
-"""Readers of replies that may hold tool calls, by the format that the chat template shows."""
+"""Readers of replies that may hold reasoning and tool calls, by the marks that the chat template shows."""
 
 from __future__ import annotations
 
@@ -104,7 +104,8 @@ def format_of(template: str | None) -> ToolFormat | None:
 BARE: Final = re.compile(r'\s*\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"(?P<name>[^"\\]*)"')
 """Pattern of the beginning of a call without a mark."""
 LONGEST_BARE: Final = 256
-"""Characters within which such a beginning has to be recognised."""
+"""Characters within which such a beginning has to be recognised. A call's name comes first, and OpenAI's have 64 at
+most."""
 
 
 @dataclass
@@ -327,7 +328,7 @@ BEGINS: Final = (CHANNEL, START, "to=", MESSAGE)
 RECIPIENT: Final = re.compile(r"to=functions\.([\w.-]{1,256})")
 CHANNEL_NAME: Final = re.compile(r"<\|channel\|>\s*(\w+)")
 LONGEST_HEADER: Final = 512
-"""Characters of a message's header at most, beyond which a text has none."""
+"""Characters of a message's header at most, beyond which a text has none. A longer one would hold the answer back."""
 CALLED: Final = "<called>"
 """Value of the header after the message's call has been read: only the message's end follows."""
 
@@ -440,3 +441,120 @@ class HarmonyReader:
         self._header = ""
         if mark == START:
             self._held = mark + self._held
+
+
+# ------------------------------------------------------------------------------------------------------------ reasoning
+# A model's reasoning before its answer, told apart by the marks of its chat template.
+
+
+@dataclass(frozen=True)
+class Thinking:
+    """The marks of a model's reasoning: it stands between ``opens`` and ``closes``, and the answer follows."""
+
+    opens: str
+    closes: str
+
+
+MARKS: Final = (
+    Thinking("<think>", "</think>"),
+    Thinking("[THINK]", "[/THINK]"),
+    Thinking("<seed:think>", "</seed:think>"),
+    Thinking("<|START_THINKING|>", "<|END_THINKING|>"),
+)
+"""Marks of DeepSeek R1, Qwen3, SmolLM3 and many others; of Magistral; of Seed-OSS; of Command A."""
+
+
+def thinking_of(template: str | None) -> Thinking | None:
+    """The reasoning marks in a chat template; None if it has none."""
+    return next((one for one in MARKS if template and one.opens in template and one.closes in template), None)
+
+
+def has_begun(thinking: Thinking, prompt: str) -> bool:
+    """Whether the prompt ends with the opening mark, so that the reply begins within the reasoning."""
+    return prompt.rstrip().endswith(thinking.opens)
+
+
+def is_over(thinking: Thinking, prompt: str) -> bool:
+    """Whether the prompt ends with the closing mark, behind empty reasoning: the model is not to think."""
+    return prompt.rstrip().endswith(thinking.closes)
+
+
+class ThinkingReader:
+    """A reader that separates the reasoning at a reply's beginning and passes the rest to ``inner``.
+
+    Line feeds next to the marks belong to the template and are left out. A later mark is text.
+    """
+
+    def __init__(self, thinking: Thinking, inside: bool, inner: Reader) -> None:
+        """``inside`` is whether the prompt has opened the reasoning."""
+        self._thinking = thinking
+        self._inner = inner
+        self._held = ""
+        self._state = "thought" if inside else "before"
+        self._empty = True
+        """Whether no reasoning has come yet."""
+
+    @property
+    def thinks(self) -> bool:
+        """Whether the reasoning goes on, or may still begin."""
+        return self._state in ("before", "thought")
+
+    def push(self, text: str) -> ParsedDelta:
+        if self._state == "answer":
+            return self._inner.push(text)
+        self._held += text
+        parsed = ParsedDelta()
+        while self._step(parsed):
+            pass
+        return parsed
+
+    def finish(self) -> ParsedDelta:
+        held, self._held = self._held, ""
+        if self._state == "thought":
+            return ParsedDelta(reasoning=held.rstrip("\n"))
+        self._state = "answer"
+        return (self._inner.push(held) if held else ParsedDelta()) + self._inner.finish()
+
+    def _step(self, parsed: ParsedDelta) -> bool:
+        """Handle one piece of the held text. False if it takes more text to know what it is."""
+        return bool(getattr(self, f"_{self._state}")(parsed))
+
+    def _before(self, parsed: ParsedDelta) -> bool:
+        """Look for the opening mark, behind white space at most."""
+        begin, opens = self._held.lstrip(), self._thinking.opens
+        if begin.startswith(opens):
+            self._state, self._held = "thought", begin.removeprefix(opens)
+            return True
+        if opens.startswith(begin):
+            return False
+        self._state = "answer"
+        return self._answer(parsed)
+
+    def _thought(self, parsed: ParsedDelta) -> bool:
+        """Pass the reasoning on, up to its closing mark."""
+        text, mark, rest = split_at(self._held, (self._thinking.closes,))
+        if self._empty:
+            text = text.lstrip("\n")
+        kept = text.rstrip("\n")  # line feeds may stand before the closing mark: held until it is known
+        parsed.reasoning += kept
+        self._empty = self._empty and not kept
+        self._held = rest if mark else text[len(kept) :] + rest
+        if mark:
+            self._state = "between"
+        return bool(mark)
+
+    def _between(self, parsed: ParsedDelta) -> bool:
+        """Leave out the line feeds behind the closing mark."""
+        self._held = self._held.lstrip("\n")
+        if self._held:
+            self._state = "answer"
+            return self._answer(parsed)
+        return False
+
+    def _answer(self, parsed: ParsedDelta) -> bool:
+        """Pass everything on to the reader of the answer."""
+        held, self._held = self._held, ""
+        found = self._inner.push(held)
+        parsed.content += found.content
+        parsed.calls += found.calls
+        return False

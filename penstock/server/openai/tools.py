@@ -19,17 +19,13 @@ from penstock.server.openai.protocol import (
     Tool,
 )
 from penstock.server.openai.reply_grammars import (
-    ThinkingReader,
     call_grammar,
     embedded,
     grammar,
     harmony_final,
     harmony_thought,
-    has_begun,
-    is_over,
     list_grammar,
     quoted,
-    thinking_of,
     thought_grammar,
 )
 from penstock.server.openai.tool_parsers import ParsedCall
@@ -43,8 +39,12 @@ from penstock.server.openai.tool_readers import (
     ParsedDelta,
     PlainReader,
     Reader,
+    ThinkingReader,
     ToolFormat,
     format_of,
+    has_begun,
+    is_over,
+    thinking_of,
 )
 from penstock.text.tokenizer import Tokenizer
 

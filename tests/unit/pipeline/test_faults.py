@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from penstock.pipeline.faults import ANY_STAGE, FAULTS_WITHIN_S, Blame, HostFaults
+from penstock.pipeline.loss import ANY_STAGE, FAULTS_WITHIN_S, Blame, HostFaults
 
 TRUE, FALSE = "1" * 64, "2" * 64
 

@@ -10,8 +10,7 @@ import pytest
 from penstock.core import CompletionOutput, FinishReason
 from penstock.engine.completion import CompletionDelta
 from penstock.server.openai.reply import Choice, ChoiceDelta
-from penstock.server.openai.reply_grammars import Thinking, ThinkingReader
-from penstock.server.openai.tool_readers import FORMATS, PlainReader, Reader
+from penstock.server.openai.tool_readers import FORMATS, PlainReader, Reader, Thinking, ThinkingReader
 from penstock.server.openai.tools import ReplyPlan
 from tests.unit.server.openai.test_readers import WRITE, reader_of
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from penstock.server.openai.reply_grammars import Thinking, ThinkingReader
 from penstock.server.openai.tool_parsers import ParsedCall
 from penstock.server.openai.tool_readers import (
     DEEPSEEK,
@@ -27,6 +26,8 @@ from penstock.server.openai.tool_readers import (
     ParsedDelta,
     PlainReader,
     Reader,
+    Thinking,
+    ThinkingReader,
     ToolFormat,
 )
 
