@@ -39,7 +39,7 @@ TEXT: Final = [(7 * i * i + 3 * i) % VOCAB for i in range(100)]
 """A prompt longer than a window, a chunk and a fold."""
 ALIKE: Final = [TEXT, [*TEXT[:70], 5, 9], [*TEXT[:90], 11], TEXT[::-1]]
 """Prompts of which three begin alike."""
-LONGER: Final = 50
+LONGER: Final = 90
 """Tokens of each answer to ``ALIKE``: enough to go beyond another fold."""
 LITTLE: Final = 340
 """Slots for little more than two prompts of ``ALIKE`` and their answers."""

@@ -28,7 +28,7 @@ def seconds(cluster: Cluster, script: Script, strategy: str | None, host: Shared
 
 def speed_up(cluster: Cluster, accuracy: Sequence[float], strategy: str, host: SharedHost | None = None) -> float:
     """Speed-up over plain decoding on the same host."""
-    script = profile_script(accuracy, 4, 250, seed=0)
+    script = profile_script(accuracy, 4, 160, seed=0)
     return seconds(cluster, script, None, host) / seconds(cluster, script, strategy, host)
 
 
