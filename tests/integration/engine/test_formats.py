@@ -15,7 +15,7 @@ from penstock.models.linear import works
 from penstock.requests.request import Request
 from tests.checkpoints import VOCAB, make_checkpoint
 from tests.engines import InProcessEngine
-from tests.exactness import PROFILE, PROMPTS, SAMPLED, TOKENS, Pair, every_pair, some_strategies, strategies, tokens_of
+from tests.exactness import PROFILE, PROMPTS, SAMPLED, TOKENS, Pair, every_pair, some_pairs, strategies, tokens_of
 from tests.unit.models.compiled.formats import FAMILIES, FORMATS, WHOLE
 
 pytestmark = pytest.mark.skipif(not works(), reason="this processor lacks what compiled products need")
@@ -24,12 +24,11 @@ SAMPLINGS = [Sampling(), SAMPLED, *(Sampling(seed=seed, temperature=0.8) for see
 
 
 def cases() -> list[Any]:
-    """Each format with one family and one strategy, each in turn; and, as ``whole``, with every one of both."""
+    """Each format with one family and three strategies; and, as ``whole``, with every family and strategy."""
     for number, form in enumerate(FORMATS):
         families = [*FAMILIES, "gemma2"] if form in WHOLE else FAMILIES
         sample = families[-1 - number % len(families)]
-        pairs = [(STAGES[number % len(STAGES)], which) for which in some_strategies(number, 1)]
-        yield pytest.param(form, sample, pairs, id=f"{form}-{sample}")
+        yield pytest.param(form, sample, some_pairs(number, STAGES), id=f"{form}-{sample}")
         for family in families:
             yield pytest.param(form, family, every_pair(STAGES), id=f"{form}-{family}-all", marks=pytest.mark.whole)
 

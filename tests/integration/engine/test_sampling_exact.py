@@ -18,7 +18,7 @@ from tests.engines import InProcessEngine, Picks
 from tests.statistics import chi_square_p_value
 
 VOCABULARY = 12
-SEEDS = 700
+SEEDS = 1500
 PROMPT = [3, 7, 5, 5]
 SETTINGS = {
     "T=1": Sampling(temperature=1.0),
