@@ -189,7 +189,7 @@ def test_no_interrupt_is_lost_while_messages_are_taken(bind: str, sockets: Socke
         raised += 1
         raise Interrupted
 
-    # The collector's callbacks, and those of weak references to what other tests have left, swallow what is raised there.
+    # What the collector calls, weak references of what other tests have left included, swallows what is raised there.
     gc.collect()
     gc.disable()
     previous = signal.signal(signal.SIGALRM, interrupt)
