@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import multiprocessing
+import os
+import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,8 +16,10 @@ import torch
 from torch import Tensor
 
 from penstock.checkpoint.checkpoint import Checkpoint
+from penstock.lab.trainer import loop
 from penstock.lab.trainer.corpus import Corpus, Sample
 from penstock.lab.trainer.options import TrainOptions
+from penstock.lab.trainer.run import run_train
 from penstock.lab.trainer.states import Batch
 from penstock.models.speculators.open import open_speculator
 from tests.speculators import Draft
@@ -59,6 +65,50 @@ def options(kind: str, target: Path, data: Path | None, output: Path, **others: 
         small["markov_rank"] = 16
     given = () if data is None else (data,)
     return TrainOptions(kind=kind, model=str(target), data=given, output=output, **{**small, **others})
+
+
+OWN: Final = multiprocessing.get_context("forkserver")
+OWN.set_forkserver_preload(["accelerate", "tests.training"])
+"""Processes of their own for runs. Their server imports torch and the trainer once for all of them."""
+
+
+def killed_run(kind: str, target: Path, data: Path, output: Path, where: str, at: int) -> None:
+    """A run that kills its process before step ``at``, or while the state after it is being written."""
+    rate_at, save_state = loop.rate_at, loop.save_state
+
+    def die() -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def stepping(step: int, steps: int) -> float:
+        if where == "step" and step == at:
+            die()
+        return rate_at(step, steps)
+
+    def saving(state: Any, file: Path) -> None:
+        if where == "saving" and state.step == at:
+            file.with_suffix(".unfinished").write_bytes(b"half of it")
+            die()
+        save_state(state, file)
+
+    loop.rate_at, loop.save_state = stepping, saving
+    run_train(options(kind, target, data, output, save_every=2))
+
+
+def shared_run(rank: int, processes: int, port: int, kind: str, target: Path, data: Path, output: Path) -> None:
+    """One of several processes that share a run, told of each other in torchrun's words."""
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(processes)}
+    os.environ |= {"LOCAL_WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    run_train(options(kind, target, data, output, max_steps=6))
+
+
+def exit_codes(work: Any, *arguments: Sequence[Any]) -> list[int | None]:
+    """The exit codes of processes of their own that do the work side by side, each with its arguments."""
+    processes = [OWN.Process(target=work, args=tuple(given)) for given in arguments]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    return [process.exitcode for process in processes]
 
 
 def corpus_of(*lengths: int) -> Corpus:

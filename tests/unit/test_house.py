@@ -5,13 +5,13 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Final
 
 import pytest
 
 import penstock
+from tests.sources import text_of, tree_of
 
 ROOT = Path(penstock.__file__).parents[1]
 HOUSES = ("penstock", "benchmarks", "scripts")
@@ -31,19 +31,8 @@ def code_files() -> Iterator[Path]:
         yield from (file for file in sorted((ROOT / house).rglob("*")) if file.suffix in CODE)
 
 
-@cache
-def text_of(file: Path) -> str:
-    return file.read_text(encoding="utf-8")
-
-
-@cache
-def tree_of(source: str) -> ast.Module:
-    """The syntax tree of a file that several rules look at."""
-    return ast.parse(source)
-
-
-def functions_in(source: str) -> Iterator[Function]:
-    yield from (node for node in ast.walk(tree_of(source)) if isinstance(node, Function))
+def functions_in(tree: ast.Module) -> Iterator[Function]:
+    yield from (node for node in statements_and_bodies(tree) if isinstance(node, Function))
 
 
 def functions() -> Iterator[tuple[str, Function]]:
@@ -51,7 +40,7 @@ def functions() -> Iterator[tuple[str, Function]]:
     for file in code_files():
         if file.suffix == ".py":
             module = ".".join(file.relative_to(ROOT).with_suffix("").parts)
-            yield from ((module, found) for found in functions_in(text_of(file)))
+            yield from ((module, found) for found in functions_in(tree_of(file)))
 
 
 def lines(function: Function) -> int:
@@ -89,9 +78,9 @@ def statements_and_bodies(tree: ast.Module) -> Iterator[ast.AST]:
         waiting += (child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.expr))
 
 
-def docstrings_in(source: str) -> Iterator[str]:
+def docstrings_in(tree: ast.Module) -> Iterator[str]:
     """Those of modules, classes, functions and attributes: every text that is a statement of its own."""
-    for node in statements_and_bodies(tree_of(source)):
+    for node in statements_and_bodies(tree):
         body = getattr(node, "body", None)
         for statement in body if isinstance(body, list) else []:
             value = getattr(statement, "value", None)
@@ -109,7 +98,7 @@ def test_docstrings_are_sentences() -> None:
     found = {
         (str(file.relative_to(ROOT)), docstring.splitlines()[0])
         for file in files
-        for docstring in docstrings_in(text_of(file))
+        for docstring in docstrings_in(tree_of(file))
         if dangles(docstring)
     }
     assert found == set()
@@ -125,18 +114,18 @@ def test_docstrings_are_sentences() -> None:
     ],
 )
 def test_what_dangles(source: str, expected: list[bool]) -> None:
-    assert [dangles(one) for one in docstrings_in(source)] == expected
+    assert [dangles(one) for one in docstrings_in(ast.parse(source))] == expected
 
 
 UNITS: Final = ("_S", "_SECONDS", "_MS", "_DAYS", "_BYTES", "_BITS", "_TOKENS", "_ROWS", "_STAGES")
 """Ends of names that say what is counted."""
 
 
-def undocumented(source: str) -> Iterator[str]:
+def undocumented(source: str, tree: ast.Module) -> Iterator[str]:
     """Names of a module's numbers that nothing explains: no docstring or comment, neither theirs nor their group's."""
     rows = source.splitlines()
     group: list[str] = []
-    for statement in tree_of(source).body:
+    for statement in tree.body:
         if isinstance(statement, ast.Expr):  # the docstring of the numbers before it
             group = []
         name, above = constant_of(statement), rows[statement.lineno - 2] if statement.lineno > 1 else ""
@@ -165,7 +154,9 @@ def constant_of(statement: ast.stmt) -> str | None:
 
 def test_every_number_has_its_unit() -> None:
     files = sorted((ROOT / "penstock").rglob("*.py"))
-    found = {(str(file.relative_to(ROOT)), name) for file in files for name in undocumented(text_of(file))}
+    found = {
+        (str(file.relative_to(ROOT)), name) for file in files for name in undocumented(text_of(file), tree_of(file))
+    }
     assert found == set()
 
 
@@ -180,7 +171,7 @@ def test_every_number_has_its_unit() -> None:
     ],
 )
 def test_what_has_no_unit(source: str, expected: list[str]) -> None:
-    assert list(undocumented(source)) == expected
+    assert list(undocumented(source, ast.parse(source))) == expected
 
 
 @pytest.mark.parametrize(
@@ -191,7 +182,7 @@ def test_what_has_no_unit(source: str, expected: list[str]) -> None:
     ],
 )
 def test_what_is_counted(source: str, expected: tuple[int, int]) -> None:
-    (found,) = functions_in(source)
+    (found,) = functions_in(ast.parse(source))
     assert (lines(found), parameters(found)) == expected
 
 

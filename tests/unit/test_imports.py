@@ -12,6 +12,7 @@ from typing import Literal
 import pytest
 
 import penstock
+from tests.sources import tree_of
 
 ROOT = Path(penstock.__file__).parent
 BENCHMARKS = ROOT.parent / "benchmarks"
@@ -113,11 +114,6 @@ class Import:
     importer: str
     imported: str
     when: Literal["at once", "when called", "for types"]
-
-
-@cache
-def tree_of(file: Path) -> ast.Module:
-    return ast.parse(file.read_text(encoding="utf-8"))
 
 
 def modules() -> Iterator[tuple[str, ast.Module]]:

@@ -6,8 +6,10 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,40 +26,10 @@ from penstock.lab.trainer.loop import load_state
 from penstock.lab.trainer.run import KINDS, run_train
 from penstock.models.speculators.open import open_speculator
 from tests.checkpoints import make_checkpoint
-from tests.training import LAYERS, TEMPLATE, options, write_lines, write_texts
+from tests.training import LAYERS, TEMPLATE, exit_codes, killed_run, options, shared_run, write_lines, write_texts
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
 PROMPT = "the dog sat on "
-
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-import torch
-from penstock.lab.trainer import loop
-from penstock.lab.trainer.run import run_train
-from tests.training import options
-
-kind, model, data, output, where, at = sys.argv[1:]
-rate_at, save_state = loop.rate_at, loop.save_state
-
-def die():
-    os.kill(os.getpid(), signal.SIGKILL)
-
-def stepping(step, steps):
-    if where == "step" and step == int(at):
-        die()
-    return rate_at(step, steps)
-
-def saving(state, file):
-    if where == "saving" and state.step == int(at):
-        file.with_suffix(".unfinished").write_bytes(b"half of it")
-        die()
-    save_state(state, file)
-
-loop.rate_at, loop.save_state = stepping, saving
-run_train(options(kind, Path(model), Path(data), Path(output), save_every=2))
-"""
-"""A run that kills its process before step ``at``, or while the state after it is being written."""
 
 
 @pytest.fixture(scope="module")
@@ -141,10 +113,9 @@ def test_a_killed_run_goes_on_to_the_same_weights(
     at = random.randrange(3, load_steps(whole) - 1)  # behind the first state, from which the run goes on
     saved = at // 2 * 2
     places = {"step": at, "saving": saved + 2}
-    arguments = [kind, str(model), str(texts), str(tmp_path / "killed")]
     for where in kills:
-        killed = subprocess.run([sys.executable, "-c", KILLED, *arguments, where, str(places[where])], check=False)
-        assert killed.returncode == -signal.SIGKILL
+        given = (kind, model, texts, tmp_path / "killed", where, places[where])
+        assert exit_codes(killed_run, given) == [-signal.SIGKILL]
         assert not (tmp_path / "killed" / "config.json").exists()
     assert load_steps(tmp_path / "killed") == saved
     resumed = run_train(options(kind, model, texts, tmp_path / "killed", save_every=2)).path
@@ -153,6 +124,12 @@ def test_a_killed_run_goes_on_to_the_same_weights(
     assert [name for name in weights[0] if not torch.equal(weights[0][name], weights[1][name])] == []
     histories = [json.loads(state_of(folder)["history"]) for folder in (whole, resumed)]
     assert histories[0] == histories[1]
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
 
 
 SHARED = """
@@ -166,19 +143,34 @@ run_train(options(kind, Path(model), Path(data), Path(output), max_steps=6))
 """
 
 
-@pytest.mark.parametrize(
-    "kind", ["eagle", *(pytest.param(kind, marks=pytest.mark.whole) for kind in ("spd", "dspark"))]
-)
-def test_two_processes_share_each_step(model: Path, texts: Path, tmp_path: Path, kind: str) -> None:
-    """Each computes one of two parts; one process computes both, and comes to the same weights."""
-    alone = run_train(options(kind, model, texts, tmp_path / "alone", max_steps=6, accumulate=2)).path
-    script = tmp_path / "shared.py"
+def by_torchrun(kind: str, model: Path, texts: Path, output: Path) -> None:
+    script = output.with_suffix(".py")
     script.write_text(SHARED)
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
-    arguments = [kind, str(model), str(texts), str(tmp_path / "shared")]
     environment = {**os.environ, "PYTHONPATH": str(Path.cwd())}
+    arguments = [kind, str(model), str(texts), str(output)]
     launched = subprocess.run([*launch, *arguments], capture_output=True, text=True, check=False, env=environment)
     assert launched.returncode == 0, launched.stderr
+
+
+def by_its_variables(kind: str, model: Path, texts: Path, output: Path) -> None:
+    port = free_port()
+    assert exit_codes(shared_run, *((rank, 2, port, kind, model, texts, output) for rank in range(2))) == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "launch"),
+    [
+        ("eagle", by_its_variables),
+        *(pytest.param(kind, by_torchrun, marks=pytest.mark.whole) for kind in ("eagle", "spd", "dspark")),
+    ],
+)
+def test_two_processes_share_each_step(
+    model: Path, texts: Path, tmp_path: Path, kind: str, launch: Callable[[str, Path, Path, Path], None]
+) -> None:
+    """Each computes one of two parts; one process computes both, and comes to the same weights."""
+    alone = run_train(options(kind, model, texts, tmp_path / "alone", max_steps=6, accumulate=2)).path
+    launch(kind, model, texts, tmp_path / "shared")
     assert json.loads(str(state_of(tmp_path / "shared")["settings"]))["processes"] == 2
     file = KINDS[kind].files.file
     weights = [load_file(folder / file) for folder in (alone, tmp_path / "shared")]

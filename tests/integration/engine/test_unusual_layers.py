@@ -6,7 +6,9 @@ requests that give way, texts beyond a fold, a window and a chunk.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import AutoModelForCausalLM
@@ -25,17 +27,27 @@ from tests.integration.engine.test_architectures import PROMPT, check_tree, tree
 from tests.relatives import OWN_WAYS
 from tests.staged import Staged
 
+TREES = ({"plain": False, "spread": 4}, {"plain": True, "spread": 1})
+"""Fast layers in scattered slots, and plain ones in dense slots."""
 
-@pytest.mark.parametrize("architecture", [*FURTHER, *RECURRENT, *UNUSUAL, *OWN_WAYS])
-def test_greedy_texts_and_trees_are_those_of_transformers(architecture: str, tmp_path: Path) -> None:
+
+def sampled_trees() -> Iterator[Any]:
+    """Every architecture with one kind of tree, both in turn; and, as ``whole``, with the other one."""
+    for number, one in enumerate([*FURTHER, *RECURRENT, *UNUSUAL, *OWN_WAYS]):
+        yield one, TREES[number % 2]
+        yield pytest.param(one, TREES[1 - number % 2], marks=pytest.mark.whole)
+
+
+@pytest.mark.parametrize(("architecture", "tree"), [*sampled_trees()])
+def test_greedy_texts_and_trees_are_those_of_transformers(
+    architecture: str, tree: dict[str, Any], tmp_path: Path
+) -> None:
     path = make_checkpoint(tmp_path, architecture, seed=2)
     reference = AutoModelForCausalLM.from_pretrained(path, dtype="float32").eval()
     expected = generate(reference, PROMPT, 24)
     assert len(set(expected)) > 7, "a text that repeats itself would hide mistakes"
     assert Staged(path, open_checkpoint(str(path)).num_layers).greedy(PROMPT, 24) == expected
-    logits = tree_logits(reference)
-    check_tree(path, logits, plain=False, spread=4)
-    check_tree(path, logits, plain=True, spread=1)
+    check_tree(path, tree_logits(reference), **tree)
 
 
 @pytest.mark.processes
@@ -54,7 +66,7 @@ def test_what_rows_carry_travels_between_processes(temperature: float, tmp_path:
 
 @pytest.mark.parametrize(
     "architecture",
-    ["qwen3_5", "llama4", *(pytest.param(one, marks=pytest.mark.whole) for one in ("gemma3n", "gemma4_shared"))],
+    ["qwen3_5", *(pytest.param(one, marks=pytest.mark.whole) for one in ("llama4", "gemma3n", "gemma4_shared"))],
 )
 def test_requests_that_share_a_prefix_and_give_way(architecture: str, tmp_path: Path) -> None:
     path = make_checkpoint(tmp_path, architecture, initializer_range=0.2)
@@ -69,7 +81,7 @@ def test_requests_that_share_a_prefix_and_give_way(architecture: str, tmp_path: 
 
 @pytest.mark.parametrize(
     "architecture",
-    ["gemma3n", *(pytest.param(one, marks=pytest.mark.whole) for one in ("gpt_oss", "qwen3_5", "llama4"))],
+    ["llama4", "gemma3n", *(pytest.param(one, marks=pytest.mark.whole) for one in ("gpt_oss", "qwen3_5"))],
 )
 def test_requests_that_keep_nothing_out_of_reach(
     architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -238,7 +238,7 @@ def test_biases_are_those_of_the_checkpoint(tmp_path: Path, architecture: str) -
 # ------------------------------------------------------------------------------------------------------- whole numbers
 
 
-OFTEN_WHOLE: Final = 300
+OFTEN_WHOLE: Final = 450
 """One of so many whole numbers is tried by ``make test``; ``make test-all`` tries all."""
 PARTS: Final = 24
 """Tests that share an architecture's whole numbers, so that each ends within the limit of a test."""

@@ -17,12 +17,19 @@ PIECES: Final = (
     *("'", "''s", "'S", "!", "! ", "/", "$1", "中", "。", "\u200d", "😀"),
 )
 SHORT, TIMES = 256, 8
+TRIES: Final = 3
+"""Measurements before a pattern counts as slow: what else runs on the machine may slow one of them."""
 
 
-def processor_seconds(pre: pre_tokenizers.PreTokenizer, text: str) -> float:
+def thread_seconds(pre: pre_tokenizers.PreTokenizer, text: str) -> float:
     began = time.thread_time()
     pre.pre_tokenize_str(text)
     return time.thread_time() - began
+
+
+def is_linear(pre: pre_tokenizers.PreTokenizer, short: str, long: str) -> bool:
+    """Whether the long text takes about as many times as long as it is longer."""
+    return thread_seconds(pre, long) <= 3 * TIMES * max(thread_seconds(pre, short), 1e-4)
 
 
 @pytest.mark.parametrize("splits", NAMES, ids=NAMES.values())
@@ -35,5 +42,4 @@ def test_time_grows_with_the_text_and_not_with_its_square(splits: tuple[str, ...
             continue
         for end in ("", "x", "1"):
             texts = [piece * (length - 1) + end for length in (SHORT, TIMES * SHORT)]
-            short, long = (min(processor_seconds(pre, text) for _ in range(3)) for text in texts)
-            assert long <= 3 * TIMES * max(short, 1e-4), (piece, end)
+            assert any(is_linear(pre, *texts) for _ in range(TRIES)), (piece, end)

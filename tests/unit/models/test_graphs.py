@@ -34,7 +34,7 @@ from tests.recorded import Tapes
 
 CALM = 0.2
 """Standard deviation of the checkpoints' weights, so small that few tokens are nearly tied."""
-TOKENS = 12
+TOKENS = 8
 CPU = torch.device("cpu")
 CAPACITY = 2048
 SAMPLE = (

@@ -32,7 +32,10 @@ def test_it_opens_as_it_is(sound: Path) -> None:
     open_all(sound)
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(
+    max_examples=settings().max_examples * 3 // 2,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(data=st.data())
 def test_any_change_is_refused_or_does_not_matter(sound: Path, tmp_path: Path, data: st.DataObject) -> None:
     folder = tmp_path / "mutated"

@@ -59,7 +59,10 @@ def test_it_opens_as_it_is(sound: Path, target: Path, layout: str) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(
+    max_examples=settings().max_examples * 2 // 5,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(rng=st.randoms(use_true_random=False), file=st.sampled_from(["config.json", "config.json", WEIGHTS]))
 def test_any_change_is_refused_or_does_not_matter(
     sound: Path, target: Path, tmp_path: Path, layout: str, rng: random.Random, file: str

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -102,8 +103,18 @@ def test_every_tensor_of_a_checkpoint(tmp_path: Path, architecture: str) -> None
         shutil.rmtree(place)
 
 
-@pytest.mark.parametrize("stored", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("value", DAMAGED)
+STORED: Final = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+def formats_and_values() -> Iterator[Any]:
+    """Every format with one value, all values in turn; and, as ``whole``, with the others."""
+    for number, stored in enumerate(STORED):
+        for i, value in enumerate(DAMAGED):
+            sampled = i == number % len(DAMAGED)
+            yield pytest.param(stored, value, marks=[] if sampled else [pytest.mark.whole])
+
+
+@pytest.mark.parametrize(("stored", "value"), [*formats_and_values()])
 def test_every_format_of_floats(folder: Path, stored: torch.dtype, value: float) -> None:
     file = folder / "model.safetensors"
     tensors = {name: tensor.to(stored) for name, tensor in load_file(file).items()}

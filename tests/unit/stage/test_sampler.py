@@ -302,7 +302,7 @@ def test_shared_noise_finds_the_target_more_often_than_its_best_guesses_do():
 # --- Statistics: picks over many seeds against the exact distribution, and samplers that are wrong ---
 
 VOCABULARY = 120
-SEEDS = 20000
+SEEDS = 12000
 BIGRAMS = np.random.default_rng(7).normal(size=(VOCABULARY, VOCABULARY)) * 1.5
 """[V, V] float64: logits of the second token after each first one."""
 

@@ -364,7 +364,7 @@ class World:
             self.tree.restart(Node(self.rng.getrandbits(40), token, self.tree.root.position + 1, 0))
 
 
-@settings(max_examples=150)
+@settings(max_examples=settings().max_examples * 3 // 2)
 @given(st.randoms(use_true_random=False))
 def test_it_never_waits_for_nothing(rng: random.Random) -> None:
     """Whenever it refuses although something is unsent, the drafter is due or the root's result is: no deadlock."""

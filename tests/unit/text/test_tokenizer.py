@@ -109,7 +109,8 @@ HUGE = "{{ 'a' * 10000000000 }}"
 @pytest.mark.parametrize(
     ("template", "says"), [("{% if %}", "is not a Jinja"), (ENDLESS, "did not end"), (HUGE, "needs more memory")]
 )
-def test_a_template_that_is_none_or_takes_too_much_is_refused(folder, template, says):
+def test_a_template_that_is_none_or_takes_too_much_is_refused(folder, template, says, monkeypatch):
+    monkeypatch.setattr("penstock.text.templates.SECONDS", 0.5)
     tokenizer = load_tokenizer(folder)
     tokenizer.use_chat_template("{{ messages[0].content }}")
     with pytest.raises(ConfigError, match=f"^chat_template {says}"):

@@ -55,10 +55,17 @@ def _no_values_to_compare(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stage_model, "check_entry", lambda *args: None)
 
 
+@pytest.mark.parametrize(
+    "stages",
+    [((0, 2), (2, LAYERS)), pytest.param(((0, LAYERS),), marks=pytest.mark.whole)],
+    ids=["two stages", "one stage"],
+)
 @pytest.mark.parametrize("architecture", [name for name in ARCHITECTURES if name not in EXPERTS])
-def test_a_stage_computes_on_its_own_device(architecture: str, tmp_path: Path) -> None:
+def test_a_stage_computes_on_its_own_device(
+    architecture: str, stages: tuple[tuple[int, int], ...], tmp_path: Path
+) -> None:
     target = str(make_checkpoint(tmp_path, architecture))
-    for first, last in ((0, 2), (2, LAYERS), (0, LAYERS)):
+    for first, last in stages:
         with OneDevice():
             compute(target, first, last)
 

@@ -147,7 +147,11 @@ def valid(value: Any, root: dict[str, Any]) -> bool:
     return not list(jsonschema.Draft202012Validator(root).iter_errors(value))
 
 
-@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(
+    max_examples=4 * settings().max_examples,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
 @given(root=roots(), data=st.data())
 def test_a_schema_accepts_the_same_texts_as_format_as_named_tool_and_as_required_one(
     root: dict[str, Any], data: st.DataObject
