@@ -6,7 +6,7 @@ signals. Everything behind the imports is the command's own.
 
 How a command starts when it is installed is seen by test_cli.py, test_run.py, test_wheel.py and test_interrupts.py;
 ``penstock serve`` by test_serve_limits.py, by those that give it more open files, and as the image starts it
-(test_serve_sites.py); ``penstock worker`` by test_namespaces.py and test_setup.py.
+(test_serve_sites.py); ``penstock worker`` by test_setup.py.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ import termios
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -47,6 +48,12 @@ IMPORTED: Final = (
 )
 MOST: Final = 1 << 18
 """Bytes of a request: arguments and environment."""
+NEW_MOUNTS: Final = 0x20000
+NEW_CLOCK: Final = 0x80
+NETWORK: Final = 0x40000000
+"""Linux's names for these are CLONE_NEWNS, CLONE_NEWTIME and CLONE_NEWNET; ``os`` has them from Python 3.12 on."""
+PRIVATE_BELOW: Final = 0x44000
+"""MS_REC and MS_PRIVATE: what is mounted from now on is seen by nobody else."""
 COMMAND: Final = """\
 #!{python} -IS
 import json, os, signal, socket, sys
@@ -93,6 +100,43 @@ def listening(path: str, before: Sequence[str], environment: Mapping[str, str]) 
 
 # ------------------------------------------------------------------------------------------------- commands of tests
 
+
+@dataclass(frozen=True)
+class Place:
+    """Where a command runs, as ``ip netns exec``, ``unshare`` and ``mount`` would have it. By default, here."""
+
+    network: str = ""
+    """The name of a network namespace."""
+    ahead: float = 0.0
+    """Seconds by which its monotonic clock is ahead of this host's."""
+    hidden: tuple[str, ...] = ()
+    """Folders over which an empty file system lies there."""
+
+    def enter(self) -> None:
+        """Have the children of this process begin there. It has one thread, and root starts it."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        if self.network:
+            with open(f"/run/netns/{self.network}", "rb") as file:
+                check(libc.setns(file.fileno(), NETWORK))
+        if self.ahead:
+            check(libc.unshare(NEW_CLOCK))
+            Path("/proc/self/timens_offsets").write_text(f"monotonic {round(self.ahead)} 0")
+        if self.hidden:
+            check(libc.unshare(NEW_MOUNTS))
+            check(libc.mount(b"none", b"/", None, PRIVATE_BELOW, None))
+        for folder in self.hidden:
+            check(libc.mount(b"none", folder.encode(), b"tmpfs", 0, None))
+
+
+HERE: Final = Place()
+
+
+def check(outcome: int) -> None:
+    if outcome:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
 ENVIRONMENT: Final = dict(os.environ)
 """The environment of this process as tests begin, before any of them changes it."""
 NOT_TOLD: Final = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "RAY_CLIENT_MODE", "PENSTOCK_API_KEY")
@@ -135,18 +179,23 @@ def shared() -> str:
 
 
 class Warm(subprocess.Popen[str]):
-    """A child of this process that runs ``penstock`` and begins as a fork of the warm process.
+    """A child of this process that begins as a fork of the warm process. It runs ``penstock``, or a program: ``-c``.
 
     With ``start_new_session``, a terminal that is its standard input becomes the session's.
     """
 
+    def __init__(self, command: Sequence[str], place: Place = HERE, **options: Any) -> None:
+        self._place = place
+        super().__init__(command, **options)
+
     def _execute_child(self, *given: Any) -> None:
         told = inspect.signature(subprocess.Popen._execute_child).bind(self, *given).arguments
         words = list(map(str, told["args"]))
-        words = words[words.index("penstock.cli") + 1 if "penstock.cli" in words else 1 :]
+        words = words[words.index("penstock.cli") + 1 if "penstock.cli" in words[:3] else 1 :]
         environment, folder = dict(told["env"] or os.environ), str(told["cwd"] or os.getcwd())
         leads = told["start_new_session"]
         asked = {"words": words, "environment": environment, "folder": folder, "orphan": True, "leads": leads}
+        asked["place"] = asdict(self._place)
         inherited = {"p2cread": 0, "c2pwrite": 1, "errwrite": 2}
         files = [number if told[name] == -1 else told[name] for name, number in inherited.items()]
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
@@ -207,6 +256,7 @@ def answer(connection: socket.socket) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     encoded, files, _, _ = socket.recv_fds(connection, MOST, 3)
     told = json.loads(encoded)
+    Place(**told.get("place", {})).enter()
     pid = os.fork()
     if pid == 0:
         become(told, files, connection)
@@ -261,6 +311,10 @@ def main(path: str) -> None:
         else:
             return  # whoever has started this process has ended
     answer(connection)
+    if sys.argv[1:2] == ["-c"]:
+        code, sys.argv[:] = sys.argv[2], ["-c", *sys.argv[3:]]
+        exec(compile(code, "<string>", "exec"), {"__name__": "__main__"})
+        return
     from penstock.cli.app import main as penstock
 
     penstock()

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import psutil
 
@@ -18,15 +18,13 @@ LISTENING: Final = "listening at "
 
 
 class Worker:
-    """``host`` is what `--hosts` calls it. ``before`` is put in front of the command: to run it somewhere else."""
+    """``host`` is what `--hosts` calls it."""
 
     popen: Callable[..., subprocess.Popen[str]] = subprocess.Popen
 
-    def __init__(self, listen: str, *options: str, before: Sequence[str] = ()) -> None:
-        command = [*before, sys.executable, "-m", "penstock.cli", "worker", "--listen", listen, *options]
-        popen = subprocess.Popen if before else type(self).popen
-        self._process = popen(command, stderr=subprocess.PIPE, text=True)
-        self._put_before = bool(before)
+    def __init__(self, listen: str, *options: str, **started: Any) -> None:
+        command = [sys.executable, "-m", "penstock.cli", "worker", "--listen", listen, *options]
+        self._process = type(self).popen(command, stderr=subprocess.PIPE, text=True, **started)
         assert self._process.stderr is not None
         self.said: list[str] = []
         self.host = ""
@@ -44,8 +42,7 @@ class Worker:
 
     @property
     def process(self) -> psutil.Process:
-        started = psutil.Process(self._process.pid)
-        return started.children()[0] if self._put_before else started
+        return psutil.Process(self._process.pid)
 
     def stages(self) -> list[psutil.Process]:
         """Those that its fork server has started, the oldest first.
@@ -72,7 +69,7 @@ class Worker:
 
 
 class WarmWorker(Worker):
-    """A worker that is a fork of a warm process, as is its fork server (``tests/warm.py``)."""
+    """A worker that is a fork of a warm process, as is its fork server (``tests/warm.py``), at a ``place``."""
 
     popen = staticmethod(popen)
 
