@@ -36,6 +36,8 @@ from typing import Any, Final
 
 import psutil
 
+from penstock.environment import without_api_keys
+from penstock.pipeline import forking, forkserver
 from penstock.pipeline.forking import PR_SET_CHILD_SUBREAPER
 
 IMPORTED: Final = (
@@ -54,6 +56,8 @@ NETWORK: Final = 0x40000000
 """Linux's names for these are CLONE_NEWNS, CLONE_NEWTIME and CLONE_NEWNET; ``os`` has them from Python 3.12 on."""
 PRIVATE_BELOW: Final = 0x44000
 """MS_REC and MS_PRIVATE: what is mounted from now on is seen by nobody else."""
+FORK_SERVER: Final = "fork-server"
+"""The word with which a fork becomes a fork server."""
 COMMAND: Final = """\
 #!{python} -IS
 import json, os, signal, socket, sys
@@ -137,6 +141,7 @@ def check(outcome: int) -> None:
         raise OSError(number, os.strerror(number))
 
 
+SPAWNED: Final = forkserver.spawned
 ENVIRONMENT: Final = dict(os.environ)
 """The environment of this process as tests begin, before any of them changes it."""
 NOT_TOLD: Final = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "RAY_CLIENT_MODE", "PENSTOCK_API_KEY")
@@ -149,11 +154,14 @@ def popen(command: Sequence[str], **options: Any) -> subprocess.Popen[str]:
     It is a new interpreter where it inherits more files, or where its environment is not that of other tests: libraries
     read theirs when they are imported.
     """
-    environment = options.get("env") or os.environ
-    alike = all(
-        environment.get(name) == ENVIRONMENT.get(name) for name in {*environment, *ENVIRONMENT}.difference(NOT_TOLD)
-    )
-    return (subprocess.Popen if options.get("pass_fds") or not alike else Warm)(command, **options)
+    cold = options.get("pass_fds") or not alike(options.get("env") or os.environ)
+    return (subprocess.Popen if cold else Warm)(command, **options)
+
+
+def alike(environment: Mapping[str, str]) -> bool:
+    """Whether libraries would be imported as in the warm process, as far as the environment says."""
+    names = {*environment, *ENVIRONMENT}.difference(NOT_TOLD)
+    return all(environment.get(name) == ENVIRONMENT.get(name) for name in names)
 
 
 def run(command: Sequence[str], told: str | None = None, patience: float = 120.0) -> subprocess.CompletedProcess[str]:
@@ -184,8 +192,8 @@ class Warm(subprocess.Popen[str]):
     With ``start_new_session``, a terminal that is its standard input becomes the session's.
     """
 
-    def __init__(self, command: Sequence[str], place: Place = HERE, **options: Any) -> None:
-        self._place = place
+    def __init__(self, command: Sequence[str], place: Place = HERE, kept: Sequence[int] = (), **options: Any) -> None:
+        self._place, self._kept = place, list(kept)
         super().__init__(command, **options)
 
     def _execute_child(self, *given: Any) -> None:
@@ -198,6 +206,7 @@ class Warm(subprocess.Popen[str]):
         asked["place"] = asdict(self._place)
         inherited = {"p2cread": 0, "c2pwrite": 1, "errwrite": 2}
         files = [number if told[name] == -1 else told[name] for name, number in inherited.items()]
+        files += self._kept
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
             server.connect(shared())
             with adopting():
@@ -208,6 +217,15 @@ class Warm(subprocess.Popen[str]):
                     time.sleep(0.001)
         pipes = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
         self._close_pipe_fds(*(told[name] for name in pipes))
+
+
+def fork_server(commands: int, lifeline: int, folder: str) -> subprocess.Popen[Any]:
+    """Like ``forkserver.spawned``, but a fork of the warm process where the server cannot tell."""
+    environment = without_api_keys(os.environ)
+    if not alike(environment):
+        return SPAWNED(commands, lifeline, folder)
+    given = {"stdin": commands, "stdout": subprocess.DEVNULL, "env": {**forkserver.LIBRARIES, **environment}}
+    return Warm([sys.executable, FORK_SERVER, folder], kept=[lifeline], **given)
 
 
 @contextmanager
@@ -226,24 +244,20 @@ def adopting() -> Iterator[None]:
 
 def fork_from_here(model: str = "") -> None:
     """Like the function of that name, which begins another server where torch has been imported before it is called."""
-    from penstock.pipeline import forkserver
-
     forkserver.end_with_process()
     if forkserver._shared is None:
         forkserver._shared = forkserver.ForkServer(from_here=True)
 
 
 def prepare() -> None:
-    from penstock.emulation import stage
-    from penstock.pipeline import forkserver
-    from penstock.pipeline.forking import TRANSFORMERS, preload
-
     for name, value in forkserver.LIBRARIES.items():
         os.environ.setdefault(name, value)
-    preload(*TRANSFORMERS)
+    forking.preload(*forking.TRANSFORMERS)
     forkserver.fork_from_here = fork_from_here
     for module in IMPORTED:
         importlib.import_module(module)
+    from penstock.emulation import stage
+
     # An emulated device that yields to every other process hardly ever runs beside the tests of other workers.
     stage.yield_to_others = lambda: None
 
@@ -257,7 +271,7 @@ def reap(*_: object) -> None:
 def answer(connection: socket.socket) -> None:
     """Run the command that a connection asks for, in a fork of this process, which is the one that returns."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    encoded, files, _, _ = socket.recv_fds(connection, MOST, 3)
+    encoded, files, _, _ = socket.recv_fds(connection, MOST, 4)
     told = json.loads(encoded)
     Place(**told.get("place", {})).enter()
     pid = os.fork()
@@ -284,9 +298,10 @@ def answer(connection: socket.socket) -> None:
 def become(told: dict[str, Any], files: Sequence[int], connection: socket.socket) -> None:
     if not told["orphan"] or told.get("leads"):
         os.setsid()
-    for number, file in enumerate(files):
+    for number, file in enumerate(files[:3]):
         os.dup2(file, number)
         os.close(file)
+    told["words"] += map(str, files[3:])
     if told.get("leads") and os.isatty(0):
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
     connection.close()
@@ -318,6 +333,8 @@ def main(path: str) -> None:
         code, sys.argv[:] = sys.argv[2], ["-c", *sys.argv[3:]]
         exec(compile(code, "<string>", "exec"), {"__name__": "__main__"})
         return
+    if sys.argv[1] == FORK_SERVER:
+        forking.become_server(0, int(sys.argv[3]), sys.argv[2])
     from penstock.cli.app import main as penstock
 
     penstock()

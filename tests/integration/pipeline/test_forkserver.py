@@ -25,9 +25,15 @@ from penstock.pipeline.forkserver import ForkServer, shared_fork_server
 from penstock.pipeline.processes import ProcessExecutor
 from tests.integration.pipeline.test_processes import alive, gone, pipeline_of, stage_processes, start
 from tests.serving import until
-from tests.warm import popen
+from tests.warm import popen, shared
 
 pytestmark = pytest.mark.processes
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _warm() -> None:
+    """Start the process from which fork servers begin before any test counts its descriptors."""
+    shared()
 
 
 def server_process(server: ForkServer) -> psutil.Process:
