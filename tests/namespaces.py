@@ -18,6 +18,8 @@ from typing import Any, Final
 import psutil
 import pytest
 
+from tests.warm import Place
+
 NETWORKS: Final = "10.213"
 """The first two bytes of every network's addresses."""
 NAMESPACE: Final = re.compile(r"penstock-(\d+)-\d+")
@@ -50,10 +52,9 @@ class Namespace:
         return ["ip", "netns", "exec", self._name]
 
     @property
-    def before(self) -> list[str]:
-        """The same by the host's own clock."""
-        clock = ["unshare", "--time", f"--monotonic={round(self._ahead)}", "--fork", "--kill-child"]
-        return [*self.enter, *clock]
+    def place(self) -> Place:
+        """The same by the host's own clock, for a command of Penstock."""
+        return Place(self._name, self._ahead)
 
     def inside(self, *command: str) -> None:
         subprocess.run([*self.enter, *command], check=True)
@@ -149,8 +150,8 @@ def free_network() -> str:
 @contextmanager
 def network(*ahead: float) -> Iterator[list[Namespace]]:
     """A host for each number of seconds by which its clock is ahead. The head has address 1."""
-    if os.geteuid() or not all(shutil.which(program) for program in ("ip", "tc", "unshare")):
-        pytest.skip("network namespaces need root, iproute2 and util-linux")
+    if os.geteuid() or not all(shutil.which(program) for program in ("ip", "tc")):
+        pytest.skip("network namespaces need root and iproute2")
     remove_leftovers()
     addresses = free_network()
     made: list[Namespace] = []

@@ -6,7 +6,7 @@ signals. Everything behind the imports is the command's own.
 
 How a command starts when it is installed is seen by test_cli.py, test_run.py, test_wheel.py and test_interrupts.py;
 ``penstock serve`` by test_serve_limits.py, by those that give it more open files, and as the image starts it
-(test_serve_sites.py); ``penstock worker`` by test_namespaces.py and test_setup.py.
+(test_serve_sites.py); ``penstock worker`` by test_setup.py.
 """
 
 from __future__ import annotations
@@ -29,12 +29,15 @@ import termios
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
 import psutil
 
+from penstock.environment import without_api_keys
+from penstock.pipeline import forking, forkserver
 from penstock.pipeline.forking import PR_SET_CHILD_SUBREAPER
 
 IMPORTED: Final = (
@@ -47,6 +50,14 @@ IMPORTED: Final = (
 )
 MOST: Final = 1 << 18
 """Bytes of a request: arguments and environment."""
+NEW_MOUNTS: Final = 0x20000
+NEW_CLOCK: Final = 0x80
+NETWORK: Final = 0x40000000
+"""Linux's names for these are CLONE_NEWNS, CLONE_NEWTIME and CLONE_NEWNET; ``os`` has them from Python 3.12 on."""
+PRIVATE_BELOW: Final = 0x44000
+"""MS_REC and MS_PRIVATE: what is mounted from now on is seen by nobody else."""
+FORK_SERVER: Final = "fork-server"
+"""The word with which a fork becomes a fork server."""
 COMMAND: Final = """\
 #!{python} -IS
 import json, os, signal, socket, sys
@@ -93,6 +104,44 @@ def listening(path: str, before: Sequence[str], environment: Mapping[str, str]) 
 
 # ------------------------------------------------------------------------------------------------- commands of tests
 
+
+@dataclass(frozen=True)
+class Place:
+    """Where a command runs, as ``ip netns exec``, ``unshare`` and ``mount`` would have it. By default, here."""
+
+    network: str = ""
+    """The name of a network namespace."""
+    ahead: float = 0.0
+    """Seconds by which its monotonic clock is ahead of this host's."""
+    hidden: tuple[str, ...] = ()
+    """Folders over which an empty file system lies there."""
+
+    def enter(self) -> None:
+        """Have the children of this process begin there. It has one thread, and root starts it."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        if self.network:
+            with open(f"/run/netns/{self.network}", "rb") as file:
+                check(libc.setns(file.fileno(), NETWORK))
+        if self.ahead:
+            check(libc.unshare(NEW_CLOCK))
+            Path("/proc/self/timens_offsets").write_text(f"monotonic {round(self.ahead)} 0")
+        if self.hidden:
+            check(libc.unshare(NEW_MOUNTS))
+            check(libc.mount(b"none", b"/", None, PRIVATE_BELOW, None))
+        for folder in self.hidden:
+            check(libc.mount(b"none", folder.encode(), b"tmpfs", 0, None))
+
+
+HERE: Final = Place()
+
+
+def check(outcome: int) -> None:
+    if outcome:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+SPAWNED: Final = forkserver.spawned
 ENVIRONMENT: Final = dict(os.environ)
 """The environment of this process as tests begin, before any of them changes it."""
 NOT_TOLD: Final = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "RAY_CLIENT_MODE", "PENSTOCK_API_KEY")
@@ -105,11 +154,14 @@ def popen(command: Sequence[str], **options: Any) -> subprocess.Popen[str]:
     It is a new interpreter where it inherits more files, or where its environment is not that of other tests: libraries
     read theirs when they are imported.
     """
-    environment = options.get("env") or os.environ
-    alike = all(
-        environment.get(name) == ENVIRONMENT.get(name) for name in {*environment, *ENVIRONMENT}.difference(NOT_TOLD)
-    )
-    return (subprocess.Popen if options.get("pass_fds") or not alike else Warm)(command, **options)
+    cold = options.get("pass_fds") or not alike(options.get("env") or os.environ)
+    return (subprocess.Popen if cold else Warm)(command, **options)
+
+
+def alike(environment: Mapping[str, str]) -> bool:
+    """Whether libraries would be imported as in the warm process, as far as the environment says."""
+    names = {*environment, *ENVIRONMENT}.difference(NOT_TOLD)
+    return all(environment.get(name) == ENVIRONMENT.get(name) for name in names)
 
 
 def run(command: Sequence[str], told: str | None = None, patience: float = 120.0) -> subprocess.CompletedProcess[str]:
@@ -135,20 +187,26 @@ def shared() -> str:
 
 
 class Warm(subprocess.Popen[str]):
-    """A child of this process that runs ``penstock`` and begins as a fork of the warm process.
+    """A child of this process that begins as a fork of the warm process. It runs ``penstock``, or a program: ``-c``.
 
     With ``start_new_session``, a terminal that is its standard input becomes the session's.
     """
 
+    def __init__(self, command: Sequence[str], place: Place = HERE, kept: Sequence[int] = (), **options: Any) -> None:
+        self._place, self._kept = place, list(kept)
+        super().__init__(command, **options)
+
     def _execute_child(self, *given: Any) -> None:
         told = inspect.signature(subprocess.Popen._execute_child).bind(self, *given).arguments
         words = list(map(str, told["args"]))
-        words = words[words.index("penstock.cli") + 1 if "penstock.cli" in words else 1 :]
+        words = words[words.index("penstock.cli") + 1 if "penstock.cli" in words[:3] else 1 :]
         environment, folder = dict(told["env"] or os.environ), str(told["cwd"] or os.getcwd())
         leads = told["start_new_session"]
         asked = {"words": words, "environment": environment, "folder": folder, "orphan": True, "leads": leads}
+        asked["place"] = asdict(self._place)
         inherited = {"p2cread": 0, "c2pwrite": 1, "errwrite": 2}
         files = [number if told[name] == -1 else told[name] for name, number in inherited.items()]
+        files += self._kept
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
             server.connect(shared())
             with adopting():
@@ -159,6 +217,15 @@ class Warm(subprocess.Popen[str]):
                     time.sleep(0.001)
         pipes = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
         self._close_pipe_fds(*(told[name] for name in pipes))
+
+
+def fork_server(commands: int, lifeline: int, folder: str) -> subprocess.Popen[Any]:
+    """Like ``forkserver.spawned``, but a fork of the warm process where the server cannot tell."""
+    environment = without_api_keys(os.environ)
+    if not alike(environment):
+        return SPAWNED(commands, lifeline, folder)
+    given = {"stdin": commands, "stdout": subprocess.DEVNULL, "env": {**forkserver.LIBRARIES, **environment}}
+    return Warm([sys.executable, FORK_SERVER, folder], kept=[lifeline], **given)
 
 
 @contextmanager
@@ -177,23 +244,22 @@ def adopting() -> Iterator[None]:
 
 def fork_from_here(model: str = "") -> None:
     """Like the function of that name, which begins another server where torch has been imported before it is called."""
-    from penstock.pipeline import forkserver
-
     forkserver.end_with_process()
     if forkserver._shared is None:
         forkserver._shared = forkserver.ForkServer(from_here=True)
 
 
 def prepare() -> None:
-    from penstock.pipeline import forkserver
-    from penstock.pipeline.forking import TRANSFORMERS, preload
-
     for name, value in forkserver.LIBRARIES.items():
         os.environ.setdefault(name, value)
-    preload(*TRANSFORMERS)
+    forking.preload(*forking.TRANSFORMERS)
     forkserver.fork_from_here = fork_from_here
     for module in IMPORTED:
         importlib.import_module(module)
+    from penstock.emulation import stage
+
+    # An emulated device that yields to every other process hardly ever runs beside the tests of other workers.
+    stage.yield_to_others = lambda: None
 
 
 def reap(*_: object) -> None:
@@ -205,8 +271,9 @@ def reap(*_: object) -> None:
 def answer(connection: socket.socket) -> None:
     """Run the command that a connection asks for, in a fork of this process, which is the one that returns."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    encoded, files, _, _ = socket.recv_fds(connection, MOST, 3)
+    encoded, files, _, _ = socket.recv_fds(connection, MOST, 4)
     told = json.loads(encoded)
+    Place(**told.get("place", {})).enter()
     pid = os.fork()
     if pid == 0:
         become(told, files, connection)
@@ -231,9 +298,10 @@ def answer(connection: socket.socket) -> None:
 def become(told: dict[str, Any], files: Sequence[int], connection: socket.socket) -> None:
     if not told["orphan"] or told.get("leads"):
         os.setsid()
-    for number, file in enumerate(files):
+    for number, file in enumerate(files[:3]):
         os.dup2(file, number)
         os.close(file)
+    told["words"] += map(str, files[3:])
     if told.get("leads") and os.isatty(0):
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
     connection.close()
@@ -261,6 +329,12 @@ def main(path: str) -> None:
         else:
             return  # whoever has started this process has ended
     answer(connection)
+    if sys.argv[1:2] == ["-c"]:
+        code, sys.argv[:] = sys.argv[2], ["-c", *sys.argv[3:]]
+        exec(compile(code, "<string>", "exec"), {"__name__": "__main__"})
+        return
+    if sys.argv[1] == FORK_SERVER:
+        forking.become_server(0, int(sys.argv[3]), sys.argv[2])
     from penstock.cli.app import main as penstock
 
     penstock()

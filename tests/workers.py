@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import psutil
 
@@ -20,17 +20,22 @@ LISTENING: Final = "listening at "
 class Worker:
     """``host`` is what `--hosts` calls it. ``before`` is put in front of the command: to run it somewhere else.
 
-    ``program`` are Python's arguments that run the command ``penstock``.
+    ``program`` are Python's arguments that run the command ``penstock``, ``started`` those of ``popen``.
     """
 
     popen: Callable[..., subprocess.Popen[str]] = subprocess.Popen
 
     def __init__(
-        self, listen: str, *options: str, before: Sequence[str] = (), program: Sequence[str] = ("-m", "penstock.cli")
+        self,
+        listen: str,
+        *options: str,
+        before: Sequence[str] = (),
+        program: Sequence[str] = ("-m", "penstock.cli"),
+        **started: Any,
     ) -> None:
         command = [*before, sys.executable, *program, "worker", "--listen", listen, *options]
         popen = subprocess.Popen if before else type(self).popen
-        self._process = popen(command, stderr=subprocess.PIPE, text=True)
+        self._process = popen(command, stderr=subprocess.PIPE, text=True, **started)
         self._put_before = bool(before)
         assert self._process.stderr is not None
         self.said: list[str] = []
@@ -77,7 +82,7 @@ class Worker:
 
 
 class WarmWorker(Worker):
-    """A worker that is a fork of a warm process, as is its fork server (``tests/warm.py``)."""
+    """A worker that is a fork of a warm process, as is its fork server (``tests/warm.py``), at a ``place``."""
 
     popen = staticmethod(popen)
 

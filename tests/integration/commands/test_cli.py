@@ -7,14 +7,14 @@ import os
 import re
 import signal
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import psutil
 import pytest
 
-from penstock.engine import options
 from tests.checkpoints import make_checkpoint
 from tests.terminals import PATIENCE, PENSTOCK, READY, terminal
 from tests.unit.cli.invoke import invoke
@@ -161,23 +161,26 @@ def test_an_error_before_the_start_comes_at_once(tmp_path: Path) -> None:
     assert "imported" in run("generate", "x", "--model", "demo", env=environment).stderr, "where they are needed"
 
 
-def test_demo_prints_one_json_object(
-    pair: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from penstock.lab import demo
-    from penstock.lab import demo as scene
+DEMO: Final = """
+import sys
+from pathlib import Path
+from penstock.engine import options
+from penstock.lab import demo
+options.DEMO, demo.TOKENS = Path(sys.argv[1]), 6
+demo.run_demo(as_json=True, embedded=True)
+"""
+"""The demo with another pair, and fewer tokens."""
 
-    monkeypatch.setattr(options, "DEMO", pair)
-    monkeypatch.setattr(scene, "TOKENS", 6)
-    demo.run_demo(as_json=True, embedded=True)
-    out, err = capsys.readouterr()
-    result = json.loads(out)
+
+def test_demo_prints_one_json_object(pair: Path) -> None:
+    done = run_warm([sys.executable, "-c", DEMO, str(pair)])
+    result = json.loads(done.stdout)
     assert result["identical"] is True
     assert result["speedup"] > 0
     assert [run["strategy"] for run in result["runs"]] == ["autoregressive", "auto"]
     assert all(run["emulated"] for run in result["runs"])
-    assert "Emulated" in err
-    assert "The pair that comes with the package" in err
+    assert "Emulated" in done.stderr
+    assert "The pair that comes with the package" in done.stderr
 
 
 def test_bench_reports_and_compares(pair: Path, tmp_path: Path) -> None:

@@ -354,7 +354,12 @@ NO_RECOVERY: dict[str, Any] = {"stage_timeout": 5.0, "recovery_timeout": 0.0}
 
 
 @pytest.mark.parametrize(
-    ("lose", "why"), [(psutil.Process.kill, "SIGKILL"), (psutil.Process.suspend, "no sign of life for 5 s")]
+    ("lose", "why"),
+    [
+        (psutil.Process.kill, "SIGKILL"),
+        # The same but for its reason, which the next test waits for as well.
+        pytest.param(psutil.Process.suspend, "no sign of life for 5 s", marks=pytest.mark.whole),
+    ],
 )
 def test_a_lost_stage_ends_every_request_and_says_why(lose: Callable[[psutil.Process], None], why: str) -> None:
     async def run() -> None:

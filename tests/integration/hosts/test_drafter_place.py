@@ -21,6 +21,7 @@ from tests import speculators
 from tests.checkpoints import make_checkpoint
 from tests.conftest import noisy_copy
 from tests.happening import AfterResults
+from tests.warm import Place
 from tests.workers import WarmWorker, Worker, ended, workers
 
 pytestmark = pytest.mark.processes
@@ -210,11 +211,10 @@ def test_a_host_without_the_drafter_is_sent_what_it_loads(
 ) -> None:
     """Empty file systems lie over both checkpoints there."""
     config, cache = config_of("eagle3"), tmp_path / "cache"
-    hide = 'mount -t tmpfs none "$0"; mount -t tmpfs none "$1"; shift; exec "$@"'
-    before = ["unshare", "--mount", "--fork", "--kill-child", "sh", "-c", hide, str(deep), config["model"]]
+    place = Place(hidden=(str(deep), config["model"]))
     command = ("127.0.0.8:0", "--keys", str(keys), "--cache", str(cache))
     with (
-        closing(WarmWorker(*command, before=before)) as own,
+        closing(WarmWorker(*command, place=place)) as own,
         LLM(deep, hosts="localhost", keys=str(keys), drafter_on=own.host, speculative_config=config, **OPTIONS) as llm,
     ):
         assert ids(llm.generate(PROMPTS, PARAMS)) == plain(PARAMS)

@@ -6,6 +6,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +23,7 @@ from tests.checkpoints import make_checkpoint
 from tests.gguf_files import make_gguf, split_gguf
 from tests.happening import AfterResults
 from tests.namespaces import Namespace, network
-from tests.workers import Worker, ended
+from tests.workers import WarmWorker, Worker, ended
 
 pytestmark = pytest.mark.processes
 
@@ -45,7 +46,7 @@ def hosts() -> Iterator[list[Namespace]]:
 def workers(hosts: list[Namespace], keys: Path) -> Iterator[list[Worker]]:
     found: list[Worker] = []
     try:
-        found += [Worker(f"{one.address}:7700", "--keys", str(keys), before=one.before) for one in hosts]
+        found += [WarmWorker(f"{one.address}:7700", "--keys", str(keys), place=one.place) for one in hosts]
         yield found
     finally:
         for worker in found:
@@ -107,11 +108,11 @@ def test_a_host_without_the_checkpoint_is_sent_its_layers(
     """An empty file system lies over the checkpoint there."""
     cache = tmp_path / "cache"
     checkpoint = CHECKPOINTS[kind](tmp_path / "checkpoint")
-    hidden = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none "$0"; exec "$@"', str(tmp_path / "checkpoint")]
+    place = replace(hosts[0].place, hidden=(str(tmp_path / "checkpoint"),))
     options = ("--keys", str(keys), "--cache", str(cache))
     with LLM(checkpoint, max_model_len=256) as llm:
         (plain,) = llm.generate("def f(x):", SAMPLED)
-    with closing(Worker(f"{hosts[0].address}:7701", *options, before=[*hosts[0].before, *hidden])) as worker:
+    with closing(WarmWorker(f"{hosts[0].address}:7701", *options, place=place)) as worker:
         names = f"localhost,{worker.host}"
         with LLM(checkpoint, max_model_len=256, hosts=names, keys=str(keys)) as llm:
             (same,) = llm.generate("def f(x):", SAMPLED)
@@ -131,11 +132,11 @@ def test_a_host_that_returns_with_nothing_changes_no_token(
     """
     monkeypatch.setattr("penstock.hosts.remote.TRY_AGAIN_S", 0.5)
     caches = [tmp_path / str(number) for number in range(2)]
-    hidden = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none "$0"; exec "$@"', str(wide)]
+    hidden = (str(wide),)
 
     def begun(number: int) -> Worker:
         options = ("--keys", str(keys), "--cache", str(caches[number]))
-        return Worker(f"{hosts[number].address}:7702", *options, before=[*hosts[number].before, *hidden])
+        return WarmWorker(f"{hosts[number].address}:7702", *options, place=replace(hosts[number].place, hidden=hidden))
 
     def returned(before: Worker) -> Worker:
         before.close()

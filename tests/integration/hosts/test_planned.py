@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from penstock import LLM, SamplingParams
+from penstock.engine.profile import measure
 from penstock.lab.plan import run_plan
 from penstock.lab.plan_choices import PlanOptions
 from tests.workers import workers
@@ -22,11 +23,13 @@ LONG = list(range(1, 190))
 def test_layers_go_where_the_plan_says_and_tokens_stay(
     target: Path, keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     prompt = {"prompt_token_ids": LONG}
     with LLM(target, max_model_len=256) as llm:
         (plain,) = llm.generate(prompt, GREEDY)
     with workers(1, keys) as (worker,):
+        # The head keeps what it has measured; the worker, which is begun before, keeps only compiled code.
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        monkeypatch.setattr(measure, "REPEATS", (1, 1))  # here; how right the times are is not asked
         names = f"localhost,{worker.host}"
         for start in range(2):
             caplog.clear()

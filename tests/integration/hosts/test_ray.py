@@ -19,7 +19,8 @@ import pytest
 from penstock import LLM, SamplingParams
 from tests.namespaces import Namespace, network
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(900)]
+"""Ray begins a dozen interpreters one after the other, which alone may take minutes on a host that is busy."""
 
 PROMPTS = ["def f(x):", "class A:", "import os\n", "# "]
 SAMPLED = [SamplingParams(temperature=0.8, seed=seed, max_tokens=24, ignore_eos=True) for seed in range(4)]
@@ -152,7 +153,7 @@ def driven(hosts: list[Namespace], target: Path, environment: dict[str, str], dr
     command = [*hosts[0].enter, sys.executable, "-c", driver, str(target), json.dumps(PROMPTS), *networks]
     # Without an address Ray takes the cluster that was begun last on this machine, perhaps another test's.
     environment = {**environment, "RAY_ADDRESS": f"{hosts[0].address}:{PORT}"}
-    told = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, timeout=280, check=True).stdout
+    told = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, check=True).stdout
     return json.loads(told.splitlines()[-1])  # type: ignore[no-any-return]
 
 

@@ -23,7 +23,7 @@ from typing import Final
 import pytest
 
 from penstock.hosts.installing import Ssh, give_keys
-from tests.serving import PATIENCE, PENSTOCK
+from tests.serving import PENSTOCK
 from tests.warm import popen
 from tests.workers import LISTENING
 
@@ -32,6 +32,8 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 SSHD: Final = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")
 SFTP: Final = "/usr/lib/openssh/sftp-server"
 READY_S: Final = 20.0
+SETUP_S: Final = 250.0
+"""Seconds for a command, of which setting up a host makes an environment there and has pip install the wheel."""
 CONFIG: Final = """\
 ListenAddress {address}:{port}
 HostKey {folder}/host-key
@@ -110,7 +112,7 @@ def wait_for(address: str, port: int) -> None:
 
 def penstock(*words: str) -> subprocess.CompletedProcess[str]:
     with popen([PENSTOCK, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        said, errors = process.communicate(timeout=PATIENCE)
+        said, errors = process.communicate(timeout=SETUP_S)
     return subprocess.CompletedProcess(words, process.returncode, said, errors)
 
 

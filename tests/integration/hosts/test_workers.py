@@ -121,7 +121,7 @@ with LLM(target, max_model_len=256, hosts=hosts, keys=keys) as llm:
 
 def test_nothing_is_left_of_a_head_that_is_killed(target: Path, pair: list[Worker], keys: Path) -> None:
     command = [sys.executable, "-c", HEAD, str(target), named(*pair), str(keys)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as head:
+    with popen(command, stdout=subprocess.PIPE, text=True) as head:
         assert head.stdout is not None
         assert head.stdout.readline() == "started\n"
         stages = [stage for worker in pair for stage in worker.stages()]

@@ -25,8 +25,15 @@ from penstock.pipeline.forkserver import ForkServer, shared_fork_server
 from penstock.pipeline.processes import ProcessExecutor
 from tests.integration.pipeline.test_processes import alive, gone, pipeline_of, stage_processes, start
 from tests.serving import until
+from tests.warm import popen, shared
 
 pytestmark = pytest.mark.processes
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _warm() -> None:
+    """Start the process from which fork servers begin before any test counts its descriptors."""
+    shared()
 
 
 def server_process(server: ForkServer) -> psutil.Process:
@@ -205,7 +212,7 @@ os._exit(1)
 def engine(target: Path, ending: str, stages: str = "forks") -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
     """Run the script above and return the facts that it prints."""
     command = [sys.executable, "-c", SCRIPT, str(target), ending, stages]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
             facts = json.loads(process.stdout.readline())
