@@ -52,8 +52,14 @@ class Namespace:
         return ["ip", "netns", "exec", self._name]
 
     @property
+    def before(self) -> list[str]:
+        """The same by the host's own clock."""
+        clock = ["unshare", "--time", f"--monotonic={round(self._ahead)}", "--fork", "--kill-child"]
+        return [*self.enter, *clock]
+
+    @property
     def place(self) -> Place:
-        """The same by the host's own clock, for a command of Penstock."""
+        """The same for a command that begins as a fork of the warm process."""
         return Place(self._name, self._ahead)
 
     def inside(self, *command: str) -> None:

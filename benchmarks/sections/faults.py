@@ -52,7 +52,7 @@ def returns_values(seeds: Any) -> Mapping[str, Any]:
 
 
 def networks_values(figures: Any) -> Mapping[str, Any]:
-    """What happened in words, and the most connections of a crowd that stayed open, and MiB that a process grew by."""
+    """The events in words, and the most connections of a crowd that stayed open, and MiB that a process grew by."""
     crowds = figures.get("crowds", {"became": {}, "grown": {}})
     held = [found["held"] for port in crowds["became"].values() for found in port.values()]
     grown = [mib for mib, _ in crowds["grown"].values()]
