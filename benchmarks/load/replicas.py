@@ -22,7 +22,7 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -43,7 +43,8 @@ PORTION: Final = 40
 """Fewest answers of a portion, in which each of ``DEEDS`` is done once."""
 DEEDS: Final = ("kill a stage", "kill all stages", "kill a stage", "stop a stage", "kill a stage", "drain", "roll")
 KILLS: Final = ("kill a stage", "kill all stages")
-AT_A_TIME: Final = 12
+AT_A_TIME: Final = 6
+"""Answers at a time for each engine."""
 CHATS, TURNS = 8, 4
 PATIENCE_S: Final = 120.0
 """Seconds within which all engines have to be up again."""
@@ -105,7 +106,7 @@ class Portion:
         self._done = False
 
     async def run(self) -> None:
-        await asyncio.gather(self._deeds(), *(self._client() for _ in range(AT_A_TIME)))
+        await asyncio.gather(self._deeds(), *(self._client() for _ in range(AT_A_TIME * len(self._engine._replicas))))
         await until(lambda: all_up(self._engine), PATIENCE_S)
         await self._engine.drained()
 
@@ -140,7 +141,7 @@ class Portion:
             for deed in self._rng.sample(DEEDS, len(DEEDS)):
                 await until(lambda: all_up(self._engine), PATIENCE_S)
                 replica = self._rng.choice(self._engine._replicas)
-                enough = self._rng.randrange(1, AT_A_TIME // 3)
+                enough = self._rng.randrange(1, 2 * AT_A_TIME // 3)
                 await until(lambda at=replica, least=enough: len(at.streams) >= least, PATIENCE_S)  # type: ignore[misc]
                 await self._do(deed, replica)
                 self.counts.deeds[deed] += 1
@@ -257,17 +258,21 @@ def together(portions: Iterable[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def by_engines(portions: Mapping[str, dict[str, Any]]) -> dict[int, dict[str, Any]]:
+    """The sums of all portions with as many engines."""
+    counts = sorted({one["engines"] for one in portions.values()})
+    return {count: together(one for one in portions.values() if one["engines"] == count) for count in counts}
+
+
 def main(answers: int, kills: int, count: int) -> int:
     logging.disable()
     portions = kept_figures(BENCHMARK.name)
-
-    def sums() -> dict[str, Any]:
-        return together(one for one in portions.values() if one["engines"] == count)
-
-    while (found := sums())["answers"] < answers or found["kills"] < kills:
+    while (found := by_engines(portions).get(count, together([])))["answers"] < answers or found["kills"] < kills:
         portions[str(len(portions))] = portion(len(portions), count)
-        BENCHMARK.keep(portions, f"--answers {answers} --kills {kills} --engines {count}")
-        show(sums())
+        sums = by_engines(portions)
+        given = [f"--answers {one['answers']} --kills {one['kills']} --engines {n}" for n, one in sums.items()]
+        BENCHMARK.keep(portions, commands=[BENCHMARK.command(one) for one in given])
+        show(sums[count])
     return 1 if found["different"] or found["cut"] else 0
 
 

@@ -51,6 +51,12 @@ def returns_values(seeds: Any) -> Mapping[str, Any]:
     return {**problems(seeds), "total": total, "back_s": back_s, "mbit": mbit}
 
 
+def replicas_values(portions: Any) -> Mapping[str, Any]:
+    """The sums of the fewest engines, which had by far the most portions, and those of more engines."""
+    (engines, sums), *more = replicas.by_engines(portions).items()
+    return {"engines": engines, "sums": sums, "more": more}
+
+
 def networks_values(figures: Any) -> Mapping[str, Any]:
     """The events in words, and the most connections of a crowd that stayed open, and MiB that a process grew by."""
     crowds = figures.get("crowds", {"became": {}, "grown": {}})
@@ -63,7 +69,7 @@ def networks_values(figures: Any) -> Mapping[str, Any]:
 SECTIONS = {
     "soak": Section(values=soak_values),
     "chaos": Section(values=chaos_values),
-    "replicas": Section(values=lambda figures: {"sums": replicas.together(figures.values())}),
+    "replicas": Section(values=replicas_values),
     "networks": Section(values=networks_values),
     "ray_serve": Section(values=lambda figures: {"all_s": median(one["all_s"] for one in figures["starts"])}),
     "returns": Section(values=returns_values),
