@@ -127,6 +127,15 @@ def test_where_no_token_is_possible_the_grammar_says_so() -> None:
     assert ask(make(), 0, blind_alley, B) == ("no token is possible here (NoExtensionBias)", set())
 
 
+def test_a_blind_alley_is_one_paths_own() -> None:
+    forks = grammar_of(StructuredOutputsParams(grammar='start: "b" x | "c" "d"\nx: x x'))
+    grammars, expected = make(), ask(make(), 0, forks, ids("c"))
+    assert expected == ("", set(ids("d")))
+    for _ in range(2):
+        assert ask(grammars, 0, forks, B) == ("no token is possible here (NoExtensionBias)", set())
+        assert ask(grammars, 0, forks, ids("c")) == expected
+
+
 def test_a_dead_row_is_told_from_an_exhausted_grammar() -> None:
     assert ask(make(), 0, DEAR, ids("!")) == (module.DEAD, set())
 
