@@ -1,6 +1,6 @@
 """Throughput of several engines behind one server, each on devices of its own, and what the server costs.
 
-    python -m benchmarks.load.disjoint [--rounds 3] [--boards 2] [--time-scale 4] [ENGINES ...]
+    python -m benchmarks.load.disjoint [--rounds 5] [--boards 2] [--time-scale 1] [ENGINES ...]
 
 A server of each number of ENGINES (1, 2 and 4 by default) runs the demo pair's target, each engine on so many emulated
 edge boards, which compute as long as the modelled boards would, whatever else this host computes. Every server gets the
@@ -89,6 +89,6 @@ def main(engines: Sequence[int], rounds: int, boards: int, time_scale: float) ->
 
 if __name__ == "__main__":
     arguments = {"engines": {"type": int, "nargs": "*"}}
-    options = BENCHMARK.parser(rounds=3, boards=2, time_scale=4.0, **arguments).parse_args()
+    options = BENCHMARK.parser(rounds=5, boards=2, time_scale=1.0, **arguments).parse_args()
     with BENCHMARK.refusing():
         main(options.engines or ENGINES, options.rounds, options.boards, options.time_scale)

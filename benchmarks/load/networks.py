@@ -544,9 +544,9 @@ def versions(cluster: Cluster) -> dict[str, Any]:
         finally:
             other.close()
         head = [sys.executable, "-c", f"{change}\n{HEAD}", names, cluster.keys]
-        ended = subprocess.run(head, capture_output=True, text=True, timeout=HEARD_S, check=False)
-        said.append(ended.stderr.strip().splitlines()[-1])
-        if not ended.returncode or "ConfigError" not in said[-1]:
+        done = subprocess.run(head, capture_output=True, text=True, timeout=HEARD_S, check=False)
+        said.append(done.stderr.strip().splitlines()[-1])
+        if not done.returncode or "ConfigError" not in said[-1]:
             problems.append(f"an engine with another {what}: {said[-1]}")
     with closing(cluster.engine()) as llm:
         if tokens(llm) != cluster.expected:

@@ -58,9 +58,14 @@ def replicas_values(portions: Any) -> Mapping[str, Any]:
 
 
 def networks_values(figures: Any) -> Mapping[str, Any]:
-    """The events in words, and the most connections of a crowd that stayed open, and MiB that a process grew by."""
+    """The events in words, the most connections without a token that stayed open, and MiB that a process grew by."""
     crowds = figures.get("crowds", {"became": {}, "grown": {}})
-    held = [found["held"] for port in crowds["became"].values() for found in port.values()]
+    held = [
+        found["held"]
+        for port in crowds["became"].values()
+        for kind, found in port.items()
+        if kind != "a member, half a frame"  # it has shown its token
+    ]
     grown = [mib for mib, _ in crowds["grown"].values()]
     extremes = {"most_held": max(held, default=0), "most_grown": max(grown, default=0)}
     return {**problems(figures), "happened": HAPPENED, **extremes}

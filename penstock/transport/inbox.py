@@ -316,11 +316,11 @@ class Inbox:
             return []
         # Compared in constant time, so that the time of a refusal says nothing about the token.
         session = next((one for one, known in self._tokens.items() if hmac.compare_digest(token, known)), None)
-        if session is None and (token or newcomer.connection.fault):
-            self._refuse(newcomer, newcomer.connection.fault or "it does not begin with a session's token")
-            return []
-        if session is None:  # its process has ended before it sent anything: nobody was refused
-            self._drop(newcomer)
+        if session is None:
+            if token or newcomer.connection.fault:
+                self._refuse(newcomer, newcomer.connection.fault or "it does not begin with a session's token")
+            else:  # its process has ended before it sent anything: nobody was refused
+                self._drop(newcomer)
             return []
         alike = [one for one in self._streams.values() if (one.session, one.host) == (session, newcomer.host)]
         if len(alike) >= MOST_OF_A_HOST:

@@ -35,7 +35,7 @@ PATIENCE_S: Final = 10.0
 DAY: Final = timedelta(days=1)
 
 # ----------------------------------------------------------------------------------------------------------------- keys
-# The certificate of each kind bears an honest host's name. All but the first are refused for what it says.
+# Each certificate bears an honest host's name. It is wrong in its issuer, signature, dates or use.
 
 
 def authority_in(folder: Path) -> tuple[x509.Certificate, keys.PrivateKey]:
