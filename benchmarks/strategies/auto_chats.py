@@ -12,8 +12,8 @@ noise makes of as many chats.
 
 A chat that is in OUT is not answered again: a run that was stopped, or whose minutes are up, goes on where it was.
 Delete the file after a change of the engine. At the end, each cell's speed over plain decoding is printed with its 95%
-bounds, and written to benchmarks/measured/strategies/auto_chats.json; with ``--again``, and another OUT, as a second
-measurement beside the first. Stop whatever else runs on the host, or the figures mean little.
+bounds, and written to benchmarks/measured/strategies/auto_chats.json. With ``--again``, and another OUT, the cells below
+are answered a second time, with as many chats, and stored beside the first. Stop whatever else runs on the host, or the figures mean little.
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ def asked(llm: LLM, options: argparse.Namespace, engine: Engine, part: range) ->
 def answered(options: argparse.Namespace, engine: Engine, part: range, found: dict[str, Any], ends: float) -> None:
     """Answer the part's chats that are not in ``found``, and write it after each of them, until ``ends``."""
     of_engine = found.setdefault(engine.name, {})
-    listed = [(name, chat) for chat in part for name in options.names if f"{name} {chat}" not in of_engine]
+    names = options.cells.get(engine.name, []) if options.again else options.names
+    listed = {f"{name} {chat}" for chat in part for name in names} - set(of_engine)
     if not listed or time.monotonic() > ends:
         return
     named = parse_entries(ENTRIES, dict(DRAFTERS[engine.drafter]))
@@ -100,7 +101,7 @@ def answered(options: argparse.Namespace, engine: Engine, part: range, found: di
     if not options.model.endswith(".gguf"):
         own["quantization"] = engine.quantization
     with LLM(options.model, speculative_config=config, **own) as llm:
-        left = [one for one in asked(llm, options, engine, part) if key_of(one, options) not in of_engine]
+        left = [one for one in asked(llm, options, engine, part) if key_of(one, options) in listed]
         # Several chats at a time: each call of ``measure_all`` begins with nothing learned.
         for run in measure_all(llm, left, named):
             of_set = [one for one in left if one.setting.prompt_set == run.prompt_set]
@@ -122,11 +123,11 @@ Cell = tuple[float, float | None, int]
 
 
 def cells_of(chats: Mapping[str, Mapping[str, float]], names: Sequence[str]) -> dict[str, Cell]:
-    """Each set's cell, and that of all chats."""
+    """Each set's cell, and that of all chats where there are chats of all sets."""
     found = {}
     for name in (*names, ALL):
         of_set = [one for key, one in chats.items() if name == ALL or key.startswith(f"{name} ")]
-        if of_set:
+        if of_set and (name != ALL or set(names) <= set(found)):
             ratio = ratio_over([{entry: [one[entry] for one in of_set] for entry in ENTRIES}], *ENTRIES)
             low = None if ratio.low is None else round(ratio.low, 4)
             found[name] = round(ratio.mean, 4), low, ratio.pairs
@@ -171,6 +172,9 @@ def main() -> None:
     options.sets = len(options.names)
     found: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {}
     ends = time.monotonic() + 60 * options.minutes
+    if options.again:
+        first = {engine: {name: cells[0] for name, cells in kept.items()} for engine, kept in kept_figures(NAME).items()}
+        options.cells = {engine: [name for name, cell in of.items() if below(cell)] for engine, of in first.items()}
     chosen = [engine for engine in engines() if all(word in engine.name for word in options.only)]
     if options.model.endswith(".gguf"):
         chosen = [engine for engine in chosen if engine.quantization == "int4"]
