@@ -18,8 +18,8 @@ BEGIN: Final = "<!-- figures: written by python -m benchmarks.results -->"
 END: Final = "<!-- end of figures -->"
 NATIVE, WHEEL = "llama.cpp-native", "llama.cpp"
 BUILDS: Final = {
-    NATIVE: "a build of it for this processor",
-    WHEEL: "a wheel of it without AVX-512 (a build for the processor is not measured yet)",
+    NATIVE: "built for this processor",
+    WHEEL: "a wheel without AVX-512 (a build for the processor is not measured yet)",
 }
 """Words for the build that is compared with: the native one where it is stored."""
 
