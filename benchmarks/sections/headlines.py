@@ -58,7 +58,7 @@ def over_jupiter(figures: Mapping[str, Any]) -> str:
         geometric_mean(total(one[name]) / total(one["Penstock"]) for one in pipelines)
         for name in ("Jupiter, outlines", "Jupiter")
     ]
-    stated = f"{times(geometric_mean(published))} ({min(published):.2f} to {max(published):.2f})"
+    stated = f"{times(geometric_mean(published))} in the mean ({min(published):.2f} to {max(published):.2f} by setting)"
     stand_in = f"{' and '.join(map(times, ours))} over our stand-in, with its outlines and without"
     return f"{stated} over the paper's seconds; {stand_in}"
 
