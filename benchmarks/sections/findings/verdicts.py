@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -16,10 +17,10 @@ OPEN: Final = "undecided here"
 FAILS: Final = "does not hold here"
 OTHER: Final = "not comparable"
 VERDICTS: Final = {
-    HOLDS: "The same direction here, and as large as the paper has it or without a size there.",
-    LESS: "The same direction here, and the paper's size above our bounds.",
-    PARTLY: "So in some of the settings that we have.",
-    OPEN: "Our bounds include both, or the samples are too few to tell.",
+    HOLDS: "The same direction here, and as large as the least that the paper has, or without a size there.",
+    LESS: "The same direction here, but smaller: our bounds are below the paper's size, or all of our figures are.",
+    PARTLY: "It is so in some of our settings, and not in others.",
+    OPEN: "Our bounds include both directions, or the samples are too few to tell.",
     FAILS: "Here it is otherwise.",
     OTHER: "What was measured differs too much, is not stated there, or was not measured here.",
 }
@@ -64,6 +65,13 @@ def of_all(verdicts: Iterable[str]) -> str:
 def of_cases(cases: Sequence[bool]) -> str:
     """The verdict on a finding that is so in these of all settings, without bounds."""
     return HOLDS if all(cases) else PARTLY if any(cases) else FAILS
+
+
+def of_sizes(cases: Sequence[bool], ours: Iterable[float], stated: Iterable[float]) -> str:
+    """The verdict of ``of_cases``, or "smaller" where each of our ratios is nearer to 1 than the paper's beside it."""
+    verdict = of_cases(cases)
+    smaller = all(abs(math.log(one)) < abs(math.log(theirs)) for one, theirs in zip(ours, stated, strict=True))
+    return LESS if verdict == HOLDS and smaller else verdict
 
 
 def counted(cases: Sequence[bool], what: str) -> str:

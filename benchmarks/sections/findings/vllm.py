@@ -14,6 +14,7 @@ from benchmarks.sections.findings.verdicts import (
     of_all,
     of_cases,
     of_ratio,
+    of_sizes,
     ranged,
 )
 from benchmarks.shared.published import published
@@ -82,7 +83,7 @@ def findings() -> Iterator[Finding]:
             f"{NAMES[method]} lowers the latency of few sequences (1, 2 and 4 stages)",
             f"{joined(stated)} of none's",
             f"{joined(found)} of none's",
-            of_cases([one < 1 for one in found]),
+            of_sizes([one < 1 for one in found], found, stated),
         )
     for rows in (designs(), many_sequences(paper["table_2"]), parallel(paper["parallel"])):
         yield from (finding(*cells) for cells in rows)
@@ -160,7 +161,8 @@ def parallel(paper: Table) -> Iterator[tuple[str, ...]]:
         own = [rows[model, way][name] / rows[model, base][name] for way in ways]
         stated = [paper[model][way][column] / paper[model][base][column] for way in ways]
         cases = [(one > 1) == more for one in own]
-        return "4.3, Table 3", claim, joined(stated), joined(own), of_cases(cases), "simulated from prices, no bounds"
+        verdict = of_sizes(cases, own, stated)
+        return "4.3, Table 3", claim, joined(stated), joined(own), verdict, "simulated from prices, no bounds"
 
     yield row("tensor parallelism adds throughput of the 8B (2, 4, 8 GPUs)", "8B", ranks, "1,1,1", "throughput", True)
     yield row("tensor parallelism costs the 8B latency (2, 4, 8 GPUs)", "8B", ranks, "1,1,1", "latency", True)
@@ -199,7 +201,7 @@ def more_ranks(paper: Table, rows: Rows) -> tuple[str, ...]:
         "twice as many tensor parallel ranks add throughput beside any replicas and stages",
         f"{ranged(stated)}, {counted([one > 1 for one in stated], 'pairs')}",
         f"{ranged(own)}, {counted([one > 1 for one in own], 'pairs')}",
-        of_cases([one > 1 for one in own]),
+        of_sizes([one > 1 for one in own], own, stated),
         "simulated from prices, no bounds",
     )
 

@@ -11,7 +11,18 @@ from hypothesis import strategies as st
 from benchmarks import results
 from benchmarks.sections import base, findings, reaches
 from benchmarks.sections.findings import verdicts
-from benchmarks.sections.findings.verdicts import FAILS, HOLDS, LESS, OPEN, OTHER, PARTLY, of_all, of_cases, of_ratio
+from benchmarks.sections.findings.verdicts import (
+    FAILS,
+    HOLDS,
+    LESS,
+    OPEN,
+    OTHER,
+    PARTLY,
+    of_all,
+    of_cases,
+    of_ratio,
+    of_sizes,
+)
 from penstock.lab.report import Ratio
 
 FOUND = findings.findings()
@@ -47,6 +58,23 @@ def test_settings_that_agree_have_their_verdict_and_others_hold_in_part(found: l
 @given(st.lists(st.booleans(), min_size=1))
 def test_cases_hold_all_in_part_or_not(cases: list[bool]) -> None:
     assert of_cases(cases) == {True: HOLDS, False: FAILS}.get(cases[0] if len(set(cases)) == 1 else None, PARTLY)
+
+
+@pytest.mark.parametrize(
+    ("cases", "ours", "stated", "verdict"),
+    [
+        ([True, True], [0.92, 0.67], [0.55, 0.40], LESS),
+        ([True, True], [0.92, 0.30], [0.55, 0.40], HOLDS),
+        ([True], [1.31], [4.42], LESS),
+        ([True], [2.28], [1.8], HOLDS),
+        ([True, False], [1.1, 0.9], [1.4, 1.8], PARTLY),
+        ([False], [0.9], [1.4], FAILS),
+    ],
+)
+def test_a_size_without_bounds_is_smaller_where_all_of_ours_are(
+    cases: list[bool], ours: list[float], stated: list[float], verdict: str
+) -> None:
+    assert of_sizes(cases, ours, stated) == verdict
 
 
 def test_every_finding_is_complete_and_says_why_it_is_not_comparable() -> None:
