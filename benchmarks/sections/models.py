@@ -12,7 +12,7 @@ COMPARED = {
     "strategies": "every strategy, at T = 0 and 1",
     "chunks": "a long prompt in chunks",
     "crowded": "requests that give way",
-    "gives_back": "the same, nothing kept out of reach",
+    "gives_back": "the same, nothing stored out of reach",
 }
 
 
