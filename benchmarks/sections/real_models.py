@@ -46,7 +46,13 @@ def peers_values(figures: Any) -> Mapping[str, Any]:
     first = next(iter(figures.values()))
     names = {**PEERS, **{peer: WORDS.get(peer, peer) for peer in first["versions"]}}
     built = {peer: some for peer, some in first.get("features", {}).items() if some}
-    return {"sets": SETS, "names": names, "built": built, "words": WORDS}
+    return {"sets": SETS, "names": names, "built": built, "words": WORDS, "pair_words": pair_words}
+
+
+def pair_words(pair: str) -> str:
+    """``plain over llama.cpp, native`` for ``autoregressive over llama.cpp-native``."""
+    entry, peer = pair.split(" over ")
+    return f"{PEERS[entry]} over {WORDS.get(peer, peer)}"
 
 
 def many_values(figures: Any) -> Mapping[str, Any]:
