@@ -243,10 +243,16 @@ def gains(place: str, found: Sequence[Any]) -> Iterator[list[str]]:
         yield [place_of(place), f"`{name}`" if name == "auto" else name, *cells]
 
 
+def links_values(figures: Any) -> Mapping[str, Any]:
+    """How many times the measured time the reckoned one is, at most."""
+    return {"dearest": max(one["reckoned_ms"] / one["ms"] for one in figures["rows"])}
+
+
 SECTIONS = {
     "jupiter": Section(how=jupiter.HOW, take=jupiter.take, values=values),
     "exchanged": replace(by_script(exchanged), values=exchanged_values),
     "plans": Section(how=plans.HOW, take=plans.take, values=plans_values),
+    "megatron_links": Section(values=links_values),
     "planned_hosts": Section(values=hosts_values),
     "layer_kinds": Section(values=kinds_values),
     "outlines": Section(values=outlines_values),
