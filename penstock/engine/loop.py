@@ -245,11 +245,12 @@ class EngineLoop:
     @property
     def _sends_root_first(self) -> bool:
         """Whether only new roots can enter. They enter before the drafter is asked: after a miss stages are idle."""
+        running = self.scheduler.running
         return all(
-            (request.strategy.sends_root_first or self._is_plain(request))
-            and not request.prefilling
+            not request.prefilling
             and not request.tree.root.entered
-            for request in self.scheduler.running
+            and (self._is_plain(request) or request.strategy.sends_root_first(self._context()))
+            for request in running
         )
 
     @property

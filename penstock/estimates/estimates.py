@@ -10,7 +10,7 @@ import msgspec
 
 from penstock.cluster.timing import MAX_OVERRUNS
 from penstock.estimates.times import SLOW, BatchTimes, PipelineTimes, RoundTrips, running_mean
-from penstock.estimates.trials import PLAIN_TOKENS, Trials
+from penstock.estimates.trials import MEMORY, PLAIN_TOKENS, SHARE, Trials
 from penstock.messages import DeviceReserved, Result
 from penstock.tree import Node, TokenTree
 
@@ -215,6 +215,8 @@ class DraftQuality:
         self.corrections = Calibration()
         self.miss_rate = 0.5
         """Share of the target's tokens that no child of the root carried; a running mean."""
+        self._unforeseen = FadingShare(MEMORY)
+        """Whether the best candidate after a token that nobody had drafted was right; where there was none, it was not."""
         self.by_drafter = False
         """Whether the drafter calibrates its candidates itself, with ``first_answers`` and ``corrections``. Their
         chances are then taken as they are, and the drafter records which of them were right."""
@@ -233,11 +235,19 @@ class DraftQuality:
             return (chance for _, chance in node.candidates)
         return (self.corrections if node.earlier else self.first_answers).chances(node.candidates)
 
+    @property
+    def found(self) -> float:
+        """Chance that the drafter's best candidate after a token that nobody had drafted is right."""
+        return self._unforeseen.of(0.5)
+
     def record_pick(self, node: Node) -> None:
         """Judge every answer that the drafter gave for ``node`` by the token that the target has picked after it."""
-        assert node.candidates
         assert node.picked is not None
-        answers = (*node.earlier, node.candidates)
+        answers = (*node.earlier, node.candidates or ())
+        if node.parent is None:
+            self._unforeseen.record(bool(answers[0]) and answers[0][0][0] == node.picked)
+        if not node.candidates:
+            return
         if not self.by_drafter:
             self.record_answers(answers, node.picked)
         first = answers[0]
@@ -343,6 +353,21 @@ class Estimates:
         # The earlier run's times are gone with the stages, so there is nothing left to scale.
         self._kept_alone_s = 0.0
         self.trials.interrupt()
+
+    def asked_first(self, requests: int) -> bool:
+        """Whether a drafter without weights is asked about a root before that enters, while ``requests`` decode.
+
+        All of them wait for its answer, which saves a trip where its best candidate is right.
+        """
+        trip = self.pipeline.latency_s(1)
+        return not trip or self.drafts.found * trip >= requests * self.drafter.seconds(1)
+
+    @property
+    def asked_every(self) -> int:
+        """Number of roots of which one is asked about where asking does not pay, so that a drafter is noticed that has
+        become good: as many as make its answers a fraction ``SHARE`` of the time."""
+        trip = self.pipeline.latency_s(1)
+        return math.ceil(self.drafter.seconds(1) / (SHARE * trip)) if trip else 1
 
     def _predicted_gain(self, requests: int) -> float:
         """Predicted speed with a drafted row beside each root, right in half of the cases, relative to roots alone,

@@ -313,7 +313,6 @@ class Continuous:
     """
 
     rate_limited = True
-    sends_root_first = False
     on_trial = False
 
     def __init__(self, width: int, children: int, in_flight_correction: bool = True) -> None:
@@ -325,6 +324,9 @@ class Continuous:
         """Time at which the next batch could first have entered; None until then."""
         self._asked = False
         """Whether the drafter has been asked since the last batch entered."""
+
+    def sends_root_first(self, context: Context) -> bool:
+        return False
 
     def corrects(self, context: Context) -> bool:
         return self._corrects
@@ -513,12 +515,19 @@ class Auto(Continuous):
 
     on_trial = True
 
+    def sends_root_first(self, context: Context) -> bool:
+        return is_asked_later(context)
+
     def corrects(self, context: Context) -> bool:
         return speculates(context) and super().corrects(context) and context.estimates.drafts.correction_gain > MISLED
 
     def ask(self, tree: TokenTree, context: Context) -> list[Node]:
         if not speculates(context):
             return self._foretell(tree, context)
+        root = tree.root
+        if not root.asked and is_asked_later(context):
+            if not root.entered or root.position % context.estimates.asked_every:
+                return []
         times = context.estimates.pipeline
         if times.shared and times.step_s(1) >= times.latency_s(1) > 0:
             return []
@@ -576,6 +585,13 @@ def speculates(context: Context) -> bool:
     if load.prefilling and trials.contended:
         return False
     return trials.speculates(on_trial(context))
+
+
+def is_asked_later(context: Context) -> bool:
+    """Whether a drafter without weights is asked about a root only after that has entered, because all that decode
+    would wait for its answer, which is seldom right."""
+    estimates = context.estimates
+    return context.foretold and estimates.trials.contended and not estimates.asked_first(context.load.requests)
 
 
 def on_trial(context: Context) -> int:
