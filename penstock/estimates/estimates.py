@@ -217,6 +217,8 @@ class DraftQuality:
         """Share of the target's tokens that no child of the root carried; a running mean."""
         self._unforeseen = FadingShare(MEMORY)
         """Whether the best candidate after a token that nobody had drafted was right; where there was none, it was not."""
+        self._right = FadingShare(MEMORY)
+        """Whether the best candidate after any token about which the drafter was asked was right."""
         self.by_drafter = False
         """Whether the drafter calibrates its candidates itself, with ``first_answers`` and ``corrections``. Their
         chances are then taken as they are, and the drafter records which of them were right."""
@@ -240,12 +242,19 @@ class DraftQuality:
         """Chance that the drafter's best candidate after a token that nobody had drafted is right."""
         return self._unforeseen.of(0.5)
 
+    @property
+    def right(self) -> float:
+        """Chance that the drafter's best candidate is right."""
+        return self._right.of(0.5)
+
     def record_pick(self, node: Node) -> None:
         """Judge every answer that the drafter gave for ``node`` by the token that the target has picked after it."""
         assert node.picked is not None
         answers = (*node.earlier, node.candidates or ())
+        right = bool(answers[0]) and answers[0][0][0] == node.picked
+        self._right.record(right)
         if node.parent is None:
-            self._unforeseen.record(bool(answers[0]) and answers[0][0][0] == node.picked)
+            self._unforeseen.record(right)
         if not node.candidates:
             return
         if not self.by_drafter:

@@ -474,7 +474,7 @@ def is_worth_asking(context: Context, score: float, nodes: int) -> bool:
     """
     estimates = context.estimates
     if context.foretold and estimates.trials.contended:
-        saved = math.exp(score) * estimates.pipeline.latency_s(1)
+        saved = math.exp(score) * estimates.drafts.right * estimates.pipeline.latency_s(1)
         if 0 < saved < estimates.drafter.seconds(1):
             return False
     return score + LOG_PATIENCE >= estimates.drafter.growth(nodes + context.load.asked)
