@@ -219,7 +219,7 @@ class EngineLoop:
         root_first = self._sends_root_first
         if not root_first:
             self._ask()  # before rows enter: a strategy may rather wait for the answer
-            if self._foretold and self.draft_due < math.inf:
+            while self._foretold and self.draft_due < math.inf:
                 self._take_drafts()  # a drafter that takes no device's time has answered already
                 self._ask()  # about these drafts, for the same reason
         # Asked again only where something has changed since: a root has entered, or drafted rows.

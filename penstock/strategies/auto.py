@@ -344,7 +344,7 @@ class Continuous:
             tree.room > self.width
             and len(nodes) < self.width
             and (score := self._order.best_unasked(tree)) > floor
-            and is_worth_asking(context, score, len(nodes))
+            and is_worth_asking(context, score, len(nodes), tree.root.entered)
         ):
             nodes.append(self._order.take_unasked(tree))
         self._asked = self._asked or bool(nodes)
@@ -465,7 +465,7 @@ def is_worth_it(context: Context, score: float, rows: int, mass: float) -> bool:
     return math.exp(score) * step >= cost
 
 
-def is_worth_asking(context: Context, score: float, nodes: int) -> bool:
+def is_worth_asking(context: Context, score: float, nodes: int, entered: bool) -> bool:
     """Whether to ask about a further node with this log chance now rather than in the drafter's next pass.
 
     It pays if the node's chance, times the part of a pass that waiting would cost, exceeds what the node adds to this
@@ -476,6 +476,8 @@ def is_worth_asking(context: Context, score: float, nodes: int) -> bool:
     if context.foretold and estimates.trials.contended:
         saved = math.exp(score) * estimates.drafts.right * estimates.pipeline.latency_s(1)
         if 0 < saved < estimates.drafter.seconds(1):
+            return False
+        if not entered and not is_worth_it(context, score + math.log(estimates.drafts.right), 1, 1.0):
             return False
     return score + LOG_PATIENCE >= estimates.drafter.growth(nodes + context.load.asked)
 
