@@ -225,6 +225,8 @@ class EngineLoop:
         # Asked again only where something has changed since: a root has entered, or drafted rows.
         if self._submit() or root_first:
             self._ask()
+            if self._foretold:
+                self._take_drafts()
 
     def _recover(self, lost: PipelineLost) -> None:
         """Begin to replace what is lost, or end all requests."""
@@ -558,6 +560,7 @@ class EngineLoop:
         if self.drafter is None or self.drafter.busy:
             return
         asks = []
+        self._asked_at = self.clock.now()
         context = self._context()
         for request in self.scheduler.running:
             if request.prefilling:
@@ -572,7 +575,6 @@ class EngineLoop:
                 node.asked = True
         if asks:
             self._asked.update((node.id, (ask.request, node.entered)) for ask in asks for node in ask.nodes)
-            self._asked_at = self.clock.now()
             self._asked_rows = self.drafter.ask(asks)
             self.draft_due = self._asked_at + self.estimates.drafter.seconds(self._asked_rows)
 
