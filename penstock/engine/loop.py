@@ -222,6 +222,8 @@ class EngineLoop:
             while self._foretold and self.draft_due < math.inf:
                 self._take_drafts()  # a drafter that takes no device's time has answered already
                 self._ask()  # about these drafts, for the same reason
+                if not self.estimates.trials.contended:
+                    break  # how much is asked then is not bounded by what it takes
         # Asked again only where something has changed since: a root has entered, or drafted rows.
         if self._submit() or root_first:
             self._ask()
