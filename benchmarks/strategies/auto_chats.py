@@ -12,8 +12,9 @@ noise makes of as many chats.
 
 A chat that is in OUT is not answered again: a run that was stopped, or whose minutes are up, goes on where it was.
 Delete the file after a change of the engine. At the end, each cell's speed over plain decoding is printed with its 95%
-bounds, and written to benchmarks/measured/strategies/auto_chats.json. With ``--again``, and another OUT, the cells below
-are answered a second time, with as many chats, and stored beside the first. Stop whatever else runs on the host, or the figures mean little.
+bounds, and written to benchmarks/measured/strategies/auto_chats.json. With ``--again``, and another OUT, the cells
+below are answered a second time, with as many chats, and stored beside the first. Stop whatever else runs on the host,
+or the figures mean little.
 """
 
 from __future__ import annotations
@@ -173,7 +174,9 @@ def main() -> None:
     found: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {}
     ends = time.monotonic() + 60 * options.minutes
     if options.again:
-        first = {engine: {name: cells[0] for name, cells in kept.items()} for engine, kept in kept_figures(NAME).items()}
+        first = {
+            engine: {name: cells[0] for name, cells in kept.items()} for engine, kept in kept_figures(NAME).items()
+        }
         options.cells = {engine: [name for name, cell in of.items() if below(cell)] for engine, of in first.items()}
     chosen = [engine for engine in engines() if all(word in engine.name for word in options.only)]
     if options.model.endswith(".gguf"):

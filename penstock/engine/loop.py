@@ -219,12 +219,16 @@ class EngineLoop:
         root_first = self._sends_root_first
         if not root_first:
             self._ask()  # before rows enter: a strategy may rather wait for the answer
-            if self._foretold and self.draft_due < math.inf:
+            while self._foretold and self.draft_due < math.inf:
                 self._take_drafts()  # a drafter that takes no device's time has answered already
                 self._ask()  # about these drafts, for the same reason
+                if not self.estimates.trials.contended:
+                    break  # how much is asked then is not bounded by what it takes
         # Asked again only where something has changed since: a root has entered, or drafted rows.
         if self._submit() or root_first:
             self._ask()
+            if self._foretold:
+                self._take_drafts()
 
     def _recover(self, lost: PipelineLost) -> None:
         """Begin to replace what is lost, or end all requests."""
@@ -245,11 +249,12 @@ class EngineLoop:
     @property
     def _sends_root_first(self) -> bool:
         """Whether only new roots can enter. They enter before the drafter is asked: after a miss stages are idle."""
+        running = self.scheduler.running
         return all(
-            (request.strategy.sends_root_first or self._is_plain(request))
-            and not request.prefilling
+            not request.prefilling
             and not request.tree.root.entered
-            for request in self.scheduler.running
+            and (self._is_plain(request) or request.strategy.sends_root_first(self._context()))
+            for request in running
         )
 
     @property
@@ -557,6 +562,7 @@ class EngineLoop:
         if self.drafter is None or self.drafter.busy:
             return
         asks = []
+        self._asked_at = self.clock.now()
         context = self._context()
         for request in self.scheduler.running:
             if request.prefilling:
@@ -571,7 +577,6 @@ class EngineLoop:
                 node.asked = True
         if asks:
             self._asked.update((node.id, (ask.request, node.entered)) for ask in asks for node in ask.nodes)
-            self._asked_at = self.clock.now()
             self._asked_rows = self.drafter.ask(asks)
             self.draft_due = self._asked_at + self.estimates.drafter.seconds(self._asked_rows)
 

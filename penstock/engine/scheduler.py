@@ -25,7 +25,7 @@ from penstock.tree import Node
 class Advance:
     """The outcome of one walk: ``committed`` nodes in order, ``hits`` of them drafted, and ``dead`` nodes to cancel.
 
-    ``verdicts`` are the roots for which the drafter had proposed children: their ``picked`` tokens judge its proposals.
+    ``verdicts`` are the roots for which the drafter had answered: their ``picked`` tokens judge its proposals.
     """
 
     committed: list[Node] = field(default_factory=list)
@@ -64,7 +64,7 @@ def _commit_one(request: Request, nodes: Nodes, pool: SlotPool, done: Advance, a
     assert root.picked is not None
     pick = request.picks.pop(root.id)
     _count(request, root)  # before the tree moves on: it looks at the root's children
-    if root.candidates:
+    if root.candidates is not None:
         done.verdicts.append(root)
     hit, dead = request.tree.commit(root.picked)
     # Before a miss takes a slot: its row may then get a dead node's slot, which is safe, because every stage computes

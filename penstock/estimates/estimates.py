@@ -10,7 +10,7 @@ import msgspec
 
 from penstock.cluster.timing import MAX_OVERRUNS
 from penstock.estimates.times import SLOW, BatchTimes, PipelineTimes, RoundTrips, running_mean
-from penstock.estimates.trials import PLAIN_TOKENS, Trials
+from penstock.estimates.trials import MEMORY, PLAIN_TOKENS, SHARE, Trials
 from penstock.messages import DeviceReserved, Result
 from penstock.tree import Node, TokenTree
 
@@ -101,7 +101,7 @@ class Experience(msgspec.Struct, frozen=True, kw_only=True):
 TRUST: Final = 4.0
 """Weight of the drafter's own confidence, in decisions, against what was observed at that confidence. After four
 decisions both count the same."""
-MEMORY: Final = 2000.0
+DECISIONS: Final = 2000.0
 """Number of decisions over which old ones fade: the text changes, and with it how well a drafter does."""
 BINS_PER_NAT: Final = 2
 """Number of bins into which a step of 1 in a chance's natural logarithm is divided. Chances in a bin differ by a factor
@@ -159,9 +159,9 @@ class Calibration:
             self._claimed[place] += math.exp(max(FAINTEST, chance))
             if token == picked:
                 self._right[place] += 1
-        # Fading by a hundredth of MEMORY every hundred decisions costs less than at each decision.
+        # Fading by a hundredth of DECISIONS every hundred decisions costs less than at each decision.
         if self.decisions % 100 == 0:
-            self._fade(1 - 100 / MEMORY)
+            self._fade(1 - 100 / DECISIONS)
 
     def chances(self, candidates: Sequence[tuple[int, float]]) -> Iterator[float]:
         """Corrected log chances of the candidates, best first; they never rise with rank."""
@@ -215,6 +215,10 @@ class DraftQuality:
         self.corrections = Calibration()
         self.miss_rate = 0.5
         """Share of the target's tokens that no child of the root carried; a running mean."""
+        self._right = FadingShare(MEMORY)
+        """Share of the target's tokens that were the best candidate, of those before which the drafter was asked."""
+        self._found = FadingShare(MEMORY)
+        """The same share for tokens that follow one that had not been drafted."""
         self.by_drafter = False
         """Whether the drafter calibrates its candidates itself, with ``first_answers`` and ``corrections``. Their
         chances are then taken as they are, and the drafter records which of them were right."""
@@ -233,11 +237,26 @@ class DraftQuality:
             return (chance for _, chance in node.candidates)
         return (self.corrections if node.earlier else self.first_answers).chances(node.candidates)
 
+    @property
+    def right(self) -> float:
+        """Chance (above 0, to 1) that the drafter's best candidate is right; no candidate counts as a wrong one."""
+        return self._right.of(0.5)
+
+    @property
+    def found(self) -> float:
+        """The same chance after a token that had not been drafted, where a drafted text ends or none has begun."""
+        return self._found.of(0.5)
+
     def record_pick(self, node: Node) -> None:
         """Judge every answer that the drafter gave for ``node`` by the token that the target has picked after it."""
-        assert node.candidates
         assert node.picked is not None
-        answers = (*node.earlier, node.candidates)
+        answers = (*node.earlier, node.candidates or ())
+        right = bool(answers[0]) and answers[0][0][0] == node.picked
+        self._right.record(right)
+        if node.parent is None:
+            self._found.record(right)
+        if not node.candidates:
+            return
         if not self.by_drafter:
             self.record_answers(answers, node.picked)
         first = answers[0]
@@ -343,6 +362,21 @@ class Estimates:
         # The earlier run's times are gone with the stages, so there is nothing left to scale.
         self._kept_alone_s = 0.0
         self.trials.interrupt()
+
+    def pays_asking(self, requests: int) -> bool:
+        """Whether ``requests`` requests gain by waiting for a drafter's answer about a root that has yet to enter.
+
+        The answer saves a trip through the stages where its best candidate is right.
+        """
+        trip = self.pipeline.latency_s(1)
+        return not trip or self.drafts.found * trip >= requests * self.drafter.seconds(1)
+
+    @property
+    def roots_per_ask(self) -> int:
+        """Number of roots of which the drafter is asked about one where ``pays_asking`` is False, so that the engine
+        notices when its answers become right: as many as keep the time of asking to a fraction ``SHARE``."""
+        trip = self.pipeline.latency_s(1)
+        return math.ceil(self.drafter.seconds(1) / (SHARE * trip)) or 1 if trip else 1
 
     def _predicted_gain(self, requests: int) -> float:
         """Predicted speed with a drafted row beside each root, right in half of the cases, relative to roots alone,

@@ -313,7 +313,6 @@ class Continuous:
     """
 
     rate_limited = True
-    sends_root_first = False
     on_trial = False
 
     def __init__(self, width: int, children: int, in_flight_correction: bool = True) -> None:
@@ -325,6 +324,9 @@ class Continuous:
         """Time at which the next batch could first have entered; None until then."""
         self._asked = False
         """Whether the drafter has been asked since the last batch entered."""
+
+    def sends_root_first(self, context: Context) -> bool:
+        return False
 
     def corrects(self, context: Context) -> bool:
         return self._corrects
@@ -342,7 +344,7 @@ class Continuous:
             tree.room > self.width
             and len(nodes) < self.width
             and (score := self._order.best_unasked(tree)) > floor
-            and is_worth_asking(context, score, len(nodes))
+            and is_worth_asking(context, score, len(nodes), tree.root.entered)
         ):
             nodes.append(self._order.take_unasked(tree))
         self._asked = self._asked or bool(nodes)
@@ -463,17 +465,22 @@ def is_worth_it(context: Context, score: float, rows: int, mass: float) -> bool:
     return math.exp(score) * step >= cost
 
 
-def is_worth_asking(context: Context, score: float, nodes: int) -> bool:
+def is_worth_asking(context: Context, score: float, nodes: int, entered: bool) -> bool:
     """Whether to ask about a further node with this log chance now rather than in the drafter's next pass.
 
     It pays if the node's chance, times the part of a pass that waiting would cost, exceeds what the node adds to this
-    pass. A drafter without weights runs on a core that stages of the same host may need. Its answer must then also be
-    worth a pass, and saves at most a trip through the stages, with the node's chance.
+    pass. A drafter without weights runs on a core that stages of the same host may need. Where it is asked about nodes
+    below the root, the answer must then also be worth a pass: it saves a trip through the stages if the path leads
+    there and its best candidate is right. Before the root has ``entered``, which waits for the answer, that candidate
+    must also be worth a row beside the root.
     """
     estimates = context.estimates
-    if context.foretold and estimates.trials.contended:
-        saved = math.exp(score) * estimates.pipeline.latency_s(1)
+    if context.foretold and estimates.trials.contended and score < 0.0:
+        score_below = score + math.log(estimates.drafts.right)
+        saved = math.exp(score_below) * estimates.pipeline.latency_s(1)
         if 0 < saved < estimates.drafter.seconds(1):
+            return False
+        if not entered and not is_worth_it(context, score_below, 1, 1.0):
             return False
     return score + LOG_PATIENCE >= estimates.drafter.growth(nodes + context.load.asked)
 
@@ -502,7 +509,8 @@ class Auto(Continuous):
 
     Where stages may slow each other, a sequential test also measures what speculation really gains
     (``estimates/trials.py``). While it loses, roots enter alone and the drafter is not asked. A drafter that costs
-    nothing is asked about the root that has just entered, so that its candidates stay calibrated.
+    nothing is asked about the root that has just entered, so that its candidates stay calibrated. The same is done
+    while its answers are so seldom right that roots had better not wait for them.
 
     Where the drafter would use the device of the only stage, it is not asked: its passes would come on top of plain
     decoding.
@@ -513,18 +521,27 @@ class Auto(Continuous):
 
     on_trial = True
 
+    def sends_root_first(self, context: Context) -> bool:
+        return is_asked_later(context)
+
     def corrects(self, context: Context) -> bool:
         return speculates(context) and super().corrects(context) and context.estimates.drafts.correction_gain > MISLED
 
     def ask(self, tree: TokenTree, context: Context) -> list[Node]:
         if not speculates(context):
             return self._foretell(tree, context)
+        if not tree.root.asked and is_asked_later(context) and not self._is_due(tree.root, context):
+            return []
         times = context.estimates.pipeline
         if times.shared and times.step_s(1) >= times.latency_s(1) > 0:
             return []
         if not could_enter(context):
             return []
         return super().ask(tree, context)
+
+    def _is_due(self, root: Node, context: Context) -> bool:
+        """Whether the drafter is asked about a root for which the engine does not wait."""
+        return root.entered and root.position % context.estimates.roots_per_ask == 0
 
     def _foretell(self, tree: TokenTree, context: Context) -> list[Node]:
         """The root, about which a free drafter is asked although nothing drafted is to be sent.
@@ -576,6 +593,16 @@ def speculates(context: Context) -> bool:
     if load.prefilling and trials.contended:
         return False
     return trials.speculates(on_trial(context))
+
+
+def is_asked_later(context: Context) -> bool:
+    """Whether a drafter without weights is asked about a root only after that has entered, and not about every root.
+
+    Where stages share the engine's host, all requests that decode would wait for the answer, so this is the case where
+    it is seldom right.
+    """
+    estimates = context.estimates
+    return context.foretold and estimates.trials.contended and not estimates.pays_asking(context.load.requests)
 
 
 def on_trial(context: Context) -> int:

@@ -52,11 +52,12 @@ class Strategy(Protocol):
     """Whether batches follow each other no faster than the slowest stage takes them. None then waits inside the
     pipeline, and each is composed as late as possible."""
 
-    sends_root_first: bool
-    """Whether a new root enters alone and at once, before the drafter is asked."""
-
     on_trial: bool
     """Whether the strategy decodes plainly while ``estimates.trials`` ask for it, so that they can measure it."""
+
+    def sends_root_first(self, context: Context) -> bool:
+        """Whether a new root enters alone and at once, before the drafter is asked."""
+        ...
 
     @property
     def candidates(self) -> int:
@@ -187,8 +188,10 @@ class Autoregressive:
     candidates = 0
 
     rate_limited = False
-    sends_root_first = True
     on_trial = False
+
+    def sends_root_first(self, context: Context) -> bool:
+        return True
 
     def corrects(self, context: Context) -> bool:
         return False

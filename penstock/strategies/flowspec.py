@@ -84,7 +84,6 @@ class FlowSpec:
     """
 
     rate_limited = False
-    sends_root_first = False
     on_trial = False
 
     def __init__(self, stages: int, options: FlowSpecOptions) -> None:
@@ -116,6 +115,9 @@ class FlowSpec:
         self._asked: set[int] = set()
         """Ids of the nodes that were drafted from for this base tree."""
         self._redrafts = False
+
+    def sends_root_first(self, context: Context) -> bool:
+        return False
 
     def corrects(self, context: Context) -> bool:
         return False

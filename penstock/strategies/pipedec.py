@@ -49,13 +49,15 @@ class PipeDec:
     """
 
     rate_limited = False
-    sends_root_first = True
     on_trial = False
 
     def __init__(self, depth: int, width: int, children: int) -> None:
         self.depth = depth
         self.width = width
         self.candidates = children
+
+    def sends_root_first(self, context: Context) -> bool:
+        return True
 
     def corrects(self, context: Context) -> bool:
         return False
@@ -143,7 +145,6 @@ class StaticTree:
     """
 
     rate_limited = False
-    sends_root_first = False
     on_trial = False
 
     def __init__(self, tree_size: int, tree_depth: int, children: int, segments: int = 1) -> None:
@@ -155,6 +156,9 @@ class StaticTree:
         """Segments of the tree that have yet to enter, in order."""
         self._last: Node | None = None
         """A node of the last segment; None if the tree is sent in one batch."""
+
+    def sends_root_first(self, context: Context) -> bool:
+        return False
 
     def corrects(self, context: Context) -> bool:
         return False

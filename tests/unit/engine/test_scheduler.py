@@ -25,11 +25,13 @@ class Willing:
 
     candidates = 0
 
-    sends_root_first = False
     on_trial = False
 
     def __init__(self, rate_limited: bool) -> None:
         self.rate_limited = rate_limited
+
+    def sends_root_first(self, context: Context) -> bool:
+        return False
 
     def corrects(self, context: Context) -> bool:
         return False

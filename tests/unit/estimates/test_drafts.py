@@ -54,6 +54,19 @@ def test_first_answers_and_corrections_are_calibrated_apart() -> None:
     assert math.exp(after) > 0.95
 
 
+def test_how_often_the_best_candidate_is_right_counts_answers_without_any() -> None:
+    """After a token that had been drafted it is always right here, after another one the drafter never knows any."""
+    quality, parent = DraftQuality(), Node(0, 0, 0, 0)
+    assert quality.right == quality.found == 0.5
+    for _ in range(300):
+        quality.record_pick(Node(1, 0, 0, 0, picked=5, candidates=()))
+        quality.record_pick(Node(2, 0, 1, 1, parent=parent, picked=0, candidates=candidates([0.6, 0.3])))
+        assert quality.right > 0
+    assert quality.found == pytest.approx(0.0, abs=0.05)
+    assert quality.right == pytest.approx(0.5, abs=0.05)
+    assert quality.first_answers.decisions == 300
+
+
 def test_every_correction_of_a_node_is_judged() -> None:
     quality = DraftQuality()
     quality.record_pick(answered(5, candidates([0.6]), [(5, math.log(0.6))], [(4, math.log(0.6))]))

@@ -208,6 +208,22 @@ def test_a_drafter_in_the_engine_is_asked_what_is_worth_a_pass_where_stages_may_
     assert [math.exp(node.score) for node in asked] == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(("row", "expected"), [(1.1, [0.5, 0.3]), (1.2, [0.5]), (1.3, [])])
+def test_a_root_waits_only_for_answers_that_may_enter_with_it(row: float, expected: list[float]) -> None:
+    """Below the root, the drafter is asked before that enters where a candidate that is right in half of the cases, as
+    long as nothing is known, would be worth the time of a second row."""
+    estimates = Estimates(contended=True)
+    for rows, seconds in ((1, STEP), (2, row * STEP)):
+        estimates.pipeline.record_spans([Span(0, 0.0, 0.0, seconds, 0.0, 0.0, rows)])
+    for rows in (1, 8):
+        estimates.drafter.record(rows, STEP / 100)
+    asker = continuous(estimates, width=8, children=4)
+    tree = drafted(asker, [0.5, 0.3, 0.1, 0.05])
+    tree.root.entered = False
+    asked = asker.strategy.ask(tree, replace(asker.context, foretold=True))
+    assert [math.exp(node.score) for node in asked] == pytest.approx(expected)
+
+
 def test_a_drafter_on_a_stages_device_is_asked_once_a_batch() -> None:
     estimates = experienced(flat)
     estimates.pipeline.record_drafter_turn(3, STEP)
