@@ -18,21 +18,28 @@ STACKS := tests/stacks/requirements.txt tests/stacks/requirements-instructor.txt
 # README.md and docs/start/install.md have the same line (tests/unit/test_install.py).
 INSTALL := pip install --constraint constraints.txt --editable
 
-.PHONY: install demo test test-all test-page test-clients test-arm test-image check figures peers wheel release clean
+.PHONY: install demo test test-in-process test-processes test-all test-page test-clients test-arm test-image check figures peers wheel release clean
 
 install: $(VENV)/.installed
 
 demo: $(VENV)/.installed
 	$(BIN)/penstock demo
 
-test: $(VENV)/.installed-dev check
+# Tests that start processes wait for most of their time, so that both parts take hardly longer than one after the other
+# would keep the processors busy. One part's lines come when it has ended, or they would be mixed with the other's.
+test: $(VENV)/.installed-dev
 	@: > $(SKIPS)
-	$(BIN)/python -m pytest -m "not processes and not stacks and not whole and not arm and not image" --hypothesis-profile $(EXAMPLES) --numprocesses auto --dist worksteal --skips=$(SKIPS)
-	$(BIN)/python -m pytest -m "processes and not page and not stacks and not whole and not arm and not image" --hypothesis-profile $(EXAMPLES) --numprocesses auto --maxprocesses 4 --dist worksteal --skips=$(SKIPS)
+	@$(MAKE) --no-print-directory --jobs=2 --keep-going EXAMPLES=$(EXAMPLES) check test-in-process test-processes
 	@echo 'NOT RUN: the web page in Chromium. To run it: apt-get install chromium, then make test-page'
 	@echo 'NOT RUN: the clients of other projects. To run them: apt-get install nodejs npm, then make test-clients'
 	@echo 'NOT RUN: the container image, made without Docker. To run it, as root on Linux: make test-image'
 	@cat $(SKIPS)
+
+test-in-process: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -m "not processes and not stacks and not whole and not arm and not image" --hypothesis-profile $(EXAMPLES) --numprocesses auto --dist worksteal --skips=$(SKIPS) >$(VENV)/$@.txt 2>&1; code=$$?; cat $(VENV)/$@.txt; exit $$code
+
+test-processes: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -m "processes and not page and not stacks and not whole and not arm and not image" --hypothesis-profile $(EXAMPLES) --numprocesses auto --maxprocesses 4 --dist worksteal --skips=$(SKIPS)
 
 # The matrices from which the tests above sample, and more examples of what hypothesis draws.
 test-all: EXAMPLES := whole

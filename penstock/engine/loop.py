@@ -250,12 +250,13 @@ class EngineLoop:
     def _sends_root_first(self) -> bool:
         """Whether only new roots can enter. They enter before the drafter is asked: after a miss stages are idle."""
         running = self.scheduler.running
-        return all(
-            not request.prefilling
-            and not request.tree.root.entered
-            and (self._is_plain(request) or request.strategy.sends_root_first(self._context()))
-            for request in running
-        )
+        if any(request.prefilling or request.tree.root.entered for request in running):
+            return False
+        drafting = [request for request in running if not self._is_plain(request)]
+        if not drafting:
+            return True
+        context = self._context()
+        return all(request.strategy.sends_root_first(context) for request in drafting)
 
     @property
     def _awaits_results(self) -> bool:
