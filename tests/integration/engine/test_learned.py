@@ -52,6 +52,7 @@ CASES += [("eagle3", 3), ("eagle3", 5), ("dflash", 1), ("dflash", 3)]
 CASES += [("mtp", 3), ("speculators_eagle3", 3), ("eagle31", 3), ("vllm_medusa", 3), ("spd_paper", 3)]
 CASES += [("spd", 3), ("spd", 8), ("early_exit", 1), ("early_exit", 5)]
 CASES += [("sliding_dflash", 3), ("speculators_dflash", 3), ("jetspec", 3), ("dspark", 3)]
+CASES += [("speculators_dspark", 3)]
 FURTHER = [("eagle", 1), ("eagle", 5), ("medusa", 1), ("medusa", 5), ("anchored_dflash", 1), ("anchored_dflash", 3)]
 FURTHER += [("eagle3", 1), ("dflash", 5), ("spd", 1), ("spd", 5), ("early_exit", 3), ("early_exit", 8)]
 """The same kinds over other numbers of stages."""

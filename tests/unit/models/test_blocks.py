@@ -367,9 +367,10 @@ REFUSED = [
     ("dspark", "markov_head_type", "rnn", "markov_head_type is 'rnn'; 'vanilla' and 'gated' are supported"),
     ("dspark", "markov_head_type", "gated", r"lacks the tensor markov_head\.gate_proj\.weight"),
     ("dspark", "confidence_head_with_markov", False, r"confidence_head.* is \[1, 38\].* ask for \[1, 32\]"),
-    ("dspark", "confidence_head_with_markov", False, r"confidence_head.* is \[1, 38\].* ask for \[1, 32\]"),
     ("dspark", "target_layer_ids", [1, 4, 8], "target_layer_ids is .* -1 to 7"),
     ("dspark", "block_size", None, "block_size is None; it has to be an integer"),
+    ("speculators_dspark", "draft_vocab_size", 50, r"markov_w2\.weight is \[60, 6\].* ask for \[50, 6\]"),
+    ("speculators_dspark", "draft_vocab_size", 161, "drafts 161 tokens, the target knows 160"),
     ("speculators_dflash", "projector_type", "domino", "a drafter of kind Domino, which is not supported"),
 ]
 """Layout, field of the configuration, what is written there, and how it is refused."""
@@ -385,7 +386,7 @@ def test_a_field_that_does_not_fit_is_refused_by_its_name(
         open_speculator(str(draft.save(tmp_path)), target)
 
 
-@pytest.mark.parametrize("layout", ["dflash", "speculators_dflash", "gated_dspark"])
+@pytest.mark.parametrize("layout", ["dflash", "speculators_dflash", "gated_dspark", "speculators_dspark"])
 def test_a_tensor_that_is_missing_misshapen_or_strange_is_refused_by_its_name(
     tmp_path: Path, target: Checkpoint, layout: str
 ) -> None:

@@ -30,6 +30,7 @@ LAYOUTS: dict[str, Callable[[Checkpoint], Draft]] = {
     "jetspec": speculators.jetspec,
     "dspark": speculators.dspark,
     "gated_dspark": speculators.gated_dspark,
+    "speculators_dspark": speculators.speculators_dspark,
     "medusa": speculators.medusa,
     "vllm_medusa": speculators.vllm_medusa,
     "mtp": speculators.mtp,
