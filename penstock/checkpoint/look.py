@@ -271,7 +271,6 @@ MOST_HEADER: Final = 1 << 26
 UNSUPPORTED: Final = {"hydra": "Hydra", "mlp": "MLP"}
 """Beginnings of names in the configurations of unsupported drafters -> what the drafter is called."""
 BLOCK_NAMES: Final = {
-    "dflash2": "DFlash 2",
     "dflash": "dflash",
     "qwen3dspark": "dspark",
     "dspark": "dspark",

@@ -52,7 +52,7 @@ CASES += [("eagle3", 3), ("eagle3", 5), ("dflash", 1), ("dflash", 3)]
 CASES += [("mtp", 3), ("speculators_eagle3", 3), ("eagle31", 3), ("vllm_medusa", 3), ("spd_paper", 3)]
 CASES += [("spd", 3), ("spd", 8), ("early_exit", 1), ("early_exit", 5)]
 CASES += [("sliding_dflash", 3), ("speculators_dflash", 3), ("jetspec", 3), ("dspark", 3)]
-CASES += [("speculators_dspark", 3)]
+CASES += [("speculators_dspark", 3), ("dflash2", 3), ("speculators_dflash2", 5)]
 FURTHER = [("eagle", 1), ("eagle", 5), ("medusa", 1), ("medusa", 5), ("anchored_dflash", 1), ("anchored_dflash", 3)]
 FURTHER += [("eagle3", 1), ("dflash", 5), ("spd", 1), ("spd", 5), ("early_exit", 3), ("early_exit", 8)]
 """The same kinds over other numbers of stages."""
@@ -362,9 +362,10 @@ class BlockWatch:
         self.rows.append(0)
 
 
-@pytest.mark.parametrize("kind", ["dflash", "dspark"])
+@pytest.mark.parametrize("kind", ["dflash", "dspark", "dflash2"])
 def test_one_pass_drafts_a_tree_of_several_levels(target: Path, kind: str, tmp_path: Path) -> None:
-    """No token of the tree has entered: its levels come from the root's block. A Markov head is told each node."""
+    """No token of the tree has entered: its levels come from the root's block. Markov heads and selectors are told
+    each node."""
     folder = getattr(speculators, kind)(open_checkpoint(str(target))).save(tmp_path / kind)
     blocks, messages = {}, {}
     for ahead in (0, None):

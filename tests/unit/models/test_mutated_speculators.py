@@ -27,6 +27,8 @@ LAYOUTS: dict[str, Callable[[Checkpoint], Draft]] = {
     "dflash": speculators.dflash,
     "sliding_dflash": speculators.sliding_dflash,
     "speculators_dflash": speculators.speculators_dflash,
+    "dflash2": speculators.dflash2,
+    "speculators_dflash2": speculators.speculators_dflash2,
     "jetspec": speculators.jetspec,
     "dspark": speculators.dspark,
     "gated_dspark": speculators.gated_dspark,

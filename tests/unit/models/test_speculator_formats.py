@@ -168,7 +168,7 @@ WRONG: dict[str, tuple[Callable[[Checkpoint], Draft], Change, str]] = {
     "type": (
         speculators.speculators_eagle3,
         lambda d: d.config.update(speculators_model_type="mlp"),
-        "speculators_model_type is 'mlp'; 'eagle3', 'dflash' and 'dspark' are supported",
+        "speculators_model_type is 'mlp'; 'eagle3', 'dflash', 'dflash2' and 'dspark' are supported",
     ),
     "table": (
         speculators.speculators_eagle3,
