@@ -346,6 +346,9 @@ class BlockOptions(LearnedOptions):
     Sources: DSpark (arXiv 2607.05147), JetSpec (arXiv 2606.18394). Raises FieldError for a negative ``ahead``.
     """
 
+    model: str | None = None
+    """Folder, GGUF file or hub id of the block drafter; None only for those that are shipped for the target
+    ``demo``."""
     ahead: int | None = None
     """Number of levels below a node's candidates that are kept from the same pass, drafted without knowing which
     candidate is right; 0: a pass for every node. None: as many as the module's block has."""

@@ -345,7 +345,8 @@ class BlockCheckpoint(SpeculatorCheckpoint):
         biases = stated.layers.get("attention_bias")
         if biases is not None and bool(biases) != ("layers.0.self_attn.q_proj.bias" in tensors):
             raise refusal(path, f"config.json: attention_bias is {biases!r}, which the file's tensors contradict")
-        mapped = draft_vocabulary(path, tensors, "d2t", vocab, target)
+        # llama.cpp's files hold the tokens' ids themselves, where d2t holds differences.
+        mapped = draft_vocabulary(path, tensors, "token_map" if "token_map" in tensors else "d2t", vocab, target)
         (needed if mapped else optional)["lm_head.weight"] = (vocab, layer.hidden_size)
         return cls(
             kind=kind,  # type: ignore[arg-type]

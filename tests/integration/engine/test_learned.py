@@ -44,6 +44,7 @@ from tests.exactness import (
     tokens_of,
 )
 from tests.generated import generate
+from tests.gguf_drafters import of_draft
 from tests.links import host_of
 from tests.unit.models import speculators_reference as reference
 
@@ -85,6 +86,16 @@ def test_every_strategy_gives_plain_decodings_tokens(
 ) -> None:
     folder = getattr(speculators, kind)(open_checkpoint(str(target))).save(tmp_path / kind)
     check_strategies(target, folder, stages, speculating)
+
+
+@pytest.mark.parametrize("speculating", [some_strategies(2, 1), pytest.param(EVERY, marks=pytest.mark.whole)])
+@pytest.mark.parametrize(("kind", "stages"), [("dflash2", 3), ("speculators_dspark", 1)])
+def test_with_a_block_drafter_in_gguf_too(
+    target: Path, kind: str, stages: int, speculating: Sequence[int], tmp_path: Path
+) -> None:
+    checkpoint = open_checkpoint(str(target))
+    file = of_draft(getattr(speculators, kind)(checkpoint), checkpoint).save(tmp_path / "drafter.gguf")
+    check_strategies(target, file, stages, speculating)
 
 
 @pytest.mark.parametrize("speculating", [some_strategies(4, 1), pytest.param(EVERY, marks=pytest.mark.whole)])

@@ -374,13 +374,6 @@ def test_a_file_goes_by_its_own_path(tmp_path: Path, target: Checkpoint) -> None
     assert named.tensors["fc.weight"].file.name == "epoch-4.safetensors"
 
 
-def test_gguf_files_hold_no_learned_drafters(tmp_path: Path, target: Checkpoint) -> None:
-    (tmp_path / "x.gguf").write_bytes(b"GGUF")
-    refused(
-        tmp_path / "x.gguf", target, "learned drafters are read from safetensors, small models in GGUF by draft_model"
-    )
-
-
 def test_hub_ids_come_from_the_cache(tmp_path: Path, target: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     hub = tmp_path / "models--somebody--eagle"
     speculators.eagle(target).save(hub / "snapshots" / "abc")
