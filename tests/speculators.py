@@ -353,6 +353,13 @@ def dflash2(target: Checkpoint, *, seed: int = 0, layers: int = 2) -> Draft:
     return made
 
 
+def sliding_dflash2(target: Checkpoint, *, seed: int = 0) -> Draft:
+    """The same with a window in every layer, as published, in which rows see all of their block none the less."""
+    made = dflash2(target, seed=seed)
+    made.config |= {"layer_types": ["sliding_attention"] * 2, "sliding_window": 7}
+    return made
+
+
 def speculators_dflash2(target: Checkpoint, *, seed: int = 0) -> Draft:
     """DFlash 2 as vllm-project/speculators stores it, with a vocabulary of its own; codebooks are the target's."""
     made = speculators_dflash(target, seed=seed)
@@ -368,12 +375,13 @@ def _second(drawn: _Drawn, target: Checkpoint, layers: int) -> dict[str, Tensor]
     """The tensors of DFlash 2's convolutions and of its selector."""
     width, tensors = target.hidden_size, {}
     for name in (f"layers.{i}.{conv}" for i in range(layers) for conv in ("attention_conv", "mlp_conv")):
-        tensors[f"{name}.base_kernel"] = drawn.matrix(2, TAPS, width, scale=0.5)
-        tensors[f"{name}.kernel_projection.weight"] = drawn.matrix(2 * TAPS * width // GROUP, width)
+        # Around 1 for the row itself, and less for the row before it, as a trained one begins.
+        tensors[f"{name}.base_kernel"] = drawn.matrix(2, TAPS, width) + torch.tensor([[1.0], [0.3]])
+        tensors[f"{name}.kernel_projection.weight"] = drawn.matrix(2 * TAPS * width // GROUP, width, scale=0.05)
     return {
         **tensors,
-        "candidate_selector.predecessor_codebook": drawn.matrix(target.vocab_size, RANK, scale=1.0),
-        "candidate_selector.successor_codebook": drawn.matrix(target.vocab_size, RANK, scale=1.0),
+        "candidate_selector.predecessor_codebook": drawn.matrix(target.vocab_size, RANK, scale=0.7),
+        "candidate_selector.successor_codebook": drawn.matrix(target.vocab_size, RANK, scale=0.7),
         "candidate_selector.hidden_projection.weight": drawn.matrix(RANK, width),
     }
 

@@ -82,9 +82,10 @@ def test_it_drafts_what_the_same_module_in_safetensors_does(tmp_path: Path, targ
     assert method_of(str(file)) in one.methods
 
 
-def test_layers_with_windows_see_their_whole_block(tmp_path: Path, target: Checkpoint) -> None:
+@pytest.mark.parametrize("layout", ["sliding_dflash", "sliding_dflash2"])
+def test_layers_with_windows_see_their_whole_block(tmp_path: Path, target: Checkpoint, layout: str) -> None:
     """llama.cpp's layers do; a file of safetensors has to say so."""
-    draft = speculators.sliding_dflash(target)
+    draft = getattr(speculators, layout)(target)
     file = of_draft(draft, target).save(tmp_path / "drafter.gguf")
     draft.config["is_causal"] = False
     assert same(file, draft.save(tmp_path / "folder"), target)

@@ -39,6 +39,7 @@ LAYOUTS: dict[str, tuple[Callable[[Checkpoint], Draft], tuple[bool, bool], tuple
     "gated_dspark": (speculators.gated_dspark, (False, False), (None, None), True),
     "speculators_dspark": (speculators.speculators_dspark, (False, False), (None, None), True),
     "dflash2": (speculators.dflash2, (False, False), (None, None), False),
+    "sliding_dflash2": (speculators.sliding_dflash2, (False, False), (7, 7), False),
     "speculators_dflash2": (speculators.speculators_dflash2, (False, False), (None, None), False),
 }
 """Layout: its maker, which layers are causal within a block, their windows, and whether rows say what follows them."""
@@ -281,9 +282,10 @@ def asked_again(stage: BlockStage, text: Text) -> list[tuple[list[int], list[flo
     return [(answer.tokens, answer.scores) for answer in core.process(batch, None)[3]]
 
 
-def test_blocks_of_a_tree_are_those_of_each_path(tmp_path: Path, target: Checkpoint) -> None:
+@pytest.mark.parametrize("layout", ["dflash", "dflash2"])
+def test_blocks_of_a_tree_are_those_of_each_path(tmp_path: Path, target: Checkpoint, layout: str) -> None:
     """Two leaves of one batch, more blocks than one pass takes, see their own paths alone."""
-    draft = speculators.dflash(target)
+    draft = LAYOUTS[layout][0](target)
     made = [
         load_speculator_stage(
             str(draft.save(tmp_path / str(i))), str(target.path), capacity=CAPACITY, dtype="float32", device="cpu"
