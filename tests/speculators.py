@@ -29,7 +29,13 @@ INNER: Final = 40
 BLOCK: Final = 5
 """Rows of a block drafter's block."""
 RANK: Final = 6
-"""Width of DSpark's Markov head."""
+"""Width of DSpark's Markov head, and of DFlash 2's selector."""
+TAPS: Final = 2
+"""Rows that a convolution of DFlash 2 adds up."""
+GROUP: Final = 8
+"""Channels that share a correction in DFlash 2's convolutions."""
+COMPARED: Final = 7
+"""Tokens of a row that DFlash 2's selector compares."""
 MASK: Final = 3
 """The token that stands for those that it has yet to draft."""
 
@@ -335,6 +341,49 @@ def speculators_dflash(target: Checkpoint, *, seed: int = 0, from_anchor: bool =
 def anchored_dflash(target: Checkpoint, *, seed: int = 0) -> Draft:
     """The same, each row of a block saying what follows it."""
     return speculators_dflash(target, seed=seed, from_anchor=True)
+
+
+def dflash2(target: Checkpoint, *, seed: int = 0, layers: int = 2) -> Draft:
+    """DFlash 2 as z-lab and NeMo store it: DFlash with convolutions in each layer, and a selector's codebooks."""
+    made = dflash(target, seed=seed, layers=layers)
+    made.tensors |= _second(_Drawn(seed + 1), target, layers)
+    made.config |= {"architectures": ["DFlash2DraftModel"], "is_causal": False}
+    made.config["rope_parameters"] = {"rope_theta": made.config.pop("rope_theta"), "rope_type": "default"}
+    made.config["dflash_config"] |= {"block_size": made.config.pop("block_size"), **SECOND}
+    return made
+
+
+def sliding_dflash2(target: Checkpoint, *, seed: int = 0) -> Draft:
+    """The same with a window in every layer, as published, in which rows see all of their block none the less."""
+    made = dflash2(target, seed=seed)
+    made.config |= {"layer_types": ["sliding_attention"] * 2, "sliding_window": 7}
+    return made
+
+
+def speculators_dflash2(target: Checkpoint, *, seed: int = 0) -> Draft:
+    """DFlash 2 as vllm-project/speculators stores it, with a vocabulary of its own; codebooks are the target's."""
+    made = speculators_dflash(target, seed=seed)
+    made.tensors |= _second(_Drawn(seed + 2), target, 2)
+    made.config |= {"architectures": ["DFlash2DraftModel"], "speculators_model_type": "dflash2", **SECOND}
+    return made
+
+
+SECOND: Final = {"conv_kernel_size": TAPS, "conv_group_size": GROUP, "selector_rank": RANK, "selector_top_k": COMPARED}
+
+
+def _second(drawn: _Drawn, target: Checkpoint, layers: int) -> dict[str, Tensor]:
+    """The tensors of DFlash 2's convolutions and of its selector."""
+    width, tensors = target.hidden_size, {}
+    for name in (f"layers.{i}.{conv}" for i in range(layers) for conv in ("attention_conv", "mlp_conv")):
+        # Around 1 for the row itself, and less for the row before it, as a trained one begins.
+        tensors[f"{name}.base_kernel"] = drawn.matrix(2, TAPS, width) + torch.tensor([[1.0], [0.3]])
+        tensors[f"{name}.kernel_projection.weight"] = drawn.matrix(2 * TAPS * width // GROUP, width, scale=0.05)
+    return {
+        **tensors,
+        "candidate_selector.predecessor_codebook": drawn.matrix(target.vocab_size, RANK, scale=0.7),
+        "candidate_selector.successor_codebook": drawn.matrix(target.vocab_size, RANK, scale=0.7),
+        "candidate_selector.hidden_projection.weight": drawn.matrix(RANK, width),
+    }
 
 
 def dspark(target: Checkpoint, *, seed: int = 0, taps: Sequence[int] = (1, 4, 6)) -> Draft:

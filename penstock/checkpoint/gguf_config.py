@@ -107,8 +107,8 @@ def number(header: Header, name: str, kind: type = int) -> Any:
     key = f"{header.architecture}.{name}"
     value = value_of(header, key)
     if key in header.entries and type(value) is not kind:
-        wanted = "a whole number" if kind is int else "a number with a fraction"
-        raise contradiction(header, name, f"is {shown(value)}; it has to be {wanted}")
+        wanted = {int: "a whole number", float: "a number with a fraction", bool: "true or false"}
+        raise contradiction(header, name, f"is {shown(value)}; it has to be {wanted[kind]}")
     return value
 
 

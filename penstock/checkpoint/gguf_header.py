@@ -344,7 +344,17 @@ PURPOSES: Final = {
 }
 """``general.type`` of files that hold no language model -> what they are."""
 
+BLOCK_DRAFTER: Final = "dflash"
+"""llama.cpp's architecture for block drafters of all kinds: DFlash, DFlash 2 and DSpark."""
+FORKED: Final = ("dflash-draft", "dspark")
+"""Architectures of block drafters in files that only forks of llama.cpp write and read."""
 OTHERS: Final = {
+    BLOCK_DRAFTER: "a block drafter; give it as the model of speculative_config, with method dflash or dspark",
+    **dict.fromkeys(
+        FORKED,
+        "a block drafter as forks of llama.cpp write it, under names of their own; convert its checkpoint anew with "
+        f"llama.cpp's own converter, which writes the architecture {BLOCK_DRAFTER}, or give that checkpoint",
+    ),
     "clip": PURPOSES["mmproj"],
     "controlvector": "a control vector; give the model's file",
     "imatrix": PURPOSES["imatrix"],

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-from penstock.checkpoint.gguf_header import Header, check_purpose, read_header
+from penstock.checkpoint.gguf_header import BLOCK_DRAFTER, FORKED, OTHERS, Header, check_purpose, read_header
 from penstock.config import FieldError
 from penstock.core import ConfigError
 from penstock.environment import Need, install_command
@@ -271,7 +271,6 @@ MOST_HEADER: Final = 1 << 26
 UNSUPPORTED: Final = {"hydra": "Hydra", "mlp": "MLP"}
 """Beginnings of names in the configurations of unsupported drafters -> what the drafter is called."""
 BLOCK_NAMES: Final = {
-    "dflash2": "DFlash 2",
     "dflash": "dflash",
     "qwen3dspark": "dspark",
     "dspark": "dspark",
@@ -280,7 +279,9 @@ BLOCK_NAMES: Final = {
 }
 """Beginnings of names in the configurations of drafters that draft a block at a time -> the kind."""
 BLOCK_READ: Final = ("dflash", "dspark", "jetspec")
-"""Kinds of block drafters that are supported; each is a method."""
+"""Kinds of block drafters that are supported; each is a method. DFlash 2 is DFlash with further fields."""
+MARKOV_TENSOR: Final = "markov_w1.weight"
+"""The tensor of a GGUF file by which DSpark is told from DFlash."""
 NAMED_BY: Final = ("speculators_model_type", "model_type", "architectures", "algorithm")
 """Fields by which a drafter's configuration may say what it is, in the order of asking."""
 MEDUSA: Final = re.compile(r"blocks\.\d+\.layers\.\d+\.weight|\d+\.\d+\.linear\.weight")
@@ -378,6 +379,8 @@ def method_of(model: str) -> str:
     """
     place = Path(model).expanduser()
     if place.is_file():
+        if place.suffix == GGUF:
+            return gguf_method(place)
         place = place.parent if place.suffix == ".safetensors" else place
     if not place.is_dir():
         return DRAFT_MODEL
@@ -390,6 +393,19 @@ def method_of(model: str) -> str:
     if found is None:
         refuse_unsupported(config, place)
     return found or DRAFT_MODEL
+
+
+def gguf_method(file: Path) -> str:
+    """The method for drafting with a GGUF file. Raises FieldError for a block drafter in a layout that is not read."""
+    try:
+        header = read_header(file)
+    except ConfigError:
+        return DRAFT_MODEL  # loading it will say what is wrong
+    if header.architecture in FORKED:
+        raise FieldError("speculative_config.model", f"is {str(file)!r}, {OTHERS[header.architecture]}")
+    if header.architecture != BLOCK_DRAFTER:
+        return DRAFT_MODEL
+    return "dspark" if MARKOV_TENSOR in header.tensors else "dflash"
 
 
 def block_kind(config: Mapping[str, Any]) -> str | None:

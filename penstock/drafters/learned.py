@@ -341,11 +341,14 @@ class FollowingDrafter(LearnedDrafter):
 
 @dataclass(frozen=True, kw_only=True)
 class BlockOptions(LearnedOptions):
-    """Options of ``dflash``, ``dspark`` and ``jetspec``, which draft a block of levels in one pass.
+    """Options of ``dflash`` (DFlash 2 included), ``dspark`` and ``jetspec``, which draft a block of levels in one pass.
 
     Sources: DSpark (arXiv 2607.05147), JetSpec (arXiv 2606.18394). Raises FieldError for a negative ``ahead``.
     """
 
+    model: str | None = None
+    """Folder, GGUF file or hub id of the block drafter; None only for those that are shipped for the target
+    ``demo``."""
     ahead: int | None = None
     """Number of levels below a node's candidates that are kept from the same pass, drafted without knowing which
     candidate is right; 0: a pass for every node. None: as many as the module's block has."""
@@ -374,7 +377,7 @@ class Computed:
 
         The distance is 0 where a pass has to answer: the levels do not reach the node, or the node has entered or is
         asked about again, when a block that shows it knows more. The levels are empty also where one row has to answer,
-        because the module has a Markov head.
+        because the module has a Markov head or a selector.
         """
         drafted = self._by_request.get(request.number)
         above, distance = node.parent, 1
@@ -403,7 +406,7 @@ class BlockDrafter(LearnedDrafter):
     that made the root, so that no pass waits for more. A node that has entered, or is asked about again, gets a pass
     of its own, in which the tokens from the root down to it are shown. One that has not entered is answered from the
     levels that a pass for a node above it has drafted, if they reach it: that costs no message, or with a Markov head
-    one row, since the node's own token has its say.
+    or a selector one row, since the node's own token has its say.
     """
 
     def __init__(self, pipeline: Pipeline, chunk: int, shape: BlockShape, ahead: int | None = None) -> None:
@@ -429,7 +432,7 @@ class BlockDrafter(LearnedDrafter):
                     self._drafts.append(Draft(node, levels[distance - 1][: ask.count]))
                     continue
                 nodes.append(node)
-                # With a Markov head the block above has all but the node's own token, which one row adds.
+                # With a Markov head or a selector the block above has all but the node's own token, which one row adds.
                 if distance:
                     self._levels[node.id] = KEPT
                 else:
@@ -456,7 +459,7 @@ class BlockDrafter(LearnedDrafter):
 
     def _batch(self, entries: Entries, count: int) -> Batch:
         batch = super()._batch(entries, count)
-        batch.ahead = 0 if self._shape.markov else self._ahead
+        batch.ahead = 0 if self._shape.chained else self._ahead
         batch.feature_levels = [self._levels.pop(node, PATH) for node in batch.rows.nodes]
         batch.feature_nodes = [
             node if level == CONTEXT else 0 for node, level in zip(batch.rows.nodes, batch.feature_levels, strict=True)
@@ -477,4 +480,4 @@ class BlockDrafter(LearnedDrafter):
         """Store the levels that a block drafts below the node that it was computed for."""
         if node in self._blocks:
             request, reach = self._blocks[node]
-            self._computed.keep(request, self._asked[node], reach if self._shape.markov else len(levels), levels)
+            self._computed.keep(request, self._asked[node], reach if self._shape.chained else len(levels), levels)

@@ -372,7 +372,7 @@ def drafter_checkpoints(
 
 def check_sent(speculator: SpeculatorCheckpoint, host: str) -> None:
     """Raise FieldError for a learned drafter on another host that cannot be sent there as a whole."""
-    wanted = "a folder, since another host is sent its config.json, too"
+    wanted = "a folder with config.json and safetensors, which another host is sent as a whole"
     check(not host or not speculator.path.is_file(), "speculative_config.model", str(speculator.path), wanted)
 
 

@@ -16,17 +16,20 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_
 from penstock.messages import CONTEXT, KEPT, PATH, Candidates, Sampling
 from penstock.models.attention import Arenas, Attend, SlotAttention
 from penstock.models.speculators.base import AttendingReader, DraftVocabulary, Rotation
+from penstock.models.speculators.dflash2 import CandidateSelector, ConvolvedLayer
 from penstock.models.speculators.spd import SpecLayer
-from penstock.stage.sampler import contexts_of, needs_path, rank_candidates
+from penstock.stage.sampler import Context, contexts_of, needs_path, rank_candidates
 from penstock.stage.visibility import BatchView, ProtocolError, RequestView
 
 # ---------------------------------------------------------------------------------------------------------------- block
 # DFlash's module (z-lab/dflash, dflash/model.py): a few Qwen3 layers over a block of rows, of which the first hold the
 # tokens that are known and the others the mask token. JetSpec (arXiv 2606.18394) is the same, causal within the block.
 #
+# DFlash 2 has convolutions around the layers' parts and a selector behind the head: see dflash2.py.
+#
 # Shapes as in base.py: N rows, n rows of which logits are asked, D hidden size, F the width of all states read side
 # by side, K key heads, d width of a head, V the target's vocabulary, v the tokens that can be drafted, r the rank of a
-# Markov head.
+# Markov head or of a selector.
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,9 @@ class BlockShape:
     follows it, without it the token of its own position. ``causal`` [layers] says whether a layer's rows see only the
     block's rows before them; ``windows`` [layers] how many positions it looks back over, None for all. ``markov`` is
     the type of the head that adds logits for what follows a row's own token, "" for none, and ``rank`` its width.
+
+    DFlash 2's blocks have a selector, of this ``rank``, which compares the ``compared`` best tokens of a row, and
+    convolutions of so many ``taps``, in which ``group`` channels share a correction. 0 stands for none of either.
     """
 
     size: int
@@ -46,6 +52,15 @@ class BlockShape:
     windows: tuple[int | None, ...]
     markov: str = ""
     rank: int = 0
+    compared: int = 0
+    taps: int = 0
+    group: int = 1
+
+    @property
+    def chained(self) -> bool:
+        """Whether a row drafts nothing before the token before its own answer is known: by a Markov head or a
+        selector."""
+        return bool(self.markov or self.compared)
 
     @property
     def ahead(self) -> int:
@@ -101,18 +116,25 @@ class BlockModule(nn.Module):
         *,
         biased: Collection[str],
         markov_head: MarkovHead | None = None,
+        candidate_selector: CandidateSelector | None = None,
     ) -> None:
         super().__init__()
         self.hidden_size: int = config.hidden_size
         self.shape = shape
         self.markov_head = markov_head
+        self.candidate_selector = candidate_selector
         self.embed_tokens = embed_tokens
         self.fc = nn.Linear(features_width, config.hidden_size, bias=False)
         self.hidden_norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.layers = nn.ModuleList(SpecLayer(config, i, biased, normed=True) for i in range(len(shape.causal)))
+        self.layers = nn.ModuleList(self._layer(config, i, biased) for i in range(len(shape.causal)))
         self.norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
         self.rotation = Rotation(config)
         self.head = head
+
+    def _layer(self, config: Any, index: int, biased: Collection[str]) -> SpecLayer:
+        if not self.shape.taps:
+            return SpecLayer(config, index, biased, normed=True)
+        return ConvolvedLayer(config, index, biased, taps=self.shape.taps, group=self.shape.group)
 
     def fuse(self, features_NF: Tensor) -> Tensor:
         """The context [N, D] that tokens give with the target's states [N, F]."""
@@ -132,31 +154,44 @@ class BlockModule(nn.Module):
             # Queries and keys turn alike; the function wants both.
             yield apply_rotary_pos_emb(key_KNd, key_KNd, *rotation, unsqueeze_dim=0)[1], value_KNd
 
-    def forward(self, tokens_N: Tensor, positions_N: Tensor, attend: Attend) -> Tensor:
-        """The states [N, D] of a block's rows, normed. ``attend`` stores keys and values: see ``Attend``."""
+    def forward(self, tokens_N: Tensor, positions_N: Tensor, attend: Attend, places_N: Tensor | None = None) -> Tensor:
+        """The states [N, D] of the rows of blocks, normed. ``attend`` stores keys and values: see ``Attend``.
+
+        ``places_N`` counts the rows from the beginning of each one's block; only convolutions need it.
+        """
         hidden_ND: Tensor = self.embed_tokens(tokens_N)
         rotation = self.rotation(hidden_ND, positions_N)
+        places = (places_N,) if self.shape.taps else ()
         for layer in self.layers:
-            hidden_ND = layer(hidden_ND, rotation, attend)
+            hidden_ND = layer(hidden_ND, rotation, attend, *places)
         return self.norm(hidden_ND)
 
     def entering(self, hidden_nD: Tensor, before_n: Tensor) -> Tensor:
-        """The input [n, D + r] of ``logits``: rows of ``forward``'s output, with the Markov head's latent rows behind.
+        """The input [n, D + r] of ``logits``: rows of ``forward``'s output, with the latent rows of the Markov head or
+        the selector behind.
 
         A row predicts the token of its own position or, with ``from_anchor``, of the next one. ``before_n`` [n] are the
-        tokens one position before the predicted ones. Without a Markov head the rows are returned alone, [n, D].
+        tokens one position before the predicted ones. Without such a head the rows are returned alone, [n, D].
         """
-        if self.markov_head is None:
+        reads_before = self.markov_head or self.candidate_selector
+        if reads_before is None:
             return hidden_nD
-        return torch.cat([hidden_nD, self.markov_head.latent(hidden_nD, before_n)], dim=-1)
+        return torch.cat([hidden_nD, reads_before.latent(hidden_nD, before_n)], dim=-1)
 
     def logits(self, entering_nE: Tensor) -> Tensor:
-        """The logits, float32 [n, V], from ``entering``'s output; -inf for tokens it cannot draft."""
-        if self.markov_head is None:
-            logits_nV: Tensor = self.head(entering_nE)
-            return logits_nV
+        """The logits, float32 [n, V], from ``entering``'s output; -inf for tokens it cannot draft.
+
+        A selector compares the best of them, and has no say here: see ``selected``.
+        """
         hidden_nD, latent_nr = entering_nE.tensor_split([self.hidden_size], dim=-1)
-        return self.head(hidden_nD.contiguous()) + self.markov_head(latent_nr.contiguous())
+        logits_nV: Tensor = self.head(hidden_nD.contiguous())
+        return logits_nV if self.markov_head is None else logits_nV + self.markov_head(latent_nr.contiguous())
+
+    def selected(self, entering_nE: Tensor, logits_nV: Tensor, compared: Sequence[Sequence[int]]) -> Tensor:
+        """The logits with what the selector says of the tokens ``compared`` in each row; -inf for all others."""
+        assert self.candidate_selector is not None
+        selected_nV: Tensor = self.candidate_selector(entering_nE[:, self.hidden_size :], logits_nV, compared)
+        return selected_nV
 
 
 # --------------------------------------------------------------------------------------------------------- block stage
@@ -193,8 +228,8 @@ class BlockStage(AttendingReader):
 
     With ``from_anchor`` a row says what follows it, so r2 answers for b. A slot whose context has been lost is hidden.
 
-    With a Markov head r4 says nothing before the token that follows b is known. The states of such rows are stored, and
-    a child of b asks at level ``KEPT``: then its own token joins r4, and no block is computed.
+    With a Markov head or a selector r4 says nothing before the token that follows b is known. The states of such rows
+    are stored, and a child of b asks at level ``KEPT``: then its own token joins r4, and no block is computed.
     """
 
     def __init__(self, module: Any, reads: Sequence[int], width: int, capacity: int, dtype: str, device: str) -> None:
@@ -271,10 +306,28 @@ class BlockStage(AttendingReader):
         rows, samplings = [rows[i] for i in found], [samplings[i] for i in found]
         hidden_nD = torch.stack([state for state in states if state is not None])
         before_n = torch.from_numpy(view.tokens[rows]).to(self.device)
-        logits_nV = self.module.logits(self.module.entering(hidden_nD, before_n))
+        entering_nE = self.module.entering(hidden_nD, before_n)
         positions, nodes = view.positions[rows] + 1, view.nodes[rows]
         contexts = contexts_of(view, rows, samplings, self.grammars)
-        return rank_candidates(logits_nV, samplings, positions.tolist(), nodes.tolist(), count, contexts)
+        return self._ranked(entering_nE, samplings, positions.tolist(), nodes.tolist(), count, contexts)
+
+    def _ranked(
+        self,
+        entering_nE: Tensor,
+        samplings: Sequence[Sampling],
+        positions: Sequence[int],
+        nodes: Sequence[int],
+        count: int,
+        contexts: Sequence[Context],
+    ) -> list[Candidates]:
+        """``rank_candidates`` of the module's logits, or of what its selector makes of the best of them."""
+        logits_nV, compared = self.module.logits(entering_nE), self.module.shape.compared
+        if compared:
+            # The target picks by its logits and the noise of the position, so that the noise also counts here: the best
+            # tokens of the logits alone would leave out what the noise lifts.
+            best = rank_candidates(logits_nV, samplings, positions, nodes, compared, contexts)
+            logits_nV = self.module.selected(entering_nE, logits_nV, [one.tokens for one in best])
+        return rank_candidates(logits_nV, samplings, positions, nodes, count, contexts)
 
     def _kept_for(self, slot: int) -> Tensor | None:
         """The state [D] by which the nearest block above a slot predicts what follows its token, if there is one."""
@@ -306,13 +359,15 @@ class BlockStage(AttendingReader):
     def _answers(
         self, view: BatchView, blocks: Sequence[Block], samplings: Sequence[Sampling], count: int
     ) -> list[Candidates]:
-        """Compute blocks together, and rank candidates after their tokens and, without a Markov head, levels below."""
+        """Compute blocks together, and rank candidates after their tokens and, unless these are chained, levels
+        below."""
         shape = self.module.shape
         batch = self._batch(blocks)
         hidden_ND = self.module(
             torch.from_numpy(batch.tokens).to(self.device),
             torch.from_numpy(batch.positions).to(self.device),
             BlockAttention(shape, batch, self.attention),
+            torch.from_numpy(np.concatenate([np.arange(block.rows) for block in blocks])).to(self.device),
         )
         picked, rows, levels, of_rows, last = [], [], [], [], []
         start = 0
@@ -320,7 +375,7 @@ class BlockStage(AttendingReader):
             # The first answer is the row of the last known token (``from_anchor``), or the first mask behind it.
             first = len(block.tokens) - shape.from_anchor
             left = block.rows - first
-            further = 0 if needs_path(sampling) or shape.markov else view.ahead
+            further = 0 if needs_path(sampling) or shape.chained else view.ahead
             for level in range(min(left, 1 + further)):
                 picked.append(start + first + level)
                 rows.append(block.row)
@@ -328,15 +383,15 @@ class BlockStage(AttendingReader):
                 of_rows.append(sampling)
                 last.append(int(block.tokens[-1]))
             # Rows behind the first answer wait for their tokens before; a clone, or the whole batch would stay alive.
-            if shape.markov:
+            if shape.chained:
                 self._below[int(view.slots[block.row])] = hidden_ND[start + first + 1 : start + block.rows].clone()
             start += block.rows
-        # The token before is known for a block's first answer alone, and the Markov head is asked for no other.
+        # The token before is known for a block's first answer alone, and a head that reads it is asked for no other.
         index_n, before_n = (torch.tensor(one, device=self.device) for one in (picked, last))
-        logits_nV = self.module.logits(self.module.entering(hidden_ND[index_n], before_n))
+        entering_nE = self.module.entering(hidden_ND[index_n], before_n)
         positions, nodes = view.positions[rows] + 1 + np.array(levels), view.nodes[rows]
         contexts = contexts_of(view, rows, of_rows, self.grammars)
-        ranked = rank_candidates(logits_nV, of_rows, positions.tolist(), nodes.tolist(), count, contexts)
+        ranked = self._ranked(entering_nE, of_rows, positions.tolist(), nodes.tolist(), count, contexts)
         return [msgspec.structs.replace(one, level=level) for one, level in zip(ranked, levels, strict=True)]
 
     def _batch(self, blocks: Sequence[Block]) -> BatchView:

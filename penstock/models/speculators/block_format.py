@@ -3,7 +3,8 @@
 What a configuration says tells block drafters apart, never a tensor's name: see ``checkpoint.look.block_kind``.
 Their layouts: z-lab/dflash's and SpecForge's (Qwen3's fields, and ``dflash_config``), JetSpec's (the same with
 ``causal_head``), DeepSpec's (DSpark: all fields at the top level, embedding and head of its own), and
-vllm-project/speculators' (``transformer_layer_config``, a vocabulary of its own).
+vllm-project/speculators' (``transformer_layer_config``, a vocabulary of its own). DFlash 2 is any of these that names
+``DFlash2DraftModel`` or ``dflash2``, or states one of the fields of its convolutions and its selector.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 from transformers import AutoConfig
 
 from penstock.checkpoint.checkpoint import Checkpoint
-from penstock.checkpoint.look import BLOCK_READ, block_kind
+from penstock.checkpoint.look import BLOCK_READ, block_kind, flat
 from penstock.checkpoint.tensors import Tensors
 from penstock.models.speculators.base import (
     Material,
@@ -28,6 +29,7 @@ from penstock.models.speculators.base import (
     refusal,
 )
 from penstock.models.speculators.block import BlockModule, BlockShape, BlockStage, MarkovHead
+from penstock.models.speculators.dflash2 import CandidateSelector
 from penstock.models.speculators.eagle import TAKEN, TYPE_FIELD, bias_shapes, layer_config, layer_shapes
 
 INNER: Final = "dflash_config"
@@ -36,10 +38,13 @@ LAYERS: Final = "transformer_layer_config"
 """The table of the layers' fields in vllm-project/speculators' configurations."""
 NEUTRAL: Final = {"input_embedding_scale": 1.0, "output_multiplier": 1.0, "draft_shift": False, "shift_label": False}
 """Fields that would change the computation -> the only value with which they are followed."""
+SECOND: Final = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
+"""The fields of DFlash 2's convolutions and of its selector, of which a configuration has all or none."""
 INNER_FIELDS: Final = frozenset(
     {
         *("mask_token_id", "target_layer_ids", "block_size", "causal_head", "projector_type", "attention_mode"),
         *("markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov"),
+        *SECOND,
         *NEUTRAL,
         "final_logit_softcapping",
     }
@@ -181,6 +186,9 @@ def _shape(stated: _Stated, depth: int, target: Checkpoint, *, markov: bool) -> 
         raise refusal(
             stated.path, f"config.json: markov_head_type is {head!r}; {' and '.join(map(repr, MARKOV))} are supported"
         )
+    second = _second(stated, target)
+    if markov and second:
+        raise refusal(stated.path, "it has both DSpark's Markov head and DFlash 2's selector: remove the fields of one")
     return BlockShape(
         size=size,
         mask_token=mask,
@@ -188,8 +196,25 @@ def _shape(stated: _Stated, depth: int, target: Checkpoint, *, markov: bool) -> 
         causal=tuple(everywhere or (sliding if kind == SLIDING else bool(causal)) for kind, _ in windows),
         windows=tuple(window for _, window in windows),
         markov=head or "",
-        rank=stated.integer("markov_rank") if markov else 0,
+        **(second or {"rank": stated.integer("markov_rank") if markov else 0}),
     )
+
+
+def _second(stated: _Stated, target: Checkpoint) -> dict[str, int]:
+    """The fields of the shape that DFlash 2's blocks have and others do not; empty for another drafter's."""
+    names = flat([stated.others.get(field) for field in ("architectures", TYPE_FIELD)])
+    named = any(name.lower().startswith("dflash2") for name in names)
+    if not named and all(stated.others.get(field) is None for field in SECOND):
+        return {}
+    taps, group, rank, compared = map(stated.integer, SECOND)
+    width = stated.layers["hidden_size"]
+    if width % group:
+        raise refusal(stated.path, f"config.json: conv_group_size is {group}; it has to divide hidden_size, {width}")
+    if compared > target.vocab_size:
+        raise refusal(
+            stated.path, f"config.json: selector_top_k is {compared}; the target has {target.vocab_size} tokens"
+        )
+    return {"taps": taps, "group": group, "rank": rank, "compared": compared}
 
 
 def _add_markov(
@@ -217,6 +242,17 @@ def _add_markov(
     optional |= {"confidence_head.proj.weight": (1, known), "confidence_head.proj.bias": (1,)}
 
 
+def _add_second(shape: BlockShape, depth: int, width: int, target: Checkpoint, needed: dict[str, Any]) -> None:
+    """Add the tensors of DFlash 2's convolutions and of its selector."""
+    for i in range(depth):
+        for name in ("attention_conv", "mlp_conv"):
+            needed[f"layers.{i}.{name}.base_kernel"] = (2, shape.taps, width)
+            needed[f"layers.{i}.{name}.kernel_projection.weight"] = (2 * shape.taps * (width // shape.group), width)
+    codebook = (target.vocab_size, shape.rank)
+    needed |= {f"candidate_selector.{name}_codebook": codebook for name in ("predecessor", "successor")}
+    needed["candidate_selector.hidden_projection.weight"] = (shape.rank, width)
+
+
 def _windows(stated: _Stated, depth: int) -> list[tuple[str, int | None]]:
     """Each layer's kind and window. As in Qwen3's configuration, windows count where ``use_sliding_window`` is set."""
     fields = stated.layers
@@ -227,7 +263,9 @@ def _windows(stated: _Stated, depth: int) -> list[tuple[str, int | None]]:
         return [(FULL, None)] * depth
     if not isinstance(kinds, list) or len(kinds) != depth or not set(kinds) <= {SLIDING, FULL}:
         raise refusal(
-            stated.path, f"config.json: layer_types is {kinds!r}; it has to list {FULL} or {SLIDING} for {depth} layers"
+            stated.path,
+            f"config.json: layer_types is {kinds!r}; it has to list {FULL} or {SLIDING} for {depth} layers, as many as "
+            "num_hidden_layers",
         )
     if SLIDING not in kinds:
         return [(kind, None) for kind in kinds]
@@ -260,7 +298,7 @@ def _shapes(layer: Any, depth: int, states: int, target: Checkpoint) -> tuple[di
 
 @dataclass(frozen=True, kw_only=True)
 class BlockCheckpoint(SpeculatorCheckpoint):
-    """DFlash, DSpark or JetSpec; ``shape`` says how it drafts."""
+    """DFlash, DFlash 2, DSpark or JetSpec; ``shape`` says how it drafts."""
 
     stage = BlockStage
     fields = frozenset(
@@ -302,10 +340,13 @@ class BlockCheckpoint(SpeculatorCheckpoint):
         needed, optional = _shapes(layer, depth, len(reads), target)
         if shape.markov:
             _add_markov(stated, shape, layer.hidden_size, vocab, target, needed, optional)
+        if shape.compared:
+            _add_second(shape, depth, layer.hidden_size, target, needed)
         biases = stated.layers.get("attention_bias")
         if biases is not None and bool(biases) != ("layers.0.self_attn.q_proj.bias" in tensors):
             raise refusal(path, f"config.json: attention_bias is {biases!r}, which the file's tensors contradict")
-        mapped = draft_vocabulary(path, tensors, "d2t", vocab, target)
+        # llama.cpp's files hold the tokens' ids themselves, where d2t holds differences.
+        mapped = draft_vocabulary(path, tensors, "token_map" if "token_map" in tensors else "d2t", vocab, target)
         (needed if mapped else optional)["lm_head.weight"] = (vocab, layer.hidden_size)
         return cls(
             kind=kind,  # type: ignore[arg-type]
@@ -322,9 +363,20 @@ class BlockCheckpoint(SpeculatorCheckpoint):
     def build(self, material: Material) -> BlockModule:
         embedding, head, shape = material.embedding(), material.head(), self.shape
         width, states = self.hidden_size, material.weights["fc.weight"].shape[1]
-        markov = None
+        markov = selector = None
         with torch.device("meta"):
             if shape.markov:
                 drafted, gated = self.draft_vocab_size, shape.markov == "gated"
                 markov = MarkovHead(width, shape.rank, drafted, material.vocabulary, gated=gated)
-            return BlockModule(self.layer, shape, states, embedding, head, biased=material.biased, markov_head=markov)
+            if shape.compared:
+                selector = CandidateSelector(width, shape.rank, material.vocabulary.vocab_size)
+            return BlockModule(
+                self.layer,
+                shape,
+                states,
+                embedding,
+                head,
+                biased=material.biased,
+                markov_head=markov,
+                candidate_selector=selector,
+            )

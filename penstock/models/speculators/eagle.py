@@ -547,7 +547,7 @@ class Eagle3Checkpoint(SpeculatorCheckpoint):
     @classmethod
     def parse(cls, path: Path, config: Mapping[str, Any], tensors: Tensors, target: Checkpoint) -> Self:
         if (stated := config.get(TYPE_FIELD)) not in (None, "eagle3"):
-            supported = "'eagle3', 'dflash' and 'dspark' are supported"
+            supported = "'eagle3', 'dflash', 'dflash2' and 'dspark' are supported"
             raise refusal(path, f"config.json: {TYPE_FIELD} is {stated!r}; {supported}")
         config = flattened(path, config)
         layer = layer_config(path, config, config.get("transformer_layer_config", config), target)

@@ -19,6 +19,7 @@ from penstock.files import check_folder, read_json
 from penstock.models.packing import pack
 from penstock.models.speculators.base import FeatureReader, SpeculatorCheckpoint, find_tensors, refusal
 from penstock.models.speculators.block_format import BlockCheckpoint
+from penstock.models.speculators.block_gguf import parse_gguf
 from penstock.models.speculators.eagle import Eagle3Checkpoint, EagleCheckpoint
 from penstock.models.speculators.medusa import MedusaCheckpoint
 from penstock.models.speculators.mtp import MtpCheckpoint, no_head
@@ -57,7 +58,7 @@ def open_speculator(path: str, target: Checkpoint) -> SpeculatorCheckpoint:
         place = Path(path).expanduser()
         place = place if place.is_file() else resolve(path)
         if place.suffix == GGUF:
-            raise refusal(place, "learned drafters are read from safetensors, small models in GGUF by draft_model")
+            return parse_gguf(place, target)
         check_folder(place.parent if place.is_file() else place)
         tensors = find_tensors(place)
         config = read_json((place.parent if place.is_file() else place) / "config.json")

@@ -44,6 +44,7 @@ from tests.exactness import (
     tokens_of,
 )
 from tests.generated import generate
+from tests.gguf_drafters import of_draft
 from tests.links import host_of
 from tests.unit.models import speculators_reference as reference
 
@@ -52,6 +53,7 @@ CASES += [("eagle3", 3), ("eagle3", 5), ("dflash", 1), ("dflash", 3)]
 CASES += [("mtp", 3), ("speculators_eagle3", 3), ("eagle31", 3), ("vllm_medusa", 3), ("spd_paper", 3)]
 CASES += [("spd", 3), ("spd", 8), ("early_exit", 1), ("early_exit", 5)]
 CASES += [("sliding_dflash", 3), ("speculators_dflash", 3), ("jetspec", 3), ("dspark", 3)]
+CASES += [("speculators_dspark", 3), ("dflash2", 3), ("speculators_dflash2", 5)]
 FURTHER = [("eagle", 1), ("eagle", 5), ("medusa", 1), ("medusa", 5), ("anchored_dflash", 1), ("anchored_dflash", 3)]
 FURTHER += [("eagle3", 1), ("dflash", 5), ("spd", 1), ("spd", 5), ("early_exit", 3), ("early_exit", 8)]
 """The same kinds over other numbers of stages."""
@@ -84,6 +86,16 @@ def test_every_strategy_gives_plain_decodings_tokens(
 ) -> None:
     folder = getattr(speculators, kind)(open_checkpoint(str(target))).save(tmp_path / kind)
     check_strategies(target, folder, stages, speculating)
+
+
+@pytest.mark.parametrize("speculating", [some_strategies(2, 1), pytest.param(EVERY, marks=pytest.mark.whole)])
+@pytest.mark.parametrize(("kind", "stages"), [("dflash2", 3), ("speculators_dspark", 1)])
+def test_with_a_block_drafter_in_gguf_too(
+    target: Path, kind: str, stages: int, speculating: Sequence[int], tmp_path: Path
+) -> None:
+    checkpoint = open_checkpoint(str(target))
+    file = of_draft(getattr(speculators, kind)(checkpoint), checkpoint).save(tmp_path / "drafter.gguf")
+    check_strategies(target, file, stages, speculating)
 
 
 @pytest.mark.parametrize("speculating", [some_strategies(4, 1), pytest.param(EVERY, marks=pytest.mark.whole)])
@@ -361,9 +373,10 @@ class BlockWatch:
         self.rows.append(0)
 
 
-@pytest.mark.parametrize("kind", ["dflash", "dspark"])
+@pytest.mark.parametrize("kind", ["dflash", "dspark", "dflash2"])
 def test_one_pass_drafts_a_tree_of_several_levels(target: Path, kind: str, tmp_path: Path) -> None:
-    """No token of the tree has entered: its levels come from the root's block. A Markov head is told each node."""
+    """No token of the tree has entered: its levels come from the root's block. Markov heads and selectors are told
+    each node."""
     folder = getattr(speculators, kind)(open_checkpoint(str(target))).save(tmp_path / kind)
     blocks, messages = {}, {}
     for ahead in (0, None):

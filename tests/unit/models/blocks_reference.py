@@ -1,7 +1,8 @@
 """Block drafters written down plainly in numpy from their papers' and files' words, row by row, for the tests.
 
 One layer of DFlash: queries of the block's rows; keys and values of the context and of the rows, by the same matrices.
-Nothing here is shared with the modules.
+DFlash 2 also adds to each row, before and after both halves of a layer, what is left of the rows before it. Nothing
+here is shared with the modules.
 """
 
 from __future__ import annotations
@@ -55,11 +56,38 @@ def block(
     for layer, (blind, window) in enumerate(zip(causal, windows, strict=True)):
         name = f"layers.{layer}"
         normed = rms(x, t[f"{name}.input_layernorm.weight"], eps)
-        x = x + attention(t, f"{name}.self_attn", normed, places, context, list(positions), blind, window, theta, eps)
-        inner = rms(x, t[f"{name}.post_attention_layernorm.weight"], eps)
+        entering = convolution(t, f"{name}.attention_conv", 0, normed, normed)
+        attended = attention(
+            t, f"{name}.self_attn", entering, places, context, list(positions), blind, window, theta, eps
+        )
+        x = x + convolution(t, f"{name}.attention_conv", 1, normed, attended)
+        normed = rms(x, t[f"{name}.post_attention_layernorm.weight"], eps)
+        inner = convolution(t, f"{name}.mlp_conv", 0, normed, normed)
         gate, up = inner @ t[f"{name}.mlp.gate_proj.weight"].T, inner @ t[f"{name}.mlp.up_proj.weight"].T
-        x = x + (gate / (1 + np.exp(-gate)) * up) @ t[f"{name}.mlp.down_proj.weight"].T
+        left = (gate / (1 + np.exp(-gate)) * up) @ t[f"{name}.mlp.down_proj.weight"].T
+        x = x + convolution(t, f"{name}.mlp_conv", 1, normed, left)
     return rms(x, t["norm.weight"], eps)
+
+
+def convolution(t: Arrays, name: str, side: int, entering: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """DFlash 2's sum over each of a block's ``rows`` and those before it, before (``side`` 0) or after a sublayer (1).
+
+    Channel c of the row k places before counts by the base kernel plus a correction from what entered the sublayer in
+    the row itself. Without convolutions the rows stay as they are.
+    """
+    if f"{name}.base_kernel" not in t:
+        return rows
+    base, projection = t[f"{name}.base_kernel"], t[f"{name}.kernel_projection.weight"]
+    taps, width = base.shape[1:]
+    groups = len(projection) // (2 * taps)
+    out = np.zeros_like(rows)
+    for row in range(len(rows)):
+        correction = projection @ entering[row]
+        for tap in range(min(taps, row + 1)):
+            for channel in range(width):
+                shared = correction[(side * taps + tap) * groups + channel // (width // groups)]
+                out[row, channel] += (base[side, tap, channel] + shared) * rows[row - tap, channel]
+    return out
 
 
 def attention(
@@ -110,3 +138,17 @@ def markov(t: Arrays, hidden: np.ndarray, token: int) -> np.ndarray:
         gate = t["markov_head.gate_proj.weight"] @ entering + t["markov_head.gate_proj.bias"]
         latent = latent / (1 + np.exp(-gate))
     return t["markov_head.markov_w2.weight"] @ latent
+
+
+def selector(t: Arrays, logits: np.ndarray, hidden: np.ndarray, token: int, best: Sequence[int]) -> np.ndarray:
+    """Logits over the target's vocabulary after DFlash 2's selector: the ``best`` by the token before, -inf for others.
+
+    S(a, b) = U(b) + <A[a] * (H h), B[b]>, where ``hidden`` [D] is the state h and ``token`` the one before, a.
+    """
+    found = np.full(len(logits), -np.inf)
+    gate = t["candidate_selector.predecessor_codebook"][token] * (
+        t["candidate_selector.hidden_projection.weight"] @ hidden
+    )
+    for b in best:
+        found[b] = logits[b] + gate @ t["candidate_selector.successor_codebook"][b]
+    return found

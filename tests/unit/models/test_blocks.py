@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import json
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,16 +20,15 @@ from penstock.messages import CONTEXT, KEPT, PATH, Batch, Features, Opened, Rows
 from penstock.models.speculators.block import BlockStage
 from penstock.models.speculators.block_format import BlockCheckpoint
 from penstock.models.speculators.open import load_speculator_stage, open_speculator
+from penstock.noise import gumbel
 from penstock.stage.driver import StageCore
 from tests import speculators
 from tests.checkpoints import VOCAB, make_checkpoint
-from tests.speculators import BLOCK, DRAFTED, FIRST_DRAFTED, MASK, Draft
+from tests.speculators import BLOCK, COMPARED, DRAFTED, FIRST_DRAFTED, MASK, RANK, SECOND, Draft
 from tests.unit.models import blocks_reference as reference
+from tests.unit.models.asked_blocks import CAPACITY, NAMED_TAPS, Text, asked
 
-CAPACITY = 40
 EPS, THETA = 1e-5, 10000.0
-NAMED_TAPS = (2, 5, 7)
-"""Hidden states that every layout's file names, in its own way: outputs of the layers 1, 4 and 6."""
 LAYOUTS: dict[str, tuple[Callable[[Checkpoint], Draft], tuple[bool, bool], tuple[int | None, int | None], bool]] = {
     "dflash": (speculators.dflash, (False, False), (None, None), False),
     "sliding_dflash": (speculators.sliding_dflash, (True, False), (7, None), False),
@@ -36,60 +38,19 @@ LAYOUTS: dict[str, tuple[Callable[[Checkpoint], Draft], tuple[bool, bool], tuple
     "dspark": (speculators.dspark, (False, False), (None, None), True),
     "gated_dspark": (speculators.gated_dspark, (False, False), (None, None), True),
     "speculators_dspark": (speculators.speculators_dspark, (False, False), (None, None), True),
+    "dflash2": (speculators.dflash2, (False, False), (None, None), False),
+    "sliding_dflash2": (speculators.sliding_dflash2, (False, False), (7, 7), False),
+    "speculators_dflash2": (speculators.speculators_dflash2, (False, False), (None, None), False),
 }
 """Layout: its maker, which layers are causal within a block, their windows, and whether rows say what follows them."""
+
+CHAINED = ("dspark", "dflash2")
+"""Parts of the names of layouts that draft nothing before the token before is known."""
 
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     return open_checkpoint(str(make_checkpoint(tmp_path_factory.mktemp("target"), num_hidden_layers=8)))
-
-
-class Text:
-    """A text's tokens in a stage's slots, which are in no order, with random states of the target."""
-
-    def __init__(self, count: int) -> None:
-        generator = torch.Generator().manual_seed(5)
-        self.tokens = torch.randint(VOCAB, (count,), generator=generator).tolist()
-        self.slots = torch.randperm(CAPACITY, generator=generator)[:count].tolist()
-        self.states = torch.randn(count, len(NAMED_TAPS) * 32, generator=generator)
-
-    def node(self, position: int) -> int:
-        return position + 1
-
-
-def asked(
-    stage: BlockStage,
-    text: Text,
-    known: int,
-    count: int,
-    ahead: int,
-    *,
-    core: StageCore | None = None,
-    until: int | None = None,
-) -> list[tuple[list[int], list[float]]]:
-    """The candidates after the text's last token, level by level, where the states of the first ``known`` are known.
-
-    ``until``: only so many of its tokens have come.
-    """
-    core = core or StageCore(stage, CAPACITY, is_last=True)
-    core.reader = stage
-    every = range(until or len(text.tokens))
-    stage.add_features(
-        Features(
-            layers=list(NAMED_TAPS), nodes=[text.node(i) for i in range(known)], slots=text.slots[:known], width=96
-        ),
-        text.states[:known],
-    )
-    rows = Rows()
-    for i in every:
-        rows.append(7, text.node(i), text.slots[i], text.slots[i - 1] if i else -1, i, text.tokens[i])
-    batch = Batch(stream=0, opened=[Opened(7, Sampling())], rows=rows, wanted=[every[-1]], candidates=count)
-    batch.ahead, batch.alive = ahead, list(every)
-    batch.feature_levels = [CONTEXT if i < known else PATH for i in every]
-    _, _, _, answers = core.process(batch, None)
-    assert [answer.level for answer in answers] == list(range(len(answers)))
-    return [(answer.tokens, answer.scores) for answer in answers]
 
 
 def expected(
@@ -107,8 +68,13 @@ def expected(
     rows: int = BLOCK,
     theta: float = THETA,
     eps: float = EPS,
+    compared: int = COMPARED,
+    noise: np.ndarray | None = None,
 ) -> list[np.ndarray]:
-    """The reference's log chances [V] of each level; ``swapped``: the layers' kinds in reverse order."""
+    """The reference's log chances [V] of each level; ``swapped``: the layers' kinds in reverse order.
+
+    ``noise`` [V] is added to the scores of all tokens, at temperature 1.
+    """
     _, usual, spans, from_anchor = LAYOUTS[layout]
     order = slice(None, None, -1 if swapped else 1)
     causal, windows = (causal or usual)[order], (windows or spans)[order]
@@ -139,6 +105,11 @@ def expected(
             whole = np.full(VOCAB, -np.inf)
             whole[[FIRST_DRAFTED + 2 * i for i in range(DRAFTED)]] = logits
             logits = whole
+        if noise is not None:
+            logits = logits + noise
+        if "candidate_selector.hidden_projection.weight" in t:
+            best = np.argsort(-logits)[:compared].tolist()
+            logits = reference.selector(t, logits, hidden[row], path[row - 1], best)
         found.append(logits - np.log(np.exp(logits - logits.max()).sum()) - logits.max())
     return found
 
@@ -155,7 +126,7 @@ def test_a_block_is_its_reference(tmp_path: Path, target: Checkpoint, layout: st
     answers = asked(stage, text, known, VOCAB, BLOCK)
     from_anchor = LAYOUTS[layout][3]
     levels = max(BLOCK, shown + (not from_anchor)) - shown + from_anchor
-    assert len(answers) == (1 if "dspark" in layout else levels), "a Markov head has to know the token before"
+    assert len(answers) == (1 if any(name in layout for name in CHAINED) else levels), "it has to know the token before"
     compare(answers, expected(draft, target, layout, text, known, len(answers)))
 
 
@@ -218,9 +189,12 @@ def test_a_lost_context_is_hidden(tmp_path: Path, target: Checkpoint) -> None:
     assert tokens != before
 
 
-def test_a_markov_head_answers_below_a_block_by_the_nodes_own_token(tmp_path: Path, target: Checkpoint) -> None:
+@pytest.mark.parametrize("layout", ["gated_dspark", "dflash2"])
+def test_levels_below_a_block_are_answered_by_the_nodes_own_token(
+    tmp_path: Path, target: Checkpoint, layout: str
+) -> None:
     """Two children and a chain below one, without a block of their own; the last is further than the block reaches."""
-    draft = speculators.gated_dspark(target)
+    draft = LAYOUTS[layout][0](target)
     stage = load_speculator_stage(
         str(draft.save(tmp_path)), str(target.path), capacity=CAPACITY, dtype="float32", device="cpu"
     )
@@ -237,7 +211,9 @@ def test_a_markov_head_answers_below_a_block_by_the_nodes_own_token(tmp_path: Pa
     batch.alive = list(range(6))
     stage._block = lambda *_: pytest.fail("a block was computed")  # type: ignore[method-assign]
     answers = core.process(batch, None)[3]
-    assert [answer.node for answer in answers] == [text.node(place) for place in (9, 10, 11, 12, 13)]
+    # DSpark's rows say what follows them: its block of as many rows reaches one level further.
+    reached, lag = ((9, 10, 11, 12, 13), 0) if layout == "gated_dspark" else ((9, 10, 11, 12), 1)
+    assert [answer.node for answer in answers] == [text.node(place) for place in reached]
     t = {name: tensor.double().numpy() for name, tensor in draft.tensors.items()}
     own = {name: tensor.double().numpy() for name, tensor in load_file(target.path / "model.safetensors").items()}
     hidden = reference.block(
@@ -252,10 +228,47 @@ def test_a_markov_head_answers_below_a_block_by_the_nodes_own_token(tmp_path: Pa
         theta=THETA,
         eps=EPS,
     )
-    for answer, row, place in zip(answers, (1, 1, 2, 3, 4), (9, 10, 11, 12, 13), strict=True):
-        logits = hidden[row] @ own["lm_head.weight"].T + reference.markov(t, hidden[row], text.tokens[place])
+    for answer, row, place in zip(answers, (1, 1, 2, 3, 4)[: len(reached)], reached, strict=True):
+        state = hidden[row + lag]
+        logits = state @ own["lm_head.weight"].T
+        if lag:
+            best = np.argsort(-logits)[:COMPARED].tolist()
+            logits = reference.selector(t, logits, state, text.tokens[place], best)
+        else:
+            logits = logits + reference.markov(t, state, text.tokens[place])
         chances = logits - np.log(np.exp(logits).sum())
+        assert len(answer.tokens) == np.isfinite(chances).sum()
         np.testing.assert_allclose(answer.scores, chances[answer.tokens], atol=1e-5, rtol=1e-5)
+
+
+def test_the_selector_compares_the_best_of_logits_and_noise(tmp_path: Path, target: Checkpoint) -> None:
+    """At T = 1 the position's noise decides which tokens are compared: other tokens than those of the logits alone."""
+    draft, text = speculators.dflash2(target), Text(12)
+    stage = load_speculator_stage(
+        str(draft.save(tmp_path)), str(target.path), capacity=CAPACITY, dtype="float32", device="cpu"
+    )
+    assert isinstance(stage, BlockStage)
+    for seed in range(3):
+        noise = gumbel(seed, 0, len(text.tokens), VOCAB)
+        stage.forget()
+        answers = asked(stage, text, 10, VOCAB, 0, sampling=Sampling(seed=seed, temperature=1.0))
+        compare(answers, expected(draft, target, "dflash2", text, 10, 1, noise=noise))
+        with pytest.raises((AssertionError, KeyError)):
+            compare(answers, expected(draft, target, "dflash2", text, 10, 1))
+
+
+def test_a_row_for_which_no_token_is_left_has_no_candidates(tmp_path: Path, target: Checkpoint) -> None:
+    """A drafter that can draft every second token alone, where another is allowed: it has nothing to compare."""
+    folder = speculators.speculators_dflash2(target).save(tmp_path)
+    stage = load_speculator_stage(str(folder), str(target.path), capacity=CAPACITY, dtype="float32", device="cpu")
+    assert isinstance(stage, BlockStage)
+    answers = asked(stage, Text(12), 10, VOCAB, 0, sampling=Sampling(allowed_token_ids=(FIRST_DRAFTED + 1,)))
+    assert answers == [([], [])]
+    stage.forget()
+    two = FIRST_DRAFTED, FIRST_DRAFTED + 2
+    ((tokens, scores),) = asked(stage, Text(12), 10, VOCAB, 0, sampling=Sampling(allowed_token_ids=two))
+    assert sorted(tokens) == list(two)
+    np.testing.assert_allclose(np.exp(scores).sum(), 1.0)
 
 
 def asked_again(stage: BlockStage, text: Text) -> list[tuple[list[int], list[float]]]:
@@ -269,9 +282,10 @@ def asked_again(stage: BlockStage, text: Text) -> list[tuple[list[int], list[flo
     return [(answer.tokens, answer.scores) for answer in core.process(batch, None)[3]]
 
 
-def test_blocks_of_a_tree_are_those_of_each_path(tmp_path: Path, target: Checkpoint) -> None:
+@pytest.mark.parametrize("layout", ["dflash", "dflash2"])
+def test_blocks_of_a_tree_are_those_of_each_path(tmp_path: Path, target: Checkpoint, layout: str) -> None:
     """Two leaves of one batch, more blocks than one pass takes, see their own paths alone."""
-    draft = speculators.dflash(target)
+    draft = LAYOUTS[layout][0](target)
     made = [
         load_speculator_stage(
             str(draft.save(tmp_path / str(i))), str(target.path), capacity=CAPACITY, dtype="float32", device="cpu"
@@ -317,6 +331,8 @@ def set_at(draft: Draft, path: str, value: object) -> None:
         table[name] = value
 
 
+SPARK = {"mask_token_id": MASK, "target_layer_ids": [1, 4, 6], "projector_type": "dspark", "markov_rank": RANK}
+SPARK |= {"markov_head_type": "gated"}
 REFUSED = [
     ("dflash", "hidden_size", 64, "hidden_size is 64, the target's 32"),
     ("dflash", "intermediate_size", 44, r"mlp\.gate_proj\.weight is \[40, 32\].* ask for \[44, 32\]"),
@@ -367,9 +383,30 @@ REFUSED = [
     ("dspark", "markov_head_type", "rnn", "markov_head_type is 'rnn'; 'vanilla' and 'gated' are supported"),
     ("dspark", "markov_head_type", "gated", r"lacks the tensor markov_head\.gate_proj\.weight"),
     ("dspark", "confidence_head_with_markov", False, r"confidence_head.* is \[1, 38\].* ask for \[1, 32\]"),
-    ("dspark", "confidence_head_with_markov", False, r"confidence_head.* is \[1, 38\].* ask for \[1, 32\]"),
     ("dspark", "target_layer_ids", [1, 4, 8], "target_layer_ids is .* -1 to 7"),
     ("dspark", "block_size", None, "block_size is None; it has to be an integer"),
+    ("dflash2", "dflash_config.conv_kernel_size", 3, r"base_kernel is \[2, 2, 32\].* ask for \[2, 3, 32\]"),
+    (
+        "dflash2",
+        "dflash_config.conv_kernel_size",
+        10**9,
+        r"base_kernel is \[2, 2, 32\].* ask for \[2, 1000000000, 32\]",
+    ),
+    ("dflash2", "dflash_config.conv_group_size", 16, r"kernel_projection.* is \[16, 32\].* ask for \[8, 32\]"),
+    ("dflash2", "dflash_config.conv_group_size", 5, "conv_group_size is 5; it has to divide hidden_size, 32"),
+    ("dflash2", "dflash_config.selector_rank", 7, r"codebook is \[160, 6\].* ask for \[160, 7\]"),
+    ("dflash2", "dflash_config.selector_top_k", 161, "selector_top_k is 161; the target has 160 tokens"),
+    ("dflash2", "dflash_config.projector_type", "dspark", "markov_head_type is None"),
+    ("gated_dspark", "dflash_config.selector_rank", 6, "conv_kernel_size is None; it has to be an integer"),
+    ("gated_dspark", "dflash_config", {**SPARK, **SECOND}, "both DSpark's Markov head and DFlash 2's selector: remove"),
+    ("dflash", "dflash_config.selector_rank", 6, "conv_kernel_size is None; it has to be an integer"),
+    ("dflash", "architectures", ["DFlash2DraftModel"], "conv_kernel_size is None; it has to be an integer"),
+    ("speculators_dflash2", "selector_top_k", "7", "selector_top_k is '7'; it has to be an integer"),
+    *(("dflash2", f"dflash_config.{name}", None, f"{name} is None; it has to be an integer of 1") for name in SECOND),
+    *(("dflash2", f"dflash_config.{name}", 0, f"{name} is 0; it has to be an integer of 1") for name in SECOND),
+    *(("dflash2", f"dflash_config.{name}", 2.0, rf"{name} is 2\.0; it has to be an integer of 1") for name in SECOND),
+    ("speculators_dspark", "draft_vocab_size", 50, r"markov_w2\.weight is \[60, 6\].* ask for \[50, 6\]"),
+    ("speculators_dspark", "draft_vocab_size", 161, "drafts 161 tokens, the target knows 160"),
     ("speculators_dflash", "projector_type", "domino", "a drafter of kind Domino, which is not supported"),
 ]
 """Layout, field of the configuration, what is written there, and how it is refused."""
@@ -385,7 +422,7 @@ def test_a_field_that_does_not_fit_is_refused_by_its_name(
         open_speculator(str(draft.save(tmp_path)), target)
 
 
-@pytest.mark.parametrize("layout", ["dflash", "speculators_dflash", "gated_dspark"])
+@pytest.mark.parametrize("layout", ["dflash", "speculators_dflash", "gated_dspark", "speculators_dspark", "dflash2"])
 def test_a_tensor_that_is_missing_misshapen_or_strange_is_refused_by_its_name(
     tmp_path: Path, target: Checkpoint, layout: str
 ) -> None:
@@ -404,6 +441,42 @@ def test_a_tensor_that_is_missing_misshapen_or_strange_is_refused_by_its_name(
         open_speculator(str(made.save(tmp_path / "strange")), target)
 
 
+def problem_of(folder: Path, target: Checkpoint) -> str:
+    """Why a drafter is refused; empty if it opens."""
+    try:
+        open_speculator(str(folder), target)
+    except FieldError as error:
+        return str(error)
+    return ""
+
+
+WRONG: tuple[object, ...] = (None, -1, 0, 1, 1.5, True, 10**9, "2", [], ["2"], {"2": 2})
+
+
+@pytest.mark.parametrize("layout", ["dflash2", "speculators_dflash2"])
+def test_every_field_with_any_value_is_followed_or_refused_by_its_name(
+    tmp_path: Path, target: Checkpoint, layout: str
+) -> None:
+    """Where a value fits nothing in the file, the tensor that contradicts it is named."""
+    made = LAYOUTS[layout][0](target)
+    folder, refused = made.save(tmp_path), set()
+    tables = {name: value for name, value in made.config.items() if isinstance(value, dict)}
+    fields = [*made.config, *(f"{table}.{name}" for table, inner in tables.items() for name in inner)]
+    for path, value in itertools.product(fields, WRONG):
+        draft = LAYOUTS[layout][0](target)
+        set_at(draft, path, value)
+        (folder / "config.json").write_text(json.dumps(draft.config))
+        if problem := problem_of(folder, target):
+            name = path.rpartition(".")[2]
+            names = "|".join([name, *tables.get(name, ())])  # without a table its fields are missing
+            others = (
+                r" ask for \[|(lacks|holds) the tensor|config\.json cannot be used|attention heads$|it drafts \d|DFlash"
+            )
+            assert re.search(rf"\b({names})\b|{others}", problem), path
+            refused.add(name)
+    assert refused >= {*SECOND, "mask_token_id", "block_size", "hidden_size", "num_hidden_layers"}
+
+
 FOLLOWED: list[tuple[str, str, object, dict[str, Any]]] = [
     ("dflash", "rms_norm_eps", 0.5, {"eps": 0.5}),
     ("dflash", "rope_theta", 50.0, {"theta": 50.0}),
@@ -414,6 +487,9 @@ FOLLOWED: list[tuple[str, str, object, dict[str, Any]]] = [
     ("sliding_dflash", "layer_types", ["full_attention", "sliding_attention"], {"swapped": True}),
     ("dflash", "dflash_config.mask_token_id", 9, {"mask": 9}),
     ("dflash", "block_size", 7, {"rows": 7}),
+    ("dflash2", "dflash_config.selector_top_k", 3, {"compared": 3}),
+    ("dflash2", "is_causal", True, {"causal": (True, True)}),
+    ("dflash2", "rope_parameters.rope_theta", 50.0, {"theta": 50.0}),
 ]
 """Layout, field of the configuration, what is written there, and what the reference then takes."""
 

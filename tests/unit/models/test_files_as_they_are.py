@@ -302,7 +302,6 @@ def test_the_method_is_told_by_the_drafters_checkpoint(tmp_path: Path, kind: str
 @pytest.mark.parametrize(
     ("config", "kind"),
     [
-        ({"architectures": ["DFlash2DraftModel"], "dflash_config": {"selector_rank": 16}}, "DFlash 2"),
         ({"architectures": ["DFlashDraftModel"], "dflash_config": {"projector_type": "domino"}}, "Domino"),
         ({"speculators_model_type": "dflash", "projector_type": "domino"}, "Domino"),
         ({"speculators_model_type": "peagle"}, "P-EAGLE"),

@@ -168,7 +168,7 @@ WRONG: dict[str, tuple[Callable[[Checkpoint], Draft], Change, str]] = {
     "type": (
         speculators.speculators_eagle3,
         lambda d: d.config.update(speculators_model_type="mlp"),
-        "speculators_model_type is 'mlp'; 'eagle3', 'dflash' and 'dspark' are supported",
+        "speculators_model_type is 'mlp'; 'eagle3', 'dflash', 'dflash2' and 'dspark' are supported",
     ),
     "table": (
         speculators.speculators_eagle3,
@@ -372,13 +372,6 @@ def test_a_file_goes_by_its_own_path(tmp_path: Path, target: Checkpoint) -> None
     speculators.eagle(target).save(tmp_path, "epoch-4.safetensors")
     named = open_speculator(str(tmp_path / "epoch-4.safetensors"), target)
     assert named.tensors["fc.weight"].file.name == "epoch-4.safetensors"
-
-
-def test_gguf_files_hold_no_learned_drafters(tmp_path: Path, target: Checkpoint) -> None:
-    (tmp_path / "x.gguf").write_bytes(b"GGUF")
-    refused(
-        tmp_path / "x.gguf", target, "learned drafters are read from safetensors, small models in GGUF by draft_model"
-    )
 
 
 def test_hub_ids_come_from_the_cache(tmp_path: Path, target: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
