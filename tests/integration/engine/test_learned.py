@@ -22,6 +22,7 @@ from penstock.lab.bench.comparison import decode
 from penstock.messages import Features, Sampling
 from penstock.models.speculators.block import Block, BlockStage
 from penstock.models.speculators.eagle import EagleStage
+from penstock.models.speculators.peagle import PeagleStage
 from penstock.models.speculators.spd import SpdStage
 from penstock.requests.request import Request
 from penstock.stage.visibility import BatchView
@@ -52,6 +53,7 @@ CASES += [("eagle3", 3), ("eagle3", 5), ("dflash", 1), ("dflash", 3)]
 CASES += [("mtp", 3), ("speculators_eagle3", 3), ("eagle31", 3), ("vllm_medusa", 3), ("spd_paper", 3)]
 CASES += [("spd", 3), ("spd", 8), ("early_exit", 1), ("early_exit", 5)]
 CASES += [("sliding_dflash", 3), ("speculators_dflash", 3), ("jetspec", 3), ("dspark", 3)]
+CASES += [("peagle", 3), ("speculators_peagle", 5), ("nemo_peagle", 1)]
 FURTHER = [("eagle", 1), ("eagle", 5), ("medusa", 1), ("medusa", 5), ("anchored_dflash", 1), ("anchored_dflash", 3)]
 FURTHER += [("eagle3", 1), ("dflash", 5), ("spd", 1), ("spd", 5), ("early_exit", 3), ("early_exit", 8)]
 """The same kinds over other numbers of stages."""
@@ -138,6 +140,7 @@ def check_strategies(target: Path, drafter: Path, stages: int, speculating: Sequ
         (["early_exit"], "tcp"),
         (["dflash"], "tcp"),
         (["dflash", "ngram"], "ipc"),
+        (["peagle"], "ipc"),
     ],
 )
 def test_stage_processes_send_their_states_to_the_drafters(
@@ -295,11 +298,14 @@ TEXT = [(7 * i * i + 3) % 150 for i in range(45)]
 """A prompt of two whole blocks of the prefix cache, and more."""
 
 
+@pytest.mark.parametrize("kind", ["dflash", "speculators_peagle"])
 @pytest.mark.parametrize("stages", [1, 4])
-def test_every_block_has_the_whole_text_before_its_root_as_context(target: Path, stages: int, tmp_path: Path) -> None:
+def test_every_block_has_the_whole_text_before_its_root_as_context(
+    target: Path, stages: int, kind: str, tmp_path: Path
+) -> None:
     """The text's own states, of the layers that the file names, also where another request has left its prompt."""
-    checkpoint = open_checkpoint(str(target))
-    engine = InProcessEngine(target, stages, learned=speculators.dflash(checkpoint).save(tmp_path / "dflash"))
+    folder = getattr(speculators, kind)(open_checkpoint(str(target))).save(tmp_path / kind)
+    engine = InProcessEngine(target, stages, learned=folder)
     watch = BlockWatch(engine)
     found = []
     for _ in range(2):
@@ -316,7 +322,7 @@ def test_every_block_has_the_whole_text_before_its_root_as_context(target: Path,
     model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
     with torch.inference_mode():
         states = model(torch.tensor([watch.tokens]), output_hidden_states=True).hidden_states
-    wanted = torch.cat([states[k][0] for k in (2, 5, 7)], dim=-1)[: len(watch.states)]
+    wanted = torch.cat([states[k][0] for k in (2, 5, 7)], dim=-1)[watch.begins :][: len(watch.states)]
     torch.testing.assert_close(watch.states, wanted, atol=1e-4, rtol=1e-3)
 
 
@@ -326,6 +332,8 @@ class BlockWatch:
     def __init__(self, engine: InProcessEngine) -> None:
         assert isinstance(engine.reader, BlockStage)
         self.request: Request | None = None
+        self.begins = int(isinstance(engine.reader, PeagleStage))
+        """The first token that is context: EAGLE's first one follows nothing."""
         self.shown: list[int] = []
         self.contexts: list[list[int]] = [[]]
         """Tokens of context of each block, by request."""
@@ -346,7 +354,7 @@ class BlockWatch:
     def block(self, view: BatchView, row: int) -> Block:
         made = self._block(view, row)
         path = view.path(row).tolist()
-        assert made.context_positions.tolist() == list(range(made.position)), "the context has no hole"
+        assert made.context_positions.tolist() == list(range(self.begins, made.position)), "the context has no hole"
         assert made.tokens.tolist() == path[made.position :], "the block shows what comes after it"
         self.shown.append(len(made.tokens))
         self.contexts[-1].append(made.position)
@@ -361,7 +369,7 @@ class BlockWatch:
         self.rows.append(0)
 
 
-@pytest.mark.parametrize("kind", ["dflash", "dspark"])
+@pytest.mark.parametrize("kind", ["dflash", "dspark", "peagle"])
 def test_one_pass_drafts_a_tree_of_several_levels(target: Path, kind: str, tmp_path: Path) -> None:
     """No token of the tree has entered: its levels come from the root's block. A Markov head is told each node."""
     folder = getattr(speculators, kind)(open_checkpoint(str(target))).save(tmp_path / kind)
@@ -374,7 +382,7 @@ def test_one_pass_drafts_a_tree_of_several_levels(target: Path, kind: str, tmp_p
         assert len(tokens_of(request)) == TOKENS
         blocks[ahead], messages[ahead] = len(watch.shown), engine.drafter._builder.next_stream
     assert blocks[None] < blocks[0] / 4
-    assert (messages[None] < messages[0] / 3) == (kind == "dflash")
+    assert (messages[None] < messages[0] / 3) == (kind != "dspark")
 
 
 class SpdWatch:

@@ -39,6 +39,7 @@ LEARNED: Final = {
     "jetspec": speculators.jetspec,
     "medusa": speculators.medusa,
     "mtp": speculators.mtp,
+    "peagle": speculators.peagle,
     "spd": speculators.spd,
 }
 NOT_WHOLE: Final = "early_exit"
