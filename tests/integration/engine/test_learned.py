@@ -46,6 +46,7 @@ from tests.exactness import (
 )
 from tests.generated import generate
 from tests.links import host_of
+from tests.unit.models import blocks_reference
 from tests.unit.models import speculators_reference as reference
 
 CASES = [("eagle", 3), ("medusa", 3), ("anchored_dflash", 5)]
@@ -367,6 +368,61 @@ class BlockWatch:
         assert self.tokens == [node.token for node in self.request.committed[: len(self.tokens)]] or not self.tokens
         self.contexts.append([])
         self.rows.append(0)
+
+
+@pytest.mark.parametrize("stages", [1, 4])
+def test_a_pass_of_peagles_is_what_the_states_of_its_whole_path_give(
+    target: Path, stages: int, tmp_path: Path
+) -> None:
+    """Rows at depth 0 with the target's states, and masks behind, also where another request has left its prompt."""
+    draft = speculators.speculators_peagle(open_checkpoint(str(target)))
+    engine = InProcessEngine(target, stages, learned=draft.save(tmp_path / "peagle"))
+    watches = []
+    for _ in range(2):
+        watches.append(PassWatch(engine))
+        engine.submit(TEXT, Sampling(), TOKENS, strategies(stages)[-2])
+        engine.run()
+    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
+    t = {name: tensor.double().numpy() for name, tensor in draft.tensors.items()}
+    assert stages == 1 or max(len(path) - first for path, first, _ in watches[0].passes) > 1, "tokens were in flight"
+    for path, first, found in [watch.passes[at] for watch in watches for at in (0, len(watch.passes) // 2, -1)]:
+        with torch.inference_mode():
+            states = model(torch.tensor([path]), output_hidden_states=True).hidden_states
+        known = torch.cat([states[k][0] for k in (2, 5, 7)], dim=-1).double().numpy()
+        every = range(1, first + len(found))
+        expected = blocks_reference.peagle(
+            t,
+            t["embed_tokens.weight"],
+            [path[i] if i < len(path) else speculators.MASK for i in every],
+            [known[i - 1] if i <= first else None for i in every],
+            1,
+            theta=10000.0,
+            eps=1e-5,
+            normed_residual=True,
+        )
+        np.testing.assert_allclose(found.numpy(), expected[first - 1 :], atol=1e-4, rtol=1e-3)
+
+
+class PassWatch:
+    """Notes, of every pass from now on, the tokens of its path, the position of its first row, and its rows' states."""
+
+    def __init__(self, engine: InProcessEngine) -> None:
+        assert isinstance(engine.reader, PeagleStage)
+        self.passes: list[tuple[list[int], int, torch.Tensor]] = []
+        self._paths: list[list[int]] = []
+        self._block, self._states = engine.reader._block, engine.reader._states
+        engine.reader._block = self.block  # type: ignore[method-assign]
+        engine.reader._states = self.states  # type: ignore[method-assign]
+
+    def block(self, view: BatchView, row: int) -> Block:
+        self._paths.append(view.path(row).tolist())
+        return self._block(view, row)
+
+    def states(self, blocks: Sequence[Block], batch: BatchView) -> torch.Tensor:
+        hidden = self._states(blocks, batch)
+        for block, own in zip(blocks, hidden.split([block.rows for block in blocks]), strict=True):
+            self.passes.append((self._paths.pop(0), block.position, own.clone()))
+        return hidden
 
 
 @pytest.mark.parametrize("kind", ["dflash", "dspark", "peagle"])
