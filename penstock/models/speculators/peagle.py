@@ -127,7 +127,7 @@ class PeagleStage(BlockStage):
             self._compute(part, self._features(parents[known]))
 
     def _sees(self, view: RequestView) -> RequestView:
-        """What rows of the context see: only context, and not the first token."""
+        """The view of rows of the context, which see context alone, and not the first token."""
         return replace(view, mask=view.mask & self._is_context(view.slots) & (view.positions > 0))
 
     def _block(self, view: BatchView, row: int) -> Block:

@@ -371,9 +371,7 @@ class BlockWatch:
 
 
 @pytest.mark.parametrize("stages", [1, 4])
-def test_a_pass_of_peagles_is_what_the_states_of_its_whole_path_give(
-    target: Path, stages: int, tmp_path: Path
-) -> None:
+def test_a_pass_of_peagles_is_what_the_states_of_its_whole_path_give(target: Path, stages: int, tmp_path: Path) -> None:
     """Rows at depth 0 with the target's states, and masks behind, also where another request has left its prompt."""
     draft = speculators.speculators_peagle(open_checkpoint(str(target)))
     engine = InProcessEngine(target, stages, learned=draft.save(tmp_path / "peagle"))
