@@ -221,7 +221,7 @@ def _proposal(config: Mapping[str, Any]) -> Mapping[str, Any]:
 def _check_fields(path: Path, config: Mapping[str, Any], layers: Mapping[str, Any], states: int) -> None:
     """Raise FieldError for a field that contradicts the file, or asks for a computation that is not supported."""
     if stated_flag(path, config, "parallel_drafting") is False:
-        raise refusal(path, f"config.json: parallel_drafting is False, but the file holds {MASKED}: remove the field")
+        raise refusal(path, "config.json: parallel_drafting is False, but the drafter is P-EAGLE's: remove the field")
     check_equal(
         path, "num_aux_hidden_states", config.get("num_aux_hidden_states"), states, "the states that it reads are"
     )

@@ -216,7 +216,7 @@ REFUSED = [
         "vllm",
         "parallel_drafting",
         False,
-        "parallel_drafting is False, but the file holds mask_hidden: remove the field",
+        "parallel_drafting is False, but the drafter is P-EAGLE's: remove the field",
     ),
     ("vllm", "parallel_drafting", 1, "parallel_drafting is 1; it has to be true or false"),
     (
