@@ -18,6 +18,8 @@ DEFAULT_METHOD: Final = LOOKUP
 """The method where neither ``method`` nor ``model`` is given."""
 PAIR: Final = "demo"
 """The target that ships with a draft model of the same name, which is its drafter unless another one is named."""
+PARALLEL: Final = ("dflash", "dspark", "jetspec", "peagle")
+"""Methods that draft several levels in one pass, which vLLM calls parallel drafting."""
 DEFAULT_STRATEGY: Final = "auto"
 """The strategy where none is given."""
 
@@ -157,22 +159,46 @@ def methods_of(method: object) -> tuple[str, list[str]]:
 
 
 def with_our_names(table: Mapping[str, Any], strategies: Sequence[str]) -> dict[str, Any]:
-    """Replace vLLM's ``num_speculative_tokens``, the depth of what is drafted at a time, by ``tree_depth``.
-
-    Its ``parallel_drafting`` has to be false.
-    """
+    """Replace vLLM's ``num_speculative_tokens``, the depth of what is drafted at a time, by ``tree_depth``, and its
+    ``parallel_drafting`` by the method that it stands for."""
     options = dict(table)
+    parallel = options.pop("parallel_drafting", False)
+    if not isinstance(parallel, bool):
+        raise FieldError("parallel_drafting", f"is {parallel!r}; it has to be true or false")
+    if parallel:
+        options = in_parallel(options)
     if "num_speculative_tokens" in options:
         if not any("tree_depth" in names_of(STRATEGIES[strategy]) for strategy in strategies):
             raise FieldError("num_speculative_tokens", f"means nothing to {words(strategies)}; {remedy(strategies)}")
         if "tree_depth" in options:
             raise FieldError("num_speculative_tokens", "is another name of tree_depth, which is set too; remove one")
         options["tree_depth"] = options.pop("num_speculative_tokens")
-    if options.pop("parallel_drafting", False):
-        raise FieldError(
-            "parallel_drafting", "is P-EAGLE's, which is not supported yet; remove it or use another model"
-        )
     return options
+
+
+def in_parallel(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options with the method that vLLM's ``parallel_drafting`` means: P-EAGLE, if it is eagle3 or not given.
+
+    Raises FieldError if the method, or the kind of the model that is named, drafts one level after the other.
+    """
+    from penstock.checkpoint.look import DRAFT_MODEL, method_of
+
+    method, model = options.get("method"), options.get("model")
+    told = method_of(model) if isinstance(model, str) else DRAFT_MODEL
+    # A hub id, and a model that says nothing of itself, may be one.
+    if told not in (*PARALLEL, DRAFT_MODEL):
+        raise FieldError("parallel_drafting", f"is true, but {model!r} is a checkpoint of kind {told!r}: remove it")
+    if method is None:
+        return {**options, "method": told if told in PARALLEL else "peagle"}
+    named = method if isinstance(method, list | tuple) else [method]
+    named = ["peagle" if one == "eagle3" else one for one in named]
+    serial = [one for one in named if one in list(DRAFTERS) and one not in (*PARALLEL, LOOKUP)]
+    if serial or named == [LOOKUP]:
+        raise FieldError(
+            "parallel_drafting",
+            f"is true, but method {(serial or named)[0]!r} drafts one level after the other: remove it",
+        )
+    return {**options, "method": named if isinstance(method, list | tuple) else named[0]}
 
 
 def refuse_drafting(options: Iterable[str], strategies: Sequence[str]) -> None:

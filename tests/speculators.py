@@ -420,6 +420,70 @@ def speculators_dspark(target: Checkpoint, *, seed: int = 0) -> Draft:
     return made
 
 
+def peagle(target: Checkpoint, *, seed: int = 0, layers: int = 3) -> Draft:
+    """P-EAGLE as vLLM reads it: EAGLE-3's layer and plain ones, an embedding of its own; it states no depths."""
+    made, drawn, width = speculators_eagle3(target, seed=seed), _Drawn(seed + 1), target.hidden_size
+    made.tensors["embed_tokens.weight"] = drawn.matrix(target.vocab_size, width)
+    made.tensors["mask_hidden"] = drawn.matrix(1, 3 * width, scale=1.0)
+    for i in range(1, layers):
+        made.tensors |= _layer(f"layers.{i}", drawn, width, width)
+        made.tensors[f"layers.{i}.input_layernorm.weight"] = drawn.norm(width)
+    config = {
+        **_config(target),
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "num_hidden_layers": layers,
+        "attention_bias": False,
+        "draft_vocab_size": DRAFTED,
+        "parallel_drafting": True,
+        "ptd_token_id": MASK,
+    }
+    return Draft(config, made.tensors)
+
+
+def speculators_peagle(target: Checkpoint, *, seed: int = 0) -> Draft:
+    """P-EAGLE as vllm-project/speculators stores it: its layer's residual is normed, and its states before ``fc``."""
+    made, drawn = peagle(target, seed=seed, layers=2), _Drawn(seed + 2)
+    made.tensors["mask_hidden"] = made.tensors["mask_hidden"][None]
+    made.tensors["input_norm.weight"] = drawn.norm(3 * target.hidden_size)
+    config = {
+        "architectures": ["PEagleSpeculator"],
+        "speculators_model_type": "peagle",
+        "speculators_version": "0.8.0",
+        "speculators_config": {
+            "algorithm": "peagle",
+            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": BLOCK}],
+        },
+        "transformer_layer_config": {**_config(target), "num_hidden_layers": 2, "model_type": "llama"},
+        "draft_vocab_size": DRAFTED,
+        "eagle_aux_hidden_state_layer_ids": [2, 5, 7],
+        "norm_before_residual": True,
+        "norm_before_fc": True,
+        "fc_norm": False,
+        "norm_output": False,
+        "embed_requires_grad": True,
+        "mask_token_id": MASK,
+    }
+    return Draft(config, made.tensors)
+
+
+def nemo_peagle(target: Checkpoint, *, seed: int = 0) -> Draft:
+    """P-EAGLE as NeMo stores it: one layer with biases, norms of each state, and a prefix before most names."""
+    made, drawn, width = peagle(target, seed=seed, layers=1), _Drawn(seed + 2), target.hidden_size
+    made.tensors["mask_hidden"] = made.tensors["mask_hidden"][None]
+    made.tensors |= {f"fc_norm.{i}.weight": drawn.norm(width) for i in range(3)}
+    for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+        matrix = made.tensors[f"layers.0.self_attn.{name}.weight"]
+        made.tensors[f"layers.0.self_attn.{name}.bias"] = drawn.matrix(len(matrix))
+    outside = ("lm_head.weight", "d2t", "t2d", "mask_hidden")
+    tensors = {name if name in outside else f"model.{name}": tensor for name, tensor in made.tensors.items()}
+    config = {name: value for name, value in made.config.items() if name != "ptd_token_id"}
+    config |= {"architectures": ["LlamaEagle3DraftModel"], "mask_token_id": MASK, "num_depths": BLOCK}
+    config |= {"fc_norm": True, "norm_output": True, "attention_bias": True, "num_aux_hidden_states": 3}
+    config |= {"eagle_aux_hidden_state_layer_ids": [2, 5, 7]}
+    return Draft(config, tensors)
+
+
 def _markov(drawn: _Drawn, target: Checkpoint, drafted: int) -> dict[str, Tensor]:
     """The tensors of a Markov and a confidence head."""
     return {

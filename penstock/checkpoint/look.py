@@ -274,11 +274,11 @@ BLOCK_NAMES: Final = {
     "dflash": "dflash",
     "qwen3dspark": "dspark",
     "dspark": "dspark",
-    "peagle": "P-EAGLE",
+    "peagle": "peagle",
     "jetspec": "jetspec",
 }
 """Beginnings of names in the configurations of drafters that draft a block at a time -> the kind."""
-BLOCK_READ: Final = ("dflash", "dspark", "jetspec")
+BLOCK_READ: Final = ("dflash", "dspark", "jetspec", "peagle")
 """Kinds of block drafters that are supported; each is a method. DFlash 2 is DFlash with further fields."""
 MARKOV_TENSOR: Final = "markov_w1.weight"
 """The tensor of a GGUF file by which DSpark is told from DFlash."""
@@ -420,12 +420,11 @@ def block_kind(config: Mapping[str, Any]) -> str | None:
         return "Domino"
     if projector == "dspark":
         return "dspark"
-    if config.get("parallel_drafting") or "ptd_token_id" in config:
-        return "P-EAGLE"
     stated = flat([config.get("speculators_model_type"), config.get("architectures"), config.get("model_type")])
     named = [kind for name in stated for word, kind in BLOCK_NAMES.items() if name.lower().startswith(word)]
     if not named and not inner:
-        return None
+        # P-EAGLE's layout is EAGLE-3's, and its class may have that name.
+        return "peagle" if config.get("parallel_drafting") or "ptd_token_id" in config else None
     kind = named[0] if named else "dflash"
     return "jetspec" if kind == "dflash" and inner.get("causal_head", config.get("causal_head")) else kind
 
@@ -438,6 +437,8 @@ def learned(config: Mapping[str, Any], names: frozenset[str], place: Path) -> st
         return stated
     if (kind := block_kind(config)) is not None:
         return kind if kind in BLOCK_READ else None
+    if not {"mask_hidden", "model.mask_hidden"}.isdisjoint(names):
+        return "peagle"
     if config.get("speculators_model_type") == "eagle3":
         return "eagle3"
     if any(name.startswith("midlayer.") for name in names) or "layers.0.hidden_norm.weight" in names:
@@ -475,7 +476,7 @@ def unsupported_names(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def named_by(config: Mapping[str, Any]) -> str:
     """The first name in a drafter's configuration that says what it is."""
-    return next(flat([config.get(field) for field in NAMED_BY]), "parallel_drafting")
+    return next(flat([config.get(field) for field in NAMED_BY]), "dflash_config")
 
 
 def flat(values: Iterable[Any]) -> Iterator[str]:

@@ -243,6 +243,7 @@ DRAFTERS: Final[Registry[DrafterOptions]] = Registry(
         "medusa": "learned:FollowingOptions",
         "mtp": "learned:MtpOptions",
         "ngram": "merged:NgramOptions",
+        "peagle": "learned:BlockOptions",
         "spd": "spd:SpdOptions",
         "synthetic": "base:SyntheticOptions",
     },

@@ -91,7 +91,14 @@ def test_options_of_their_method_and_strategy_pass(table: dict[str, Any]) -> Non
         ({"method": "early_exit", "strategy": "static_tree"}, "strategy", "with method 'early_exit' a token has to"),
         ({"method": "spd", "post_state": True, "strategy": "flowspec"}, "strategy", "with post_state a token has to"),
         ({"num_speculative_tokens": 5}, "num_speculative_tokens", "remove it or use width, children"),
-        ({"method": "eagle3", "parallel_drafting": True}, "parallel_drafting", "is P-EAGLE's, which is not supported"),
+        (
+            {"method": "eagle", "parallel_drafting": True},
+            "parallel_drafting",
+            "'eagle' drafts one level after the other",
+        ),
+        ({"method": ["ngram"], "parallel_drafting": True}, "parallel_drafting", "'ngram' drafts one level after"),
+        ({"method": "eagle3", "parallel_drafting": 1}, "parallel_drafting", "is 1; it has to be true or false"),
+        ({"method": "eagle33", "parallel_drafting": True}, "method", "is 'eagle33'; Known: "),
         ({"method": "dflash", "ahead": -1}, "ahead", "is -1"),
         ({"method": "eagle3", "ahead": 1}, "ahead", "belongs to method 'dflash', not 'eagle3'"),
         (
@@ -106,6 +113,23 @@ def test_speculative_refusals_name_the_field(table: dict[str, Any], path: str, w
         parse_speculative(table)
     assert caught.value.field == path
     assert words in caught.value.problem
+
+
+@pytest.mark.parametrize(
+    ("method", "methods"),
+    [
+        ({}, ("peagle",)),
+        ({"method": "eagle3"}, ("peagle",)),
+        ({"method": "peagle"}, ("peagle",)),
+        ({"method": "dflash"}, ("dflash",)),
+        ({"method": ["ngram", "eagle3"]}, ("peagle", "ngram")),
+    ],
+)
+def test_parallel_drafting_is_the_name_of_a_method(method: dict[str, Any], methods: tuple[str, ...]) -> None:
+    config = parse_speculative({**method, "model": "some/hub-id", "parallel_drafting": True})
+    assert config.methods == methods
+    plain = {"method": "eagle3", "model": "some/hub-id"}
+    assert parse_speculative({**plain, "parallel_drafting": False}) == parse_speculative(plain)
 
 
 def test_num_speculative_tokens_is_the_depth_of_a_static_tree() -> None:

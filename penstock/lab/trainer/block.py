@@ -29,7 +29,14 @@ from penstock.lab.trainer.kinds import (
     unit_weight,
     with_usual,
 )
-from penstock.lab.trainer.options import BLOCK_LAYERS, BLOCK_SIZE, IN_FLIGHT, MARKOV_RANK, TrainOptions
+from penstock.lab.trainer.options import (
+    BLOCK_LAYERS,
+    BLOCK_SIZE,
+    DRAFT_VOCAB_SIZE,
+    IN_FLIGHT,
+    MARKOV_RANK,
+    TrainOptions,
+)
 from penstock.lab.trainer.states import Batch
 from penstock.models.speculators.base import final_norm
 
@@ -68,18 +75,15 @@ class BlocksAttention:
         self, module: Any, query_HNd: Tensor, key_KNd: Tensor, value_KNd: Tensor, mask: None, *, scaling: float
     ) -> Tensor:
         """The output of attention, [N, H, d]."""
-        context = self._context[module.layer_idx]
         sequences = len(self._sees_B1RS)
         query, key, value = (
             rows.unflatten(1, (sequences, -1)).transpose(0, 1) for rows in (query_HNd, key_KNd, value_KNd)
         )
+        if self._context:
+            context = self._context[module.layer_idx]
+            key, value = torch.cat([context.key_BKnd, key], dim=2), torch.cat([context.value_BKnd, value], dim=2)
         output_BHRd = F.scaled_dot_product_attention(
-            query,
-            torch.cat([context.key_BKnd, key], dim=2),
-            torch.cat([context.value_BKnd, value], dim=2),
-            attn_mask=self._sees_B1RS,
-            scale=scaling,
-            enable_gqa=True,
+            query, key, value, attn_mask=self._sees_B1RS, scale=scaling, enable_gqa=True
         )
         return output_BHRd.transpose(1, 2).flatten(0, 1)
 
@@ -107,31 +111,43 @@ class BlockTrainee(nn.Module):
     ``shown``: the greatest number of tokens that a block shows after its first one.
     """
 
-    def __init__(self, module: Any, head: nn.Module, shown: int) -> None:
+    def __init__(self, module: Any, head: nn.Module, shown: int, draft_ids_v: Tensor | None = None) -> None:
         super().__init__()
         self.module = module
         self.head = head
         self.shown = shown
+        self.draft_ids_v = None if draft_ids_v is None else nn.Buffer(draft_ids_v, persistent=False)
         self._causal = all(module.shape.causal)
         self._lag = int(not module.shape.from_anchor)
         """Rows between a token that is shown and the row that predicts the token after it."""
 
     def forward(self, batch: Batch, seed: int) -> Tensor:
-        """The mean divergence of the blocks' rows, times the number of tokens that the batch has to learn.
+        """The mean divergence of the rows, times the number of tokens that the batch has to learn."""
+        teaching = Teaching(self.head, batch, self.draft_ids_v)
+        blocks = self._drawn(batch, torch.Generator().manual_seed(seed))
+        divergence, weight = self._summed(teaching, batch, blocks)
+        return divergence / weight.clamp(min=1e-6) * batch.learned_Bn.sum()
+
+    def drafted(self, entering_mE: Tensor) -> Tensor:
+        """Logits over the tokens that can be drafted."""
+        return self.logits(0, entering_mE)
+
+    def _summed(self, teaching: Teaching, batch: Batch, blocks: Blocks) -> tuple[Tensor, Tensor]:
+        """The divergences of all rows that learn, and their weights, each summed."""
+        return self._weighed(teaching, batch, blocks, self._hidden(batch, blocks))
+
+    def _weighed(self, teaching: Teaching, batch: Batch, blocks: Blocks, hidden_BAMD: Tensor) -> tuple[Tensor, Tensor]:
+        """The divergences of the blocks' rows with this output, and their weights, each summed.
 
         Rows count less the further they are behind the tokens shown (DFlash's decay).
         """
-        teaching = Teaching(self.head, batch, None)
-        blocks = self._drawn(batch, torch.Generator().manual_seed(seed))
         taught_BAM, rows_BAM = self._taught(teaching, blocks)
         rows_m = rows_BAM[taught_BAM]
-        hidden_mD = self._hidden(batch, blocks)[taught_BAM]
-        entering_mE = self.module.entering(hidden_mD, batch.tokens_Bn.flatten()[rows_m])
-        divergence_m = teaching.divergences(entering_mE, self.module.logits, rows_m)
+        entering_mE = self.module.entering(hidden_BAMD[taught_BAM], batch.tokens_Bn.flatten()[rows_m])
+        divergence_m = teaching.divergences(entering_mE, self.drafted, rows_m)
         gamma = self.module.shape.size / 2  # 4 for blocks of 8, as published; of blocks of 16 it is 7
         weights_m = torch.exp(-self._further(blocks).clamp(min=0) / gamma)[taught_BAM]
-        mean = (divergence_m * weights_m).sum() / weights_m.sum().clamp(min=1e-6)
-        return mean * batch.learned_Bn.sum()
+        return (divergence_m * weights_m).sum(), weights_m.sum()
 
     def unroll(self, batch: Batch, steps: int) -> Iterator[Tensor]:
         """Step d: a block for each row, which begins d rows before it and shows all tokens up to the row."""
@@ -185,12 +201,7 @@ class BlockTrainee(nn.Module):
         """The module's output for the rows of blocks, [B, A, M, D]."""
         module, states_BnF = self.module, batch.states_BnF
         sequences, seen = states_BnF.shape[:2]
-        # The batch's row i is the token at position i + 1.
-        positions_BAM = blocks.anchors_BA[..., None] + 1 + blocks.offsets()
-        last = batch.tokens_BL.shape[1] - 1
-        tokens_BAM = batch.tokens_BL.gather(1, positions_BAM.clamp(max=last).flatten(1)).view_as(positions_BAM)
-        tokens_BAM = tokens_BAM.where(blocks.offsets() <= blocks.shown_BA[..., None], module.shape.mask_token)
-        # Tokens behind those shown are not known in the pipeline: their rows hold the mask.
+        tokens_BAM, positions_BAM = self._entered(batch, blocks)
         places = torch.arange(seen, device=states_BnF.device).repeat(sequences)
         context_ND = module.fuse(states_BnF.flatten(0, 1))
         context = [
@@ -200,6 +211,16 @@ class BlockTrainee(nn.Module):
         attend = BlocksAttention(context, self._sees(blocks, seen))
         hidden_ND: Tensor = module(tokens_BAM.flatten(), positions_BAM.flatten(), attend)
         return hidden_ND.view(*positions_BAM.shape, -1)
+
+    def _entered(self, batch: Batch, blocks: Blocks) -> tuple[Tensor, Tensor]:
+        """The tokens of the blocks' rows and their positions, [B, A, M]."""
+        # The batch's row i is the token at position i + 1.
+        positions_BAM = blocks.anchors_BA[..., None] + 1 + blocks.offsets()
+        last = batch.tokens_BL.shape[1] - 1
+        tokens_BAM = batch.tokens_BL.gather(1, positions_BAM.clamp(max=last).flatten(1)).view_as(positions_BAM)
+        # Tokens behind those shown are not known in the pipeline: their rows hold the mask.
+        known_BAM = blocks.offsets() <= blocks.shown_BA[..., None]
+        return tokens_BAM.where(known_BAM, self.module.shape.mask_token), positions_BAM
 
     def _sees(self, blocks: Blocks, seen: int) -> Tensor:
         """A mask of what each row sees, [B, 1, A x M, seen + A x M]: context, and rows of its own sequence."""
@@ -287,6 +308,8 @@ def fresh(start: Start) -> dict[str, Tensor]:
 def settle(options: TrainOptions, target: Checkpoint) -> TrainOptions:
     """The options with the kinds' defaults. Raises FieldError if a block cannot show so many tokens in flight."""
     options = with_usual(options, spec_layers=BLOCK_LAYERS, block_size=BLOCK_SIZE, in_flight=IN_FLIGHT)
+    if options.kind == "peagle":
+        options = with_usual(options, draft_vocab_size=min(DRAFT_VOCAB_SIZE, target.vocab_size))
     if options.kind == "dspark":
         options = with_usual(options, markov_rank=MARKOV_RANK)
     assert options.block_size is not None

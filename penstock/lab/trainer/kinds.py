@@ -312,9 +312,9 @@ def _shifted(of_BKnd: Tensor, distance: int, rows: int) -> Tensor:
 # --------------------------------------------------------------------------------------------------------------- export
 # Writes speculators in the formats that other engines load.
 #
-# The formats are vllm-project/speculators' for eagle3; SafeAILab's for eagle; FasterDecoding's for medusa, or vLLM's if
-# its heads cannot draft all tokens; yuyijiong/speculative_pipeline_decoding's for spd and early-exit; Qwen's for mtp;
-# z-lab's and SpecForge's for dflash and dspark.
+# The formats are vllm-project/speculators' for eagle3 and peagle; SafeAILab's for eagle; FasterDecoding's for medusa,
+# or vLLM's if its heads cannot draft all tokens; yuyijiong/speculative_pipeline_decoding's for spd and early-exit;
+# Qwen's for mtp; z-lab's and SpecForge's for dflash and dspark.
 #
 # A fresh drafter is written first and then opened like any other, so that the module in training is made by the loader
 # of the pipeline. The trained drafter has the same files with other weights.

@@ -47,6 +47,7 @@ from penstock.lab.trainer.loop import (
 from penstock.lab.trainer.medusa import MEDUSA
 from penstock.lab.trainer.mtp import MTP
 from penstock.lab.trainer.options import BELONGS, TrainOptions, check_target, drafting_cluster
+from penstock.lab.trainer.peagle import PEAGLE
 from penstock.lab.trainer.spd import EARLY_EXIT, SPD
 from penstock.lab.trainer.states import Loader, StateCache, Wanted, epoch_steps, fill, identity, key_of, packed
 from penstock.models.packing import check_device
@@ -57,7 +58,7 @@ from penstock.text.tokenizer import load_tokenizer
 # The kinds of drafters that can be trained, by name.
 
 KINDS: Final[dict[str, Kind]] = {
-    kind.name: kind for kind in (EAGLE, EAGLE3, MEDUSA, MTP, SPD, EARLY_EXIT, DFLASH, DSPARK, DRAFT)
+    kind.name: kind for kind in (EAGLE, EAGLE3, MEDUSA, MTP, SPD, EARLY_EXIT, DFLASH, DSPARK, PEAGLE, DRAFT)
 }
 
 

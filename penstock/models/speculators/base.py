@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, Self
@@ -247,7 +247,7 @@ IGNORED: Final = (
 MAPS: Final = ("d2t", "token_map")
 """Tensors that hold the target's token ids; all others are weights."""
 
-Kind = Literal["eagle", "eagle3", "medusa", "mtp", "spd", "early_exit", "dflash", "dspark", "jetspec"]
+Kind = Literal["eagle", "eagle3", "medusa", "mtp", "spd", "early_exit", "dflash", "dspark", "jetspec", "peagle"]
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -353,14 +353,40 @@ def refusal(path: Path, problem: str) -> FieldError:
     return FieldError(FIELD, f"is {str(path)!r}: {problem}")
 
 
+def stated_integer(path: Path, config: Mapping[str, Any], name: str, default: int | None = None, least: int = 1) -> int:
+    """A field that has to be a whole number of at least ``least``. Raises FieldError for any other."""
+    value = config.get(name, default)
+    if type(value) is not int or value < least:
+        raise refusal(path, f"config.json: {name} is {value!r}; it has to be an integer of {least} or more")
+    return value
+
+
+def stated_flag(path: Path, config: Mapping[str, Any], name: str) -> bool | None:
+    """A field that has to be true, false or left out (None). Raises FieldError for any other."""
+    value = config.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise refusal(path, f"config.json: {name} is {value!r}; it has to be true or false")
+    return value
+
+
+def stated_depth(path: Path, layers: Mapping[str, Any], tensors: Tensors) -> int:
+    """The number of layers, which cannot be above that of the file's tensors. Raises FieldError for any other."""
+    depth = layers.get("num_hidden_layers")
+    if type(depth) is not int or not 1 <= depth <= len(tensors):
+        raise refusal(path, f"config.json: num_hidden_layers is {depth!r}; the file holds {len(tensors)} tensors")
+    return depth
+
+
 def check_equal(path: Path, name: str, own: Any, target: int, of_target: str) -> None:
     """Raise FieldError if the speculator states a size that differs from the target's; None states none."""
     if own is not None and own != target:
         raise refusal(path, f"{name} is {own}, {of_target} {target}: it was trained for another model")
 
 
-def check_shapes(path: Path, tensors: Tensors, needed: Shapes, optional: Shapes) -> dict[str, StoredTensor]:
-    """The tensors that belong to the drafter.
+def check_shapes(
+    path: Path, tensors: Tensors, needed: Shapes, optional: Shapes, named: Callable[[str], str] = str
+) -> dict[str, StoredTensor]:
+    """The tensors that belong to the drafter. ``named`` gives the name by which files of this layout hold a tensor.
 
     Raises FieldError for a tensor that is missing, misshapen or unknown, and for a weight that is no float.
     """
@@ -371,7 +397,7 @@ def check_shapes(path: Path, tensors: Tensors, needed: Shapes, optional: Shapes)
                 path, f"{stored.name} is {list(stored.shape)}; its configuration and the target ask for {list(shape)}"
             )
         if name in needed and name not in tensors:
-            raise refusal(path, f"it lacks the tensor {name} {list(shape)}: download or save it again")
+            raise refusal(path, f"it lacks the tensor {named(name)} {list(shape)}: download or save it again")
     for name, stored in tensors.items():
         if name not in needed and name not in optional and not name.endswith(IGNORED):
             raise refusal(path, f"it holds the tensor {stored.name}, which no layout known here has")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
-from penstock.messages import CONTEXT, KEPT, PATH, Candidates, Sampling
+from penstock.messages import CONTEXT, KEPT, NO_SLOT, PATH, Candidates, Sampling
 from penstock.models.attention import Arenas, Attend, SlotAttention
 from penstock.models.speculators.base import AttendingReader, DraftVocabulary, Rotation
 from penstock.models.speculators.dflash2 import CandidateSelector, ConvolvedLayer
@@ -210,6 +210,8 @@ class Block:
     context: np.ndarray
     context_positions: np.ndarray
     tokens: np.ndarray
+    before: int
+    """Slot of the token before the first; -1 for none."""
     position: int
     """Position of the first token."""
     rows: int
@@ -264,13 +266,23 @@ class BlockStage(AttendingReader):
         # A slot that holds a new node has no context any more; one that is asked about again keeps what it has.
         rows = rows[self.store.has(view.slots[rows], view.nodes[rows])]
         if len(rows):
-            slots, positions_N = view.slots[rows], torch.from_numpy(view.positions[rows]).to(self.device)
-            slots_N = torch.from_numpy(slots).to(self.device)
-            context_ND = self.module.fuse(self.store.states(slots)).to(self.dtype)
-            for layer, (key_KNd, value_KNd) in enumerate(self.module.context(context_ND, positions_N)):
-                self._arenas.store(layer, slots_N, key_KNd.to(self.dtype), value_KNd.to(self.dtype))
-            self._context_of[slots] = view.nodes[rows]
+            self._context_of[view.slots[rows]] = view.nodes[rows]
+            self._add_context(view, rows)
         return torch.empty(len(view), 0)
+
+    def _add_context(self, view: BatchView, rows: np.ndarray) -> None:
+        """Store the keys and values that these rows of a batch give as context; their own states are known."""
+        slots, positions_N = view.slots[rows], torch.from_numpy(view.positions[rows]).to(self.device)
+        slots_N = torch.from_numpy(slots).to(self.device)
+        context_ND = self.module.fuse(self.store.states(slots)).to(self.dtype)
+        for layer, (key_KNd, value_KNd) in enumerate(self.module.context(context_ND, positions_N)):
+            self._arenas.store(layer, slots_N, key_KNd.to(self.dtype), value_KNd.to(self.dtype))
+
+    def _is_context(self, slots: np.ndarray) -> np.ndarray:
+        """Whether each slot holds context, bool [S], of the node that is there now: slots are reused."""
+        made_of = self._context_of[slots]
+        held: np.ndarray = (made_of == self._node_at[slots]) & (made_of > 0)  # node 0 stands for none
+        return held
 
     @torch.inference_mode()
     def candidates(
@@ -343,8 +355,7 @@ class BlockStage(AttendingReader):
         sees = seen.mask[np.searchsorted(seen.rows, row)]
         order = np.argsort(seen.positions[sees], kind="stable")
         slots, positions = seen.slots[sees][order], seen.positions[sees][order]
-        # A context counts only for the node that it was made of: slots are reused. Node 0 stands for none.
-        held = (self._context_of[slots] == self._node_at[slots]) & (self._context_of[slots] > 0)
+        held = self._is_context(slots)
         held[-1] = False  # an asked row stands in its block, however much is known of it
         last = np.flatnonzero(held)
         begin = int(last[-1]) + 1 if len(last) else 0
@@ -353,8 +364,9 @@ class BlockStage(AttendingReader):
         rows = min(max(shape.size, len(tokens) + (not shape.from_anchor)), MOST_SCRATCH)
         # Of a path longer than any block only the end is shown.
         tokens = tokens[-(rows - (not shape.from_anchor)) :]
-        position = int(positions[-1]) + 1 - len(tokens)
-        return Block(row, slots[:begin][held[:begin]], positions[:begin][held[:begin]], tokens, position, rows)
+        position, above = int(positions[-1]) + 1 - len(tokens), slots[: -len(tokens)]
+        before = int(above[-1]) if len(above) else NO_SLOT
+        return Block(row, slots[:begin][held[:begin]], positions[:begin][held[:begin]], tokens, before, position, rows)
 
     def _answers(
         self, view: BatchView, blocks: Sequence[Block], samplings: Sequence[Sampling], count: int
@@ -363,12 +375,7 @@ class BlockStage(AttendingReader):
         below."""
         shape = self.module.shape
         batch = self._batch(blocks)
-        hidden_ND = self.module(
-            torch.from_numpy(batch.tokens).to(self.device),
-            torch.from_numpy(batch.positions).to(self.device),
-            BlockAttention(shape, batch, self.attention),
-            torch.from_numpy(np.concatenate([np.arange(block.rows) for block in blocks])).to(self.device),
-        )
+        hidden_ND = self._states(blocks, batch)
         picked, rows, levels, of_rows, last = [], [], [], [], []
         start = 0
         for block, sampling in zip(blocks, samplings, strict=True):
@@ -393,6 +400,16 @@ class BlockStage(AttendingReader):
         contexts = contexts_of(view, rows, of_rows, self.grammars)
         ranked = self._ranked(entering_nE, of_rows, positions.tolist(), nodes.tolist(), count, contexts)
         return [msgspec.structs.replace(one, level=level) for one, level in zip(ranked, levels, strict=True)]
+
+    def _states(self, blocks: Sequence[Block], batch: BatchView) -> Tensor:
+        """The states [N, D] of the rows of these blocks, which ``batch`` holds, normed."""
+        hidden_ND: Tensor = self.module(
+            torch.from_numpy(batch.tokens).to(self.device),
+            torch.from_numpy(batch.positions).to(self.device),
+            BlockAttention(self.module.shape, batch, self.attention),
+            torch.from_numpy(np.concatenate([np.arange(block.rows) for block in blocks])).to(self.device),
+        )
+        return hidden_ND
 
     def _batch(self, blocks: Sequence[Block]) -> BatchView:
         """The blocks' rows in scratch slots, each seeing its context and all of its block."""

@@ -27,6 +27,9 @@ from penstock.models.speculators.base import (
     check_shapes,
     draft_vocabulary,
     refusal,
+    stated_depth,
+    stated_flag,
+    stated_integer,
 )
 from penstock.models.speculators.block import BlockModule, BlockShape, BlockStage, MarkovHead
 from penstock.models.speculators.dflash2 import CandidateSelector
@@ -74,17 +77,11 @@ class _Stated:
 
     def integer(self, name: str, default: int | None = None, least: int = 1) -> int:
         """A field that has to be a whole number of at least ``least``; raises FieldError for any other."""
-        value = self.others.get(name, default)
-        if type(value) is not int or value < least:
-            raise refusal(self.path, f"config.json: {name} is {value!r}; it has to be an integer of {least} or more")
-        return value
+        return stated_integer(self.path, self.others, name, default, least)
 
     def flag(self, name: str) -> bool | None:
         """A field that has to be true, false or left out (None); raises FieldError for any other."""
-        value = self.others.get(name)
-        if value is not None and not isinstance(value, bool):
-            raise refusal(self.path, f"config.json: {name} is {value!r}; it has to be true or false")
-        return value
+        return stated_flag(self.path, self.others, name)
 
 
 def _stated(path: Path, config: Mapping[str, Any]) -> _Stated:
@@ -113,16 +110,6 @@ def _with_defaults(layers: Mapping[str, Any]) -> Mapping[str, Any]:
     usual = AutoConfig.for_model(kind)
     names = [name for name in (*TAKEN, "num_hidden_layers") if not name.startswith("rope_")]
     return {**{name: getattr(usual, name) for name in names if hasattr(usual, name)}, **layers}
-
-
-def _depth(stated: _Stated, tensors: Tensors) -> int:
-    """The number of layers, which cannot be above that of the file's tensors."""
-    depth = stated.layers.get("num_hidden_layers")
-    if type(depth) is not int or not 1 <= depth <= len(tensors):
-        raise refusal(
-            stated.path, f"config.json: num_hidden_layers is {depth!r}; the file holds {len(tensors)} tensors"
-        )
-    return depth
 
 
 def _check_neutral(stated: _Stated, target: Checkpoint) -> None:
@@ -327,7 +314,8 @@ class BlockCheckpoint(SpeculatorCheckpoint):
         if kind not in BLOCK_READ:
             raise refusal(path, f"it is a drafter of kind {kind}, which is not supported yet; use another one")
         stated = _stated(path, config)
-        layer, depth = layer_config(path, stated.layers, stated.layers, target, depth=None), _depth(stated, tensors)
+        layer = layer_config(path, stated.layers, stated.layers, target, depth=None)
+        depth = stated_depth(path, stated.layers, tensors)
         check_equal(path, "hidden_size", layer.hidden_size, target.hidden_size, "the target's")
         for name in ("num_target_layers", "target_num_hidden_layers"):
             check_equal(path, name, config.get(name), target.num_layers, "the target's layers are")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Self
@@ -33,6 +33,7 @@ from penstock.models.speculators.base import (
     check_shapes,
     draft_vocabulary,
     refusal,
+    stated_flag,
 )
 from penstock.stage.visibility import BatchView, RequestView
 
@@ -320,21 +321,19 @@ def _agrees(path: Path, config: Mapping[str, Any], field: str, default: bool, te
 
 def _norm_output(path: Path, config: Mapping[str, Any], normed: bool) -> bool:
     """Whether the module hands on its output behind the last norm. No tensor tells; without the field it is false."""
-    stated = config.get("norm_output")
+    stated = stated_flag(path, config, "norm_output")
     if stated is None and normed:
         log.warning(
             "%s: config.json has no norm_output: false is taken, though EAGLE-3.1's modules with norms of each state "
             "usually have it. If drafts are seldom accepted, set it",
             path,
         )
-    if stated is not None and not isinstance(stated, bool):
-        raise refusal(path, f"config.json: norm_output is {stated!r}; it has to be true or false")
     return bool(stated)
 
 
 def _norm_before_residual(path: Path, config: Mapping[str, Any]) -> bool:
     """Whether the residual is the normed feature. No tensor tells; without the field it is false."""
-    stated = config.get("norm_before_residual")
+    stated = stated_flag(path, config, "norm_before_residual")
     if stated is None and "transformer_layer_config" in config:
         log.warning(
             "%s: config.json has no norm_before_residual: false is taken, as vllm-project/speculators does; vLLM takes "
@@ -361,6 +360,54 @@ def _draft_vocab_size(path: Path, config: Mapping[str, Any], tensors: Tensors, t
     if not isinstance(stated, int):
         raise refusal(path, f"config.json: draft_vocab_size is {stated!r}; it has to be an integer")
     return stated
+
+
+Further = Callable[[Any, int], Shapes]
+"""Gives the tensors that a kind needs beside EAGLE-3's, from the LlamaConfig of its layers and the width of the states
+that it reads side by side."""
+
+
+def eagle3_fields(
+    path: Path,
+    config: Mapping[str, Any],
+    tensors: Tensors,
+    target: Checkpoint,
+    *,
+    depth: int | None = 1,
+    further: Further = lambda layer, features: {},
+) -> dict[str, Any]:
+    """The fields of ``Eagle3Checkpoint`` but its kind, of files that fit ``target``; raises FieldError for others.
+
+    ``depth`` is the only number of layers that is read; None where there may be any.
+    """
+    layer = layer_config(path, config, config.get("transformer_layer_config", config), target, depth)
+    own_target = config.get("target_hidden_size")
+    check_equal(path, "target_hidden_size", own_target, target.hidden_size, "the target's width")
+    first = "layers.0." if any(name.startswith("layers.0.") for name in tensors) else "midlayer."
+    tensors = {name.replace("layers.0.", "midlayer."): stored for name, stored in tensors.items()}
+    reads = _reads(path, config, target)
+    draft_vocab = _draft_vocab_size(path, config, tensors, target)
+    features = len(reads) * target.hidden_size
+    needed, optional = _eagle3_shapes(layer, features, target)
+    normed = _agrees(path, config, FC_NORM, False, tensors, f"{FC_NORM}.0.weight")
+    if normed:
+        needed |= {f"{FC_NORM}.{i}.weight": (target.hidden_size,) for i in range(len(reads))}
+    mapped = draft_vocabulary(path, tensors, "d2t", draft_vocab, target)
+    head = {"lm_head.weight": (draft_vocab, layer.hidden_size)}
+    (needed if mapped or layer.hidden_size != target.hidden_size else optional).update(head)
+    needed |= {**mapped, **further(layer, features)}
+    return {
+        "path": path,
+        "reads": reads,
+        "hidden_size": layer.hidden_size,
+        "draft_vocab_size": draft_vocab,
+        "tensors": check_shapes(path, tensors, needed, optional, lambda name: name.replace("midlayer.", first)),
+        "layer": layer,
+        "norm_before_residual": _norm_before_residual(path, config),
+        "norm_before_fc": _agrees(path, config, "norm_before_fc", False, tensors, "input_norm.weight"),
+        "normed_states": len(reads) if normed else 0,
+        "norm_output": _norm_output(path, config, normed),
+    }
 
 
 # ---------------------------------------------------------------------------------------------------------- eagle stage
@@ -547,34 +594,9 @@ class Eagle3Checkpoint(SpeculatorCheckpoint):
     @classmethod
     def parse(cls, path: Path, config: Mapping[str, Any], tensors: Tensors, target: Checkpoint) -> Self:
         if (stated := config.get(TYPE_FIELD)) not in (None, "eagle3"):
-            supported = "'eagle3', 'dflash', 'dflash2' and 'dspark' are supported"
+            supported = "'eagle3', 'peagle', 'dflash', 'dflash2' and 'dspark' are supported"
             raise refusal(path, f"config.json: {TYPE_FIELD} is {stated!r}; {supported}")
-        config = flattened(path, config)
-        layer = layer_config(path, config, config.get("transformer_layer_config", config), target)
-        own_target = config.get("target_hidden_size")
-        check_equal(path, "target_hidden_size", own_target, target.hidden_size, "the target's width")
-        tensors = {name.replace("layers.0.", "midlayer."): stored for name, stored in tensors.items()}
-        reads = _reads(path, config, target)
-        draft_vocab = _draft_vocab_size(path, config, tensors, target)
-        needed, optional = _eagle3_shapes(layer, len(reads) * target.hidden_size, target)
-        normed = _agrees(path, config, FC_NORM, False, tensors, f"{FC_NORM}.0.weight")
-        if normed:
-            needed |= {f"{FC_NORM}.{i}.weight": (target.hidden_size,) for i in range(len(reads))}
-        mapped = draft_vocabulary(path, tensors, "d2t", draft_vocab, target)
-        head = {"lm_head.weight": (draft_vocab, layer.hidden_size)}
-        (needed if mapped or layer.hidden_size != target.hidden_size else optional).update(head)
-        return cls(
-            path=path,
-            reads=reads,
-            hidden_size=layer.hidden_size,
-            draft_vocab_size=draft_vocab,
-            tensors=check_shapes(path, tensors, {**needed, **mapped}, optional),
-            layer=layer,
-            norm_before_residual=_norm_before_residual(path, config),
-            norm_before_fc=_agrees(path, config, "norm_before_fc", False, tensors, "input_norm.weight"),
-            normed_states=len(reads) if normed else 0,
-            norm_output=_norm_output(path, config, normed),
-        )
+        return cls(**eagle3_fields(path, flattened(path, config), tensors, target))
 
     def build(self, material: Material) -> Eagle3:
         embedding, head = material.embedding(), material.head()

@@ -23,12 +23,14 @@ from penstock.models.speculators.block_gguf import parse_gguf
 from penstock.models.speculators.eagle import Eagle3Checkpoint, EagleCheckpoint
 from penstock.models.speculators.medusa import MedusaCheckpoint
 from penstock.models.speculators.mtp import MtpCheckpoint, no_head
+from penstock.models.speculators.peagle import PeagleCheckpoint
 from penstock.models.speculators.spd import SpdCheckpoint
 from penstock.models.stage_model import grammars_of
 
 log = logging.getLogger(__name__)
 
 KINDS: Final[tuple[type[SpeculatorCheckpoint], ...]] = (
+    PeagleCheckpoint,
     BlockCheckpoint,
     MtpCheckpoint,
     Eagle3Checkpoint,
@@ -97,7 +99,7 @@ def _kind(path: Path, config: Mapping[str, Any], tensors: Tensors, target: Check
     some = ", ".join(sorted(tensors)[:3])
     raise refusal(
         path,
-        f"it is no EAGLE, EAGLE-3, Medusa, MTP, SPD or DFlash checkpoint; its tensors are {some}, ...; "
+        f"it is no EAGLE, EAGLE-3, P-EAGLE, Medusa, MTP, SPD or DFlash checkpoint; its tensors are {some}, ...; "
         "a small model of its own drafts with method 'draft_model'",
     )
 

@@ -22,6 +22,7 @@ from penstock.lab.bench.comparison import decode
 from penstock.messages import Features, Sampling
 from penstock.models.speculators.block import Block, BlockStage
 from penstock.models.speculators.eagle import EagleStage
+from penstock.models.speculators.peagle import PeagleStage
 from penstock.models.speculators.spd import SpdStage
 from penstock.requests.request import Request
 from penstock.stage.visibility import BatchView
@@ -46,6 +47,7 @@ from tests.exactness import (
 from tests.generated import generate
 from tests.gguf_drafters import of_draft
 from tests.links import host_of
+from tests.unit.models import blocks_reference
 from tests.unit.models import speculators_reference as reference
 
 CASES = [("eagle", 3), ("medusa", 3), ("anchored_dflash", 5)]
@@ -54,6 +56,7 @@ CASES += [("mtp", 3), ("speculators_eagle3", 3), ("eagle31", 3), ("vllm_medusa",
 CASES += [("spd", 3), ("spd", 8), ("early_exit", 1), ("early_exit", 5)]
 CASES += [("sliding_dflash", 3), ("speculators_dflash", 3), ("jetspec", 3), ("dspark", 3)]
 CASES += [("speculators_dspark", 3), ("dflash2", 3), ("speculators_dflash2", 5)]
+CASES += [("peagle", 3), ("speculators_peagle", 5), ("nemo_peagle", 1)]
 FURTHER = [("eagle", 1), ("eagle", 5), ("medusa", 1), ("medusa", 5), ("anchored_dflash", 1), ("anchored_dflash", 3)]
 FURTHER += [("eagle3", 1), ("dflash", 5), ("spd", 1), ("spd", 5), ("early_exit", 3), ("early_exit", 8)]
 """The same kinds over other numbers of stages."""
@@ -150,6 +153,7 @@ def check_strategies(target: Path, drafter: Path, stages: int, speculating: Sequ
         (["early_exit"], "tcp"),
         (["dflash"], "tcp"),
         (["dflash", "ngram"], "ipc"),
+        (["peagle"], "ipc"),
     ],
 )
 def test_stage_processes_send_their_states_to_the_drafters(
@@ -307,11 +311,14 @@ TEXT = [(7 * i * i + 3) % 150 for i in range(45)]
 """A prompt of two whole blocks of the prefix cache, and more."""
 
 
+@pytest.mark.parametrize("kind", ["dflash", "speculators_peagle"])
 @pytest.mark.parametrize("stages", [1, 4])
-def test_every_block_has_the_whole_text_before_its_root_as_context(target: Path, stages: int, tmp_path: Path) -> None:
+def test_every_block_has_the_whole_text_before_its_root_as_context(
+    target: Path, stages: int, kind: str, tmp_path: Path
+) -> None:
     """The text's own states, of the layers that the file names, also where another request has left its prompt."""
-    checkpoint = open_checkpoint(str(target))
-    engine = InProcessEngine(target, stages, learned=speculators.dflash(checkpoint).save(tmp_path / "dflash"))
+    folder = getattr(speculators, kind)(open_checkpoint(str(target))).save(tmp_path / kind)
+    engine = InProcessEngine(target, stages, learned=folder)
     watch = BlockWatch(engine)
     found = []
     for _ in range(2):
@@ -328,7 +335,7 @@ def test_every_block_has_the_whole_text_before_its_root_as_context(target: Path,
     model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
     with torch.inference_mode():
         states = model(torch.tensor([watch.tokens]), output_hidden_states=True).hidden_states
-    wanted = torch.cat([states[k][0] for k in (2, 5, 7)], dim=-1)[: len(watch.states)]
+    wanted = torch.cat([states[k][0] for k in (2, 5, 7)], dim=-1)[watch.begins :][: len(watch.states)]
     torch.testing.assert_close(watch.states, wanted, atol=1e-4, rtol=1e-3)
 
 
@@ -338,6 +345,8 @@ class BlockWatch:
     def __init__(self, engine: InProcessEngine) -> None:
         assert isinstance(engine.reader, BlockStage)
         self.request: Request | None = None
+        self.begins = int(isinstance(engine.reader, PeagleStage))
+        """The first token that is context: EAGLE's first one follows nothing."""
         self.shown: list[int] = []
         self.contexts: list[list[int]] = [[]]
         """Tokens of context of each block, by request."""
@@ -358,7 +367,7 @@ class BlockWatch:
     def block(self, view: BatchView, row: int) -> Block:
         made = self._block(view, row)
         path = view.path(row).tolist()
-        assert made.context_positions.tolist() == list(range(made.position)), "the context has no hole"
+        assert made.context_positions.tolist() == list(range(self.begins, made.position)), "the context has no hole"
         assert made.tokens.tolist() == path[made.position :], "the block shows what comes after it"
         self.shown.append(len(made.tokens))
         self.contexts[-1].append(made.position)
@@ -373,7 +382,60 @@ class BlockWatch:
         self.rows.append(0)
 
 
-@pytest.mark.parametrize("kind", ["dflash", "dspark", "dflash2"])
+@pytest.mark.parametrize("stages", [1, 4])
+def test_a_pass_of_peagles_is_what_the_states_of_its_whole_path_give(target: Path, stages: int, tmp_path: Path) -> None:
+    """Rows at depth 0 with the target's states, and masks behind, also where another request has left its prompt."""
+    draft = speculators.speculators_peagle(open_checkpoint(str(target)))
+    engine = InProcessEngine(target, stages, learned=draft.save(tmp_path / "peagle"))
+    watches = []
+    for _ in range(2):
+        watches.append(PassWatch(engine))
+        engine.submit(TEXT, Sampling(), TOKENS, strategies(stages)[-2])
+        engine.run()
+    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
+    t = {name: tensor.double().numpy() for name, tensor in draft.tensors.items()}
+    assert stages == 1 or max(len(path) - first for path, first, _ in watches[0].passes) > 1, "tokens were in flight"
+    for path, first, found in [watch.passes[at] for watch in watches for at in (0, len(watch.passes) // 2, -1)]:
+        with torch.inference_mode():
+            states = model(torch.tensor([path]), output_hidden_states=True).hidden_states
+        known = torch.cat([states[k][0] for k in (2, 5, 7)], dim=-1).double().numpy()
+        every = range(1, first + len(found))
+        expected = blocks_reference.peagle(
+            t,
+            t["embed_tokens.weight"],
+            [path[i] if i < len(path) else speculators.MASK for i in every],
+            [known[i - 1] if i <= first else None for i in every],
+            1,
+            theta=10000.0,
+            eps=1e-5,
+            normed_residual=True,
+        )
+        np.testing.assert_allclose(found.numpy(), expected[first - 1 :], atol=1e-4, rtol=1e-3)
+
+
+class PassWatch:
+    """Notes, of every pass from now on, the tokens of its path, the position of its first row, and its rows' states."""
+
+    def __init__(self, engine: InProcessEngine) -> None:
+        assert isinstance(engine.reader, PeagleStage)
+        self.passes: list[tuple[list[int], int, torch.Tensor]] = []
+        self._paths: list[list[int]] = []
+        self._block, self._states = engine.reader._block, engine.reader._states
+        engine.reader._block = self.block  # type: ignore[method-assign]
+        engine.reader._states = self.states  # type: ignore[method-assign]
+
+    def block(self, view: BatchView, row: int) -> Block:
+        self._paths.append(view.path(row).tolist())
+        return self._block(view, row)
+
+    def states(self, blocks: Sequence[Block], batch: BatchView) -> torch.Tensor:
+        hidden = self._states(blocks, batch)
+        for block, own in zip(blocks, hidden.split([block.rows for block in blocks]), strict=True):
+            self.passes.append((self._paths.pop(0), block.position, own.clone()))
+        return hidden
+
+
+@pytest.mark.parametrize("kind", ["dflash", "dspark", "dflash2", "peagle"])
 def test_one_pass_drafts_a_tree_of_several_levels(target: Path, kind: str, tmp_path: Path) -> None:
     """No token of the tree has entered: its levels come from the root's block. Markov heads and selectors are told
     each node."""
@@ -387,7 +449,7 @@ def test_one_pass_drafts_a_tree_of_several_levels(target: Path, kind: str, tmp_p
         assert len(tokens_of(request)) == TOKENS
         blocks[ahead], messages[ahead] = len(watch.shown), engine.drafter._builder.next_stream
     assert blocks[None] < blocks[0] / 4
-    assert (messages[None] < messages[0] / 3) == (kind == "dflash")
+    assert (messages[None] < messages[0] / 3) == (kind != "dspark")
 
 
 class SpdWatch:

@@ -104,6 +104,8 @@ KILLED: Final = {
     "stage-spd": ("spd", "continuous", 3, SAMPLED),
     "stage-mtp": ("mtp", "continuous", 3, SAMPLED),
     "dflash": ("dflash", "continuous", 1, SAMPLED),
+    "peagle": ("peagle", "continuous", 1, GREEDY),
+    "stage-peagle": ("peagle", "pipedec", 3, SAMPLED),
 }
 SAMPLE: Final = ("stage", "stage-ngram", "drafter")
 """A stage without and amid speculation, and a drafter. A stage beside a learned drafter is killed further below, and a

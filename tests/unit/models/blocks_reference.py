@@ -108,8 +108,13 @@ def attention(
         return x @ t[f"{name}.{which}_proj.weight"].T + t.get(f"{name}.{which}_proj.bias", 0.0)
 
     every, at = np.concatenate([context, rows]), before + places
+
+    def normed(which: str, head: np.ndarray) -> np.ndarray:
+        weight = t.get(f"{name}.{which}_norm.weight")
+        return head if weight is None else rms(head, weight, eps)
+
     keys = [
-        [rotated(rms(k, t[f"{name}.k_norm.weight"], eps), p, theta) for k in heads_of(x, KEY_HEADS)]
+        [rotated(normed("k", k), p, theta) for k in heads_of(x, KEY_HEADS)]
         for x, p in zip(projected("k", every), at, strict=True)
     ]
     values = [heads_of(x, KEY_HEADS) for x in projected("v", every)]
@@ -122,12 +127,49 @@ def attention(
         ]
         heads = []
         for h, query in enumerate(heads_of(row, HEADS)):
-            turned, group = rotated(rms(query, t[f"{name}.q_norm.weight"], eps), place, theta), h * KEY_HEADS // HEADS
+            turned, group = rotated(normed("q", query), place, theta), h * KEY_HEADS // HEADS
             scores = np.array([turned @ keys[i][group] for i in seen]) / math.sqrt(len(query))
             weights = np.exp(scores - scores.max())
             heads.append(sum(w * values[i][group] for w, i in zip(weights / weights.sum(), seen, strict=True)))
         outputs.append(np.concatenate(heads))
     return np.stack(outputs) @ t[f"{name}.o_proj.weight"].T + t.get(f"{name}.o_proj.bias", 0.0)
+
+
+def peagle(
+    t: Arrays,
+    embedding: np.ndarray,
+    tokens: Sequence[int],
+    states: Sequence[np.ndarray | None],
+    first: int,
+    *,
+    theta: float,
+    eps: float,
+    normed_residual: bool,
+) -> np.ndarray:
+    """The normed states [rows, D] of P-EAGLE's rows, one after another: ``tokens`` from position ``first`` on, and the
+    target's states [F] of the token before each, None where they are not known."""
+    features = np.stack([t["mask_hidden"].reshape(-1) if state is None else state for state in states])
+    if "input_norm.weight" in t:
+        features = rms(features, t["input_norm.weight"], eps)
+    if "fc_norm.0.weight" in t:
+        parts = np.split(features, 3, axis=1)
+        features = np.concatenate([rms(part, t[f"fc_norm.{i}.weight"], eps) for i, part in enumerate(parts)], axis=1)
+    features = features @ t["fc.weight"].T
+    normed = rms(features, t["layers.0.hidden_norm.weight"], eps)
+    embedded = rms(embedding[list(tokens)], t["layers.0.input_layernorm.weight"], eps)
+    entering, x = np.concatenate([embedded, normed], axis=1), normed if normed_residual else features
+    places, layer = [first + i - 1 for i in range(len(tokens))], 0
+    while f"layers.{layer}.mlp.up_proj.weight" in t:
+        name = f"layers.{layer}"
+        if layer:
+            entering = rms(x, t[f"{name}.input_layernorm.weight"], eps)
+        nothing = np.empty((0, entering.shape[1]))
+        x = x + attention(t, f"{name}.self_attn", entering, places, nothing, [], True, None, theta, eps)
+        inner = rms(x, t[f"{name}.post_attention_layernorm.weight"], eps)
+        gate, up = inner @ t[f"{name}.mlp.gate_proj.weight"].T, inner @ t[f"{name}.mlp.up_proj.weight"].T
+        x = x + (gate / (1 + np.exp(-gate)) * up) @ t[f"{name}.mlp.down_proj.weight"].T
+        layer += 1
+    return rms(x, t["norm.weight"], eps)
 
 
 def markov(t: Arrays, hidden: np.ndarray, token: int) -> np.ndarray:

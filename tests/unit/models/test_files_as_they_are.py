@@ -37,6 +37,7 @@ from tests.speculators import (
     jetspec,
     medusa,
     mtp,
+    peagle,
     spd,
     speculators_eagle3,
     vllm_medusa,
@@ -55,6 +56,7 @@ KINDS: dict[str, Callable[..., Draft]] = {
     "dflash": dflash,
     "jetspec": jetspec,
     "dspark": dspark,
+    "peagle": peagle,
 }
 
 
@@ -304,8 +306,6 @@ def test_the_method_is_told_by_the_drafters_checkpoint(tmp_path: Path, kind: str
     [
         ({"architectures": ["DFlashDraftModel"], "dflash_config": {"projector_type": "domino"}}, "Domino"),
         ({"speculators_model_type": "dflash", "projector_type": "domino"}, "Domino"),
-        ({"speculators_model_type": "peagle"}, "P-EAGLE"),
-        ({"architectures": ["LlamaForCausalLMEagle3"], "parallel_drafting": True}, "P-EAGLE"),
     ],
 )
 def test_a_drafter_that_is_not_supported_is_refused_by_its_kind(

@@ -168,7 +168,7 @@ WRONG: dict[str, tuple[Callable[[Checkpoint], Draft], Change, str]] = {
     "type": (
         speculators.speculators_eagle3,
         lambda d: d.config.update(speculators_model_type="mlp"),
-        "speculators_model_type is 'mlp'; 'eagle3', 'dflash', 'dflash2' and 'dspark' are supported",
+        "speculators_model_type is 'mlp'; 'eagle3', 'peagle', 'dflash', 'dflash2' and 'dspark' are supported",
     ),
     "table": (
         speculators.speculators_eagle3,
@@ -203,7 +203,7 @@ WRONG: dict[str, tuple[Callable[[Checkpoint], Draft], Change, str]] = {
     "another model": (
         speculators.eagle,
         lambda d: d.tensors.pop("fc.weight"),
-        "no EAGLE, EAGLE-3, Medusa, MTP, SPD or DFlash checkpoint",
+        "no EAGLE, EAGLE-3, P-EAGLE, Medusa, MTP, SPD or DFlash checkpoint",
     ),
     "spd's width": (
         speculators.spd,

@@ -16,7 +16,7 @@ from torch import Tensor
 from penstock.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from penstock.config import FieldError
 from penstock.lab.trainer.block import Blocks, BlockTrainee
-from penstock.lab.trainer.kinds import Start
+from penstock.lab.trainer.kinds import HEAD, Start
 from penstock.lab.trainer.options import TrainOptions
 from penstock.lab.trainer.run import KINDS
 from penstock.lab.trainer.states import Batch
@@ -30,6 +30,7 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "dflash": ("dflash", {}),
     "two-way dspark": ("dspark", {"bidirectional": True}),
     "published dflash": ("dflash", {"bidirectional": True, "in_flight": 0}),
+    "peagle": ("peagle", {"spec_layers": 3}),
 }
 
 
@@ -55,7 +56,11 @@ class Case:
         trainee = own.trainee(module.requires_grad_(True), head, given, target, None)
         assert isinstance(trainee, BlockTrainee)
         self.trainee, self.module = trainee, module
-        self.t = {name: parameter.detach().double().numpy() for name, parameter in parameters.items()}
+        self.kind = kind
+        self.t = {
+            name.replace("midlayer.", "layers.0."): parameter.detach().double().numpy()
+            for name, parameter in parameters.items()
+        }
         self.causal = module.shape.causal
         self.eps = opened.layer.rms_norm_eps
         self.lag = int(not module.shape.from_anchor)
@@ -63,11 +68,25 @@ class Case:
             load_file(target.path / "model.safetensors")[name].double().numpy()
             for name in ("model.embed_tokens.weight", "lm_head.weight")
         )
+        self.head = self.t.get("lm_head.weight", self.head)
         self.batch = random_batch(target, 2, LENGTH, len(opened.reads))
 
     def reference(self, sequence: int, first: int, shown: int, rows: int) -> np.ndarray:
         """The output of a block whose first token stands at position ``first`` [rows, D]."""
         known = self.batch.tokens_BL[sequence, first : first + shown + 1].tolist()
+        if self.kind == "peagle":
+            states = self.batch.states_BLF[sequence].double().numpy()
+            before = self.batch.tokens_BL[sequence, 1:first].tolist()
+            return reference.peagle(
+                self.t,
+                self.embedding,
+                [*before, *known, *[self.module.shape.mask_token] * (rows - len(known))],
+                [*states[:first], *[None] * (rows - 1)],
+                1,
+                theta=10000.0,
+                eps=self.eps,
+                normed_residual=False,
+            )[first - 1 :]
         return reference.block(
             self.t,
             self.embedding,
@@ -128,13 +147,18 @@ def test_the_loss_is_the_weighed_divergence_of_the_rows_that_do_not_see_their_an
                 weight = math.exp(-max(0, further) / (SIZE / 2))
                 total += weight * divergence(case.trainee.head(batch.final_BLD[sequence, says - 1]), mine).item()
                 weights += weight
+    if kind == "peagle":  # all of its rows at depth 0 learn, too
+        for sequence, row in batch.learned_Bn.nonzero().tolist():
+            mine = torch.from_numpy(case.logits(case.reference(sequence, row + 1, 0, 1)[0], 0)).float()
+            total += divergence(case.trainee.head(batch.final_BnD[sequence, row]), mine).item()
+            weights += 1
     expected = total / weights * int(batch.learned_Bn.sum())
     assert weights > 4
     found = case.trainee(batch, 9)
     assert float(found.detach()) == pytest.approx(expected, rel=1e-3)
     found.backward()
-    untrained = [name for name, one in case.module.named_parameters() if name in case.t and one.grad is None]
-    assert untrained == []
+    learning = {name.replace("midlayer.", "layers.0."): one.grad for name, one in case.module.named_parameters()}
+    assert [name for name in case.t if learning.get(HEAD.get(name, name)) is None] == []
 
 
 def divergence(wanted_V: Tensor, mine_V: Tensor) -> Tensor:
@@ -174,9 +198,25 @@ def test_the_published_choice_of_states(tmp_path: Path, layers: int, reads: tupl
     assert KINDS["dflash"].reads(settled(target, "dflash"), target) == reads
 
 
-@pytest.mark.parametrize(("kind", "most"), [("dspark", SIZE - 1), ("dflash", SIZE - 2)])
+@pytest.mark.parametrize(("kind", "most"), [("dspark", SIZE - 1), ("dflash", SIZE - 2), ("peagle", SIZE - 1)])
 def test_more_tokens_than_a_block_can_show_are_refused(target: Checkpoint, kind: str, most: int) -> None:
     assert settled(target, kind, in_flight=most).in_flight == most
     said = f"in_flight is {most + 1}; a block of {SIZE} shows at most {most}"
     with pytest.raises(FieldError, match=said):
         settled(target, kind, in_flight=most + 1)
+
+
+def test_peagle_learns_among_the_tokens_that_it_can_draft(tmp_path: Path, target: Checkpoint) -> None:
+    ids = torch.tensor([3, 8, 20, 100])
+    given, own = settled(target, "peagle"), KINDS["peagle"]
+    own.files.begin(tmp_path, Start(target, given, torch.Generator().manual_seed(0), ids))
+    module, _ = own.files.load(own.files.open(tmp_path, target), target, "cpu")
+    head = torch.nn.Linear(target.hidden_size, target.vocab_size, bias=False)
+    batch = random_batch(target, 4, LENGTH, module.mask_hidden.shape[-1] // target.hidden_size)
+    with torch.no_grad():
+        head.weight[ids] *= 9
+        loss = own.trainee(module, head, given, target, ids)(batch, 0)
+        wanted = head(batch.final_BnD)
+        assert 0 < int(torch.isin(wanted.argmax(-1), ids).sum()) < wanted[..., 0].numel()
+        module.head[0].weight.mul_(100.0)
+        assert float(own.trainee(module, head, given, target, ids)(batch, 0)) > float(loss) > 0

@@ -35,9 +35,15 @@ def test_every_kind_has_its_recipe() -> None:
         ({"epochs": 0}, "epochs is 0"),
         ({"learning_rate": -1.0}, "learning_rate is -1.0"),
         ({"max_length": 4}, "max_length is 4; it has to be at least 8"),
-        ({"kind": "eagle", "draft_vocab_size": 9}, "draft_vocab_size belongs to eagle3, medusa, spd, early-exit, not"),
+        (
+            {"kind": "eagle", "draft_vocab_size": 9},
+            "draft_vocab_size belongs to eagle3, medusa, spd, early-exit, peagle, not",
+        ),
         ({"kind": "eagle", "heads": 2}, "heads belongs to medusa, not eagle; remove it"),
-        ({"kind": "draft", "spec_layers": 2}, "spec_layers belongs to spd, early-exit, dflash, dspark, not draft"),
+        (
+            {"kind": "draft", "spec_layers": 2},
+            "spec_layers belongs to spd, early-exit, dflash, dspark, peagle, not draft",
+        ),
         ({"kind": "spd", "layers": 2}, "layers belongs to draft, not spd"),
         ({"kind": "early-exit", "anchors": (0, 2)}, "anchors belongs to spd, not early-exit"),
         ({"kind": "spd", "exit_layer": 2}, "exit_layer belongs to early-exit, not spd"),
