@@ -226,13 +226,15 @@ def drafter_bytes(setup: Resolved) -> int:
         return 0
     dtype, numbers = DTYPE_BYTES[setup.options.dtype], numbers_by_part(setup.checkpoint.weights.sizes())
     lent = dict.fromkeys(speculator.lent - speculator.tensors.keys(), numbers.get("embedding", 0))
-    # An embedding that the target lends stays floats; a head is packed with the drafter's weights.
-    packed = sum(stored.size for stored in speculator.tensors.values()) + lent.get("lm_head.weight", 0)
+    own = {name: stored.size for name, stored in speculator.tensors.items()}
+    # An embedding stays floats, the target's and the drafter's own; a head is packed with the drafter's weights.
+    embedding = own.pop("embed_tokens.weight", lent.get("embed_tokens.weight", 0))
+    packed = sum(own.values()) + lent.get("lm_head.weight", 0)
     kept = len(set(speculator.reads)) * setup.checkpoint.hidden_size
     if speculator.depth:
         kept += 2 * speculator.depth * kv_width(speculator.layer or setup.checkpoint.config)
     width = WHOLE_NUMBERS.get(setup.draft_quantization, float(dtype))
-    return round(width * packed) + dtype * (lent.get("embed_tokens.weight", 0) + setup.capacity * kept)
+    return round(width * packed) + dtype * (embedding + setup.capacity * kept)
 
 
 def slot_bytes(setup: Resolved) -> list[int]:
