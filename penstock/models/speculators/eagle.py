@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, ClassVar, Final, Self
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from penstock.models.probe import LENGTH_DEPENDENT, rope_kinds
 from penstock.models.speculators.base import (
     AttendingReader,
     DecoderLayer,
+    FeatureReader,
     Kind,
     Material,
     Rotation,
@@ -569,7 +570,7 @@ class EagleCheckpoint(SpeculatorCheckpoint):
 class Eagle3Checkpoint(SpeculatorCheckpoint):
     """EAGLE-3 or EAGLE-3.1; the fields are those of ``Eagle3``."""
 
-    stage = EagleStage
+    stage: ClassVar[type[FeatureReader]] = EagleStage
     fields = frozenset(
         {
             *("bias", "draft_vocab_size", "target_hidden_size", "embed_requires_grad", INNER, *INNER_FIELDS),
