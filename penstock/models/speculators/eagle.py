@@ -304,7 +304,7 @@ def _warn_of_theta(path: Path, layer: Mapping[str, Any], target: Checkpoint) -> 
 def _agrees(path: Path, config: Mapping[str, Any], field: str, default: bool, tensors: Tensors, name: str) -> bool:
     """Whether the file holds the tensor that a field announces. Raises FieldError if the field says otherwise."""
     held = name in tensors
-    stated = config.get(field)
+    stated = stated_flag(path, config, field)
     if stated is None and held != default:
         has = "has" if held else "lacks"
         log.warning(
@@ -315,7 +315,7 @@ def _agrees(path: Path, config: Mapping[str, Any], field: str, default: bool, te
             has,
             name,
         )
-    if stated is not None and bool(stated) != held:
+    if stated is not None and stated != held:
         raise refusal(path, f"config.json: {field} is {stated}, but the file {'holds' if held else 'lacks'} {name}")
     return held
 
@@ -347,7 +347,8 @@ def _norm_before_residual(path: Path, config: Mapping[str, Any]) -> bool:
 def _reads(path: Path, config: Mapping[str, Any], target: Checkpoint) -> tuple[int, ...]:
     """The target's hidden states that are read: 2, half of the layers and three from the last, unless stated."""
     last = target.num_layers
-    reads = config.get(AUX_LAYERS) or [2, last // 2, last - 3]
+    stated = config.get(AUX_LAYERS)
+    reads = [2, last // 2, last - 3] if stated in (None, []) else stated
     if not isinstance(reads, list) or not all(isinstance(index, int) and 0 <= index <= last for index in reads):
         raise refusal(path, f"{AUX_LAYERS} is {reads}; it has to be a list of the target's hidden states, 0 to {last}")
     return tuple(reads)

@@ -27,6 +27,7 @@ from penstock.models.speculators.base import (
 )
 from penstock.models.speculators.block import MOST_SCRATCH, Block, BlockAttention, BlockShape, BlockStage
 from penstock.models.speculators.eagle import (
+    TYPE_FIELD,
     Eagle3,
     Eagle3Checkpoint,
     bias_shapes,
@@ -188,46 +189,60 @@ def _own_names(path: Path, tensors: Tensors) -> Tensors:
     return {name.removeprefix(WRAPPED): stored for name, stored in tensors.items()}
 
 
+def _agreed(path: Path, config: Mapping[str, Any], names: Sequence[str], least: int) -> tuple[str, int] | None:
+    """The first of these fields that is stated, and its number; None if none is. Raises FieldError if two differ."""
+    stated = [(name, stated_integer(path, config, name, least=least)) for name in names if config.get(name) is not None]
+    for name, number in stated:
+        first, other = stated[0]
+        if number != other:
+            raise refusal(path, f"config.json: {name} is {number}, and {first} {other}; both mean the same")
+    return stated[0] if stated else None
+
+
 def _mask_token(path: Path, config: Mapping[str, Any], target: Checkpoint) -> int:
-    tokens = {name: stated_integer(path, config, name, least=0) for name in MASK_TOKENS if config.get(name) is not None}
-    if not tokens:
+    stated = _agreed(path, config, MASK_TOKENS, least=0)
+    if stated is None:
         raise refusal(path, f"config.json has none of {', '.join(MASK_TOKENS)}: one has to name the mask token")
-    (first, token), *others = tokens.items()
-    for name, other in others:
-        if other != token:
-            raise refusal(path, f"config.json: {name} is {other}, and {first} {token}; both name the mask token")
+    name, token = stated
     if token >= target.vocab_size:
-        raise refusal(path, f"config.json: {first} is {token}; the target has {target.vocab_size} tokens")
+        raise refusal(path, f"config.json: {name} is {token}; the target has {target.vocab_size} tokens")
     return token
 
 
 def _rows(path: Path, config: Mapping[str, Any]) -> int:
     """The rows of a pass, of which a configuration may state the number in three places."""
-    name = next((name for name in DEPTHS if config.get(name) is not None), PROPOSED)
-    rows = stated_integer(path, config if name in DEPTHS else _proposal(config), name, USUAL_DEPTHS)
+    proposed = stated_integer(path, _proposal(path, config), PROPOSED, USUAL_DEPTHS)
+    name, rows = _agreed(path, config, DEPTHS, least=1) or (PROPOSED, proposed)
     if rows > MOST_SCRATCH:
         raise refusal(path, f"config.json: {name} is {rows}; at most {MOST_SCRATCH} rows are computed at once")
     return rows
 
 
-def _proposal(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def _proposal(path: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The first of speculators' ``proposal_methods``; empty where there is none."""
     stated = config.get("speculators_config")
-    methods = stated.get("proposal_methods") if isinstance(stated, Mapping) else None
-    first = methods[0] if isinstance(methods, list) and methods else None
-    return first if isinstance(first, Mapping) else {}
+    if stated is None:
+        return {}
+    methods = stated.get("proposal_methods", []) if isinstance(stated, Mapping) else None
+    if not isinstance(methods, list) or not all(isinstance(one, Mapping) for one in methods):
+        raise refusal(
+            path, f"config.json: speculators_config is {stated!r}; its proposal_methods have to be a list of tables"
+        )
+    return methods[0] if methods else {}
 
 
-def _check_fields(path: Path, config: Mapping[str, Any], layers: Mapping[str, Any], states: int) -> None:
+def _check_fields(path: Path, config: Mapping[str, Any], layers: Mapping[str, Any], depth: int, states: int) -> None:
     """Raise FieldError for a field that contradicts the file, or asks for a computation that is not supported."""
+    if (kind := config.get(TYPE_FIELD)) not in (None, "peagle"):
+        raise refusal(path, f"config.json: {TYPE_FIELD} is {kind!r}, but the drafter is P-EAGLE's: set it to 'peagle'")
     if stated_flag(path, config, "parallel_drafting") is False:
         raise refusal(path, "config.json: parallel_drafting is False, but the drafter is P-EAGLE's: remove the field")
     check_equal(
         path, "num_aux_hidden_states", config.get("num_aux_hidden_states"), states, "the states that it reads are"
     )
     kinds = layers.get("layer_types")
-    if kinds is not None and (not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds)):
-        raise refusal(path, f"config.json: layer_types is {kinds!r}; only 'full_attention' is supported")
+    if kinds is not None and kinds != ["full_attention"] * depth:
+        raise refusal(path, f"config.json: layer_types is {kinds!r}; only 'full_attention' in all layers is supported")
 
 
 def _further_shapes(
@@ -241,8 +256,8 @@ def _further_shapes(
         needed |= layer_shapes(f"layers.{i}", layer, layer.hidden_size)
         needed[f"layers.{i}.input_layernorm.weight"] = (layer.hidden_size,)
     found = {name.split(".")[-2] for name in tensors if ".self_attn." in name and name.endswith("_proj.bias")}
-    stated = layers.get("attention_bias")
-    if stated is not None and bool(stated) != bool(found):
+    stated = stated_flag(path, layers, "attention_bias")
+    if stated is not None and stated != bool(found):
         raise refusal(path, f"config.json: attention_bias is {stated!r}, which the file's tensors contradict")
     # All layers are of one configuration: a projection that has a bias in one has a bias in all.
     biased = BIASED if stated else found
@@ -279,7 +294,7 @@ class PeagleCheckpoint(Eagle3Checkpoint):
         def further(layer: Any, features: int) -> Shapes:
             nonlocal depth
             depth = stated_depth(path, layers, tensors)
-            _check_fields(path, config, layers, features // target.hidden_size)
+            _check_fields(path, config, layers, depth, features // target.hidden_size)
             return _further_shapes(path, layers, layer, depth, features, tensors)
 
         stated = {**USUAL, **config} if config else config
