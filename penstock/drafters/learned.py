@@ -349,8 +349,8 @@ class BlockOptions(LearnedOptions):
     """
 
     model: str | None = None
-    """Folder, GGUF file or hub id of the block drafter; None only for those that are shipped for the target
-    ``demo``."""
+    """Folder or hub id of the block drafter, or the GGUF file of a DFlash, DFlash 2 or DSpark; None only for those that
+    are shipped for the target ``demo``."""
     ahead: int | None = None
     """Number of levels below a node's candidates that are kept from the same pass, drafted without knowing which
     candidate is right; 0: a pass for every node. None: as many as the module's block has."""
