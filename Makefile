@@ -25,8 +25,8 @@ install: $(VENV)/.installed
 demo: $(VENV)/.installed
 	$(BIN)/penstock demo
 
-# Tests that start processes wait for most of their time, so that both parts take hardly longer than one after the other
-# would keep the processors busy. One part's lines come when it has ended, or they would be mixed with the other's.
+# Tests that start processes wait half of their time, which the others use. These print when all of them have ended, or
+# their lines would be mixed with those of the processes'.
 test: $(VENV)/.installed-dev
 	@: > $(SKIPS)
 	@$(MAKE) --no-print-directory --jobs=2 --keep-going EXAMPLES=$(EXAMPLES) check test-in-process test-processes
