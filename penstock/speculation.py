@@ -179,7 +179,7 @@ def with_our_names(table: Mapping[str, Any], strategies: Sequence[str]) -> dict[
 def in_parallel(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options with the method that vLLM's ``parallel_drafting`` means: P-EAGLE, if it is eagle3 or not given.
 
-    Raises FieldError if the method, or the kind of the model that is named, drafts one level after the other.
+    Raises FieldError if the method, or the kind of the model that is named, has no modules that draft so.
     """
     from penstock.checkpoint.look import DRAFT_MODEL, method_of
 
@@ -196,7 +196,7 @@ def in_parallel(options: Mapping[str, Any]) -> dict[str, Any]:
     if serial or named == [LOOKUP]:
         raise FieldError(
             "parallel_drafting",
-            f"is true, but method {(serial or named)[0]!r} drafts one level after the other: remove it",
+            f"is true, as P-EAGLE's modules draft, but method is {(serial or named)[0]!r}: remove it",
         )
     return {**options, "method": named if isinstance(method, list | tuple) else named[0]}
 

@@ -94,7 +94,7 @@ def test_options_of_their_method_and_strategy_pass(table: dict[str, Any]) -> Non
         (
             {"method": "eagle", "parallel_drafting": True},
             "parallel_drafting",
-            "'eagle' drafts one level after the other",
+            "as P-EAGLE's modules draft, but method is 'eagle': remove it",
         ),
         ({"method": ["ngram"], "parallel_drafting": True}, "parallel_drafting", "'ngram' drafts one level after"),
         ({"method": "eagle3", "parallel_drafting": 1}, "parallel_drafting", "is 1; it has to be true or false"),
