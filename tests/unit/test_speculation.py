@@ -96,7 +96,7 @@ def test_options_of_their_method_and_strategy_pass(table: dict[str, Any]) -> Non
             "parallel_drafting",
             "as P-EAGLE's modules draft, but method is 'eagle': remove it",
         ),
-        ({"method": ["ngram"], "parallel_drafting": True}, "parallel_drafting", "'ngram' drafts one level after"),
+        ({"method": ["ngram"], "parallel_drafting": True}, "parallel_drafting", "but method is 'ngram'"),
         ({"method": "eagle3", "parallel_drafting": 1}, "parallel_drafting", "is 1; it has to be true or false"),
         ({"method": "eagle33", "parallel_drafting": True}, "method", "is 'eagle33'; Known: "),
         ({"method": "dflash", "ahead": -1}, "ahead", "is -1"),
