@@ -643,6 +643,9 @@ class RoundTrips:
         """Time at which each batch in flight entered, by stream number."""
         self._alone: dict[int, float] = {}
         """Time at which batches of one row entered that have had the stages to themselves so far, by stream number."""
+        self._behind: set[int] = set()
+        """Stream numbers of batches that entered behind others with which they do not overlap. A stage that computes
+        reads no message, so that its times do not show how long these have waited for it."""
         self.alone_s = 0.0
         """Mean seconds of a round trip of one row while nothing else is in flight, as in plain decoding; a running
         mean, 0 while none was seen."""
@@ -657,8 +660,11 @@ class RoundTrips:
             self._alone.pop(stream - 1, None)
         elif rows == 1:
             self._alone[stream] = now
+        step, latency = self._pipeline.step_and_latency_s(rows)
+        if in_flight and 0 < latency <= step:
+            self._behind.add(stream)
         self._entered[stream] = now
-        self._expected[stream] = expected = now + self._pipeline.latency_s(rows)
+        self._expected[stream] = expected = now + latency
         return expected + self._lag
 
     def record_result(self, result: Result, now: float) -> None:
@@ -670,11 +676,15 @@ class RoundTrips:
         """
         self._pipeline.record_round_trip(result.spans, now - self._entered.pop(result.stream))
         expected, entered = self._expected.pop(result.stream), self._alone.pop(result.stream, None)
+        waited_unseen = result.stream in self._behind
+        self._behind.discard(result.stream)
         if not result.picks:  # all of its rows had died
             return
         if entered is not None:
             self.alone_s = running_mean(self.alone_s or now - entered, now - entered)
             self.times_alone += 1
+        if waited_unseen:
+            return
         waits = [span.start - span.received for span in result.spans]
         self._lag = max(0.0, running_mean(self._lag, now - expected))
         self._waiting = max(0.0, running_mean(self._waiting, sum(waits)))

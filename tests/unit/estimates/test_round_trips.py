@@ -74,6 +74,27 @@ def test_a_round_trip_leaves_out_what_batches_waited_for_others() -> None:
     assert conveyor.estimates.round_trips.round_trip_s(1) == pytest.approx(0.021, abs=1e-5)
 
 
+def test_batches_behind_others_on_one_stage_do_not_lengthen_the_trip() -> None:
+    """Counted with their wait, a trip would seem as long as two groups of requests need that take turns; requests that
+    have come apart would then stay so, though one batch of them all takes hardly longer."""
+    estimates = Estimates()
+    record_all_sizes(estimates.pipeline, [0.01], link=0.0)
+
+    def result(stream: int, begins: float) -> None:
+        estimates.record_result(
+            Result(stream=stream, picks=[SampledToken(1, 1)], spans=spans(begins, [0.01], 0.0, 1)), begins + 0.011
+        )
+
+    for stream in range(100):
+        estimates.round_trips.record_entered(stream, 1, 0.1 * stream, 0)
+        result(stream, 0.1 * stream)
+    assert estimates.round_trips.round_trip_s(1) == pytest.approx(0.011, rel=1e-4)
+    for stream in range(100, 200):
+        estimates.round_trips.record_entered(stream, 1, 0.01 * (stream - 1), 1)
+        result(stream, 0.01 * stream)
+    assert estimates.round_trips.round_trip_s(1) == pytest.approx(0.011, rel=1e-4)
+
+
 def test_a_trip_alone_is_that_of_one_row_beside_which_nothing_is_in_flight() -> None:
     trips = Estimates().round_trips
     result = [Result(stream=stream, picks=[SampledToken(1, 1)], spans=[]) for stream in range(6)]
