@@ -29,6 +29,7 @@ def never_slower_values(figures: Mapping[str, Mapping[str, float]]) -> Mapping[s
         "over_plain": geometric_mean([one["over_plain"] for one in figures.values()]),
         "low": sum(one["ratio"] < 0.98 for one in figures.values()),
         "least_over_plain": min(one["over_plain"] for one in figures.values()),
+        "four_wrong": figures["2 stages, dear rows, one core, wrong, 4 together"],
         "rows": [
             [
                 name,
