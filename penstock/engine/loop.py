@@ -228,7 +228,7 @@ class EngineLoop:
         if self._submit() or root_first:
             self._ask()
             if self._foretold:
-                self._take_drafts()
+                self._take_drafts()  # before other work of the step, which would count as time of the drafter's
 
     def _recover(self, lost: PipelineLost) -> None:
         """Begin to replace what is lost, or end all requests."""

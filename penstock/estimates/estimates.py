@@ -376,7 +376,7 @@ class Estimates:
         """Number of roots of which the drafter is asked about one where ``pays_asking`` is False, so that the engine
         notices when its answers become right: as many as keep the time of asking to a fraction ``SHARE``."""
         trip = self.pipeline.latency_s(1)
-        return math.ceil(self.drafter.seconds(1) / (SHARE * trip)) or 1 if trip else 1
+        return max(1, math.ceil(self.drafter.seconds(1) / (SHARE * trip))) if trip else 1
 
     def _predicted_gain(self, requests: int) -> float:
         """Predicted speed with a drafted row beside each root, right in half of the cases, relative to roots alone,
