@@ -25,7 +25,8 @@ from benchmarks.shared.benchmark import show
 from benchmarks.shared.outputs import Deaf
 from penstock.engine.loop import EngineLoop
 from penstock.engine.scheduler import Scheduler
-from penstock.lab.simulator import Script, ScriptedDrafter, profile_script
+from penstock.lab.script import Script, profile_script
+from penstock.lab.simulator import ScriptedDrafter
 from penstock.messages import Batch, Cancel, Result, SampledToken, Sampling, Span
 from penstock.requests.request import Request
 from penstock.requests.slots import SlotPool

@@ -23,7 +23,8 @@ from penstock.cluster.spec import Cluster, ModelPrice, eagle, llama
 from penstock.cluster.timing import held_by
 from penstock.config import parse
 from penstock.lab.report import markdown
-from penstock.lab.simulator import DEMO_ACCURACY, Simulated, profile_script, simulate
+from penstock.lab.script import DEMO_ACCURACY, profile_script
+from penstock.lab.simulator import Simulated, simulate
 from penstock.speculation import SpeculativeConfig
 
 NAME: Final = "hardware"

@@ -34,7 +34,8 @@ from penstock.cluster import Cluster, load_cluster
 from penstock.cluster.drawn import uniform_cluster
 from penstock.drafters.base import Draft, DraftRequest
 from penstock.emulation.cluster import EmulatedDrafter
-from penstock.lab.simulator import MISSED, Script, ScriptedDrafter, make_loop, profile_script, simulate_one
+from penstock.lab.script import MISSED, Script, profile_script
+from penstock.lab.simulator import ScriptedDrafter, make_loop, simulate_one
 from penstock.requests.request import Request
 from penstock.speculation import SpeculativeConfig, make_strategy
 from penstock.tree import Node

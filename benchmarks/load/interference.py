@@ -33,7 +33,8 @@ from penstock import AsyncLLM, SamplingParams
 from penstock.cluster import load_cluster
 from penstock.engine.options import DEMO
 from penstock.engine.stream import RequestStream
-from penstock.lab.simulator import Timed, make_loop, profile_script, scripted
+from penstock.lab.script import profile_script
+from penstock.lab.simulator import Timed, make_loop, scripted
 from penstock.speculation import make_strategy
 
 NAME, HOW = "interference", "Simulated, with the synthetic profile; on this host measured"

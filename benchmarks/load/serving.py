@@ -27,7 +27,8 @@ from benchmarks.shared.paired import bounded
 from benchmarks.shared.profile import ACCURACY, cut, synthetic
 from penstock.cluster import load_cluster
 from penstock.config import check
-from penstock.lab.simulator import Script, Timed, profile_script, simulate, simulate_serving
+from penstock.lab.script import Script, profile_script
+from penstock.lab.simulator import Timed, simulate, simulate_serving
 
 NAME, HOW = "serving", "Simulated, with the synthetic profile"
 CLUSTERS = ("flowspec-7b", "pipedec-14x3090")

@@ -22,7 +22,8 @@ from penstock.cluster.timing import NOTHING, chunk
 from penstock.lab.grid import parse_entries
 from penstock.lab.plan import METHODS, Group, planned, sequence_s
 from penstock.lab.plan_choices import Planning, PlanOptions, staged
-from penstock.lab.simulator import profile_script, simulate
+from penstock.lab.script import profile_script
+from penstock.lab.simulator import simulate
 from penstock.planner.costs import BLOCK, Batch, Flow, PieceTable, candidates, problem_of
 from penstock.planner.partition import Part, layer_split, least_piece, sequence_split
 from penstock.speculation import SpeculativeConfig

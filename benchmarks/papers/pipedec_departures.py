@@ -15,7 +15,8 @@ from benchmarks.shared.benchmark import Benchmark, show
 from benchmarks.shared.paired import bounded
 from benchmarks.shared.profile import ACCURACY
 from penstock.cluster import Cluster, load_cluster
-from penstock.lab.simulator import make_loop, profile_script, simulate_one
+from penstock.lab.script import profile_script
+from penstock.lab.simulator import make_loop, simulate_one
 from penstock.speculation import SpeculativeConfig
 from penstock.strategies.base import NOW, ON_EVENT, Context, Strategy
 from penstock.strategies.pipedec import PipeDec, PipeDecOptions

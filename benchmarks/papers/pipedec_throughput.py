@@ -26,7 +26,8 @@ from penstock.cluster import Cluster, load_cluster
 from penstock.cluster.timing import held_by
 from penstock.config import check
 from penstock.lab.grid import PLAIN, parse_entries
-from penstock.lab.simulator import Script, profile_script, simulate_serving
+from penstock.lab.script import Script, profile_script
+from penstock.lab.simulator import simulate_serving
 
 NAME, HOW = "pipedec_throughput", "Simulated, with the synthetic profile"
 CLUSTER: Final = "pipedec-14x3090"

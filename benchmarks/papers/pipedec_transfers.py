@@ -15,7 +15,8 @@ from benchmarks.shared.benchmark import Benchmark, show
 from benchmarks.shared.paired import bounded
 from benchmarks.shared.profile import ACCURACY
 from penstock.cluster import load_cluster
-from penstock.lab.simulator import profile_script, simulate
+from penstock.lab.script import profile_script
+from penstock.lab.simulator import simulate
 from penstock.speculation import SpeculativeConfig
 
 NAME, HOW = "pipedec_transfers", "Simulated, with the synthetic profile"

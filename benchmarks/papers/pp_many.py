@@ -23,7 +23,8 @@ from penstock.cluster import Cluster
 from penstock.cluster.timing import link_timings
 from penstock.emulation.device import LinkModel
 from penstock.lab.grid import PLAIN, is_plain, parse_entries
-from penstock.lab.simulator import Script, profile_script, simulate_serving
+from penstock.lab.script import Script, profile_script
+from penstock.lab.simulator import simulate_serving
 from penstock.messages import Message, Result
 
 NAME, HOW = "pp_many", "Simulated, with a synthetic drafter"

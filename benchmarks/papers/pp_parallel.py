@@ -25,7 +25,8 @@ from benchmarks.shared.benchmark import show
 from penstock.cluster.spec import PRICES, ModelPrice
 from penstock.core import ConfigError
 from penstock.lab.grid import parse_entries
-from penstock.lab.simulator import profile_script, simulate_serving
+from penstock.lab.script import profile_script
+from penstock.lab.simulator import simulate_serving
 
 NAME, HOW = "pp_parallel", "Simulated, with synthetic drafters"
 TOKENS_FOR_THROUGHPUT, TOKENS_FOR_LATENCY = 32, 256

@@ -24,7 +24,8 @@ from penstock.cluster import PRICES, Cluster, load_cluster
 from penstock.cluster.spec import ModelPrice
 from penstock.cluster.timing import GATHERS, device_timing, exchange_of, link_timings, rank_prices, stage_timings
 from penstock.lab.grid import PLAIN, WARM_UP, is_plain, parse_entries
-from penstock.lab.simulator import profile_script, simulate
+from penstock.lab.script import profile_script
+from penstock.lab.simulator import simulate
 
 NAME, HOW = "tensor_groups", "Simulated, with synthetic drafters"
 REQUESTS, TOKENS = 3, 60

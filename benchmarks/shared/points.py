@@ -8,12 +8,13 @@ serves both. ``benchmarks/strategies/outlines.py`` measures a real model's outli
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from penstock.cluster import Cluster
 from penstock.engine.loop import EngineLoop
-from penstock.lab.simulator import Script, Timed, make_loop, profile_script
+from penstock.lab.script import Script, Slot, profile_script
+from penstock.lab.simulator import Timed, make_loop
 from penstock.messages import Sampling
 from penstock.requests.request import Request
 from penstock.speculation import SpeculativeConfig, make_strategy
@@ -61,14 +62,27 @@ def answered(
 
 
 def joined(first: Script, second: Script) -> Script:
-    """Two scripts' requests, one after the other's. They share the pool of drafts, which has the same distribution."""
-    return Script(
+    """Two scripts' requests, one after the other's. They share pools of drafts, which have the same distributions."""
+
+    def moved(drafts: tuple[tuple[int, ...], ...], by: int) -> tuple[tuple[int, ...], ...]:
+        """Indices into the second part of a joint pool."""
+        return tuple(tuple(i + by for i in some) for some in drafts)
+
+    further = (
+        Slot(
+            drafts=one.drafts + moved(other.drafts, len(one.pool)),
+            ranks=one.ranks + other.ranks,
+            pool=one.pool + other.pool,
+        )
+        for one, other in zip(first.further, second.further, strict=True)
+    )
+    return replace(
+        first,
         prompts=first.prompts + second.prompts,
         picks=first.picks + second.picks,
-        # The second script's drafts are indices into the second part of the joint pool.
-        drafts=first.drafts + tuple(tuple(i + len(first.pool) for i in some) for some in second.drafts),
+        drafts=first.drafts + moved(second.drafts, len(first.pool)),
         pool=first.pool + second.pool,
-        label=first.label,
+        further=tuple(further),
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from penstock.lab.grid import PLAIN
-from penstock.lab.simulator import Script
+from penstock.lab.script import Script
 from penstock.speculation import SpeculativeConfig
 
 ACCURACY = (0.70, 0.80, 0.85, 0.88, *(round(0.88 + 0.07 * k / 12, 4) for k in range(1, 13)))

@@ -12,7 +12,8 @@ from dataclasses import replace
 from benchmarks.shared.benchmark import show
 from benchmarks.shared.profile import ACCURACY, synthetic
 from penstock.cluster import load_cluster
-from penstock.lab.simulator import MISSED, Script, profile_script, simulate
+from penstock.lab.script import MISSED, Script, profile_script
+from penstock.lab.simulator import simulate
 
 CLUSTERS = ("demo", "jupiter-homogeneous", "jupiter-heterogeneous", "pipedec-14x3090", "random-5:2")
 HOW = "Simulated, with the synthetic profile's confidence"

@@ -28,7 +28,8 @@ from penstock.cluster import load_cluster
 from penstock.config import check
 from penstock.core import ConfigError
 from penstock.lab.report import paired_ratio
-from penstock.lab.simulator import profile_script, simulate
+from penstock.lab.script import profile_script
+from penstock.lab.simulator import simulate
 from penstock.speculation import SpeculativeConfig
 
 PRESETS = (

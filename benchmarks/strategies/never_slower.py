@@ -30,16 +30,8 @@ from penstock.cluster import Cluster, load_cluster
 from penstock.cluster.drawn import uniform_cluster
 from penstock.estimates.estimates import Estimates
 from penstock.estimates.times import TAKEN
-from penstock.lab.simulator import (
-    MISSED,
-    Script,
-    ScriptedDrafter,
-    SharedHost,
-    Timed,
-    make_loop,
-    profile_script,
-    scripted,
-)
+from penstock.lab.script import MISSED, Script, profile_script
+from penstock.lab.simulator import ScriptedDrafter, SharedHost, Timed, make_loop, scripted
 from penstock.speculation import SpeculativeConfig, make_strategy
 
 NAME, HOW = "never_slower", "Simulated"

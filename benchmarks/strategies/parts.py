@@ -15,7 +15,8 @@ from benchmarks.shared.paired import paired
 from benchmarks.shared.profile import ACCURACY, synthetic
 from benchmarks.strategies.auto_against import TOKENS
 from penstock.cluster import Cluster, load_cluster
-from penstock.lab.simulator import Script, make_loop, profile_script, simulate, simulate_one
+from penstock.lab.script import Script, profile_script
+from penstock.lab.simulator import make_loop, simulate, simulate_one
 from penstock.strategies.auto import Continuous
 from penstock.strategies.base import NOW, Context, Strategy
 from penstock.tree import TokenTree

@@ -24,7 +24,8 @@ from benchmarks.shared.paired import bounded
 from benchmarks.shared.profile import ACCURACY
 from penstock.cluster import load_cluster
 from penstock.estimates.estimates import Experience
-from penstock.lab.simulator import MISSED, Script, SharedHost, make_loop, profile_script, simulate_one
+from penstock.lab.script import MISSED, Script, profile_script
+from penstock.lab.simulator import SharedHost, make_loop, simulate_one
 from penstock.speculation import SpeculativeConfig, make_strategy
 
 NAME, HOW = "restart", "Simulated, with the synthetic profile"

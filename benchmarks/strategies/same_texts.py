@@ -26,8 +26,9 @@ from penstock.core import ConfigError
 from penstock.lab.acceptance import noise_ranked
 from penstock.lab.record import NO_TOKEN, Recording, load_recordings
 from penstock.lab.report import paired_ratio
+from penstock.lab.script import Script, recording_script
 from penstock.lab.simulate import straight_requests
-from penstock.lab.simulator import Script, recording_script, simulate
+from penstock.lab.simulator import simulate
 from penstock.speculation import SpeculativeConfig
 
 CLUSTERS = ("pipedec-14x3090", "flowspec-7b")

@@ -23,7 +23,8 @@ from penstock.engine.options import options_of_replicas
 from penstock.hosts.probe import DeviceRates, DoctorReport, ExaminedHost, LinkRates
 from penstock.lab.grid import WARM_UP, Bandwidth, check_written
 from penstock.lab.profile import HostsOptions
-from penstock.lab.simulator import DEMO_ACCURACY, Script, profile_script, simulate, simulate_serving
+from penstock.lab.script import DEMO_ACCURACY, Script, profile_script
+from penstock.lab.simulator import simulate, simulate_serving
 from penstock.planner.costs import Batch, Group, candidates, grouped_problem, groupings, shortage
 from penstock.planner.partition import Part, Plan, Problem, front, layer_split, plan_of
 from penstock.speculation import SpeculativeConfig

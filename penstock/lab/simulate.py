@@ -56,16 +56,8 @@ from penstock.lab.report import (
     shown,
     times,
 )
-from penstock.lab.simulator import (
-    DEMO_ACCURACY,
-    Script,
-    Simulated,
-    check_drafter,
-    modelled_cluster,
-    profile_script,
-    recording_script,
-    simulate,
-)
+from penstock.lab.script import DEMO_ACCURACY, Script, profile_script, recording_script
+from penstock.lab.simulator import Simulated, check_drafter, modelled_cluster, simulate
 from penstock.speculation import SpeculativeConfig, names_of, values_of
 from penstock.strategies.base import STRATEGIES
 from penstock.terminal import progress_bar

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import math
-import random
-from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
@@ -17,14 +14,14 @@ from penstock.cluster import Cluster, LinkTiming, draft_link, draft_timing, link
 from penstock.cluster.timing import BATCH_ROWS, StageTiming
 from penstock.config import FieldError, check, check_positive
 from penstock.core import FinishReason, SpeculationMetrics
-from penstock.drafters.base import CONCENTRATION, FLOOR, Draft, DraftRequest, InstantDrafter, confidence
+from penstock.drafters.base import Draft, DraftRequest, InstantDrafter
 from penstock.drafters.learned import Computed
 from penstock.emulation.cluster import DeviceTurns, EmulatedDrafter
 from penstock.emulation.device import ExclusiveLink, LinkModel, Port, attended_by, link_of
 from penstock.emulation.stage import StageEmulation, emulated_driver
 from penstock.engine.loop import EngineLoop, Observer
 from penstock.engine.scheduler import Scheduler
-from penstock.lab.record import NO_TOKEN, Recording
+from penstock.lab.script import Script
 from penstock.messages import Batch, Cancel, Candidates, Features, Message, Result, Rows, SampledToken, Sampling
 from penstock.pipeline.base import VirtualClock
 from penstock.pipeline.engine_end import InProcessPipeline
@@ -36,122 +33,6 @@ from penstock.stage.driver import Cancels, Computation, Core, Device, Link, Link
 from penstock.stage.visibility import ProtocolError
 from penstock.strategies.base import Strategy
 from penstock.tree import Node
-
-# --------------------------------------------------------------------------------------------------------------- script
-# The script of a simulation: the target's tokens, and the drafter's candidates for each of them, fixed beforehand.
-#
-# Token ids are ranks: candidate k of every node is token k, best first. The target's token after a node on its path is
-# therefore the rank that the drafter gives it there, or ``MISSED``. A script is the same for every strategy.
-
-MISSED = 1 << 20
-"""The target's token where it is none of the drafter's candidates: an id beyond all ranks."""
-PROFILE_POOL = 4096
-"""Number of different confidences that are drawn from a profile. All are drawn before the first step; fewer would come
-again more often."""
-DEMO_ACCURACY: Final = (
-    *(0.732, 0.8721, 0.9171, 0.939, 0.956, 0.9663, 0.9731, 0.9779),
-    *(0.9814, 0.9841, 0.9861, 0.9878, 0.9892, 0.9903, 0.9912, 0.992),
-)
-"""The demo pair's at T = 1: its model card has those of 1, 4 and 16 candidates; between them the misses are assumed to
-fall as a power of the number of candidates."""
-
-
-@dataclass(frozen=True)
-class Script:
-    """``picks[r][i]``: request r's token i after the prompt; ``drafts[r][i]``: the index in ``pool`` of its draft.
-
-    ``prompts[r]``: the tokens of request r's prompt. Each list in ``pool`` has the log chances of the drafter's
-    candidates of one node, best first. Off the target's path a node's draft is any list of the pool, chosen by a hash
-    of its path: drafts there are modelled like those on the path, and the target follows none of them.
-    """
-
-    prompts: tuple[int, ...]
-    picks: tuple[tuple[int, ...], ...]
-    drafts: tuple[tuple[int, ...], ...]
-    pool: tuple[tuple[float, ...], ...]
-    label: str
-    block: int = 1
-    """Levels that one pass of a block drafter drafts, a row each; 1: a pass for every level."""
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of all requests, without prompts."""
-        return sum(len(picks) for picks in self.picks)
-
-    def with_again(self, request: int, tokens: int) -> Script:
-        """The script with one more request, which has the first ``tokens`` tokens of ``request``."""
-        prompts = (*self.prompts, self.prompts[request])
-        picks, drafts = ((*lists, lists[request][:tokens]) for lists in (self.picks, self.drafts))
-        return replace(self, prompts=prompts, picks=picks, drafts=drafts)
-
-    def with_prompt(self, request: int, tokens: int) -> Script:
-        """The script with a prompt of ``tokens`` tokens for ``request``."""
-        return replace(self, prompts=(*self.prompts[:request], tokens, *self.prompts[request + 1 :]))
-
-    def after(self, request: int, position: int) -> int:
-        """The target's token after ``position`` of a request's path; ``MISSED`` after its last token."""
-        # The next token is at position + 1, and picks begin after the prompt.
-        i = position + 1 - self.prompts[request]
-        picks = self.picks[request]
-        return picks[i] if 0 <= i < len(picks) else MISSED
-
-
-def profile_script(
-    accuracy: Sequence[float],
-    requests: int,
-    tokens: int,
-    seed: int,
-    prompt: int = 32,
-    concentration: float = CONCENTRATION,
-) -> Script:
-    """A script drawn from an accuracy profile, cumulative as ``synthetic``'s.
-
-    Confidence varies from node to node, and is calibrated: a candidate is right as often as its chance says.
-    """
-    rng = random.Random(seed)
-    pool = [confidence(accuracy, rng, concentration) for _ in range(PROFILE_POOL)]
-    sums = [list(accumulate(chances)) for chances in pool]
-    picks, drafts = [], []
-    for _ in range(requests):
-        drafted = [rng.randrange(PROFILE_POOL) for _ in range(tokens)]
-        # A number drawn uniformly falls into candidate k with its chance: the index is the rank of the target's token.
-        ranks = [bisect_right(sums[i], rng.random()) for i in drafted]
-        picks.append(tuple(rank if rank < len(accuracy) else MISSED for rank in ranks))
-        drafts.append(tuple(drafted))
-    logs = tuple(tuple(math.log(max(p, FLOOR)) for p in chances) for chances in pool)
-    label = f"profile {', '.join(f'{a:g}' for a in accuracy)}"
-    return Script((prompt,) * requests, tuple(picks), tuple(drafts), logs, label)
-
-
-def recording_script(chosen: Sequence[tuple[Recording, int]], tokens: int, label: str) -> Script:
-    """A script of the first ``tokens`` tokens of recorded requests, each given as (recording, its request).
-
-    On the path the candidates have the chances recorded for them, and the target's token is its rank among them. Off
-    the path a node's draft is that of any of the recorded tokens.
-    """
-    picks: list[tuple[int, ...]] = []
-    drafts: list[tuple[int, ...]] = []
-    pool: list[tuple[float, ...]] = []
-    for recording, request in chosen:
-        first = recording.rows(request).start
-        rows = range(first, min(first + tokens, recording.rows(request).stop))
-        picks.append(tuple(rank_of(int(recording.tokens[row]), recording.candidates[row].tolist()) for row in rows))
-        drafts.append(tuple(range(len(pool), len(pool) + len(rows))))
-        pool += [chances_of(recording, row) for row in rows]
-    prompts = tuple(int(recording.prompt_lengths[request]) for recording, request in chosen)
-    return Script(prompts, tuple(picks), tuple(drafts), tuple(pool), label)
-
-
-def rank_of(token: int, candidates: Sequence[int]) -> int:
-    """The rank of a token among candidates; ``MISSED`` if it is none of them."""
-    return candidates.index(token) if token in candidates else MISSED
-
-
-def chances_of(recording: Recording, row: int) -> tuple[float, ...]:
-    """Log chances of the candidates of a recording's row, without padding."""
-    count = int((recording.candidates[row] != NO_TOKEN).sum())
-    return tuple(recording.chances[row, :count].tolist())
-
 
 # ------------------------------------------------------------------------------------------------------------- clusters
 # The clusters that can be simulated: those with modelled times.
@@ -273,7 +154,9 @@ class ScriptedDrafter(InstantDrafter):
     def __init__(self, script: Script) -> None:
         super().__init__()
         self._script = script
-        self._candidates = [tuple(enumerate(chances)) for chances in script.pool]
+        pools = [script.pool, *(slot.pool for slot in script.further)]
+        self._candidates = [[tuple(enumerate(chances)) for chances in pool] for pool in pools]
+        """Every draft of every pool, its candidates' ids being their ranks."""
         self._off_path: defaultdict[int, dict[int, int]] = defaultdict(dict)
         """A hash of the path to each node that was asked about off the target's path, by request and node id."""
         self._computed = Computed()
@@ -282,40 +165,52 @@ class ScriptedDrafter(InstantDrafter):
         """Answer each node from the script. Returns the rows that a real drafter would compute."""
         rows = 0
         for ask in asks:
-            rows += sum(self._rows(ask.request, node) for node in ask.nodes)
             rows += len(ask.request.prompt) if ask.request.produced == 0 else 0
-            self._answers += [self._draft(ask.request, node, ask.count) for node in ask.nodes]
+            for node in ask.nodes:
+                computed, beyond = self._computed_for(ask.request, node)
+                rows += computed
+                self._answers.append(self._draft(ask.request, node, ask.count, beyond))
         return rows
 
     def forget(self, request: Request) -> None:
         self._off_path.pop(request.number, None)
         self._computed.forget(request)
 
-    def _rows(self, request: Request, node: Node) -> int:
-        """The rows of the block that is computed for a node; 0 if the block of a node above reaches its level."""
-        if self._script.block == 1:
-            return 1
-        if self._computed.above(request, node)[1]:
-            return 0
-        shown = node.position - request.tree.root.position + 1
-        self._computed.keep(request.number, node, max(0, self._script.block - shown), [])
-        return self._script.block
+    def _computed_for(self, request: Request, node: Node) -> tuple[int, int]:
+        """The rows that are computed for a node, and how many tokens lie between it and the last one shown.
 
-    def _draft(self, request: Request, node: Node, count: int) -> Draft:
-        """The draft of a node from the script's pool: by position on the target's path, else by a hash of its path.
+        No rows are computed if the block of a node above reaches its level.
+        """
+        script, in_flight = self._script, node.position - request.tree.root.position
+        beyond = 0 if script.shows_in_flight else in_flight
+        if script.block == 1:
+            return 1, beyond
+        if distance := self._computed.above(request, node)[1]:
+            return 0, distance if script.shows_in_flight else in_flight
+        self._computed.keep(request.number, node, max(0, script.block - in_flight - 1), [])
+        return script.block, beyond
+
+    def _draft(self, request: Request, node: Node, count: int, beyond: int) -> Draft:
+        """The draft of a node from the pool for its distance from what was shown: by position on the target's path,
+        else by a hash of its path.
 
         The hash is over the tokens since the target's path was left, so that it depends neither on the order of
         questions nor on the strategy.
         """
         number, script = request.number, self._script
+        slot = min(beyond, len(script.further))
+        pool = self._candidates[slot]
         if node.parent is not None:
             off_path = self._off_path[number]
             above = off_path.get(node.parent.id)
             if above is not None or node.token != script.after(number, node.parent.position):
                 off_path[node.id] = key = hash((number if above is None else above, node.position, node.token))
-                return Draft(node, self._candidates[key % len(script.pool)][:count])
+                return Draft(node, pool[key % len(pool)][:count])
         drafts, i = script.drafts[number], node.position + 1 - script.prompts[number]
-        return Draft(node, self._candidates[drafts[i] if i < len(drafts) else 0][:count])
+        if slot and i < len(drafts):
+            candidates = script.further[slot - 1].candidates(number, i, script.picks[number][i])
+            return Draft(node, tuple(candidates[:count]))
+        return Draft(node, pool[drafts[i] if i < len(drafts) else 0][:count])
 
 
 # ------------------------------------------------------------------------------------------------------------------ run

@@ -21,7 +21,8 @@ from penstock.cluster import Cluster
 from penstock.core import ConfigError
 from penstock.lab.plots import Labels, Line, plot_lines
 from penstock.lab.report import paired_ratio
-from penstock.lab.simulator import profile_script, simulate
+from penstock.lab.script import profile_script
+from penstock.lab.simulator import simulate
 from penstock.lab.trainer.kinds import Kind, Shown, Trainee
 from penstock.lab.trainer.states import Batch, Loader
 from penstock.speculation import SpeculativeConfig

@@ -8,7 +8,8 @@ from benchmarks.papers.jupiter import HEADS, all_heads_at_once, cluster_of, deco
 from benchmarks.shared.points import TITLE, Answer, answered
 from penstock.cluster import load_cluster
 from penstock.lab.grid import parse_entries
-from penstock.lab.simulator import profile_script, simulate
+from penstock.lab.script import profile_script
+from penstock.lab.simulator import simulate
 
 ACCURACY = (0.6, 0.72)
 PROMPT = 64

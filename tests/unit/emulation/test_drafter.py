@@ -13,7 +13,8 @@ from penstock.drafters.merged import NgramDrafter
 from penstock.emulation.cluster import DeviceTurns, EmulatedDrafter
 from penstock.emulation.stage import StageEmulation, emulated_driver
 from penstock.estimates.estimates import DraftTiming
-from penstock.lab.simulator import SimulatedCore, profile_script
+from penstock.lab.script import profile_script
+from penstock.lab.simulator import SimulatedCore
 from penstock.messages import Batch, DeviceReserved, Rows
 from penstock.pipeline.base import VirtualClock
 from penstock.pipeline.engine_end import InProcessPipeline

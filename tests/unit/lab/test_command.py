@@ -14,8 +14,9 @@ from rich.console import Console
 from penstock.cluster import load_cluster
 from penstock.core import ConfigError
 from penstock.lab.grid import WARM_UP
+from penstock.lab.script import profile_script
 from penstock.lab.simulate import SimulatedRun, SimulateOptions, parse_sweep, run_simulate
-from penstock.lab.simulator import profile_script, simulate
+from penstock.lab.simulator import simulate
 from penstock.speculation import SpeculativeConfig
 from tests.recordings import DRAFT, make_recording
 from tests.unit.lab.png import png_size

@@ -9,7 +9,8 @@ import pytest
 
 from penstock.cluster import link_timings, load_cluster, stage_timings
 from penstock.cluster.timing import DeviceTiming, LinkTiming, StageTiming
-from penstock.lab.simulator import profile_script, simulate
+from penstock.lab.script import profile_script
+from penstock.lab.simulator import simulate
 from penstock.planner import costs
 from penstock.planner.costs import BLOCK, Flow, PieceTable
 from tests.unit.planner.cases import compositions

@@ -13,7 +13,7 @@ from penstock.cluster import random_cluster
 from penstock.cluster.load import with_drafter_on
 from penstock.engine.loop import EngineLoop
 from penstock.lab import simulator
-from penstock.lab.simulator import profile_script
+from penstock.lab.script import profile_script
 from penstock.pipeline.base import VirtualClock
 from penstock.pipeline.engine_end import InProcessPipeline
 from penstock.speculation import SpeculativeConfig

@@ -15,16 +15,8 @@ from penstock.emulation.cluster import EmulatedDrafter
 from penstock.engine.loop import Observer
 from penstock.engine.options import EngineOptions
 from penstock.engine.resolve import resolve_options
-from penstock.lab.simulator import (
-    Script,
-    ScriptedDrafter,
-    Timed,
-    busy_share,
-    make_loop,
-    profile_script,
-    scripted,
-    simulate,
-)
+from penstock.lab.script import Script, profile_script
+from penstock.lab.simulator import ScriptedDrafter, Timed, busy_share, make_loop, scripted, simulate
 from penstock.messages import Result, Sampling
 from penstock.requests.request import Request
 from penstock.speculation import SpeculativeConfig, make_strategy
@@ -118,6 +110,28 @@ def test_a_drafter_that_is_always_wrong_leaves_a_trip_per_token() -> None:
     assert found.seconds >= 19 * plain_step_seconds(cluster) * 0.99
 
 
+@pytest.mark.parametrize(
+    ("block", "shown", "further", "accepted"),
+    [
+        (1, True, ((0.0,),), 5),  # a pass for every level, each shown all tokens down to it
+        (1, False, ((0.0,),), 1),
+        (1, False, (ALWAYS, ALWAYS, (0.0,)), 3),
+        (5, True, ((0.0,),), 1),  # one pass for all levels, which is shown the root alone
+        (5, True, (ALWAYS, (0.0,)), 2),
+        (5, False, (ALWAYS, (0.0,)), 2),
+        (3, True, (ALWAYS, ALWAYS), 5),
+    ],
+)
+def test_a_draft_is_as_good_as_its_distance_from_what_was_shown(
+    block: int, shown: bool, further: tuple[tuple[float, ...], ...], accepted: int
+) -> None:
+    script = profile_script(ALWAYS, 1, 61, seed=0, further=further)
+    script = replace(script, block=block, shows_in_flight=shown)
+    tree = SpeculativeConfig(strategy="static_tree", tree_size=5, tree_depth=5, children=1)
+    (found,) = simulate(load_cluster("spd-4"), script, tree)
+    assert (found.tokens, found.metrics.accepted) == (61, 60 - 60 // (accepted + 1))
+
+
 @pytest.mark.parametrize("strategy", [name for name, kind in STRATEGIES.items() if kind.drafts])
 def test_the_same_seed_gives_the_same_simulation(strategy: str) -> None:
     cluster, config = random_cluster(5, 6), SpeculativeConfig(strategy=strategy)
@@ -179,8 +193,8 @@ def drafts_by_path(script: Script, config: SpeculativeConfig) -> dict[tuple[int,
     said: dict[tuple[int, ...], object] = {}
     draft = inner._draft
 
-    def remember(request: Request, node: Node, count: int) -> Draft:
-        answer = draft(request, node, count)
+    def remember(request: Request, node: Node, count: int, beyond: int) -> Draft:
+        answer = draft(request, node, count, beyond)
         said[tuple(request.path(node))] = answer.candidates[0]
         return answer
 

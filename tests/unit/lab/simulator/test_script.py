@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from penstock.lab.simulator import MISSED, profile_script, recording_script
+from penstock.lab.script import MISSED, profile_script, recording_script
 from tests.recordings import make_recording
 
 ACCURACY = (0.6, 0.8, 0.9)
@@ -29,14 +31,37 @@ def test_a_profile_is_calibrated_node_by_node() -> None:
         assert right[inside].mean() == pytest.approx(sure[inside].mean(), abs=0.03)
 
 
+def test_each_distance_from_what_was_shown_has_its_profile() -> None:
+    profiles = ((0.3, 0.5, 0.6), (0.7, 0.8))
+    script = profile_script(ACCURACY, 40, 500, seed=0, further=profiles)
+    assert replace(script, further=()) == profile_script(ACCURACY, 40, 500, seed=0)
+    for slot, profile in zip(script.further, profiles, strict=True):
+        found = []
+        for request, picks in enumerate(script.picks):
+            for i, token in enumerate(picks):
+                ids = [candidate for candidate, _ in slot.candidates(request, i, token)]
+                assert len({*ids}) == len(ids) == len(profile)
+                found.append(ids.index(token) if token in ids else MISSED)
+        for count, accuracy in enumerate(profile, 1):
+            assert (np.array(found) < count).mean() == pytest.approx(accuracy, abs=0.015)  # four standard errors
+
+
+def test_a_token_that_is_easy_from_near_by_is_mostly_easy_from_afar() -> None:
+    script = profile_script(ACCURACY, 40, 500, seed=0, further=((0.3, 0.5),))
+    near, far = (np.array(ranks) == 0 for ranks in (script.picks, script.further[0].ranks))
+    assert near[far].mean() > 0.85 > 0.6 > near[~far].mean()  # 0.6 each if they had nothing to do with each other
+
+
 def test_the_seed_decides() -> None:
     assert profile_script(ACCURACY, 2, 20, seed=1) == profile_script(ACCURACY, 2, 20, seed=1)
     assert profile_script(ACCURACY, 2, 20, seed=1).picks != profile_script(ACCURACY, 2, 20, seed=2).picks
 
 
 def test_a_request_may_begin_again() -> None:
-    script = profile_script(ACCURACY, 2, 20, seed=1)
+    script = profile_script(ACCURACY, 2, 20, seed=1, further=(ACCURACY,))
     more = script.with_again(1, 4)
+    (slot,), (longer,) = script.further, more.further
+    assert (longer.ranks[2], longer.drafts[2]) == (slot.ranks[1][:4], slot.drafts[1][:4])
     assert (more.picks[:2], more.picks[2]) == (script.picks, script.picks[1][:4])
     assert (more.drafts[2], len(more.prompts)) == (script.drafts[1][:4], 3)
 

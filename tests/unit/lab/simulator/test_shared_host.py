@@ -9,7 +9,8 @@ import pytest
 from penstock.cluster import Cluster, load_cluster
 from penstock.cluster.drawn import uniform_cluster
 from penstock.config import FieldError
-from penstock.lab.simulator import Computing, Script, SharedHost, profile_script, simulate
+from penstock.lab.script import Script, profile_script
+from penstock.lab.simulator import Computing, SharedHost, simulate
 from penstock.pipeline.base import VirtualClock
 from penstock.speculation import SpeculativeConfig
 
