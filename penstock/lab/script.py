@@ -112,19 +112,26 @@ def profile_script(
     prompt: int = 32,
     concentration: float = CONCENTRATION,
     further: Sequence[Sequence[float]] = (),
+    persistence: float = 0.0,
 ) -> Script:
     """A script drawn from an accuracy profile, cumulative as ``synthetic``'s.
 
     Confidence varies from node to node, and is calibrated: a candidate is right as often as its chance says.
-    ``further`` has the profiles of tokens one, two and more behind the last one that the drafter was shown. Confidence
-    is drawn for each anew, and one random number decides a token's ranks in all: one that is easy to tell from near by
-    is so from far away, too.
+    ``further`` has the profiles of tokens one, two and more behind the last one that the drafter was shown: the
+    drafter is surest of the same nodes in all of them, and one random number decides a token's ranks in all, so that
+    one which is easy to tell from near by is so from far away, too. ``persistence`` is the chance that a token is as
+    easy as the one before it. Above 0, easy tokens come in stretches, as they do in texts: what follows a right draft
+    is more often right than the profile says, and what follows a wrong one less often.
     """
     rng = random.Random(seed)
     pool = [confidence(accuracy, rng, concentration) for _ in range(PROFILE_POOL)]
     drafts, drawn = [], []
     for _ in range(requests):
-        drafts.append(tuple(rng.randrange(PROFILE_POOL) for _ in range(tokens)))
+        indices = [rng.randrange(PROFILE_POOL) for _ in range(tokens)]
+        if persistence:
+            for i in range(1, tokens):
+                indices[i] = indices[i - 1] if rng.random() < persistence else indices[i]
+        drafts.append(tuple(indices))
         drawn.append([rng.random() for _ in range(tokens)])
 
     def slot(profile: Sequence[float], pool: Sequence[Sequence[float]]) -> Slot:
@@ -138,7 +145,12 @@ def profile_script(
 
     first = slot(accuracy, pool)
     label = f"profile {', '.join(f'{a:g}' for a in accuracy)}"
-    slots = [slot(other, [confidence(other, rng, concentration) for _ in range(PROFILE_POOL)]) for other in further]
+    surest_first = sorted(range(PROFILE_POOL), key=lambda i: -pool[i][0])
+    slots = []
+    for other in further:
+        drawn_again = sorted((confidence(other, rng, concentration) for _ in range(PROFILE_POOL)), reverse=True)
+        chances_by_index = dict(zip(surest_first, drawn_again, strict=True))
+        slots.append(slot(other, [chances_by_index[i] for i in range(PROFILE_POOL)]))
     return Script((prompt,) * requests, first.ranks, first.drafts, first.pool, label, further=tuple(slots))
 
 

@@ -46,10 +46,22 @@ def test_each_distance_from_what_was_shown_has_its_profile() -> None:
             assert (np.array(found) < count).mean() == pytest.approx(accuracy, abs=0.015)  # four standard errors
 
 
-def test_a_token_that_is_easy_from_near_by_is_mostly_easy_from_afar() -> None:
+def test_a_token_that_is_easy_from_afar_is_easy_from_near_by() -> None:
     script = profile_script(ACCURACY, 40, 500, seed=0, further=((0.3, 0.5),))
     near, far = (np.array(ranks) == 0 for ranks in (script.picks, script.further[0].ranks))
-    assert near[far].mean() > 0.85 > 0.6 > near[~far].mean()  # 0.6 each if they had nothing to do with each other
+    assert near[far].mean() > 0.95 > 0.6 > near[~far].mean()  # 0.6 each if they had nothing to do with each other
+
+
+@pytest.mark.parametrize("persistence", [0.0, 0.5, 0.9])
+def test_easy_tokens_come_in_stretches(persistence: float) -> None:
+    """After a right draft the share of right ones lies as far above the mean as the confidence of one node says."""
+    script = profile_script(ACCURACY, 100, 1000, seed=0, persistence=persistence)
+    right = np.array(script.picks) == 0
+    assert right.mean() == pytest.approx(ACCURACY[0], abs=0.02)
+    sure = np.exp([chances[0] for chances in script.pool])
+    alike = (sure**2).mean() / sure.mean()
+    expected = persistence * alike + (1 - persistence) * ACCURACY[0]
+    assert right[:, 1:][right[:, :-1]].mean() == pytest.approx(expected, abs=0.02)
 
 
 def test_the_seed_decides() -> None:
