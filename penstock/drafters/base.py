@@ -38,6 +38,9 @@ class DraftRequest:
     stream: int = 0
     corrects: bool = False
     """Whether the drafter may also correct its earlier answers for other nodes, where it knows better by now."""
+    levels: float = math.inf
+    """How far below a node that a block was computed for the block may answer: further below, a block that shows more
+    tokens comes early enough."""
 
 
 class Draft(NamedTuple):
@@ -64,6 +67,11 @@ class Drafter(Protocol):
     @property
     def free(self) -> bool:
         """Whether it answers without taking a device's time, so that asking in vain loses nothing."""
+        ...
+
+    @property
+    def rows_per_node(self) -> int:
+        """Rows that a pass computes for each node that it is asked about: several where it drafts a block."""
         ...
 
     @property
@@ -194,6 +202,10 @@ class InstantDrafter:
     @property
     def free(self) -> bool:
         return True
+
+    @property
+    def rows_per_node(self) -> int:
+        return 1
 
     @property
     def busy(self) -> bool:

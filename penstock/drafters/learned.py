@@ -80,6 +80,10 @@ class SmallModelDrafter:
         return False
 
     @property
+    def rows_per_node(self) -> int:
+        return 1
+
+    @property
     def busy(self) -> bool:
         return bool(self._queue or self._outstanding or self._drafts)
 
@@ -374,8 +378,8 @@ class Computed:
         self._by_request: dict[int, dict[int, tuple[Node, int, list[Level]]]] = {}
         """(node, levels, the levels themselves where they are known without their nodes), by request and node."""
 
-    def above(self, request: Request, node: Node) -> tuple[list[Level], int]:
-        """The levels that were drafted below the nearest such node above, and how far above that is.
+    def above(self, request: Request, node: Node, most: float) -> tuple[list[Level], int]:
+        """The levels that were drafted below the nearest such node above, and how far above that is, ``most`` at most.
 
         The distance is 0 where a pass has to answer: the levels do not reach the node, or the node has entered or is
         asked about again, when a block that shows it knows more. The levels are empty also where one row has to answer,
@@ -388,7 +392,7 @@ class Computed:
         while above is not None and above.id not in drafted:
             above, distance = above.parent, distance + 1
         _, reach, levels = drafted[above.id] if above is not None else (node, 0, [])
-        return (levels, distance) if distance <= reach else ([], 0)
+        return (levels, distance) if distance <= min(reach, most) else ([], 0)
 
     def keep(self, request: int, node: Node, reach: int, levels: list[Level]) -> None:
         """Store the levels below a node, of which there are ``reach``, and drop those of nodes that have left the
@@ -421,6 +425,10 @@ class BlockDrafter(LearnedDrafter):
         self._blocks: dict[int, tuple[int, int]] = {}
         """The request of each node that a block is being computed for, and how many levels below it that reaches."""
 
+    @property
+    def rows_per_node(self) -> int:
+        return self._shape.size
+
     def ask(self, asks: Sequence[DraftRequest]) -> int:
         """Begin a round. Returns its rows, those of the blocks included."""
         self._levels.clear()
@@ -429,7 +437,7 @@ class BlockDrafter(LearnedDrafter):
         for ask in asks:
             nodes = []
             for node in ask.nodes:
-                levels, distance = self._computed.above(ask.request, node)
+                levels, distance = self._computed.above(ask.request, node, ask.levels)
                 if levels:
                     self._drafts.append(Draft(node, levels[distance - 1][: ask.count]))
                     continue

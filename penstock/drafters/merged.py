@@ -255,6 +255,10 @@ class MergedDrafter:
         return self.inner.reads_target
 
     @property
+    def rows_per_node(self) -> int:
+        return self.inner.rows_per_node
+
+    @property
     def free(self) -> bool:
         return self.inner.free
 

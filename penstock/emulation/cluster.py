@@ -98,6 +98,10 @@ class EmulatedDrafter:
         return self.inner.reads_target
 
     @property
+    def rows_per_node(self) -> int:
+        return self.inner.rows_per_node
+
+    @property
     def free(self) -> bool:
         return False
 

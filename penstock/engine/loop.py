@@ -111,7 +111,8 @@ class EngineLoop:
         """Nodes that the drafter was asked about: their request, and whether they had entered by then. They stay here
         while they are in a tree, since the drafter may correct an answer."""
         self._asked_at = 0.0
-        self._asked_rows = 0
+        self._asked_size = 0
+        """Size of the drafter's round in nodes, to whose rows those of prompts are added; 0 if it computes nothing."""
         self._cancels: list[Cancel] = []
         """Cancels that have yet to be sent."""
         self._deferred: list[Callable[[], object]] = []
@@ -472,9 +473,9 @@ class EngineLoop:
             if self.draft_due < math.inf:
                 seconds = self.clock.now() - self._asked_at
                 timing = self.drafter.timing
-                self._deferred.append(partial(self.estimates.record_draft, self._asked_rows, seconds, timing))
+                self._deferred.append(partial(self.estimates.record_draft, self._asked_size, seconds, timing))
             self.draft_due = math.inf
-            self._asked_rows = 0
+            self._asked_size = 0
         if drafts:
             self._changed = True
             for observer in self.observers:
@@ -572,14 +573,28 @@ class EngineLoop:
             if nodes:
                 context = replace(context, load=context.load.with_asked(len(nodes)))  # the next strategy sees this load
                 strategy, stream = request.strategy, self.builder.next_stream - 1
-                asks.append(DraftRequest(request, nodes, strategy.candidates, stream, strategy.corrects(context)))
+                levels = self.estimates.levels_between if strategy.rate_limited else math.inf
+                corrects = strategy.corrects(context)
+                asks.append(DraftRequest(request, nodes, strategy.candidates, stream, corrects, levels))
                 request.metrics.drafted_nodes += len(nodes)
             for node in nodes:
                 node.asked = True
         if asks:
             self._asked.update((node.id, (ask.request, node.entered)) for ask in asks for node in ask.nodes)
-            self._asked_rows = self.drafter.ask(asks)
-            self.draft_due = self._asked_at + self.estimates.drafter.seconds(self._asked_rows)
+            self._asked_size = self._size_in_nodes(self.drafter.ask(asks), asks)
+            self.draft_due = self._asked_at + self.estimates.drafter.seconds(self._asked_size)
+
+    def _size_in_nodes(self, rows: int, asks: Sequence[DraftRequest]) -> int:
+        """The size of a drafter's round, in which strategies reckon: its rows by those that a node takes.
+
+        It is 0 where nothing is computed, and where a block drafter reads texts more than it drafts: a prompt's rows
+        would pass for a few nodes, and the wait for its states for their time.
+        """
+        assert self.drafter is not None
+        each = self.drafter.rows_per_node
+        if each > 1 and rows > 2 * each * sum(len(ask.nodes) for ask in asks):
+            return 0
+        return max(1, round(rows / each)) if rows else 0
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
         """End a request: cancel its rows in flight, free its slots, and give it its one final reply."""
@@ -646,7 +661,7 @@ class EngineLoop:
         self._do_deferred()
         # The cancels among these are dropped unsent: the stages that they were meant for are gone.
         self.inflight, self._owner, self._asked, self._cancels = InFlight(), {}, {}, []
-        self.draft_due, self._asked_rows, self._wake_at = math.inf, 0, math.inf
+        self.draft_due, self._asked_size, self._wake_at = math.inf, 0, math.inf
         for observer in self.observers:
             observer.vacated(self.clock.now())
 
@@ -675,7 +690,7 @@ class EngineLoop:
         """Go on with another drafter, which has seen nothing yet. Nodes that await the old one's answer get none."""
         self.drafter = drafter
         self._share_quality()
-        self.draft_due, self._asked_rows, self._asked = math.inf, 0, {}
+        self.draft_due, self._asked_size, self._asked = math.inf, 0, {}
         for request in self.running:
             for node in () if request.prefilling else request.tree.nodes():
                 if node.asked and node.candidates is None:

@@ -312,7 +312,7 @@ class Estimates:
         self._slowed = slowed
         self.drafts = DraftQuality()
         self.drafter = BatchTimes(contended)
-        """Seconds of the drafter's rounds, by their rows."""
+        """Seconds of the drafter's rounds, by their size in nodes."""
         self.pipeline = PipelineTimes(contended, apart, slowed)
         self.round_trips = RoundTrips(self.pipeline)
         self.trials = Trials(contended, stages, self._predicted_gain)
@@ -378,6 +378,19 @@ class Estimates:
         trip = self.pipeline.latency_s(1)
         return max(1, math.ceil(self.drafter.seconds(1) / (SHARE * trip))) if trip else 1
 
+    @property
+    def levels_between(self) -> float:
+        """Levels of a tree that the stages take in while the drafter answers once, beyond the one that it answers
+        about.
+
+        There is no limit where batches go one after another, since they wait for the drafter's whole tree, and where
+        all stages are on the drafter's host, since each pass may slow them.
+        """
+        step, latency = self.pipeline.step_and_latency_s(1)
+        if (self.trials.contended and not self.pipeline.apart) or not 0 < step < latency:
+            return math.inf
+        return max(0.0, self.drafter.seconds(1) // step - 1)
+
     def _predicted_gain(self, requests: int) -> float:
         """Predicted speed with a drafted row beside each root, right in half of the cases, relative to roots alone,
         while this many requests decode and all stages are busy; 0 while such batches have not been seen."""
@@ -399,10 +412,13 @@ class Estimates:
         # A single round trip may be the first after a pause, and slow by chance.
         return self.trials.plain_s or (trips.alone_s if trips.times_alone >= PLAIN_TOKENS else 0.0)
 
-    def record_draft(self, rows: int, seconds: float, timing: DraftTiming) -> None:
-        """Record that the drafter answered ``seconds`` after it was asked. With 0 rows it has computed nothing."""
-        if rows:
-            self.drafter.record(rows, seconds)
+    def record_draft(self, nodes: int, seconds: float, timing: DraftTiming) -> None:
+        """Record that the drafter answered ``seconds`` after it was asked, in a round of the size of ``nodes`` nodes.
+
+        A size of 0 says nothing of how long nodes take.
+        """
+        if nodes:
+            self.drafter.record(nodes, seconds)
         self.trials.record_draft()
         if (turn := timing.turn) is not None:
             self.pipeline.record_drafter_turn(turn.stage, turn.end - turn.start)

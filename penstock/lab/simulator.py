@@ -161,13 +161,17 @@ class ScriptedDrafter(InstantDrafter):
         """A hash of the path to each node that was asked about off the target's path, by request and node id."""
         self._computed = Computed()
 
+    @property
+    def rows_per_node(self) -> int:
+        return self._script.block
+
     def ask(self, asks: Sequence[DraftRequest]) -> int:
         """Answer each node from the script. Returns the rows that a real drafter would compute."""
         rows = 0
         for ask in asks:
             rows += len(ask.request.prompt) if ask.request.produced == 0 else 0
             for node in ask.nodes:
-                computed, beyond = self._computed_for(ask.request, node)
+                computed, beyond = self._computed_for(ask.request, node, ask.levels)
                 rows += computed
                 self._answers.append(self._draft(ask.request, node, ask.count, beyond))
         return rows
@@ -176,7 +180,7 @@ class ScriptedDrafter(InstantDrafter):
         self._off_path.pop(request.number, None)
         self._computed.forget(request)
 
-    def _computed_for(self, request: Request, node: Node) -> tuple[int, int]:
+    def _computed_for(self, request: Request, node: Node, levels: float) -> tuple[int, int]:
         """The rows that are computed for a node, and how many tokens lie between it and the last one shown.
 
         No rows are computed if the block of a node above reaches its level.
@@ -185,7 +189,7 @@ class ScriptedDrafter(InstantDrafter):
         beyond = 0 if script.shows_in_flight else in_flight
         if script.block == 1:
             return 1, beyond
-        if distance := self._computed.above(request, node)[1]:
+        if distance := self._computed.above(request, node, levels)[1]:
             return 0, distance if script.shows_in_flight else in_flight
         self._computed.keep(request.number, node, max(0, script.block - in_flight - 1), [])
         return script.block, beyond

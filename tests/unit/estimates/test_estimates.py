@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from penstock.estimates.estimates import DraftTiming, Estimates
@@ -74,3 +76,21 @@ def test_modelled_times_count_while_this_host_keeps_up_with_the_devices() -> Non
         estimates.round_trips.record_entered(stream, 1, now=float(stream), in_flight=0)
         estimates.record_result(Result(stream=stream, picks=[], spans=[span]), stream + 1.0)
         assert estimates.plain_s == known
+
+
+@pytest.mark.parametrize(
+    ("draft_s", "levels"),
+    [(0.5, 0.0), (1.9, 0.0), (2.5, 1.0), (6.5, 5.0)],
+)
+def test_levels_are_kept_for_the_steps_that_pass_while_the_drafter_answers(draft_s: float, levels: float) -> None:
+    spans = [Span(0, 0.0, 0.0, 1.0, 1.0, 0.0, 1), Span(1, 1.0, 1.0, 2.0, 2.0, 0.0, 1)]
+    shared_host, two_hosts = Estimates(contended=True), Estimates(contended=True, apart=frozenset({1}))
+    modelled, one_stage = Estimates(stages=2), Estimates()
+    for estimates in (shared_host, two_hosts, modelled):
+        assert estimates.levels_between == math.inf  # nothing is known yet
+        estimates.pipeline.record_spans(spans)
+        estimates.record_draft(1, draft_s, DraftTiming(computing=draft_s))
+    one_stage.pipeline.record_spans(spans[:1])
+    one_stage.record_draft(1, draft_s, DraftTiming(computing=draft_s))
+    assert [one.levels_between for one in (modelled, two_hosts)] == [levels, levels]
+    assert [one.levels_between for one in (shared_host, one_stage)] == [math.inf, math.inf]

@@ -132,6 +132,21 @@ def test_a_draft_is_as_good_as_its_distance_from_what_was_shown(
     assert (found.tokens, found.metrics.accepted) == (61, 60 - 60 // (accepted + 1))
 
 
+@pytest.mark.parametrize("strategy", ["continuous", "auto", "pipedec"])
+@pytest.mark.parametrize("further", [(), ((0.0,),)])
+def test_a_swift_drafter_shows_each_node_to_a_block_of_its_own(
+    strategy: str, further: tuple[tuple[float, ...], ...]
+) -> None:
+    """Levels that a block drafts further below help a pipeline only while the next pass is not there yet, and a round
+    is about as many nodes as one whose nodes take a row each."""
+    script = profile_script((0.6, 0.8, 0.9), 2, 60, seed=1, further=further)
+    cluster, config = with_swift_drafter(load_cluster("spd-8")), SpeculativeConfig(strategy=strategy)
+    rows, blocks = (simulate(cluster, replace(script, block=block), config) for block in (1, 7))
+    for one, other in zip(blocks, rows, strict=True):
+        assert one.seconds == pytest.approx(other.seconds, rel=0.05)
+        assert one.rows > 0.9 * other.rows
+
+
 @pytest.mark.parametrize("strategy", [name for name, kind in STRATEGIES.items() if kind.drafts])
 def test_the_same_seed_gives_the_same_simulation(strategy: str) -> None:
     cluster, config = random_cluster(5, 6), SpeculativeConfig(strategy=strategy)
