@@ -120,6 +120,18 @@ class Drafter(Protocol):
         ...
 
 
+def size_in_nodes(drafter: Drafter, rows: int, asks: Sequence[DraftRequest]) -> int:
+    """The size of a drafter's round, in which strategies reckon: its rows by those that a node takes.
+
+    It is 0 where nothing is computed, and where a block drafter reads texts more than it drafts: a prompt's rows would
+    pass for a few nodes, and the wait for its states for their time.
+    """
+    each = drafter.rows_per_node
+    if each > 1 and rows > 2 * each * sum(len(ask.nodes) for ask in asks):
+        return 0
+    return max(1, round(rows / each)) if rows else 0
+
+
 # -------------------------------------------------------------------------------------------------------------- options
 # The options of a drafter that users may set, the parts that it needs, and how it is started.
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 
 from penstock.core import FinishReason, PenstockError, PipelineError, PipelineLost
-from penstock.drafters.base import Draft, Drafter, DraftRequest
+from penstock.drafters.base import Draft, Drafter, DraftRequest, size_in_nodes
 from penstock.engine.recovery import Recovery
 from penstock.engine.scheduler import Advance, InFlight, Pace, Scheduler, advance
 from penstock.estimates.estimates import Estimates, Load
@@ -110,9 +110,7 @@ class EngineLoop:
         self._asked: dict[int, tuple[Request, bool]] = {}
         """Nodes that the drafter was asked about: their request, and whether they had entered by then. They stay here
         while they are in a tree, since the drafter may correct an answer."""
-        self._asked_at = 0.0
-        self._asked_size = 0
-        """Size of the drafter's round in nodes, to whose rows those of prompts are added; 0 if it computes nothing."""
+        self._asked_at, self._asked_size = 0.0, 0
         self._cancels: list[Cancel] = []
         """Cancels that have yet to be sent."""
         self._deferred: list[Callable[[], object]] = []
@@ -472,10 +470,9 @@ class EngineLoop:
         if not self.drafter.busy:
             if self.draft_due < math.inf:
                 seconds = self.clock.now() - self._asked_at
-                timing = self.drafter.timing
-                self._deferred.append(partial(self.estimates.record_draft, self._asked_size, seconds, timing))
-            self.draft_due = math.inf
-            self._asked_size = 0
+                size, timing = self._asked_size, self.drafter.timing
+                self._deferred.append(partial(self.estimates.record_draft, size, seconds, timing))
+            self.draft_due, self._asked_size = math.inf, 0
         if drafts:
             self._changed = True
             for observer in self.observers:
@@ -580,21 +577,9 @@ class EngineLoop:
             for node in nodes:
                 node.asked = True
         if asks:
-            self._asked.update((node.id, (ask.request, node.entered)) for ask in asks for node in ask.nodes)
-            self._asked_size = self._size_in_nodes(self.drafter.ask(asks), asks)
+            self._asked |= {node.id: (ask.request, node.entered) for ask in asks for node in ask.nodes}
+            self._asked_size = size_in_nodes(self.drafter, self.drafter.ask(asks), asks)
             self.draft_due = self._asked_at + self.estimates.drafter.seconds(self._asked_size)
-
-    def _size_in_nodes(self, rows: int, asks: Sequence[DraftRequest]) -> int:
-        """The size of a drafter's round, in which strategies reckon: its rows by those that a node takes.
-
-        It is 0 where nothing is computed, and where a block drafter reads texts more than it drafts: a prompt's rows
-        would pass for a few nodes, and the wait for its states for their time.
-        """
-        assert self.drafter is not None
-        each = self.drafter.rows_per_node
-        if each > 1 and rows > 2 * each * sum(len(ask.nodes) for ask in asks):
-            return 0
-        return max(1, round(rows / each)) if rows else 0
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
         """End a request: cancel its rows in flight, free its slots, and give it its one final reply."""
