@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from statistics import geometric_mean
+from statistics import fmean, geometric_mean
 from typing import Any
 
+from benchmarks.drafters import like_for_like
 from benchmarks.papers import six_sets
 from benchmarks.sections.base import Section, by_script
 from benchmarks.shared.commands import with_json_output
@@ -16,6 +17,7 @@ from benchmarks.strategies import always_wrong, same_texts
 from penstock.lab.acceptance import LABELS as RULES
 from penstock.lab.grid import PLAIN
 from penstock.lab.report import times
+from penstock.lab.trainer.options import IN_FLIGHT
 
 LEAST = 10
 """Cases of a table, those of the lowest ratios."""
@@ -97,7 +99,62 @@ def six_sets_values(figures: Any) -> Mapping[str, Any]:
     }
 
 
+def like_for_like_values(figures: Any) -> Mapping[str, Any]:
+    """Rows of both tables, for the runs with the most updates."""
+    updates = max(updates_of(case) for case in figures)
+    runs: dict[str, list[Any]] = {}
+    for case, one in figures.items():
+        if updates_of(case) == updates:
+            runs.setdefault(case.partition(",")[0], []).append(one)
+    known = []
+    for name, some in runs.items():
+        places = [spread([100 * one["in_flight"][place][0] for one in some], ".0f") for place in range(IN_FLIGHT + 1)]
+        minutes = f"{fmean(one['processor_s'] for one in some) / 60:.0f}"
+        known.append([f"`{name}`", *places, minutes, f"{some[0]['bytes'] / 1e6:.1f}"])
+    sizes = [f"{size} nodes, T = {at}" for at in (0, 1) for size in like_for_like.TREES[::2]]
+    trees = [
+        [f"`{name}`"]
+        + [
+            spread([one["trees"][f"T={at}"][i] for one in some], ".2f")
+            for at in (0, 1)
+            for i in range(0, len(like_for_like.TREES), 2)
+        ]
+        for name, some in runs.items()
+    ]
+    hours = sum(one["processor_s"] for some in runs.values() for one in some) / 3600
+    seeds = max(map(len, runs.values()))
+    return {"updates": updates, "seeds": seeds, "known": known, "sizes": sizes, "trees": trees, "hours": hours}
+
+
+def updates_of(case: str) -> int:
+    """1000 for ``shown dflash, 1000 updates, seed 0``."""
+    return int(case.split(", ")[1].partition(" ")[0])
+
+
+def spread(values: Sequence[float], form: str) -> str:
+    """Mean, and least and greatest of several."""
+    mean = format(fmean(values), form)
+    return f"{mean} ({min(values):{form}} to {max(values):{form}})" if len(values) > 1 else mean
+
+
+def in_flight_values(figures: Any) -> Mapping[str, Any]:
+    shares = []
+    for name, one in figures["drafters"].items():
+        shares.append([f"{name}, in chains", *(f"{share:.2f}" for share in one["in_chains"])])
+        shares.append([f"{name}, of all", *(f"{share:.2f}" for share in one["of_all"])])
+    return {"shares": shares, "rows": [in_flight_row(row) for row in figures["rows"]]}
+
+
+def in_flight_row(row: Mapping[str, Any]) -> list[str]:
+    chain, auto = row["over_plain"].values()
+    speeds = ["{:.2f} ({:.2f} to {:.2f})".format(*one) for one in (chain, auto)]
+    shown = "shown" if row["shown"] else "not shown"
+    return [row["cluster"], str(row["stages"]), row["drafter"], shown, *speeds, f"{auto[0] / chain[0]:.2f}"]
+
+
 SECTIONS = {
+    "like_for_like": Section(values=like_for_like_values),
+    "in_flight": Section(values=in_flight_values),
     "six_sets": Section(values=six_sets_values),
     "always_wrong": by_script(always_wrong),
     "never_slower": Section(values=never_slower_values),

@@ -7,13 +7,13 @@ serves both. ``benchmarks/strategies/outlines.py`` measures a real model's outli
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
 from penstock.cluster import Cluster
 from penstock.engine.loop import EngineLoop
-from penstock.lab.script import Script, Slot, profile_script
+from penstock.lab.script import Script, Slot
 from penstock.lab.simulator import Timed, make_loop
 from penstock.messages import Sampling
 from penstock.requests.request import Request
@@ -23,6 +23,8 @@ TITLE: Final = 8
 """Assumed tokens of an outline's line: number, dot, and three or four words. Small models write longer ones."""
 ASKING: Final = 32
 """Prompt tokens that a point does not share with others: the request for it, and its heading."""
+ScriptOf = Callable[[int, int, int, int], Script]
+"""Makes a script of so many requests, of so many tokens each, from a seed, behind prompts of so many tokens."""
 
 
 @dataclass(frozen=True)
@@ -43,12 +45,12 @@ class Decoded:
 
 
 def answered(
-    cluster: Cluster, answer: Answer, accuracy: Sequence[float], config: SpeculativeConfig | None, seed: int
+    cluster: Cluster, answer: Answer, script_of: ScriptOf, config: SpeculativeConfig | None, seed: int
 ) -> Decoded:
     outline, shared = TITLE * answer.points, answer.prompt + TITLE * answer.points
     script = joined(
-        profile_script(accuracy, 1, outline, seed, prompt=answer.prompt),
-        profile_script(accuracy, answer.points, answer.tokens, seed + 1, prompt=shared + ASKING),
+        script_of(1, outline, seed, answer.prompt),
+        script_of(answer.points, answer.tokens, seed + 1, shared + ASKING),
     )
     loop = make_loop(cluster, script, config, concurrency=answer.points)
     loop.scheduler.pool.sharing = True

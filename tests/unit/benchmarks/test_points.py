@@ -8,7 +8,7 @@ from benchmarks.papers.jupiter import HEADS, all_heads_at_once, cluster_of, deco
 from benchmarks.shared.points import TITLE, Answer, answered
 from penstock.cluster import load_cluster
 from penstock.lab.grid import parse_entries
-from penstock.lab.script import profile_script
+from penstock.lab.script import Script, profile_script
 from penstock.lab.simulator import simulate
 
 ACCURACY = (0.6, 0.72)
@@ -18,7 +18,11 @@ PROMPT = 64
 def test_points_take_turns_where_a_plain_answer_leaves_boards_idle() -> None:
     cluster = load_cluster("jupiter-homogeneous")
     answer = Answer(prompt=PROMPT, points=4, tokens=16)
-    found = answered(cluster, answer, ACCURACY, None, seed=0)
+
+    def script_of(requests: int, tokens: int, seed: int, prompt: int) -> Script:
+        return profile_script(ACCURACY, requests, tokens, seed, prompt=prompt)
+
+    found = answered(cluster, answer, script_of, None, seed=0)
     (plain,) = simulate(cluster, profile_script(ACCURACY, 1, 65, 0, prompt=PROMPT), None)
     token_s = plain.seconds / 64
     assert found.outline_s == pytest.approx((4 * TITLE - 1) * token_s, rel=0.01)

@@ -1,0 +1,70 @@
+"""Drafters trained alike over deep pipelines: real tokens of the demo target in virtual time.
+
+    python -m benchmarks.drafters.pipelines WORK [--updates 1000] [--seed 0] [--prompts 6] [--tokens 48]
+
+WORK has the drafters that ``like_for_like`` trained. Stages, links and passes take the time of the clusters of
+``in_flight``. A pass has as many layers of the modelled target as the trained modules have, and one for Medusa's heads.
+Held-out code, T = 1.
+
+A case is written to benchmarks/measured/drafters/pipelines.json as it ends, and is not run again if it is there with as
+many prompts and tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.drafters import in_flight
+from benchmarks.drafters.like_for_like import RECIPES
+from benchmarks.shared import virtual
+from benchmarks.shared.paired import bounded
+from penstock.cluster import Cluster
+from penstock.lab.grid import PLAIN
+
+HOW: Final = "In virtual time, with the demo target"
+ENTRIES: Final = (in_flight.CHAIN, "auto")
+SIZES: Final = virtual.Sizes(prompts=6, tokens=48)
+LAYERS: Final = {"eagle3": 1, "medusa": 1, "spd": 2, "dflash": 2, "dspark": 2}
+"""Layers of a pass by kind, those of ``RECIPES``; heads without a layer are priced as one."""
+
+
+def measured(cluster: Cluster, name: str, folder: Path, sizes: virtual.Sizes) -> dict[str, Any]:
+    """Speed over plain decoding of every entry, with 95% bounds over requests."""
+    kind = RECIPES[name][0]
+    passes = in_flight.Drafter((), layers=LAYERS[kind], block=1)
+    runs = virtual.compared(
+        in_flight.with_drafter(cluster, passes),
+        {"method": kind, "model": str(folder)},
+        ENTRIES,
+        virtual.asked(sizes, (1.0,)),
+    )
+    seconds = {run.strategy: [one["seconds"] for one in run.requests] for run in runs}
+    return {
+        "stages": len(cluster.stages),
+        "over_plain": {entry: bounded(seconds[PLAIN], seconds[entry]) for entry in ENTRIES},
+        "identical": all(run.identical_to_autoregressive for run in runs),
+    }
+
+
+def cases(wanted: virtual.Wanted) -> Iterator[virtual.Case]:
+    options = wanted.options
+    for place, cluster in in_flight.clusters():
+        for name in RECIPES:
+            folder = options.work / f"{name.replace(' ', '-')}-{options.updates}-{options.seed}"
+            yield f"{place}; {name}", partial(measured, cluster, name, folder, wanted.sizes)
+
+
+if __name__ == "__main__":
+    virtual.main(
+        __file__,
+        cases,
+        how=HOW,
+        sizes=SIZES,
+        given=lambda asked: f"WORK --updates {asked.updates} --seed {asked.seed}",
+        work=Path,
+        updates=1000,
+        seed=0,
+    )
