@@ -92,6 +92,7 @@ def six_sets_values(figures: Any) -> Mapping[str, Any]:
     same = all(entry["identical"] for one in figures.values() for entry in one["entries"].values())
     return {
         "size": next(iter(figures.values())),
+        "sampled": any(temperature for _, _, temperature in cases),
         "seeds": max(len({one["seed"] for one in some}) for some in cases.values()),
         "headings": ["cluster", "drafts", "T", "strategy", "all sets", *six_sets.SETS],
         "rows": rows,
