@@ -1,9 +1,10 @@
-"""Processes that tests look at from outside."""
+"""Processes that tests look at from outside, and ports for them."""
 
 from __future__ import annotations
 
 import os
 import resource
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -14,6 +15,12 @@ from penstock.transport.addresses import SELECTABLE
 
 MORE = 1000
 """Number of files that a process may open beyond those that ``select`` can handle."""
+
+
+def free_port() -> int:
+    """A port of this host on which nobody listens, for a process that is to listen there."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
 
 
 def descendants(pid: int) -> list[psutil.Process]:

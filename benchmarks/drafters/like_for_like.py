@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -155,22 +155,32 @@ def trees(folder: Path, method: str, sizes: virtual.Sizes) -> dict[str, list[flo
     return found
 
 
-def cases(wanted: virtual.Wanted) -> Iterator[virtual.Case]:
-    asked = wanted.options
-    for seed in range(asked.seeds):
-        for name in asked.only:
-            yield f"{name}, {asked.updates} updates, seed {seed}", partial(measured, asked, wanted.sizes, name, seed)
+Measure = Callable[[argparse.Namespace, virtual.Sizes, str, int], dict[str, Any]]
+"""Trains and measures a drafter: the script's options, the sizes of what is asked, a name, and a seed."""
 
 
-if __name__ == "__main__":
+def main(file: str, measure: Measure, how: str, updates: int, names: Sequence[str]) -> None:
+    """Run a script by its ``__file__``: each of ``names`` is a case with every seed. ``updates`` is a default."""
+
+    def cases(wanted: virtual.Wanted) -> Iterator[virtual.Case]:
+        asked = wanted.options
+        for seed in range(asked.seeds):
+            for name in asked.only:
+                given = partial(measure, asked, wanted.sizes, name, seed)
+                yield f"{name}, {asked.updates} updates, seed {seed}", given
+
     virtual.main(
-        __file__,
+        file,
         cases,
-        how=HOW,
+        how=how,
         given=lambda asked: f"DATA WORK --updates {asked.updates} --seeds {asked.seeds}",
         data=Path,
         work=Path,
-        updates=3000,
+        updates=updates,
         seeds=3,
-        only=tuple(RECIPES),
+        only=tuple(names),
     )
+
+
+if __name__ == "__main__":
+    main(__file__, measured, HOW, updates=3000, names=tuple(RECIPES))

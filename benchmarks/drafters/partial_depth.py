@@ -17,9 +17,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from typing import Any, Final
 
 import torch
@@ -27,7 +25,7 @@ from rich.console import Console
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from benchmarks.drafters.like_for_like import AMONG, First, options_of
+from benchmarks.drafters.like_for_like import AMONG, First, main, options_of
 from benchmarks.shared import virtual
 from penstock.lab.trainer.block import Blocks, BlockTrainee
 from penstock.lab.trainer.loop import Bar, load_state, train
@@ -110,7 +108,7 @@ class PartialTrainee(BlockTrainee):
         return self.partial_norm(self.partial(kept_BAMF)) * there_BAMT.any(-1, keepdim=True)
 
 
-def measured(asked: argparse.Namespace, case: str, seed: int) -> dict[str, Any]:
+def measured(asked: argparse.Namespace, _: virtual.Sizes, case: str, seed: int) -> dict[str, Any]:
     """Train a drafter, or finish what was begun, and look at it on held-out text."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
@@ -149,22 +147,5 @@ def measured(asked: argparse.Namespace, case: str, seed: int) -> dict[str, Any]:
     return found
 
 
-def cases(wanted: virtual.Wanted) -> Iterator[virtual.Case]:
-    asked = wanted.options
-    for seed in range(asked.seeds):
-        for case in asked.only:
-            yield f"{case}, {asked.updates} updates, seed {seed}", partial(measured, asked, case, seed)
-
-
 if __name__ == "__main__":
-    virtual.main(
-        __file__,
-        cases,
-        how=HOW,
-        given=lambda asked: f"DATA WORK --updates {asked.updates} --seeds {asked.seeds}",
-        data=virtual.Path,
-        work=virtual.Path,
-        updates=1000,
-        seeds=3,
-        only=CASES,
-    )
+    main(__file__, measured, HOW, updates=1000, names=CASES)

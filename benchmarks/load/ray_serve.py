@@ -13,7 +13,6 @@ The figures are written to benchmarks/measured/load/ray_serve.json. The exit cod
 
 from __future__ import annotations
 
-import socket
 import statistics
 import sys
 import threading
@@ -35,6 +34,7 @@ from tests.integration.server.test_ray_serve import (
 )
 from tests.integration.server.test_resume import CASES
 from tests.integration.server.test_serve import TEMPLATE
+from tests.processes import free_port
 from tests.serving import served, until
 
 BENCHMARK: Final = Benchmark(__file__, "Measured, with the demo pair, on one host")
@@ -119,10 +119,8 @@ def measured(moved: int, rolls: int, starts: int) -> dict[str, Any]:
     asked: list[Asked] = [(name, seed) for seed in range(SEEDS) for name in CASES]
     with served("demo", "--strategy", "autoregressive", "--chat-template", str(TEMPLATE)) as alone:
         expected = answers(alone.url, asked)
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = int(probe.getsockname()[1])
     by_kill, by_roll, from_none = Compared(expected), Compared(expected), Compared(expected)
-    with cluster(port) as found:
+    with cluster(free_port()) as found:
         found.run(**SETTINGS, min_replicas=REPLICAS)
         kills = killed(found, by_kill, moved)
         moves = found.moves()

@@ -31,7 +31,7 @@ from benchmarks.papers.jupiter import ACCURACY, CHAIN
 from benchmarks.shared.benchmark import Benchmark
 from benchmarks.shared.measured import kept_figures
 from penstock import LLM, RequestOutput, SamplingParams
-from penstock.engine.llm import complete_step
+from penstock.engine.llm import job_of, prepare
 from penstock.lab.grid import parse_entries
 from penstock.outlines.steps import Dialogue
 from penstock.pipeline.base import VirtualClock
@@ -88,7 +88,8 @@ def form_of(llm: LLM, question: str, params: SamplingParams) -> str:
     steps = llm.steps(dialogue, params, "auto")
     step = next(steps)
     while step.report.kind is None and not step.last:
-        step = steps.send(complete_step(llm, step))
+        prepare(llm, step.asks)
+        step = steps.send(llm.complete([job_of(llm, ask) for ask in step.asks]))
     return step.report.kind or "too long"
 
 

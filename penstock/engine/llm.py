@@ -141,12 +141,6 @@ def answer_in_points(
     return [answers[number] for number in range(len(runs))]
 
 
-def complete_step(engine: Engine, step: Step) -> list[RequestOutput]:
-    """The outputs of one step's requests, which run by themselves."""
-    prepare(engine, step.asks)
-    return engine.complete([job_of(engine, ask) for ask in step.asks])
-
-
 def prepare(engine: Engine, asks: Sequence[Ask]) -> None:
     """Have a synthetic drafter know the answers to these requests."""
     learn_answers(engine, [ask.prompt for ask in asks], [ask.params for ask in asks])

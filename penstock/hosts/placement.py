@@ -118,11 +118,6 @@ def hosts_asked_for(hosts: str | None, cluster: Cluster | None) -> tuple[str, ..
     return tuple(dict.fromkeys(cluster.device(name).host for stage in cluster.stages for name in stage.devices))
 
 
-def hosts_of_stages(hosts: str | None, cluster: Cluster | None, stages: int) -> tuple[str, ...]:
-    """The host of each stage, as plans name it."""
-    return tuple(group[0] for group in hosts_of_ranks(hosts, cluster, stages))
-
-
 def hosts_of_ranks(hosts: str | None, cluster: Cluster | None, stages: int, ranks: int = 1) -> Groups:
     """The hosts of each stage's ranks, of which it has so many unless a cluster says otherwise, as plans name them."""
     if hosts is None and cluster is not None and not cluster.emulated:

@@ -127,7 +127,8 @@ LAYER: Final = re.compile(r"\.\d+\.")
 NEVER_PACKED: Final = "kv_b_proj"
 """The linear layer whose weight ``carried.Latent`` takes apart."""
 SAMPLE_SPREAD: Final = 0.02
-"""The standard deviation of a sample's numbers: about that of trained weights."""
+"""The standard deviation of a sample's numbers: about that of trained weights, and transformers' default for fresh ones
+(``initializer_range``)."""
 LONGEST_VECTOR: Final = 1 << 20
 """Numbers of the longest vector that is read before any stage is started, to find NaN and infinity in it. A head's bias
 has one for each token, of which known vocabularies have up to 900,000."""

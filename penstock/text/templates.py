@@ -59,8 +59,6 @@ def render(given: Mapping[str, Any]) -> Rendered:
 # The form of content is told from loops, as in vLLM: a template that loops over a message's content reads a list of
 # parts; every other template reads a text.
 
-MESSAGES: Final = "messages"
-"""The variable of templates that holds the conversation."""
 CONTENT: Final = "content"
 """The field of a message that holds its content."""
 IS_TEXT: Final = "string"

@@ -1,4 +1,4 @@
-"""EAGLE's training: chains drafted from all positions at once, and EAGLE-1's losses."""
+"""Training of the drafters that chain a small layer: EAGLE-1, EAGLE-3 and MTP heads, from all positions at once."""
 
 from __future__ import annotations
 
@@ -10,9 +10,25 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from penstock.checkpoint.checkpoint import Checkpoint
-from penstock.lab.trainer.kinds import DECAY, Keys, Kind, SpeculatorFiles, Start, Teaching, layer_config, staircase
-from penstock.lab.trainer.options import TrainOptions
+from penstock.config import FieldError
+from penstock.lab.trainer.kinds import (
+    DECAY,
+    Keys,
+    Kind,
+    SpeculatorFiles,
+    Start,
+    Teaching,
+    dtype_name,
+    layer_config,
+    staircase,
+    unit_weight,
+    with_usual,
+)
+from penstock.lab.trainer.options import DRAFT_VOCAB_SIZE, TTT_STEPS, TrainOptions
 from penstock.lab.trainer.states import Batch
+from penstock.models.loader import load_module
+from penstock.models.speculators.base import final_norm
+from penstock.models.speculators.mtp import place_of
 
 # ---------------------------------------------------------------------------------------------------------------- chain
 # EAGLE's modules and MTP heads over whole sequences, which draft a chain from every position at once.
@@ -156,17 +172,17 @@ def noise_for(batch: Batch, seed: int) -> Tensor:
     return ((drawn - 0.5) * NOISE).to(states_BnF.device)
 
 
-def reads(options: TrainOptions, target: Checkpoint) -> tuple[int, ...]:
+def final_state(options: TrainOptions, target: Checkpoint) -> tuple[int, ...]:
     """The number of the state after the final norm."""
     return (target.num_layers,)
 
 
-def config(start: Start) -> dict[str, Any]:
+def eagle_config(start: Start) -> dict[str, Any]:
     """The content of config.json, as SafeAILab has it."""
     return {"architectures": ["LlamaForCausalLM"], **layer_config(start.target), "bias": True}
 
 
-def fresh(start: Start) -> dict[str, Tensor]:
+def eagle_fresh(start: Start) -> dict[str, Tensor]:
     """Random tensors."""
     width = start.target.hidden_size
     return {
@@ -181,8 +197,167 @@ EAGLE: Final = Kind(
     learning_rate=3e-5,
     betas=(0.9, 0.95),
     clip=0.5,
-    files=SpeculatorFiles(config, fresh, with_embedding=True),
+    files=SpeculatorFiles(eagle_config, eagle_fresh, with_embedding=True),
     settle=lambda options, target: options,
-    reads=reads,
+    reads=final_state,
     trainee=lambda module, head, options, target, draft_ids_v: EagleTrainee(module, head),
+)
+
+
+# -------------------------------------------------------------------------------------------------------------- eagle-3
+# A module distilled over its own drafts, step after step (training-time test).
+#
+# Source: Li et al., EAGLE-3 (arXiv 2503.01840), section 3.2; SafeAILab/EAGLE's trainer for the weights of the steps and
+# the settings; vllm-project/speculators for the format.
+
+DRAFTED_AHEAD: Final = 5
+"""Tokens that vLLM drafts at a time with the trained module, unless it is told otherwise."""
+
+
+class Eagle3Trainee(ChainTrainee):
+    def drafted(self, hidden_nD: Tensor) -> Tensor:
+        """Logits over the tokens that can be drafted: the module's head before its map to the target's vocabulary."""
+        logits_nv: Tensor = self.module.head[0](self.module.norm(hidden_nD))
+        return logits_nv
+
+
+def eagle3_reads(options: TrainOptions, target: Checkpoint) -> tuple[int, ...]:
+    """Numbers of the hidden states 2, L // 2 and L - 3; with few layers some of them coincide."""
+    last = target.num_layers
+    return tuple(sorted({min(max(index, 1), last) for index in (2, last // 2, last - 3)}))
+
+
+def eagle3_config(start: Start) -> dict[str, Any]:
+    """The content of config.json, as vllm-project/speculators has it."""
+    options, target = start.options, start.target
+    proposal = {"proposal_type": "greedy", "speculative_tokens": DRAFTED_AHEAD}
+    return {
+        "architectures": ["Eagle3Speculator"],
+        "speculators_model_type": "eagle3",
+        "speculators_version": "0.3.0",
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [{**proposal, "verifier_accept_k": 1, "accept_tolerance": 0.0}],
+            "verifier": {"name_or_path": options.model, "architectures": target.config.architectures},
+        },
+        "transformer_layer_config": layer_config(target),
+        "draft_vocab_size": start.drafted,
+        "target_hidden_size": target.hidden_size,
+        "eagle_aux_hidden_state_layer_ids": list(eagle3_reads(options, target)),
+        "norm_before_residual": False,
+        "norm_before_fc": False,
+        "tie_word_embeddings": False,
+        "torch_dtype": layer_config(target)["torch_dtype"],
+    }
+
+
+def eagle3_fresh(start: Start) -> dict[str, Tensor]:
+    """Random tensors, except for the head: the target's, for the tokens that can be drafted."""
+    target = start.target
+    width = target.hidden_size
+    norms = ("layers.0.input_layernorm", "layers.0.hidden_norm", "norm")
+    tensors = {
+        "fc.weight": start.matrix(width, len(eagle3_reads(start.options, target)) * width),
+        **start.layer("layers.0", 2 * width),
+        **{f"{name}.weight": torch.ones(width) for name in norms},
+        "lm_head.weight": start.head(),
+    }
+    ids_v = start.draft_ids_v
+    if ids_v is None:
+        return tensors
+    known_V = torch.zeros(target.vocab_size, dtype=torch.bool).index_fill_(0, ids_v, True)
+    # d2t is added to a drafted id to get the target's; t2d marks the target's ids that can be drafted.
+    return {**tensors, "d2t": ids_v - torch.arange(len(ids_v)), "t2d": known_V}
+
+
+def eagle3_settle(options: TrainOptions, target: Checkpoint) -> TrainOptions:
+    """The options with the kind's defaults."""
+    return with_usual(options, ttt_steps=TTT_STEPS, draft_vocab_size=min(DRAFT_VOCAB_SIZE, target.vocab_size))
+
+
+def eagle3_trainee(
+    module: Any, head: nn.Module, options: TrainOptions, target: Checkpoint, draft_ids_v: Tensor | None
+) -> Eagle3Trainee:
+    assert options.ttt_steps is not None
+    return Eagle3Trainee(module, head, options.ttt_steps, draft_ids_v)
+
+
+EAGLE3: Final = Kind(
+    name="eagle3",
+    learning_rate=5e-5,
+    betas=(0.9, 0.95),
+    clip=0.5,
+    files=SpeculatorFiles(eagle3_config, eagle3_fresh),
+    settle=eagle3_settle,
+    reads=eagle3_reads,
+    trainee=eagle3_trainee,
+)
+
+
+# ------------------------------------------------------------------------------------------------------------ mtp heads
+# One more layer of the target's own kind, distilled over its own drafts.
+#
+# Source: DeepSeek-V3 (arXiv 2412.19437), section 2.2, for the head; EAGLE-3 (arXiv 2503.01840), section 3.2, for the
+# steps, since one head drafts at every depth. The format is Qwen's (``models/speculators/mtp.py``).
+
+PROJECTION_NOISE: Final = 0.1
+"""Scale of the noise in a fresh projection, whose other part hands embedding and state to the layer unchanged. A larger
+one hands the layer less of what it was trained to read."""
+
+
+def mtp_config(start: Start) -> dict[str, Any]:
+    """The content of config.json."""
+    target = start.target
+    return {
+        "architectures": ["MTP"],
+        "base_model_path": str(target.source),
+        "mtp_num_hidden_layers": 1,
+        "hidden_size": target.hidden_size,
+        "vocab_size": target.vocab_size,
+        "torch_dtype": dtype_name(target),
+    }
+
+
+def mtp_fresh(start: Start) -> dict[str, Tensor]:
+    """A copy of the target's own layer of the head's kind, norms that change nothing, and half of each input."""
+    target, width = start.target, start.target.hidden_size
+    place = place_of(target)
+    assert place is not None
+    base = getattr(load_module(target, place, place + 1, "float32", "cpu"), target.parts.base)
+    layer = getattr(base, target.parts.layers)[place].state_dict()
+    norm = final_norm(target, "float32", "cpu")
+    even = torch.cat([torch.eye(width), torch.eye(width)], dim=1) / 2
+    norms = ("mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden")
+    return {
+        "mtp.fc.weight": even + PROJECTION_NOISE * start.matrix(width, 2 * width),
+        **{f"{name}.weight": unit_weight(norm) for name in norms},
+        "mtp.norm.weight": norm.get_parameter("weight").detach().clone(),
+        **{f"mtp.layers.0.{name}": tensor for name, tensor in layer.items()},
+    }
+
+
+def mtp_settle(options: TrainOptions, target: Checkpoint) -> TrainOptions:
+    """The options with the kind's defaults. Raises FieldError for a target without a layer of full attention."""
+    if place_of(target) is None:
+        raise FieldError("kind", "is 'mtp', and none of the target's layers attends to everything: take eagle3")
+    return with_usual(options, ttt_steps=TTT_STEPS)
+
+
+def mtp_trainee(
+    module: Any, head: nn.Module, options: TrainOptions, target: Checkpoint, draft_ids_v: Tensor | None
+) -> ChainTrainee:
+    assert options.ttt_steps is not None
+    return ChainTrainee(module, head, options.ttt_steps)
+
+
+MTP: Final = Kind(
+    name="mtp",
+    learning_rate=1e-4,
+    betas=(0.9, 0.95),
+    clip=1.0,
+    files=SpeculatorFiles(mtp_config, mtp_fresh),
+    settle=mtp_settle,
+    reads=final_state,
+    trainee=mtp_trainee,
 )

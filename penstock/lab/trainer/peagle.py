@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from penstock.checkpoint.checkpoint import Checkpoint
-from penstock.lab.trainer import eagle3
 from penstock.lab.trainer.block import DSPARK, EASED, Blocks, BlocksAttention, BlockTrainee, mask_token
+from penstock.lab.trainer.eagle import eagle3_config, eagle3_fresh, eagle3_reads
 from penstock.lab.trainer.kinds import SpeculatorFiles, Start, Teaching
 from penstock.lab.trainer.options import TrainOptions
 from penstock.lab.trainer.states import Batch
@@ -73,7 +73,7 @@ class PeagleTrainee(BlockTrainee):
 
 def config(start: Start) -> dict[str, Any]:
     """The content of config.json, as vllm-project/speculators has it."""
-    options, stated = start.options, eagle3.config(start)
+    options, stated = start.options, eagle3_config(start)
     proposals = {"default_proposal_method": "greedy", "proposal_methods": [proposal(options)]}
     return {
         **stated,
@@ -93,7 +93,7 @@ def proposal(options: TrainOptions) -> dict[str, Any]:
 
 def fresh(start: Start) -> dict[str, Tensor]:
     """EAGLE-3's tensors, further layers with small outputs, and a random vector in place of states."""
-    tensors, width = eagle3.fresh(start), start.target.hidden_size
+    tensors, width = eagle3_fresh(start), start.target.hidden_size
     assert start.options.spec_layers is not None
     for i in range(1, start.options.spec_layers):
         layer = start.layer(f"layers.{i}", width)
@@ -113,5 +113,5 @@ def trainee(
 
 
 PEAGLE: Final = replace(
-    DSPARK, name="peagle", files=SpeculatorFiles(config, fresh), reads=eagle3.reads, trainee=trainee
+    DSPARK, name="peagle", files=SpeculatorFiles(config, fresh), reads=eagle3_reads, trainee=trainee
 )

@@ -27,8 +27,7 @@ from penstock.lab.trainer.corpus import Corpus, Document, make_corpus, read_docu
 from penstock.lab.trainer.data import Vocabulary, Writing, answers_key, ask, choose, conversations, regenerate
 from penstock.lab.trainer.data import key_of as questions_key
 from penstock.lab.trainer.draft import DRAFT
-from penstock.lab.trainer.eagle import EAGLE
-from penstock.lab.trainer.eagle3 import EAGLE3
+from penstock.lab.trainer.eagle import EAGLE, EAGLE3, MTP
 from penstock.lab.trainer.kinds import Drafter, Kind, Start, with_usual
 from penstock.lab.trainer.loop import (
     Acceptance,
@@ -45,7 +44,6 @@ from penstock.lab.trainer.loop import (
     train,
 )
 from penstock.lab.trainer.medusa import MEDUSA
-from penstock.lab.trainer.mtp import MTP
 from penstock.lab.trainer.options import BELONGS, TrainOptions, check_target, drafting_cluster
 from penstock.lab.trainer.peagle import PEAGLE
 from penstock.lab.trainer.spd import EARLY_EXIT, SPD

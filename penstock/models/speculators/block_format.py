@@ -31,8 +31,7 @@ from penstock.models.speculators.base import (
     stated_flag,
     stated_integer,
 )
-from penstock.models.speculators.block import BlockModule, BlockShape, BlockStage, MarkovHead
-from penstock.models.speculators.dflash2 import CandidateSelector
+from penstock.models.speculators.block import BlockModule, BlockShape, BlockStage, CandidateSelector, MarkovHead
 from penstock.models.speculators.eagle import TAKEN, TYPE_FIELD, bias_shapes, layer_config, layer_shapes
 
 INNER: Final = "dflash_config"

@@ -494,11 +494,6 @@ class ThinkingReader:
         self._empty = True
         """Whether no reasoning has come yet."""
 
-    @property
-    def thinks(self) -> bool:
-        """Whether the reasoning goes on, or may still begin."""
-        return self._state in ("before", "thought")
-
     def push(self, text: str) -> ParsedDelta:
         if self._state == "answer":
             return self._inner.push(text)

@@ -6,7 +6,6 @@ import json
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -26,6 +25,7 @@ from penstock.lab.trainer.loop import load_state
 from penstock.lab.trainer.run import KINDS, run_train
 from penstock.models.speculators.open import open_speculator
 from tests.checkpoints import make_checkpoint
+from tests.processes import free_port
 from tests.training import LAYERS, TEMPLATE, exit_codes, killed_run, options, shared_run, write_lines, write_texts
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
@@ -124,12 +124,6 @@ def test_a_killed_run_goes_on_to_the_same_weights(
     assert [name for name in weights[0] if not torch.equal(weights[0][name], weights[1][name])] == []
     histories = [json.loads(state_of(folder)["history"]) for folder in (whole, resumed)]
     assert histories[0] == histories[1]
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
 
 
 SHARED = """

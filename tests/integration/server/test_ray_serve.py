@@ -26,6 +26,7 @@ import pytest
 
 from tests.integration.server.test_resume import CASES, Read, read
 from tests.integration.server.test_serve import TEMPLATE
+from tests.processes import free_port
 from tests.serving import PATIENCE, ServedProcess, served, until
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -118,10 +119,7 @@ def replicated(unused_port: int) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def unused_port() -> int:
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
+    return free_port()
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ import os
 import re
 import resource
 import signal
-import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.processes import free_port
 from tests.serving import PATIENCE, PENSTOCK, ServedProcess, read_all, served, until
 from tests.warm import popen
 
@@ -182,8 +182,7 @@ def test_the_soft_limit_on_open_files_is_raised() -> None:
 
 
 def test_a_full_standard_output_stops_nothing() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     command = [PENSTOCK, "serve", "demo", "--port", str(port), "--no-web"]
     with Path("/dev/full").open("w") as full:
         process = popen(command, stdout=full, stderr=subprocess.PIPE, text=True)

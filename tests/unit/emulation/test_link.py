@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cluster.timing import LinkTiming
-from penstock.emulation.device import ExclusiveLink, LinkModel, Port, link_of
-from penstock.messages import Ready
+from penstock.emulation.device import ARRIVAL_BYTES, SECRET_SIZED, ExclusiveLink, LinkModel, Port, link_of
+from penstock.messages import Delivery, Ready, encode
 
 
 def test_messages_on_a_link_go_one_after_the_other() -> None:
@@ -19,6 +20,15 @@ def test_messages_on_a_link_go_one_after_the_other() -> None:
     assert link.arrival(0.0, header) == pytest.approx(1.0 + 2 * header)
     assert link.sending(Ready(stage=0), rows=2) == pytest.approx(1.0 + header)
     assert link.arrival(10.0, 1.0 + header) == pytest.approx(12.0 + header)
+
+
+def test_a_message_counts_its_header_and_its_time_of_arrival() -> None:
+    message = Ready(stage=0)
+    without, known = (msgspec.to_builtins(Delivery(message=message, arrives=1.5)) for _ in range(2))
+    del without["arrives"]
+    assert len(msgspec.msgpack.encode(known)) - len(msgspec.msgpack.encode(without)) == ARRIVAL_BYTES
+    link = LinkModel(LinkTiming(latency_s=1.0, bytes_per_s=100.0, row_bytes=50.0))
+    assert link.sending(message) == pytest.approx((len(encode(message, SECRET_SIZED)) + ARRIVAL_BYTES) / 100)
 
 
 def test_a_device_sends_or_receives_one_thing_at_a_time() -> None:

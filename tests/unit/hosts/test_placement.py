@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from penstock.cluster import load_cluster
+from penstock.cluster.spec import Cluster
 from penstock.config import FieldError
 from penstock.core import ConfigError
 from penstock.hosts.facts import DeviceFacts, HostFacts, Versions
@@ -20,7 +21,7 @@ from penstock.hosts.placement import (
     devices_elsewhere,
     has_room,
     hosts_asked_for,
-    hosts_of_stages,
+    hosts_of_ranks,
     moved,
     named_hosts,
     other_hosts,
@@ -28,6 +29,11 @@ from penstock.hosts.placement import (
 )
 
 VERSIONS = Versions(protocol=1, penstock="0", torch="2")
+
+
+def hosts_of_stages(hosts: str | None, cluster: Cluster | None, stages: int) -> tuple[str, ...]:
+    """The host of each stage, each of one rank, as plans name it."""
+    return tuple(group[0] for group in hosts_of_ranks(hosts, cluster, stages))
 
 
 def facts(cores: int = 4, gpus: int = 0, free: int = 8 << 30) -> HostFacts:

@@ -412,14 +412,18 @@ REFUSED = [
 """Layout, field of the configuration, what is written there, and how it is refused."""
 
 
+def check_field_refused(draft: Draft, folder: Path, target: Checkpoint, path: str, value: object, message: str) -> None:
+    """The drafter with ``value`` in a field of its configuration is refused with this message, a pattern."""
+    set_at(draft, path, value)
+    with pytest.raises(FieldError, match=r"^speculative_config\.model is .*" + message):
+        open_speculator(str(draft.save(folder)), target)
+
+
 @pytest.mark.parametrize(("layout", "path", "value", "message"), REFUSED)
 def test_a_field_that_does_not_fit_is_refused_by_its_name(
     tmp_path: Path, target: Checkpoint, layout: str, path: str, value: object, message: str
 ) -> None:
-    draft = LAYOUTS[layout][0](target)
-    set_at(draft, path, value)
-    with pytest.raises(FieldError, match=r"^speculative_config\.model is .*" + message):
-        open_speculator(str(draft.save(tmp_path)), target)
+    check_field_refused(LAYOUTS[layout][0](target), tmp_path, target, path, value, message)
 
 
 @pytest.mark.parametrize("layout", ["dflash", "speculators_dflash", "gated_dspark", "speculators_dspark", "dflash2"])

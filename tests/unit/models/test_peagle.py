@@ -22,7 +22,18 @@ from tests import speculators
 from tests.checkpoints import VOCAB, make_checkpoint
 from tests.speculators import BLOCK, DRAFTED, FIRST_DRAFTED, MASK, Draft
 from tests.unit.models import blocks_reference as reference
-from tests.unit.models.test_blocks import CAPACITY, EPS, THETA, Text, asked, asked_again, branch, compare, set_at
+from tests.unit.models.test_blocks import (
+    CAPACITY,
+    EPS,
+    THETA,
+    Text,
+    asked,
+    asked_again,
+    branch,
+    check_field_refused,
+    compare,
+    set_at,
+)
 
 LAYOUTS: dict[str, tuple[Callable[[Checkpoint], Draft], int, tuple[int, ...]]] = {
     "vllm": (speculators.peagle, USUAL_DEPTHS, (2, 5, 7)),
@@ -275,10 +286,7 @@ REFUSED = [
 def test_a_field_that_does_not_fit_is_refused_by_its_name(
     tmp_path: Path, target: Checkpoint, layout: str, path: str, value: object, message: str
 ) -> None:
-    draft = LAYOUTS[layout][0](target)
-    set_at(draft, path, value)
-    with pytest.raises(FieldError, match=r"^speculative_config\.model is .*" + message):
-        open_speculator(str(draft.save(tmp_path)), target)
+    check_field_refused(LAYOUTS[layout][0](target), tmp_path, target, path, value, message)
 
 
 OPTIONAL = ("t2d", "embed_tokens.weight")

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 
 from penstock.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from penstock.config import FieldError
-from penstock.lab.trainer import eagle3, spd
-from penstock.lab.trainer.eagle import EagleTrainee, noise_for, unroll
-from penstock.lab.trainer.eagle3 import Eagle3Trainee
+from penstock.lab.trainer import spd
+from penstock.lab.trainer.eagle import Eagle3Trainee, EagleTrainee, eagle3_config, noise_for, unroll
 from penstock.lab.trainer.kinds import Start
 from penstock.lab.trainer.medusa import MedusaTrainee
 from penstock.lab.trainer.options import BELONGS
@@ -218,7 +217,7 @@ def test_eagle3_reads_different_layers(tmp_path: Path, layers: int, reads: list[
     target = open_checkpoint(str(make_checkpoint(tmp_path, num_hidden_layers=layers)))
     given = options("eagle3", target.path, tmp_path, tmp_path / "out")
     assert list(KINDS["eagle3"].reads(given, target)) == reads
-    config = eagle3.config(Start(target, given, torch.Generator(), None))
+    config = eagle3_config(Start(target, given, torch.Generator(), None))
     assert config["eagle_aux_hidden_state_layer_ids"] == reads
     assert config["speculators_config"]["verifier"] == {
         "name_or_path": str(tmp_path),
