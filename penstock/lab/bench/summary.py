@@ -164,7 +164,7 @@ def drafting_factor(setup: Resolved, config: SpeculativeConfig | None) -> float:
     model = setup.cluster.as_model if setup.cluster is not None else None
     target = model.layers if model is not None else setup.checkpoint.num_layers
     own, passes = setup.speculator.depth, waits(setup, config)
-    return target / (own * passes + target) if passes else min(1.0, target / (own * setup.stages))
+    return target / (own * passes + target) if passes else target / max(target, own * setup.stages)
 
 
 def waits(setup: Resolved, config: SpeculativeConfig) -> int:

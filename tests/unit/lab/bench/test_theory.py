@@ -10,6 +10,7 @@ import pytest
 from penstock.cluster import load_cluster
 from penstock.lab.bench.summary import drafting_factor
 from penstock.speculation import SpeculativeConfig
+from penstock.strategies.base import STRATEGIES
 
 LAYERS = 32
 
@@ -69,3 +70,9 @@ def test_nothing_is_taken_off_where_the_paper_has_no_formula() -> None:
     assert drafting_factor(setup, None) == 1
     setup.speculator = None
     assert drafting_factor(setup, SpeculativeConfig(strategy="static_tree")) == 1
+
+
+@pytest.mark.parametrize("method", ["eagle", "eagle3", "medusa", "spd", "early_exit", "dflash", "dspark", "peagle"])
+@pytest.mark.parametrize("strategy", [name for name, kind in STRATEGIES.items() if kind.drafts])
+def test_heads_without_a_layer_hold_up_nothing(method: str, strategy: str) -> None:
+    assert drafting_factor(a_setup(8, 0), config(method, strategy)) == 1
