@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from penstock.checkpoint.look import INDEX_FILE, MEDUSA_FILE, SINGLE_FILE, is_re
 from penstock.checkpoint.tensors import WEIGHT_TYPES, StoredTensor, Tensors, check_finite, stored_in
 from penstock.config import FieldError
 from penstock.core import ConfigError
-from penstock.files import CONFIG_FILE, read_json, torch_dtype
+from penstock.files import CONFIG_FILE, read_json, said, torch_dtype
 from penstock.messages import Candidates, Features, SampledToken, Sampling
 from penstock.models.attention import Arenas, Attend, Plan, SlotAttention, fast_attention
 from penstock.models.linear import weight_bytes
@@ -246,6 +247,8 @@ IGNORED: Final = (
 
 MAPS: Final = ("d2t", "token_map")
 """Tensors that hold the target's token ids; all others are weights."""
+MAP_TYPES: Final = ("I32", "I64")
+"""Types of numbers that such a map may have, under the files' names."""
 
 Kind = Literal["eagle", "eagle3", "medusa", "mtp", "spd", "early_exit", "dflash", "dspark", "jetspec", "peagle"]
 Shapes = Mapping[str, tuple[int, ...]]
@@ -317,7 +320,7 @@ class SpeculatorCheckpoint(ABC):
         # Maps are token ids, no weights: they must not be rounded to ``dtype``.
         vocabulary = DraftVocabulary(self._target_ids(target, stored), target.vocab_size)
         weights = {name: tensor.to(torch_format) for name, tensor in stored.items() if name not in MAPS}
-        check_finite(str(self.path), weights.items())
+        self._check_finite(weights)
         module = self.build(Material(weights, vocabulary, target, dtype, device))
         # Not strict: what the file lacks has come from the target. Shapes and names were checked when it was opened.
         module.load_state_dict(weights, strict=False, assign=True)
@@ -327,7 +330,14 @@ class SpeculatorCheckpoint(ABC):
         """Raise FieldError if its map names tokens that the target does not have, or its vectors hold NaN."""
         stored = {name: one.read() for name, one in self.tensors.items() if name in MAPS or len(one.shape) == 1}
         self._target_ids(target, stored)
-        check_finite(str(self.path), stored.items())
+        self._check_finite(stored)
+
+    def _check_finite(self, stored: Mapping[str, Tensor]) -> None:
+        """Raise FieldError naming the first of these tensors that holds NaN or infinity."""
+        try:
+            check_finite(str(self.path), stored.items())
+        except ConfigError as error:
+            raise refusal(self.path, str(error).removeprefix(f"model: {self.path}: ")) from error
 
     def _target_ids(self, target: Checkpoint, stored: Mapping[str, Tensor]) -> Tensor | None:
         """The target's id of each token that can be drafted, [v]; None if these are all of the target's, in order."""
@@ -404,7 +414,11 @@ def check_shapes(
     used = {name: stored for name, stored in tensors.items() if not name.endswith(IGNORED)}
     for name, stored in used.items():
         if name not in MAPS and stored.dtype not in WEIGHT_TYPES:
-            raise refusal(path, f"{stored.name} is stored as {stored.dtype}; a weight has to be a float")
+            wanted = ", ".join(sorted(WEIGHT_TYPES))
+            raise refusal(path, f"{stored.name} is stored as {stored.dtype}; a weight has to be a float: {wanted}")
+        if name in MAPS and stored.dtype not in MAP_TYPES:
+            wanted = " or ".join(MAP_TYPES)
+            raise refusal(path, f"{stored.name} is stored as {stored.dtype}; token ids have to be {wanted}")
     return used
 
 
@@ -425,6 +439,10 @@ def draft_vocabulary(path: Path, tensors: Tensors, name: str, size: int, target:
 # K key heads, d width of a head, V the target's vocabulary, v the tokens that can be drafted.
 
 
+MOST_PROBED: Final = 1024
+"""The widest head for which a rotary embedding is made to see whether its configuration is sound."""
+
+
 class Rotation(nn.Module):
     """Cosines and sines of the rows' positions, by transformers' own Llama embedding."""
 
@@ -439,6 +457,23 @@ class Rotation(nn.Module):
         """Two tensors [N, d], in the type of ``like_ND``."""
         cos, sin = self.embedding(like_ND, positions_N[None])
         return cos[0], sin[0]
+
+
+def check_rotation(path: Path, config: Any) -> None:
+    """Raise FieldError unless a layer's rotary embedding can be made of its configuration, for the whole of a head."""
+    # The tensors have yet to confirm the head's width, which may be any number until then.
+    probed, width = copy.copy(config), min(config.head_dim, MOST_PROBED)
+    probed.head_dim = width
+    try:
+        turned = 2 * len(Rotation(probed).embedding.inv_freq)
+    except Exception as error:
+        raise refusal(path, f"its rotary fields, {config.rope_parameters!r}, cannot be used: {said(error)}") from error
+    if turned != width:
+        raise refusal(
+            path,
+            f"config.json: head_dim is {width}, of which its rotary embedding turns {turned}; it has to be even, and "
+            "partial_rotary_factor 1 or left out",
+        )
 
 
 class Attention(nn.Module):

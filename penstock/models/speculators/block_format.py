@@ -31,7 +31,14 @@ from penstock.models.speculators.base import (
     stated_flag,
     stated_integer,
 )
-from penstock.models.speculators.block import BlockModule, BlockShape, BlockStage, CandidateSelector, MarkovHead
+from penstock.models.speculators.block import (
+    MOST_SCRATCH,
+    BlockModule,
+    BlockShape,
+    BlockStage,
+    CandidateSelector,
+    MarkovHead,
+)
 from penstock.models.speculators.eagle import TAKEN, TYPE_FIELD, bias_shapes, layer_config, layer_shapes
 
 INNER: Final = "dflash_config"
@@ -161,6 +168,10 @@ def _draft_vocab_size(stated: _Stated, tensors: Tensors, target: Checkpoint) -> 
 def _shape(stated: _Stated, depth: int, target: Checkpoint, *, markov: bool) -> BlockShape:
     """The shape of its blocks. Raises FieldError for a value that is not followed."""
     size = stated.integer("block_size", None if stated.offset == 0 or markov else DEFAULT_BLOCK, least=2)
+    if size > MOST_SCRATCH:
+        raise refusal(
+            stated.path, f"config.json: block_size is {size}; at most {MOST_SCRATCH} rows are computed at once"
+        )
     mask = stated.integer("mask_token_id", least=0)
     if mask >= target.vocab_size:
         raise refusal(stated.path, f"config.json: mask_token_id is {mask}; the target has {target.vocab_size} tokens")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,12 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig
-from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from penstock.checkpoint.checkpoint import Checkpoint
+from penstock.checkpoint.config_fields import check_rope, check_values
 from penstock.checkpoint.tensors import Tensors
 from penstock.core import ConfigError
+from penstock.files import CONFIG_FILE, said
 from penstock.models.attention import Attend
 from penstock.models.probe import LENGTH_DEPENDENT, rope_kinds
 from penstock.models.speculators.base import (
@@ -31,6 +31,7 @@ from penstock.models.speculators.base import (
     Shapes,
     SpeculatorCheckpoint,
     check_equal,
+    check_rotation,
     check_shapes,
     draft_vocabulary,
     refusal,
@@ -267,25 +268,35 @@ def layer_config(path: Path, config: Mapping[str, Any], layer: Any, target: Chec
     if depth is not None:
         check_equal(path, "num_hidden_layers", layer.get("num_hidden_layers"), depth, "EAGLE's is")
     check_equal(path, "vocab_size", layer.get("vocab_size"), target.vocab_size, "the target's")
+    stated = {name: layer[name] for name in TAKEN if layer.get(name) is not None}
+    _check_values(path, stated, stated)
     try:
-        made = LlamaConfig(**{name: layer[name] for name in TAKEN if layer.get(name) is not None})
+        made = LlamaConfig(**stated)
     except Exception as error:
-        raise refusal(path, f"config.json cannot be used: {error}") from error
+        raise refusal(path, f"config.json cannot be used: {said(error)}") from error
     _warn_of_theta(path, layer, target)
-    theta = (made.rope_parameters or {}).get("rope_theta", DEFAULT_THETA)
-    if type(theta) not in (int, float) or not 0 < theta < math.inf:
-        raise refusal(path, f"config.json: rope_theta is {theta!r}; it has to be a number above 0")
+    # The class moves the rotary fields together, and turns the names of older files into today's.
+    _check_values(path, {"rope_parameters": made.rope_parameters or {}}, stated)
     if made.num_key_value_heads < 1 or made.num_attention_heads % made.num_key_value_heads:
         raise refusal(
             path,
             f"config.json: num_key_value_heads is {made.num_key_value_heads}; it has to divide the "
             f"{made.num_attention_heads} attention heads",
         )
-    if made.hidden_act not in ACT2FN:
-        raise refusal(path, f"config.json: hidden_act is {made.hidden_act!r}, which transformers does not know")
     if kinds := rope_kinds(made) & LENGTH_DEPENDENT:
         raise refusal(path, f"its {', '.join(kinds)} rope depends on the longest request, which is not supported")
+    check_rotation(path, made)
     return made
+
+
+def _check_values(path: Path, table: Mapping[str, Any], stated: Mapping[str, Any]) -> None:
+    """Raise FieldError for a value in ``table`` that no model's configuration may have; ``stated`` is the file's."""
+    file = Path(CONFIG_FILE)
+    try:
+        check_values(table, file, stated)
+        check_rope(table, file, stated)
+    except ConfigError as error:
+        raise refusal(path, str(error).removeprefix("model: ")) from error
 
 
 def _warn_of_theta(path: Path, layer: Mapping[str, Any], target: Checkpoint) -> None:

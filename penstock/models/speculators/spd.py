@@ -27,6 +27,7 @@ from penstock.models.speculators.base import (
     Rotation,
     SpeculatorCheckpoint,
     check_equal,
+    check_rotation,
     check_shapes,
     refusal,
 )
@@ -254,6 +255,7 @@ def _layer(path: Path, tensors: Tensors, target: Checkpoint) -> Any:
     made = LlamaConfig(**taken, intermediate_size=tensors[name].shape[0])
     if kinds := rope_kinds(made) & LENGTH_DEPENDENT:
         raise refusal(path, f"the target's {', '.join(kinds)} rope depends on the longest request: not supported")
+    check_rotation(path, made)
     return made
 
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import json
+import math
 import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -15,6 +19,7 @@ from hypothesis import strategies as st
 from benchmarks.load.attacking.checkpoints import WEIGHTS, change, open_speculator
 from penstock.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from penstock.core import ConfigError
+from penstock.files import fields_of
 from tests import speculators
 from tests.checkpoints import make_checkpoint
 from tests.speculators import Draft
@@ -43,6 +48,12 @@ LAYOUTS: dict[str, Callable[[Checkpoint], Draft]] = {
     "spd_paper": speculators.spd_paper,
     "early_exit": speculators.early_exit,
 }
+WALKED = ("eagle", "eagle3", "speculators_dflash", "dflash2", "dspark", "peagle", "spd")
+"""Layouts whose configurations have all fields of the others."""
+ROTARY = {"rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 2.0, "partial_rotary_factor": 1.0}}
+"""Fields that the walked layers get beside those of their own."""
+STRANGE = ("x", -1, 0, 1.5, 1 << 70, math.nan, True, [], [-1], {"x": 1})
+"""Values that few fields may have."""
 
 
 @pytest.fixture(scope="module")
@@ -79,3 +90,33 @@ def test_any_change_is_refused_or_does_not_matter(
     change(folder / file, rng)
     with contextlib.suppress(ConfigError):
         open_speculator(folder, target)
+
+
+@pytest.mark.parametrize("layout", WALKED)
+def test_no_field_of_any_type_is_an_error_of_a_library(sound: Path, target: Path, tmp_path: Path, layout: str) -> None:
+    folder = shutil.copytree(sound / layout, tmp_path / "walked")
+    config = json.loads((folder / "config.json").read_text())
+    of_layers = config.get("transformer_layer_config", config)
+    of_layers |= {} if "rope_parameters" in of_layers else copy.deepcopy(ROTARY)
+    messages = []
+    for path, _, _ in list(fields_of(config)):
+        for value in STRANGE:
+            (folder / "config.json").write_text(json.dumps(replaced(config, path, value)))
+            try:
+                open_speculator(folder, target)
+            except ConfigError as error:
+                messages.append(str(error))
+    intro = f"speculative_config.model is '{folder}': "
+    assert messages
+    assert [one for one in messages if not one.startswith(intro) or "\n" in one] == []
+
+
+def replaced(config: Any, path: str, value: object) -> Any:
+    """A copy of a configuration with another value of one field."""
+    changed = copy.deepcopy(config)
+    *outer, last = path.split(".")
+    table = changed
+    for name in outer:
+        table = table[name]
+    table[last] = value
+    return changed

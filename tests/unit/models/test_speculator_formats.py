@@ -67,7 +67,11 @@ WRONG: dict[str, tuple[Callable[[Checkpoint], Draft], Change, str]] = {
     ),
     "field missing": (speculators.eagle, lambda d: d.config.pop("num_attention_heads"), "num_attention_heads is None"),
     "heads": (speculators.eagle, lambda d: d.config.update(num_attention_heads=5), "config.json cannot be used"),
-    "activation": (speculators.eagle, lambda d: d.config.update(hidden_act="sharp"), "hidden_act is 'sharp'"),
+    "activation": (
+        speculators.eagle,
+        lambda d: d.config.update(hidden_act="sharp"),
+        'hidden_act is "sharp"; it has to be one of',
+    ),
     "rope": (
         speculators.eagle,
         lambda d: d.config.update(rope_scaling={"type": "dynamic", "factor": 2.0}),
@@ -348,6 +352,16 @@ def test_weights_are_floats(tmp_path: Path, target: Checkpoint, name: str) -> No
     draft = speculators.eagle(target)
     draft.tensors[name] = draft.tensors[name].to(torch.int8)
     refused(draft.save(tmp_path), target, rf"{name} is stored as I8; a weight has to be a float")
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [(speculators.eagle3, "d2t"), (speculators.speculators_dflash, "d2t"), (speculators.vllm_medusa, "token_map")],
+)
+def test_token_ids_are_whole_numbers(tmp_path: Path, target: Checkpoint, make, name: str) -> None:
+    draft = make(target)
+    draft.tensors[name] = draft.tensors[name].float()
+    refused(draft.save(tmp_path), target, rf"{name} is stored as F32; token ids have to be I32 or I64")
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "medusa_lm_head.safetensors"])
