@@ -217,8 +217,9 @@ def refuse_ignored(options: Iterable[str], methods: Sequence[str], strategies: S
             names = dict.fromkeys(chain(["method", "strategy"], *known))
             raise FieldError(str(option), f"is unknown; {nearest(str(option), names)}")
         if of_methods and not set(of_methods) & set(methods):
-            given = " and ".join(map(repr, methods))
-            raise FieldError(option, f"belongs to method {of_methods[0]!r}, not {given}; remove it or set method")
+            given, own = " and ".join(map(repr, methods)), ", ".join(map(repr, of_methods))
+            kinds = "methods" if len(of_methods) > 1 else "method"
+            raise FieldError(option, f"belongs to {kinds} {own}, not {given}; remove it or set method")
         if of_strategies and not set(of_strategies) & set(strategies):
             raise FieldError(
                 option, f"belongs to {words(of_strategies)}, not {words(strategies)}; {remedy(strategies)}"

@@ -71,7 +71,7 @@ def test_options_of_their_method_and_strategy_pass(table: dict[str, Any]) -> Non
         (
             {"method": "ngram", "model": "folder"},
             "model",
-            "belongs to method 'draft_model', not 'ngram'; remove it or set method",
+            "'mtp', 'peagle', 'spd', not 'ngram'; remove it or set method",
         ),
         ({"method": "draft_model", "model": "f", "seed": 1}, "seed", "belongs to method 'synthetic'"),
         ({"tree_size": 8}, "tree_size", "belongs to strategy 'flowspec' or 'static_tree', not strategy 'auto'"),
@@ -100,7 +100,7 @@ def test_options_of_their_method_and_strategy_pass(table: dict[str, Any]) -> Non
         ({"method": "eagle3", "parallel_drafting": 1}, "parallel_drafting", "is 1; it has to be true or false"),
         ({"method": "eagle33", "parallel_drafting": True}, "method", "is 'eagle33'; Known: "),
         ({"method": "dflash", "ahead": -1}, "ahead", "is -1"),
-        ({"method": "eagle3", "ahead": 1}, "ahead", "belongs to method 'dflash', not 'eagle3'"),
+        ({"method": "eagle3", "ahead": 1}, "ahead", "methods 'dflash', 'dspark', 'jetspec', 'peagle', not 'eagle3'"),
         (
             {"strategy": "static_tree", "num_speculative_tokens": 5, "tree_depth": 5},
             "num_speculative_tokens",

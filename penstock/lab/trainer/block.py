@@ -39,6 +39,7 @@ from penstock.lab.trainer.options import (
 )
 from penstock.lab.trainer.states import Batch
 from penstock.models.speculators.base import final_norm
+from penstock.models.speculators.block import MOST_SCRATCH
 
 # ---------------------------------------------------------------------------------------------------------------- block
 # Blocks over whole sequences, many blocks at once.
@@ -306,14 +307,24 @@ def fresh(start: Start) -> dict[str, Tensor]:
 
 
 def settle(options: TrainOptions, target: Checkpoint) -> TrainOptions:
-    """The options with the kinds' defaults. Raises FieldError if a block cannot show so many tokens in flight."""
+    """The options with the kinds' defaults.
+
+    Raises FieldError for a block of more rows than are computed at once, for one that cannot show so many tokens in
+    flight, and for a Markov head of a higher rank than the vocabulary has tokens.
+    """
     options = with_usual(options, spec_layers=BLOCK_LAYERS, block_size=BLOCK_SIZE, in_flight=IN_FLIGHT)
     if options.kind == "peagle":
         options = with_usual(options, draft_vocab_size=min(DRAFT_VOCAB_SIZE, target.vocab_size))
     if options.kind == "dspark":
-        options = with_usual(options, markov_rank=MARKOV_RANK)
+        options = with_usual(options, markov_rank=min(MARKOV_RANK, target.vocab_size))
+        assert options.markov_rank is not None
+        if options.markov_rank > target.vocab_size:
+            tokens = f"the vocabulary has {target.vocab_size} tokens"
+            raise FieldError("markov_rank", f"is {options.markov_rank}; {tokens}, and a rank is at most as high")
     assert options.block_size is not None
     assert options.in_flight is not None
+    if options.block_size > MOST_SCRATCH:
+        raise FieldError("block_size", f"is {options.block_size}; at most {MOST_SCRATCH} rows are computed at once")
     most = options.block_size - 1 - (options.kind == "dflash")
     if options.in_flight > most:
         raise FieldError("in_flight", f"is {options.in_flight}; a block of {options.block_size} shows at most {most}")

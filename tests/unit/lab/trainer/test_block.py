@@ -20,6 +20,7 @@ from penstock.lab.trainer.kinds import HEAD, Start
 from penstock.lab.trainer.options import TrainOptions
 from penstock.lab.trainer.run import KINDS
 from penstock.lab.trainer.states import Batch
+from penstock.models.speculators.block import MOST_SCRATCH
 from tests.checkpoints import make_checkpoint
 from tests.training import options, random_batch
 from tests.unit.models import blocks_reference as reference
@@ -204,6 +205,20 @@ def test_more_tokens_than_a_block_can_show_are_refused(target: Checkpoint, kind:
     said = f"in_flight is {most + 1}; a block of {SIZE} shows at most {most}"
     with pytest.raises(FieldError, match=said):
         settled(target, kind, in_flight=most + 1)
+
+
+@pytest.mark.parametrize("kind", ["dflash", "dspark", "peagle"])
+def test_blocks_of_more_rows_than_are_computed_at_once_are_refused(target: Checkpoint, kind: str) -> None:
+    assert settled(target, kind, block_size=MOST_SCRATCH).block_size == MOST_SCRATCH
+    with pytest.raises(FieldError, match=f"block_size is {MOST_SCRATCH + 1}; at most {MOST_SCRATCH} rows"):
+        settled(target, kind, block_size=MOST_SCRATCH + 1)
+
+
+def test_a_markov_head_of_a_higher_rank_than_there_are_tokens_is_refused(target: Checkpoint) -> None:
+    most = target.vocab_size
+    assert settled(target, "dspark", markov_rank=most).markov_rank == most
+    with pytest.raises(FieldError, match=f"markov_rank is {most + 1}; the vocabulary has {most} tokens"):
+        settled(target, "dspark", markov_rank=most + 1)
 
 
 def test_peagle_learns_among_the_tokens_that_it_can_draft(tmp_path: Path, target: Checkpoint) -> None:
