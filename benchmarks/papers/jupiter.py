@@ -184,6 +184,7 @@ def heads_script(requests: int, tokens: int, seed: int, prompt: int) -> Script:
     for share in RIGHT[1:]:
         growth = (1 - FIRST_RIGHT * share / RIGHT[0]) / (1 - FIRST_RIGHT)
         further.append([1 - min(1.0, (1 - right) * growth) for right in ACCURACY])
+    further.append([0.0] * len(ACCURACY))  # there is no sixth head
     script = profile_script(
         ACCURACY, requests, tokens, seed, prompt=prompt, further=further, persistence=in_flight.PERSISTENCE
     )

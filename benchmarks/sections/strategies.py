@@ -123,7 +123,7 @@ def like_for_like_values(figures: Any) -> Mapping[str, Any]:
         for name, some in runs.items()
     ]
     hours = sum(one["processor_s"] for some in runs.values() for one in some) / 3600
-    seeds = max(map(len, runs.values()))
+    seeds = " or ".join(map(str, sorted({len(some) for some in runs.values()})))
     return {"updates": updates, "seeds": seeds, "known": known, "sizes": sizes, "trees": trees, "hours": hours}
 
 
@@ -141,8 +141,9 @@ def spread(values: Sequence[float], form: str) -> str:
 def in_flight_values(figures: Any) -> Mapping[str, Any]:
     shares = []
     for name, one in figures["drafters"].items():
-        shares.append([f"{name}, in chains", *(f"{share:.2f}" for share in one["in_chains"])])
-        shares.append([f"{name}, of all", *(f"{share:.2f}" for share in one["of_all"])])
+        shares.append([f"{name}, in chains as published", *(f"{share:.2f}" for share in one["in_chains"])])
+        shares.append([f"{name}, in the script's chains", *(f"{share:.2f}" for share in one["fitted"])])
+        shares.append([f"{name}, of all tokens", *(f"{share:.2f}" for share in one["of_all"])])
     return {"shares": shares, "rows": [in_flight_row(row) for row in figures["rows"]]}
 
 

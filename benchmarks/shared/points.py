@@ -13,7 +13,7 @@ from typing import Final
 
 from penstock.cluster import Cluster
 from penstock.engine.loop import EngineLoop
-from penstock.lab.script import Script, Slot
+from penstock.lab.script import DistantDrafts, Script
 from penstock.lab.simulator import Timed, make_loop
 from penstock.messages import Sampling
 from penstock.requests.request import Request
@@ -71,7 +71,7 @@ def joined(first: Script, second: Script) -> Script:
         return tuple(tuple(i + by for i in some) for some in drafts)
 
     further = (
-        Slot(
+        DistantDrafts(
             drafts=one.drafts + moved(other.drafts, len(one.pool)),
             ranks=one.ranks + other.ranks,
             pool=one.pool + other.pool,

@@ -39,8 +39,8 @@ class DraftRequest:
     corrects: bool = False
     """Whether the drafter may also correct its earlier answers for other nodes, where it knows better by now."""
     levels: float = math.inf
-    """How far below a node that a block was computed for the block may answer: further below, a block that shows more
-    tokens comes early enough."""
+    """Most levels below the node of a block at which that block may answer; nodes further down get a block of their
+    own."""
 
 
 class Draft(NamedTuple):
@@ -121,15 +121,14 @@ class Drafter(Protocol):
 
 
 def size_in_nodes(drafter: Drafter, rows: int, asks: Sequence[DraftRequest]) -> int:
-    """The size of a drafter's round, in which strategies reckon: its rows by those that a node takes.
+    """Size of a drafter's round in nodes, in which strategies reckon: its rows, divided by the rows of a node.
 
-    It is 0 where nothing is computed, and where a block drafter reads texts more than it drafts: a prompt's rows would
-    pass for a few nodes, and the wait for its states for their time.
+    It is 0 where the round says nothing of the time of a node: where nothing is computed, where a block drafter
+    computes less than a block, and where it computes mostly context, as after a prompt.
     """
     each = drafter.rows_per_node
-    if each > 1 and rows > 2 * each * sum(len(ask.nodes) for ask in asks):
-        return 0
-    return max(1, round(rows / each)) if rows else 0
+    most = 2 * each * sum(len(ask.nodes) for ask in asks) if each > 1 else math.inf
+    return round(rows / each) if each <= rows <= most else 0
 
 
 # -------------------------------------------------------------------------------------------------------------- options

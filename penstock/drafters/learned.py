@@ -356,8 +356,9 @@ class BlockOptions(LearnedOptions):
     """Folder or hub id of the block drafter, or the GGUF file of a DFlash, DFlash 2 or DSpark; None only for those that
     are shipped for the target ``demo``."""
     ahead: int | None = None
-    """Number of levels below a node's candidates that are kept from the same pass, drafted without knowing which
-    candidate is right; 0: a pass for every node. None: as many as the module's block has."""
+    """Most levels below a node's candidates that are kept from the same pass, drafted without knowing which candidate
+    is right; 0: a pass for every node. None: as many as the module's block has. Strategies that keep a pipeline full
+    use only those for which the next pass would be too late."""
 
     def __post_init__(self) -> None:
         check_positive(self, "ahead", or_zero=True)
@@ -411,8 +412,8 @@ class BlockDrafter(LearnedDrafter):
     Committed tokens before the root give context by their own states, which have left the last stage with the result
     that made the root, so that no pass waits for more. A node that has entered, or is asked about again, gets a pass
     of its own, in which the tokens from the root down to it are shown. One that has not entered is answered from the
-    levels that a pass for a node above it has drafted, if they reach it: that costs no message, or with a Markov head
-    or a selector one row, since the node's own token has its say.
+    levels that a pass for a node above it has drafted, if they reach it and ``DraftRequest.levels`` does, too: that
+    costs no message, or with a Markov head or a selector one row, since the node's own token has its say.
     """
 
     def __init__(self, pipeline: Pipeline, chunk: int, shape: BlockShape, ahead: int | None = None) -> None:

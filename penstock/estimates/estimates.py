@@ -380,16 +380,16 @@ class Estimates:
 
     @property
     def levels_between(self) -> float:
-        """Levels of a tree that the stages take in while the drafter answers once, beyond the one that it answers
-        about.
+        """Whole steps of one request that pass while the drafter answers, less one: the levels of a tree that the
+        stages would have to do without if an answer held one level.
 
         There is no limit where batches go one after another, since they wait for the drafter's whole tree, and where
-        all stages are on the drafter's host, since each pass may slow them.
+        the drafter shares a stage's device, or its host with all stages, since each pass may slow them.
         """
         step, latency = self.pipeline.step_and_latency_s(1)
-        if (self.trials.contended and not self.pipeline.apart) or not 0 < step < latency:
-            return math.inf
-        return max(0.0, self.drafter.seconds(1) // step - 1)
+        shared = self.pipeline.shared or (self.trials.contended and not self.pipeline.apart)
+        # A pass of less than two steps is waited for: what it knows better is worth more than the rest of a step.
+        return math.inf if shared or not 0 < step < latency else max(0.0, self.drafter.seconds(1) // step - 1)
 
     def _predicted_gain(self, requests: int) -> float:
         """Predicted speed with a drafted row beside each root, right in half of the cases, relative to roots alone,

@@ -31,8 +31,8 @@ fall as a power of the number of candidates."""
 
 
 @dataclass(frozen=True)
-class Slot:
-    """Drafts for tokens that are one token, or more, behind the last one that the drafter was shown.
+class DistantDrafts:
+    """Drafts for tokens that have one or more tokens between them and the last one that the drafter was shown.
 
     ``drafts[r][i]``: the index in ``pool`` of the draft of request r's token i. ``ranks[r][i]``: the rank of that token
     among the draft's candidates, or ``MISSED``. ``pool`` is as a ``Script``'s.
@@ -70,9 +70,9 @@ class Script:
     label: str
     block: int = 1
     """Levels that one pass of a block drafter drafts, a row each; 1: a pass for every level."""
-    further: tuple[Slot, ...] = ()
-    """Drafts for tokens further from the last one that was shown: one further, two further and so on, the last of them
-    for all beyond. Without any, a draft depends on its token alone."""
+    further: tuple[DistantDrafts, ...] = ()
+    """Drafts by the number of tokens in between: one, two and so on; the last entry serves all beyond. Without any, a
+    draft depends on its token alone."""
     shows_in_flight: bool = True
     """Whether a pass is shown the tokens in flight down to the node that it is asked about, or the committed ones
     alone."""
@@ -117,11 +117,11 @@ def profile_script(
     """A script drawn from an accuracy profile, cumulative as ``synthetic``'s.
 
     Confidence varies from node to node, and is calibrated: a candidate is right as often as its chance says.
-    ``further`` has the profiles of tokens one, two and more behind the last one that the drafter was shown: the
-    drafter is surest of the same nodes in all of them, and one random number decides a token's ranks in all, so that
-    one which is easy to tell from near by is so from far away, too. ``persistence`` is the chance that a token is as
-    easy as the one before it. Above 0, easy tokens come in stretches, as they do in texts: what follows a right draft
-    is more often right than the profile says, and what follows a wrong one less often.
+    ``further`` has the profiles of tokens with one, two and more tokens between them and the last one that the drafter
+    was shown: the drafter is surest of the same nodes in all of them, and one random number decides a token's ranks in
+    all, so that one which is easy to tell from near by is so from far away, too. ``persistence`` is the chance that a
+    token is as easy as the one before it. Above 0, easy tokens come in stretches, as they do in texts: what follows a
+    right draft is more often right than the profile says, and what follows a wrong one less often.
     """
     rng = random.Random(seed)
     pool = [confidence(accuracy, rng, concentration) for _ in range(PROFILE_POOL)]
@@ -134,14 +134,14 @@ def profile_script(
         drafts.append(tuple(indices))
         drawn.append([rng.random() for _ in range(tokens)])
 
-    def slot(profile: Sequence[float], pool: Sequence[Sequence[float]]) -> Slot:
+    def slot(profile: Sequence[float], pool: Sequence[Sequence[float]]) -> DistantDrafts:
         sums = [list(accumulate(chances)) for chances in pool]
         # A number drawn uniformly falls into candidate k with its chance: the index is the rank of the target's token.
         pairs = (zip(*one, strict=True) for one in zip(drafts, drawn, strict=True))
         found = ([bisect_right(sums[i], x) for i, x in one] for one in pairs)
         ranks = tuple(tuple(rank if rank < len(profile) else MISSED for rank in one) for one in found)
         logs = tuple(tuple(math.log(max(p, FLOOR)) for p in chances) for chances in pool)
-        return Slot(tuple(drafts), ranks, logs)
+        return DistantDrafts(tuple(drafts), ranks, logs)
 
     first = slot(accuracy, pool)
     label = f"profile {', '.join(f'{a:g}' for a in accuracy)}"

@@ -181,7 +181,7 @@ class ScriptedDrafter(InstantDrafter):
         self._computed.forget(request)
 
     def _computed_for(self, request: Request, node: Node, levels: float) -> tuple[int, int]:
-        """The rows that are computed for a node, and how many tokens lie between it and the last one shown.
+        """The rows that are computed for a node, and how many tokens it is after the last one shown; 0: it is shown.
 
         No rows are computed if the block of a node above reaches its level.
         """

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from penstock.drafters.base import DraftRequest, SyntheticDrafter
-from penstock.drafters.learned import timing_of
+from penstock.drafters.base import DraftRequest, SyntheticDrafter, size_in_nodes
+from penstock.drafters.learned import Computed, timing_of
 from penstock.drafters.merged import NgramDrafter
 from penstock.estimates.estimates import DraftTiming
 from penstock.messages import Sampling, Span
@@ -101,3 +103,33 @@ def test_a_round_has_waited_for_features_only_where_its_batches_needed_any() -> 
     ]
     assert timing_of(spans) == DraftTiming(features=2.5, features_at=4.5, computing=2.5)
     assert timing_of([]) == DraftTiming()
+
+
+@pytest.mark.parametrize("most", [0, 1, 2, math.inf])
+def test_a_block_answers_as_far_below_its_node_as_it_is_asked_to(most: float) -> None:
+    request, computed = make_request([1, 2, 3]), Computed()
+    levels = [[(level, -1.0)] for level in range(3)]
+    node = request.tree.root
+    computed.keep(request.number, node, len(levels), levels)
+    for distance in range(1, 5):
+        node = request.tree.extend(node, 4, -0.1)
+        answered = distance <= min(most, len(levels))
+        assert computed.above(request, node, most) == ((levels, distance) if answered else ([], 0))
+
+
+@pytest.mark.parametrize(
+    ("each", "nodes", "rows", "size"),
+    [
+        (1, 3, 0, 0),
+        (1, 3, 3, 3),
+        (1, 1, 40, 40),  # a prompt's rows cost what nodes do
+        (8, 3, 24, 3),
+        (8, 3, 26, 3),  # two committed tokens beside three blocks
+        (8, 3, 2, 0),  # rows of a Markov head alone
+        (8, 1, 40, 0),  # a prompt, and one block
+    ],
+)
+def test_the_size_of_a_round_is_in_nodes(each: int, nodes: int, rows: int, size: int) -> None:
+    request = make_request([1, 2, 3])
+    drafter: Any = SimpleNamespace(rows_per_node=each)
+    assert size_in_nodes(drafter, rows, [DraftRequest(request, [request.tree.root] * nodes, 4)]) == size

@@ -90,7 +90,11 @@ def test_levels_are_kept_for_the_steps_that_pass_while_the_drafter_answers(draft
         assert estimates.levels_between == math.inf  # nothing is known yet
         estimates.pipeline.record_spans(spans)
         estimates.record_draft(1, draft_s, DraftTiming(computing=draft_s))
+    beside_a_stage = Estimates(stages=2)
+    beside_a_stage.pipeline.record_spans(spans)
+    turn = DeviceReserved(stage=0, start=0.0, end=draft_s)
+    beside_a_stage.record_draft(1, draft_s, DraftTiming(computing=draft_s, turn=turn))
     one_stage.pipeline.record_spans(spans[:1])
     one_stage.record_draft(1, draft_s, DraftTiming(computing=draft_s))
     assert [one.levels_between for one in (modelled, two_hosts)] == [levels, levels]
-    assert [one.levels_between for one in (shared_host, one_stage)] == [math.inf, math.inf]
+    assert {one.levels_between for one in (shared_host, one_stage, beside_a_stage)} == {math.inf}
