@@ -127,6 +127,29 @@ def like_for_like_values(figures: Any) -> Mapping[str, Any]:
     return {"updates": updates, "seeds": seeds, "known": known, "sizes": sizes, "trees": trees, "hours": hours}
 
 
+def pipelines_values(figures: Any) -> Mapping[str, Any]:
+    """A row for each drafter, with `auto` and the chain by turns over plain decoding on every stored cluster."""
+    places = list(dict.fromkeys(case.split("; ")[0] for case in figures))
+    rows = []
+    for name in like_for_like.RECIPES:
+        speeds = []
+        for place in places:
+            one = figures.get(f"{place}; {name}")
+            chain, auto = one["over_plain"].values() if one else (None, None)
+            speeds.append("{:.2f} ({:.2f} to {:.2f}); {:.2f}".format(*auto, chain[0]) if one else "-")
+        rows.append([f"`{name}`", *speeds])
+    return {
+        "places": [f"{place}, {stages_of(figures, place)} stages" for place in places],
+        "rows": rows,
+        "size": next(iter(figures.values())),
+        "same": "All" if all(one["identical"] for one in figures.values()) else "NOT all",
+    }
+
+
+def stages_of(figures: Mapping[str, Any], place: str) -> int:
+    return next(int(one["stages"]) for case, one in figures.items() if case.split("; ")[0] == place)
+
+
 def updates_of(case: str) -> int:
     """1000 for ``shown dflash, 1000 updates, seed 0``."""
     return int(case.split(", ")[1].partition(" ")[0])
@@ -157,6 +180,7 @@ def in_flight_row(row: Mapping[str, Any]) -> list[str]:
 SECTIONS = {
     "like_for_like": Section(values=like_for_like_values),
     "in_flight": Section(values=in_flight_values),
+    "pipelines": Section(values=pipelines_values),
     "six_sets": Section(values=six_sets_values),
     "always_wrong": by_script(always_wrong),
     "never_slower": Section(values=never_slower_values),
