@@ -89,12 +89,12 @@ def clusters() -> Iterator[tuple[str, Cluster]]:
         yield f"{name}, 30 ms apart", replace(near[name], devices=apart, links=replace(near[name].links, network=FAR))
 
 
-def with_drafter(cluster: Cluster, drafter: Drafter) -> Cluster:
-    """The cluster with a pass of this drafter: measured layers where the cluster has them, else its price."""
+def with_drafter(cluster: Cluster, layers: int) -> Cluster:
+    """The cluster with a drafter of so many layers: as measured where the cluster says, else by its price."""
     assert cluster.as_model is not None
     if cluster.draft_pass_ms is not None:
-        return replace(cluster, draft_pass_ms=LAYER_MS * drafter.layers)
-    return replace(cluster, draft_as_model=price(cluster.as_model, drafter.layers))
+        return replace(cluster, draft_pass_ms=LAYER_MS * layers)
+    return replace(cluster, draft_as_model=price(cluster.as_model, layers))
 
 
 def price(target: ModelPrice, layers: int) -> ModelPrice:
@@ -143,7 +143,7 @@ def measured(requests: int, tokens: int) -> dict[str, Any]:
                 script = script_of(shares[method], requests, tokens)
                 script = replace(script, block=drafter.block, shows_in_flight=shown)
                 row = {"cluster": name, "stages": len(cluster.stages), "drafter": method, "shown": shown}
-                rows.append(row | {"over_plain": ratios(with_drafter(cluster, drafter), script)})
+                rows.append(row | {"over_plain": ratios(with_drafter(cluster, drafter.layers), script)})
                 show(rows[-1])
     stated = {
         name: {

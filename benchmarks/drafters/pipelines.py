@@ -34,9 +34,8 @@ LAYERS: Final = {"eagle3": 1, "medusa": 1, "spd": 2, "dflash": 2, "dspark": 2}
 def measured(cluster: Cluster, name: str, folder: Path, sizes: virtual.Sizes) -> dict[str, Any]:
     """Speed over plain decoding of every entry, with 95% bounds over requests."""
     kind = RECIPES[name][0]
-    passes = in_flight.Drafter((), layers=LAYERS[kind], block=1)
     runs = virtual.compared(
-        in_flight.with_drafter(cluster, passes),
+        in_flight.with_drafter(cluster, LAYERS[kind]),
         {"method": kind, "model": str(folder)},
         ENTRIES,
         virtual.asked(sizes, (1.0,)),

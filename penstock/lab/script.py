@@ -89,7 +89,7 @@ class Script:
             return (*lists, lists[request][:tokens])
 
         prompts = (*self.prompts, self.prompts[request])
-        further = tuple(replace(slot, drafts=again(slot.drafts), ranks=again(slot.ranks)) for slot in self.further)
+        further = tuple(replace(one, drafts=again(one.drafts), ranks=again(one.ranks)) for one in self.further)
         return replace(self, prompts=prompts, picks=again(self.picks), drafts=again(self.drafts), further=further)
 
     def with_prompt(self, request: int, tokens: int) -> Script:
@@ -134,7 +134,7 @@ def profile_script(
         drafts.append(tuple(indices))
         drawn.append([rng.random() for _ in range(tokens)])
 
-    def slot(profile: Sequence[float], pool: Sequence[Sequence[float]]) -> DistantDrafts:
+    def drafts_of(profile: Sequence[float], pool: Sequence[Sequence[float]]) -> DistantDrafts:
         sums = [list(accumulate(chances)) for chances in pool]
         # A number drawn uniformly falls into candidate k with its chance: the index is the rank of the target's token.
         pairs = (zip(*one, strict=True) for one in zip(drafts, drawn, strict=True))
@@ -143,15 +143,15 @@ def profile_script(
         logs = tuple(tuple(math.log(max(p, FLOOR)) for p in chances) for chances in pool)
         return DistantDrafts(tuple(drafts), ranks, logs)
 
-    first = slot(accuracy, pool)
+    first = drafts_of(accuracy, pool)
     label = f"profile {', '.join(f'{a:g}' for a in accuracy)}"
     surest_first = sorted(range(PROFILE_POOL), key=lambda i: -pool[i][0])
-    slots = []
+    distant = []
     for other in further:
         drawn_again = sorted((confidence(other, rng, concentration) for _ in range(PROFILE_POOL)), reverse=True)
         chances_by_index = dict(zip(surest_first, drawn_again, strict=True))
-        slots.append(slot(other, [chances_by_index[i] for i in range(PROFILE_POOL)]))
-    return Script((prompt,) * requests, first.ranks, first.drafts, first.pool, label, further=tuple(slots))
+        distant.append(drafts_of(other, [chances_by_index[i] for i in range(PROFILE_POOL)]))
+    return Script((prompt,) * requests, first.ranks, first.drafts, first.pool, label, further=tuple(distant))
 
 
 def recording_script(chosen: Sequence[tuple[Recording, int]], tokens: int, label: str) -> Script:

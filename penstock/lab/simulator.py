@@ -154,7 +154,7 @@ class ScriptedDrafter(InstantDrafter):
     def __init__(self, script: Script) -> None:
         super().__init__()
         self._script = script
-        pools = [script.pool, *(slot.pool for slot in script.further)]
+        pools = [script.pool, *(one.pool for one in script.further)]
         self._candidates = [[tuple(enumerate(chances)) for chances in pool] for pool in pools]
         """Every draft of every pool, its candidates' ids being their ranks."""
         self._off_path: defaultdict[int, dict[int, int]] = defaultdict(dict)
@@ -202,8 +202,8 @@ class ScriptedDrafter(InstantDrafter):
         questions nor on the strategy.
         """
         number, script = request.number, self._script
-        slot = min(beyond, len(script.further))
-        pool = self._candidates[slot]
+        place = min(beyond, len(script.further))
+        pool = self._candidates[place]
         if node.parent is not None:
             off_path = self._off_path[number]
             above = off_path.get(node.parent.id)
@@ -211,8 +211,8 @@ class ScriptedDrafter(InstantDrafter):
                 off_path[node.id] = key = hash((number if above is None else above, node.position, node.token))
                 return Draft(node, pool[key % len(pool)][:count])
         drafts, i = script.drafts[number], node.position + 1 - script.prompts[number]
-        if slot and i < len(drafts):
-            candidates = script.further[slot - 1].candidates(number, i, script.picks[number][i])
+        if place and i < len(drafts):
+            candidates = script.further[place - 1].candidates(number, i, script.picks[number][i])
             return Draft(node, tuple(candidates[:count]))
         return Draft(node, pool[drafts[i] if i < len(drafts) else 0][:count])
 
