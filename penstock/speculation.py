@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from itertools import chain
 from typing import Any, Final
@@ -12,6 +13,8 @@ from penstock.drafters.base import DRAFTERS, DrafterOptions
 from penstock.drafters.merged import NgramOptions
 from penstock.strategies.base import STRATEGIES, Autoregressive, Strategy, StrategyOptions
 
+TABLE: Final = "speculative_config"
+"""The user's name of the table that is parsed here."""
 LOOKUP: Final = "ngram"
 """The method that may draft beside another one."""
 DEFAULT_METHOD: Final = LOOKUP
@@ -104,7 +107,22 @@ def parse_speculative(table: Mapping[str, Any], target: str = "") -> Speculative
     Raises FieldError as ``SpeculativeConfig`` does, and for a drafter's option where nothing drafts.
     """
     rest = dict(table)
-    return parse_speculative_for(rest, [rest.pop("strategy", DEFAULT_STRATEGY)], target)[0]
+    with of_table(*table):
+        return parse_speculative_for(rest, [rest.pop("strategy", DEFAULT_STRATEGY)], target)[0]
+
+
+@contextmanager
+def of_table(*options: str) -> Iterator[None]:
+    """Have errors that are raised in the block name the table with these options. A strategy may be given apart."""
+    try:
+        yield
+    except FieldError as error:
+        name, bracket, within = error.field.partition("[")
+        if name == "tree_depth" and name not in options:
+            name = "num_speculative_tokens"
+        if name.startswith(TABLE) or (name == "strategy" and name not in options):
+            raise
+        raise FieldError(f"{TABLE}.{name}{bracket}{within}", error.problem) from None
 
 
 def parse_speculative_for(
@@ -114,6 +132,11 @@ def parse_speculative_for(
 
     Raises FieldError as ``parse_speculative`` does; an option has to belong to at least one of the strategies.
     """
+    with of_table(*table):
+        return _parsed(table, strategies, target)
+
+
+def _parsed(table: Mapping[str, Any], strategies: Sequence[str], target: str) -> tuple[SpeculativeConfig, ...]:
     if "strategy" in table:
         raise FieldError("strategy", f"is set beside a list of strategies ({', '.join(strategies)}); remove one")
     for strategy in strategies:
@@ -137,13 +160,19 @@ def with_drafter(options: Mapping[str, Any], target: str) -> dict[str, Any]:
     """The options with the drafter filled in: that of the named model, or the draft model shipped with the target."""
     named = dict(options)
     method = named.get("method", "draft_model")
-    if target == PAIR and "model" not in named and "draft_model" in ([method] if isinstance(method, str) else method):
+    small_model = "draft_model" in (method if isinstance(method, list | tuple) else [method])
+    if target == PAIR and "model" not in named and small_model:
         named["model"] = PAIR
     # A named model's files say which kind of drafter it is.
-    if "model" in named and "method" not in named:
+    if small_model and isinstance(named.get("model"), str):
         from penstock.checkpoint.look import method_of
 
-        named["method"] = method_of(named["model"]) if isinstance(named["model"], str) else "draft_model"
+        kind = method_of(named["model"])
+        if "method" in named and kind != "draft_model":
+            raise FieldError("method", f"is {method!r}, the checkpoint is of kind {kind!r}: name that")
+        named.setdefault("method", kind)
+    elif "model" in named:
+        named.setdefault("method", "draft_model")  # a model that is no text is refused under its own name
     return named
 
 

@@ -7,7 +7,8 @@ tokens. A token that has passed some of the stages has the states of their layer
 (arXiv 2605.30852, section 3.5). Here such a token's row starts from its embedding plus a projection of these states,
 normed, where the layers that are still to come count as zero. In training a block's tokens are in a pipeline of a
 random number of stages, half of the time one that they fill. Held-out tokens at T = 0 are looked for among the best
-candidates with 0 to 4 tokens in flight, which fill a pipeline of one stage more, or stand in one of 8 or 16.
+candidates with 0 to 4 tokens in flight, which fill a pipeline of one stage more, or stand in one of 8 or 16, or have no states
+yet, so that the module with states has none to read.
 
 A case that is in benchmarks/measured/drafters/partial_depth.json is not measured again with as many updates; a run that
 was broken off goes on. Weights stay in WORK.
@@ -51,6 +52,8 @@ SHOWN: Final = "shown dspark"
 CASES: Final = ("ids", "states")
 STAGES: Final = (8, 16)
 """Numbers of stages of pipelines that the tokens in flight do not fill."""
+NONE_READ: Final = 10**9
+"""Number of stages of a pipeline in which no token has states yet: the module with states, without any to read."""
 MOST_STAGES: Final = 16
 EASED: Final = 0.1
 """Scale of a fresh projection beside the embedding that it is added to."""
@@ -138,11 +141,11 @@ def measured(asked: argparse.Namespace, _: virtual.Sizes, case: str, seed: int) 
     found: dict[str, Any] = {"processor_s": round(seconds, 1)}
     head = TargetHead(target, options.dtype, "cpu")
     loader = Loader(corpus, cache, reads, target.num_layers, "cpu")
-    for stages in (1, *STAGES) if case == "states" else (1,):
+    for stages in (1, *STAGES, NONE_READ) if case == "states" else (1,):
         run.trainee.stages = stages  # type: ignore[assignment]
         with torch.autocast("cpu", torch.bfloat16):
             steps = held_out(setup.options, corpus, loader, First(run.trainee, IN_FLIGHT + 1), head).by_step
-        name = "filled" if stages == 1 else f"{stages} stages"
+        name = {1: "filled", NONE_READ: "none read"}.get(stages, f"{stages} stages")
         found[name] = [[round(step[count - 1], 4) for count in AMONG] for step in steps]
     return found
 

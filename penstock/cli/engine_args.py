@@ -15,7 +15,7 @@ from penstock.core import PenstockError
 from penstock.drafters.base import DRAFTERS
 from penstock.engine.options import MODEL_NAME, ModelOptions
 from penstock.library.names import DEFAULT, PAIR
-from penstock.speculation import SpeculativeConfig, parse_speculative
+from penstock.speculation import SpeculativeConfig, parse_speculative, parse_speculative_for
 from penstock.strategies.base import STRATEGIES
 
 if TYPE_CHECKING:
@@ -138,11 +138,11 @@ class SpeculationOptions:
         Raises FieldError as ``parse_speculative`` does, and for a strategy named twice.
         """
         table = self.drafting.table()
-        if self.strategy is not None:
-            if "strategy" in table:
-                raise FieldError("strategy", "is set both by --strategy and in --speculative-config; remove one")
-            table["strategy"] = self.strategy
-        return parse_speculative(table, model)
+        if self.strategy is None:
+            return parse_speculative(table, model)
+        if "strategy" in table:
+            raise FieldError("strategy", "is set both by --strategy and in --speculative-config; remove one")
+        return parse_speculative_for(table, [self.strategy], model)[0]
 
 
 def read_table(text: str | None) -> dict[str, Any]:

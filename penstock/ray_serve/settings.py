@@ -124,11 +124,7 @@ def engine_of(values: dict[str, Any]) -> EngineOptions:
     """The engine's options, with the table of speculation parsed. Raises FieldError, naming the field, as these do."""
     config = values.get("speculative_config")
     if isinstance(config, Mapping):
-        try:
-            config = parse_speculative(config, values.get("model", EngineOptions.model))
-        except FieldError as error:
-            raise FieldError(f"speculative_config.{error.field}", error.problem) from None
-        values = values | {"speculative_config": config}
+        values = values | {"speculative_config": parse_speculative(config, values.get("model", EngineOptions.model))}
     return EngineOptions(**values)
 
 

@@ -11,6 +11,7 @@ from penstock.config import FieldError
 from penstock.drafters.base import DRAFTERS, SyntheticOptions
 from penstock.drafters.merged import NgramOptions
 from penstock.engine.options import EngineOptions
+from penstock.engine.resolve import DEMO_DRAFTERS
 from penstock.speculation import (
     SpeculativeConfig,
     make_strategy,
@@ -111,7 +112,7 @@ def test_options_of_their_method_and_strategy_pass(table: dict[str, Any]) -> Non
 def test_speculative_refusals_name_the_field(table: dict[str, Any], path: str, words: str) -> None:
     with pytest.raises(FieldError) as caught:
         parse_speculative(table)
-    assert caught.value.field == path
+    assert caught.value.field == f"speculative_config.{path}"
     assert words in caught.value.problem
 
 
@@ -186,8 +187,8 @@ def test_drafters_and_strategies_share_no_options_name() -> None:
 @pytest.mark.parametrize(
     ("table", "strategies", "path"),
     [
-        ({"strategy": "pipedec"}, ["pipedec", "static_tree"], "strategy"),
-        ({"tree_size": 8}, ["pipedec", "autoregressive"], "tree_size"),
+        ({"strategy": "pipedec"}, ["pipedec", "static_tree"], "speculative_config.strategy"),
+        ({"tree_size": 8}, ["pipedec", "autoregressive"], "speculative_config.tree_size"),
         ({}, ["pipedec", "magic"], "strategy"),
     ],
 )
@@ -222,3 +223,25 @@ def test_who_drafts_where_it_is_left_open(table: dict[str, Any], target: str, ex
 def test_other_models_have_no_draft_model_of_their_own() -> None:
     with pytest.raises(FieldError, match="model"):
         parse_speculative({"method": "draft_model"}, "m")
+
+
+@pytest.mark.parametrize("target", ["demo", "other"])
+@pytest.mark.parametrize("value", [5, 0.5, None, True, [], [5], [None], [["ngram"]], {"a": 1}, [{}], "", "nothing"])
+@pytest.mark.parametrize("name", ["method", "model", "strategy", "num_speculative_tokens", "parallel_drafting"])
+def test_values_of_any_type_are_taken_or_refused_by_name(name: str, value: Any, target: str) -> None:
+    try:
+        parse_speculative({name: value}, target)
+    except FieldError as error:
+        assert error.field.startswith(f"speculative_config.{name}")
+    else:
+        assert (name, value) in [("model", None), ("model", ""), ("model", "nothing"), ("parallel_drafting", True)]
+
+
+@pytest.mark.parametrize("method", ["draft_model", ["draft_model", "ngram"]])
+def test_a_learned_drafter_is_no_draft_model(method: str | list[str]) -> None:
+    folders = [file.parent for file in DEMO_DRAFTERS.glob("*/config.json")]
+    assert folders
+    for folder in folders:
+        with pytest.raises(FieldError, match=f"the checkpoint is of kind '{folder.name}'") as caught:
+            parse_speculative({"method": method, "model": str(folder)})
+        assert caught.value.field == "speculative_config.method"

@@ -53,7 +53,7 @@ def test_hosts_may_play_an_emulated_cluster_and_no_other(tmp_path: Path) -> None
     ("given", "said"),
     [
         ({"cluster": "dmo"}, "cluster 'dmo' is unknown; did you mean 'demo'?"),
-        ({"speculative_config": {"widht": 3}}, "widht is unknown; did you mean 'width'?"),
+        ({"speculative_config": {"widht": 3}}, "speculative_config.widht is unknown; did you mean 'width'?"),
         ({"dtype": "int3"}, "dtype is 'int3'"),
         ({"quantization": "int3"}, "quantization is 'int3'; it has to be one of auto, none, int8, int4"),
         ({"transport": "pigeon"}, "transport is 'pigeon'; it has to be ipc or tcp"),
