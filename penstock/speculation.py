@@ -21,7 +21,7 @@ DEFAULT_METHOD: Final = LOOKUP
 """The method where neither ``method`` nor ``model`` is given."""
 PAIR: Final = "demo"
 """The target that ships with a draft model of the same name, which is its drafter unless another one is named."""
-PARALLEL: Final = ("dflash", "dspark", "jetspec", "peagle")
+PARALLEL: Final = ("dflash", "dspark", "headrace", "jetspec", "peagle")
 """Methods that draft several levels in one pass, which vLLM calls parallel drafting."""
 DEFAULT_STRATEGY: Final = "auto"
 """The strategy where none is given."""

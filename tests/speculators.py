@@ -411,6 +411,20 @@ def gated_dspark(target: Checkpoint, *, seed: int = 0) -> Draft:
     return made
 
 
+def headrace(target: Checkpoint, *, seed: int = 0) -> Draft:
+    """Headrace as Penstock stores it: causal, with a Markov head, and a projection of the states of tokens in flight.
+
+    The target's embedding and head are its own.
+    """
+    made, drawn, width = jetspec(target, seed=seed), _Drawn(seed + 1), target.hidden_size
+    made.tensors |= _markov(drawn, target, target.vocab_size)
+    made.tensors["partial.weight"] = drawn.matrix(*made.tensors["fc.weight"].shape)
+    made.tensors["partial_norm.weight"] = drawn.norm(width) * 0.3
+    made.config["architectures"] = ["HeadraceDraftModel"]
+    made.config["dflash_config"] |= {"projector_type": "headrace", "markov_rank": RANK, "markov_head_type": "vanilla"}
+    return made
+
+
 def speculators_dspark(target: Checkpoint, *, seed: int = 0) -> Draft:
     """DSpark as vllm-project/speculators stores it, with a vocabulary of its own."""
     made = speculators_dflash(target, seed=seed, from_anchor=True)

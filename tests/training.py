@@ -61,7 +61,7 @@ def options(kind: str, target: Path, data: Path | None, output: Path, **others: 
         small |= {"draft_vocab_size": 40, "ttt_steps": 3}
     if kind in ("spd", "early-exit"):
         small["draft_vocab_size"] = 40
-    if kind == "dspark":
+    if kind in ("dspark", "headrace"):
         small["markov_rank"] = 16
     given = () if data is None else (data,)
     return TrainOptions(kind=kind, model=str(target), data=given, output=output, **{**small, **others})

@@ -78,7 +78,9 @@ class CorrectingDrafter(ScriptedDrafter):
         off_path = self._off_path[number].get(node.id)
         truth = script.after(number, node.position) if off_path is None else None
         rng = random.Random(hash((number, node.position, off_path or 0)))
-        chances = [math.exp(chance) for _, chance in self._draft(request, node, len(script.pool[0])).candidates or ()]
+        chances = [
+            math.exp(chance) for _, chance in self._draft(request, node, len(script.pool[0]), 0).candidates or ()
+        ]
         return corrected(chances, hint(chances, truth, self._sharpness, rng), self._sharpness)
 
 

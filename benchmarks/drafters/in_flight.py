@@ -30,7 +30,6 @@ from penstock.cluster.spec import Link, ModelPrice, eagle
 from penstock.lab.grid import PLAIN, parse_entries
 from penstock.lab.script import Script, profile_script
 from penstock.lab.simulator import simulate
-from penstock.speculation import SpeculativeConfig
 
 HOW: Final = "Simulated, with published acceptance by position"
 CHAIN: Final = "static_tree[tree_size=7,tree_depth=7,children=1]"
@@ -157,7 +156,7 @@ def measured(requests: int, tokens: int) -> dict[str, Any]:
 
 
 def ratios(cluster: Cluster, script: Script) -> dict[str, Any]:
-    entries: Sequence[tuple[str, SpeculativeConfig]] = parse_entries(ENTRIES, {})
+    entries = parse_entries(ENTRIES, {})
     runs = {text: simulate(cluster, script, None if text == PLAIN else config) for text, config in entries}
     seconds = {text: [run.seconds for run in found] for text, found in runs.items()}
     return {text: bounded(seconds[PLAIN], one) for text, one in seconds.items() if text != PLAIN}

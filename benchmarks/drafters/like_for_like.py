@@ -44,6 +44,7 @@ RECIPES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "dspark": ("dspark", {"learning_rate": 3e-3, "bidirectional": True, "in_flight": 0, "markov_rank": 64}),
     "shown dflash": ("dflash", {"learning_rate": 3e-3}),
     "shown dspark": ("dspark", {"learning_rate": 3e-3, "markov_rank": 64}),
+    "headrace": ("headrace", {"learning_rate": 3e-3, "markov_rank": 64}),
 }
 """Name: the kind and its options. ``dflash`` and ``dspark`` are as published, the shown ones as ``penstock train`` has
 them. All draft every token; all have two layers but EAGLE-3, which has one, and Medusa, which has none."""
@@ -83,17 +84,11 @@ class First:
 
 
 def options_of(asked: argparse.Namespace, name: str, seed: int) -> TrainOptions:
-    """The options of one run. Its states lie in WORK, for the runs of other seeds to read."""
+    """The options of one run."""
     kind, own = RECIPES[name]
-    output = asked.work / f"{name.replace(' ', '-')}-{asked.updates}-{seed}"
-    shared, states = asked.work / "states", output / "training" / "states"
-    shared.mkdir(parents=True, exist_ok=True)
-    states.parent.mkdir(parents=True, exist_ok=True)
-    if not states.is_symlink():
-        states.symlink_to(shared.resolve(), target_is_directory=True)
     return TrainOptions(
         kind=kind,
-        output=output,
+        output=with_states(asked.work, f"{name.replace(' ', '-')}-{asked.updates}-{seed}"),
         data=(asked.data,),
         epochs=EPOCHS,
         max_steps=asked.updates,
@@ -102,6 +97,16 @@ def options_of(asked: argparse.Namespace, name: str, seed: int) -> TrainOptions:
         **COMMON,
         **own,
     )
+
+
+def with_states(work: Path, name: str) -> Path:
+    """The folder of a run in WORK, whose states lie where those of all runs do."""
+    shared, states = work / "states", work / name / "training" / "states"
+    shared.mkdir(parents=True, exist_ok=True)
+    states.parent.mkdir(parents=True, exist_ok=True)
+    if not states.is_symlink():
+        states.symlink_to(shared.resolve(), target_is_directory=True)
+    return work / name
 
 
 def measured(asked: argparse.Namespace, sizes: virtual.Sizes, name: str, seed: int) -> dict[str, Any]:
@@ -128,7 +133,7 @@ def known(options: TrainOptions, drafter: Any) -> list[list[float]]:
     head = TargetHead(target, options.dtype, "cpu")
     trainee: Any = kind.trainee(module, head, setup.options, target, None)
     if isinstance(trainee, BlockTrainee):
-        trainee = BlockTrainee(module, head, IN_FLIGHT)
+        trainee.shown = IN_FLIGHT
     elif isinstance(trainee, SpdTrainee):
         trainee = InFlight(trainee)
     loader = Loader(corpus, cached_states(setup, corpus), drafter.reads, target.num_layers, "cpu")

@@ -270,15 +270,18 @@ MOST_HEADER: Final = 1 << 26
 """Bytes of the largest header of a safetensors file that is read: half a million tensors at 120 bytes each."""
 UNSUPPORTED: Final = {"hydra": "Hydra", "mlp": "MLP"}
 """Beginnings of names in the configurations of unsupported drafters -> what the drafter is called."""
+HEADRACE: Final = "headrace"
+"""Penstock's own kind of block drafter: DSpark's layout, with a projection of the states of tokens in flight."""
 BLOCK_NAMES: Final = {
     "dflash": "dflash",
     "qwen3dspark": "dspark",
     "dspark": "dspark",
     "peagle": "peagle",
     "jetspec": "jetspec",
+    HEADRACE: HEADRACE,
 }
 """Beginnings of names in the configurations of drafters that draft a block at a time -> the kind."""
-BLOCK_READ: Final = ("dflash", "dspark", "jetspec", "peagle")
+BLOCK_READ: Final = ("dflash", "dspark", HEADRACE, "jetspec", "peagle")
 """Kinds of block drafters that are supported; each is a method. DFlash 2 is DFlash with further fields."""
 MARKOV_TENSOR: Final = "markov_w1.weight"
 """The tensor of a GGUF file by which DSpark is told from DFlash."""
@@ -418,8 +421,8 @@ def block_kind(config: Mapping[str, Any]) -> str | None:
     projector = inner.get("projector_type", config.get("projector_type"))
     if projector == "domino":
         return "Domino"
-    if projector == "dspark":
-        return "dspark"
+    if projector in ("dspark", HEADRACE):
+        return str(projector)
     stated = flat([config.get("speculators_model_type"), config.get("architectures"), config.get("model_type")])
     named = [kind for name in stated for word, kind in BLOCK_NAMES.items() if name.lower().startswith(word)]
     if not named and not inner:

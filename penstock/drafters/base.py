@@ -262,6 +262,7 @@ DRAFTERS: Final[Registry[DrafterOptions]] = Registry(
         "eagle": "learned:FollowingOptions",
         "eagle3": "learned:FollowingOptions",
         "early_exit": "spd:EarlyExitOptions",
+        "headrace": "learned:BlockOptions",
         "jetspec": "learned:BlockOptions",
         "medusa": "learned:FollowingOptions",
         "mtp": "learned:MtpOptions",

@@ -345,8 +345,8 @@ class FollowingDrafter(LearnedDrafter):
 
 @dataclass(frozen=True, kw_only=True)
 class BlockOptions(LearnedOptions):
-    """Options of ``dflash`` (DFlash 2 included), ``dspark``, ``jetspec`` and ``peagle``, which draft a block of levels
-    in one pass.
+    """Options of ``dflash`` (DFlash 2 included), ``dspark``, ``headrace``, ``jetspec`` and ``peagle``, which draft a
+    block of levels in one pass.
 
     Sources: DSpark (arXiv 2607.05147), JetSpec (arXiv 2606.18394), P-EAGLE (arXiv 2602.01469). Raises FieldError for a
     negative ``ahead``.

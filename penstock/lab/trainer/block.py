@@ -1,9 +1,11 @@
-"""Block drafters: DFlash's and DSpark's modules, by default causal in the block and shown the tokens in flight.
+"""Block drafters: DFlash's and DSpark's modules, by default causal in the block and shown the tokens in flight, and
+Headrace, which also reads the states that these have by then.
 
 Sources: DFlash (z-lab/dflash) for the module and the layout; JetSpec (arXiv 2606.18394) for causal blocks and for the
 forward divergence as their loss; DSpark (arXiv 2607.05147; deepseek-ai/DeepSpec) for the Markov head and for rows that
 predict the token after them. It is Penstock's own that blocks of training show tokens after the first: in a full
-pipeline the token that is asked about stands that far behind the last token whose states are known.
+pipeline the token that is asked about stands that far behind the last token whose states are known. So is Headrace; SPD
+(arXiv 2605.30852, section 3.5) has a module of another kind that reads the states of tokens in flight.
 """
 
 from __future__ import annotations
@@ -53,6 +55,9 @@ modules are trained as published, at 0 never as a request begins."""
 EASED: Final = 0.3
 """Factor of a fresh layer's outputs, which are added to the embedding. Beside a fresh layer's whole output, which is
 noise, the embedding would be lost."""
+MOST_STAGES: Final = 16
+"""Most stages of a pipeline that tokens in flight are drawn for: with more a token's states hardly differ from those in
+a pipeline of so many."""
 TOGETHER: Final = 512
 """Rows of one sequence's blocks that are evaluated at once: each of them has a column in the mask of all others."""
 
@@ -91,11 +96,16 @@ class BlocksAttention:
 
 @dataclass(frozen=True)
 class Blocks:
-    """Blocks of a batch's sequences: the batch's row of each first token, and how many more tokens the block shows."""
+    """Blocks of a batch's sequences: the batch's row of each first token, and how many more tokens the block shows.
+
+    ``stages_BA`` is how many stages the tokens in flight have to pass, of which each has passed one more than the token
+    behind it; None for as many as the tokens fill.
+    """
 
     anchors_BA: Tensor
     shown_BA: Tensor
     rows: int
+    stages_BA: Tensor | None = None
 
     def offsets(self) -> Tensor:
         """Each row's distance from the first token of its block, [M]."""
@@ -103,7 +113,8 @@ class Blocks:
 
     def part(self, blocks: slice) -> Blocks:
         """Some of the blocks of each sequence."""
-        return Blocks(self.anchors_BA[:, blocks], self.shown_BA[:, blocks], self.rows)
+        stages_BA = None if self.stages_BA is None else self.stages_BA[:, blocks]
+        return Blocks(self.anchors_BA[:, blocks], self.shown_BA[:, blocks], self.rows, stages_BA)
 
 
 class BlockTrainee(nn.Module):
@@ -210,8 +221,13 @@ class BlockTrainee(nn.Module):
             for layer in module.context(context_ND, places)
         ]
         attend = BlocksAttention(context, self._sees(blocks, seen))
-        hidden_ND: Tensor = module(tokens_BAM.flatten(), positions_BAM.flatten(), attend)
+        partial = self._partial(batch, blocks)
+        hidden_ND: Tensor = module(tokens_BAM.flatten(), positions_BAM.flatten(), attend, **partial)
         return hidden_ND.view(*positions_BAM.shape, -1)
+
+    def _partial(self, batch: Batch, blocks: Blocks) -> dict[str, Tensor]:
+        """What the module reads of the blocks' rows beside their tokens."""
+        return {}
 
     def _entered(self, batch: Batch, blocks: Blocks) -> tuple[Tensor, Tensor]:
         """The tokens of the blocks' rows and their positions, [B, A, M]."""
@@ -235,10 +251,48 @@ class BlockTrainee(nn.Module):
         return torch.cat([context_BRn, own_RR.expand(sequences, -1, -1)], dim=2)[:, None]
 
 
-# ---------------------------------------------------------------------------------------------------------------- files
-# z-lab's layout for ``dflash``, with JetSpec's ``causal_head``, and SpecForge's for ``dspark``. Both use the target's
-# embedding and head, so that the file has neither, and the mask is one of the target's tokens.
+class HeadraceTrainee(BlockTrainee):
+    """A block trainee that reads the states of tokens in flight as far as they have got in the pipeline.
 
+    ``reads`` are the target's hidden states that the module reads, ``layers`` is the target's number of layers.
+    ``stages`` is the number of stages in evaluation, if it is more than the tokens in flight fill.
+    """
+
+    def __init__(self, module: Any, head: nn.Module, shown: int, reads: tuple[int, ...], layers: int) -> None:
+        super().__init__(module, head, shown)
+        self._reads, self._layers = reads, layers
+        self.stages = 0
+
+    def _drawn(self, batch: Batch, generator: torch.Generator) -> Blocks:
+        """Blocks as of any block trainee, half of them in a pipeline that they fill, the others in one of up to
+        ``MOST_STAGES``, where stages wait for other requests or for tokens that are not in this path."""
+        blocks = super()._drawn(batch, generator)
+        fewest_BA = blocks.shown_BA + 1
+        share_BA = torch.rand(fewest_BA.shape, generator=generator).mul(2).sub(1).clamp(min=0).to(fewest_BA.device)
+        further_BA = (share_BA * (MOST_STAGES + 1 - fewest_BA).clamp(min=0)).long()
+        return replace(blocks, stages_BA=fewest_BA + further_BA)
+
+    def _partial(self, batch: Batch, blocks: Blocks) -> dict[str, Tensor]:
+        stages_BA = (blocks.shown_BA + 1).clamp(min=self.stages) if blocks.stages_BA is None else blocks.stages_BA
+        passed_BAM = (blocks.shown_BA[..., None] - blocks.offsets()).clamp(min=0)
+        done_BAM = passed_BAM * self._layers // stages_BA[..., None]
+        reads_T = torch.tensor(self._reads, device=done_BAM.device)
+        there_BAMT = (reads_T <= done_BAM[..., None]) & (passed_BAM > 0)[..., None]
+        positions_BAM = (blocks.anchors_BA[..., None] + 1 + blocks.offsets()).clamp(max=batch.states_BLF.shape[1] - 1)
+        every_B = torch.arange(len(positions_BAM), device=positions_BAM.device)[:, None, None]
+        states_BAMTD = batch.states_BLF[every_B, positions_BAM].unflatten(-1, (len(self._reads), -1))
+        return {"partial_NF": (states_BAMTD * there_BAMT[..., None]).flatten(0, 2).flatten(1)}
+
+
+# ---------------------------------------------------------------------------------------------------------------- files
+# z-lab's layout for ``dflash``, with JetSpec's ``causal_head``, SpecForge's for ``dspark``, and the same with two more
+# tensors for ``headrace``. All use the target's embedding and head, so that the file has neither, and the mask is one
+# of the target's tokens.
+
+ARCHITECTURES: Final = {"dflash": "DFlashDraftModel", "dspark": "DSparkDraftModel", "headrace": "HeadraceDraftModel"}
+"""The class that a kind's config.json names."""
+MARKOV: Final = ("dspark", "headrace")
+"""Kinds with a Markov head."""
 TAPS: Final = 5
 """Number of the target's hidden states that the module reads, as published."""
 
@@ -252,18 +306,18 @@ def reads(options: TrainOptions, target: Checkpoint) -> tuple[int, ...]:
 
 def config(start: Start) -> dict[str, Any]:
     """The content of config.json."""
-    options, target, dspark = start.options, start.target, start.options.kind == "dspark"
+    options, target, markov = start.options, start.target, start.options.kind in MARKOV
     own: dict[str, Any] = {
         "mask_token_id": mask_token(target),
         "target_layer_ids": [state - 1 for state in reads(options, target)],  # state i is the output of layer i - 1
         "causal_head": not options.bidirectional,
     }
-    if dspark:
-        own |= {"projector_type": "dspark", "markov_rank": options.markov_rank, "markov_head_type": "vanilla"}
+    if markov:
+        own |= {"projector_type": options.kind, "markov_rank": options.markov_rank, "markov_head_type": "vanilla"}
         own |= {"enable_confidence_head": False}
     return {
         **layer_config(target),
-        "architectures": ["DSparkDraftModel" if dspark else "DFlashDraftModel"],
+        "architectures": [ARCHITECTURES[options.kind]],
         "model_type": "qwen3",
         "num_hidden_layers": options.spec_layers,
         "attention_bias": False,
@@ -282,7 +336,8 @@ def mask_token(target: Checkpoint) -> int:
 
 
 def fresh(start: Start) -> dict[str, Tensor]:
-    """Random layers with small outputs before the target's final norm, and a Markov head that adds nothing yet."""
+    """Random layers with small outputs before the target's final norm. A Markov head, and what is read of tokens in
+    flight, add nothing yet."""
     target, options, width = start.target, start.options, start.target.hidden_size
     norm = final_norm(target, "float32", "cpu")
     head_dim = layer_config(target)["head_dim"]
@@ -299,7 +354,10 @@ def fresh(start: Start) -> dict[str, Tensor]:
             layer[f"layers.{i}.{name}.weight"] *= EASED
         norms = {f"layers.{i}.self_attn.{name}.weight": torch.ones(head_dim) for name in ("q_norm", "k_norm")}
         tensors |= {**layer, **norms, f"layers.{i}.input_layernorm.weight": torch.ones(width)}
-    if options.kind == "dspark":
+    if options.kind == HEADRACE.name:
+        tensors["partial.weight"] = start.matrix(*tensors["fc.weight"].shape)
+        tensors["partial_norm.weight"] = torch.zeros(width)
+    if options.kind in MARKOV:
         assert options.markov_rank is not None
         tensors["markov_head.markov_w1.weight"] = start.matrix(target.vocab_size, options.markov_rank)
         tensors["markov_head.markov_w2.weight"] = torch.zeros(target.vocab_size, options.markov_rank)
@@ -315,7 +373,7 @@ def settle(options: TrainOptions, target: Checkpoint) -> TrainOptions:
     options = with_usual(options, spec_layers=BLOCK_LAYERS, block_size=BLOCK_SIZE, in_flight=IN_FLIGHT)
     if options.kind == "peagle":
         options = with_usual(options, draft_vocab_size=min(DRAFT_VOCAB_SIZE, target.vocab_size))
-    if options.kind == "dspark":
+    if options.kind in MARKOV:
         options = with_usual(options, markov_rank=min(MARKOV_RANK, target.vocab_size))
         assert options.markov_rank is not None
         if options.markov_rank > target.vocab_size:
@@ -325,7 +383,7 @@ def settle(options: TrainOptions, target: Checkpoint) -> TrainOptions:
     assert options.in_flight is not None
     if options.block_size > MOST_SCRATCH:
         raise FieldError("block_size", f"is {options.block_size}; at most {MOST_SCRATCH} rows are computed at once")
-    most = options.block_size - 1 - (options.kind == "dflash")
+    most = options.block_size - 1 - (options.kind == DFLASH.name)
     if options.in_flight > most:
         raise FieldError("in_flight", f"is {options.in_flight}; a block of {options.block_size} shows at most {most}")
     return options
@@ -351,3 +409,14 @@ DSPARK: Final = Kind(
     shown=Shown("distance", "by how many tokens are in flight", 0, True),
 )
 DFLASH: Final = replace(DSPARK, name="dflash")
+
+
+def headrace_trainee(
+    module: Any, head: nn.Module, options: TrainOptions, target: Checkpoint, draft_ids_v: Tensor | None
+) -> BlockTrainee:
+    """Headrace's module in training."""
+    assert options.in_flight is not None
+    return HeadraceTrainee(module, head, options.in_flight, reads(options, target), target.num_layers)
+
+
+HEADRACE: Final = replace(DSPARK, name="headrace", trainee=headrace_trainee)

@@ -25,16 +25,28 @@ from penstock.library.names import read_reference
 
 T = TypeVar("T")
 
-KINDS: Final = ("eagle", "eagle3", "medusa", "mtp", "spd", "early-exit", "dflash", "dspark", "peagle", "draft")
+KINDS: Final = (
+    "eagle",
+    "eagle3",
+    "medusa",
+    "mtp",
+    "spd",
+    "early-exit",
+    "dflash",
+    "dspark",
+    "headrace",
+    "peagle",
+    "draft",
+)
 BELONGS: Final = {
     "draft_vocab_size": ("eagle3", "medusa", "spd", "early-exit", "peagle"),
     "ttt_steps": ("eagle3", "mtp"),
     "heads": ("medusa",),
-    "spec_layers": ("spd", "early-exit", "dflash", "dspark", "peagle"),
-    "block_size": ("dflash", "dspark", "peagle"),
-    "in_flight": ("dflash", "dspark", "peagle"),
+    "spec_layers": ("spd", "early-exit", "dflash", "dspark", "headrace", "peagle"),
+    "block_size": ("dflash", "dspark", "headrace", "peagle"),
+    "in_flight": ("dflash", "dspark", "headrace", "peagle"),
     "bidirectional": ("dflash", "dspark"),
-    "markov_rank": ("dspark",),
+    "markov_rank": ("dspark", "headrace"),
     "variant": ("spd",),
     "anchors": ("spd",),
     "stages": ("spd",),
@@ -58,9 +70,9 @@ DRAFT_LAYERS: Final = 2
 DRAFT_VOCAB_SIZE: Final = 32000
 STAGES: Final = (4, 8, 16)
 """Defaults for the options of these names: ``DRAFT_LAYERS`` for draft's ``layers``, ``BLOCK_LAYERS`` for the
-``spec_layers`` of dflash, dspark and peagle. ``TTT_STEPS`` is that of EAGLE-3's trainer, ``HEADS`` the most that
-Medusa's authors found to help, and ``DRAFT_VOCAB_SIZE`` that of EAGLE-3's published modules. Larger ones of the others
-make a drafter better and slower; more ``IN_FLIGHT`` leave fewer rows of a block to be drafted."""
+``spec_layers`` of block drafters. ``TTT_STEPS`` is that of EAGLE-3's trainer, ``HEADS`` the most that Medusa's authors
+found to help, and ``DRAFT_VOCAB_SIZE`` that of EAGLE-3's published modules. Larger ones of the others make a drafter
+better and slower; more ``IN_FLIGHT`` leave fewer rows of a block to be drafted."""
 SHORTEST: Final = 8
 """Smallest ``max_length``, in tokens. A chain of evaluation has seven steps behind its first token (``loop.CHAIN``)."""
 
@@ -93,7 +105,7 @@ class TrainOptions:
     kind: Annotated[
         str,
         Option(
-            "What to train: eagle, eagle3, medusa, mtp, spd, early-exit, dflash, dspark, peagle or draft.",
+            "What to train: eagle, eagle3, medusa, mtp, spd, early-exit, dflash, dspark, headrace, peagle or draft.",
             metavar="KIND",
             positional=True,
         ),
@@ -173,19 +185,24 @@ class TrainOptions:
     spec_layers: Annotated[
         int | None,
         Option(
-            "spd, early-exit, dflash, dspark, peagle: number of the module's layers.",
+            "spd, early-exit, dflash, dspark, headrace, peagle: number of the module's layers.",
             TRAINING,
-            default=f"{SPEC_LAYERS}; dflash, dspark, peagle: {BLOCK_LAYERS}",
+            default=f"{SPEC_LAYERS}; dflash, dspark, headrace, peagle: {BLOCK_LAYERS}",
         ),
     ] = None
     block_size: Annotated[
         int | None,
-        Option("dflash, dspark, peagle: rows of a block, which one pass drafts.", TRAINING, default=str(BLOCK_SIZE)),
+        Option(
+            "dflash, dspark, headrace, peagle: rows of a block, which one pass drafts.",
+            TRAINING,
+            default=str(BLOCK_SIZE),
+        ),
     ] = None
     in_flight: Annotated[
         int | None,
         Option(
-            "dflash, dspark, peagle: most tokens in flight that a block shows in training; 0: none, as published.",
+            "dflash, dspark, headrace, peagle: most tokens in flight that a block shows in training; 0: none, as "
+            "published.",
             TRAINING,
             default=str(IN_FLIGHT),
         ),
@@ -195,7 +212,7 @@ class TrainOptions:
         bool, Option("dflash, dspark: rows of a block see later ones, too, as published.", TRAINING)
     ] = False
     markov_rank: Annotated[
-        int | None, Option("dspark: rank of its Markov head.", TRAINING, default=str(MARKOV_RANK))
+        int | None, Option("dspark, headrace: rank of the Markov head.", TRAINING, default=str(MARKOV_RANK))
     ] = None
     variant: Annotated[
         str | None,

@@ -22,7 +22,7 @@ from penstock.config import FieldError
 from penstock.core import ConfigError
 from penstock.engine.llm import LLM
 from penstock.engine.options import model_folder
-from penstock.lab.trainer.block import DFLASH, DSPARK
+from penstock.lab.trainer.block import DFLASH, DSPARK, HEADRACE
 from penstock.lab.trainer.corpus import Corpus, Document, make_corpus, read_documents
 from penstock.lab.trainer.data import Vocabulary, Writing, answers_key, ask, choose, conversations, regenerate
 from penstock.lab.trainer.data import key_of as questions_key
@@ -56,7 +56,7 @@ from penstock.text.tokenizer import load_tokenizer
 # The kinds of drafters that can be trained, by name.
 
 KINDS: Final[dict[str, Kind]] = {
-    kind.name: kind for kind in (EAGLE, EAGLE3, MEDUSA, MTP, SPD, EARLY_EXIT, DFLASH, DSPARK, PEAGLE, DRAFT)
+    kind.name: kind for kind in (EAGLE, EAGLE3, MEDUSA, MTP, SPD, EARLY_EXIT, DFLASH, DSPARK, HEADRACE, PEAGLE, DRAFT)
 }
 
 

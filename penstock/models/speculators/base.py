@@ -91,9 +91,20 @@ class FeatureStore:
         held: np.ndarray = (self._owner_LS[:, slots_N] == nodes_N).all(axis=0) & (slots_N >= 0)
         return held
 
+    @property
+    def width(self) -> int:
+        """F, the width of all states that are read, side by side."""
+        return self._width * len(self._places)
+
     def states(self, slots_N: np.ndarray) -> Tensor:
         """The states in these slots, side by side in the order in which they are read, [N, F]."""
         return self._states_SLD[torch.from_numpy(slots_N)][:, self._places].flatten(1)
+
+    def partial(self, slots_N: np.ndarray, nodes_N: np.ndarray) -> Tensor:
+        """The states of these nodes, [N, F], which hold these slots; zeros for those that have not arrived."""
+        here_LN = torch.from_numpy(self._owner_LS[:, slots_N] == nodes_N).to(self._states_SLD.device)
+        states_NLD = self._states_SLD[torch.from_numpy(slots_N)] * here_LN.T[:, :, None]
+        return states_NLD[:, self._places].flatten(1)
 
 
 # --------------------------------------------------------------------------------------------------------------- reader
@@ -250,7 +261,9 @@ MAPS: Final = ("d2t", "token_map")
 MAP_TYPES: Final = ("I32", "I64")
 """Types of numbers that such a map may have, under the files' names."""
 
-Kind = Literal["eagle", "eagle3", "medusa", "mtp", "spd", "early_exit", "dflash", "dspark", "jetspec", "peagle"]
+Kind = Literal[
+    "eagle", "eagle3", "medusa", "mtp", "spd", "early_exit", "dflash", "dspark", "headrace", "jetspec", "peagle"
+]
 Shapes = Mapping[str, tuple[int, ...]]
 
 

@@ -42,6 +42,8 @@ class BlockShape:
 
     DFlash 2's blocks have a selector, of this ``rank``, which compares the ``compared`` best tokens of a row, and
     convolutions of so many ``taps``, in which ``group`` channels share a correction. 0 stands for none of either.
+
+    With ``partial`` (Headrace) rows of known tokens also read the states that these have in the pipeline by then.
     """
 
     size: int
@@ -54,6 +56,7 @@ class BlockShape:
     compared: int = 0
     taps: int = 0
     group: int = 1
+    partial: bool = False
 
     @property
     def chained(self) -> bool:
@@ -125,6 +128,9 @@ class BlockModule(nn.Module):
         self.embed_tokens = embed_tokens
         self.fc = nn.Linear(features_width, config.hidden_size, bias=False)
         self.hidden_norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+        if shape.partial:
+            self.partial = nn.Linear(features_width, config.hidden_size, bias=False)
+            self.partial_norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
         self.layers = nn.ModuleList(self._layer(config, i, biased) for i in range(len(shape.causal)))
         self.norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
         self.rotation = Rotation(config)
@@ -153,12 +159,23 @@ class BlockModule(nn.Module):
             # Queries and keys turn alike; the function wants both.
             yield apply_rotary_pos_emb(key_KNd, key_KNd, *rotation, unsqueeze_dim=0)[1], value_KNd
 
-    def forward(self, tokens_N: Tensor, positions_N: Tensor, attend: Attend, places_N: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        tokens_N: Tensor,
+        positions_N: Tensor,
+        attend: Attend,
+        places_N: Tensor | None = None,
+        partial_NF: Tensor | None = None,
+    ) -> Tensor:
         """The states [N, D] of the rows of blocks, normed. ``attend`` stores keys and values: see ``Attend``.
 
-        ``places_N`` counts the rows from the beginning of each one's block; only convolutions need it.
+        ``places_N`` counts the rows from the beginning of each one's block; only convolutions need it. ``partial_NF``
+        are the target's states of each row's token as far as it has got, and zero where there are none, as for masks;
+        only a module with ``shape.partial`` reads them.
         """
         hidden_ND: Tensor = self.embed_tokens(tokens_N)
+        if self.shape.partial:
+            hidden_ND = hidden_ND + self.partial_norm(self.partial(partial_NF))  # zeros stay zeros
         rotation = self.rotation(hidden_ND, positions_N)
         places = (places_N,) if self.shape.taps else ()
         for layer in self.layers:
@@ -203,12 +220,14 @@ take memory beside the cache."""
 
 @dataclass(frozen=True)
 class Block:
-    """The block of one row that is asked about: the slots that it sees as context, and its tokens before the masks."""
+    """The block of one row that is asked about, with the slots that it sees as context."""
 
     row: int
     context: np.ndarray
     context_positions: np.ndarray
+    slots: np.ndarray
     tokens: np.ndarray
+    """The tokens before the masks, and the slots that they are in."""
     before: int
     """Slot of the token before the first; -1 for none."""
     position: int
@@ -365,7 +384,8 @@ class BlockStage(AttendingReader):
         tokens = tokens[-(rows - (not shape.from_anchor)) :]
         position, above = int(positions[-1]) + 1 - len(tokens), slots[: -len(tokens)]
         before = int(above[-1]) if len(above) else NO_SLOT
-        return Block(row, slots[:begin][held[:begin]], positions[:begin][held[:begin]], tokens, before, position, rows)
+        context, places = slots[:begin][held[:begin]], positions[:begin][held[:begin]]
+        return Block(row, context, places, slots[-len(tokens) :], tokens, before, position, rows)
 
     def _answers(
         self, view: BatchView, blocks: Sequence[Block], samplings: Sequence[Sampling], count: int
@@ -407,8 +427,23 @@ class BlockStage(AttendingReader):
             torch.from_numpy(batch.positions).to(self.device),
             BlockAttention(self.module.shape, batch, self.attention),
             torch.from_numpy(np.concatenate([np.arange(block.rows) for block in blocks])).to(self.device),
+            self._partial(blocks) if self.module.shape.partial else None,
         )
         return hidden_ND
+
+    def _partial(self, blocks: Sequence[Block]) -> Tensor:
+        """The states [N, F] that have come of each row's token, and zeros for others and for masks.
+
+        A row waits for none: its token is drafted from again as soon as the next result asks for it, and knows more.
+        """
+        firsts = np.cumsum([0, *(block.rows for block in blocks)])
+        rows = np.concatenate(
+            [first + np.arange(len(block.slots)) for first, block in zip(firsts[:-1], blocks, strict=True)]
+        )
+        slots = np.concatenate([block.slots for block in blocks])
+        partial_NF = torch.zeros(int(firsts[-1]), self.store.width, dtype=self.dtype, device=self.device)
+        partial_NF[torch.from_numpy(rows)] = self.store.partial(slots, self.nodes_in(slots))
+        return partial_NF
 
     def _batch(self, blocks: Sequence[Block]) -> BatchView:
         """The blocks' rows in scratch slots, each seeing its context and all of its block."""

@@ -18,7 +18,7 @@ import torch
 from transformers import AutoConfig
 
 from penstock.checkpoint.checkpoint import Checkpoint
-from penstock.checkpoint.look import BLOCK_READ, block_kind, flat
+from penstock.checkpoint.look import BLOCK_READ, HEADRACE, block_kind, flat
 from penstock.checkpoint.tensors import Tensors
 from penstock.models.speculators.base import (
     Material,
@@ -58,7 +58,7 @@ INNER_FIELDS: Final = frozenset(
         "final_logit_softcapping",
     }
 )
-PROJECTORS: Final = ("dflash", "dspark", None)
+PROJECTORS: Final = ("dflash", "dspark", HEADRACE, None)
 """Values of ``projector_type`` that are followed."""
 MARKOV: Final = ("vanilla", "gated")
 """Types of DSpark's Markov head that are computed."""
@@ -126,9 +126,8 @@ def _check_neutral(stated: _Stated, target: Checkpoint) -> None:
             raise refusal(stated.path, f"config.json: {name} is {value!r}, which is not supported; only {neutral} is")
     projector = stated.others.get("projector_type")
     if projector not in PROJECTORS:
-        raise refusal(
-            stated.path, f"config.json: projector_type is {projector!r}; only 'dflash' and 'dspark' are supported"
-        )
+        problem = f"projector_type is {projector!r}; only 'dflash', 'dspark' and 'headrace' are supported"
+        raise refusal(stated.path, f"config.json: {problem}")
     if stated.others.get("attention_mode") not in ("gqa", None):
         mode = stated.others["attention_mode"]
         raise refusal(stated.path, f"config.json: attention_mode is {mode!r}; only 'gqa' is supported")
@@ -165,7 +164,7 @@ def _draft_vocab_size(stated: _Stated, tensors: Tensors, target: Checkpoint) -> 
     return stated.integer("draft_vocab_size")
 
 
-def _shape(stated: _Stated, depth: int, target: Checkpoint, *, markov: bool) -> BlockShape:
+def _shape(stated: _Stated, depth: int, target: Checkpoint, *, markov: bool, partial: bool) -> BlockShape:
     """The shape of its blocks. Raises FieldError for a value that is not followed."""
     size = stated.integer("block_size", None if stated.offset == 0 or markov else DEFAULT_BLOCK, least=2)
     if size > MOST_SCRATCH:
@@ -193,6 +192,7 @@ def _shape(stated: _Stated, depth: int, target: Checkpoint, *, markov: bool) -> 
         causal=tuple(everywhere or (sliding if kind == SLIDING else bool(causal)) for kind, _ in windows),
         windows=tuple(window for _, window in windows),
         markov=head or "",
+        partial=partial,
         **(second or {"rank": stated.integer("markov_rank") if markov else 0}),
     )
 
@@ -295,7 +295,7 @@ def _shapes(layer: Any, depth: int, states: int, target: Checkpoint) -> tuple[di
 
 @dataclass(frozen=True, kw_only=True)
 class BlockCheckpoint(SpeculatorCheckpoint):
-    """DFlash, DFlash 2, DSpark or JetSpec; ``shape`` says how it drafts."""
+    """DFlash, DFlash 2, DSpark, JetSpec or Headrace; ``shape`` says how it drafts."""
 
     stage = BlockStage
     fields = frozenset(
@@ -334,12 +334,14 @@ class BlockCheckpoint(SpeculatorCheckpoint):
         _check_neutral(stated, target)
         reads = _reads(stated, target)
         vocab = _draft_vocab_size(stated, tensors, target)
-        shape = _shape(stated, depth, target, markov=kind == "dspark")
+        shape = _shape(stated, depth, target, markov=kind in ("dspark", HEADRACE), partial=kind == HEADRACE)
         needed, optional = _shapes(layer, depth, len(reads), target)
         if shape.markov:
             _add_markov(stated, shape, layer.hidden_size, vocab, target, needed, optional)
         if shape.compared:
             _add_second(shape, depth, layer.hidden_size, target, needed)
+        if shape.partial:
+            needed |= {"partial.weight": needed["fc.weight"], "partial_norm.weight": needed["hidden_norm.weight"]}
         biases = stated.layers.get("attention_bias")
         if biases is not None and bool(biases) != ("layers.0.self_attn.q_proj.bias" in tensors):
             raise refusal(path, f"config.json: attention_bias is {biases!r}, which the file's tensors contradict")

@@ -55,9 +55,10 @@ CASES += [("eagle3", 3), ("eagle3", 5), ("dflash", 1), ("dflash", 3)]
 CASES += [("mtp", 3), ("speculators_eagle3", 3), ("eagle31", 3), ("vllm_medusa", 3), ("spd_paper", 3)]
 CASES += [("spd", 3), ("spd", 8), ("early_exit", 1), ("early_exit", 5)]
 CASES += [("sliding_dflash", 3), ("speculators_dflash", 3), ("jetspec", 3), ("dspark", 3)]
-CASES += [("speculators_dspark", 3), ("dflash2", 3), ("speculators_dflash2", 5)]
+CASES += [("speculators_dspark", 3), ("dflash2", 3), ("speculators_dflash2", 5), ("headrace", 3)]
 CASES += [("peagle", 3), ("speculators_peagle", 5), ("nemo_peagle", 1)]
 FURTHER = [("eagle", 1), ("eagle", 5), ("medusa", 1), ("medusa", 5), ("anchored_dflash", 1), ("anchored_dflash", 3)]
+FURTHER += [("headrace", 1), ("headrace", 5)]
 FURTHER += [("eagle3", 1), ("dflash", 5), ("spd", 1), ("spd", 5), ("early_exit", 3), ("early_exit", 8)]
 """The same kinds over other numbers of stages."""
 WITH_EVERY, WITH_SOME = ("eagle3", 3), (("spd", 3), ("dflash", 3))
@@ -435,7 +436,7 @@ class PassWatch:
         return hidden
 
 
-@pytest.mark.parametrize("kind", ["dflash", "dspark", "dflash2", "peagle"])
+@pytest.mark.parametrize("kind", ["dflash", "dspark", "headrace", "dflash2", "peagle"])
 def test_one_pass_drafts_a_tree_of_several_levels(target: Path, kind: str, tmp_path: Path) -> None:
     """No token of the tree has entered: its levels come from the root's block. Markov heads and selectors are told
     each node."""
@@ -449,7 +450,47 @@ def test_one_pass_drafts_a_tree_of_several_levels(target: Path, kind: str, tmp_p
         assert len(tokens_of(request)) == TOKENS
         blocks[ahead], messages[ahead] = len(watch.shown), engine.drafter._builder.next_stream
     assert blocks[None] < blocks[0] / 4
-    assert (messages[None] < messages[0] / 3) == (kind not in ("dspark", "dflash2"))
+    assert (messages[None] < messages[0] / 3) == (kind not in ("dspark", "headrace", "dflash2"))
+
+
+@pytest.mark.parametrize("stages", [1, 4])
+def test_tokens_in_flight_are_read_as_far_as_they_have_got(target: Path, stages: int, tmp_path: Path) -> None:
+    """Headrace's rows have the target's own states of the layers that their token has passed, and of no others."""
+    folder = speculators.headrace(open_checkpoint(str(target))).save(tmp_path / "headrace")
+    engine = InProcessEngine(target, stages, learned=folder)
+    stage = engine.reader
+    assert isinstance(stage, BlockStage)
+    asked, make, partial = [], stage._block, stage._partial
+
+    def block(view: BatchView, row: int) -> Block:
+        made = make(view, row)
+        asked.append((view.path(row).tolist(), made, []))
+        return made
+
+    def read(blocks: Sequence[Block]) -> torch.Tensor:
+        found = partial(blocks)
+        firsts = np.cumsum([0, *(one.rows for one in blocks)])
+        for one, first in zip(blocks, firsts, strict=False):
+            own = next(kept for _, made, kept in asked if made is one)
+            own.append(found[first : first + one.rows].unflatten(1, (3, -1)).clone())
+        return found
+
+    stage._block, stage._partial = block, read  # type: ignore[method-assign]
+    engine.submit(TEXT, Sampling(), TOKENS, strategies(stages)[-2])
+    engine.run()
+    model, seen = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32), set()
+    for path, made, (found,) in asked:
+        with torch.inference_mode():
+            states = model(torch.tensor([path]), output_hidden_states=True).hidden_states
+        shown = len(made.tokens)
+        assert not found[shown:].any(), "masks have no states"
+        for i in range(shown):
+            there = [bool(state.any()) for state in found[i]]
+            assert there == sorted(there, reverse=True), "a token passes its layers in their order"
+            seen.add(sum(there))
+            for k, state in enumerate(found[i][: sum(there)]):
+                assert (state - states[(2, 5, 7)[k]][0, made.position + i]).norm() <= 1e-4 * state.norm()
+    assert (seen <= {0, 3}) if stages == 1 else (seen >= {0, 1, 2})
 
 
 class SpdWatch:

@@ -36,6 +36,7 @@ LEARNED: Final = {
     "eagle": speculators.eagle,
     "eagle3": speculators.eagle3,
     "early_exit": speculators.early_exit,
+    "headrace": speculators.headrace,
     "jetspec": speculators.jetspec,
     "medusa": speculators.medusa,
     "mtp": speculators.mtp,

@@ -45,13 +45,17 @@ def block(
     windows: Sequence[int | None],
     theta: float,
     eps: float,
+    partial: np.ndarray | None = None,
 ) -> np.ndarray:
     """The normed states [rows, D] of a block of ``tokens``, masks among them, whose first stands at position ``first``.
 
-    ``states`` [context, F] are the target's, side by side, of the tokens at ``positions`` before the block.
+    ``states`` [context, F] are the target's, side by side, of the tokens at ``positions`` before the block. ``partial``
+    [shown, F] are those of the block's first rows, with zeros for layers that they have not passed.
     """
     context = rms(states @ t["fc.weight"].T, t["hidden_norm.weight"], eps)
     x = embedding[list(tokens)].astype(np.float64)
+    if partial is not None:
+        x[: len(partial)] += rms(partial @ t["partial.weight"].T, t["partial_norm.weight"], eps)
     places = [first + i for i in range(len(tokens))]
     for layer, (blind, window) in enumerate(zip(causal, windows, strict=True)):
         name = f"layers.{layer}"

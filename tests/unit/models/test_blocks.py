@@ -38,13 +38,14 @@ LAYOUTS: dict[str, tuple[Callable[[Checkpoint], Draft], tuple[bool, bool], tuple
     "dspark": (speculators.dspark, (False, False), (None, None), True),
     "gated_dspark": (speculators.gated_dspark, (False, False), (None, None), True),
     "speculators_dspark": (speculators.speculators_dspark, (False, False), (None, None), True),
+    "headrace": (speculators.headrace, (True, True), (None, None), True),
     "dflash2": (speculators.dflash2, (False, False), (None, None), False),
     "sliding_dflash2": (speculators.sliding_dflash2, (False, False), (7, 7), False),
     "speculators_dflash2": (speculators.speculators_dflash2, (False, False), (None, None), False),
 }
 """Layout: its maker, which layers are causal within a block, their windows, and whether rows say what follows them."""
 
-CHAINED = ("dspark", "dflash2")
+CHAINED = ("dspark", "headrace", "dflash2")
 """Parts of the names of layouts that draft nothing before the token before is known."""
 
 
@@ -70,10 +71,12 @@ def expected(
     eps: float = EPS,
     compared: int = COMPARED,
     noise: np.ndarray | None = None,
+    partial: np.ndarray | None = None,
 ) -> list[np.ndarray]:
     """The reference's log chances [V] of each level; ``swapped``: the layers' kinds in reverse order.
 
-    ``noise`` [V] is added to the scores of all tokens, at temperature 1.
+    ``noise`` [V] is added to the scores of all tokens, at temperature 1. ``partial`` [shown, F] are the states of the
+    tokens shown, as far as they have got.
     """
     _, usual, spans, from_anchor = LAYOUTS[layout]
     order = slice(None, None, -1 if swapped else 1)
@@ -95,6 +98,7 @@ def expected(
         windows=windows,
         theta=theta,
         eps=eps,
+        partial=partial,
     )
     found = []
     for row in range(len(path) - from_anchor, len(path) - from_anchor + levels):
@@ -147,7 +151,37 @@ def test_its_files_names_lead_to_the_outputs_of_the_same_layers(
     assert isinstance(speculator, BlockCheckpoint)
     assert (speculator.shape.causal, speculator.shape.windows) == LAYOUTS[layout][1:3]
     assert (speculator.shape.size, speculator.shape.mask_token) == (BLOCK, MASK)
-    assert speculator.kind == next(kind for kind in ("jetspec", "dspark", "dflash") if kind in layout)
+    assert speculator.kind == next(kind for kind in ("jetspec", "dspark", "headrace", "dflash") if kind in layout)
+
+
+@pytest.mark.parametrize("there", itertools.product((False, True), repeat=3), ids=str)
+def test_tokens_in_flight_are_read_with_the_states_that_have_come(
+    tmp_path: Path, target: Checkpoint, there: tuple[bool, ...]
+) -> None:
+    """Of four tokens shown the second has these of its states, the third all of them; others' states do not count."""
+    draft = speculators.headrace(target)
+    stage = load_speculator_stage(
+        str(draft.save(tmp_path)), str(target.path), capacity=CAPACITY, dtype="float32", device="cpu"
+    )
+    assert isinstance(stage, BlockStage)
+    text, known, width = Text(12), 8, 32
+    partial = np.zeros((4, 3 * width))
+    for i, layer in enumerate(NAMED_TAPS):
+        own = text.states[9:11, i * width : (i + 1) * width]
+        rows = [9, 10] if there[i] else [10]
+        stage.add_features(
+            Features(layers=[layer], nodes=[text.node(r) for r in rows], slots=[text.slots[r] for r in rows], width=32),
+            own[-len(rows) :],
+        )
+        # The slot of the last token still has the states of a node that was there before.
+        old = Features(layers=[layer], nodes=[999], slots=[text.slots[11]], width=32)
+        stage.add_features(old, torch.ones(1, width))
+        for row in rows:
+            partial[row - known, i * width : (i + 1) * width] = own[row - 9]
+    answers = asked(stage, text, known, VOCAB, 0)
+    compare(answers, expected(draft, target, "headrace", text, known, 1, partial=partial))
+    with pytest.raises(AssertionError):
+        compare(answers, expected(draft, target, "headrace", text, known, 1))
 
 
 def test_the_embedding_is_layer_minus_one(tmp_path: Path, target: Checkpoint) -> None:
@@ -362,7 +396,12 @@ REFUSED = [
     ("dflash", "dflash_config.target_layer_ids", [1, 4], r"fc\.weight is \[32, 96\].* ask for \[32, 64\]"),
     ("dflash", "dflash_config.causal_head", "yes", "causal_head is 'yes'; it has to be true or false"),
     ("dflash", "is_causal", 1, "is_causal is 1; it has to be true or false"),
-    ("dflash", "dflash_config.projector_type", "other", "projector_type is 'other'; only 'dflash'"),
+    (
+        "dflash",
+        "dflash_config.projector_type",
+        "other",
+        "projector_type is 'other'; only 'dflash', 'dspark' and 'headrace'",
+    ),
     ("dflash", "dflash_config.attention_mode", "mla", "attention_mode is 'mla'; only 'gqa'"),
     ("dflash", "dflash_config.input_embedding_scale", 2.0, r"input_embedding_scale is 2\.0, which is not supported"),
     ("dflash", "dflash_config.output_multiplier", 2.0, r"output_multiplier is 2\.0, which is not supported"),

@@ -34,6 +34,7 @@ LAYOUTS: dict[str, Callable[[Checkpoint], Draft]] = {
     "speculators_dflash": speculators.speculators_dflash,
     "dflash2": speculators.dflash2,
     "speculators_dflash2": speculators.speculators_dflash2,
+    "headrace": speculators.headrace,
     "jetspec": speculators.jetspec,
     "dspark": speculators.dspark,
     "gated_dspark": speculators.gated_dspark,

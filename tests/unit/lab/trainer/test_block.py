@@ -15,7 +15,7 @@ from torch import Tensor
 
 from penstock.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from penstock.config import FieldError
-from penstock.lab.trainer.block import Blocks, BlockTrainee
+from penstock.lab.trainer.block import MARKOV, MOST_STAGES, Blocks, BlockTrainee
 from penstock.lab.trainer.kinds import HEAD, Start
 from penstock.lab.trainer.options import TrainOptions
 from penstock.lab.trainer.run import KINDS
@@ -28,6 +28,7 @@ from tests.unit.models import blocks_reference as reference
 LENGTH, SIZE, SHOWN = 12, 5, 3
 WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "dspark": ("dspark", {}),
+    "headrace": ("headrace", {}),
     "dflash": ("dflash", {}),
     "two-way dspark": ("dspark", {"bidirectional": True}),
     "published dflash": ("dflash", {"bidirectional": True, "in_flight": 0}),
@@ -36,7 +37,7 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def settled(target: Checkpoint, kind: str, **others: Any) -> TrainOptions:
-    small = {"block_size": SIZE, "in_flight": SHOWN} | ({"markov_rank": 6} if kind == "dspark" else {}) | others
+    small = {"block_size": SIZE, "in_flight": SHOWN} | ({"markov_rank": 6} if kind in MARKOV else {}) | others
     here = Path(__file__)
     return KINDS[kind].settle(options(kind, target.path, here, here.parent / "nowhere", **small), target)
 
@@ -58,6 +59,7 @@ class Case:
         assert isinstance(trainee, BlockTrainee)
         self.trainee, self.module = trainee, module
         self.kind = kind
+        self.reads, self.layers = opened.reads, target.num_layers
         self.t = {
             name.replace("midlayer.", "layers.0."): parameter.detach().double().numpy()
             for name, parameter in parameters.items()
@@ -72,8 +74,11 @@ class Case:
         self.head = self.t.get("lm_head.weight", self.head)
         self.batch = random_batch(target, 2, LENGTH, len(opened.reads))
 
-    def reference(self, sequence: int, first: int, shown: int, rows: int) -> np.ndarray:
-        """The output of a block whose first token stands at position ``first`` [rows, D]."""
+    def reference(self, sequence: int, first: int, shown: int, rows: int, stages: int = 0) -> np.ndarray:
+        """The output of a block whose first token stands at position ``first`` [rows, D].
+
+        The tokens shown are in a pipeline of so many stages; 0: as many as they fill.
+        """
         known = self.batch.tokens_BL[sequence, first : first + shown + 1].tolist()
         if self.kind == "peagle":
             states = self.batch.states_BLF[sequence].double().numpy()
@@ -99,7 +104,19 @@ class Case:
             windows=(None, None),
             theta=10000.0,
             eps=self.eps,
+            partial=self.partial(sequence, first, shown, stages or shown + 1) if self.kind == "headrace" else None,
         )
+
+    def partial(self, sequence: int, first: int, shown: int, stages: int) -> np.ndarray:
+        """The states [shown + 1, F] of the tokens shown: each has passed as many stages as there are tokens behind it,
+        and has the states of their layers."""
+        found = []
+        for ahead in range(shown + 1):
+            layers = (shown - ahead) * self.layers // stages
+            at = min(first + ahead, LENGTH - 1)  # rows behind the text's end teach nothing
+            states = self.batch.states_BLF[sequence, at].double().numpy().reshape(len(self.reads), -1)
+            found.append([state * (read <= layers) for read, state in zip(self.reads, states, strict=True)])
+        return np.array(found).reshape(shown + 1, -1)
 
     def logits(self, hidden_D: np.ndarray, before: int) -> np.ndarray:
         added = reference.markov(self.t, hidden_D, before) if "markov_head.markov_w1.weight" in self.t else 0.0
@@ -136,8 +153,10 @@ def test_the_loss_is_the_weighed_divergence_of_the_rows_that_do_not_see_their_an
     blocks = case.trainee._drawn(batch, torch.Generator().manual_seed(9))
     total, weights = 0.0, 0.0
     for sequence in range(2):
-        for anchor, shown in zip(blocks.anchors_BA[sequence].tolist(), blocks.shown_BA[sequence].tolist(), strict=True):
-            hidden = case.reference(sequence, anchor + 1, shown, SIZE)
+        drawn = [blocks.anchors_BA, blocks.shown_BA]
+        drawn += [torch.zeros_like(blocks.shown_BA) if blocks.stages_BA is None else blocks.stages_BA]
+        for anchor, shown, stages in zip(*(one[sequence].tolist() for one in drawn), strict=True):
+            hidden = case.reference(sequence, anchor + 1, shown, SIZE, stages)
             for k in range(SIZE):
                 says = anchor + 1 + k + 1 - case.lag  # the position of the token that row k says
                 further = says - (anchor + 1 + shown) - 1
@@ -180,6 +199,36 @@ def test_blocks_stand_where_something_is_learned_as_their_seed_decides(tmp_path:
     assert not torch.equal(drawn[0].anchors_BA, drawn[2].anchors_BA)
 
 
+def test_tokens_in_flight_fill_a_pipeline_or_are_in_a_longer_one(tmp_path: Path, target: Checkpoint) -> None:
+    case = Case(tmp_path, target, "headrace")
+    batch = random_batch(target, 40, 42, len(case.reads))
+    drawn = case.trainee._drawn(batch, torch.Generator().manual_seed(1))
+    assert drawn.stages_BA is not None
+    further_BA = drawn.stages_BA - drawn.shown_BA - 1
+    assert int(further_BA.min()) == 0
+    assert int(drawn.stages_BA.max()) == MOST_STAGES
+    assert float((further_BA == 0).float().mean()) == pytest.approx(0.5, abs=0.1)
+    part = drawn.part(slice(2, 5))
+    assert part.stages_BA is not None
+    assert torch.equal(part.stages_BA, drawn.stages_BA[:, 2:5])
+
+
+def test_in_evaluation_tokens_in_flight_stand_in_a_pipeline_of_so_many_stages(
+    tmp_path: Path, target: Checkpoint
+) -> None:
+    case = Case(tmp_path, target, "headrace")
+    found = {}
+    for stages in (0, 5, 1000):
+        case.trainee.stages = stages
+        found[stages] = list(case.trainee.unroll(case.batch, 7))
+        for i in (0, 3):
+            hidden = case.reference(1, i + 1, 3, SIZE, max(4, stages))[3]
+            expected = torch.from_numpy(hidden).float()
+            torch.testing.assert_close(found[stages][3][1, i, : len(hidden)], expected, atol=1e-4, rtol=1e-4)
+    assert torch.equal(found[0][0], found[1000][0]), "with none in flight there is nothing to read"
+    assert not torch.allclose(found[0][3], found[1000][3], atol=1e-2)
+
+
 def test_a_sequence_without_lessons_teaches_nothing(tmp_path: Path, target: Checkpoint) -> None:
     case = Case(tmp_path, target, "dspark")
     nothing = torch.zeros_like(case.batch.learned_BL)
@@ -199,7 +248,9 @@ def test_the_published_choice_of_states(tmp_path: Path, layers: int, reads: tupl
     assert KINDS["dflash"].reads(settled(target, "dflash"), target) == reads
 
 
-@pytest.mark.parametrize(("kind", "most"), [("dspark", SIZE - 1), ("dflash", SIZE - 2), ("peagle", SIZE - 1)])
+@pytest.mark.parametrize(
+    ("kind", "most"), [("dspark", SIZE - 1), ("headrace", SIZE - 1), ("dflash", SIZE - 2), ("peagle", SIZE - 1)]
+)
 def test_more_tokens_than_a_block_can_show_are_refused(target: Checkpoint, kind: str, most: int) -> None:
     assert settled(target, kind, in_flight=most).in_flight == most
     said = f"in_flight is {most + 1}; a block of {SIZE} shows at most {most}"
@@ -207,18 +258,19 @@ def test_more_tokens_than_a_block_can_show_are_refused(target: Checkpoint, kind:
         settled(target, kind, in_flight=most + 1)
 
 
-@pytest.mark.parametrize("kind", ["dflash", "dspark", "peagle"])
+@pytest.mark.parametrize("kind", ["dflash", "dspark", "headrace", "peagle"])
 def test_blocks_of_more_rows_than_are_computed_at_once_are_refused(target: Checkpoint, kind: str) -> None:
     assert settled(target, kind, block_size=MOST_SCRATCH).block_size == MOST_SCRATCH
     with pytest.raises(FieldError, match=f"block_size is {MOST_SCRATCH + 1}; at most {MOST_SCRATCH} rows"):
         settled(target, kind, block_size=MOST_SCRATCH + 1)
 
 
-def test_a_markov_head_of_a_higher_rank_than_there_are_tokens_is_refused(target: Checkpoint) -> None:
+@pytest.mark.parametrize("kind", MARKOV)
+def test_a_markov_head_of_a_higher_rank_than_there_are_tokens_is_refused(target: Checkpoint, kind: str) -> None:
     most = target.vocab_size
-    assert settled(target, "dspark", markov_rank=most).markov_rank == most
+    assert settled(target, kind, markov_rank=most).markov_rank == most
     with pytest.raises(FieldError, match=f"markov_rank is {most + 1}; the vocabulary has {most} tokens"):
-        settled(target, "dspark", markov_rank=most + 1)
+        settled(target, kind, markov_rank=most + 1)
 
 
 def test_peagle_learns_among_the_tokens_that_it_can_draft(tmp_path: Path, target: Checkpoint) -> None:
