@@ -1,4 +1,4 @@
-"""What the parts of Headrace are worth, each taken away or changed.
+"""The worth of each part of Headrace: drafters trained without it, or with another one.
 
     python -m benchmarks.drafters.ablations DATA WORK [--updates 1000] [--seeds 3] [--only NAME ...]
 

@@ -1,10 +1,11 @@
-"""Drafters trained alike over deep pipelines: real tokens of the demo target in virtual time.
+"""Drafters trained alike over deep pipelines: real tokens of the demo target in virtual time, and emulated.
 
     python -m benchmarks.drafters.pipelines WORK [--updates 1000] [--seed 0] [--prompts 6] [--tokens 48]
 
 WORK has the drafters that ``like_for_like`` trained. Stages, links and passes take the time of the clusters of
 ``in_flight``. A pass has as many layers of the modelled target as the trained modules have, and one for Medusa's heads.
-Held-out code, T = 1.
+Held-out code, T = 1. Two of the clusters are then emulated, with four of the drafters: every stage is a process that
+takes its device's time and has the overhead of real messages. Nothing else may run on the host.
 
 A case is written to benchmarks/measured/drafters/pipelines.json as it ends, and is not run again if it is there with as
 many prompts and tokens.
@@ -21,24 +22,32 @@ from benchmarks.drafters import in_flight
 from benchmarks.drafters.like_for_like import RECIPES
 from benchmarks.shared import virtual
 from benchmarks.shared.paired import bounded
+from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.cluster import Cluster
 from penstock.lab.grid import PLAIN
+from penstock.models.speculators.open import open_speculator
 
 HOW: Final = "In virtual time, with the demo target"
 ENTRIES: Final = (in_flight.CHAIN, "auto")
 SIZES: Final = virtual.Sizes(prompts=6, tokens=48)
-LAYERS: Final = {"eagle3": 1, "medusa": 1, "spd": 2, "dflash": 2, "dspark": 2}
-"""Layers of a pass by kind, those of ``RECIPES``; heads without a layer are priced as one."""
+EMULATED: Final = ("spd-4", "spd-8")
+"""The clusters of ``in_flight`` that are emulated, too."""
+EMULATED_WITH: Final = ("eagle3", "spd", "shown dspark", "headrace")
+EMULATION: Final = "emulated"
+"""Added to the name of a cluster that is emulated."""
 
 
-def measured(cluster: Cluster, name: str, folder: Path, sizes: virtual.Sizes) -> dict[str, Any]:
+def measured(
+    cluster: Cluster, name: str, folder: Path, sizes: virtual.Sizes, *, processes: bool = False
+) -> dict[str, Any]:
     """Speed over plain decoding of every entry, with 95% bounds over requests."""
-    kind = RECIPES[name][0]
+    layers = max(1, open_speculator(str(folder), open_checkpoint(virtual.TARGET)).depth)
     runs = virtual.compared(
-        in_flight.with_drafter(cluster, LAYERS[kind]),
-        {"method": kind, "model": str(folder)},
+        in_flight.with_drafter(cluster, layers),
+        {"method": RECIPES[name][0], "model": str(folder)},
         ENTRIES,
         virtual.asked(sizes, (1.0,)),
+        processes=processes,
     )
     seconds = {run.strategy: [one["seconds"] for one in run.requests] for run in runs}
     return {
@@ -50,10 +59,14 @@ def measured(cluster: Cluster, name: str, folder: Path, sizes: virtual.Sizes) ->
 
 def cases(wanted: virtual.Wanted) -> Iterator[virtual.Case]:
     options = wanted.options
+    folders = {name: options.work / f"{name.replace(' ', '-')}-{options.updates}-{options.seed}" for name in RECIPES}
     for place, cluster in in_flight.clusters():
-        for name in RECIPES:
-            folder = options.work / f"{name.replace(' ', '-')}-{options.updates}-{options.seed}"
+        for name, folder in folders.items():
             yield f"{place}; {name}", partial(measured, cluster, name, folder, wanted.sizes)
+    for place, cluster in in_flight.clusters():
+        for name in EMULATED_WITH if place in EMULATED else ():
+            given = partial(measured, cluster, name, folders[name], wanted.sizes, processes=True)
+            yield f"{place}, {EMULATION}; {name}", given
 
 
 if __name__ == "__main__":

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, geometric_mean
 from typing import Any
 
-from benchmarks.drafters import like_for_like
+from benchmarks.drafters import ablations, like_for_like, pipelines
 from benchmarks.papers import six_sets
 from benchmarks.sections.base import Section, by_script
 from benchmarks.shared.commands import with_json_output
-from benchmarks.shared.measured import Taken
+from benchmarks.shared.measured import Taken, stored
 from benchmarks.shared.root import ROOT
 from benchmarks.shared.simulations import LABELS, SAMPLINGS, recording, said
 from benchmarks.strategies import always_wrong, same_texts
@@ -127,20 +127,56 @@ def like_for_like_values(figures: Any) -> Mapping[str, Any]:
     return {"updates": updates, "seeds": seeds, "known": known, "sizes": sizes, "trees": trees, "hours": hours}
 
 
+def ablations_values(figures: Any) -> Mapping[str, Any]:
+    """A row for each drafter and kind of pipeline: the whole, the drafters of ``like_for_like`` that have less, and
+    the others."""
+    alike = stored(like_for_like.__name__.rpartition(".")[2]).figures
+    whole = of_cases(figures, ablations.WHOLE)
+    rows = [
+        [f"{ablations.WHOLE}, {stages}", *shares([one[stages] for one in whole])]
+        for stages in ablations.STAGES
+        if stages in whole[0]
+    ]
+    less = {"no states (`shown dspark`)": "shown dspark", "no states, no Markov head (`shown dflash`)": "shown dflash"}
+    rows += [[said, *shares([one["in_flight"] for one in of_cases(alike, name)])] for said, name in less.items()]
+    others = (name for name in ablations.CASES if name != ablations.WHOLE and of_cases(figures, name))
+    rows += [[name, *shares([one["filled"] for one in of_cases(figures, name)])] for name in others]
+    return {"rows": rows, "seeds": len(whole), "updates": updates_of(next(iter(figures)))}
+
+
+def of_cases(figures: Mapping[str, Any], name: str) -> list[Any]:
+    """The figures of a drafter from all seeds."""
+    return [one for case, one in figures.items() if case.rpartition(", seed")[0].rpartition(", ")[0] == name]
+
+
+def shares(runs: Sequence[Sequence[Sequence[float]]]) -> list[str]:
+    """Percent of tokens that were the best candidate, by how many are in flight, and the mean among the best 4."""
+    best = [spread([100 * run[place][0] for run in runs], ".1f") for place in range(IN_FLIGHT + 1)]
+    return [*best, f"{100 * fmean(share[1] for run in runs for share in run):.1f}"]
+
+
 def pipelines_values(figures: Any) -> Mapping[str, Any]:
-    """A row for each drafter, with `auto` and the chain by turns over plain decoding on every stored cluster."""
-    places = list(dict.fromkeys(case.split("; ")[0] for case in figures))
-    rows = []
-    for name in like_for_like.RECIPES:
+    """A row for each drafter, with `auto` and the chain by turns over plain decoding on every stored cluster; the same
+    of those that are emulated."""
+    every = list(dict.fromkeys(case.split("; ")[0] for case in figures))
+    emulated = [place for place in every if place.endswith(pipelines.EMULATION)]
+    virtual = [place for place in every if place not in emulated]
+
+    def row(name: str, places: Sequence[str]) -> list[str]:
         speeds = []
         for place in places:
-            one = figures.get(f"{place}; {name}")
-            chain, auto = one["over_plain"].values() if one else (None, None)
-            speeds.append("{:.2f} ({:.2f} to {:.2f}); {:.2f}".format(*auto, chain[0]) if one else "-")
-        rows.append([f"`{name}`", *speeds])
+            if one := figures.get(f"{place}; {name}"):
+                chain, auto = one["over_plain"].values()
+                speeds.append("{:.2f} ({:.2f} to {:.2f}); {:.2f}".format(*auto, chain[0]))
+            else:
+                speeds.append("-")
+        return [f"`{name}`", *speeds]
+
     return {
-        "places": [f"{place}, {stages_of(figures, place)} stages" for place in places],
-        "rows": rows,
+        "places": [f"{place}, {stages_of(figures, place)} stages" for place in virtual],
+        "rows": [row(name, virtual) for name in like_for_like.RECIPES],
+        "emulated": emulated,
+        "emulated_rows": [row(name, emulated) for name in pipelines.EMULATED_WITH] if emulated else [],
         "size": next(iter(figures.values())),
         "same": "All" if all(one["identical"] for one in figures.values()) else "NOT all",
     }
@@ -179,6 +215,7 @@ def in_flight_row(row: Mapping[str, Any]) -> list[str]:
 
 SECTIONS = {
     "like_for_like": Section(values=like_for_like_values),
+    "ablations": Section(values=ablations_values),
     "in_flight": Section(values=in_flight_values),
     "pipelines": Section(values=pipelines_values),
     "six_sets": Section(values=six_sets_values),

@@ -226,7 +226,7 @@ class BlockTrainee(nn.Module):
         return hidden_ND.view(*positions_BAM.shape, -1)
 
     def _partial(self, batch: Batch, blocks: Blocks) -> dict[str, Tensor]:
-        """What the module reads of the blocks' rows beside their tokens."""
+        """The module's arguments about the blocks' rows beside their tokens and positions."""
         return {}
 
     def _entered(self, batch: Batch, blocks: Blocks) -> tuple[Tensor, Tensor]:
