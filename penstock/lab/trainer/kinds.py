@@ -95,6 +95,12 @@ class Start:
         weight: Tensor = load_module(self.target, last, last, "float32", "cpu").get_output_embeddings().weight
         return weight.detach().clone() if self.draft_ids_v is None else weight.detach()[self.draft_ids_v]
 
+    def embedding_size(self) -> float:
+        """The root mean square of the elements of the target's embeddings, as its first layer gets them."""
+        embed = load_module(self.target, 0, 0, "float32", "cpu").get_input_embeddings()
+        with torch.inference_mode():
+            return float(embed(torch.arange(self.target.vocab_size)).square().mean().sqrt())
+
     def layer(self, prefix: str, width: int) -> dict[str, Tensor]:
         """A Llama layer of the target's sizes, without a first norm, whose attention reads ``width`` elements."""
         shape = layer_config(self.target)
