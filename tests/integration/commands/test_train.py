@@ -100,7 +100,7 @@ def test_the_drafter_opens_and_gives_plain_decodings_tokens(model: Path, trained
         ("spd", ("saving",)),
         *(
             pytest.param(kind, ("step", "saving"), id=kind, marks=pytest.mark.whole)
-            for kind in ("eagle", "spd", "eagle3", "dspark", "draft")
+            for kind in ("eagle", "spd", "eagle3", "dspark", "headrace", "draft")
         ),
     ],
 )
@@ -156,7 +156,7 @@ def by_its_variables(kind: str, model: Path, texts: Path, output: Path) -> None:
     ("kind", "launch"),
     [
         ("eagle", by_its_variables),
-        *(pytest.param(kind, by_torchrun, marks=pytest.mark.whole) for kind in ("eagle", "spd", "dspark")),
+        *(pytest.param(kind, by_torchrun, marks=pytest.mark.whole) for kind in ("eagle", "spd", "dspark", "headrace")),
     ],
 )
 def test_two_processes_share_each_step(

@@ -72,7 +72,7 @@ def test_nothing_is_taken_off_where_the_paper_has_no_formula() -> None:
     assert drafting_factor(setup, SpeculativeConfig(strategy="static_tree")) == 1
 
 
-@pytest.mark.parametrize("method", ["eagle", "eagle3", "medusa", "spd", "dflash", "dspark", "peagle"])
+@pytest.mark.parametrize("method", ["eagle", "eagle3", "medusa", "spd", "dflash", "dspark", "headrace", "peagle"])
 @pytest.mark.parametrize("strategy", [name for name, kind in STRATEGIES.items() if kind.drafts])
 def test_heads_without_a_layer_hold_up_nothing(method: str, strategy: str) -> None:
     assert drafting_factor(a_setup(8, 0), config(method, strategy)) == 1

@@ -42,7 +42,7 @@ def test_every_kind_has_its_recipe() -> None:
         ({"kind": "eagle", "heads": 2}, "heads belongs to medusa, not eagle; remove it"),
         (
             {"kind": "draft", "spec_layers": 2},
-            "spec_layers belongs to spd, early-exit, dflash, dspark, peagle, not draft",
+            "spec_layers belongs to spd, early-exit, dflash, dspark, headrace, peagle, not draft",
         ),
         ({"kind": "spd", "layers": 2}, "layers belongs to draft, not spd"),
         ({"kind": "early-exit", "anchors": (0, 2)}, "anchors belongs to spd, not early-exit"),
@@ -60,7 +60,7 @@ def test_every_kind_has_its_recipe() -> None:
         ({"kind": "spd", "stages": (0, 4)}, r"stages is \(0, 4\); it has to be numbers above 0"),
         ({"kind": "spd", "anchors": (1, 4)}, r"anchors is \(1, 4\); it has to be 0, what a token has that"),
         ({"kind": "spd", "anchors": (0,)}, r"anchors is \(0,\); it has to be 0, what .* and at least one more"),
-        ({"kind": "dflash", "markov_rank": 8}, "markov_rank belongs to dspark, not dflash"),
+        ({"kind": "dflash", "markov_rank": 8}, "markov_rank belongs to dspark, headrace, not dflash"),
         ({"kind": "dspark", "block_size": 1}, "block_size is 1; it has to be at least 2"),
         ({"kind": "dspark", "in_flight": -1}, "in_flight is -1; it has to be 0 or above"),
         ({"kind": "spd", "bidirectional": True}, "bidirectional belongs to dflash, dspark, not spd"),
