@@ -185,7 +185,7 @@ class FusedBase(nn.Module):
 # scaled by .7 would look like one whose residual is not. In float32 they are a hundred-thousandth.
 
 SAMPLE_ROWS: Final = 3
-"""Rows that are computed both ways."""
+"""Rows that are computed both ways. One could hide that a fused operation mixes rows."""
 ROUNDINGS: Final = 64
 """Roundings by which two orders of the same operations may differ, each relative to the largest number they give. A sum
 may be added up in any order; a wrong operation differs by far more."""

@@ -194,7 +194,7 @@ CHAIN: Final = 7
 REQUESTS: Final = 4
 """Requests that are simulated for an estimate."""
 TOKENS: Final = 100
-"""Tokens of each simulated request. More tokens give a steadier estimate, and make each evaluation longer."""
+"""Tokens of each simulated request. More of both give a steadier estimate, and make each evaluation longer."""
 
 
 @dataclass(frozen=True)
@@ -259,7 +259,8 @@ def estimated_speedup(accuracy: Sequence[float], cluster: Cluster) -> float:
 # The training loop: the gradients of a step's parts, a step of the optimiser, and now and then figures and state.
 
 WARM_UP: Final = 100
-"""Steps over which the learning rate rises; at most a tenth of the run."""
+"""Steps over which the learning rate rises; at most a tenth of the run. Adam's average of squared gradients, over 20
+steps or more by the kinds' ``betas``, has then forgotten where it began."""
 
 Step = Sequence[Sequence[int]]
 """The samples of each part of an optimiser step, by their numbers."""

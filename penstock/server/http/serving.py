@@ -195,7 +195,7 @@ default."""
 HEALTH: Final = "/health"
 """The path of the health check."""
 MOST_SHOWN: Final = 200
-"""Characters shown of the problem with a request that is not HTTP."""
+"""Characters shown of the problem with a request that is not HTTP. It may quote what the client sent, of any length."""
 
 
 class LimitedProtocol(H11Protocol):

@@ -82,7 +82,7 @@ def done(batch: LoggedBatch) -> BatchDone:
 # Timelines of recent requests: when each was queued, started, had its first token and ended.
 
 RECENT: Final = 12
-"""Ended requests that are still shown."""
+"""Ended requests that are still shown: with half of ``SHOWN`` running ones keep the other half."""
 SHOWN: Final = 24
 """Most requests in one frame. Each makes every frame longer, of which there are ten a second."""
 
@@ -147,7 +147,7 @@ class RequestTimelines:
 DRAWN: Final = 60
 """Most nodes of a tree that are drawn. Each makes every frame longer, of which there are ten a second."""
 PATH: Final = 8
-"""Committed tokens that are shown, the root included."""
+"""Committed tokens that are shown, the root included. Each makes every frame longer."""
 DRAFTED, IN_FLIGHT, ANSWERED = "drafted", "in flight", "answered"
 """States of a node: not entered yet, in the pipeline, and with the target's next token known."""
 
