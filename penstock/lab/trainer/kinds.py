@@ -95,11 +95,23 @@ class Start:
         weight: Tensor = load_module(self.target, last, last, "float32", "cpu").get_output_embeddings().weight
         return weight.detach().clone() if self.draft_ids_v is None else weight.detach()[self.draft_ids_v]
 
+    @torch.inference_mode()
+    def own_logit(self, norm: nn.Module) -> float:
+        """The mean logit of a token for its own embedding behind the target's final ``norm``."""
+        last = self.target.num_layers
+        head_VD = load_module(self.target, last, last, "float32", "cpu").get_output_embeddings().weight
+        return float((norm(self.embeddings()) * head_VD).sum(-1).mean())
+
     def embedding_size(self) -> float:
-        """The root mean square of the elements of the target's embeddings, as its first layer gets them."""
+        """The root mean square of the elements of the target's embeddings."""
+        return float(self.embeddings().square().mean().sqrt())
+
+    @torch.inference_mode()
+    def embeddings(self) -> Tensor:
+        """The target's embeddings [V, D], as its first layer gets them."""
         embed = load_module(self.target, 0, 0, "float32", "cpu").get_input_embeddings()
-        with torch.inference_mode():
-            return float(embed(torch.arange(self.target.vocab_size)).square().mean().sqrt())
+        embedded_VD: Tensor = embed(torch.arange(self.target.vocab_size))
+        return embedded_VD
 
     def layer(self, prefix: str, width: int) -> dict[str, Tensor]:
         """A Llama layer of the target's sizes, without a first norm, whose attention reads ``width`` elements."""

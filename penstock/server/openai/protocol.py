@@ -146,8 +146,8 @@ WARNING = "X-Penstock-Warning"
 """Reply header that names the request's fields that were ignored."""
 MOST_CHOICES = 128
 MOST_STOPS = 16
-"""The most answers to one prompt, which is OpenAI's limit, too, and the most stop strings, of which OpenAI takes 4: each
-is looked for at every token."""
+"""The most answers to one prompt, which is OpenAI's limit, too, and the most stop strings. OpenAI takes 4 of these;
+each is looked for at every token."""
 MOST_TOKEN_IDS = 1024
 """Most items of a list that every row is checked against (vLLM's own sampler has the same limit)."""
 

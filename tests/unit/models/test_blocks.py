@@ -158,7 +158,7 @@ def test_its_files_names_lead_to_the_outputs_of_the_same_layers(
 def test_tokens_in_flight_are_read_with_the_states_that_have_come(
     tmp_path: Path, target: Checkpoint, there: tuple[bool, ...]
 ) -> None:
-    """Among four tokens shown the second has these of its states, the third all of them; others' states do not count."""
+    """The second of four tokens shown has these states and the third all; states of other nodes do not count."""
     draft = speculators.headrace(target)
     stage = load_speculator_stage(
         str(draft.save(tmp_path)), str(target.path), capacity=CAPACITY, dtype="float32", device="cpu"

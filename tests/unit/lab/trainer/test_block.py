@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from penstock.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from penstock.config import FieldError
-from penstock.lab.trainer.block import MARKOV, MOST_STAGES, Blocks, BlockTrainee
+from penstock.lab.trainer.block import MARKOV, MOST_OWN_LOGIT, MOST_STAGES, Blocks, BlockTrainee
 from penstock.lab.trainer.kinds import HEAD, Start
 from penstock.lab.trainer.options import TrainOptions
 from penstock.lab.trainer.run import KINDS
@@ -287,3 +287,26 @@ def test_peagle_learns_among_the_tokens_that_it_can_draft(tmp_path: Path, target
         assert 0 < int(torch.isin(wanted.argmax(-1), ids).sum()) < wanted[..., 0].numel()
         module.head[0].weight.mul_(100.0)
         assert float(own.trainee(module, head, given, target, ids)(batch, 0)) > float(loss) > 0
+
+
+@pytest.mark.parametrize("large", [1.0, 90.0])
+@pytest.mark.parametrize("kind", ["dflash", "dspark", "headrace"])
+def test_a_fresh_module_is_not_sure_that_tokens_are_repeated(tmp_path: Path, kind: str, large: float) -> None:
+    """A row begins with its token's embedding, which is that token's row of the head where both are tied."""
+    place = make_checkpoint(tmp_path / "target", num_hidden_layers=2, tie_word_embeddings=True)
+    file = place / "model.safetensors"
+    tensors = load_file(file)
+    tensors["model.embed_tokens.weight"] *= large
+    save_file(tensors, file, {"format": "pt"})
+    target, folder = open_checkpoint(str(place)), tmp_path / "drafter"
+    folder.mkdir()
+    given = settled(target, kind)
+    KINDS[kind].files.begin(folder, Start(target, given, torch.Generator().manual_seed(0), None))
+    fresh = load_file(folder / "model.safetensors")
+    rows_VD = tensors["model.embed_tokens.weight"].float()
+    logits_V = (F.rms_norm(rows_VD, rows_VD.shape[1:]) * fresh["norm.weight"] * rows_VD).sum(-1)
+    if large == 1:
+        torch.testing.assert_close(fresh["norm.weight"], tensors["model.norm.weight"].float())
+        assert 0 < float(logits_V.mean()) < MOST_OWN_LOGIT
+    else:
+        assert float(logits_V.mean()) == pytest.approx(MOST_OWN_LOGIT, rel=1e-3)
