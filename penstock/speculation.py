@@ -113,14 +113,19 @@ def parse_speculative(table: Mapping[str, Any], target: str = "") -> Speculative
 
 @contextmanager
 def of_table(*options: str) -> Iterator[None]:
-    """Have errors that are raised in the block name the table with these options. A strategy may be given apart."""
+    """Have errors that are raised in the block name the table with these options.
+
+    A strategy that is not in the table keeps its bare name, since a flag or a list gave it.
+    """
     try:
         yield
     except FieldError as error:
         name, bracket, within = error.field.partition("[")
-        if name == "tree_depth" and name not in options:
-            name = "num_speculative_tokens"
-        if name.startswith(TABLE) or (name == "strategy" and name not in options):
+        # vLLM's names were replaced before the error arose.
+        given = {"tree_depth": "num_speculative_tokens", "method": "parallel_drafting"}.get(name, name)
+        if name not in options and given in options:
+            name = given
+        if name.startswith(f"{TABLE}.") or (name == "strategy" and name not in options):
             raise
         raise FieldError(f"{TABLE}.{name}{bracket}{within}", error.problem) from None
 
@@ -168,7 +173,7 @@ def with_drafter(options: Mapping[str, Any], target: str) -> dict[str, Any]:
         from penstock.checkpoint.look import method_of
 
         kind = method_of(named["model"])
-        if "method" in named and kind != "draft_model":
+        if "method" in named and kind != "draft_model" and kind in list(DRAFTERS):
             raise FieldError("method", f"is {method!r}, the checkpoint is of kind {kind!r}: name that")
         named.setdefault("method", kind)
     elif "model" in named:

@@ -4,10 +4,10 @@
 
 All drafters are the demo target's, trained on the same steps of 1,024 tokens; a seed decides the same order for all.
 ``whole`` is what ``penstock train headrace`` has: two layers, five taps, causal in the block, shown up to four tokens
-in flight and their states. Cases without states are DSpark's module, of which ``like_for_like`` has the one that is
-causal and shown. Held-out tokens at T = 0 are looked for among the best candidates with 0 to 4 tokens in flight, which
-fill a pipeline of one stage more, stand in one of 8 or 16 stages, or have no states yet. ``own head`` has an output
-head of its own, which begins as the target's and is trained.
+in flight and their states. Without states the module is DSpark's; the causal one that is shown tokens in flight is
+measured by ``like_for_like``. Held-out tokens at T = 0 are looked for among the best candidates with 0 to 4 tokens in
+flight, which fill a pipeline of one stage more, stand in one of 8 or 16 stages, or have no states yet. ``own head`` has
+an output head of its own, which begins as the target's and is trained.
 
 A case that is in benchmarks/measured/drafters/ablations.json is not measured again with as many updates; a run that was
 broken off goes on. Weights stay in WORK.

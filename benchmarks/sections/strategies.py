@@ -130,7 +130,11 @@ def like_for_like_values(figures: Any) -> Mapping[str, Any]:
 def ablations_values(figures: Any) -> Mapping[str, Any]:
     """A row for each drafter and kind of pipeline: the whole, the drafters of ``like_for_like`` that have less, and
     the others."""
-    alike = stored(like_for_like.__name__.rpartition(".")[2]).figures
+    updates = max(updates_of(case) for case in figures)
+    alike, figures = (
+        {case: one for case, one in some.items() if updates_of(case) == updates}
+        for some in (stored(like_for_like.__name__.rpartition(".")[2]).figures, figures)
+    )
     whole = of_cases(figures, ablations.WHOLE)
     rows = [
         [f"{ablations.WHOLE}, {stages}", *shares([one[stages] for one in whole])]
@@ -141,7 +145,7 @@ def ablations_values(figures: Any) -> Mapping[str, Any]:
     rows += [[said, *shares([one["in_flight"] for one in of_cases(alike, name)])] for said, name in less.items()]
     others = (name for name in ablations.CASES if name != ablations.WHOLE and of_cases(figures, name))
     rows += [[name, *shares([one["filled"] for one in of_cases(figures, name)])] for name in others]
-    return {"rows": rows, "seeds": len(whole), "updates": updates_of(next(iter(figures)))}
+    return {"rows": rows, "seeds": len(whole), "updates": updates}
 
 
 def of_cases(figures: Mapping[str, Any], name: str) -> list[Any]:
@@ -188,7 +192,7 @@ def stages_of(figures: Mapping[str, Any], place: str) -> int:
 
 def updates_of(case: str) -> int:
     """1000 for ``shown dflash, 1000 updates, seed 0``."""
-    return int(case.split(", ")[1].partition(" ")[0])
+    return int(case.rpartition(" updates")[0].rpartition(", ")[2])
 
 
 def spread(values: Sequence[float], form: str) -> str:

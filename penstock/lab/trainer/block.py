@@ -56,18 +56,20 @@ EASED: Final = 0.3
 """Factor of a fresh layer's outputs, which are added to the embedding. Beside a fresh layer's whole output, which is
 noise, the embedding would be lost."""
 MOST_OWN_LOGIT: Final = 50.0
-"""Greatest logit by which a fresh module predicts that tokens are repeated; its final norm is scaled down to it. A row
-begins with its token's embedding, which many targets have as this token's row of the head, too. SmolLM2's module, at
-133, needed 100 more of 700 steps. The demo target's begins with 38; with 4 it learned less in 1,000 steps, since the
-norm has to grow again: 49% of tokens best in place of 53%."""
+"""Greatest mean logit by which a fresh module predicts that tokens are repeated; its final norm is scaled down to it.
+
+A row begins with its token's embedding, which many targets have as this token's row of the head, too. SmolLM2's module
+began with 133, and was 100 steps behind in the first half of 700. The demo target's begins with 38. With a tenth of
+that it was right less often after 1,000 steps (in 49% in place of 53%), because the norm has to grow again.
+"""
 EASED_STATES: Final = 0.67
-"""Size of what states in flight add to a row at first, beside the embedding. Starting from 0 the demo target's drafter
-learned less in 1,000 updates: 52% of tokens best in place of 53%."""
+"""Root mean square of what the states of a token in flight add to its row at first, over that of the embeddings."""
 EASED_PROJECTION: Final = 0.58
-"""Factor of their fresh projection. A norm follows, so that it says only how fast the projection turns in training."""
+"""Factor of the fresh projection of these states. Since a norm follows, it only decides how fast training turns the
+projection: with 1, the demo target's drafter was right in 52% after 1,000 steps in place of 53%."""
 MOST_STAGES: Final = 16
-"""Most stages of a pipeline that tokens in flight are drawn for: with more a token's states hardly differ from those in
-a pipeline of so many."""
+"""Most stages of a pipeline that tokens in flight are drawn for. With more of them, four tokens have passed the first
+of five taps at most."""
 TOGETHER: Final = 512
 """Rows of one sequence's blocks that are evaluated at once: each of them has a column in the mask of all others."""
 
@@ -108,8 +110,8 @@ class BlocksAttention:
 class Blocks:
     """Blocks of a batch's sequences: the batch's row of each first token, and how many more tokens the block shows.
 
-    ``stages_BA`` is how many stages the tokens in flight have to pass, of which each has passed one more than the token
-    behind it; None for as many as the tokens fill.
+    ``stages_BA`` is the number of stages of the pipeline, None for as many as the tokens fill. Each token in flight has
+    passed one stage more than the token after it.
     """
 
     anchors_BA: Tensor
@@ -274,8 +276,8 @@ class HeadraceTrainee(BlockTrainee):
         self.stages = 0
 
     def _drawn(self, batch: Batch, generator: torch.Generator) -> Blocks:
-        """Blocks as of any block trainee, half of them in a pipeline that they fill, the others in one of up to
-        ``MOST_STAGES``, where stages wait for other requests or for tokens that are not in this path."""
+        """Blocks as for any block trainee. About half of them are in a pipeline that their tokens fill, the others in a
+        longer one of up to ``MOST_STAGES``, whose other stages hold other requests' rows, or other branches'."""
         blocks = super()._drawn(batch, generator)
         fewest_BA = blocks.shown_BA + 1
         share_BA = torch.rand(fewest_BA.shape, generator=generator).mul(2).sub(1).clamp(min=0).to(fewest_BA.device)
@@ -291,7 +293,8 @@ class HeadraceTrainee(BlockTrainee):
         positions_BAM = (blocks.anchors_BA[..., None] + 1 + blocks.offsets()).clamp(max=batch.states_BLF.shape[1] - 1)
         every_B = torch.arange(len(positions_BAM), device=positions_BAM.device)[:, None, None]
         states_BAMTD = batch.states_BLF[every_B, positions_BAM].unflatten(-1, (len(self._reads), -1))
-        return {"partial_NF": (states_BAMTD * there_BAMT[..., None]).flatten(0, 2).flatten(1)}
+        partial_BAMTD = states_BAMTD.masked_fill(~there_BAMT[..., None], 0.0)
+        return {"partial_NF": partial_BAMTD.flatten(0, 2).flatten(1)}
 
 
 # ---------------------------------------------------------------------------------------------------------------- files

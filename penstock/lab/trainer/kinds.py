@@ -19,7 +19,7 @@ from penstock.checkpoint.look import SINGLE_FILE, key_groups
 from penstock.lab.trainer.options import TrainOptions
 from penstock.lab.trainer.states import Batch, write_whole
 from penstock.models.loader import load_module
-from penstock.models.speculators.base import MAPS, SpeculatorCheckpoint
+from penstock.models.speculators.base import MAPS, DraftVocabulary, Material, SpeculatorCheckpoint, TargetHead
 from penstock.models.speculators.open import open_speculator
 
 # ----------------------------------------------------------------------------------------------------------------- base
@@ -68,6 +68,10 @@ LEVELS: Final = Shown("level", "by how deep the asked token's states are", 0, Fa
 """Steps of chains, and steps of SPD's levels."""
 
 
+SAMPLED: Final = 256
+"""Tokens of which a mean is taken. The logits of all tokens for all others would fill the memory."""
+
+
 @dataclass(frozen=True)
 class Start:
     """The material of a fresh drafter: its target, options and random generator.
@@ -95,23 +99,21 @@ class Start:
         weight: Tensor = load_module(self.target, last, last, "float32", "cpu").get_output_embeddings().weight
         return weight.detach().clone() if self.draft_ids_v is None else weight.detach()[self.draft_ids_v]
 
-    @torch.inference_mode()
-    def own_logit(self, norm: nn.Module) -> float:
-        """The mean logit of a token for its own embedding behind the target's final ``norm``."""
-        last = self.target.num_layers
-        head_VD = load_module(self.target, last, last, "float32", "cpu").get_output_embeddings().weight
-        return float((norm(self.embeddings()) * head_VD).sum(-1).mean())
+    def embeddings(self) -> Tensor:
+        """The target's embeddings [V, D] as stored, which is how a drafter without its own reads them."""
+        vocabulary = DraftVocabulary(None, self.target.vocab_size)
+        return Material({}, vocabulary, self.target, "float32", "cpu").embedding().weight.detach()
 
     def embedding_size(self) -> float:
         """The root mean square of the elements of the target's embeddings."""
         return float(self.embeddings().square().mean().sqrt())
 
     @torch.inference_mode()
-    def embeddings(self) -> Tensor:
-        """The target's embeddings [V, D], as its first layer gets them."""
-        embed = load_module(self.target, 0, 0, "float32", "cpu").get_input_embeddings()
-        embedded_VD: Tensor = embed(torch.arange(self.target.vocab_size))
-        return embedded_VD
+    def own_logit(self, norm: nn.Module) -> float:
+        """The mean logit of a token for its own embedding behind the target's final ``norm``, of ``SAMPLED`` tokens."""
+        tokens_n = torch.linspace(0, self.target.vocab_size - 1, SAMPLED).long()
+        logits_nV = TargetHead(self.target, "float32", "cpu")(norm(self.embeddings()[tokens_n]))
+        return float(logits_nV.gather(1, tokens_n[:, None]).mean())
 
     def layer(self, prefix: str, width: int) -> dict[str, Tensor]:
         """A Llama layer of the target's sizes, without a first norm, whose attention reads ``width`` elements."""

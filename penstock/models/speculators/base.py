@@ -102,8 +102,9 @@ class FeatureStore:
 
     def partial(self, slots_N: np.ndarray, nodes_N: np.ndarray) -> Tensor:
         """The states of these nodes, [N, F], which hold these slots; zeros for those that have not arrived."""
-        here_LN = torch.from_numpy(self._owner_LS[:, slots_N] == nodes_N).to(self._states_SLD.device)
-        states_NLD = self._states_SLD[torch.from_numpy(slots_N)] * here_LN.T[:, :, None]
+        other_LN = torch.from_numpy(self._owner_LS[:, slots_N] != nodes_N).to(self._states_SLD.device)
+        # Filled rather than multiplied by zero: what another node has left may be infinite.
+        states_NLD = self._states_SLD[torch.from_numpy(slots_N)].masked_fill(other_LN.T[:, :, None], 0.0)
         return states_NLD[:, self._places].flatten(1)
 
 

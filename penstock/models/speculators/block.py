@@ -220,14 +220,14 @@ take memory beside the cache."""
 
 @dataclass(frozen=True)
 class Block:
-    """The block of one row that is asked about, with the slots that it sees as context."""
+    """The block of one row that is asked about: the slots that it sees as context, and its tokens before the masks."""
 
     row: int
     context: np.ndarray
     context_positions: np.ndarray
-    slots: np.ndarray
     tokens: np.ndarray
-    """The tokens before the masks, and the slots that they are in."""
+    token_slots: np.ndarray
+    """The slots that ``tokens`` are in."""
     before: int
     """Slot of the token before the first; -1 for none."""
     position: int
@@ -385,7 +385,7 @@ class BlockStage(AttendingReader):
         position, above = int(positions[-1]) + 1 - len(tokens), slots[: -len(tokens)]
         before = int(above[-1]) if len(above) else NO_SLOT
         context, places = slots[:begin][held[:begin]], positions[:begin][held[:begin]]
-        return Block(row, context, places, slots[-len(tokens) :], tokens, before, position, rows)
+        return Block(row, context, places, tokens, slots[-len(tokens) :], before, position, rows)
 
     def _answers(
         self, view: BatchView, blocks: Sequence[Block], samplings: Sequence[Sampling], count: int
@@ -434,13 +434,13 @@ class BlockStage(AttendingReader):
     def _partial(self, blocks: Sequence[Block]) -> Tensor:
         """The states [N, F] that have come of each row's token, and zeros for others and for masks.
 
-        A row waits for none: its token is drafted from again as soon as the next result asks for it, and knows more.
+        A row does not wait for states: after the next result the strategy asks again, and by then more have come.
         """
         firsts = np.cumsum([0, *(block.rows for block in blocks)])
         rows = np.concatenate(
-            [first + np.arange(len(block.slots)) for first, block in zip(firsts[:-1], blocks, strict=True)]
+            [first + np.arange(len(block.tokens)) for first, block in zip(firsts[:-1], blocks, strict=True)]
         )
-        slots = np.concatenate([block.slots for block in blocks])
+        slots = np.concatenate([block.token_slots for block in blocks])
         partial_NF = torch.zeros(int(firsts[-1]), self.store.width, dtype=self.dtype, device=self.device)
         partial_NF[torch.from_numpy(rows)] = self.store.partial(slots, self.nodes_in(slots))
         return partial_NF
