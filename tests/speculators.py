@@ -411,12 +411,13 @@ def gated_dspark(target: Checkpoint, *, seed: int = 0) -> Draft:
     return made
 
 
-def headrace(target: Checkpoint, *, seed: int = 0) -> Draft:
+def headrace(target: Checkpoint, *, seed: int = 0, taps: Sequence[int] = (1, 4, 6)) -> Draft:
     """Headrace as Penstock stores it: causal, with a Markov head, and a projection of the states of tokens in flight.
 
     The target's embedding and head are its own.
     """
-    made, drawn, width = jetspec(target, seed=seed), _Drawn(seed + 1), target.hidden_size
+    made, drawn, width = dflash(target, seed=seed, taps=taps), _Drawn(seed + 1), target.hidden_size
+    made.config["dflash_config"]["causal_head"] = True
     made.tensors |= _markov(drawn, target, target.vocab_size)
     made.tensors["partial.weight"] = drawn.matrix(*made.tensors["fc.weight"].shape)
     made.tensors["partial_norm.weight"] = drawn.norm(width) * 0.3

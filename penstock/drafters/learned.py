@@ -348,8 +348,8 @@ class BlockOptions(LearnedOptions):
     """Options of ``dflash`` (DFlash 2 included), ``dspark``, ``headrace``, ``jetspec`` and ``peagle``, which draft a
     block of levels in one pass.
 
-    Sources: DSpark (arXiv 2607.05147), JetSpec (arXiv 2606.18394), P-EAGLE (arXiv 2602.01469). Raises FieldError for a
-    negative ``ahead``.
+    Sources: DSpark (arXiv 2607.05147), JetSpec (arXiv 2606.18394), P-EAGLE (arXiv 2602.01469); Headrace is Penstock's
+    own (docs/background/drafting.md). Raises FieldError for a negative ``ahead``.
     """
 
     model: str | None = None

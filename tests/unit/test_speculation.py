@@ -229,6 +229,21 @@ def test_other_models_have_no_draft_model_of_their_own() -> None:
         parse_speculative({"method": "draft_model"}, "m")
 
 
+@pytest.mark.parametrize(
+    ("table", "field"),
+    [
+        ({"parallel_drafting": True, "strategy": "autoregressive"}, "parallel_drafting"),
+        ({"parallel_drafting": True, "method": "ngram"}, "parallel_drafting"),
+        ({"num_speculative_tokens": 0, "strategy": "static_tree"}, "num_speculative_tokens"),
+        ({"speculative_configs": {}}, "speculative_configs"),
+    ],
+)
+def test_errors_name_the_option_that_was_given(table: dict[str, Any], field: str) -> None:
+    with pytest.raises(FieldError) as caught:
+        parse_speculative(table)
+    assert caught.value.field == f"speculative_config.{field}"
+
+
 @pytest.mark.parametrize("target", ["demo", "other"])
 @pytest.mark.parametrize("value", [5, 0.5, None, True, [], [5], [None], [["ngram"]], {"a": 1}, [{}], "", "nothing"])
 @pytest.mark.parametrize("name", ["method", "model", "strategy", "num_speculative_tokens", "parallel_drafting"])

@@ -3,7 +3,8 @@
 What a configuration says tells block drafters apart, never a tensor's name: see ``checkpoint.look.block_kind``.
 Their layouts: z-lab/dflash's and SpecForge's (Qwen3's fields, and ``dflash_config``), JetSpec's (the same with
 ``causal_head``), DeepSpec's (DSpark: all fields at the top level, embedding and head of its own), and
-vllm-project/speculators' (``transformer_layer_config``, a vocabulary of its own). DFlash 2 is any of these that names
+vllm-project/speculators' (``transformer_layer_config``, a vocabulary of its own). Headrace is SpecForge's layout of
+DSpark with two tensors more. DFlash 2 is any of these that names
 ``DFlash2DraftModel`` or ``dflash2``, or states one of the fields of its convolutions and its selector.
 """
 
@@ -184,7 +185,7 @@ def _shape(stated: _Stated, depth: int, target: Checkpoint, *, markov: bool, par
         )
     second = _second(stated, target)
     if markov and second:
-        raise refusal(stated.path, "it has both DSpark's Markov head and DFlash 2's selector: remove the fields of one")
+        raise refusal(stated.path, "it has both a Markov head and DFlash 2's selector: remove the fields of one")
     return BlockShape(
         size=size,
         mask_token=mask,
@@ -223,8 +224,10 @@ def _add_markov(
     needed: dict[str, Any],
     optional: dict[str, Any],
 ) -> None:
-    """Add the tensors of DSpark's heads. The confidence head is known, and nothing is computed with it: chances are
-    calibrated by what the target accepts."""
+    """Add the tensors of DSpark's and Headrace's heads.
+
+    The confidence head is known, and nothing is computed with it: chances are calibrated by what the target accepts.
+    """
     head = "markov_head"
     needed |= {
         f"{head}.markov_w1.weight": (target.vocab_size, shape.rank),

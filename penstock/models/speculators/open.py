@@ -99,7 +99,8 @@ def _kind(path: Path, config: Mapping[str, Any], tensors: Tensors, target: Check
     some = ", ".join(sorted(tensors)[:3])
     raise refusal(
         path,
-        f"it is no EAGLE, EAGLE-3, P-EAGLE, Medusa, MTP, SPD or DFlash checkpoint; its tensors are {some}, ...; "
+        "it is no EAGLE, EAGLE-3, P-EAGLE, Medusa, MTP, SPD, DFlash, DSpark or Headrace checkpoint; its tensors are "
+        f"{some}, ...; "
         "a small model of its own drafts with method 'draft_model'",
     )
 

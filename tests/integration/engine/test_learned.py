@@ -154,6 +154,7 @@ def check_strategies(target: Path, drafter: Path, stages: int, speculating: Sequ
         (["early_exit"], "tcp"),
         (["dflash"], "tcp"),
         (["dflash", "ngram"], "ipc"),
+        (["headrace"], "tcp"),
         (["peagle"], "ipc"),
     ],
 )

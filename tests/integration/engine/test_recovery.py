@@ -89,7 +89,9 @@ def speculation(target: Path, draft: Path, folder: Path, method: str, strategy: 
     if method == "ngram":
         return {"method": method, "strategy": strategy}
     if method != "draft_model":
-        options = {"spd": {"anchors": [0, 2, 4]}, "dflash": {"taps": [0, 2]}}.get(method, {})
+        options = {"spd": {"anchors": [0, 2, 4]}, "dflash": {"taps": [0, 2]}, "headrace": {"taps": [0, 2]}}.get(
+            method, {}
+        )
         draft = getattr(speculators, method)(open_checkpoint(str(target)), **options).save(folder / method)
     return {"method": method, "model": str(draft), "strategy": strategy}
 
@@ -104,6 +106,8 @@ KILLED: Final = {
     "stage-spd": ("spd", "continuous", 3, SAMPLED),
     "stage-mtp": ("mtp", "continuous", 3, SAMPLED),
     "dflash": ("dflash", "continuous", 1, SAMPLED),
+    "headrace": ("headrace", "continuous", 1, SAMPLED),
+    "stage-headrace": ("headrace", "pipedec", 3, GREEDY),
     "peagle": ("peagle", "continuous", 1, GREEDY),
     "stage-peagle": ("peagle", "pipedec", 3, SAMPLED),
 }

@@ -232,7 +232,7 @@ def test_memory_counts_the_drafter(deep: Path, hosts: list[Worker], keys: Path, 
     assert [one.stages() for one in hosts] == [[], [], []]
 
 
-@pytest.mark.parametrize("method", ["draft_model", "eagle3", "medusa", "dflash", "peagle"])
+@pytest.mark.parametrize("method", ["draft_model", "eagle3", "medusa", "dflash", "headrace", "peagle"])
 def test_what_is_reckoned_for_a_drafter_is_what_it_holds(deep: Path, config_of: Any, method: str) -> None:
     """Learned drafters take their slots with the first row, so that only their weights are there to compare."""
     with LLM(deep, speculative_config=config_of(method), **OPTIONS) as llm:

@@ -173,9 +173,9 @@ def test_tokens_in_flight_are_read_with_the_states_that_have_come(
             Features(layers=[layer], nodes=[text.node(r) for r in rows], slots=[text.slots[r] for r in rows], width=32),
             own[-len(rows) :],
         )
-        # The slot of the last token still has the states of a node that was there before.
+        # The slot of the last token still has the states of a node that was there before, which overflowed.
         old = Features(layers=[layer], nodes=[999], slots=[text.slots[11]], width=32)
-        stage.add_features(old, torch.ones(1, width))
+        stage.add_features(old, torch.full((1, width), torch.inf))
         for row in rows:
             partial[row - known, i * width : (i + 1) * width] = own[row - 9]
     answers = asked(stage, text, known, VOCAB, 0)
@@ -438,7 +438,7 @@ REFUSED = [
     ("dflash2", "dflash_config.selector_top_k", 161, "selector_top_k is 161; the target has 160 tokens"),
     ("dflash2", "dflash_config.projector_type", "dspark", "markov_head_type is None"),
     ("gated_dspark", "dflash_config.selector_rank", 6, "conv_kernel_size is None; it has to be an integer"),
-    ("gated_dspark", "dflash_config", {**SPARK, **SECOND}, "both DSpark's Markov head and DFlash 2's selector: remove"),
+    ("gated_dspark", "dflash_config", {**SPARK, **SECOND}, "both a Markov head and DFlash 2's selector: remove"),
     ("dflash", "dflash_config.selector_rank", 6, "conv_kernel_size is None; it has to be an integer"),
     ("dflash", "architectures", ["DFlash2DraftModel"], "conv_kernel_size is None; it has to be an integer"),
     ("speculators_dflash2", "selector_top_k", "7", "selector_top_k is '7'; it has to be an integer"),

@@ -207,7 +207,7 @@ WRONG: dict[str, tuple[Callable[[Checkpoint], Draft], Change, str]] = {
     "another model": (
         speculators.eagle,
         lambda d: d.tensors.pop("fc.weight"),
-        "no EAGLE, EAGLE-3, P-EAGLE, Medusa, MTP, SPD or DFlash checkpoint",
+        "no EAGLE, EAGLE-3, P-EAGLE, Medusa, MTP, SPD, DFlash, DSpark or Headrace checkpoint",
     ),
     "spd's width": (
         speculators.spd,
