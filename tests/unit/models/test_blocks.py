@@ -154,7 +154,7 @@ def test_its_files_names_lead_to_the_outputs_of_the_same_layers(
     assert speculator.kind == next(kind for kind in ("jetspec", "dspark", "headrace", "dflash") if kind in layout)
 
 
-@pytest.mark.parametrize("there", itertools.product((False, True), repeat=3), ids=str)
+@pytest.mark.parametrize("there", list(itertools.product((False, True), repeat=3)), ids=str)
 def test_tokens_in_flight_are_read_with_the_states_that_have_come(
     tmp_path: Path, target: Checkpoint, there: tuple[bool, ...]
 ) -> None:
