@@ -180,6 +180,7 @@ def pipelines_values(figures: Any) -> Mapping[str, Any]:
         "places": [f"{place}, {stages_of(figures, place)} stages" for place in virtual],
         "rows": [row(name, virtual) for name in like_for_like.RECIPES],
         "emulated": emulated,
+        "late": f"{100 * max(one.get('overruns', 0) for one in figures.values()):.0f}% or less",
         "emulated_rows": [row(name, emulated) for name in pipelines.EMULATED_WITH] if emulated else [],
         "size": next(iter(figures.values())),
         "same": "All" if all(one["identical"] for one in figures.values()) else "NOT all",
