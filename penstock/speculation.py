@@ -142,6 +142,7 @@ def parse_speculative_for(
 
 
 def _parsed(table: Mapping[str, Any], strategies: Sequence[str], target: str) -> tuple[SpeculativeConfig, ...]:
+    """``parse_speculative_for``, whose errors name the options as the table has them."""
     if "strategy" in table:
         raise FieldError("strategy", f"is set beside a list of strategies ({', '.join(strategies)}); remove one")
     for strategy in strategies:
