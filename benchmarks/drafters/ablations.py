@@ -24,7 +24,7 @@ from unittest.mock import patch
 import torch
 from rich.console import Console
 
-from benchmarks.drafters.like_for_like import AMONG, First, main, options_of, with_states
+from benchmarks.drafters.like_for_like import looked_at, main, options_of, with_states
 from benchmarks.shared import virtual
 from penstock.lab.trainer import block
 from penstock.lab.trainer.block import BlockTrainee, HeadraceTrainee
@@ -35,7 +35,6 @@ from penstock.lab.trainer.run import (
     cached_states,
     choose_vocabulary,
     fresh_drafter,
-    held_out,
     make_run,
     planned,
     read_corpus,
@@ -95,9 +94,7 @@ def trained(asked: argparse.Namespace, case: str, seed: int) -> dict[str, Any]:
     found = {}
     for name, stages in STAGES.items() if isinstance(trainee, HeadraceTrainee) else [("filled", 0)]:
         trainee.stages = stages
-        with torch.autocast("cpu", torch.bfloat16):
-            steps = held_out(setup.options, corpus, loader, First(trainee, IN_FLIGHT + 1), head).by_step
-        found[name] = [[round(step[count - 1], 4) for count in AMONG] for step in steps]
+        found[name] = looked_at(setup.options, corpus, loader, trainee, head)
     return found
 
 

@@ -137,8 +137,13 @@ def known(options: TrainOptions, drafter: Any) -> list[list[float]]:
     elif isinstance(trainee, SpdTrainee):
         trainee = InFlight(trainee)
     loader = Loader(corpus, cached_states(setup, corpus), drafter.reads, target.num_layers, "cpu")
+    return looked_at(setup.options, corpus, loader, trainee, head)
+
+
+def looked_at(options: TrainOptions, corpus: Any, loader: Loader, trainee: Any, head: TargetHead) -> list[list[float]]:
+    """The same fractions of a trainee whose steps are the numbers of tokens in flight."""
     with torch.autocast("cpu", torch.bfloat16):
-        found = held_out(setup.options, corpus, loader, First(trainee, IN_FLIGHT + 1), head)
+        found = held_out(options, corpus, loader, First(trainee, IN_FLIGHT + 1), head)
     return [[round(step[count - 1], 4) for count in AMONG] for step in found.by_step]
 
 

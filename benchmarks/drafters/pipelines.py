@@ -28,7 +28,7 @@ from penstock.cluster import Cluster
 from penstock.lab.grid import PLAIN
 from penstock.models.speculators.open import open_speculator
 
-HOW: Final = "In virtual time, with the demo target"
+HOW: Final = "In virtual time and emulated, with the demo target"
 ENTRIES: Final = (in_flight.CHAIN, "auto")
 SIZES: Final = virtual.Sizes(prompts=6, tokens=48)
 EMULATED: Final = ("spd-4", "spd-8")

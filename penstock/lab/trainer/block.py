@@ -355,7 +355,8 @@ def fresh(start: Start) -> dict[str, Tensor]:
     """
     target, options, width = start.target, start.options, start.target.hidden_size
     norm = final_norm(target, "float32", "cpu")
-    eased = min(1.0, MOST_OWN_LOGIT / max(1.0, start.own_logit(norm)))
+    embeddings_VD = start.embeddings()
+    eased = min(1.0, MOST_OWN_LOGIT / max(1.0, start.own_logit(norm, embeddings_VD)))
     head_dim = layer_config(target)["head_dim"]
     tensors = {
         "fc.weight": start.matrix(width, len(reads(options, target)) * width),
@@ -376,7 +377,8 @@ def fresh(start: Start) -> dict[str, Tensor]:
         tensors["markov_head.markov_w2.weight"] = torch.zeros(target.vocab_size, options.markov_rank)
     if options.kind == HEADRACE.name:
         tensors["partial.weight"] = EASED_PROJECTION * start.matrix(*tensors["fc.weight"].shape)
-        tensors["partial_norm.weight"] = torch.full((width,), EASED_STATES * start.embedding_size())
+        size = float(embeddings_VD.square().mean().sqrt())
+        tensors["partial_norm.weight"] = torch.full((width,), EASED_STATES * size)
     return tensors
 
 

@@ -104,15 +104,11 @@ class Start:
         vocabulary = DraftVocabulary(None, self.target.vocab_size)
         return Material({}, vocabulary, self.target, "float32", "cpu").embedding().weight.detach()
 
-    def embedding_size(self) -> float:
-        """The root mean square of the elements of the target's embeddings."""
-        return float(self.embeddings().square().mean().sqrt())
-
     @torch.inference_mode()
-    def own_logit(self, norm: nn.Module) -> float:
+    def own_logit(self, norm: nn.Module, embeddings_VD: Tensor) -> float:
         """The mean logit of a token for its own embedding behind the target's final ``norm``, of ``SAMPLED`` tokens."""
         tokens_n = torch.linspace(0, self.target.vocab_size - 1, SAMPLED).long()
-        logits_nV = TargetHead(self.target, "float32", "cpu")(norm(self.embeddings()[tokens_n]))
+        logits_nV = TargetHead(self.target, "float32", "cpu")(norm(embeddings_VD[tokens_n]))
         return float(logits_nV.gather(1, tokens_n[:, None]).mean())
 
     def layer(self, prefix: str, width: int) -> dict[str, Tensor]:
