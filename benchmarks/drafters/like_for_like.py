@@ -37,6 +37,7 @@ from penstock.models.speculators.base import TargetHead
 HOW: Final = "Measured, with the demo target; trees in virtual time"
 COMMON: Final[dict[str, Any]] = {"model": "demo", "max_length": 256, "batch_tokens": 1024, "dtype": "bfloat16"}
 RECIPES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
+    "eagle": ("eagle", {"learning_rate": 1e-3}),
     "eagle3": ("eagle3", {"learning_rate": 2e-3, "ttt_steps": 5}),
     "medusa": ("medusa", {"learning_rate": 1e-3, "heads": 5}),
     "spd": ("spd", {"learning_rate": 1.5e-3, "spec_layers": 2}),
@@ -47,7 +48,7 @@ RECIPES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "headrace": ("headrace", {"learning_rate": 3e-3, "markov_rank": 64}),
 }
 """Name: the kind and its options. ``dflash`` and ``dspark`` are as published, the shown ones as ``penstock train`` has
-them. All draft every token; all have two layers but EAGLE-3, which has one, and Medusa, which has none."""
+them. All draft every token; all have two layers but EAGLE and EAGLE-3, which have one, and Medusa, which has none."""
 AMONG: Final = (1, 4, 16)
 TREES: Final = (4, 8, 16, 32, 64)
 DEPTH: Final = 7

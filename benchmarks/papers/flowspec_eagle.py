@@ -1,9 +1,12 @@
-"""FlowSpec's Tables 1 and 2 with an EAGLE drafter, the paper's own kind, on its own clusters.
+"""FlowSpec's Tables 1 and 2 with EAGLE drafters, the paper's own kind, on its own clusters.
 
-    python -m benchmarks.papers.flowspec_eagle --eagle3 penstock/demo/drafters/eagle3 [--prompts 10] [--tokens 64]
+    python -m benchmarks.papers.flowspec_eagle --eagle DIR --eagle3 DIR [--prompts 10] [--tokens 64]
+
+The paper drafts with EAGLE-2: EAGLE-1's module, whose tree grows where its scores are high, as all these strategies let
+it grow. EAGLE-3 stands beside it. ``benchmarks.drafters.like_for_like`` trains both on the same tokens.
 
 The demo target on held-out code, in virtual time, on the presets flowspec-7b and flowspec-13b; the page has the
-strategies' ratios over naive PP beside those with the demo pair. Each cluster is written to
+strategies' ratios over naive PP beside those with the demo pair. Each drafter on a cluster is written to
 benchmarks/measured/papers/flowspec_eagle.json as it finishes, and is not run again if it is there.
 """
 
@@ -19,19 +22,22 @@ from penstock.cluster import load_cluster
 from penstock.lab.bench.summary import StrategyRun
 
 NAME = "flowspec_eagle"
+METHODS = {"eagle": "EAGLE-2", "eagle3": "EAGLE-3"}
+"""What the drafters of each method are called where a tree grows by their scores."""
 TEMPERATURES = {"T0": 0.0, "T1": 1.0}
 STRATEGIES = (*flowspec.STRATEGIES, flowspec.ONCE)
 """Strategies with EAGLE: only such a drafter answers differently when nodes are drafted from again."""
 
 
-def measured(folder: str, cluster: str, sizes: virtual.Sizes) -> dict[str, Any]:
+def measured(method: str, folder: str, cluster: str, sizes: virtual.Sizes) -> dict[str, Any]:
     """The page's figures of every strategy, by temperature."""
-    drafter, questions = {"method": "eagle3", "model": folder}, virtual.asked(sizes, list(TEMPERATURES.values()))
+    drafter, questions = {"method": method, "model": folder}, virtual.asked(sizes, list(TEMPERATURES.values()))
     runs = virtual.compared(load_cluster(cluster), drafter, STRATEGIES, questions)
-    return {
+    by_temperature = {
         name: [kept(run, cluster) for run in runs if run.temperature == temperature]
         for name, temperature in TEMPERATURES.items()
     }
+    return {"method": method, **by_temperature}
 
 
 def kept(run: StrategyRun, cluster: str) -> dict[str, Any]:
@@ -41,14 +47,15 @@ def kept(run: StrategyRun, cluster: str) -> dict[str, Any]:
         "ms_per_token": 1e3 / run.tokens_per_second,
         "mean_acceptance_length": run.mean_acceptance_length,
         "identical": run.identical_to_autoregressive,
+        "seconds": virtual.seconds(run),
     }
 
 
 def cases(wanted: virtual.Wanted) -> Iterator[virtual.Case]:
-    folders = wanted.drafters["eagle3"]
-    for cluster in flowspec.CLUSTERS.values() if folders else ():
-        yield cluster, partial(measured, folders[0], cluster, wanted.sizes)
+    for method, folders in wanted.drafters.items():
+        for cluster in flowspec.CLUSTERS.values() if folders else ():
+            yield f"{method}, {cluster}", partial(measured, method, folders[0], cluster, wanted.sizes)
 
 
 if __name__ == "__main__":
-    virtual.main(__file__, cases, ("eagle3",))
+    virtual.main(__file__, cases, tuple(METHODS))

@@ -9,7 +9,9 @@ beside it `auto`. T = 0 (Table 1). The GPUs are those of the preset two-servers,
 Real tokens of the demo target in virtual time, one request at a time: the report has a thousand at once for its
 throughput and four for its latency (``pp_many``). It does not say how long its chains are, and AR and AL fit no one
 length: (AL - 1) / AR, which would be it, is 3.6 for EAGLE-1 on MT-Bench and 5.2 for EAGLE-3 on HumanEval. Ours are
-five, between the 4.7 and the 5.2 of HumanEval.
+five, between the 4.7 and the 5.2 of HumanEval. ``benchmarks.drafters.like_for_like`` trains both drafters on the same
+tokens.
+
 Each row is written to benchmarks/measured/papers/pp_eagle_table.json as it finishes. What is there is not run again.
 """
 
@@ -73,6 +75,7 @@ def columns(run: StrategyRun) -> dict[str, Any]:
         "TP": run.tokens_per_second,
         "Lat": run.mean_e2el_ms / 1e3,
         "identical": run.identical_to_autoregressive,
+        "latencies": [float(f"{one['e2el_ms'] / 1e3:.5g}") for one in run.requests],
     }
 
 

@@ -109,10 +109,14 @@ def find(runs: Sequence[StrategyRun], entry: str, temperature: float) -> Strateg
     return next(run for run in runs if (run.strategy, run.temperature) == (entry, temperature))
 
 
+def seconds(run: StrategyRun) -> list[float]:
+    """The seconds of each request, but for those of one token, which have no time with any strategy."""
+    return [float(f"{one['seconds']:.5g}") for one in run.requests if one["seconds"]]
+
+
 def over(run: StrategyRun, base: StrategyRun) -> Ratio:
     """Speed relative to ``base`` on the same requests, with bounds."""
-    pairs = [(one, other) for one, other in zip(run.requests, base.requests, strict=True) if other["seconds"]]
-    return paired((other["seconds"] for _, other in pairs), (one["seconds"] for one, _ in pairs))
+    return paired(seconds(base), seconds(run))
 
 
 # -------------------------------------------------------------------------------------------------------------- scripts

@@ -18,6 +18,7 @@ from benchmarks.papers import flowspec, flowspec_eagle, pp_eagle_table, six_sets
 from benchmarks.sections import spd
 from benchmarks.sections.base import paragraphs, rendered
 from benchmarks.shared import measured, virtual
+from benchmarks.shared.paired import paired
 from benchmarks.shared.simulations import said
 from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.cluster import draft_link, draft_timing, link_timings, load_cluster, stage_timings
@@ -287,12 +288,21 @@ def test_six_sets_are_over_each_papers_base_with_bounds_over_the_requests_of_all
 def test_flowspecs_tables_are_there_for_eagle_too() -> None:
     def runs(cluster: str) -> list[dict[str, Any]]:
         one = {"cluster": cluster, "ms_per_token": 50.0, "mean_acceptance_length": 5.0, "identical": True}
-        return [{**one, "strategy": strategy} for strategy in flowspec_eagle.STRATEGIES]
+        return [
+            {**one, "strategy": strategy, "seconds": [place + 1.0, 2.0]}
+            for place, strategy in enumerate(flowspec_eagle.STRATEGIES)
+        ]
 
-    figures = {name: {"T0": runs(name), "T1": runs(name)} for name in flowspec.CLUSTERS.values()}
+    figures = {
+        f"{method}, {name}": {"prompts": 2, "tokens": 8, "method": method, "T0": runs(name), "T1": runs(name)}
+        for method in flowspec_eagle.METHODS
+        for name in flowspec.CLUSTERS.values()
+    }
     page = section("flowspec", flowspec_eagle.NAME, figures)
-    assert page.count("ours: `eagle3`") == 4
-    assert "`eagle3`, T = 1" in page
+    assert page.count("ours: EAGLE-2") == page.count("ours: EAGLE-3") == 4
+    assert "EAGLE-2, T = 1 | EAGLE-3, T = 0" in page
+    places = [flowspec_eagle.STRATEGIES.index(strategy) + 1.0 for strategy in (flowspec.PIPEDEC, "flowspec")]
+    assert said(paired([places[0], 2.0], [places[1], 2.0])) in page
 
 
 def test_a_section_comes_into_the_page_with_its_figures(empty: Path) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from penstock.estimates.estimates import Estimates
 from penstock.estimates.times import SIZES
 from penstock.messages import Span
-from penstock.strategies.auto import FRESH, Auto, Continuous
+from penstock.strategies.auto import FRESH, Auto, Continuous, could_enter
 from penstock.strategies.base import NOW, ON_EVENT, Context
 from penstock.tree import Node, TokenTree
 from tests.contexts import context
@@ -184,6 +184,21 @@ def test_nothing_is_drafted_where_the_answer_would_find_no_room() -> None:
     assert asker.ask(tree) == []
     tree._source.room = 9  # type: ignore[attr-defined]
     assert asker.ask(tree) == [tree.root]
+
+
+def test_the_drafter_is_asked_about_no_more_nodes_than_enter_at_once() -> None:
+    asker = continuous(experienced(flat), width=4, children=3)
+    tree = drafted(asker, [0.4, 0.3, 0.3])
+    assert len(asker.enter(tree)) == 3
+    asker.strategy.width = 2
+    assert len(asker.ask(tree)) == 2
+
+
+@pytest.mark.parametrize(("requests", "enters"), [(1, True), (2, True), (8, False)])
+def test_a_row_finds_room_beside_the_roots_of_all_requests_that_share_a_batch(requests: int, enters: bool) -> None:
+    # Eight stages of 40 ms for 8 rows, and a trip of 80 ms: of 8 requests 4 share a batch, and 2 rows cost nothing.
+    estimates = experienced(lambda rows: STEP * max(1.0, rows / 2))
+    assert could_enter(context(estimates, requests=requests)) == enters
 
 
 def test_the_drafter_is_asked_about_the_best_first() -> None:
