@@ -73,7 +73,7 @@ PARTS: Final = {
             "models/test_loader.py",
             "models/test_own_part.py",
             "models/test_hostile_checkpoints.py",
-            "checkpoint/test_reading.py",
+            "checkpoint/test_read_progress.py",
             "checkpoint/test_grouped.py",
         ),
     ),

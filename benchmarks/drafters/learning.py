@@ -2,8 +2,8 @@
 
     python -m benchmarks.drafters.learning [NAME=FOLDER=HOURS ...]
 
-FOLDER is the output of a run, HOURS the processor time of the run, with the states that the target computed for it. A
-run's curve is written to benchmarks/measured/drafters/learning.json, in place of what NAME has there. Then
+FOLDER is the output of a run, HOURS the processor time of the run, with the states that the target computed for it.
+``data`` in its settings is a hash of the text that it learned from. A run's curve is written to benchmarks/measured/drafters/learning.json, in place of what NAME has there. Then
 docs/images/learning.png is drawn of all that is stored: shares of held-out tokens at T = 0 over the tokens that were
 read.
 """
@@ -27,7 +27,7 @@ NAME, HOW = "learning", "Measured on one core, with SmolLM2-135M-Instruct"
 IMAGE = ROOT / "docs" / "images" / "learning.png"
 SETTINGS = (
     *("kind", "dtype", "learning_rate", "batch_tokens", "draft_vocab_size", "ttt_steps", "heads"),
-    *("spec_layers", "variant", "stages", "exit_layer"),
+    *("spec_layers", "variant", "stages", "exit_layer", "block_size", "in_flight", "markov_rank", "data"),
 )
 STYLES = {1: "-", 4: "--"}
 """Line styles by the number of candidates."""

@@ -136,15 +136,17 @@ def auto_values(figures: Any) -> Mapping[str, Any]:
 
 
 def learning_values(figures: Any) -> Mapping[str, Any]:
-    return {"rows": [learning_row(one) for one in figures.values()]}
+    texts = list(dict.fromkeys(one["settings"].get("data") for one in figures.values()))
+    return {"rows": [learning_row(one, 1 + texts.index(one["settings"].get("data"))) for one in figures.values()]}
 
 
-def learning_row(one: Mapping[str, Any]) -> list[str]:
+def learning_row(one: Mapping[str, Any], text: int) -> list[str]:
     settings, (steps, _, *shares) = one["settings"], one["entries"][-1]
     which = {"exit_layer": "behind layer {}", "stages": "{} stages"}
     told = [text.format(one_of(settings[name])) for name, text in which.items() if name in settings]
     return [
         ", ".join([f"`{settings['kind']}`", *told]),
+        str(text),
         settings.get("dtype", "float32"),
         str(settings["batch_tokens"]),
         f"{settings['learning_rate']:g}",

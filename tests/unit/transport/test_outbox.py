@@ -12,9 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.core import ConfigError
 from penstock.messages import Frame
 from penstock.transport import outbox as outboxes
 from penstock.transport.addresses import LinkSecurity, on_the_wire, place_of, token_of
+from penstock.transport.inbox import Inbox
 from penstock.transport.outbox import PIECE, Outbox, Sockets, left_of
 from tests.agents import soon
 from tests.links import KINDS, SESSION, SOON, address_for, received
@@ -140,3 +142,15 @@ def test_a_receiver_whose_system_answers_nothing_is_not_reached(monkeypatch: pyt
         assert outbox.unreached == "no answer for 0 s"
         sockets.disconnect(outbox)
         assert outbox.unreached == ""
+
+
+@pytest.mark.parametrize("open_to", ["inbox", "connect"])
+def test_beyond_this_host_nothing_is_opened_without_keys_or_a_network_that_is_declared_private(open_to: str) -> None:
+    def opened(sockets: Sockets) -> Inbox | Outbox:
+        # The second address is of a network for documentation: nobody is there.
+        return sockets.inbox("tcp://0.0.0.0:*") if open_to == "inbox" else sockets.connect("tcp://192.0.2.1:9", SESSION)
+
+    with Sockets() as sockets, pytest.raises(ConfigError, match="needs keys, which `penstock keys` makes"):
+        opened(sockets)
+    with Sockets(private_network=True) as sockets:
+        opened(sockets).close()
