@@ -73,6 +73,7 @@ PARTS: Final = {
             "models/test_loader.py",
             "models/test_own_part.py",
             "models/test_hostile_checkpoints.py",
+            "models/test_files_as_they_are.py",
             "checkpoint/test_read_progress.py",
             "checkpoint/test_grouped.py",
         ),

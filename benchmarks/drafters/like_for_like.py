@@ -37,7 +37,7 @@ from penstock.models.speculators.base import TargetHead
 HOW: Final = "Measured, with the demo target; trees in virtual time"
 COMMON: Final[dict[str, Any]] = {"model": "demo", "max_length": 256, "batch_tokens": 1024, "dtype": "bfloat16"}
 RECIPES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
-    "eagle": ("eagle", {"learning_rate": 1e-3}),
+    "eagle": ("eagle", {"learning_rate": 6e-3}),
     "eagle3": ("eagle3", {"learning_rate": 2e-3, "ttt_steps": 5}),
     "medusa": ("medusa", {"learning_rate": 1e-3, "heads": 5}),
     "spd": ("spd", {"learning_rate": 1.5e-3, "spec_layers": 2}),

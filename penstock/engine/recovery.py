@@ -339,8 +339,7 @@ class Recovery:
         """End all requests with the error. Raises it unless the engine goes on waiting for hosts."""
         error = f"{lost}; {problem}"
         if not (self.keeps_trying and self.parts.may_return):
-            self.stop()
-            raise PipelineError(error) from lost
+            raise PipelineError(error) from lost  # the engine's end stops the attempt
         log.error("%s; no request is taken until hosts are back", error)
         self.given_up = error
         loop.lose_all()

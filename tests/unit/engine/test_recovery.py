@@ -278,6 +278,18 @@ def test_stages_move_amid_a_request_where_somebody_asks_for_it() -> None:
     assert stages.recovery.recoveries == 0
 
 
+def test_stages_stay_where_they_are_amid_a_request_if_nobody_asks() -> None:
+    stages = Stages()
+    request = stages.add(0)
+    stages.loop.step()
+    stages.out_of_place = True
+    while request.finished is None:
+        assert stages.recovery.reason is None
+        stages.loop.step()
+    assert not stages.started
+    assert tokens_of(request) == expected()
+
+
 class Returning(Stages):
     """A drafter that is back after a while, and starts beside the stages."""
 
