@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -379,7 +380,7 @@ def _widen(model: torch.nn.Module) -> None:
 
 
 @contextlib.contextmanager
-def _no_progress_bars():
+def _no_progress_bars() -> Iterator[None]:
     transformers_logging.disable_progress_bar()
     try:
         yield

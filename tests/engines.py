@@ -92,7 +92,7 @@ class InProcessEngine:
                 str(learned), str(target), capacity=self.pool.total, dtype="float32", device=device
             )
             taps = tapped_layers(layers, self.reader.store.layers)
-            core = StageCore(self.reader, self.pool.total, is_last=True)
+            core = StageCore(self.reader, self.pool.total, is_last=True)  # type: ignore[arg-type]
             core.reader = self.reader
             reading = InProcessPipeline([StageDriver(0, core, self.clock.now)], self.clock)
             speculator = open_speculator(str(learned), open_checkpoint(str(target)))
@@ -100,7 +100,9 @@ class InProcessEngine:
                 **({"post_state": True} if post_state else {}), **({} if ahead is None else {"ahead": ahead})
             )
             parts = DrafterParts(0, layers, 256, speculator, answer=lambda request: [], start_weights=lambda: reading)
-            draft = self.drafter = options.start(parts)
+            draft = options.start(parts)
+            assert isinstance(draft, LearnedDrafter)
+            self.drafter = draft
         if isinstance(draft, Path):
             whole = [(0, open_checkpoint(str(draft)).num_layers)]
             draft = SmallModelDrafter(self._pipeline(draft, whole, None), chunk=256)

@@ -56,7 +56,7 @@ SMALL = ("autoregressive", "static_tree", "pipedec", "flowspec", "continuous", "
 
 def strategies(stages: int) -> list[Strategy]:
     """Every strategy that is registered, and FlowSpec's ablations."""
-    flowspec = {"tree_size": 12, "tree_depth": 3, "segment": 4, "children": 4, "expansion_depth": 2}
+    flowspec: dict[str, Any] = {"tree_size": 12, "tree_depth": 3, "segment": 4, "children": 4, "expansion_depth": 2}
     return [
         *(kind().make(stages) for name, kind in STRATEGIES.items() if name not in SMALL),
         Autoregressive(),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -152,11 +152,17 @@ def with_entries(
 
 
 def add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
-    adders = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+    adders: dict[type, Callable[[str, Any], None]] = {
+        bool: writer.add_bool,
+        int: writer.add_uint32,
+        float: writer.add_float32,
+        str: writer.add_string,
+    }
     if isinstance(value, Whole):
         writer.add_key_value(key, value.number, value.kind)
     elif value is not None:
-        adders.get(type(value), writer.add_array)(key, value)
+        adder: Callable[[str, Any], None] = adders.get(type(value), writer.add_array)
+        adder(key, value)
 
 
 def split_gguf(path: Path, folder: Path, count: int) -> list[Path]:
@@ -252,7 +258,9 @@ def tensors_of(model: Any, architecture: str) -> dict[str, np.ndarray]:
             data = interleaved(data, config.num_attention_heads if "q_proj" in name else config.num_key_value_heads)
         if architecture in ("gemma2", "gemma3") and name.endswith("norm.weight"):
             data = data + 1
-        found[names.get_name(name, try_suffixes=(".weight", ".bias"))] = data
+        named = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert named is not None
+        found[named] = data
     return found
 
 

@@ -16,7 +16,7 @@ LARGE: Final = (2**31, 2**63 - 1, 2**63, 2**64 - 1)
 WORDS: Final = ("", "a\0b", "é" * 300, "c" * 100_000, "x" * 70_000, "../../etc/passwd", "tcp://h:" + "9" * 999)
 LONG: Final = (inspect.StrType, inspect.BytesType, inspect.ListType, inspect.VarTupleType, inspect.DictType)
 """Types whose values have a length."""
-NESTED: Final = [[[[[[]]]]]]
+NESTED: Final[list[Any]] = [[[[[[]]]]]]
 EXAMPLES: Final = (
     "tcp://127.0.0.1:9",
     "127.0.0.1:9",

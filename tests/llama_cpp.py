@@ -177,7 +177,7 @@ def exact_parameters() -> Opaque:
     The fields are found by what llama.cpp fills in: the types of keys and values are the two float16 (1) side by side
     behind pointers, and whether flash attention is used is the last of four that are left open (-1).
     """
-    found = library().llama_context_default_params()
+    found: Opaque = library().llama_context_default_params()
     words = ctypes.cast(ctypes.pointer(found), ctypes.POINTER(ctypes.c_int32))
     places = [place for place in range(16, 64) if words[place] == words[place + 1] == 1]
     assert len(places) == 1, "llama.cpp's parameters have changed"

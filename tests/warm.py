@@ -197,7 +197,7 @@ class Warm(subprocess.Popen[str]):
         super().__init__(command, **options)
 
     def _execute_child(self, *given: Any) -> None:
-        told = inspect.signature(subprocess.Popen._execute_child).bind(self, *given).arguments
+        told = inspect.signature(subprocess.Popen._execute_child).bind(self, *given).arguments  # type: ignore[attr-defined]
         words = list(map(str, told["args"]))
         words = words[words.index("penstock.cli") + 1 if "penstock.cli" in words[:3] else 1 :]
         environment, folder = dict(told["env"] or os.environ), str(told["cwd"] or os.getcwd())
@@ -216,7 +216,7 @@ class Warm(subprocess.Popen[str]):
                 while psutil.Process(self.pid).ppid() != os.getpid():
                     time.sleep(0.001)
         pipes = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
-        self._close_pipe_fds(*(told[name] for name in pipes))
+        self._close_pipe_fds(*(told[name] for name in pipes))  # type: ignore[attr-defined]
 
 
 def fork_server(commands: int, lifeline: int, folder: str) -> subprocess.Popen[Any]:
@@ -224,8 +224,13 @@ def fork_server(commands: int, lifeline: int, folder: str) -> subprocess.Popen[A
     environment = without_api_keys(os.environ)
     if not alike(environment):
         return SPAWNED(commands, lifeline, folder)
-    given = {"stdin": commands, "stdout": subprocess.DEVNULL, "env": {**forkserver.LIBRARIES, **environment}}
-    return Warm([sys.executable, FORK_SERVER, folder], kept=[lifeline], **given)
+    return Warm(
+        [sys.executable, FORK_SERVER, folder],
+        kept=[lifeline],
+        stdin=commands,
+        stdout=subprocess.DEVNULL,
+        env={**forkserver.LIBRARIES, **environment},
+    )
 
 
 @contextmanager
@@ -282,7 +287,8 @@ def answer(connection: socket.socket) -> None:
         connection.send(str(pid).encode())
         os._exit(0)
     ended = os.pidfd_open(pid)
-    while ended not in (ready := select.select([connection, ended], [], [])[0]):
+    watched: list[Any] = [connection, ended]
+    while ended not in (ready := select.select(watched, [], [])[0]):
         assert ready
         number = connection.recv(1)
         with suppress(ProcessLookupError):

@@ -40,7 +40,8 @@ def assembly(writer: Any, kind: str, count: int) -> str:
     options = llvm.create_pipeline_tuning_options(speed_level=3)
     builder = llvm.create_pass_builder(target, options)
     builder.getModulePassManager().run(parsed, builder)
-    return target.emit_assembly(parsed)
+    code: str = target.emit_assembly(parsed)
+    return code
 
 
 def loop(code: str) -> Counter[str]:

@@ -89,9 +89,15 @@ class Moments:
     def wait(self, until: float | None) -> None:
         pass
 
+    def wake(self) -> None:
+        pass
+
 
 class Belt:
-    """Takes the pipeline's place: a batch comes out ``STAGES`` steps after it went in, one per step."""
+    """Takes the pipeline's place: a batch comes out ``STAGES`` steps after it went in, one per step.
+
+    It has no more of a pipeline than a loop calls that has neither a grammar nor a learned drafter.
+    """
 
     stages = STAGES
     due = None
@@ -146,7 +152,7 @@ class Run:
         self.belt, self.clock, self.watch = Belt(script), Moments(), Stopwatch()
         drafter = ScriptedDrafter(script)
         scheduler = Scheduler(pool, WIDTH, 1, script.tokens + 1)
-        self.loop = EngineLoop(self.belt, drafter, scheduler, self.clock)
+        self.loop = EngineLoop(self.belt, drafter, scheduler, self.clock)  # type: ignore[arg-type]
         self.request = Request(0, [0], Sampling(), script.tokens, frozenset(), make(), Deaf())
         self.loop.add(self.request)
         self.visibility = Visibility(pool.total)

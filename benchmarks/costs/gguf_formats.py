@@ -15,7 +15,7 @@ import ctypes
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -60,7 +60,12 @@ NARROW: Final = {
     "Q6_K": "Q8_0",
 }
 """Type of blocks of 256 numbers -> the type that a row gets of which 256 is no divisor."""
-WIDTHS: Final = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 4, "initializer_range": 0.05}
+WIDTHS: Final[Mapping[str, Any]] = {
+    "hidden_size": 512,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 4,
+    "initializer_range": 0.05,
+}
 TEXT: Final = (
     "A water wheel turns because the stream that falls on its paddles weighs more than the air on the other side.\n\n"
     "1. The mill race leads water to the wheel.\n2. The sluice decides how much of it.\n\nIn 1839 there were some "

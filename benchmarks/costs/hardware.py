@@ -75,8 +75,14 @@ class Model:
     vocabulary: int
 
     def price(self, bits: int) -> ModelPrice:
-        sizes = {"layers": self.layers, "hidden": self.hidden, "intermediate": self.intermediate}
-        return llama(**sizes, key_value=self.key_value, vocabulary=self.vocabulary, bits=bits)
+        return llama(
+            layers=self.layers,
+            hidden=self.hidden,
+            intermediate=self.intermediate,
+            key_value=self.key_value,
+            vocabulary=self.vocabulary,
+            bits=bits,
+        )
 
     def weights_gb(self, bits: int) -> float:
         price = self.price(bits)

@@ -29,6 +29,7 @@ from typing import Any, Final, Protocol
 
 from benchmarks.shared.benchmark import show
 from benchmarks.shared.certificates import only_host
+from penstock.messages import Frame
 from penstock.transport.addresses import LinkSecurity, place_of
 from penstock.transport.inbox import Inbox
 from penstock.transport.outbox import Outbox
@@ -46,7 +47,7 @@ NAMESPACES: Final = {"penstock-a": "10.213.7.1", "penstock-b": "10.213.7.2"}
 CLONE_NEWNET: Final = 0x40000000
 STAMP: Final = struct.Struct("<d")
 
-Receive = Callable[[], Sequence[bytes]]
+Receive = Callable[[], Sequence[Frame]]
 Send = Callable[[bytes, bytes], None]
 
 
@@ -75,7 +76,7 @@ class Framed:
         return Outbox(place_of(address), SESSION, context).send
 
 
-def messages_of(inbox: Inbox) -> Iterator[Sequence[bytes]]:
+def messages_of(inbox: Inbox) -> Iterator[Sequence[Frame]]:
     while True:
         inbox.wait(None)
         yield from inbox.take()
@@ -154,7 +155,8 @@ def send(kind: Kind, where: str, arrivals: Connection, orders: Connection) -> No
     send_one = kind.connect(where)
     while True:
         size, count, together = orders.recv()
-        payload, trips, began, sent = bytes(size), [], time.monotonic(), 0
+        payload, began, sent = bytes(size), time.monotonic(), 0
+        trips: list[float] = []
         while len(trips) < count:
             while sent < min(count, len(trips) + together):
                 send_one(STAMP.pack(time.monotonic()) + bytes(HEADER - STAMP.size), payload)

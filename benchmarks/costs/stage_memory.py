@@ -36,8 +36,15 @@ def load(model: str, first: int, last: int, dtype: str, quantization: str) -> di
     model_class(open_checkpoint(model).config)  # imports the architecture's module
     before = memory()["VmRSS:"]
     with returned_at_once():
-        sizes = {"capacity": CAPACITY, "max_model_len": CAPACITY}
-        stage = load_stage(model, first, last, dtype=dtype, quantization=quantization, **sizes)
+        stage = load_stage(
+            model,
+            first,
+            last,
+            capacity=CAPACITY,
+            dtype=dtype,
+            quantization=quantization,
+            max_model_len=CAPACITY,
+        )
     after = {name: size - before - stage.kv_bytes for name, size in memory().items()}
     return {"weights": stage.weight_bytes, "resident": after["VmRSS:"], "peak": after["VmHWM:"]}
 

@@ -17,6 +17,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from statistics import median
 from typing import Any, Final
 
@@ -137,8 +138,8 @@ def parts(stage: StageModel, rows: int) -> dict[str, float]:
             start = time.perf_counter()
             hidden = stage.forward(view, None)
             computed = time.perf_counter()
-            logits = seconds_of(lambda hidden=hidden: stage.logits(hidden, wanted))
-            picked = seconds_of(lambda hidden=hidden: stage.pick(view, hidden, wanted, [Sampling()] * rows))
+            logits = seconds_of(partial(stage.logits, hidden, wanted))
+            picked = seconds_of(partial(stage.pick, view, hidden, wanted, [Sampling()] * rows))
         inside = dict(watch.seconds)
         inside["linear layers"] = inside.get("linear layers", compiled)
         rest = computed - start - sum(inside.values())

@@ -33,7 +33,7 @@ def empty(device: str) -> None:
 
 def free_bytes(device: str) -> int:
     """Free bytes of the device's memory, for all processes together; 0 if nobody can say."""
-    return torch.cuda.mem_get_info(device)[0] if is_gpu(device) else memory()[1]
+    return int(torch.cuda.mem_get_info(device)[0]) if is_gpu(device) else memory()[1] or 0
 
 
 def seconds_of(run: Callable[[], object], device: str, repeats: int) -> float:
@@ -55,7 +55,7 @@ def read_bandwidth(device: str, size: int, repeats: int) -> float:
     """
     room = free_bytes(device)
     read = torch.ones(min(size, room // 4 if room else size) // 4, dtype=torch.float32, device=device)
-    return read.nbytes / seconds_of(read.sum, device, repeats)
+    return int(read.nbytes) / seconds_of(read.sum, device, repeats)
 
 
 def copy_bandwidth(device: str, size: int, repeats: int) -> float:
@@ -63,7 +63,7 @@ def copy_bandwidth(device: str, size: int, repeats: int) -> float:
     room = free_bytes(device)
     one = torch.ones(min(size, room // 8 if room else size) // 4, dtype=torch.float32, device=device)
     other = torch.empty_like(one)
-    return 2 * one.nbytes / seconds_of(lambda: other.copy_(one), device, repeats)
+    return 2 * int(one.nbytes) / seconds_of(lambda: other.copy_(one), device, repeats)
 
 
 def product_rate(device: str, dtype: torch.dtype, square: int, repeats: int) -> float:

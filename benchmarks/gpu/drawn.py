@@ -53,7 +53,7 @@ def weight_bytes(config: Config) -> int:
     """Bytes of the weights in a format of 16 bits."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
-    return 2 * sum(parameter.numel() for parameter in model.parameters())
+    return 2 * sum(int(parameter.numel()) for parameter in model.parameters())
 
 
 @contextmanager

@@ -27,6 +27,7 @@ from penstock.engine.profile.measure import needed_bytes
 from penstock.lab.bench.comparison import measure as measure_strategies
 from penstock.lab.profile import ProfileOptions, run_profile
 from penstock.messages import Result
+from penstock.pipeline.processes import ProcessExecutor
 from penstock.requests.slots import BLOCK
 from tests.checkpoints import ARCHITECTURES, FURTHER, RECURRENT, UNUSUAL, settings_of
 from tests.relatives import RELATIVES
@@ -57,7 +58,8 @@ def start(options: argparse.Namespace, findings: Findings) -> None:
 
 def imports(names: tuple[str, ...], device: str) -> dict[str, Any]:
     """Architectures whose import starts the driver: after that, no forked process could use the device."""
-    began, touching = torch.cuda.is_initialized(), []
+    began = torch.cuda.is_initialized()
+    touching: list[str] = []
     for name in names:
         settings = settings_of(name)
         if settings["model_type"] in CONFIG_MAPPING:  # a release of transformers may lack some
@@ -84,7 +86,7 @@ def started(model: str, device: str, own: Mapping[str, Any]) -> dict[str, Any]:
     memory = [free_bytes(device)] if is_gpu(device) else []
     begun = time.monotonic()
     with LLM(model, device=device, speculative_config=None, **own) as llm:
-        found = {"start_s": time.monotonic() - begun, "predicted_bytes": sum(needed_bytes(llm.setup))}
+        found: dict[str, Any] = {"start_s": time.monotonic() - begun, "predicted_bytes": sum(needed_bytes(llm.setup))}
         memory += [free_bytes(device)] if memory else []
         (output,) = llm.generate(PROMPTS[:1], SamplingParams(temperature=0, max_tokens=8, ignore_eos=True))
         found["first_token_s"] = output.outputs[0].first_token_seconds
@@ -171,7 +173,9 @@ class Kill(Observer):
     def arrived(self, result: Result, at: float) -> None:
         self._results += 1
         if self._results == KILLED_AFTER:
-            process = next(iter(self._llm.host._processes.values()))
+            host = self._llm.host
+            assert isinstance(host, ProcessExecutor)
+            process = next(iter(host._processes.values()))
             self._at = time.monotonic()
             process.launcher.kill(process.name)
         elif self._at and self.seconds is None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -63,7 +64,7 @@ def compared(target: Path, device: str, asked: Asked) -> dict[str, Any]:
     found: dict[str, Any] = {"like_cpu": like_cpu(target, device, asked)}
     for dtype, numerics in WAYS[:2]:
         answers: dict[int, list[int]] = {}
-        drafter = SyntheticDrafter(PROFILE, VOCAB, 1, lambda request, known=answers: known[key_of(request)])
+        drafter = SyntheticDrafter(PROFILE, VOCAB, 1, partial(answer_of, answers))
         engine = InProcessEngine(target, STAGES, drafter, dtype=dtype, device=device, numerics=numerics)
         plain = ids_of(engine, PLAIN, asked, answers)
         found[f"{dtype}, {numerics}"] = {"synthetic": same_by_strategy(engine, plain, asked)}
@@ -128,6 +129,10 @@ def ids_of(engine: InProcessEngine, which: int, asked: Asked, answers: dict[int,
             if answers is not None:
                 answers[key_of(request)] = found[-1]
     return found
+
+
+def answer_of(answers: Mapping[int, Sequence[int]], request: Request) -> Sequence[int]:
+    return answers[key_of(request)]
 
 
 def key_of(request: Request) -> int:

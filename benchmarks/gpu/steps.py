@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -88,7 +89,7 @@ def steps(stage: StageModel, label: str, sizes: Sizes, bandwidth: float, finding
         by_rows = found["step_ms"].setdefault(str(context), {})
         for rows in sizes.rows:
             view = rows_behind(context, rows)
-            by_rows[str(rows)] = 1e3 * seconds_of(lambda view=view: step(stage, view), device, sizes.repeats)
+            by_rows[str(rows)] = 1e3 * seconds_of(partial(step, stage, view), device, sizes.repeats)
             findings.add(label, found)
     found["share_of_bound"] = found["bound_ms"] / found["step_ms"][str(sizes.contexts[0])]["1"]
     findings.add(label, found)
@@ -189,7 +190,7 @@ def picks(stage: StageModel, sizes: Sizes) -> dict[str, float]:
     return found
 
 
-def first_token(folder: str, device: str, sizes: Sizes) -> dict[str, float]:
+def first_token(folder: str, device: str, sizes: Sizes) -> dict[str, float | None]:
     """Seconds from nothing to an engine, whose weights are in the page cache, and from a prompt to its first token."""
     prompt = {"prompt_token_ids": [TOKEN] * min(64, sizes.prompt)}
     params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)

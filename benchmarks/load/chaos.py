@@ -130,9 +130,10 @@ class Killer(Observer):
 @contextmanager
 def engine(setting: Setting, others: Sequence[KilledWorker]) -> Iterator[LLM]:
     config = {"method": setting.method, "strategy": setting.strategy} if setting.method != "none" else None
-    places = {"hosts": ",".join(one.host for one in others), "keys": str(others[0].keys)} if others else {}
-    shape = {"pipeline_parallel_size": setting.stages, "tensor_parallel_size": setting.ranks}
-    with LLM("demo", speculative_config=config, **shape, **places) as llm:
+    own: dict[str, Any] = {"pipeline_parallel_size": setting.stages, "tensor_parallel_size": setting.ranks}
+    if others:
+        own |= {"hosts": ",".join(one.host for one in others), "keys": str(others[0].keys)}
+    with LLM("demo", speculative_config=config, **own) as llm:
         yield llm
 
 
@@ -215,7 +216,7 @@ def together(portions: Iterable[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def main(kills: int = KILLS, seed: int = 0, settings: Sequence[Setting] = SETTINGS) -> int:
+def main(kills: int = KILLS, seed: int = 0, *, settings: Sequence[Setting] = SETTINGS) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     logging.disable()
     rng, begun = random.Random(seed), time.monotonic()

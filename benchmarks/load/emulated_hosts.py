@@ -35,7 +35,7 @@ TOKENS: Final = 16
 REPEATS: Final = 5
 
 
-def engine(strategy: str, places: dict[str, str]) -> LLM:
+def engine(strategy: str, places: dict[str, Any]) -> LLM:
     drafts = {"method": "draft_model", "strategy": strategy} if strategy != "autoregressive" else None
     return LLM("demo", cluster=CLUSTER, speculative_config=drafts, **places)
 
@@ -85,4 +85,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(on_the_fifth(*sys.argv[1:]) if sys.argv[1:] else main())
+    if sys.argv[1:]:
+        on_the_fifth(*sys.argv[1:])
+    else:
+        sys.exit(main())

@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import get_context
@@ -262,7 +262,7 @@ def cluster() -> Iterator[Cluster]:
                 one.close()
 
 
-def main(count: int = MESSAGES, seed: int = 0, *names: str) -> int:
+def main(count: int = MESSAGES, seed: int = 0, *, names: Sequence[str] = ()) -> int:
     logging.disable()
     found = {}
     with cluster() as made:
@@ -276,4 +276,4 @@ def main(count: int = MESSAGES, seed: int = 0, *names: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*map(int, sys.argv[1:3]), *sys.argv[3:]))
+    sys.exit(main(*map(int, sys.argv[1:3]), names=sys.argv[3:]))

@@ -138,7 +138,7 @@ def audited(llm: LLM) -> Recovery:
     return recovery
 
 
-def lost(cluster: Cluster, happens: Callable[[], None], ends: Callable[[], None]) -> dict[str, Any]:
+def lost(cluster: Cluster, happens: Callable[[], object], ends: Callable[[], object]) -> dict[str, Any]:
     """Let an event happen during answers and end after them; then ask for other answers."""
     noticed, happening = Noticed(), AfterResults(AT, happens)
     logging.getLogger("penstock").addHandler(noticed)
@@ -169,7 +169,7 @@ def link_down(cluster: Cluster) -> dict[str, Any]:
 
 def one_way(cluster: Cluster, source: int, to: int) -> dict[str, Any]:
     cut = cluster.hosts[source].without_way_to(cluster.hosts[to])
-    return lost(cluster, cut.__enter__, lambda: cut.__exit__(None, None, None) and None)
+    return lost(cluster, cut.__enter__, lambda: cut.__exit__(None, None, None))
 
 
 def stopped(cluster: Cluster, find: Callable[[], list[psutil.Process]]) -> dict[str, Any]:
@@ -184,7 +184,7 @@ def stopped(cluster: Cluster, find: Callable[[], list[psutil.Process]]) -> dict[
         numbers = " ".join(str(one.pid) for one in found)
         waker.append(subprocess.Popen(["sh", "-c", f"sleep {STOPPED_S}; kill -CONT {numbers}"]))
 
-    return lost(cluster, stop, lambda: waker[0].wait() and None)
+    return lost(cluster, stop, lambda: waker[0].wait())
 
 
 def whole_host(worker: Worker) -> list[psutil.Process]:

@@ -22,7 +22,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
@@ -43,7 +43,7 @@ from tests.workers import Worker
 NAME, HOW = "returns", "Measured, with a random llama of 5 MB, hosts as network namespaces"
 RETURNS: Final = 200
 DAY: Final = 86_400.0
-SIZE: Final = {"hidden_size": 256, "intermediate_size": 768}
+SIZE: Final[Mapping[str, Any]] = {"hidden_size": 256, "intermediate_size": 768}
 PROMPTS: Final = ("def fibonacci(n):", "class Stack:\n", "import os\n", "for line in open(path):\n")
 PARAMS: Final = [
     SamplingParams(temperature=temperature, seed=seed, max_tokens=24, ignore_eos=True)
@@ -190,7 +190,7 @@ def main(returns: int = RETURNS, seed: int = 0) -> int:
         def __init__(self, offer: Any, question: Any, outbox: Any, *others: Any) -> None:
             super().__init__(offer, question, faults.between(outbox), *others)
 
-    remote.Courier = FaultyCourier  # type: ignore[misc, attr-defined]
+    remote.Courier = FaultyCourier  # type: ignore[assignment, attr-defined, misc]
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         checkpoint, hosts, keys = stack.enter_context(setting(folder))

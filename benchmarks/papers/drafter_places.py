@@ -57,9 +57,16 @@ def answers_from(
     place: str, hosts: Sequence[Namespace], names: Sequence[str], rates: Sequence[int | None], tokens: int, repeats: int
 ) -> Answers:
     """Answers with the drafter in this place; every repeat has all rates. Raises ConfigError if a host was lost."""
-    options = {"hosts": ",".join(names[:2]), "drafter_on": names[2] if place == OWN else place, "threads": 1}
     answers: dict[int | None, list[list[Answer]]] = {rate: [] for rate in rates}
-    with LLM("demo", insecure=True, speculative_config=DRAFTS, max_model_len=512, **options) as llm:
+    with LLM(
+        "demo",
+        hosts=",".join(names[:2]),
+        drafter_on=names[2] if place == OWN else place,
+        threads=1,
+        insecure=True,
+        speculative_config=DRAFTS,
+        max_model_len=512,
+    ) as llm:
         answered(llm, tokens)
         for _ in range(repeats):
             for rate in rates:

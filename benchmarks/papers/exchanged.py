@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import Any, Final, TypedDict
 
 import numpy as np
 
@@ -37,7 +37,19 @@ NAME, HOW = "exchanged", "Computed from the paper's Table IV, and counted betwee
 MBIT: Final = {rate: float(rate.split()[0]) * (1e3 if "Gbps" in rate else 1.0) for rate in RATES}
 """Rates as the paper names them, in 1e6 bits/s."""
 RANKS: Final = (2, 4)
-SIZES: Final[Mapping[str, dict[str, int]]] = {
+
+
+class Sizes(TypedDict):
+    """A Llama-shaped model's sizes, as ``llama`` names them."""
+
+    layers: int
+    hidden: int
+    intermediate: int
+    key_value: int
+    key_value_heads: int
+
+
+SIZES: Final[Mapping[str, Sizes]] = {
     "4 layers of 128": {"layers": 4, "hidden": 128, "intermediate": 384, "key_value": 64, "key_value_heads": 4},
     "2 layers of 256": {"layers": 2, "hidden": 256, "intermediate": 512, "key_value": 256, "key_value_heads": 8},
 }

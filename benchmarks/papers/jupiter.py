@@ -153,11 +153,11 @@ def all_heads_at_once(cluster: Cluster) -> Cluster:
 
     The engine asks a depth at a time; each then takes the time to read one head, and a share of the pass's overhead.
     """
-    devices = tuple(
-        replace(device, overhead_ms=device.overhead_ms / HEADS) if device.name == cluster.drafter else device
-        for device in cluster.devices
-    )
-    return replace(cluster, devices=devices)
+    assert cluster.drafter is not None
+    drafter = cluster.device(cluster.drafter)
+    assert drafter.overhead_ms is not None
+    at_once = replace(drafter, overhead_ms=drafter.overhead_ms / HEADS)
+    return replace(cluster, devices=tuple(at_once if device is drafter else device for device in cluster.devices))
 
 
 def papers_pieces(cluster: Cluster, tokens: int = PROMPT) -> tuple[int, ...]:

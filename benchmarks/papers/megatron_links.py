@@ -53,7 +53,7 @@ def measured(model: str, ranks: Sequence[int], tokens: int, repeats: int) -> dic
     with LLM(model, speculative_config=None, max_model_len=512) as llm:
         expected = [*decoded(llm, tokens).token_ids]
         price = price_of(llm)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for count in (1, *ranks):
         with joined(model, count) as (llm, hosts):
             answers = in_turn(llm, hosts, tokens, repeats, RATES if count > 1 else RATES[:1])
@@ -64,11 +64,12 @@ def measured(model: str, ranks: Sequence[int], tokens: int, repeats: int) -> dic
 @contextmanager
 def joined(model: str, ranks: int) -> Iterator[tuple[LLM, list[Namespace]]]:
     """An engine on this host over so many hosts, each with a rank of the only stage."""
-    with workers_on(ranks) as (hosts, names):
-        shape = {"hosts": ",".join(names), "tensor_parallel_size": ranks, "threads": 1}
-        options = {**shape, "insecure": True, "max_model_len": 512, "enable_prefix_caching": False}
-        with LLM(model, speculative_config=None, **options) as llm:
-            yield llm, hosts
+    own: dict[str, Any] = {"threads": 1, "insecure": True, "max_model_len": 512, "enable_prefix_caching": False}
+    with (
+        workers_on(ranks) as (hosts, names),
+        LLM(model, hosts=",".join(names), tensor_parallel_size=ranks, speculative_config=None, **own) as llm,
+    ):
+        yield llm, hosts
 
 
 @contextmanager

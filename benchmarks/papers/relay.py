@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from penstock.cluster.timing import LinkTiming
 from penstock.emulation.cluster import RealTimeExecutor, in_real_time
 from penstock.emulation.stage import StageEmulation
-from penstock.messages import Batch, Delivery, Message, Ready
+from penstock.messages import Batch, Delivery, Frame, Message, Ready
 from penstock.pipeline.base import StagePlan
 from penstock.pipeline.processes import ProcessPipeline
 
@@ -34,7 +34,7 @@ class RelayPipeline(ProcessPipeline):
         engine = self._executor.inbox.address
         return engine, engine
 
-    def _on_message(self, delivery: Delivery, frames: Sequence[bytes]) -> bool:
+    def _on_message(self, delivery: Delivery, frames: Sequence[Frame]) -> bool:
         stage = receiver(delivery.message, self.stages)
         if stage is None:
             return super()._on_message(delivery, frames)

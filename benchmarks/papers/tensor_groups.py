@@ -22,7 +22,16 @@ from benchmarks.shared.benchmark import show
 from benchmarks.shared.profile import ACCURACY
 from penstock.cluster import PRICES, Cluster, load_cluster
 from penstock.cluster.spec import ModelPrice
-from penstock.cluster.timing import GATHERS, device_timing, exchange_of, link_timings, rank_prices, stage_timings
+from penstock.cluster.timing import (
+    GATHERS,
+    LinkTiming,
+    StageTiming,
+    device_timing,
+    exchange_of,
+    link_timings,
+    rank_prices,
+    stage_timings,
+)
 from penstock.lab.grid import PLAIN, WARM_UP, is_plain, parse_entries
 from penstock.lab.script import profile_script
 from penstock.lab.simulator import simulate
@@ -99,7 +108,7 @@ def trips(link: str) -> dict[str, Any]:
 
 
 def trip_s(cluster: Cluster, rows: int) -> float:
-    parts = (*stage_timings(cluster), *link_timings(cluster))
+    parts: list[StageTiming | LinkTiming] = [*stage_timings(cluster), *link_timings(cluster)]
     return sum(part.seconds(rows) for part in parts)
 
 

@@ -60,7 +60,7 @@ def measured(options: argparse.Namespace, engine: Engine, model: str, form: str,
     """Figures of an engine. Raises DoesNotFit where the time does not suffice for a single short answer."""
     target = DEMO if model == DEMO else os.path.expanduser(options.model)
     named = parse_entries(engine.entries, {"method": engine.method}, target)
-    own = {**EXACT_FORMATS[form], "pipeline_parallel_size": engine.stages, "max_model_len": 1024}
+    own: dict[str, Any] = {**EXACT_FORMATS[form], "pipeline_parallel_size": engine.stages, "max_model_len": 1024}
     with LLM(target, speculative_config=named[1][1], **own) as llm:
         prompts = prompts_of(llm, model, 1 if options.tiny else PROMPTS)
         # Texts that fall into loops flatter every drafter: the demo's greedy ones do, and a chat model's past its end.

@@ -14,6 +14,7 @@ from benchmarks.papers import pipedec_bound, pipedec_seeds, pipedec_setting, pip
 from benchmarks.sections.base import Section, by_script
 from benchmarks.shared.commands import with_json_file
 from benchmarks.shared.measured import Taken
+from benchmarks.shared.profile import ACCURACY
 from benchmarks.shared.simulations import (
     LABELS,
     SAMPLING,
@@ -34,7 +35,7 @@ from penstock.lab.report import times
 
 CLUSTER, STATIC = "pipedec-14x3090", "static_tree"
 CLUSTERS = ("pipedec-7", CLUSTER, "pipedec-21")
-SMALL_8B = {"layers": 32, "hidden": 4096, "intermediate": 14336, "key_value": 1024, "vocabulary": 128256, "bits": 32}
+SMALL_8B = llama(layers=32, hidden=4096, intermediate=14336, key_value=1024, vocabulary=128256, bits=32)
 """Sizes from the config.json of meta-llama/Llama-3.1-8B, in fp32 like the 70B."""
 DRAFTERS = {
     "profile": "Synthetic profile",
@@ -105,7 +106,7 @@ def ours_over(runs: Sequence[Figures]) -> dict[str, str]:
 
 def small_model_seconds() -> float:
     """Seconds per token of Llama-3.1-8B alone on the drafter's device."""
-    timing = draft_timing(replace(load_cluster(CLUSTER), draft_as_model=llama(**SMALL_8B)))
+    timing = draft_timing(replace(load_cluster(CLUSTER), draft_as_model=SMALL_8B))
     assert timing is not None
     return timing.seconds(1)
 
@@ -195,7 +196,7 @@ def groups_values(figures: Any) -> Mapping[str, Any]:
 def take_emulated() -> Taken:
     prompts, scale = 20, 2.0
     pipedec = pipedec_setting.measured(prompts, scale)
-    accuracy = ", ".join(map(str, pipedec_setting.ACCURACY))
+    accuracy = ", ".join(map(str, ACCURACY))
     drafting = f'{{"method": "synthetic", "tree_size": 48, "accuracy": [{accuracy}]}}'
     texts = ["--num-prompts", "6", "--max-tokens", "100", "--temperature", "1", "--speculative-config", drafting]
     bench = ["bench", "--model", "demo", "--cluster", CLUSTER, "--strategies", f"{PLAIN},{STATIC}"]

@@ -203,7 +203,7 @@ def plain_ms(figures: Mapping[str, Any]) -> str:
     return f"{1e3 / tokens_per_second(figures, 'autoregressive'):.0f}"
 
 
-def least_of(sets: Iterable[Mapping[str, Any]], entry: str) -> float:
+def least_of(sets: Iterable[Mapping[str, Sequence[float]]], entry: str) -> float:
     """The least speed over plain decoding of all sets."""
     return min(sum(by["autoregressive"]) / sum(by[entry]) for by in sets)
 

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, TypedDict
 
 from penstock.files import DTYPE_BYTES, EXACT, FAST
 
-EXACT_FORMATS: Final[dict[str, dict[str, str]]] = {
-    dtype: {"dtype": dtype, "quantization": "none", "numerics": EXACT} for dtype in DTYPE_BYTES
-} | {name: {"dtype": "float32", "quantization": name, "numerics": EXACT} for name in ("int8", "int4")}
-FORMATS: Final = EXACT_FORMATS | {
-    f"{dtype}, fast": {**EXACT_FORMATS[dtype], "numerics": FAST} for dtype in ("float32", "bfloat16")
+
+class Format(TypedDict):
+    dtype: str
+    quantization: str
+    numerics: str
+
+
+EXACT_FORMATS: Final[dict[str, Format]] = {
+    **{dtype: Format(dtype=dtype, quantization="none", numerics=EXACT) for dtype in DTYPE_BYTES},
+    **{name: Format(dtype="float32", quantization=name, numerics=EXACT) for name in ("int8", "int4")},
+}
+FORMATS: Final[dict[str, Format]] = {
+    **EXACT_FORMATS,
+    **{f"{dtype}, fast": Format(dtype=dtype, quantization="none", numerics=FAST) for dtype in ("float32", "bfloat16")},
 }

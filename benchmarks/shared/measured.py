@@ -64,8 +64,8 @@ def stored(name: str) -> Measured:
 def store(name: str, how: str, taken: Taken) -> None:
     """Write new figures, with today's date and the installed versions."""
     commands, figures = taken
-    stated = {"how": how, "commands": commands, "date": date.today().isoformat(), "versions": versions()}
-    measured = Measured(**stated, figures=figures, host=host())
+    today = date.today().isoformat()
+    measured = Measured(how=how, commands=commands, date=today, versions=versions(), figures=figures, host=host())
     path = path_of(name)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, asdict(measured))

@@ -22,6 +22,7 @@ from penstock.lab.trainer.options import TrainOptions
 from penstock.lab.trainer.run import KINDS
 from penstock.lab.trainer.states import Batch
 from penstock.messages import Sampling
+from penstock.models.speculators.base import SpeculatorCheckpoint
 from penstock.models.stage_model import load_stage
 from penstock.stage.sampler import to_float64
 from penstock.stage.visibility import view_of
@@ -58,6 +59,7 @@ class Reader:
         self._stage = load_stage(
             str(target.source), 0, target.num_layers, capacity=longest, dtype="float32", device="cpu"
         )
+        assert isinstance(speculator, SpeculatorCheckpoint), f"{kind} reads none of the target's states"
         self._stage.tap(speculator.reads)
 
     @torch.inference_mode()

@@ -47,7 +47,10 @@ class ServedProcess:
 
     def line_of(self, request_id: str) -> dict[str, Any]:
         """The log's line of a request, once it is there."""
-        return until(lambda: next((one for one in self.log if one.get("request_id") == request_id), None))
+        line: dict[str, Any] = until(
+            lambda: next((one for one in self.log if one.get("request_id") == request_id), None)
+        )
+        return line
 
     def gauges(self, **headers: str) -> dict[str, float]:
         """The values of ``/metrics`` by name, without labels."""

@@ -23,8 +23,10 @@ LABELS = {"T0": "T = 0", "T0.6": "T = 0.6, top-p 0.9, top-k 80", "T1": "T = 1", 
 SAMPLINGS = ("T0", "T0.6", "T1")
 MOST_TOKENS = 10_000
 """Upper limit of tokens, more than a recording has, so that all of it is simulated."""
-KEPT = ("cluster", "strategy", "stages", "tokens", "ms_per_token", "speedup", "speedup_interval", "hit_rate")
-KEPT += ("mean_acceptance_length", "settings")
+KEPT = (
+    *("cluster", "strategy", "stages", "tokens", "ms_per_token", "speedup", "speedup_interval", "hit_rate"),
+    *("mean_acceptance_length", "settings"),
+)
 
 Figures = Mapping[str, Any]
 """One strategy on one cluster: the fields KEPT of a ``SimulatedRun``, and ``seconds`` of each request."""

@@ -226,8 +226,14 @@ def run_apart(
     # A part's temporary files, gigabytes of drawn weights perhaps, go with this folder also after a kill.
     with scratch_folder() as folder:
         environment = {**os.environ, **APART, "PYTHONPATH": search, "TMPDIR": str(folder), SHARED: str(shared)}
-        outputs = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "stdin": subprocess.DEVNULL}
-        process = subprocess.Popen(command, env=environment, start_new_session=True, **outputs)
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+        )
         try:
             said, _ = process.communicate(timeout=share)
         except subprocess.TimeoutExpired:

@@ -42,7 +42,7 @@ GOAL = 0.97
 """Least speed of `auto` relative to the best other strategy, to be reached by the lower bound."""
 NAME, HOW = "auto_against", "Simulated, with the synthetic profile"
 
-SETTINGS: dict[str, dict[str, object]] = {
+SETTINGS: dict[str, dict[str, Any]] = {
     "autoregressive": {"strategy": "autoregressive"},
     **{
         f"pipedec[width={width},children={children}]": {"strategy": "pipedec", "width": width, "children": children}

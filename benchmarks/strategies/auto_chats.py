@@ -125,7 +125,7 @@ Cell = tuple[float, float | None, int]
 
 def cells_of(chats: Mapping[str, Mapping[str, float]], names: Sequence[str]) -> dict[str, Cell]:
     """Each set's cell, and that of all chats where there are chats of all sets."""
-    found = {}
+    found: dict[str, Cell] = {}
     for name in (*names, ALL):
         of_set = [one for key, one in chats.items() if name == ALL or key.startswith(f"{name} ")]
         if of_set and (name != ALL or set(names) <= set(found)):

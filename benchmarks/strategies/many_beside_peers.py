@@ -35,7 +35,7 @@ from penstock.lab.grid import PLAIN, Question, is_plain, parse_entries
 
 HOW: Final = "Measured, nothing emulated"
 ENTRIES: Final = (PLAIN, "auto")
-WAYS: Final[Mapping[str, Mapping[str, int]]] = {
+WAYS: Final[Mapping[str, Mapping[str, Any]]] = {
     "one stage": {},
     "pp 2": {"pipeline_parallel_size": 2},
     "tp 2": {"tensor_parallel_size": 2},

@@ -114,10 +114,10 @@ def cases() -> Iterator[Case]:
             name=of, cluster=partial(shared, 2, dear), script=partial(half_wrong, way), host=HOSTS[host], free=free
         )
     for first, profile in product((0, 1), PROFILES):
-        host = SharedHost(cores=2, busy=((0.0, first), (30.0, 1 - first)))
+        visited = SharedHost(cores=2, busy=((0.0, first), (30.0, 1 - first)))
         of = f"2 stages, free rows, a process {'goes' if first else 'comes'}, {profile}"
         script = partial(profile_script, PROFILES[profile], TEXTS, TOKENS, 0)
-        yield Case(name=of, cluster=partial(shared, 2, False), script=script, host=host)
+        yield Case(name=of, cluster=partial(shared, 2, False), script=script, host=visited)
     for together, profile, dear in product((2, 4, 8), PROFILES, (False, True)):
         of = f"2 stages, {'dear' if dear else 'free'} rows, one core, {profile}, {together} together"
         script = partial(profile_script, PROFILES[profile], 3 * together, 64, 0)

@@ -30,6 +30,7 @@ from benchmarks.shared.formats import EXACT_FORMATS
 from benchmarks.shared.measured import kept_figures
 from benchmarks.strategies.shared_host import questions
 from penstock import LLM, SamplingParams
+from penstock.lab.grid import token_ids_of
 from penstock.strategies.base import STRATEGIES
 
 NAME, HOW = "real_ids", "Measured token by token, with SmolLM2-135M-Instruct"
@@ -61,8 +62,7 @@ def answers(options: argparse.Namespace, case: str, stages: int, strategy: str, 
     ) as llm:
         params = SamplingParams(temperature=0, max_tokens=options.tokens)
         every = questions(llm, options.prompts, last, params)
-        asked = [one.prompt for one in every[options.first * len(every) // last :]]
-        prompts = [list(one["prompt_token_ids"]) for one in asked]
+        prompts = [token_ids_of(llm, one) for one in every[options.first * len(every) // last :]]
         fit = [one for one in prompts if len(one) + options.tokens <= options.longest]
         outputs = llm.generate([{"prompt_token_ids": one} for one in fit], params)
     return fit, [list(output.outputs[0].token_ids) for output in outputs]

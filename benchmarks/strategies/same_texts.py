@@ -80,7 +80,7 @@ def measured(files: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def compared(cluster: str, scripts: Sequence[Script]) -> dict[str, list[float]]:
+def compared(cluster: str, scripts: Sequence[Script]) -> dict[str, list[float | None]]:
     found = {}
     for name, options in STRATEGIES.items():
         config = SpeculativeConfig(method="synthetic", accuracy=(1.0,), **options)

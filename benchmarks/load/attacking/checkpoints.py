@@ -176,7 +176,7 @@ def changed_weights(data: bytes, rng: random.Random) -> bytes:
     header = json.loads(data[8 : 8 + length])
     tensor = rng.choice([name for name in header if name != "__metadata__"])
     field = rng.choice(("dtype", "shape", "data_offsets"))
-    values = ("F32", "I64", "BOOL", "F8_E4M3", [], [0, 0], [1, 2], [2**40, 2**40], [-1, 4], *HOSTILE)
+    values: tuple[Any, ...] = ("F32", "I64", "BOOL", "F8_E4M3", [], [0, 0], [1, 2], [2**40, 2**40], [-1, 4], *HOSTILE)
     header[tensor][field] = rng.choice(values)
     if rng.random() < 0.3:
         header[rng.choice(values[:3])] = header.pop(tensor)

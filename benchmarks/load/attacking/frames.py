@@ -108,7 +108,7 @@ class Sender(Observer):
     def submitted(self, batch: Batch, at: float) -> None:
         self.stream = batch.stream
 
-    def arrived(self, *_: Any) -> None:
+    def arrived(self, *told: object) -> None:
         for _ in range(min(self._left, 1 + self._count // 20)):
             self._left -= 1
             self._send()

@@ -9,7 +9,7 @@ from typing import Any, Final
 Choose = Callable[[Sequence[Any], str], Any]
 """Chooses one of several; the text names the choice."""
 
-HOSTILE: Final = (
+HOSTILE: Final[tuple[Any, ...]] = (
     *(None, True, False, 0, -1, 1, 2, 160, 1.5, -0.5, 10**6, 10**12, 2**31, 2**63, 10**30, float("nan"), float("inf")),
     *("", "x", "../x", "/etc/passwd", "org/code", "llama", "LlamaTokenizer", "\ud800", "x" * 1000, "</s>"),
     *([], [0], [1, "x"], [[]], [None], ["model.safetensors"], list(range(300))),

@@ -87,6 +87,7 @@ class KilledWorker:
         """Stages that have not ended after ``seconds``, and processes left by earlier agents."""
         self.remember()
         server = self.server
+        alive: list[psutil.Process]
         _, alive = psutil.wait_procs(self.ever - {self.agent, server}, seconds)
         self.ever = set(alive)
         return alive

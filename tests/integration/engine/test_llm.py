@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from penstock import LLM, CompletionOutput, ConfigError, FinishReason, PipelineE
 from penstock.core import SpeculationMetrics
 from penstock.drafters.base import DRAFTERS as METHODS
 from penstock.drafters.base import Weights
+from penstock.engine.completion import Prompt
 from penstock.engine.loop import Observer
 from penstock.lab.bench.comparison import decode
 from penstock.noise import gumbel
@@ -102,7 +103,8 @@ def generated(model: Any, prompt: list[int], count: int, **options: Any) -> list
     """Return the tokens of transformers' own greedy ``generate``."""
     settings = {"eos_token_id": None, "pad_token_id": 2, **options}
     out = model.generate(torch.tensor([prompt]), max_new_tokens=count, do_sample=False, **settings)
-    return out[0, len(prompt) :].tolist()
+    tokens: list[int] = out[0, len(prompt) :].tolist()
+    return tokens
 
 
 def assert_same(found: Sequence[CompletionOutput], expected: Sequence[CompletionOutput]) -> None:
@@ -247,7 +249,7 @@ def test_outputs_are_shaped_like_vllms(llm: LLM) -> None:
 
 
 def test_prompts_come_in_three_forms(llm: LLM) -> None:
-    prompts = [SHORT, {"prompt": SHORT}, {"prompt_token_ids": np.array(ids_of(llm, SHORT))}]
+    prompts: list[Prompt] = [SHORT, {"prompt": SHORT}, {"prompt_token_ids": np.array(ids_of(llm, SHORT))}]
     texts = [output.outputs[0].text for output in llm.generate(prompts, GREEDY)]
     assert len(set(texts)) == 1
     assert llm.generate([], GREEDY) == []
@@ -375,6 +377,7 @@ def test_streams_and_calls_interleave(llm: LLM) -> None:
 
 def test_a_stream_may_be_left(llm: LLM) -> None:
     stream = llm.stream(LONG, dataclasses.replace(GREEDY, max_tokens=60))
+    assert isinstance(stream, Generator)
     next(stream)
     stream.close()
     assert_idle(llm)
@@ -496,16 +499,17 @@ def test_parameters_that_cannot_work_are_refused(params: dict[str, Any], complai
 
 
 def test_numbers_of_other_libraries_reach_the_stages(llm: LLM) -> None:
-    params = SamplingParams(
-        temperature=np.float32(0.0),
-        seed=np.int64(3),
-        max_tokens=np.int32(4),
-        top_k=np.int8(1),
-        min_tokens=np.int64(1),
-        stop_token_ids=np.array([1]),
-        stop=None,
-        logprobs=np.uint8(0),
-    )
+    numbers: dict[str, Any] = {
+        "temperature": np.float32(0.0),
+        "seed": np.int64(3),
+        "max_tokens": np.int32(4),
+        "top_k": np.int8(1),
+        "min_tokens": np.int64(1),
+        "stop_token_ids": np.array([1]),
+        "stop": None,
+        "logprobs": np.uint8(0),
+    }
+    params = SamplingParams(**numbers)
     tokens = llm.generate({"prompt_token_ids": torch.tensor([5, 6, 7])}, params)[0].outputs[0].token_ids
     assert tokens == llm.generate({"prompt_token_ids": [5, 6, 7]}, GREEDY)[0].outputs[0].token_ids[:4]
 

@@ -171,7 +171,12 @@ def test_tokens_that_cannot_have_come_are_refused(llm: LLM, resumed: Any, case: 
 
 def test_a_stream_goes_on_where_its_reader_was_left(target: Path) -> None:
     """Read some of a stream, leave it, and go on from the tokens and the text that it had told."""
-    cases = [{"n": 2}, {"stop": ["e", "xyz"]}, {"top_k": 9, "logprobs": 1}, {"structured_outputs": WORD}]
+    cases: list[dict[str, Any]] = [
+        {"n": 2},
+        {"stop": ["e", "xyz"]},
+        {"top_k": 9, "logprobs": 1},
+        {"structured_outputs": WORD},
+    ]
 
     async def left(engine: AsyncLLM, params: SamplingParams, reads: int) -> list[CompletionOutput]:
         stream = engine.submit(PROMPT, params)

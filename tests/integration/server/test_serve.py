@@ -423,7 +423,8 @@ def test_the_model_is_told_of_tools_and_of_what_they_answered(server: ServedProc
     message = client.chat.completions.create(messages=ASKED, tool_choice="required", **asked).choices[0].message
     (call,) = message.tool_calls or []
     turns: Any = [*ASKED, message.model_dump(), {"role": "tool", "tool_call_id": call.id, "content": "noon"}]
-    for choice, tools in (("auto", [CLOCK]), ("none", None)):
+    choices: tuple[tuple[Literal["auto", "none"], Any], ...] = (("auto", [CLOCK]), ("none", None))
+    for choice, tools in choices:
         reply = client.chat.completions.create(messages=turns, tool_choice=choice, **asked)
         assert reply.usage is not None
         body = {"messages": turns, "tools": tools}
