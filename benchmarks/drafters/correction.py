@@ -165,6 +165,8 @@ def measured(name: str, requests: int) -> dict[str, Any]:
         for cluster, without in zip(clusters, off, strict=True):
             on = seconds(cluster, script, speculating(STRATEGY, True), sharpness)
             ratio = paired(without, on)
+            assert ratio.low is not None
+            assert ratio.high is not None
             cells.append([round(ratio.mean, 3), round(ratio.low, 2), round(ratio.high, 2)])
         rows.append({"again": round(again, 2), "kept": round(kept, 2), "ratios": cells})
     over_plain = [round(sum(one) / sum(other), 2) for one, other in zip(plain, off, strict=True)]

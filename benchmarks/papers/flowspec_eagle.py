@@ -23,7 +23,7 @@ from penstock.lab.bench.summary import StrategyRun
 
 NAME = "flowspec_eagle"
 METHODS = {"eagle": "EAGLE-2", "eagle3": "EAGLE-3"}
-"""What the drafters of each method are called where a tree grows by their scores."""
+"""Names of the drafters of each method where a tree grows by their scores."""
 TEMPERATURES = {"T0": 0.0, "T1": 1.0}
 STRATEGIES = (*flowspec.STRATEGIES, flowspec.ONCE)
 """Strategies with EAGLE: only such a drafter answers differently when nodes are drafted from again."""

@@ -18,7 +18,7 @@ def take() -> Taken:
 
 
 Source = tuple[str, str]
-"""What drafts, and a name of ``LABELS``."""
+"""Name of the drafter, and a name of ``LABELS``."""
 
 
 def tables(runs_of: Mapping[Source, Any]) -> Mapping[str, Any]:

@@ -10,6 +10,7 @@ from benchmarks.sections.base import Section
 from benchmarks.sections.reaches import tokens_per_second
 from benchmarks.strategies import auto_chats, real_ids, shared_host, two_stages
 from benchmarks.strategies.shared_host import ratio_over
+from penstock.lab.trainer.options import IN_FLIGHT
 
 SETS = {
     "alpaca": "alpaca",
@@ -137,7 +138,14 @@ def auto_values(figures: Any) -> Mapping[str, Any]:
 
 def learning_values(figures: Any) -> Mapping[str, Any]:
     texts = list(dict.fromkeys(one["settings"].get("data") for one in figures.values()))
-    return {"rows": [learning_row(one, 1 + texts.index(one["settings"].get("data"))) for one in figures.values()]}
+    second = [one for one in figures.values() if "last" in one]
+    return {
+        "rows": [learning_row(one, 1 + texts.index(one["settings"].get("data"))) for one in figures.values()],
+        "further": [
+            [f"`{one['settings']['kind']}`", *(f"{100 * share:.0f}" for share in one["last"][: IN_FLIGHT + 1])]
+            for one in second
+        ],
+    }
 
 
 def learning_row(one: Mapping[str, Any], text: int) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean, geometric_mean
-from typing import Any
+from typing import Any, Final
 
 from benchmarks.drafters import ablations, like_for_like, pipelines
 from benchmarks.papers import six_sets
@@ -100,6 +100,11 @@ def six_sets_values(figures: Any) -> Mapping[str, Any]:
     }
 
 
+RATE_GAIN: Final = 1.0
+"""Points by which a drafter has to be right more often at another learning rate for the page to say so; seeds differ by
+as much."""
+
+
 def like_for_like_values(figures: Any) -> Mapping[str, Any]:
     """Rows of both tables, for the runs with the most updates."""
     updates = max(updates_of(case) for case in figures)
@@ -146,6 +151,23 @@ def ablations_values(figures: Any) -> Mapping[str, Any]:
     others = (name for name in ablations.CASES if name != ablations.WHOLE and of_cases(figures, name))
     rows += [[name, *shares([one["filled"] for one in of_cases(figures, name)])] for name in others]
     return {"rows": rows, "seeds": len(whole), "updates": updates}
+
+
+def rates_values(figures: Any) -> Mapping[str, Any]:
+    """A row for each drafter and learning rate, its recipe's first; how much the best other rate gains, in words."""
+    name = next(iter(figures))
+    updates, seed = updates_of(name), int(name.rpartition(" ")[2])
+    alike = stored(like_for_like.__name__.rpartition(".")[2]).figures
+    rows, gains = [], {}
+    for name, (_, options) in like_for_like.RECIPES.items():
+        own = alike[f"{name}, {updates} updates, seed {seed}"]
+        others = [one for one in figures.values() if one["name"] == name]
+        rates = [("the tables'", options["learning_rate"], own), *(("", one["rate"], one) for one in others)]
+        rows += [[f"`{name}`", which, f"{rate:g}", *shares([one["in_flight"]])] for which, rate, one in rates]
+        if others:
+            gains[name] = 100 * (max(one["in_flight"][0][0] for one in others) - own["in_flight"][0][0])
+    more = [f"`{name}` {gain:.1f}" for name, gain in gains.items() if gain >= RATE_GAIN]
+    return {"rows": rows, "updates": updates, "more": more, "gain": RATE_GAIN}
 
 
 def of_cases(figures: Mapping[str, Any], name: str) -> list[Any]:
@@ -220,6 +242,7 @@ def in_flight_row(row: Mapping[str, Any]) -> list[str]:
 
 SECTIONS = {
     "like_for_like": Section(values=like_for_like_values),
+    "rates": Section(values=rates_values),
     "ablations": Section(values=ablations_values),
     "in_flight": Section(values=in_flight_values),
     "pipelines": Section(values=pipelines_values),

@@ -19,10 +19,11 @@ def values(figures: Any) -> Mapping[str, Any]:
     sizes, table = map(str, pp_eagle_table.SIZES), PAPER["table_2"]
     plain = {stages: table["none"][stages] for stages in sizes}
     own = {method: [row for row in figures.values() if row["method"] == method] for method in pp_eagle_table.METHODS}
-    rows = [["paper: none", stages, *cells(None, None, *found, found[1])] for stages, found in plain.items()]
+    rows = [["paper: none", stages, *cells(None, None, rate, after, after)] for stages, (rate, after) in plain.items()]
     rows += [ours("none", row, PLAIN) for row in next(some for some in own.values() if some)]
     for method, some in own.items():
-        rows += [[f"paper: {method}", stages, *cells(*table[method][stages], plain[stages][1])] for stages in plain]
+        theirs = {stages: (*table[method][stages], after) for stages, (_, after) in plain.items()}
+        rows += [[f"paper: {method}", stages, *cells(*found)] for stages, found in theirs.items()]
         rows += [ours(f"{method}, chain of 5", row, pp_eagle_table.CHAIN) for row in some]
         rows += [ours(f"{method}, `auto`", row, "auto") for row in some]
     return {

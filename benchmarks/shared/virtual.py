@@ -88,7 +88,7 @@ def compared(
     """
     torch.set_num_threads(1)
     named = parse_entries(tuple(entries), drafter)
-    drafting = [config for _, config in named if not is_plain(config)]
+    drafting = [config for _, config in named if config is not None and not is_plain(config)]
     widest = max(drafting, key=lambda config: config.strategy_options.most_rows)
     host = RealTimeExecutor() if processes else InProcessExecutor(VirtualClock())
     engine = LLM(host=host, cluster=cluster, speculative_config=widest, enable_prefix_caching=False, **options)

@@ -25,6 +25,7 @@ from penstock.lab.report import Ratio
 
 NAMES: Final = {"eagle": "EAGLE", "eagle3": "EAGLE-3"}
 PAPER: Final = "vLLM report"
+TRAINED: Final = "drafters of a million tokens"
 ALL_RANKS: Final = "1,1,8"
 Table = Mapping[str, Mapping[str, Sequence[float]]]
 """The report's Table 3: throughput and latency by model and way (dp,pp,tp)."""
@@ -33,67 +34,83 @@ Rows = Mapping[tuple[str, str], Mapping[str, Any]]
 
 
 def findings() -> Iterator[Finding]:
-    paper, table = published("vllm"), figures_of("pp_eagle_table")
-    some = f"in virtual time, {sizes_of(table)}"
-    trained = f"{some}; drafters of a million tokens"
+    paper = published("vllm")
+    of_table_2 = (acceptance(paper["table_2"]), latencies(paper["table_2"]))
+    for rows in (*of_table_2, designs(), many_sequences(paper["table_2"]), parallel(paper["parallel"])):
+        for place, claim, stated, ours, verdict, how in rows:
+            yield Finding(paper=PAPER, place=place, claim=claim, stated=stated, ours=ours, verdict=verdict, how=how)
 
-    def finding(place: str, claim: str, stated: str, ours: str, verdict: str, how: str = some) -> Finding:
-        return Finding(paper=PAPER, place=place, claim=claim, stated=stated, ours=ours, verdict=verdict, how=how)
 
-    def chain(method: str, stages: int) -> Any:
-        return table[f"{method} pp={stages}"]["entries"][pp_eagle_table.CHAIN]
+def entries(method: str, stages: int) -> Any:
+    """Ours of Table 2: one request at a time, by strategy."""
+    return figures_of("pp_eagle_table")[f"{method} pp={stages}"]["entries"]
 
-    def faster(method: str, stages: int) -> Ratio:
-        """How many times as soon a chain's answers are there as those without drafts."""
-        entries = table[f"{method} pp={stages}"]["entries"]
-        return paired(entries[PLAIN]["latencies"], entries[pp_eagle_table.CHAIN]["latencies"])
 
+def conditions() -> str:
+    one = next(iter(figures_of("pp_eagle_table").values()))
+    return f"in virtual time, {one['prompts']} prompts of {one['tokens']} tokens"
+
+
+def acceptance(paper: Table) -> Iterator[tuple[str, ...]]:
+    """Accepted shares of Table 2: rows of a finding."""
     rates = {
-        method: [chain(method, stages)["AR"] for stages in pp_eagle_table.SIZES] for method in pp_eagle_table.METHODS
+        method: [entries(method, stages)[pp_eagle_table.CHAIN]["AR"] for stages in pp_eagle_table.SIZES]
+        for method in pp_eagle_table.METHODS
     }
-    theirs = {method: paper["table_2"][method]["1"][0] for method in rates}
-    yield finding(
+    theirs = {method: [row[0] for row in paper[method].values()] for method in rates}
+    yield (
         "4.2, Table 2",
         "EAGLE-3 accepts more than EAGLE",
-        f"{theirs['eagle3']:.3f} and {theirs['eagle']:.3f}",
+        f"{theirs['eagle3'][0]:.3f} and {theirs['eagle'][0]:.3f}",
         f"{rates['eagle3'][0]:.3f} and {rates['eagle'][0]:.3f}",
         of_cases([rates["eagle3"][0] > rates["eagle"][0]]),
-        f"{trained}, no bounds",
+        f"{conditions()}, no bounds; {TRAINED}",
     )
+    spread, theirs_spread = (
+        ", ".join(f"{NAMES[method]} {ranged(found, '.3f')}" for method, found in some.items())
+        for some in (rates, theirs)
+    )
+    yield (
+        "4.2, Table 2",
+        "acceptance does not change with the stages",
+        theirs_spread,
+        spread,
+        of_cases([max(found) - min(found) < 0.005 for found in rates.values()]),
+        f"{conditions()}, no bounds",
+    )
+
+
+def latencies(paper: Table) -> Iterator[tuple[str, ...]]:
+    """Latencies of Table 2 by the methods, as ratios: rows of a finding."""
+    faster = {method: [over_none(method, stages) for stages in pp_eagle_table.SIZES] for method in NAMES}
     beside_eagle = [
-        paired(*(chain(method, stages)["latencies"] for method in pp_eagle_table.METHODS))
+        paired(*(entries(method, stages)[pp_eagle_table.CHAIN]["latencies"] for method in ("eagle", "eagle3")))
         for stages in pp_eagle_table.SIZES
     ]
-    beside_none = [faster("eagle3", stages) for stages in pp_eagle_table.SIZES]
-    yield finding(
+    yield (
         "4.2, Table 2",
         "EAGLE-3 has the lowest latency of few sequences",
         "over 1, 2 and 4 stages",
-        f"EAGLE's is {', '.join(map(bare, beside_eagle))} times as long, none's {', '.join(map(bare, beside_none))}",
-        of_all(map(of_ratio, [*beside_eagle, *beside_none])),
-        trained,
+        f"EAGLE's is {bare(beside_eagle)} times as long, none's {bare(faster['eagle3'])}",
+        of_all(map(of_ratio, [*beside_eagle, *faster["eagle3"]])),
+        f"{conditions()}; {TRAINED}",
     )
-    same = [max(found) - min(found) < 0.005 for found in rates.values()]
-    spread, theirs_spread = (
-        ", ".join(f"{NAMES[method]} {ranged(found, '.3f')}" for method, found in some_rates.items())
-        for some_rates in (rates, {name: [row[0] for row in paper["table_2"][name].values()] for name in rates})
-    )
-    claim = "acceptance does not change with the stages"
-    yield finding("4.2, Table 2", claim, theirs_spread, spread, of_cases(same), f"{some}, no bounds")
-    for method in pp_eagle_table.METHODS:
-        found = [faster(method, stages) for stages in pp_eagle_table.SIZES]
-        stated = [
-            paper["table_2"]["none"][str(n)][1] / paper["table_2"][method][str(n)][3] for n in pp_eagle_table.SIZES
-        ]
-        yield finding(
+    for method, name in NAMES.items():
+        stated = [paper["none"][str(n)][1] / paper[method][str(n)][3] for n in pp_eagle_table.SIZES]
+        yield (
             "4.2, Table 2",
-            f"{NAMES[method]} lowers the latency of few sequences (1, 2 and 4 stages)",
+            f"{name} lowers the latency of few sequences (1, 2 and 4 stages)",
             f"none's is {joined(stated)} times as long",
-            f"none's is {', '.join(map(bare, found))} times as long",
-            of_all(map(of_ratio, found, stated)),
+            f"none's is {bare(faster[method])} times as long",
+            of_all(map(of_ratio, faster[method], stated)),
+            f"{conditions()}; {TRAINED}",
         )
-    for rows in (designs(), many_sequences(paper["table_2"]), parallel(paper["parallel"])):
-        yield from (finding(*cells) for cells in rows)
+
+
+def over_none(method: str, stages: int) -> Ratio:
+    """How many times as soon a chain's answers are there as those without drafts."""
+    found = entries(method, stages)
+    return paired(found[PLAIN]["latencies"], found[pp_eagle_table.CHAIN]["latencies"])
 
 
 def designs() -> Iterator[tuple[str, ...]]:
@@ -149,11 +166,6 @@ def many_sequences(paper: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
         of_cases([abs(one - 1) < 0.05 for one in gains[1:]]),
         "simulated; the report's stages waited for each other, ours do not",
     )
-
-
-def sizes_of(table: Mapping[str, Any]) -> str:
-    one = next(iter(table.values()))
-    return f"{one['prompts']} prompts of {one['tokens']} tokens"
 
 
 def parallel(paper: Table) -> Iterator[tuple[str, ...]]:
@@ -223,9 +235,9 @@ def listed(numbers: Sequence[int]) -> str:
     return f"{', '.join(map(str, first))} and {last}"
 
 
-def bare(ratio: Ratio) -> str:
-    """The ratio with its bounds, without an x."""
-    return said(ratio).replace("x", "")
+def bare(ratios: Iterable[Ratio]) -> str:
+    """Ratios with their bounds, without an x."""
+    return ", ".join(said(ratio).replace("x", "") for ratio in ratios)
 
 
 def joined(values: Iterable[float]) -> str:
