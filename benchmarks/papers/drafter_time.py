@@ -33,12 +33,14 @@ WIDTHS = (1, 4)
 
 
 class Stopwatch:
-    """A drafter's core that adds up the processor time of its passes."""
+    """A drafter's core that keeps the processor time of its passes.
+
+    ``taken`` has an entry for each: the number of rows that were asked about, and the seconds.
+    """
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self.seconds = 0.0
-        self.passes = 0
+        self.taken: list[tuple[int, float]] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._core, name)
@@ -46,8 +48,7 @@ class Stopwatch:
     def process(self, batch: Batch, hidden: Any) -> Any:
         started = time.thread_time()
         found = self._core.process(batch, hidden)
-        self.seconds += time.thread_time() - started
-        self.passes += 1
+        self.taken.append((len(batch.wanted), time.thread_time() - started))
         return found
 
 
@@ -83,12 +84,12 @@ def timed(drafter: Mapping[str, Any], width: int, sizes: virtual.Sizes) -> dict[
             questions = virtual.asked(sizes, (temperature,))
             first = questions[0]  # decoded twice, since a process's first passes are slower
             decode(llm, [first.prompt], [first.params], config)
-            watch.seconds, watch.passes = 0.0, 0
+            watch.taken.clear()
             outputs = [decode(llm, [one.prompt], [one.params], config)[0].outputs[0] for one in questions]
             found[f"T={temperature:g}"] = {
                 "accepted": sum(output.metrics.accepted for output in outputs),
-                "passes": watch.passes,
-                "ms": 1e3 * watch.seconds,
+                "passes": len(watch.taken),
+                "ms": 1e3 * sum(seconds for _, seconds in watch.taken),
             }
     return found
 

@@ -170,6 +170,14 @@ def rates_values(figures: Any) -> Mapping[str, Any]:
     return {"rows": rows, "updates": updates, "more": more, "gain": RATE_GAIN}
 
 
+def passes_values(figures: Any) -> Mapping[str, Any]:
+    rows = [
+        [f"`{name}`", f"{one['pass_ms']:.2f}", f"{one['passes']:g}", f"{one['refill_ms']:.1f}"]
+        for name, one in figures.items()
+    ]
+    return {"rows": rows, "size": next(iter(figures.values()))}
+
+
 def of_cases(figures: Mapping[str, Any], name: str) -> list[Any]:
     """The figures of a drafter from all seeds."""
     return [one for case, one in figures.items() if case.rpartition(", seed")[0].rpartition(", ")[0] == name]
@@ -243,6 +251,7 @@ def in_flight_row(row: Mapping[str, Any]) -> list[str]:
 SECTIONS = {
     "like_for_like": Section(values=like_for_like_values),
     "rates": Section(values=rates_values),
+    "passes": Section(values=passes_values),
     "ablations": Section(values=ablations_values),
     "in_flight": Section(values=in_flight_values),
     "pipelines": Section(values=pipelines_values),
