@@ -38,8 +38,8 @@ HOW: Final = "Measured, with the demo target; trees in virtual time"
 COMMON: Final[dict[str, Any]] = {"model": "demo", "max_length": 256, "batch_tokens": 1024, "dtype": "bfloat16"}
 RECIPES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "eagle": ("eagle", {"learning_rate": 6e-3}),
-    "eagle3": ("eagle3", {"learning_rate": 2e-3, "ttt_steps": 5}),
-    "medusa": ("medusa", {"learning_rate": 1e-3, "heads": 5}),
+    "eagle3": ("eagle3", {"learning_rate": 6e-3, "ttt_steps": 5}),
+    "medusa": ("medusa", {"learning_rate": 3e-3, "heads": 5}),
     "spd": ("spd", {"learning_rate": 1.5e-3, "spec_layers": 2}),
     "dflash": ("dflash", {"learning_rate": 3e-3, "bidirectional": True, "in_flight": 0}),
     "dspark": ("dspark", {"learning_rate": 3e-3, "bidirectional": True, "in_flight": 0, "markov_rank": 64}),

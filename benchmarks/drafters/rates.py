@@ -21,7 +21,7 @@ from benchmarks.shared import virtual
 from penstock.lab.trainer.run import run_train
 
 HOW: Final = "Measured, with the demo target"
-RATES: Final = (6e-3, 3e-3, 1.2e-2)
+RATES: Final = (6e-3, 3e-3, 2e-3, 1e-3)
 CASES: Final = {f"{name} at {rate:g}": (name, rate) for rate in RATES for name in RECIPES}
 
 

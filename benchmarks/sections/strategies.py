@@ -161,7 +161,7 @@ def rates_values(figures: Any) -> Mapping[str, Any]:
     rows, gains = [], {}
     for name, (_, options) in like_for_like.RECIPES.items():
         own = alike[f"{name}, {updates} updates, seed {seed}"]
-        others = [one for one in figures.values() if one["name"] == name]
+        others = [one for one in figures.values() if one["name"] == name and one["rate"] != options["learning_rate"]]
         rates = [("the tables'", options["learning_rate"], own), *(("", one["rate"], one) for one in others)]
         rows += [[f"`{name}`", which, f"{rate:g}", *shares([one["in_flight"]])] for which, rate, one in rates]
         if others:
