@@ -89,7 +89,7 @@ def options_of(asked: argparse.Namespace, name: str, seed: int) -> TrainOptions:
     kind, own = RECIPES[name]
     return TrainOptions(
         kind=kind,
-        output=with_states(asked.work, f"{name.replace(' ', '-')}-{asked.updates}-{seed}"),
+        output=with_states(asked.work, folder_of(name, asked.updates, seed)),
         data=(asked.data,),
         epochs=EPOCHS,
         max_steps=asked.updates,
@@ -98,6 +98,11 @@ def options_of(asked: argparse.Namespace, name: str, seed: int) -> TrainOptions:
         **COMMON,
         **own,
     )
+
+
+def folder_of(name: str, updates: int, seed: int) -> str:
+    """The name of a drafter's folder in WORK."""
+    return f"{name.replace(' ', '-')}-{updates}-{seed}"
 
 
 def with_states(work: Path, name: str) -> Path:

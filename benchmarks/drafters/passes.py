@@ -20,7 +20,7 @@ from typing import Final
 
 import torch
 
-from benchmarks.drafters.like_for_like import CLUSTER, DEPTH, RECIPES
+from benchmarks.drafters.like_for_like import CLUSTER, DEPTH, RECIPES, folder_of
 from benchmarks.papers.drafter_time import TimedExecutor
 from benchmarks.shared import virtual
 from penstock import LLM
@@ -70,8 +70,7 @@ def refills(taken: Sequence[tuple[int, float]]) -> list[list[float]]:
 def cases(wanted: virtual.Wanted) -> Iterator[virtual.Case]:
     asked: argparse.Namespace = wanted.options
     for name, (method, _) in RECIPES.items():
-        folder = asked.work / f"{name.replace(' ', '-')}-{asked.updates}-0"
-        yield name, partial(measured, method, folder, wanted.sizes)
+        yield name, partial(measured, method, asked.work / folder_of(name, asked.updates, 0), wanted.sizes)
 
 
 if __name__ == "__main__":

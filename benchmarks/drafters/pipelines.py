@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.drafters import in_flight
-from benchmarks.drafters.like_for_like import RECIPES
+from benchmarks.drafters.like_for_like import RECIPES, folder_of
 from benchmarks.shared import virtual
 from benchmarks.shared.paired import bounded
 from penstock.checkpoint.checkpoint import open_checkpoint
@@ -68,7 +68,7 @@ def measured(
 
 def cases(wanted: virtual.Wanted) -> Iterator[virtual.Case]:
     options = wanted.options
-    folders = {name: options.work / f"{name.replace(' ', '-')}-{options.updates}-{options.seed}" for name in RECIPES}
+    folders = {name: options.work / folder_of(name, options.updates, options.seed) for name in RECIPES}
     for place, cluster in in_flight.clusters():
         for name, folder in folders.items():
             yield f"{place}; {name}", partial(measured, cluster, name, folder, wanted.sizes)
