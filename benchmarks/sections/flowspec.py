@@ -41,13 +41,7 @@ def tables(runs_of: Mapping[Source, Any]) -> Mapping[str, Any]:
 
 
 def eagle_values(figures: Any) -> Mapping[str, Any]:
-    runs_of = {
-        (flowspec_eagle.METHODS[method], name): [
-            run for row in figures.values() if row["method"] == method for run in row[name]
-        ]
-        for method in dict.fromkeys(row["method"] for row in figures.values())
-        for name in flowspec_eagle.TEMPERATURES
-    }
+    runs_of = eagle_runs(figures)
     return {
         **tables(runs_of),
         "beside_pipedec": [
@@ -55,6 +49,17 @@ def eagle_values(figures: Any) -> Mapping[str, Any]:
         ],
         "sizes": next(iter(figures.values())),
         "same": all(run["identical"] for runs in runs_of.values() for run in runs),
+    }
+
+
+def eagle_runs(figures: Any) -> dict[Source, Any]:
+    """The runs on all clusters by EAGLE's drafter and temperature, in the order of the figures."""
+    return {
+        (flowspec_eagle.METHODS[method], name): [
+            run for row in figures.values() if row["method"] == method for run in row[name]
+        ]
+        for method in dict.fromkeys(row["method"] for row in figures.values())
+        for name in flowspec_eagle.TEMPERATURES
     }
 
 

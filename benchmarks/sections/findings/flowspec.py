@@ -15,6 +15,7 @@ from benchmarks.sections.findings.verdicts import (
     of_ratio,
     ranged,
 )
+from benchmarks.sections.flowspec import eagle_runs
 from benchmarks.shared.published import published
 from benchmarks.shared.simulations import find, over, said
 
@@ -114,8 +115,7 @@ def pair() -> Sequence[Any]:
 
 def eagles() -> Mapping[str, Sequence[Any]]:
     """The runs at T = 0 and at T = 1, by drafter."""
-    figures = figures_of("flowspec_eagle").values()
+    runs = eagle_runs(figures_of("flowspec_eagle"))
     return {
-        label: [[run for row in figures if row["method"] == method for run in row[name]] for name in ("T0", "T1")]
-        for method, label in flowspec_eagle.METHODS.items()
+        label: [runs[label, name] for name in flowspec_eagle.TEMPERATURES] for label in flowspec_eagle.METHODS.values()
     }
