@@ -12,13 +12,15 @@ SKIPS := $(VENV)/skipped.txt
 PAGE := --page
 # How many examples hypothesis tries: a profile of tests/conftest.py.
 EXAMPLES := penstock
+# Workers of the tests that start processes: they wait half of their time, so that the cores take one more.
+WAITING := $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 CLIENTS := $(VENV)/clients
 ARM := $(VENV)/arm
 STACKS := tests/stacks/requirements.txt tests/stacks/requirements-instructor.txt tests/stacks/package-lock.json
 # README.md and docs/start/install.md have the same line (tests/unit/test_install.py).
 INSTALL := pip install --constraint constraints.txt --editable
 
-.PHONY: install demo test test-in-process test-processes test-all test-page test-clients test-arm test-image check figures peers wheel release clean
+.PHONY: install demo test test-in-process test-processes test-all test-page clients test-clients test-arm test-image check figures peers wheel release clean
 
 install: $(VENV)/.installed
 
@@ -39,20 +41,22 @@ test-in-process: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m "not processes and not stacks and not whole and not arm and not image" --hypothesis-profile $(EXAMPLES) --numprocesses auto --dist worksteal --skips=$(SKIPS) >$(VENV)/$@.txt 2>&1; code=$$?; cat $(VENV)/$@.txt; exit $$code
 
 test-processes: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -m "processes and not page and not stacks and not whole and not arm and not image" --hypothesis-profile $(EXAMPLES) --numprocesses auto --maxprocesses 4 --dist worksteal --skips=$(SKIPS)
+	$(BIN)/python -m pytest -m "processes and not page and not stacks and not whole and not arm and not image" --hypothesis-profile $(EXAMPLES) --numprocesses $(WAITING) --maxprocesses 4 --dist worksteal --skips=$(SKIPS)
 
 # The matrices from which the tests above sample, and more examples of what hypothesis draws.
 test-all: EXAMPLES := whole
 test-all: test
 	@: > $(SKIPS)
 	$(BIN)/python -m pytest -m "whole and not processes and not stacks and not arm and not image" --hypothesis-profile $(EXAMPLES) --numprocesses auto --dist worksteal --skips=$(SKIPS)
-	$(BIN)/python -m pytest -m "whole and processes and not page and not stacks and not arm and not image" --hypothesis-profile $(EXAMPLES) --numprocesses auto --maxprocesses 4 --dist worksteal --skips=$(SKIPS)
+	$(BIN)/python -m pytest -m "whole and processes and not page and not stacks and not arm and not image" --hypothesis-profile $(EXAMPLES) --numprocesses $(WAITING) --maxprocesses 4 --dist worksteal --skips=$(SKIPS)
 	@cat $(SKIPS)
 
 test-page: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m page $(PAGE) --skips=$(SKIPS) tests/integration/server/test_page.py
 
 # The clients have environments of their own, with pinned versions.
+clients: $(CLIENTS)/.installed
+
 test-clients: $(VENV)/.installed-dev $(CLIENTS)/.installed
 	$(BIN)/python -m pytest -m stacks --stacks=$(CLIENTS) --skips=$(SKIPS) tests/integration/clients/test_stacks.py
 	@cat $(CLIENTS)/table.md

@@ -57,6 +57,15 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Skips(config.getoption("--skips")))
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave files out that never name a marker which ``-m`` asks for: to import them takes longer than most tests."""
+    asked = [part for part in config.option.markexpr.split(" and ") if part.isidentifier()]
+    if collection_path.suffix != ".py" or not asked:
+        return None
+    text = collection_path.read_text(encoding="utf-8")
+    return True if any(f"mark.{marker}" not in text for marker in asked) else None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skip the tests of page, clients, image and ARM unless asked for, even where their programs are installed."""
     reasons = {
