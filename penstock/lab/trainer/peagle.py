@@ -7,6 +7,7 @@ blocks show the tokens in flight.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Final
 
@@ -30,6 +31,10 @@ class PeagleTrainee(BlockTrainee):
         """Logits over the tokens that can be drafted: the module's head before its map to the target's vocabulary."""
         logits_mv: Tensor = self.module.head[0](entering_mE)
         return logits_mv
+
+    def _paths(self, batch: Batch, generator: torch.Generator) -> Iterator[Blocks]:
+        """None: all rows at depth 0 learn anyway."""
+        yield from ()
 
     def _summed(self, teaching: Teaching, batch: Batch, blocks: Blocks) -> tuple[Tensor, Tensor]:
         context_BnD, hidden_BAMD = self._both(batch, blocks)

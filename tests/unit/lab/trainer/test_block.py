@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -150,14 +151,15 @@ def test_the_loss_is_the_weighed_divergence_of_the_rows_that_do_not_see_their_an
     case = Case(tmp_path, target, kind, **others)
     batch = case.batch
     batch.learned_BL[0, 6] = False
-    blocks = case.trainee._drawn(batch, torch.Generator().manual_seed(9))
+    generator = torch.Generator().manual_seed(9)
+    lessons = [case.trainee._drawn(batch, generator), *case.trainee._paths(batch, generator)]
     total, weights = 0.0, 0.0
-    for sequence in range(2):
+    for sequence, blocks in product(range(2), lessons):
         drawn = [blocks.anchors_BA, blocks.shown_BA]
         drawn += [torch.zeros_like(blocks.shown_BA) if blocks.stages_BA is None else blocks.stages_BA]
         for anchor, shown, stages in zip(*(one[sequence].tolist() for one in drawn), strict=True):
-            hidden = case.reference(sequence, anchor + 1, shown, SIZE, stages)
-            for k in range(SIZE):
+            hidden = case.reference(sequence, anchor + 1, shown, blocks.rows, stages)
+            for k in range(blocks.rows):
                 says = anchor + 1 + k + 1 - case.lag  # the position of the token that row k says
                 further = says - (anchor + 1 + shown) - 1
                 sees_it = further < 0 and (case.lag or not all(case.causal))
@@ -197,6 +199,26 @@ def test_blocks_stand_where_something_is_learned_as_their_seed_decides(tmp_path:
     assert torch.equal(drawn[0].shown_BA, drawn[1].shown_BA)
     assert torch.equal(drawn[0].anchors_BA, drawn[1].anchors_BA)
     assert not torch.equal(drawn[0].anchors_BA, drawn[2].anchors_BA)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_paths_show_every_token_alone_and_behind_others(tmp_path: Path, target: Checkpoint, way: str) -> None:
+    kind, others = WAYS[way]
+    case = Case(tmp_path, target, kind, **others)
+    batch, firsts = random_batch(target, 3, 42, len(case.reads)), set()
+    for seed in range(20):
+        paths = list(case.trainee._paths(batch, torch.Generator().manual_seed(seed)))
+        # Rows that say their own token, or see later ones, would see the answer; all of P-EAGLE's at depth 0 learn.
+        assert [one.rows for one in paths] == ([1, SHOWN + 1] if way in ("dspark", "headrace") else [])
+        for one in paths:
+            assert bool((one.shown_BA == one.rows - 1).all())
+            shown_BR = (one.anchors_BA[..., None] + one.offsets()).flatten(1)
+            first = int(shown_BR[0, 0])
+            assert first < one.rows
+            assert shown_BR.tolist() == [list(range(first, first + shown_BR.shape[1]))] * 3
+            assert first + shown_BR.shape[1] >= batch.tokens_Bn.shape[1]
+            firsts.add((one.rows, first))
+    assert len(firsts) == (SHOWN + 2 if way in ("dspark", "headrace") else 0)
 
 
 def test_tokens_in_flight_fill_a_pipeline_or_are_in_a_longer_one(tmp_path: Path, target: Checkpoint) -> None:
