@@ -138,7 +138,7 @@ def set_speeds(temperature: float) -> Mapping[str, Ratio]:
 
 
 def set_rows(temperature: float) -> Mapping[str, Sequence[Any]]:
-    """What was measured of each set over FlowSpec's boards, with drafts that are looked up."""
+    """The measurements of each set over FlowSpec's boards, with drafts that are looked up."""
     rows: dict[str, list[Any]] = {}
     for one in figures_of(six_sets.NAME).values():
         if (one["cluster"], one["method"], one["temperature"]) == (SEVEN[0], six_sets.LOOKUP, temperature):
