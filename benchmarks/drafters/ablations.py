@@ -5,7 +5,8 @@
 All drafters are the demo target's, trained on the same steps of 1,024 tokens; a seed decides the same order for all.
 ``whole`` is what ``penstock train headrace`` has: two layers, five taps, causal in the block, shown up to four tokens
 in flight and their states. Without states the module is DSpark's; the causal one that is shown tokens in flight is
-measured by ``like_for_like``. Held-out tokens at T = 0 are looked for among the best candidates with 0 to 4 tokens in
+measured by ``like_for_like``. ``drawn blocks alone`` leaves out the blocks that show every token
+(``BlockTrainee._paths``). Held-out tokens at T = 0 are looked for among the best candidates with 0 to 4 tokens in
 flight, which fill a pipeline of one stage more, stand in one of 8 or 16 stages, or have no states yet. ``own head`` has
 an output head of its own, which begins as the target's and is trained.
 
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Final
 from unittest.mock import patch
@@ -47,9 +49,10 @@ from penstock.models.speculators.base import TargetHead
 HOW: Final = "Measured, with the demo target"
 HEADRACE: Final = "headrace"
 """The recipe of ``like_for_like`` that all cases begin with."""
-WHOLE, HEAD = "whole", "own head"
+WHOLE, HEAD, DRAWN = "whole", "own head", "drawn blocks alone"
 CASES: Final[dict[str, dict[str, Any]]] = {
     WHOLE: {},
+    DRAWN: {},
     "no states, none shown": {"kind": "dspark", "in_flight": 0},
     "no states, bidirectional": {"kind": "dspark", "bidirectional": True},
     "1 layer": {"spec_layers": 1},
@@ -65,7 +68,11 @@ STAGES: Final = {"filled": 0, "8 stages": 8, "16 stages": 16, "none read": 10**9
 
 def measured(asked: argparse.Namespace, _: virtual.Sizes, case: str, seed: int) -> dict[str, Any]:
     """Train a drafter, or finish what was begun, and look at it on held-out text."""
-    with patch.object(block, "TAPS", int(case[0]) if case.endswith("taps") else block.TAPS):
+    with ExitStack() as stack:
+        if case.endswith("taps"):
+            stack.enter_context(patch.object(block, "TAPS", int(case[0])))
+        if case == DRAWN:
+            stack.enter_context(patch.object(BlockTrainee, "_paths", lambda *_: ()))
         return trained(asked, case, seed)
 
 

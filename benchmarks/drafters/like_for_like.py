@@ -5,7 +5,8 @@
 DATA is a folder of texts, WORK a folder for states and drafters. Each drafter of the demo target learns every token of
 it, in steps of 1,024 tokens; a seed decides the same order for all kinds. Held-out tokens at T = 0 are looked for among
 each drafter's candidates where 0 to 4 tokens after the last known one are in flight, shown to the drafter as a pipeline
-shows them. Trees of 4 to 64 nodes are drafted and verified by the engine itself, at T = 0 and T = 1.
+shows them. Trees of 4 to 64 nodes are drafted and verified by the engine itself, at T = 0 and T = 1; those of
+some blocks also by a pass for each level.
 
 A drafter's figures are written to benchmarks/measured/drafters/like_for_like.json as they are there, and are not
 measured again with as many updates; a run that was broken off goes on. Weights stay in WORK.
@@ -40,15 +41,17 @@ RECIPES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "eagle": ("eagle", {"learning_rate": 6e-3}),
     "eagle3": ("eagle3", {"learning_rate": 6e-3, "ttt_steps": 5}),
     "medusa": ("medusa", {"learning_rate": 3e-3, "heads": 5}),
-    "spd": ("spd", {"learning_rate": 1.5e-3, "spec_layers": 2}),
+    "spd": ("spd", {"learning_rate": 3e-3, "spec_layers": 2}),
     "dflash": ("dflash", {"learning_rate": 3e-3, "bidirectional": True, "in_flight": 0}),
-    "dspark": ("dspark", {"learning_rate": 3e-3, "bidirectional": True, "in_flight": 0, "markov_rank": 64}),
+    "dspark": ("dspark", {"learning_rate": 6e-3, "bidirectional": True, "in_flight": 0, "markov_rank": 64}),
     "shown dflash": ("dflash", {"learning_rate": 3e-3}),
     "shown dspark": ("dspark", {"learning_rate": 3e-3, "markov_rank": 64}),
     "headrace": ("headrace", {"learning_rate": 3e-3, "markov_rank": 64}),
 }
 """Name: the kind and its options. ``dflash`` and ``dspark`` are as published, the shown ones as ``penstock train`` has
 them. All draft every token; all have two layers but EAGLE and EAGLE-3, which have one, and Medusa, which has none."""
+BY_LEVEL: Final = ("shown dspark", "headrace")
+"""Drafters whose pass gives several levels, which are also drafted by a pass for each level."""
 AMONG: Final = (1, 4, 16)
 TREES: Final = (4, 8, 16, 32, 64)
 DEPTH: Final = 7
@@ -127,6 +130,7 @@ def measured(asked: argparse.Namespace, sizes: virtual.Sizes, name: str, seed: i
         "bytes": sum(file.stat().st_size for file in options.output.glob("*.safetensors")),
         "in_flight": known(options, drafter),
         "trees": trees(options.output, options.kind, sizes),
+        **({"by_level": trees(options.output, options.kind, sizes, ahead=0)} if name in BY_LEVEL else {}),
     }
 
 
@@ -153,14 +157,14 @@ def looked_at(options: TrainOptions, corpus: Any, loader: Loader, trainee: Any, 
     return [[round(step[count - 1], 4) for count in AMONG] for step in found.by_step]
 
 
-def trees(folder: Path, method: str, sizes: virtual.Sizes) -> dict[str, list[float]]:
-    """Accepted tokens of a tree of each size of ``TREES``, by temperature.
+def trees(folder: Path, method: str, sizes: virtual.Sizes, **options: int) -> dict[str, list[float]]:
+    """Accepted tokens of a tree of each size of ``TREES``, by temperature; ``options`` are the drafter's.
 
     Trees are verified one after the other, each in the time that a token takes plainly, so that their speed over plain
     decoding is one more than what they hold.
     """
     entries = [f"static_tree[tree_size={size},tree_depth={DEPTH}]" for size in TREES]
-    drafter = {"method": method, "model": str(folder)}
+    drafter = {"method": method, "model": str(folder), **options}
     runs = virtual.compared(virtual.in_lockstep(CLUSTER, DRAFT_MS), drafter, entries, virtual.asked(sizes))
     found = {}
     for one in (0.0, 1.0):

@@ -119,13 +119,15 @@ def like_for_like_values(figures: Any) -> Mapping[str, Any]:
         known.append([f"`{name}`", *places, minutes, f"{some[0]['bytes'] / 1e6:.1f}"])
     sizes = [f"{size} nodes, T = {at}" for at in (0, 1) for size in like_for_like.TREES[::2]]
     trees = [
-        [f"`{name}`"]
+        [said.format(name)]
         + [
-            spread([one["trees"][f"T={at}"][i] for one in some], ".2f")
+            spread([one[way][f"T={at}"][i] for one in some], ".2f")
             for at in (0, 1)
             for i in range(0, len(like_for_like.TREES), 2)
         ]
         for name, some in runs.items()
+        for way, said in (("trees", "`{}`"), ("by_level", "`{}`, a pass a level"))
+        if way in some[0]
     ]
     hours = sum(one["processor_s"] for some in runs.values() for one in some) / 3600
     seeds = " or ".join(map(str, sorted({len(some) for some in runs.values()})))
