@@ -186,6 +186,14 @@ def test_what_is_counted(source: str, expected: tuple[int, int]) -> None:
     assert (lines(found), parameters(found)) == expected
 
 
+def test_a_tests_marks_stand_in_its_own_file() -> None:
+    """``pytest -m`` leaves out files that never name the marker that it asks for (tests/conftest.py)."""
+    marked = re.compile(r"mark\.(processes|whole|page|stacks|arm|image)\b")
+    files = [file for file in (ROOT / "tests").rglob("*.py") if marked.search(file.read_text("utf-8"))]
+    assert len(files) > 50
+    assert [file.name for file in files if not file.name.startswith("test_")] == []
+
+
 def test_the_web_page_is_tested_in_the_file_that_make_test_page_runs() -> None:
     using = {file.name for file in (ROOT / "tests").rglob("test_*.py") if "mark.page" in file.read_text("utf-8")}
     assert using - {Path(__file__).name} == {"test_page.py"}

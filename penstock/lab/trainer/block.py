@@ -202,12 +202,12 @@ class BlockTrainee(nn.Module):
         return Blocks(anchors_BA, shown_BA.to(learned_Bn.device), size)
 
     def _paths(self, batch: Batch, generator: torch.Generator) -> Iterator[Blocks]:
-        """Blocks without masks, one behind the other, that show every token with none in flight and, again, on a path
-        whose every token after the first is in flight.
+        """Blocks without masks, one behind the other, that show every token with none in flight and, again, in blocks
+        from a random beginning whose tokens after the first are in flight.
 
         Only an eighth of the rows of drawn blocks says what follows a known token. With these, as many rows as there
-        are tokens do, and as many what follows one in flight: the demo target's Headrace was right in 66% after 1,000
-        steps in place of 52%. Rows of other kinds would see their answer on such a path.
+        are tokens do, and as many what follows one in flight: the demo target's Headrace was right in 67% after 1,000
+        steps in place of 52%. Rows of other kinds would see their answer there.
         """
         if not self._causal or self._lag:
             return
