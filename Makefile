@@ -12,8 +12,6 @@ SKIPS := $(VENV)/skipped.txt
 PAGE := --page
 # How many examples hypothesis tries: a profile of tests/conftest.py.
 EXAMPLES := penstock
-# Workers of the tests that start processes: they wait half of their time, so that the cores take one more.
-WAITING := $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 CLIENTS := $(VENV)/clients
 ARM := $(VENV)/arm
 STACKS := tests/stacks/requirements.txt tests/stacks/requirements-instructor.txt tests/stacks/package-lock.json
@@ -41,14 +39,14 @@ test-in-process: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m "not processes and not stacks and not whole and not arm and not image" --hypothesis-profile $(EXAMPLES) --numprocesses auto --dist worksteal --skips=$(SKIPS) >$(VENV)/$@.txt 2>&1; code=$$?; cat $(VENV)/$@.txt; exit $$code
 
 test-processes: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -m "processes and not page and not stacks and not whole and not arm and not image" --hypothesis-profile $(EXAMPLES) --numprocesses $(WAITING) --maxprocesses 4 --dist worksteal --skips=$(SKIPS)
+	$(BIN)/python -m pytest -m "processes and not page and not stacks and not whole and not arm and not image" --hypothesis-profile $(EXAMPLES) --numprocesses auto --maxprocesses 4 --dist worksteal --skips=$(SKIPS)
 
 # The matrices from which the tests above sample, and more examples of what hypothesis draws.
 test-all: EXAMPLES := whole
 test-all: test
 	@: > $(SKIPS)
 	$(BIN)/python -m pytest -m "whole and not processes and not stacks and not arm and not image" --hypothesis-profile $(EXAMPLES) --numprocesses auto --dist worksteal --skips=$(SKIPS)
-	$(BIN)/python -m pytest -m "whole and processes and not page and not stacks and not arm and not image" --hypothesis-profile $(EXAMPLES) --numprocesses $(WAITING) --maxprocesses 4 --dist worksteal --skips=$(SKIPS)
+	$(BIN)/python -m pytest -m "whole and processes and not page and not stacks and not arm and not image" --hypothesis-profile $(EXAMPLES) --numprocesses auto --maxprocesses 4 --dist worksteal --skips=$(SKIPS)
 	@cat $(SKIPS)
 
 test-page: $(VENV)/.installed-dev

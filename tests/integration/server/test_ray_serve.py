@@ -43,7 +43,12 @@ BEGUN: Final = 8
 SLOW_S: Final = 300.0
 """Seconds that a stream may pause: a cut is looked for here, and this host may be busy."""
 MOVED: Final = "goes on on another replica"
-QUIET: Final = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_enable_metrics_collection": "0"}
+QUIET: Final = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_enable_metrics_collection": "0",
+    # By default Ray kills a proxy that has not begun after 5 s, as it happens on a busy host, and serve.start fails.
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
+}
 DRIVER: Final = """
 import json, sys
 import ray
