@@ -194,7 +194,7 @@ def test_any_other_content_of_the_session_is_malformed(content: Any) -> None:
         ([msgspec.msgpack.encode((PROTOCOL, SESSION))], "does not decode"),
         ([msgspec.msgpack.encode({"session": SESSION})], "does not decode"),
         ([b"\x93\x01\xa1x" + b"\x91" * 100_000], "recursion"),
-        ([b"\x93\x01\xa2\xff\xfe\xc0"], "utf-8"),
+        ([b"\x93\x01\xa2\xff\xfe\xc0"], "(?i)utf-8"),
     ],
 )
 def test_strangers(frames: list[bytes], complaint: str) -> None:
