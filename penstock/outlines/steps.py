@@ -145,7 +145,7 @@ class Dialogue:
 
     def _hide(self, text: str) -> str:
         """A message's text with its special tokens hidden; without a chat template the text itself."""
-        hidden: str = text if self._chat is None else self._tokenizer.literal.hide(text)
+        hidden: str = text if self._chat is None else self._tokenizer.literal.hide(text, "messages")
         return hidden
 
 

@@ -79,10 +79,10 @@ def rendered(tokenizer: Tokenizer, messages: Messages, chat: ChatFormat) -> str:
     hide = tokenizer.literal.hide
     return render_turns(
         tokenizer,
-        hide(turns_of(messages)),
+        hide(turns_of(messages), "messages"),
         chat.add_generation_prompt,
-        tools=hide(chat.tools),
-        options=hide(chat.chat_template_kwargs),
+        tools=hide(chat.tools, "tools"),
+        options=hide(chat.chat_template_kwargs, "chat_template_kwargs"),
         chat_template=chat.chat_template,
         continue_final_message=chat.continue_final_message,
     )

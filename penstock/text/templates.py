@@ -43,13 +43,14 @@ def render(given: Mapping[str, Any]) -> Rendered:
     try:
         found = workers().run(Job("render", given, SECONDS))
     except Overrun as overrun:
-        raise BrokenTemplate(f"the chat template {overrun.what}; shorten the messages, or change it") from overrun
+        problem = f"{overrun.what}; shorten the messages, or change it"
+        raise BrokenTemplate(f"messages: the chat template {problem}") from overrun
     except Failed as error:
-        raise RequestError(f"the chat template cannot be rendered ({error.what})") from error
+        raise RequestError(f"messages: the chat template cannot render them ({error.what})") from error
     if "broken" in found:
-        raise BrokenTemplate(f"the chat template {found['broken']}")
+        raise BrokenTemplate(f"messages: the chat template {found['broken']}")
     if "refused" in found:
-        raise RequestError(f"the chat template refuses these messages: {found['refused']}")
+        raise RequestError(f"messages: the chat template refuses them: {found['refused']}")
     return Rendered(found["text"], found["marked"])
 
 

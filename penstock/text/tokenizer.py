@@ -74,26 +74,29 @@ class LiteralText:
         self._show = {ord(hidden): token for token, hidden in self._hide.items()}
         self._hidden = re.compile(f"[{''.join(self._hide.values())}]" if self._tokens else "(?!)")
 
-    def hide(self, value: Any) -> Any:
+    def hide(self, value: Any, where: str) -> Any:
         """``value``, of JSON's types, with the special tokens in all its texts hidden.
 
-        Raises RequestError for text that already holds one of the private characters.
+        Raises RequestError, which begins with the path in ``where``, for text that already holds a private character.
         """
-        return self._hidden_but(value, frozenset())
+        return self._hidden_but(value, frozenset(), where)
 
-    def _hidden_but(self, value: Any, seen: frozenset[str]) -> Any:
+    def _hidden_but(self, value: Any, seen: frozenset[str], where: str) -> Any:
         """``hide``, but for the texts ``seen``, which the template has to find."""
         if isinstance(value, str):
             if found := PRIVATE.search(value):
-                raise RequestError(f"the text holds U+{ord(found.group()):X}, a private character: remove it")
+                raise RequestError(f"{where} holds U+{ord(found.group()):X}, a private character: remove it")
             return self._any.sub(lambda token: token[0] if token[0] in seen else self._hide[token[0]], value)
         if isinstance(value, dict):
             # A template looks for the end of reasoning in the assistant's turns, and has to see it there.
             if value.get("role") == "assistant":
                 seen = self._looked_for()
-            return {self._hidden_but(key, seen): self._hidden_but(item, seen) for key, item in value.items()}
+            return {
+                self._hidden_but(key, seen, where): self._hidden_but(item, seen, f"{where}.{key}")
+                for key, item in value.items()
+            }
         if isinstance(value, list | tuple):
-            return [self._hidden_but(item, seen) for item in value]
+            return [self._hidden_but(item, seen, f"{where}[{number}]") for number, item in enumerate(value)]
         return value
 
     def show(self, rendered: str) -> str:
@@ -332,7 +335,7 @@ class Tokenizer:
         The template is a program written by the checkpoint's author. It runs in a process of its own, with limits on
         time, memory and size.
 
-        Raises ConfigError when the checkpoint has no template, RequestError when it refuses these messages.
+        Raises ConfigError when the checkpoint has no template, RequestError when it refuses them.
         """
         return self.encode_rendered(self.render(messages, add_generation_prompt))
 
@@ -374,7 +377,7 @@ class Tokenizer:
             raise ConfigError(NO_TEMPLATE)
         self._check_variables(options)
         if not messages:
-            raise RequestError("the conversation holds no message; there has to be at least one")
+            raise RequestError("messages is []; there has to be at least one")
         try:
             template = str(self._inner.get_chat_template(chat_template, tools))
         except ValueError as error:  # several templates by name, and none is the default
@@ -430,7 +433,7 @@ class Tokenizer:
         try:
             self.render([{"role": "user", "content": "a"}], True, chat_template=template)
         except BrokenTemplate as error:
-            raise ConfigError(str(error).replace("the chat template", "chat_template", 1)) from error
+            raise ConfigError(str(error).replace("messages: the chat template", "chat_template", 1)) from error
         except RequestError:
             pass  # it only wants other messages
         self._inner.chat_template = template

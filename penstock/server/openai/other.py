@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Final, Literal
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, ClassVar, Final, Literal
 
 from fastapi import APIRouter
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, model_validator
 
 from penstock.server.http.errors import ApiError, api_errors, error_responses
 from penstock.server.openai.generation import Service
 from penstock.server.openai.params import Prompt
-from penstock.server.openai.protocol import ApiModel, ListOf, Message, Tool
+from penstock.server.openai.protocol import ApiModel, ListOf, Message, Tool, Unread
 from penstock.text.chat import chat_sampling
 
 # --------------------------------------------------------------------------------------------------------------- models
@@ -74,9 +74,12 @@ def model_router(service: Service) -> APIRouter:
 class TokenizeRequest(ApiModel):
     """Either a text, or a conversation that the chat template turns into one."""
 
+    unread: ClassVar[Unread] = {"add_generation_prompt": (True,), "continue_final_message": (False,)}
+    telling: ClassVar[Mapping[str, Collection[Any]]] = {"prompt": ("",)}
+
     model: str | None = None
     prompt: str | None = None
-    messages: ListOf[Message] | None = Field(None, min_length=1)
+    messages: ListOf[Message] | None = None
     tools: ListOf[Tool] | None = None
     add_special_tokens: bool | None = None
     """For a prompt: whether it gets the tokenizer's own first token; by default it does."""
@@ -84,11 +87,11 @@ class TokenizeRequest(ApiModel):
 
     @model_validator(mode="after")
     def has_one_text(self) -> TokenizeRequest:
-        if (self.prompt is None) == (self.messages is None):
+        if (self.prompt is None and self.messages is None) or (self.prompt and self.messages):
             raise ValueError("prompt is needed, or messages; give one of them, and not both")
         if self.messages is None and self.tools is not None:
             raise ValueError("tools is for messages; remove it")
-        if self.prompt is None and self.add_special_tokens is not None:
+        if self.messages is not None and self.add_special_tokens:
             raise ValueError("add_special_tokens is for a prompt: the chat template has its own; remove it")
         return self
 
@@ -130,9 +133,9 @@ def token_router(service: Service) -> APIRouter:
 
     async def encoded(body: TokenizeRequest) -> Prompt:
         """The prompt of the text or the conversation. Raises RequestError for one that the tokenizer cannot read."""
-        if body.prompt is not None:
-            return await prompts.of_text(body.prompt, body.add_special_tokens is not False)
-        return await prompts.of_chat(body.messages or [], body.tools)
+        if body.messages is not None:
+            return await prompts.of_chat(body.messages, body.tools)
+        return await prompts.of_text(body.prompt or "", body.add_special_tokens is not False)
 
     @routes.post("/detokenize")
     async def detokenize(body: DetokenizeRequest) -> Text:

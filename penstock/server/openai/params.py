@@ -82,12 +82,13 @@ class Prompts:
         turns = turns_of([message.as_turn() for message in messages])
         described = None if not tools else [tool.model_dump(exclude_none=True) for tool in tools]
 
-        def render() -> str:
-            given: Any = (turns, described, options)
+        def read(value: Any, where: str) -> Any:
             # Special tokens in a user's text are hidden from the tokenizer, and shown again in the prompt's text.
-            if not self._allow_special_tokens:
-                given = self.tokenizer.literal.hide(given)
-            messages, tools, variables = given
+            return value if self._allow_special_tokens else self.tokenizer.literal.hide(value, where)
+
+        def render() -> str:
+            messages, tools = read(turns, "messages"), read(described, "tools")
+            variables = read(options, "chat_template_kwargs")
             return render_turns(self.tokenizer, messages, True, tools=tools, options=variables)
 
         rendered = await aside(render)

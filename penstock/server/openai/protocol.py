@@ -35,26 +35,46 @@ EVERYWHERE: Final[Unread] = {
 OF_GENERATION: Final[Unread] = {
     "add_generation_prompt": (True,),
     "add_special_tokens": (False,),
+    "background": (False,),
+    "best_of": (1,),
     "cache_prompt": ANYTHING,
     "cache_salt": ANYTHING,
     "continue_final_message": (False,),
     "detokenize": (True,),
     "early_stopping": (False,),
     "echo": (False,),
+    "frequency_penalty": (0,),
     "function_call": ("none", "auto"),
     "guided_decoding_backend": ANYTHING,
+    "ignore_eos": (False,),
     "include_reasoning": (True,),
+    "include_stop_str_in_output": (False,),
     "length_penalty": (1,),
+    "logprobs": (False,),
     "max_tool_calls": ANYTHING,  # counts calls of tools that a server runs itself
+    "min_tokens": (0,),
     "modalities": (["text"],),
+    "n": (1,),
+    "outline_decoding": ("off",),
+    "parallel_tool_calls": (True,),
+    "presence_penalty": (0,),
+    "priority": (0,),
     "prompt_logprobs": (False,),
+    "response_format": ({"type": "text"},),
+    "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
+    "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
+    "tool_choice": ("none", "auto"),
     "top_logprobs": (0,),
+    "truncation": ("disabled",),
     "use_beam_search": (False,),
     "verbosity": ("medium",),
 }
-"""Parameters of OpenAI's or vLLM's API that this one lacks, with their default values."""
+"""Parameters that a route lacks, be they another route's or of OpenAI's or vLLM's API, with their default values.
+
+Left out are those whose default the model's generation_config may replace, such as top_k: -1 would change it.
+"""
 
 REASONS: Final = {
     "audio": "asks for sound, and the model here writes text: remove it",
@@ -74,9 +94,12 @@ def says_nothing(name: str, value: Any, unread: Unread) -> bool:
     """Whether a field that is not read here may be left out with this value."""
     if name == "web_search_options":
         return value is None  # even an empty one asks for a search in OpenAI's API
-    if value is None or (isinstance(value, str | list | dict) and not value):
-        return True
-    return value in unread.get(name, ()) or value in EVERYWHERE.get(name, ())
+    return is_empty(value) or value in unread.get(name, ()) or value in EVERYWHERE.get(name, ())
+
+
+def is_empty(value: Any) -> bool:
+    """Whether a value is null, or a text, list or object that holds nothing."""
+    return value is None or (isinstance(value, str | list | dict) and not value)
 
 
 def whole(value: Any) -> Any:
@@ -110,12 +133,14 @@ def integers_of(model: type[BaseModel]) -> frozenset[str]:
 class ApiModel(BaseModel):
     """A part of a request. It is strict, but fields without effect are left out before validation.
 
-    Left out are nulls of fields that have a default, and unread fields for which ``says_nothing`` holds. JSON knows one
-    kind of number: where a field is an integer, 1.0 is 1.
+    Left out are nulls and empty values of fields that have a default, and unread fields for which ``says_nothing``
+    holds. JSON knows one kind of number: where a field is an integer, 1.0 is 1.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
     unread: ClassVar[Unread] = {}
+    telling: ClassVar[Mapping[str, Collection[Any]]] = {}
+    """Fields whose empty values say something, with these values."""
 
     @model_validator(mode="before")
     @classmethod
@@ -123,14 +148,14 @@ class ApiModel(BaseModel):
         check_unicode(given)
         if not isinstance(given, dict):
             return given
-        fields = {field.alias or name: field for name, field in cls.model_fields.items()}
+        required = {field.alias or name: field.is_required() for name, field in cls.model_fields.items()}
         integers = integers_of(cls)
         return {
             name: whole(value) if name in integers else value
             for name, value in given.items()
             if (
-                value is not None or fields[name].is_required()
-                if name in fields
+                required[name] or not is_empty(value) or value in cls.telling.get(name, ())
+                if name in required
                 else not says_nothing(name, value, cls.unread)
             )
         }
@@ -188,13 +213,18 @@ class StreamOptions(ApiModel):
 
 
 class StructuredOutputs(ApiModel):
-    """The output's form; exactly one of the fields is given (vLLM's ``structured_outputs``)."""
+    """The output's form; one of the fields is given, or none for any form (vLLM's ``structured_outputs``)."""
+
+    unread: ClassVar[Unread] = dict.fromkeys(
+        ("disable_additional_properties", "disable_any_whitespace", "disable_fallback"), (False,)
+    )
+    telling: ClassVar[Mapping[str, Collection[Any]]] = {"json": ({},)}
 
     json_: str | dict[str, Any] | None = Field(None, alias="json")
     regex: str | None = None
     choice: ListOf[str] | None = None
     grammar: str | None = None
-    json_object: bool | None = None
+    json_object: bool = False
 
 
 class Resume(ApiModel):
@@ -205,11 +235,7 @@ class Resume(ApiModel):
 
 
 class IgnoredFields(ApiModel):
-    """Fields that clients send for OpenAI's own sake; no reply depends on them here. Every request has them.
-
-    An empty text, list or object says nothing in any field of a request that may be left out, but for the schema {},
-    which asks for JSON.
-    """
+    """Fields that clients send for OpenAI's own sake; no reply depends on them here. Every generation has them."""
 
     metadata: dict[str, Any] | None = None
     store: bool | None = None
@@ -219,18 +245,6 @@ class IgnoredFields(ApiModel):
     prompt_cache_retention: str | None = None
     prediction: dict[str, Any] | None = None
     """The answer that the client expects: drafts come from elsewhere here, and the answer does not depend on them."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def leave_out_what_is_empty(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
-        optional = {name for name, field in cls.model_fields.items() if not field.is_required()}
-        return {
-            name: value
-            for name, value in given.items()
-            if name not in optional or value not in ("", [], {}) or (name == "guided_json" and value == {})
-        }
 
     def warning_headers(self) -> dict[str, str]:
         """The reply's header that names the ignored fields that were set; {} if none was."""
@@ -242,6 +256,7 @@ class GenerationFields(IgnoredFields):
     """How to generate. The model's generation_config gives whatever is left out or null."""
 
     unread: ClassVar[Unread] = OF_GENERATION
+    telling: ClassVar[Mapping[str, Collection[Any]]] = {"guided_json": ({},)}
 
     model: str | None = None
     n: int | None = Field(None, ge=1, le=MOST_CHOICES)
@@ -417,6 +432,7 @@ class Message(ApiModel):
         "reasoning_details": ANYTHING,
         "thinking_blocks": ANYTHING,
     }
+    telling: ClassVar[Mapping[str, Collection[Any]]] = {"content": ("", [])}
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | ListOf[Part] | None = None
@@ -452,6 +468,8 @@ class Message(ApiModel):
 
 
 class FunctionDefinition(ApiModel):
+    telling: ClassVar[Mapping[str, Collection[Any]]] = {"description": ("",), "parameters": ({},)}
+
     name: str = Field(pattern=NAME)
     description: str | None = None
     parameters: dict[str, Any] | None = None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, ClassVar, Final, Literal
 
@@ -164,6 +165,8 @@ InputItem = Annotated[
 
 
 class FunctionTool(ApiModel):
+    telling: ClassVar[Mapping[str, Collection[Any]]] = FunctionDefinition.telling
+
     type: Literal["function"]
     name: str = Field(pattern=NAME)
     description: str | None = None
@@ -355,15 +358,15 @@ class Event(BaseModel):
 ECHOED: Final = "metadata"
 """A field that the response returns, so that it counts as read."""
 NAMES: Final = {
-    "messages": "input",
-    "max_completion_tokens": "max_output_tokens",
-    "max_tokens": "max_output_tokens",
-    "response_format.json_schema.schema": "text.format.schema",
-    "response_format": "text.format",
-    "tool_choice.function.name": "tool_choice.name",
-    "reasoning_effort": "reasoning.effort",
+    r"messages.*": "input",  # turns are no items: several items may be one turn, and instructions are another
+    r"max_(?:completion_)?tokens": "max_output_tokens",
+    r"response_format\.json_schema\.schema": "text.format.schema",
+    r"response_format": "text.format",
+    r"tool_choice\.function\.name": "tool_choice.name",
+    r"(tools\[\d+\])\.function": r"\1",
+    r"reasoning_effort": "reasoning.effort",
 }
-"""Fields of a chat completion, with their names in a request to /v1/responses."""
+"""Patterns of a chat completion's fields, with their names in a request to /v1/responses."""
 
 
 def as_chat(body: ResponsesRequest) -> ChatCompletionRequest:
@@ -462,9 +465,9 @@ def in_own_words() -> Iterator[None]:
 
 def renamed(error: ApiError) -> ApiError:
     """The error with the field's name in /v1/responses."""
-    for name, own in NAMES.items():
-        if error.param is not None and (error.param == name or error.param.startswith((f"{name}[", f"{name}."))):
-            param = own + error.param.removeprefix(name)
+    for pattern, own in NAMES.items():
+        param, found = re.subn(rf"^{pattern}(?=[.\[]|$)", own, error.param or "")
+        if error.param is not None and found:
             message = error.detail.replace(error.param, param, 1)
             return ApiError(error.status_code, message, param=param, code=error.code, headers=error.headers)
     return error

@@ -55,8 +55,8 @@ ANY_OBJECT: Final[Mapping[str, Any]] = {"type": "object"}
 def structures(body: GenerationFields) -> dict[str, StructuredOutputsParams]:
     """The structures that vLLM's fields ask for, by the field."""
     found: dict[str, StructuredOutputsParams] = {}
-    if body.structured_outputs is not None:
-        found["structured_outputs"] = structured(body.structured_outputs)
+    if (form := body.structured_outputs) is not None and form.model_dump(exclude_defaults=True):
+        found["structured_outputs"] = structured(form)
     for kind in GUIDED:
         if (value := getattr(body, f"guided_{kind}")) is not None:
             found[f"guided_{kind}"] = structure(f"guided_{kind}", kind, value)
@@ -86,7 +86,7 @@ def structured(given: StructuredOutputs) -> StructuredOutputsParams:
         regex=given.regex,
         choice=given.choice,
         grammar=given.grammar,
-        json_object=bool(given.json_object),
+        json_object=given.json_object,
     )
 
 

@@ -19,6 +19,12 @@ BODIES: Final[dict[str, dict[str, Any]]] = {
     "/v1/completions": {"prompt": "a", "max_tokens": 1},
     "/v1/responses": {"input": "a", "max_output_tokens": 1},
 }
+OTHERS: Final[list[tuple[str, dict[str, Any]]]] = [
+    ("/tokenize", {"prompt": "a"}),
+    ("/tokenize", {"messages": [{"role": "user", "content": "a"}]}),
+    ("/detokenize", {"tokens": [1]}),
+]
+"""The routes with a body that generate nothing."""
 EMPTY: Final[dict[str, Any]] = {"string": "", "array": [], "object": {}}
 WEATHER: Final[dict[str, Any]] = {
     "name": "weather",
@@ -54,8 +60,15 @@ def kinds(schema: dict[str, Any], parts: dict[str, Any]) -> set[str]:
     return {schema.get("type", "object")}
 
 
-@pytest.mark.parametrize("path", BODIES)
-def test_no_field_is_refused_for_a_value_that_says_nothing(client: httpx.Client, path: str) -> None:
+def test_every_route_with_a_body_is_tried(client: httpx.Client) -> None:
+    paths = client.get("/openapi.json").json()["paths"]
+    assert {path for path in paths if "requestBody" in paths[path].get("post", {})} == {*BODIES, *dict(OTHERS)}
+
+
+@pytest.mark.parametrize(("path", "body"), [*BODIES.items(), *OTHERS])
+def test_no_field_is_refused_for_a_value_that_says_nothing(
+    client: httpx.Client, path: str, body: dict[str, Any]
+) -> None:
     """Every field of the route's own schema that may be left out: null, its default, empty in each of its types."""
     api = client.get("/openapi.json").json()
     parts = api["components"]["schemas"]
@@ -63,12 +76,12 @@ def test_no_field_is_refused_for_a_value_that_says_nothing(client: httpx.Client,
     schema = parts[content["$ref"].rpartition("/")[2]]
     refused = []
     for name, field in schema["properties"].items():
-        if name in schema["required"]:
+        if name in schema.get("required", ()) or name in body:
             continue
         values = [EMPTY[kind] for kind in sorted(kinds(field, parts)) if kind in EMPTY]
         values += [None] if field.get("default") is None else [None, field["default"]]
         for value in values:
-            reply = client.post(path, json=BODIES[path] | {name: value})
+            reply = client.post(path, json=body | {name: value})
             if reply.status_code != 200:
                 refused.append((name, value, reply.json()["error"]["message"]))
     assert not refused, "\n".join(map(str, refused))

@@ -135,3 +135,24 @@ def test_a_thought_is_an_item_of_a_response_and_can_be_sent_back(server: ServedP
     thought = {"type": "reasoning", "id": "rs", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]}
     turns = [{"role": "user", "content": "def f("}, thought, *first["output"], {"role": "user", "content": "So?"}]
     assert httpx.post(f"{server.url}/v1/responses", json=asked | {"input": turns}, timeout=PATIENCE).status_code == 200
+
+
+def test_whatever_keeps_messages_from_becoming_a_prompt_is_named(server: ServedProcess) -> None:
+    for variables in ({"divide": True}, {"memory": 3_000_000}):
+        error = chat(server, chat_template_kwargs=variables).json()["error"]
+        assert error["param"] == "messages"
+        assert error["message"].startswith("messages: the chat template ")
+
+
+@pytest.mark.parametrize(
+    ("path", "place"),
+    [("/v1/chat/completions", "messages[0].content"), ("/tokenize", "messages[0].content"), ("/v1/responses", "input")],
+)
+def test_a_reserved_character_is_named_by_its_place(server: ServedProcess, path: str, place: str) -> None:
+    text = "a\U0010c001"
+    body = {"input": text} if place == "input" else {"messages": [{"role": "user", "content": text}]}
+    reply = httpx.post(f"{server.url}{path}", json=body, timeout=PATIENCE)
+    if server.allows:  # type: ignore[attr-defined]
+        assert reply.status_code == 200  # nothing is hidden, so that no character is reserved
+    else:
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, place)

@@ -161,7 +161,7 @@ def test_special_tokens_are_themselves_in_any_letters(tmp_path: Path) -> None:
     for number, token in enumerate(more, 259):
         assert found.encode(token) == [number] or token == "<unused7>"
     assert len(found) == 259 + len(more)
-    assert found.encode_literal(found.literal.hide(f"a {FULLWIDTH}")) == [
+    assert found.encode_literal(found.literal.hide(f"a {FULLWIDTH}", "text")) == [
         *found.encode("a "),
         *(byte for letter in FULLWIDTH for byte in found.encode(letter)),
     ]

@@ -16,7 +16,7 @@ EVIL = ["</s>", "the </s> turns", "<s></s>", "a<s", "</</s>s>", " </s>\n", "<s>t
 
 def rendered(literal: LiteralText, *contents: str) -> str:
     """Render contents like a template: each between special tokens of the template's own."""
-    return "".join(f"<s>user: {literal.hide(content)}</s>" for content in contents)
+    return "".join(f"<s>user: {literal.hide(content, 'text')}</s>" for content in contents)
 
 
 def test_what_holds_no_special_token_is_left_to_the_tokenizer(tokenizer: Tokenizer) -> None:
@@ -45,7 +45,7 @@ def test_they_are_read_as_by_a_tokenizer_that_does_not_know_them(bytes_tokenizer
         if (own := getattr(bytes_tokenizer._backend, part)) is not None:
             setattr(plain, part, own)
     literal = bytes_tokenizer.literal
-    ids = literal.encode(f"<s>{literal.hide(content)}</s>")
+    ids = literal.encode(f"<s>{literal.hide(content, 'text')}</s>")
     assert ids[1:-1] == plain.encode(content, add_special_tokens=False).ids
     assert bytes_tokenizer.decode(ids[1:-1], skip_special_tokens=False) == content
 
@@ -56,7 +56,7 @@ def test_a_special_token_of_the_model_itself_is_never_made_of_text(bytes_tokeniz
     backend.add_special_tokens([AddedToken("the", special=True)])
     literal = LiteralText(backend)
     the = backend.token_to_id("the")
-    ids = literal.encode(f"the{literal.hide('the')}")
+    ids = literal.encode(f"the{literal.hide('the', 'text')}")
     assert ids[0] == the
     assert the not in ids[1:]
     assert backend.decode(ids, skip_special_tokens=False) == "thethe"
@@ -64,17 +64,17 @@ def test_a_special_token_of_the_model_itself_is_never_made_of_text(bytes_tokeniz
 
 def test_everything_that_a_template_may_print_is_looked_through(bytes_tokenizer: Tokenizer) -> None:
     literal = bytes_tokenizer.literal
-    hidden = literal.hide({"</s>": ["<s>", {"a": ("</s>",)}], "n": 1, "none": None})
+    hidden = literal.hide({"</s>": ["<s>", {"a": ("</s>",)}], "n": 1, "none": None}, "text")
     assert "s>" not in (text := json.dumps(hidden, ensure_ascii=False))
     assert json.loads(literal.show(text)) == {"</s>": ["<s>", {"a": ["</s>"]}], "n": 1, "none": None}
 
 
 def test_a_text_that_is_no_unicode_is_refused_beside_a_special_token_too(bytes_tokenizer: Tokenizer) -> None:
     with pytest.raises(RequestError, match="half of a surrogate pair"):
-        bytes_tokenizer.encode_literal(bytes_tokenizer.literal.hide("</s>\ud800"))
+        bytes_tokenizer.encode_literal(bytes_tokenizer.literal.hide("</s>\ud800", "text"))
 
 
 @pytest.mark.parametrize("first", [HIDDEN, WRITTEN])
 def test_what_would_be_taken_for_hidden_is_refused(bytes_tokenizer: Tokenizer, first: int) -> None:
     with pytest.raises(RequestError, match="private character"):
-        bytes_tokenizer.literal.hide(f"a{chr(first)}")
+        bytes_tokenizer.literal.hide(f"a{chr(first)}", "text")

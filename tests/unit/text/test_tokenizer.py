@@ -98,7 +98,7 @@ def test_chat_template(folder):
     ids = tokenizer.apply_chat_template(TALK)
     assert tokenizer.decode(ids, skip_special_tokens=False) == plain + "assistant:"
     for bad in ([{"role": "system", "content": "x"}], [{"role": "user", "content": 7}]):
-        with pytest.raises(RequestError, match="refuses these messages"):
+        with pytest.raises(RequestError, match="refuses them"):
             tokenizer.apply_chat_template(bad)
 
 
@@ -127,7 +127,7 @@ def test_a_checkpoints_template_that_takes_too_much_ends_the_request(folder):
 def test_a_template_that_wants_other_messages_is_used_all_the_same(folder):
     tokenizer = load_tokenizer(folder)
     tokenizer.use_chat_template("{{ raise_exception('only in threes') }}")
-    with pytest.raises(RequestError, match="refuses these messages: only in threes"):
+    with pytest.raises(RequestError, match="refuses them: only in threes"):
         tokenizer.apply_chat_template(TALK)
 
 

@@ -221,5 +221,5 @@ def test_what_a_library_raises_is_told(pool: Workers) -> None:
 def test_long_texts_have_the_same_tokens_as_short_ones(text: str) -> None:
     long = text * (LONG // len(text) + 1)
     assert TOKENIZER.encode(long) == TOKENIZER._inner.encode(long)
-    hidden = TOKENIZER.literal.hide(long)
+    hidden = TOKENIZER.literal.hide(long, "text")
     assert TOKENIZER.encode_literal(hidden) == TOKENIZER.literal.encode(hidden)

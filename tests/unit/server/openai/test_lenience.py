@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Final
 
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from pydantic import BaseModel
 
+from penstock.core import StructuredOutputsParams
 from penstock.server.http import middleware
 from penstock.server.http.middleware import Records
+from penstock.server.openai.other import DetokenizeRequest, TokenizeRequest
 from penstock.server.openai.protocol import (
     ANYTHING,
     EVERYWHERE,
     OF_GENERATION,
     REASONS,
+    ApiModel,
     ChatChoice,
     ChatCompletionRequest,
     CompletionRequest,
@@ -33,6 +37,7 @@ from penstock.server.openai.responses import (
     ReasoningText,
     ResponsesRequest,
 )
+from penstock.server.openai.tools import structures
 
 TALK: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}]}
 BODIES: list[tuple[type[BaseModel], dict[str, Any]]] = [
@@ -71,6 +76,124 @@ def test_parameters_of_other_servers_at_their_defaults_are_left_out(
         if name not in model.model_fields:
             for value in ["whatever"] if values is ANYTHING else values:  # type: ignore[attr-defined]
                 assert model.model_validate(body | {name: value}) == plain, (name, value)
+
+
+NEUTRAL: Final[dict[str, list[Any]]] = {
+    "background": [False],
+    "best_of": [1],
+    "echo": [False],
+    "frequency_penalty": [0, 0.0],
+    "ignore_eos": [False],
+    "include_stop_str_in_output": [False],
+    "logprobs": [False],
+    "min_tokens": [0],
+    "n": [1],
+    "outline_decoding": ["off"],
+    "parallel_tool_calls": [True],
+    "presence_penalty": [0, 0.0],
+    "priority": [0],
+    "response_format": [{"type": "text"}],
+    "return_token_ids": [False],
+    "skip_special_tokens": [True],
+    "tool_choice": ["none", "auto"],
+    "top_logprobs": [0],
+    "truncation": ["disabled"],
+}
+"""Values of routes' fields with which they have no effect."""
+ALWAYS_TELLING: Final = {
+    *("add_special_tokens", "chat_template_kwargs", "conversation", "enable_thinking", "include", "input"),
+    *("instructions", "max_completion_tokens", "max_output_tokens", "max_tokens", "messages", "min_p"),
+    *("penstock_resume", "previous_response_id", "prompt", "reasoning", "reasoning_effort", "repetition_penalty"),
+    *("allowed_token_ids", "guided_choice", "guided_grammar", "guided_json", "guided_regex", "logit_bias"),
+    *("seed", "stop", "stop_token_ids", "structured_outputs", "text", "tools", "top_k"),
+}
+"""Fields that have an effect with every value but null and an empty one, or whose default is the checkpoint's."""
+
+
+@pytest.mark.parametrize(("model", "body"), BODIES)
+def test_another_routes_field_is_left_out_where_it_has_no_effect(model: type[BaseModel], body: dict[str, Any]) -> None:
+    plain = model.model_validate(body)
+    for other, _ in BODIES:
+        for name in set(other.model_fields) - set(model.model_fields):
+            assert (name in NEUTRAL) is not (name in ALWAYS_TELLING), name
+            for value in NEUTRAL.get(name, [None]):
+                assert model.model_validate(body | {name: value}) == plain, (name, value)
+
+
+TURN: dict[str, Any] = {"role": "assistant", "content": "b"}
+FUNCTION: dict[str, Any] = {"name": "f"}
+PARTS: Final[dict[str, dict[str, Any]]] = {
+    "ChatCompletionRequest": TALK,
+    "CompletionRequest": {"prompt": "a"},
+    DetokenizeRequest.__name__: {"tokens": [1]},
+    "FunctionCall": FUNCTION,
+    "FunctionCallItem": {"type": "function_call", "call_id": "1", "name": "f"},
+    "FunctionDefinition": FUNCTION,
+    "FunctionName": FUNCTION,
+    "FunctionOutputItem": {"type": "function_call_output", "call_id": "1", "output": "b"},
+    "FunctionTool": FUNCTION | {"type": "function"},
+    "JsonObjectFormat": {"type": "json_object"},
+    "JsonSchema": {"name": "s", "schema": {}},
+    "JsonSchemaFormat": {"type": "json_schema", "json_schema": {"name": "s", "schema": {}}},
+    "Message": {"role": "assistant"},
+    "MessageItem": TURN,
+    "NamedFunction": FUNCTION | {"type": "function"},
+    "NamedTool": {"type": "function", "function": FUNCTION},
+    "ReasoningItem": {"type": "reasoning"},
+    "ReasoningOptions": {},
+    "RefusalPart": {"type": "refusal", "refusal": "no"},
+    "ResponsesRequest": {"input": "a"},
+    "Resume": {"token_ids": [[1]]},
+    "SchemaFormat": {"type": "json_schema", "name": "s", "schema": {}},
+    "StreamOptions": {},
+    "StructuredOutputs": {},
+    "TextContent": {"type": "text", "text": "a"},
+    "TextFormat": {"type": "text"},
+    "TextOptions": {},
+    "TextPart": {"type": "text", "text": "a"},
+    "ThoughtPart": {"type": "reasoning_text", "text": "a"},
+    TokenizeRequest.__name__: {"prompt": "a"},
+    "Tool": {"type": "function", "function": FUNCTION},
+    "ToolCall": {"function": FUNCTION},
+}
+"""The smallest content of every part of a request that is taken at all."""
+BASES: Final = {"IgnoredFields", "GenerationFields", "ItemReference"}
+"""Parts that are only parts of others, or are always refused."""
+
+
+def parts_below(kind: type[ApiModel]) -> Iterator[type[ApiModel]]:
+    for below in kind.__subclasses__():
+        yield below
+        yield from parts_below(below)
+
+
+def test_an_empty_field_of_any_part_counts_as_left_out() -> None:
+    parts = {part.__name__: part for part in parts_below(ApiModel)}
+    assert set(parts) == {*PARTS, *BASES}
+    for name, sample in PARTS.items():
+        plain = parts[name].model_validate(sample)
+        for field in set(fields(parts[name])) - set(sample):
+            for value in [None, "", [], {}]:
+                found = parts[name].model_validate(sample | {field: value})
+                assert found == plain or value in parts[name].telling.get(field, ()), (name, field, value)
+
+
+def test_an_empty_list_of_calls_does_not_reach_the_template() -> None:
+    turn = Message.model_validate(TURN | {"tool_calls": [], "name": "", "tool_call_id": ""}).as_turn()
+    assert turn == TURN
+
+
+@pytest.mark.parametrize("form", [{"regex": ""}, {"json_object": False}, {"choice": [], "json": None}])
+def test_an_empty_form_is_none(form: dict[str, Any]) -> None:
+    body = CompletionRequest.model_validate({"prompt": "a", "structured_outputs": form})
+    assert structures(body) == {}
+
+
+def test_vllms_own_form_is_taken_with_all_its_fields() -> None:
+    empty = {"json": None, "choice": [], "grammar": "", "json_object": False, "structural_tag": None}
+    flags = dict.fromkeys(("disable_fallback", "disable_any_whitespace", "disable_additional_properties"), False)
+    body = CompletionRequest.model_validate({"prompt": "a", "structured_outputs": {"regex": "a+"} | empty | flags})
+    assert structures(body) == {"structured_outputs": StructuredOutputsParams(regex="a+")}
 
 
 @pytest.mark.parametrize(
