@@ -16,6 +16,10 @@ __version__ = "0.1.0"
 
 SURROGATE: Final = re.compile("[\ud800-\udfff]")
 """Matches half of a surrogate pair. JSON can carry one alone, UTF-8 cannot, and no tokenizer reads it."""
+MOST_RANKS: Final = 64
+"""Upper limit of a stage's ranks. It bounds a list that is decoded from a message."""
+MOST_THREADS: Final = 1024
+"""Upper limit of a stage's threads. The largest hosts have a few hundred cores."""
 
 
 class PenstockError(Exception):

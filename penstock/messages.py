@@ -17,13 +17,11 @@ from typing import Annotated, Final
 
 import msgspec
 
-from penstock.core import PenstockError
+from penstock.core import MOST_RANKS, PenstockError
 from penstock.files import DTYPE_BYTES
 
 PROTOCOL: Final = 1
 """Version of the messages between stages, hosts and the engine. A message of another version is refused."""
-MOST_RANKS: Final = 64
-"""Upper limit of a stage's ranks. It bounds a list that is decoded from a message."""
 MAX_HEADER_BYTES: Final = 16 << 20
 """Upper limit of a message's header, its first frame, in bytes; a batch's takes about 20 for each row. It only bounds
 what is decoded: 800,000 rows would fit."""

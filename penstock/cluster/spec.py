@@ -10,6 +10,7 @@ from itertools import accumulate, combinations, pairwise, product
 from typing import Final
 
 from penstock.config import FieldError, check, check_positive
+from penstock.core import MOST_THREADS
 
 # --------------------------------------------------------------------------------------------------------------- prices
 # Prices of models: parameters to read, operations per row, attention by context, bytes per row on a link.
@@ -475,6 +476,8 @@ class DeviceKind:
         check_positive(self, "memory_gb", "weight_bandwidth_gb_s", "compute_tflops", "pass_ms")
         check_positive(self, "overhead_ms", or_zero=True)
         check(self.threads is None or self.threads >= 1, "threads", self.threads, "at least 1")
+        most = self.threads is None or self.threads <= MOST_THREADS
+        check(most, "threads", self.threads, f"at most {MOST_THREADS}")
 
 
 @dataclass(frozen=True, kw_only=True)

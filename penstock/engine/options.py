@@ -22,6 +22,7 @@ from penstock.config import (
     check_types,
     nearest,
 )
+from penstock.core import MOST_RANKS, MOST_THREADS
 from penstock.files import DTYPES, FAST, NUMERICS, QUANTIZATIONS
 from penstock.hosts.placement import asked_hosts
 from penstock.library.names import PAIR, short_names
@@ -346,6 +347,9 @@ class EngineOptions(SharingOptions, ReplicaOptions, PipelineOptions, ModelOption
         for name in positive:
             value = getattr(self, name)
             check(value is None or value >= 1, name, value, "a whole number, at least 1")
+        for name, most in (("threads", MOST_THREADS), ("tensor_parallel_size", MOST_RANKS)):
+            value = getattr(self, name)
+            check(value is None or value <= most, name, value, f"a whole number, at most {most}")
         stretch = self.prefill_stretch
         check(stretch >= 1, "prefill_stretch", stretch, "a number, at least 1")
         timeout = self.stage_timeout

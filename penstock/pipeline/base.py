@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Final, Protocol
+from typing import Annotated, Protocol
 
 import msgspec
 
-from penstock.core import PenstockError
+from penstock.core import MOST_RANKS, MOST_THREADS, PenstockError
 from penstock.emulation.stage import StageEmulation
 from penstock.files import AUTO
 from penstock.messages import (
     MOST,
     MOST_LAYERS,
-    MOST_RANKS,
     Address,
     Batch,
     Cancel,
@@ -28,9 +27,6 @@ from penstock.transport.addresses import LinkSecurity
 
 # ----------------------------------------------------------------------------------------------------------------- plan
 # The plan of a stage, and the specification of its process: plain data, sent to the fork server as JSON.
-
-MOST_THREADS: Final = 1024
-"""Upper limit of a stage's threads. The largest hosts have a few hundred cores."""
 
 
 class TapSpec(msgspec.Struct, frozen=True, kw_only=True):

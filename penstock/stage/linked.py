@@ -14,8 +14,8 @@ from typing import Annotated, Final, Protocol
 import msgspec
 import numpy as np
 
-from penstock.core import PenstockError
-from penstock.messages import MOST, MOST_RANKS, Address, Batch, Frame, begins, opening
+from penstock.core import MOST_RANKS, PenstockError
+from penstock.messages import MOST, Address, Batch, Frame, begins, opening
 from penstock.stage.visibility import BatchView, Visibility
 from penstock.transport.inbox import Inbox
 from penstock.transport.outbox import Outbox, Sockets

@@ -279,6 +279,7 @@ STATED: dict[str, Any] = {
         (EMULATED, [(["kinds", "gpu", "memory_gb"], -1)], "kinds.gpu.memory_gb", "above 0"),
         (EMULATED, [(["kinds", "gpu", "overhead_ms"], -1)], "kinds.gpu.overhead_ms", "0 or above"),
         (REAL, [(["devices", 0, "threads"], 0)], "devices[0].threads", "at least 1"),
+        (REAL, [(["devices", 0, "threads"], 1025)], "devices[0].threads", "at most 1024"),
         (EMULATED, [(["devices", 0, "threads"], 2)], "devices[0].threads", "left out: the device is emulated"),
         (EMULATED, [(["devices", 0, "compute_tflops"], 0)], "devices[0].compute_tflops", "above 0"),
         (EMULATED, [(["links", "local", "bandwidth_gbit_s"], 0)], "links.local.bandwidth_gbit_s", "above 0"),

@@ -58,6 +58,8 @@ def test_hosts_may_play_an_emulated_cluster_and_no_other(tmp_path: Path) -> None
         ({"quantization": "int3"}, "quantization is 'int3'; it has to be one of auto, none, int8, int4"),
         ({"transport": "pigeon"}, "transport is 'pigeon'; it has to be ipc or tcp"),
         ({"kv_slots": 0}, "kv_slots is 0; it has to be a whole number, at least 1"),
+        ({"threads": 1025}, "threads is 1025; it has to be a whole number, at most 1024"),
+        ({"tensor_parallel_size": 65}, "tensor_parallel_size is 65; it has to be a whole number, at most 64"),
         ({"speculative_slots": -1}, "speculative_slots is -1; it has to be a whole number, 0 or above"),
         ({"prefill_stretch": 0.5}, "prefill_stretch is 0.5; it has to be a number, at least 1"),
     ],
