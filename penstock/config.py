@@ -112,8 +112,9 @@ def check_positive(config: DataclassInstance, *names: str, or_zero: bool = False
     for name in names:
         value = getattr(config, name)
         if value is not None:
-            holds = math.isfinite(value) and (value > 0 or (or_zero and value == 0))
+            holds = value > 0 or (or_zero and value == 0)
             check(holds, name, value, "0 or above" if or_zero else "above 0")
+            check(math.isfinite(value), name, value, "a finite number")
 
 
 def check_types(config: DataclassInstance) -> None:

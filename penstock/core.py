@@ -220,7 +220,7 @@ class SamplingParams(Named):
     top_p: float = 1.0
     """Only the most probable tokens that together have this probability, above 0; 1 is off."""
     top_k: int = 0
-    """Only this many of the most probable tokens; 0 or -1 is off."""
+    """Only this many of the most probable tokens, at most 2**31 - 1; 0 or -1 is off."""
     min_p: float = 0.0
     """Only tokens with at least this fraction, 0 to 1, of the most probable one's probability; 0 is off."""
     seed: int | None = None
@@ -279,9 +279,9 @@ class SamplingParams(Named):
         checks = [
             *((name, isinstance(getattr(self, name), bool), "true or false") for name in FLAGS),
             ("n", self.n >= 1, "at least 1"),
-            ("temperature", 0.0 <= self.temperature < float("inf"), "0 (greedy) or above"),
+            ("temperature", 0.0 <= self.temperature < float("inf"), "finite, and 0 (greedy) or above"),
             ("top_p", 0.0 < self.top_p <= 1.0, "above 0, at most 1"),
-            ("top_k", -1 <= self.top_k <= BIGGEST, "-1 or 0 (off), or at least 1"),
+            ("top_k", -1 <= self.top_k <= BIGGEST, "-1 or 0 (off), or from 1 to 2**31 - 1"),
             ("min_p", 0.0 <= self.min_p <= 1.0, "between 0 and 1"),
             ("seed", self.seed is None or 0 <= self.seed < 2**63, "between 0 and 2**63 - 1"),
             ("stop", all(isinstance(s, str) and s for s in self.stop), "non-empty strings"),

@@ -316,4 +316,4 @@ def default_of(field: dataclasses.Field[Any]) -> Any:
 # -------------------------------------------------------------------------------------------------------------- outputs
 # Options about output that several commands have.
 
-AsJson = Annotated[bool, Option("Print one JSON object and nothing else.", names=("--json",))]
+AsJson = Annotated[bool, Option("Print JSON and nothing else.", names=("--json",))]

@@ -183,10 +183,11 @@ RecordedDraft = Annotated[
 
 
 def check_written(options: object, *names: str) -> None:
-    """Raise FieldError for a file to write, one of the options ``names``, whose folder does not exist."""
+    """Raise FieldError for a file to write, one of the options ``names``, that is a folder or is in none."""
     for name in names:
         file: Path | None = getattr(options, name)
-        check(file is None or file.parent.is_dir(), name, str(file), "in a folder that exists")
+        fits = file is None or (file.parent.is_dir() and not file.is_dir())
+        check(fits, name, str(file), "a file in a folder that exists")
 
 
 # -------------------------------------------------------------------------------------------------------------- prompts

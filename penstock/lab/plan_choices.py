@@ -104,6 +104,8 @@ class PlanOptions(HostsOptions):
         super().__post_init__()
         if [self.cluster, self.doctor, self.hosts].count(None) != 2:
             raise FieldError("cluster", "or hosts or doctor has to be given, and only one of them: what is planned for")
+        if self.hosts is None:
+            self.check_unmeasured("a cluster" if self.doctor is None else "doctor's report")
         if self.real:
             check(self.model is not None, "model", None, "the checkpoint that the hosts are to run")
             check(self.bandwidth_gbit_s is None, "bandwidth_gbit_s", self.bandwidth_gbit_s, "left out: links are real")

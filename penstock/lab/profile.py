@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -71,6 +71,16 @@ class HostsOptions:
     def __post_init__(self) -> None:
         check_named(self.hosts)
 
+    def check_unmeasured(self, instead: str) -> None:
+        """Raise FieldError for an option, other than the model, that says how hosts are measured, where none is.
+
+        ``instead``: the words that say what the figures come from.
+        """
+        for one in fields(HostsOptions):
+            value = getattr(self, one.name)
+            unset = one.name == "model" or value == one.default
+            check(unset, one.name, value, f"left out with {instead}: nothing is measured")
+
     def engine_options(self) -> EngineOptions:
         """The options of an engine that would run the model on these hosts. Raises FieldError as ``EngineOptions``."""
         assert self.model is not None
@@ -121,9 +131,9 @@ class ProfileOptions(HostsOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.cluster is not None:
-            for name in ("hosts", "prompts"):
-                value = getattr(self, name)
-                check(value is None, name, value, "left out with a cluster file: nothing is measured")
+            self.check_unmeasured("a cluster file")
+            given = None if self.prompts is None else str(self.prompts)
+            check(given is None, "prompts", given, "left out with a cluster file: nothing is measured")
         elif self.model is None:
             raise FieldError("model", "is missing: name the checkpoint to measure, or a cluster file")
 

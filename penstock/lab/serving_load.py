@@ -20,7 +20,7 @@ from httpx_sse import EventSource
 from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.clients.api import AnswerStream, Chunk, ServedModel, Server, ServerError, Usage, first_model, refused
-from penstock.config import LOAD, OUTPUT, SAMPLING, SERVER, FieldError, Option, check, nearest
+from penstock.config import LOAD, OUTPUT, SAMPLING, SERVER, FieldError, Option, check, check_positive, nearest
 from penstock.lab.grid import FiguresFile, check_written, read_prompts
 
 # -------------------------------------------------------------------------------------------------------------- options
@@ -130,7 +130,7 @@ class ServingOptions:
     def __post_init__(self) -> None:
         check(self.endpoint in PATHS, "endpoint", self.endpoint, " or ".join(PATHS))
         check(self.request_rate > 0, "request_rate", self.request_rate, "above 0, or inf")
-        check(0 < self.burstiness < math.inf, "burstiness", self.burstiness, "above 0")
+        check_positive(self, "burstiness")
         check(all(limit >= 1 for limit in self.concurrency), "concurrency", self.concurrency, "at least 1")
         different = len(set(self.concurrency)) == len(self.concurrency)
         check(different, "concurrency", self.concurrency, "different numbers")
@@ -138,7 +138,7 @@ class ServingOptions:
         check(self.num_warmups >= 0, "num_warmups", self.num_warmups, "0 or above")
         check(self.input_len is None or self.input_len >= 1, "input_len", self.input_len, "at least 1")
         check(self.output_len >= 1, "output_len", self.output_len, "at least 1")
-        check(0 <= self.temperature < math.inf, "temperature", self.temperature, "0 (greedy) or above")
+        check_positive(self, "temperature", or_zero=True)
         if self.dataset != RANDOM and self.input_len is not None:
             raise FieldError("input_len", "is the length of random prompts, but the dataset is a file; remove one")
         check_written(self, "json", "plot")

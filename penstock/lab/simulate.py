@@ -244,7 +244,7 @@ class SimulateOptions:
         check(self.tokens >= self.tokens_per_request, "tokens", self.tokens, "at least tokens_per_request")
         check_positive(self, "block_size")
         check(self.seed >= 0, "seed", self.seed, "0 or above")
-        check(self.overhead_per_hop_ms >= 0, "overhead_per_hop_ms", self.overhead_per_hop_ms, "0 or above")
+        check_positive(self, "overhead_per_hop_ms", or_zero=True)
         check_written(self, "json")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
@@ -79,7 +80,7 @@ def test_parse_converts_lists_tables_and_numbers() -> None:
         ({"name": "b", "colour": "gren"}, "colour", "is 'gren'; did you mean 'green'? Known: red, green"),
         ({"name": "b", "colour": 4}, "colour", "expected one of 'red', 'green'"),
         ({"name": "b", "spares": {"front": {"size": 0}}}, "spares.front.size", "is 0.0; it has to be above 0"),
-        ({"name": "b", "wheels": [{"size": float("inf")}]}, "wheels[0].size", "is inf; it has to be above 0"),
+        ({"name": "b", "wheels": [{"size": float("inf")}]}, "wheels[0].size", "is inf; it has to be a finite number"),
         ([], "configuration", "is a list ([]); expected a table"),
     ],
 )
@@ -88,6 +89,15 @@ def test_parse_names_field_and_problem(table: Any, path: str, words: str) -> Non
     assert error.field == path
     assert words in error.problem
     assert isinstance(error, ConfigError)
+
+
+@pytest.mark.parametrize("or_zero", [False, True])
+@pytest.mark.parametrize(
+    ("size", "wanted"), [(-1.0, "above"), (float("nan"), "above"), (float("inf"), "a finite number")]
+)
+def test_a_number_is_told_what_it_is_not(size: float, wanted: str, or_zero: bool) -> None:
+    with pytest.raises(FieldError, match=f"size is {size}; it has to be .*{wanted}"):
+        check_positive(SimpleNamespace(size=size), "size", or_zero=or_zero)  # type: ignore[arg-type]
 
 
 def test_none_stands_for_an_absent_optional() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +10,11 @@ import pytest
 
 from penstock.config import FieldError
 from penstock.core import RequestError, SamplingParams
-from penstock.lab.grid import Question, Setting, check_lengths, conversations_of, parse_temperatures
+from penstock.lab.grid import BenchOptions, Question, Setting, check_lengths, conversations_of, parse_temperatures
+from penstock.lab.plan_choices import PlanOptions
+from penstock.lab.quality import QualityOptions
+from penstock.lab.serving_load import ServingOptions
+from penstock.lab.simulate import SimulateOptions
 
 SETS: dict[str, list[tuple[str, ...]]] = {"chat": [("a", "x"), ("b",)], "code": [("c",)]}
 PARAMS = SamplingParams(seed=10, max_tokens=8)
@@ -65,3 +70,23 @@ def test_a_prompt_that_does_not_fit_is_refused_by_set_and_number() -> None:
     later = long.question(1, {"prompt": "b", "prompt_token_ids": [1, 2, 3]})
     with pytest.raises(FieldError, match="prompt 2 of chat, turn 2 and max_tokens 8"):
         check_lengths(llm, [later])
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "others"),
+    [
+        (BenchOptions, "json", {}),
+        (PlanOptions, "output", {"cluster": "demo"}),
+        (QualityOptions, "json", {"prompts": (Path("q.jsonl"),)}),
+        (QualityOptions, "answers", {"prompts": (Path("q.jsonl"),)}),
+        (ServingOptions, "json", {}),
+        (ServingOptions, "plot", {"concurrency": (1, 2)}),
+        (SimulateOptions, "json", {"clusters": ("demo",)}),
+    ],
+)
+def test_a_folder_is_no_file_to_write(kind: type[Any], name: str, others: dict[str, Any], tmp_path: Path) -> None:
+    (folder := tmp_path / "folder.toml").mkdir()
+    assert kind(**others, **{name: tmp_path / "new.toml"})
+    for place in (folder, tmp_path / "none" / "new.toml"):
+        with pytest.raises(FieldError, match=f"^{name} is .*; it has to be a file in a folder that exists"):
+            kind(**others, **{name: place})

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from penstock.config import FieldError
+from penstock.lab.plan_choices import PlanOptions
+from penstock.lab.profile import HostsOptions, ProfileOptions
 from tests.unit.cli.invoke import invoke
 
 
@@ -24,6 +30,31 @@ def test_an_emulated_clusters_profile_is_that_of_its_prices() -> None:
     shown = invoke("profile", "--cluster", "jupiter-heterogeneous")
     assert "nx-1: from 14 rows on 90% of the best rows per second" in shown.stderr
     assert "KV of 4096 tokens" in shown.stderr
+
+
+MEASURED: dict[str, Any] = {
+    "hosts": "a",
+    "keys": "folder",
+    "insecure": True,
+    "dtype": "bfloat16",
+    "quantization": "int8",
+    "device": "cuda",
+    "threads": 0,
+    "max_model_len": -1,
+}
+"""A value, other than the default, of each option that says how hosts are measured."""
+
+
+@pytest.mark.parametrize("name", [one.name for one in fields(HostsOptions) if one.name != "model"])
+def test_options_of_measuring_are_refused_where_nothing_is_measured(name: str, tmp_path: Path) -> None:
+    given = {name: MEASURED[name]}
+    with pytest.raises(FieldError, match=f"^{name} is .* left out with a cluster file: nothing is measured"):
+        ProfileOptions(cluster="demo", **given)
+    if name != "hosts":  # besides a cluster it is refused as a second place
+        with pytest.raises(FieldError, match=f"^{name} is .* left out with a cluster: nothing is measured"):
+            PlanOptions(cluster="demo", **given)
+        with pytest.raises(FieldError, match=f"^{name} is .* left out with doctor's report: nothing is measured"):
+            PlanOptions(doctor=tmp_path / "report.json", model="m", **given)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from penstock.lab.quality import QualityOptions, RatedQuestion, questions_of
         ({"outline_decoding": "off"}, "outline_decoding is 'off'; it has to be on or auto"),
         ({"judge": "gopher://x"}, "judge is 'gopher://x'; it has to begin with http:// or https:// and a host"),
         ({"judge_model": "m"}, "judge_model is 'm'; it has to be left out where there is no judge"),
-        ({"json": Path("/nowhere/x.json")}, "json is '/nowhere/x.json'; it has to be in a folder that exists"),
+        ({"json": Path("/nowhere/x.json")}, "json is '/nowhere/x.json'; it has to be a file in a folder that exists"),
     ],
 )
 def test_refused(given: dict[str, Any], said: str) -> None:

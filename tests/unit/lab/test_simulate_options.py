@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ def test_a_profile_is_read_or_refused() -> None:
         ({"tokens_per_request": 1}, "tokens_per_request is 1; it has to be at least 2"),
         ({"tokens": 50}, "tokens is 50; it has to be at least tokens_per_request"),
         ({"seed": -1}, "seed is -1; it has to be 0 or above"),
+        ({"overhead_per_hop_ms": math.inf}, "overhead_per_hop_ms is inf; it has to be a finite number"),
         ({"overhead_per_hop_ms": -1.0}, "overhead_per_hop_ms is -1.0; it has to be 0 or above"),
         ({"json": Path("no/such/folder/a.json")}, "json is 'no/such/folder/a.json'"),
     ],
