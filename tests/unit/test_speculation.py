@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import pytest
@@ -264,3 +265,18 @@ def test_a_learned_drafter_is_no_draft_model(method: str | list[str]) -> None:
         with pytest.raises(FieldError, match=f"the checkpoint is of kind '{folder.name}'") as caught:
             parse_speculative({"method": method, "model": str(folder)})
         assert caught.value.field == "speculative_config.method"
+
+
+def test_a_strategy_is_refused_where_its_trees_are_whole_and_the_drafter_waits_for_a_stage_and_nowhere_else() -> None:
+    """The page of drafters promises every strategy with every drafter, but for these."""
+    needed: dict[str, dict[str, Any]] = {"ngram": {}, "mtp": {}, "synthetic": {"accuracy": [0.5]}}
+    asked = [(method, needed.get(method, {"model": "m"})) for method in DRAFTERS]
+    refused = set()
+    for strategy, (method, given) in product(STRATEGIES, [*asked, ("spd", {"model": "m", "post_state": True})]):
+        try:
+            SpeculativeConfig(method=method, strategy=strategy, **given)
+        except FieldError as error:
+            assert error.field == "strategy"
+            refused.add((strategy, method, *given))
+    waiting = [("early_exit", "model"), ("spd", "model", "post_state")]
+    assert refused == {(strategy, *drafter) for strategy in ("flowspec", "static_tree") for drafter in waiting}
