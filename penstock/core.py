@@ -16,6 +16,8 @@ __version__ = "0.1.0"
 
 SURROGATE: Final = re.compile("[\ud800-\udfff]")
 """Matches half of a surrogate pair. JSON can carry one alone, UTF-8 cannot, and no tokenizer reads it."""
+NO_HOST: Final = "this is no name of a host"
+"""The end of an error about a name that cannot even be looked up."""
 MOST_RANKS: Final = 64
 """Upper limit of a stage's ranks. It bounds a list that is decoded from a message."""
 MOST_THREADS: Final = 1024

@@ -12,7 +12,7 @@ import httpx
 from httpx_sse import ServerSentEvent
 
 from penstock.config import SERVER, FieldError, Option
-from penstock.core import PenstockError
+from penstock.core import NO_HOST, PenstockError
 from penstock.environment import API_KEY_VARIABLE, read_api_keys
 
 # ------------------------------------------------------------------------------------------------------------------ api
@@ -67,6 +67,10 @@ class Server:
             raise FieldError("url", f"is {self.url!r}: {error}") from error
         if url.scheme not in ("http", "https") or not url.host:
             raise FieldError("url", f"is {self.url!r}; it has to begin with http:// or https:// and a host")
+        try:
+            url.host.encode("idna")  # as Python does before it looks a name up
+        except UnicodeError as error:
+            raise FieldError("url", f"is {self.url!r}, with the host {url.host!r}: {NO_HOST}") from error
         if self.api_key_file is not None:
             object.__setattr__(self, "api_key", read_api_keys(self.api_key_file)[0])
         path = url.path.rstrip("/") or "/v1"

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from typing import Final, NamedTuple
 
-from penstock.core import ConfigError
+from penstock.core import NO_HOST, ConfigError
 from penstock.hosts import messages
 from penstock.hosts.facts import HostFacts
 from penstock.hosts.fetching import Courier, Offer, Question
@@ -459,7 +459,7 @@ def name_and_address(name: str, field: str = "hosts") -> tuple[str, str]:
     try:
         numbers = in_url(place_of(f"tcp://{bracketed}:{port}", look_up=True).where[0])
     except ConfigError as error:
-        reason = getattr(error.__cause__, "strerror", None) or "this is no name of a host"
+        reason = getattr(error.__cause__, "strerror", None) or NO_HOST
         raise ConfigError(f"host {name} ({field}): {reason}") from error
     return numbers, f"tcp://{numbers}:{port}"
 

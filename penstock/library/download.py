@@ -17,7 +17,7 @@ from typing import Any, Final
 from rich.filesize import decimal
 
 from penstock.checkpoint.look import GGUF, INDEX_FILE, MEDUSA_FILE, SINGLE_FILE, SMALL, has_weights, weights_of
-from penstock.core import ConfigError, PenstockError
+from penstock.core import NO_HOST, ConfigError, PenstockError
 from penstock.files import CONFIG_FILE, SPLIT_NAME, said
 from penstock.library.names import HubModel, hint
 
@@ -203,6 +203,9 @@ def one_line(typed: str) -> Iterator[None]:
             f"and HF_ENDPOINT, {ELSEWHERE}{hint(typed)}",
             typed,
         ) from error
+    except UnicodeError as error:  # Python encodes a host's name before it looks it up
+        words = f"model: {typed!r} is not on this host, and as for its server, {NO_HOST}"
+        raise Unreachable(f"{words}: check the address and HF_ENDPOINT", typed) from error
     except OSError as error:
         raise of_disk(typed, error) from error
 

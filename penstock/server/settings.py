@@ -12,6 +12,7 @@ from typing import Annotated, Final
 
 from penstock.checkpoint.look import GGUF
 from penstock.config import LIMITS, SERVER, FieldError, Option, check, check_positive, check_types
+from penstock.core import NO_HOST
 from penstock.engine.options import EngineOptions, check_idle_timeout
 from penstock.environment import API_KEY_VARIABLE
 
@@ -141,6 +142,12 @@ OTHER_FILES: Final = 128
 connections would find none left."""
 
 
+def is_loopback(address: str) -> bool:
+    """Whether an address, in numbers, is this machine's own; IPv6 writes those of IPv4 as ::ffff:127.0.0.1, too."""
+    found = ipaddress.ip_address(address)
+    return (getattr(found, "ipv4_mapped", None) or found).is_loopback
+
+
 @dataclass(frozen=True, kw_only=True)
 class Listening:
     """An address and its limits. Raises FieldError naming the field."""
@@ -191,12 +198,13 @@ class Listening:
     @property
     def is_local(self) -> bool:
         """Whether only this machine can reach it."""
-        if self.host == "localhost":
+        if self.host.lower() == "localhost":
             return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
+        try:  # the system's reader of numbers knows all their spellings, such as 127.1
+            found = socket.getaddrinfo(self.host, None, flags=socket.AI_NUMERICHOST)
+        except (OSError, UnicodeError):
             return False
+        return is_loopback(str(found[0][4][0]))
 
     @property
     def scheme(self) -> str:
@@ -238,8 +246,9 @@ class Listening:
             # A restart may take the port while connections of the previous run are in TIME_WAIT.
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             bound.bind(address)
-        except socket.gaierror as error:
-            raise FieldError("host", f"is {self.host!r}, which cannot be resolved: {error.strerror}") from None
+        except (socket.gaierror, UnicodeError) as error:
+            reason = getattr(error, "strerror", None) or NO_HOST
+            raise FieldError("host", f"is {self.host!r}, which cannot be resolved: {reason}") from None
         except OSError as error:
             problem = f"is {self.port}, which cannot be had on {self.host}: {error.strerror}; choose another"
             raise FieldError("port", problem) from None

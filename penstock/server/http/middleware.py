@@ -29,7 +29,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.core import PenstockError
 from penstock.server.http.errors import ApiError, api_error, invalid_field, long_number_of, validation_error
-from penstock.server.settings import Listening
+from penstock.server.settings import Listening, is_loopback
 
 # -------------------------------------------------------------------------------------------------------------- records
 # Records of HTTP requests, for the log's lines and the metrics.
@@ -441,7 +441,7 @@ class Hosts:
         if name == "localhost" or name.endswith(".localhost") or any(fits(name, one) for one in self._allowed):
             return True
         if is_address(name):
-            return not self._only_loopback or ipaddress.ip_address(name).is_loopback
+            return not self._only_loopback or is_loopback(name)
         return not self._only_loopback and name in self._own
 
 

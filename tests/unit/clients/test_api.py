@@ -26,7 +26,9 @@ def test_addresses(given: str, url: str, root: str) -> None:
     assert (server.url, server.root) == (url, root)
 
 
-@pytest.mark.parametrize("url", ["localhost:8000", "ftp://a", "http://", "http://a:port"])
+@pytest.mark.parametrize(
+    "url", ["localhost:8000", "ftp://a", "http://", "http://a:port", "http://a..b", f"http://{'a' * 64}/v1"]
+)
 def test_what_is_no_address(url: str) -> None:
     with pytest.raises(ConfigError, match="url is"):
         Server(url=url)

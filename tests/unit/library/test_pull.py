@@ -199,6 +199,15 @@ def test_a_hub_that_does_not_answer(hub: Hub) -> None:
     assert "its server does not answer (RemoteProtocolError" in refusal("some-one/it")
 
 
+@pytest.mark.parametrize("host", ["a..b", f"{'a' * 64}.b"])
+def test_an_address_on_no_host(host: str, cache: Path) -> None:
+    address = f"https://{host}/x.gguf"
+    assert refusal(address) == (
+        f"model: {address!r} is not on this host, and as for its server, this is no name of a host: check the address "
+        "and HF_ENDPOINT"
+    )
+
+
 def test_a_hub_that_is_not_to_be_asked(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     assert "HF_HUB_OFFLINE is set: unset it" in refusal("some-one/it")

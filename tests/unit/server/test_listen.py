@@ -21,7 +21,17 @@ def test_a_port_that_is_taken() -> None:
 
 @pytest.mark.parametrize(
     ("host", "local"),
-    [("127.0.0.1", True), ("localhost", True), ("::1", True), ("0.0.0.0", False), ("::", False), ("box.lan", False)],
+    [
+        *((host, True) for host in ("127.0.0.1", "localhost", "::1", "LOCALHOST", "127.1", "127.0.0.2", "2130706433")),
+        *((host, True) for host in ("0x7f000001", "::ffff:127.0.0.1", "0:0::1")),
+        *((host, False) for host in ("0.0.0.0", "::", "box.lan", "0", "10.0.0.1", "::ffff:10.0.0.1", "", "a..b")),
+    ],
 )
 def test_who_can_reach_it(host: str, local: bool) -> None:
     assert Listening(host=host).is_local is local
+
+
+@pytest.mark.parametrize("host", ["a..b", f"{'a' * 64}.b", ""])
+def test_what_is_no_name_of_a_host_is_refused_by_the_field(host: str) -> None:
+    with pytest.raises(FieldError, match=r"^host is .*, which cannot be resolved: "):
+        Listening(host=host).bind()

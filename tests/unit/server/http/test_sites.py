@@ -14,7 +14,7 @@ from penstock.server.http.middleware import Hosts, Records, Sites, name_of
 from penstock.server.settings import Listening
 
 OWN = socket.gethostname().lower()
-LOOPBACK = ["localhost", "127.0.0.1", "127.9.9.9", "::1", "app.localhost"]
+LOOPBACK = ["localhost", "127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1", "app.localhost"]
 ADDRESSES = ["10.0.0.2", "192.168.1.1", "203.0.113.9", "2001:db8::1", "0.0.0.0"]
 STRANGE = [
     "evil.example",
@@ -27,7 +27,9 @@ STRANGE = [
 ]
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost", "127.0.0.2"])
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", "::1", "localhost", "127.0.0.2", "127.1", "LOCALHOST", "::ffff:127.0.0.1"]
+)
 def test_on_loopback_only_loopback_is_a_name(host: str) -> None:
     hosts = Hosts(Listening(host=host))
     assert [name for name in [*LOOPBACK, *ADDRESSES, *STRANGE, "box.lan"] if hosts.include(name)] == LOOPBACK
