@@ -188,9 +188,12 @@ class ProfileStore:
         place = self._place(key)
         try:
             found = msgspec.json.decode(place.read_bytes(), type=kind)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
-        except (OSError, msgspec.DecodeError, ConfigError) as error:
+        except OSError as error:
+            log.warning("%s cannot be read, so it counts as none: %s", place, error.strerror)
+            return None
+        except (msgspec.DecodeError, ConfigError) as error:
             log.warning("%s is damaged, and made anew: %s", place, error)
             return None
         return found if found.key == key else None

@@ -38,6 +38,24 @@ def test_a_profile_is_of_one_device_model_and_version(tmp_path: Path) -> None:
         assert store.times(msgspec.structs.replace(KEY, **{name: other})) is None
 
 
+def test_only_a_file_whose_content_is_wrong_is_called_damaged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").write_text("no folder")
+    assert ProfileStore(tmp_path / "file" / "profiles").times(KEY) is None
+    assert ProfileStore(tmp_path / "none").times(KEY) is None
+    assert caplog.text == ""
+    store = ProfileStore(tmp_path / "profiles")
+    store.keep(DeviceProfile(key=KEY, times=TIMES))
+    (file,) = (tmp_path / "profiles").iterdir()
+    file.unlink()
+    file.mkdir()
+    assert store.times(KEY) is None
+    assert "cannot be read, so it counts as none: Is a directory" in caplog.text
+    file.rmdir()
+    file.write_text("{")
+    assert store.times(KEY) is None
+    assert f"{file} is damaged, and made anew" in caplog.text
+
+
 def test_a_damaged_file_counts_as_none(tmp_path: Path) -> None:
     store = ProfileStore(tmp_path)
     store.keep(DeviceProfile(key=KEY, times=TIMES))
