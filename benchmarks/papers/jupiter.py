@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from statistics import fmean
 from typing import Any, Final
 
 from rich.console import Console
 
 from benchmarks.drafters import in_flight
-from benchmarks.shared.measured import Taken
+from benchmarks.shared.measured import Taken, stored
 from benchmarks.shared.points import Answer, Decoded, answered
 from penstock.cluster import Cluster, link_timings, load_devices, stage_timings
 from penstock.cluster.timing import NOTHING, chunk
@@ -36,9 +37,6 @@ PROMPT, TOKENS, REQUESTS, SEED = 260, 64, 3, 1
 FIRST_RIGHT: Final = 0.6
 """Chance that Medusa's first head is right with its best candidate (Cai et al., figure 2)."""
 ACCURACY: Final = (FIRST_RIGHT, 0.72, 0.78, 0.82, 0.85, 0.87, 0.88, 0.89)
-RIGHT: Final = (0.377, 0.271, 0.226, 0.191, 0.159)
-"""How often each head of the demo target's Medusa is right with its best candidate, greedily, over all held-out tokens
-(``like_for_like``, mean of the seeds). Jupiter states no such shares; relative to the first head's, these are taken."""
 CHAIN: Final = "static_tree[tree_size=5,tree_depth=5,children=1]"
 ENVIRONMENTS: Final = {"A": "jupiter-homogeneous", "B": "jupiter-heterogeneous"}
 RATES: Final = {"100 Mbps": 0.094, "500 Mbps": 0.47, "1 Gbps": 0.94}
@@ -175,14 +173,25 @@ def our_cluster(cluster: Cluster) -> Cluster:
     return planned(planning, Console(quiet=True)).chosen.cluster
 
 
+@cache
+def shares_right() -> tuple[float, ...]:
+    """How often each of Medusa's heads is right with its best candidate: the first as often as ``FIRST_RIGHT``, and the
+    others relative to it as those of the demo target's Medusa are, greedily (``like_for_like``, mean of the seeds).
+    Jupiter states no such shares."""
+    stored_cases = stored("like_for_like").figures.items()
+    runs = [one["in_flight"] for case, one in stored_cases if case.startswith("medusa,")]
+    means = [fmean(best for best, *_ in head) for head in zip(*runs, strict=True)]
+    return tuple(FIRST_RIGHT * mean / means[0] for mean in means)
+
+
 def heads_script(requests: int, tokens: int, seed: int, prompt: int) -> Script:
     """A script whose drafts are those of Medusa's heads: each for one distance from the last token that is known.
 
     Misses of all candidates grow with those of the first one. As in texts, easy tokens come in stretches.
     """
     further = []
-    for share in RIGHT[1:]:
-        growth = (1 - FIRST_RIGHT * share / RIGHT[0]) / (1 - FIRST_RIGHT)
+    for share in shares_right()[1:]:
+        growth = (1 - share) / (1 - FIRST_RIGHT)
         further.append([1 - min(1.0, (1 - right) * growth) for right in ACCURACY])
     further.append([0.0] * len(ACCURACY))  # there is no sixth head
     script = profile_script(

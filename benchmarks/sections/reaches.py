@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from benchmarks.papers import six_sets
 from benchmarks.sections.pipedec import WIDE
 from benchmarks.shared.measured import stored
 from benchmarks.shared.simulations import find, over
 from benchmarks.strategies.shared_host import ratio_over
+from penstock.lab.grid import PLAIN
 from penstock.lab.report import Ratio
 
 BEGIN: Final = "<!-- figures: written by python -m benchmarks.results -->"
@@ -30,6 +32,13 @@ def times_of(ratio: Ratio | Sequence[float]) -> str:
     return f"{mean:.2f} times ({low:.2f} to {high:.2f})"
 
 
+def chats() -> Sequence[Any]:
+    """The greedy measurements of six sets over 14 GPUs, with drafts that are looked up."""
+    wanted = ("pipedec-14x3090", six_sets.LOOKUP, 0.0)
+    found = stored(six_sets.NAME).figures.values()
+    return [one for one in found if (one["cluster"], one["method"], one["temperature"]) == wanted]
+
+
 def tokens_per_second(figures: Mapping[str, Any], entry: str) -> float:
     """Tokens after the first over the seconds that they took, all prompts of all sets together."""
     taken = [seconds for by_entry in figures["seconds"].values() for seconds in by_entry[entry]]
@@ -45,7 +54,7 @@ def values() -> Mapping[str, Any]:
     auto = find(pair, "auto")
     served = next(iter(stored("serve_http").figures.values()))["concurrency"]
     rates = {
-        at: next(one["over_plain"][0] for one in served[at] if one["strategy"] == "auto") for at in ("1", "4", "32")
+        at: next(one["over_plain"][0] for one in served[at] if one["strategy"] == "auto") for at in ("1", "4", "16")
     }
     return {
         "times_of": times_of,
@@ -63,6 +72,7 @@ def values() -> Mapping[str, Any]:
         "at_once": ", ".join(rates),
         "simulated": over(auto, find(pair, "autoregressive")),
         "over_pipedec": over(auto, best),
+        "chats": six_sets.speed_up(chats(), "auto", PLAIN),
     }
 
 

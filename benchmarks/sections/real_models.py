@@ -128,7 +128,11 @@ def auto_values(figures: Any) -> Mapping[str, Any]:
         ],
         "cells": len(each),
         "below": len(first),
-        "noise": (sum(auto_chats.below(measured[0]) for measured in noise), len(noise)),
+        "noise": (
+            sum(auto_chats.below(measured[0]) for measured in noise),
+            len(noise),
+            sum(len(measured) > 1 and all(map(auto_chats.below, measured)) for measured in noise),
+        ),
         "again": sum(len(measured) > 1 for measured in first),
         "twice": sum(all(map(auto_chats.below, measured)) for measured in first if len(measured) > 1),
         "chats": sum(found[auto_chats.ALL][0][2] for found in figures.values()),

@@ -53,8 +53,13 @@ def cells(rate: float | None, length: float | None, throughput: float, latency: 
 
 
 def many_values(figures: Any) -> Mapping[str, Any]:
-    rate = {(one["stages"], one["entry"]): one["throughput"] for one in figures if one["drafter"] == "last"}
-    return {"paper": PAPER, "shares": [rate[stages, "auto"] / rate[stages, PLAIN] for stages in pp_many.SIZES]}
+    found = {(one["stages"], one["entry"]): one for one in figures if one["drafter"] == "last"}
+
+    def auto_over(entry: str, name: str) -> list[float]:
+        return [found[stages, "auto"][name] / found[stages, entry][name] for stages in pp_many.SIZES]
+
+    shares, behind = auto_over(PLAIN, "throughput"), auto_over(pp_eagle_table.CHAIN, "latency")
+    return {"paper": PAPER, "shares": shares, "behind": behind}
 
 
 def parallel_values(figures: Any) -> Mapping[str, Any]:

@@ -72,14 +72,17 @@ def fewer_in_theory(table: Cells) -> list[bool]:
     return greater(table, [("eagle3 n=16 Ls=1", "eagle3 n=8 Ls=1")], what=1)
 
 
-def exits_accept_least(table: Cells) -> list[bool]:
-    """Whether the early exit accepts less than EAGLE-3 and than SPD's longest, by stages and cell."""
+def exits_accept_less(table: Cells) -> list[bool]:
+    """Whether the early exit accepts less than SPD's longest, by stages and cell."""
     return [
-        table[f"early_exit n={n} Ls=1"][cell][0]
-        < min(table[f"eagle3 n={n} Ls=1"][cell][0], best_of_spd(table, n, cell, what=0))
+        table[f"early_exit n={n} Ls=1"][cell][0] < best_of_spd(table, n, cell, what=0)
         for n in (4, 8, 16)
         for cell in CELLS
     ]
+
+
+def exits_behind_eagle(table: Cells) -> list[bool]:
+    return greater(table, [(f"early_exit n={n} Ls=1", f"eagle3 n={n} Ls=1") for n in (4, 8, 16)])
 
 
 def exits_fall(table: Cells) -> list[bool]:
@@ -121,6 +124,7 @@ def findings() -> Iterator[Finding]:
         ("4.3", "L' grows with the stages", with_more_stages, "pairs of cells"),
         ("4.3", "L' grows with the module's layers", with_more_layers, "pairs of cells"),
         ("4.3, Table 1", "SPD's best module is ahead of the early exit in theory", ahead_of_exits, "cells"),
+        ("4.3", "the early exit accepts less than SPD's longest module", exits_accept_less, "cells"),
         ("4.3", "the early exit's speed-up in theory falls with more stages", exits_fall, "pairs of cells"),
         ("4.3", "EAGLE-3's speed-up in theory falls when it drafts 15 tokens for 7", fewer_in_theory, "cells"),
         ("4.3", "a tree (W = 4) accepts more than a chain: SPD and EAGLE-3", longer_by_trees, "pairs of cells"),
@@ -142,12 +146,12 @@ def findings() -> Iterator[Finding]:
     yield from (finding(*cells) for cells in spd_others())
 
 
-def trained_alike(table: Cells) -> list[bool]:
-    """Whether SPD's module has more in theory than an EAGLE-3 of as many tokens and updates: one layer, 4 and 8
+def trained_alike(table: Cells, module: str) -> list[bool]:
+    """Whether one of SPD's modules has more in theory than an EAGLE-3 of as many tokens and updates: one layer, 4 and 8
     stages, in the cells of the paper's claim."""
     recipes, found = figures_of("spd_recipes"), []
     for n in (4, 8):
-        own, eagle = (recipes[f"{name} n={n}"]["lengths"] for name in (f"paper-{n}", "eagle3-small-steps"))
+        own, eagle = (recipes[f"{name} n={n}"]["lengths"] for name in (module.format(n), "eagle3-small-steps"))
         for cell in CLAIMED:
             length, theory = table[f"eagle3 n={n} Ls=1"][cell]
             found.append(own[cell] > eagle[cell] * theory / length)
@@ -169,8 +173,9 @@ def trees_of_exits(theirs: Cells, ours: Cells) -> Iterator[tuple[str, ...]]:
         ("15 drafts in place of 7 hardly lengthen what EAGLE-3 accepts", more_drafts),
     ):
         paper, own = found(theirs), found(ours)
-        no_more = of_cases([one <= max(paper) for one in own])
-        yield "4.3", claim, f"{ranged(paper)}x", f"{ranged(own)}x", no_more, VIRTUAL
+        no_more = [one <= other for one, other in zip(own, paper, strict=True)]
+        said = f"{ranged(own)}x, no more than the paper's {counted(no_more, 'cells')}"
+        yield "4.3", claim, f"{ranged(paper)}x", said, of_cases(no_more), VIRTUAL
 
 
 def spd_others() -> Iterator[tuple[str, ...]]:
@@ -179,23 +184,23 @@ def spd_others() -> Iterator[tuple[str, ...]]:
     paper = [
         best_of_spd(theirs, n, cell) > theirs[f"eagle3 n={n} Ls=1"][cell][1] for n in (4, 8, 16) for cell in CLAIMED
     ]
-    alike = trained_alike(ours)
+    alike, anchors = trained_alike(ours, "paper-{}"), trained_alike(ours, "anchors")
     yield (
         "4.3, Table 1",
         "in theory SPD is ahead of EAGLE-3, but for trees at T = 0",
         counted(paper, "cells"),
-        f"one layer, 4 and 8 stages: {counted(alike, 'cells')}, beside an EAGLE-3 of as many tokens and updates",
-        of_cases(alike),
-        VIRTUAL,
+        f"one layer, 4 and 8 stages: {counted(alike, 'cells')} with the variant `paper`, {counted(anchors, 'cells')} "
+        "with `anchors`, beside an EAGLE-3 of as many tokens and updates",
+        of_cases([*alike, *anchors]),
+        f"{VIRTUAL}; the learning rates of the variants may differ",
     )
-    least = exits_accept_least(ours)
     yield (
         "4.3",
-        "the early exit accepts least of all methods",
-        counted(exits_accept_least(theirs), "cells"),
-        counted(least, "cells"),
-        of_cases(least),
-        f"{VIRTUAL}; EAGLE-3 had a quarter of the exits' updates",
+        "the early exit accepts less than EAGLE-3",
+        counted(exits_behind_eagle(theirs), "cells"),
+        counted(exits_behind_eagle(ours), "cells"),
+        OTHER,
+        "EAGLE-3 had a quarter of the exits' updates",
     )
     yield from trees_of_exits(theirs, ours)
     steps = [one for one in figures_of("spd_overhead").values() if one["lag"] == 0]

@@ -19,7 +19,7 @@ OTHER: Final = "not comparable"
 VERDICTS: Final = {
     HOLDS: "The same direction here, and as large as the least that the paper has, or without a size there.",
     LESS: "The same direction here, but smaller: our bounds are below the paper's size, or all of our figures are.",
-    PARTLY: "It is so in some of our settings, and not in others.",
+    PARTLY: "It is so in some of our settings; in others it is otherwise, or our bounds include both directions.",
     OPEN: "Our bounds include both directions, or the samples are too few to tell.",
     FAILS: "Here it is otherwise.",
     OTHER: "What was measured differs too much, is not stated there, or was not measured here.",
@@ -59,7 +59,15 @@ def of_all(verdicts: Iterable[str]) -> str:
     found = set(verdicts)
     if len(found) == 1:
         return found.pop()
-    return LESS if found == {HOLDS, LESS} else PARTLY
+    if found & {HOLDS, LESS}:
+        return LESS if found == {HOLDS, LESS} else PARTLY
+    return FAILS
+
+
+def of_every(verdicts: Iterable[str]) -> str:
+    """The verdict on a finding that needs each of these: one that fails or is undecided decides."""
+    found = set(verdicts)
+    return next((one for one in (FAILS, OPEN) if one in found), of_all(found))
 
 
 def of_cases(cases: Sequence[bool]) -> str:

@@ -13,6 +13,7 @@ from benchmarks.sections.findings.verdicts import (
     figures_of,
     of_all,
     of_cases,
+    of_every,
     of_ratio,
     of_sizes,
     ranged,
@@ -91,8 +92,8 @@ def latencies(paper: Table) -> Iterator[tuple[str, ...]]:
         "4.2, Table 2",
         "EAGLE-3 has the lowest latency of few sequences",
         "over 1, 2 and 4 stages",
-        f"EAGLE's is {bare(beside_eagle)} times as long, none's {bare(faster['eagle3'])}",
-        of_all(map(of_ratio, [*beside_eagle, *faster["eagle3"]])),
+        f"EAGLE's is {bare(beside_eagle)} times as long, and that without drafts {bare(faster['eagle3'])} times",
+        of_all(of_every(map(of_ratio, pair)) for pair in zip(beside_eagle, faster["eagle3"], strict=True)),
         f"{conditions()}; {TRAINED}",
     )
     for method, name in NAMES.items():
@@ -100,8 +101,8 @@ def latencies(paper: Table) -> Iterator[tuple[str, ...]]:
         yield (
             "4.2, Table 2",
             f"{name} lowers the latency of few sequences (1, 2 and 4 stages)",
-            f"none's is {joined(stated)} times as long",
-            f"none's is {bare(faster[method])} times as long",
+            f"without drafts it is {joined(stated)} times as long",
+            f"without drafts it is {bare(faster[method])} times as long",
             of_all(map(of_ratio, faster[method], stated)),
             f"{conditions()}; {TRAINED}",
         )

@@ -20,6 +20,7 @@ from benchmarks.sections.findings.verdicts import (
     PARTLY,
     of_all,
     of_cases,
+    of_every,
     of_ratio,
     of_sizes,
 )
@@ -49,10 +50,21 @@ def test_a_ratio_without_bounds_decides_by_its_mean() -> None:
 
 
 @given(st.lists(st.sampled_from([HOLDS, LESS, OPEN, FAILS]), min_size=1))
-def test_settings_that_agree_have_their_verdict_and_others_hold_in_part(found: list[str]) -> None:
-    verdict = of_all(found)
-    assert (verdict == PARTLY) == (len(set(found)) > 1 and set(found) != {HOLDS, LESS})
-    assert verdict in (PARTLY, LESS, found[0])
+def test_settings_that_agree_have_their_verdict_and_a_finding_holds_in_part_where_it_holds_in_some(
+    found: list[str],
+) -> None:
+    verdict, kinds = of_all(found), set(found)
+    assert (verdict == PARTLY) == bool(kinds & {HOLDS, LESS} and kinds & {OPEN, FAILS})
+    assert (verdict == FAILS) == (FAILS in kinds <= {OPEN, FAILS})
+    assert verdict in (PARTLY, LESS, FAILS, found[0])
+
+
+@given(st.lists(st.sampled_from([HOLDS, LESS, OPEN, FAILS]), min_size=1))
+def test_a_finding_that_needs_every_comparison_fails_with_one_and_is_open_with_one(found: list[str]) -> None:
+    verdict = of_every(found)
+    assert (verdict == FAILS) == (FAILS in found)
+    assert (verdict == OPEN) == (OPEN in found and FAILS not in found)
+    assert verdict != PARTLY
 
 
 @given(st.lists(st.booleans(), min_size=1))

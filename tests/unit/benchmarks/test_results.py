@@ -60,7 +60,8 @@ def test_a_section_that_is_not_measured_has_no_row_on_the_first_page(monkeypatch
     monkeypatch.setattr(results, "shown", lambda: ["overhead"])
     rows = [line for line in results.first_page().splitlines() if line.startswith("| ")]
     assert [row.split(" | ")[0] for row in rows[2:]] == [
-        "| time that engine and messages add to a step of 10 ms: `auto`, 14 stages, a drafter that is always right"
+        "| time that engine and messages add to a step of 10 ms: `auto`, 14 stages, a model of two layers, "
+        "a drafter that is always right"
     ]
 
 
