@@ -1,11 +1,12 @@
-"""SPD's Tables 3 and 4 with a real instruct model: MT-Bench and GSM8K, as chats.
+"""SPD's Tables 3 to 5 with a real instruct model: MT-Bench, GSM8K and HumanEval, as chats.
 
     python -m benchmarks.drafters.spd_chats MODEL PROMPTS --spd DIR ... --early-exit DIR ... --eagle3 DIR ...
 
-MODEL is a chat model's folder or GGUF file, PROMPTS a folder with mt_bench.jsonl and gsm8k.jsonl, whose first turns are
-asked as the model's chat template puts them. Rows, trees and temperatures are ``benchmarks.papers.spd_tables``'; L' and
-the theoretical speed-up are taken in ideal lockstep, in virtual time. The model computes in float32. Its stages are the
-engine's, alike in parameters, the head counting for the last one.
+MODEL is a chat model's folder or GGUF file, PROMPTS a folder with mt_bench.jsonl, gsm8k.jsonl and humaneval.jsonl,
+whose first turns are asked as the model's chat template puts them. Rows, trees and temperatures are those of
+``benchmarks.papers.spd_tables``, without its rows of output states, which these tables of the paper do not have. L' and
+the theoretical speed-up are taken in ideal lockstep, in virtual time. The model computes in 4 bits, for which its
+tokens are plain decoding's, too. Its stages are the engine's, alike in parameters, the head counting for the last one.
 
 Each row is written to benchmarks/measured/drafters/spd_chats.json as it finishes. What is there with as many prompts
 and tokens is not run again; remove the file after a change of the engine or of a drafter.
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,9 +30,9 @@ from penstock.lab.grid import Question, conversations_of, read_prompt_sets
 from penstock.text.tokenizer import load_tokenizer
 
 NAME: Final = "spd_chats"
-HOW: Final = "In virtual time, with SmolLM2-135M-Instruct"
-SETS: Final = {"mt_bench": "MT-Bench", "gsm8k": "GSM8K"}
-"""Prompt sets in the order of the paper's tables, 3 and 4."""
+HOW: Final = "In virtual time, with SmolLM2-135M-Instruct in 4 bits"
+SETS: Final = {"mt_bench": "MT-Bench", "gsm8k": "GSM8K", "humaneval": "HumanEval"}
+"""Prompt sets in the order of the paper's tables, 3 to 5."""
 
 
 def chats(
@@ -59,19 +61,21 @@ def said(text: str) -> list[dict[str, str]]:
 
 def measured(method: Method, questions: Sequence[Question], model: str) -> dict[str, Any]:
     """One row of one table."""
-    runs = in_lockstep(method, questions, model=model, dtype="float32", quantization="none")
+    runs = in_lockstep(method, questions, model=model, quantization="int4")
     return {
         "method": method.name,
         "stages": method.stages,
         "layers": method.layers,
-        "output_states": method.output_states,
-        "cells": {name: cell(run) for name, (run,) in runs.items()},
+        "cells": {name: cell(run, method.stages) for name, (run,) in runs.items()},
     }
 
 
-def cell(run: StrategyRun) -> dict[str, Any]:
+def cell(run: StrategyRun, stages: int) -> dict[str, Any]:
+    """``lengths`` are the requests' L', of which ``length`` is the geometric mean."""
+    lengths = [stages * one["tokens"] / one["timesteps"] for one in run.requests if one["timesteps"]]
     return {
         "length": run.equivalent_acceptance_length,
+        "lengths": [float(f"{one:.4g}") for one in lengths],
         "theoretical": run.theoretical_speedup,
         "tokens": run.tokens,
         "identical": run.identical_to_autoregressive,
@@ -87,9 +91,9 @@ def cases(wanted: virtual.Wanted) -> Iterator[virtual.Case]:
         first = target.even_split(stages)[0][1]
         for name, folders in wanted.drafters.items():
             for folder in folders:
-                for method in methods(name, folder, stages, target, first):
-                    for of, asked in questions.items():
-                        yield f"{of} {method.key}", partial(measured, method, asked, options.model)
+                rows = [one for one in methods(name, folder, stages, target, first) if not one.output_states]
+                for method, (of, asked) in product(rows, questions.items()):
+                    yield f"{of} {method.key}", partial(measured, method, asked, options.model)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from benchmarks.papers import spd_tables
 from benchmarks.sections.base import Section, by_script
 from benchmarks.shared.measured import stored
 from benchmarks.shared.published import published
-from penstock.lab.report import bounds, times
+from penstock.lab.report import bounds, paired_ratio, times
 
 CELLS = tuple(
     spd_tables.cell_key(temperature, width) for width in spd_tables.WIDTHS for temperature in spd_tables.TEMPERATURES
@@ -119,7 +119,15 @@ def chat_rows(name: str, figures: Mapping[str, Any]) -> Iterator[list[str]]:
         if key in papers:
             yield [f"paper: {label(key)}", *map(slashed, papers[key])]
         if key in own:
-            yield ours(key, own[key])
+            yield [f"ours: {label(key)}", *map(with_bounds, cells_of(own[key]))]
+
+
+def with_bounds(cell: Mapping[str, Any]) -> str:
+    """Length with its bounds, and the theoretical speed-up where it is another."""
+    ratio = paired_ratio(cell["lengths"])
+    assert ratio is not None
+    theory = "" if cell["theoretical"] == cell["length"] else f" / {cell['theoretical']:.2f}"
+    return f"**{cell['length']:.2f}** ({bounds(ratio.bounds)}){theory}"
 
 
 # ----------------------------------------------------------------------------------------------- recipes and correction

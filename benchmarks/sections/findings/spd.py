@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Final
+from statistics import geometric_mean
+from typing import Any, Final
 
 from benchmarks.costs.spd_overhead import LOST
-from benchmarks.sections.findings.verdicts import OPEN, OTHER, VIRTUAL, Finding, counted, figures_of, of_cases, ranged
+from benchmarks.sections.findings.verdicts import (
+    OTHER,
+    VIRTUAL,
+    Finding,
+    counted,
+    figures_of,
+    of_all,
+    of_cases,
+    of_ratio,
+    ranged,
+)
 from benchmarks.sections.spd import CELLS
+from benchmarks.shared.paired import unpaired
 from benchmarks.shared.published import published
+from benchmarks.shared.simulations import said
+from penstock.lab.report import Ratio
 
 PAPER: Final = "SPD"
+CHATS: Final = "in virtual time, with SmolLM2-135M-Instruct"
 CLAIMED: Final = tuple(cell for cell in CELLS if cell != "T=0 W=4")
 """The cells in which the paper has SPD ahead of EAGLE-3: all but those of trees at T = 0."""
 Cells = Mapping[str, Mapping[str, tuple[float, float]]]
@@ -217,33 +232,34 @@ def spd_others() -> Iterator[tuple[str, ...]]:
 
 def by_texts() -> Iterator[tuple[str, ...]]:
     """Lengths by set of prompts: rows of a finding."""
-    chats, paper = figures_of("spd_chats"), published("spd")
-    more = [
-        one["cells"][cell]["length"] - chats[key.replace("gsm8k", "mt_bench")]["cells"][cell]["length"]
-        for key, one in chats.items()
-        if key.startswith("gsm8k")
-        for cell in CELLS
-    ]
+    paper = published("spd")
+    for place, claim, name, other in (
+        ("B.1, Tables 3 and 4", "every method accepts more on GSM8K than on MT-Bench", "gsm8k", "mt_bench"),
+        ("B.1, Tables 4 and 5", "every method accepts most on HumanEval, more than on GSM8K", "humaneval", "gsm8k"),
+    ):
+        pairs = [
+            (one[0], less[0])
+            for key, row in paper[name].items()
+            if key in paper[other]
+            for one, less in zip(row, paper[other][key], strict=True)
+        ]
+        stated = counted([one > less for one, less in pairs], "cells")
+        ratios = list(longer(name, other))
+        least, most = (choose(ratios, key=lambda one: one.mean) for choose in (min, max))
+        ours = f"{said(least)} at the least, {said(most)} at the most of {len(ratios)} drafters, all cells together"
+        yield place, claim, stated, ours, of_all(map(of_ratio, ratios)), CHATS
 
-    def longer(name: str, other: str) -> str:
-        """In how many cells of the paper's rows that both sets have the first set has more."""
-        keys = [key for key in paper[name] if key in paper[other]]
-        pairs = [pair for key in keys for pair in zip(paper[name][key], paper[other][key], strict=True)]
-        return counted([one[0] > less[0] for one, less in pairs], "cells")
 
-    yield (
-        "B.1, Tables 3 and 4",
-        "every method accepts more on GSM8K than on MT-Bench",
-        longer("gsm8k", "mt_bench"),
-        f"longer by {ranged(more)}, {next(iter(chats.values()))['prompts']} prompts of each",
-        OPEN,
-        VIRTUAL,
-    )
-    yield (
-        "B.1, Tables 4 and 5",
-        "every method accepts most on HumanEval",
-        f"more than on GSM8K {longer('humaneval', 'gsm8k')}",
-        "not measured",
-        OTHER,
-        "HumanEval was not measured with the chat model",
-    )
+def longer(name: str, other: str) -> Iterator[Ratio]:
+    """L' on one set of prompts over that on another, by row of the chat model's tables.
+
+    A question's L' is the geometric mean of its four cells, which have the same questions.
+    """
+    chats = figures_of("spd_chats")
+    for key, row in chats.items():
+        if key.startswith(f"{name} "):
+            yield unpaired(by_question(row), by_question(chats[key.replace(name, other, 1)]))
+
+
+def by_question(row: Mapping[str, Any]) -> list[float]:
+    return list(map(geometric_mean, zip(*(row["cells"][cell]["lengths"] for cell in CELLS), strict=True)))

@@ -7,10 +7,13 @@ import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from statistics import geometric_mean
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from benchmarks import results
 from benchmarks.drafters import spd_chats
@@ -18,7 +21,7 @@ from benchmarks.papers import flowspec, flowspec_eagle, pp_eagle_table, six_sets
 from benchmarks.sections import spd
 from benchmarks.sections.base import paragraphs, rendered
 from benchmarks.shared import measured, virtual
-from benchmarks.shared.paired import paired
+from benchmarks.shared.paired import paired, unpaired
 from benchmarks.shared.simulations import said
 from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.cluster import draft_link, draft_timing, link_timings, load_cluster, stage_timings
@@ -218,20 +221,33 @@ def test_chats_stand_in_the_tables_of_their_sets() -> None:
     figures["gsm8k early_exit n=4 Ls=1"] = chat_row("early_exit", 1)
     mt_bench, gsm8k = section("spd", spd_chats.NAME, figures).split("GSM8K:")
     assert (
-        "| paper: SPD, n = 4, L_s = 2 | 1.86 | 1.74 | 1.96 | 2.23 |\n| ours: SPD, n = 4, L_s = 2 | **1.50** |"
-        in mt_bench
+        "| paper: SPD, n = 4, L_s = 2 | 1.86 | 1.74 | 1.96 | 2.23 |\n"
+        "| ours: SPD, n = 4, L_s = 2 | **1.50** (1.50-1.50) |" in mt_bench
     )
     assert "| paper: SPD, n = 4, L_s = 2 | 2.25 | 2.06 | 2.35 | 2.45 |" in gsm8k
     assert "ours: early exit" not in mt_bench
-    assert "| ours: early exit (PPSD), n = 4, L_s = 1 | **1.50** |" in gsm8k
+    assert "| ours: early exit (PPSD), n = 4, L_s = 1 | **1.50** (1.50-1.50) |" in gsm8k
     assert "n = 8" not in gsm8k, "the paper's rows are those of our numbers of stages"
     assert "All outputs identical" in gsm8k
 
 
 def chat_row(method: str, layers: int) -> dict[str, Any]:
     row = a_row(method, 4, layers)
-    row["cells"] = {name: {**one, "theoretical": 1.5, "tokens": 9} for name, one in row["cells"].items()}
+    more = {"theoretical": 1.5, "tokens": 9, "lengths": [1.5, 1.5]}
+    row["cells"] = {name: one | more for name, one in row["cells"].items()}
     return row
+
+
+@given(*2 * [st.lists(st.integers(1, 1000), min_size=2, max_size=8, unique=True)])
+def test_independent_samples_have_the_ratio_of_their_means_with_bounds_whichever_is_the_base(
+    own: list[int], base: list[int]
+) -> None:
+    ratio, other = unpaired(own, base), unpaired(base, own)
+    assert ratio.bounds is not None
+    assert other.bounds is not None
+    assert ratio.mean == pytest.approx(geometric_mean(own) / geometric_mean(base))
+    assert ratio.bounds == pytest.approx([1 / other.bounds[1], 1 / other.bounds[0]])
+    assert ratio.bounds[0] < ratio.mean < ratio.bounds[1]
 
 
 def test_chats_are_asked_behind_the_template(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
