@@ -77,7 +77,7 @@ def ablations(paper: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
             yield "Table 2", f"{claim}, with {drafter}", stated, *bounded(runs, ways, SEVEN), EAGLE
         chats = [
             six_sets.speed_up(rows, strategy, base)
-            for rows in (everything(temperature) for temperature in six_sets.TEMPERATURES)
+            for rows in (all_sets(temperature) for temperature in six_sets.TEMPERATURES)
             for strategy, base in ways
             if rows and {strategy, base} <= rows[0]["entries"].keys()
         ]
@@ -92,7 +92,7 @@ def others(paper: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
         name: over(find(runs, "flowspec", *SEVEN), find(runs, flowspec.PIPEDEC, *SEVEN))
         for name, runs in sampled.items()
     }
-    if looked_up := everything(1.0):
+    if looked_up := all_sets(1.0):
         ratios["SmolLM2 with lookup"] = six_sets.speed_up(looked_up, "flowspec", flowspec.PIPEDEC)
     yield (
         "4.2",
@@ -158,7 +158,7 @@ def set_rows(temperature: float) -> Mapping[str, Sequence[Any]]:
     return rows
 
 
-def everything(temperature: float) -> Sequence[Any]:
+def all_sets(temperature: float) -> Sequence[Any]:
     """The measurements of all sets together."""
     return [one for rows in set_rows(temperature).values() for one in rows]
 

@@ -189,8 +189,8 @@ def trees_of_exits(theirs: Cells, ours: Cells) -> Iterator[tuple[str, ...]]:
     ):
         paper, own = found(theirs), found(ours)
         no_more = [one <= other for one, other in zip(own, paper, strict=True)]
-        said = f"{ranged(own)}x, no more than the paper's {counted(no_more, 'cells')}"
-        yield "4.3", claim, f"{ranged(paper)}x", said, of_cases(no_more), VIRTUAL
+        beside = f"{ranged(own)}x, no more than the paper's {counted(no_more, 'cells')}"
+        yield "4.3", claim, f"{ranged(paper)}x", beside, of_cases(no_more), VIRTUAL
 
 
 def spd_others() -> Iterator[tuple[str, ...]]:
