@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import secrets
 import threading
 from collections.abc import Mapping, Sequence
@@ -21,7 +20,7 @@ from penstock.hosts.fetching import WeightCache, default_cache
 from penstock.hosts.fleet import address_toward
 from penstock.hosts.keys import pem
 from penstock.hosts.worker import HostAgent, Joining
-from penstock.transport.addresses import LinkSecurity
+from penstock.transport.addresses import LinkSecurity, is_loopback
 
 # --------------------------------------------------------------------------------------------------------------- actors
 # The Ray actors on a cluster's nodes: an authority for keys, one for each engine, and an agent on each node.
@@ -73,7 +72,7 @@ class NodeAgent:
         from ray._private.authentication.authentication_utils import is_token_auth_enabled
 
         address = ray.util.get_node_ip_address()
-        guarded = is_token_auth_enabled() or ipaddress.ip_address(address).is_loopback
+        guarded = is_token_auth_enabled() or is_loopback(address)
         return "" if guarded else str(address)
 
 

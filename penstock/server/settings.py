@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import resource
 import socket
 import ssl
@@ -15,6 +14,7 @@ from penstock.config import LIMITS, SERVER, FieldError, Option, check, check_pos
 from penstock.core import NO_HOST
 from penstock.engine.options import EngineOptions, check_idle_timeout
 from penstock.environment import API_KEY_VARIABLE
+from penstock.transport.addresses import is_loopback
 
 # ------------------------------------------------------------------------------------------------------------- settings
 # A server's settings beside the engine's options: access, limits and timeouts.
@@ -140,12 +140,6 @@ def name_of(model: str) -> str:
 OTHER_FILES: Final = 128
 """Open files beside the connections: those for stages, workers, health checks and logs. With fewer, the last
 connections would find none left."""
-
-
-def is_loopback(address: str) -> bool:
-    """Whether an address, in numbers, is this machine's own; IPv6 writes those of IPv4 as ::ffff:127.0.0.1, too."""
-    found = ipaddress.ip_address(address)
-    return (getattr(found, "ipv4_mapped", None) or found).is_loopback
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -200,7 +200,13 @@ class Place:
     @property
     def on_this_host(self) -> bool:
         """Whether it can be reached from this host only."""
-        return self.is_ipc or ipaddress.ip_address(self.where[0].partition("%")[0]).is_loopback
+        return self.is_ipc or is_loopback(self.where[0])
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an address, in numbers, is this host's own; IPv6 writes those of IPv4 as ::ffff:127.0.0.1, too."""
+    found = ipaddress.ip_address(address.partition("%")[0])
+    return (getattr(found, "ipv4_mapped", None) or found).is_loopback
 
 
 def place_of(address: str, look_up: bool = False) -> Place:

@@ -29,7 +29,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.core import PenstockError
 from penstock.server.http.errors import ApiError, api_error, invalid_field, long_number_of, validation_error
-from penstock.server.settings import Listening, is_loopback
+from penstock.server.settings import Listening
+from penstock.transport.addresses import is_loopback
 
 # -------------------------------------------------------------------------------------------------------------- records
 # Records of HTTP requests, for the log's lines and the metrics.

@@ -18,6 +18,7 @@ from penstock.transport.addresses import TCP_OPTIONS, address_of, close_listener
         ("tcp://127.0.0.1:80", socket.AF_INET, ("127.0.0.1", 80)),
         ("tcp://127.0.0.1:*", socket.AF_INET, ("127.0.0.1", 0)),
         ("tcp://[::1]:80", socket.AF_INET6, ("::1", 80, 0, 0)),
+        ("tcp://[::ffff:127.0.0.1]:80", socket.AF_INET6, ("::ffff:127.0.0.1", 80, 0, 0)),
     ],
 )
 def test_what_an_address_means(address: str, family: int, where: object) -> None:
@@ -26,7 +27,7 @@ def test_what_an_address_means(address: str, family: int, where: object) -> None
     assert place.on_this_host
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "10.1.2.3", "[::]", "[fe80::1]", "192.168.0.1"])
+@pytest.mark.parametrize("host", ["0.0.0.0", "10.1.2.3", "[::]", "[fe80::1]", "192.168.0.1", "[::ffff:10.1.2.3]"])
 def test_others_reach_any_but_loopback(host: str) -> None:
     assert not place_of(f"tcp://{host}:1").on_this_host
 
