@@ -92,6 +92,12 @@ def cases(wanted: virtual.Wanted) -> Iterator[virtual.Case]:
         yield key, partial(measured, cluster, drafter, target, options.prompt_sets, asked, wanted.sizes)
 
 
+def looked_up(figures: Mapping[str, Mapping[str, Any]], cluster: str, temperature: float) -> list[Mapping[str, Any]]:
+    """The cases of a cluster at a temperature whose drafts are looked up."""
+    wanted = (cluster, LOOKUP, temperature)
+    return [one for one in figures.values() if (one["cluster"], one["method"], one["temperature"]) == wanted]
+
+
 def speed_up(rows: Sequence[Mapping[str, Any]], entry: str, base: str) -> Ratio:
     """How many times as fast, over all requests of these cases, in pairs. A request of one token has no time."""
     pairs = [

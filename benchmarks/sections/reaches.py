@@ -32,13 +32,6 @@ def times_of(ratio: Ratio | Sequence[float]) -> str:
     return f"{mean:.2f} times ({low:.2f} to {high:.2f})"
 
 
-def chats() -> Sequence[Any]:
-    """The greedy measurements of six sets over 14 GPUs, with drafts that are looked up."""
-    wanted = ("pipedec-14x3090", six_sets.LOOKUP, 0.0)
-    found = stored(six_sets.NAME).figures.values()
-    return [one for one in found if (one["cluster"], one["method"], one["temperature"]) == wanted]
-
-
 def tokens_per_second(figures: Mapping[str, Any], entry: str) -> float:
     """Tokens after the first over the seconds that they took, all prompts of all sets together."""
     taken = [seconds for by_entry in figures["seconds"].values() for seconds in by_entry[entry]]
@@ -50,6 +43,7 @@ def values() -> Mapping[str, Any]:
     alone, two = (peers[f"int4, {threads}"]["ratios"] for threads in (1, 2))
     build = NATIVE if f"autoregressive over {NATIVE}" in alone else WHEEL
     itself, four_bits = stored("shared_host").figures["itself"], stored("two_stages").figures
+    chats = six_sets.looked_up(stored(six_sets.NAME).figures, "pipedec-14x3090", 0.0)
     best = min((find(pair, name) for name in WIDE), key=lambda run: sum(run["seconds"]))
     auto = find(pair, "auto")
     served = next(iter(stored("serve_http").figures.values()))["concurrency"]
@@ -72,7 +66,7 @@ def values() -> Mapping[str, Any]:
         "at_once": ", ".join(rates),
         "simulated": over(auto, find(pair, "autoregressive")),
         "over_pipedec": over(auto, best),
-        "chats": six_sets.speed_up(chats(), "auto", PLAIN),
+        "chats": six_sets.speed_up(chats, "auto", PLAIN),
     }
 
 

@@ -14,7 +14,9 @@ from benchmarks.sections.findings.verdicts import (
     OTHER,
     SIMULATED,
     Finding,
+    extremes,
     figures_of,
+    least_and_most,
     of_all,
     of_ratio,
     ranged,
@@ -129,7 +131,7 @@ def by_sets(paper: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
         )
         if temperature:
             continue  # sampled, the speed-ups of the paper's sets differ
-        least, most = (choose(ours, key=lambda one: one.mean) for choose in (min, max))
+        least, most = least_and_most(ours)
         apart = max(max(row) / min(row) for row in theirs)
         assert least.high is not None
         assert most.low is not None
@@ -150,17 +152,16 @@ def set_speeds(temperature: float) -> Mapping[str, Ratio]:
 
 
 def set_rows(temperature: float) -> Mapping[str, Sequence[Any]]:
-    """The measurements of each set over FlowSpec's boards, with drafts that are looked up."""
+    """The same by set."""
     rows: dict[str, list[Any]] = {}
-    for one in figures_of(six_sets.NAME).values():
-        if (one["cluster"], one["method"], one["temperature"]) == (SEVEN[0], six_sets.LOOKUP, temperature):
-            rows.setdefault(one["set"], []).append(one)
+    for one in all_sets(temperature):
+        rows.setdefault(one["set"], []).append(one)
     return rows
 
 
 def all_sets(temperature: float) -> Sequence[Any]:
-    """The measurements of all sets together."""
-    return [one for rows in set_rows(temperature).values() for one in rows]
+    """The measurements of all sets over FlowSpec's boards, with drafts that are looked up."""
+    return six_sets.looked_up(figures_of(six_sets.NAME), SEVEN[0], temperature)
 
 
 def bounded(source: Sequence[Any], ways: Sequence[tuple[str, str]], clusters: Sequence[str]) -> tuple[str, str]:
@@ -172,14 +173,6 @@ def bounded(source: Sequence[Any], ways: Sequence[tuple[str, str]], clusters: Se
         for strategy, base in ways
     ]
     return extremes(found), of_all(map(of_ratio, found))
-
-
-def extremes(ratios: Sequence[Ratio]) -> str:
-    """Two ratios, or the least and the most of more."""
-    least, most = (choose(ratios, key=lambda one: one.mean) for choose in (min, max))
-    if len(ratios) <= 2:
-        return " and ".join(map(said, ratios))
-    return f"{said(least)} at the least, {said(most)} at the most of {len(ratios)}"
 
 
 def pair() -> Sequence[Any]:

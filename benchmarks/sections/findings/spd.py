@@ -12,6 +12,7 @@ from benchmarks.sections.findings.verdicts import (
     VIRTUAL,
     Finding,
     counted,
+    extremes,
     figures_of,
     of_all,
     of_cases,
@@ -21,7 +22,6 @@ from benchmarks.sections.findings.verdicts import (
 from benchmarks.sections.spd import CELLS
 from benchmarks.shared.paired import unpaired
 from benchmarks.shared.published import published
-from benchmarks.shared.simulations import said
 from penstock.lab.report import Ratio
 
 PAPER: Final = "SPD"
@@ -245,8 +245,7 @@ def by_texts() -> Iterator[tuple[str, ...]]:
         ]
         stated = counted([one > less for one, less in pairs], "cells")
         ratios = list(longer(name, other))
-        least, most = (choose(ratios, key=lambda one: one.mean) for choose in (min, max))
-        ours = f"{said(least)} at the least, {said(most)} at the most of {len(ratios)} drafters, all cells together"
+        ours = f"{extremes(ratios)} drafters, all cells together"
         yield place, claim, stated, ours, of_all(map(of_ratio, ratios)), CHATS
 
 

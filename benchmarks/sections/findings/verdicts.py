@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from benchmarks.shared.measured import stored
+from benchmarks.shared.simulations import said
 from penstock.lab.report import Ratio
 
 HOLDS: Final = "holds here"
@@ -89,6 +90,18 @@ def counted(cases: Sequence[bool], what: str) -> str:
 def ranged(values: Iterable[float], form: str = ".2f") -> str:
     found = sorted(values)  # z: a small negative number is no -0.00
     return f"{found[0]:z{form}} to {found[-1]:z{form}}"
+
+
+def least_and_most(ratios: Sequence[Ratio]) -> tuple[Ratio, Ratio]:
+    return min(ratios, key=lambda one: one.mean), max(ratios, key=lambda one: one.mean)
+
+
+def extremes(ratios: Sequence[Ratio]) -> str:
+    """Two ratios, or the least and the most of more."""
+    if len(ratios) <= 2:
+        return " and ".join(map(said, ratios))
+    least, most = map(said, least_and_most(ratios))
+    return f"{least} at the least, {most} at the most of {len(ratios)}"
 
 
 def figures_of(name: str) -> Any:
