@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from penstock.cluster.timing import MAX_OVERRUNS
-from penstock.estimates.times import SLOW, BatchTimes, PipelineTimes, RoundTrips, running_mean
+from penstock.estimates.times import SLOW, BatchTimes, PipelineTimes, running_mean
 from penstock.estimates.trials import MEMORY, PLAIN_TOKENS, SHARE, Trials
 from penstock.messages import DeviceReserved, Result
 from penstock.tree import Node, TokenTree
@@ -277,6 +277,77 @@ class DraftQuality:
             self.miss_rate = running_mean(self.miss_rate, i >= hits)
 
 
+# ---------------------------------------------------------------------------------------------------------- round trips
+# Estimates when a batch's result is due, and the seconds it takes beyond stages and links.
+
+
+class RoundTrips:
+    """Measures the lag: seconds that results take beyond the pipeline's latency, on the way from and to the engine and
+    waiting."""
+
+    def __init__(self, pipeline: PipelineTimes) -> None:
+        self._pipeline = pipeline
+        self._lag = 0.0
+        """Mean lag in seconds; a running mean."""
+        self._waiting = 0.0
+        """Part of the lag that batches wait in the stages' buffers: seconds, a running mean."""
+        self._expected: dict[int, float] = {}
+        """Time at which each batch in flight would come out without any lag, by stream number."""
+        self._entered: dict[int, float] = {}
+        """Time at which each batch in flight entered, by stream number."""
+        self._alone: dict[int, float] = {}
+        """Time at which batches of one row entered that have had the stages to themselves so far, by stream number."""
+        self._behind: set[int] = set()
+        """Stream numbers of batches that entered behind others with which they do not overlap. A stage that computes
+        reads no message, so that its times do not show how long these have waited for it."""
+        self.alone_s = 0.0
+        """Mean seconds of a round trip of one row while nothing else is in flight, as in plain decoding; a running
+        mean, 0 while none was seen."""
+        self.times_alone = 0
+        """Round trips that ``alone_s`` is the mean of."""
+
+    def record_entered(self, stream: int, rows: int, now: float, in_flight: int) -> float:
+        """Record that a batch of ``rows`` enters while ``in_flight`` others are under way. Returns when its result is
+        due."""
+        if in_flight:
+            # The batch before has company from now on; those before it have had it already.
+            self._alone.pop(stream - 1, None)
+        elif rows == 1:
+            self._alone[stream] = now
+        step, latency = self._pipeline.step_and_latency_s(rows)
+        if in_flight and 0 < latency <= step:
+            self._behind.add(stream)
+        self._entered[stream] = now
+        self._expected[stream] = expected = now + latency
+        return expected + self._lag
+
+    def record_result(self, result: Result, now: float) -> None:
+        """Record that a batch has come out.
+
+        Its lag is counted from the time at which it would have come out without any lag. Counted from the expected time
+        instead, a lag that is known by now would be corrected again by every batch that had entered before, and would
+        oscillate where many are in flight.
+        """
+        self._pipeline.record_round_trip(result.spans, now - self._entered.pop(result.stream))
+        expected, entered = self._expected.pop(result.stream), self._alone.pop(result.stream, None)
+        waited_unseen = result.stream in self._behind
+        self._behind.discard(result.stream)
+        if not result.picks:  # all of its rows had died
+            return
+        if entered is not None:
+            self.alone_s = running_mean(self.alone_s or now - entered, now - entered)
+            self.times_alone += 1
+        if waited_unseen:
+            return
+        waits = [span.start - span.received for span in result.spans]
+        self._lag = max(0.0, running_mean(self._lag, now - expected))
+        self._waiting = max(0.0, running_mean(self._waiting, sum(waits)))
+
+    def round_trip_s(self, rows: int) -> float:
+        """Seconds from the engine through all stages and back, if the batch waits for no other."""
+        return self._pipeline.latency_s(rows) + max(0.0, self._lag - self._waiting)
+
+
 # ------------------------------------------------------------------------------------------------------------ estimates
 # The estimates that an engine learns while it runs.
 
@@ -415,10 +486,11 @@ class Estimates:
     def record_draft(self, nodes: int, seconds: float, timing: DraftTiming) -> None:
         """Record that the drafter answered ``seconds`` after it was asked, in a round of the size of ``nodes`` nodes.
 
-        A size of 0 says nothing of how long nodes take.
+        A size of 0 says nothing of how long nodes take. Time for which the round waited for just a shared device is
+        left out: it depends on the stage's batches, and would make nodes look dear whose round came at a bad moment.
         """
         if nodes:
-            self.drafter.record(nodes, seconds)
+            self.drafter.record(nodes, seconds - max(0.0, timing.device - timing.features))
         self.trials.record_draft()
         if (turn := timing.turn) is not None:
             self.pipeline.record_drafter_turn(turn.stage, turn.end - turn.start)

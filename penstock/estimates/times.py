@@ -1,4 +1,4 @@
-"""Estimates of times: a batch's by its rows, a message's on a link, a pipeline's steps and round trips."""
+"""Estimates of times: a batch's by its rows, a message's on a link, a pipeline's steps and latencies."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from itertools import accumulate, pairwise
 from statistics import median
 from typing import Final
 
-from penstock.messages import Result, Span
+from penstock.messages import Span
 
 # --------------------------------------------------------------------------------------------------------- running mean
 # Exponentially weighted means.
@@ -450,10 +450,10 @@ longer than that."""
 class PipelineTimes:
     """Times of all stages and of the links between them.
 
-    Where a stage shares its device with the drafter, each of its batches is charged one pass of the drafter, unless the
-    drafter rests. Where stages slow each other so much that overlapping gains nothing, batches go one after another,
-    and a step is a whole trip (``Overlap``). Several requests still gain by overlapping where one batch for all of them
-    would take longer than one batch for each stage.
+    Where a stage shares its device with the drafter, each of its batches is charged the passes between two batches,
+    unless the drafter rests. Where stages slow each other so much that overlapping gains nothing, batches go one after
+    another, and a step is a whole trip (``Overlap``). Several requests still gain by overlapping where one batch for
+    all of them would take longer than one batch for each stage.
 
     ``fade``: whether the stages' times fade (``BatchTimes``). ``apart``: the stages whose batches leave for another
     host; -1 is the engine. Times of different hosts are never subtracted, since their clocks differ: what remains of a
@@ -467,7 +467,11 @@ class PipelineTimes:
         self._stages: defaultdict[int, BatchTimes] = defaultdict(partial(BatchTimes, fade))
         self._links: defaultdict[int, LinkTimes] = defaultdict(LinkTimes)
         self._drafter_turns: dict[int, float] = {}
-        """Seconds that the drafter holds a stage's device at a time, by stage; a running mean."""
+        """Seconds that the drafter holds a stage's device between two batches, by stage; a running mean."""
+        self._held: defaultdict[int, float] = defaultdict(float)
+        """Seconds that the drafter has held a stage's device since the last batch came out, by stage."""
+        self.pass_s = 0.0
+        """Seconds of one pass of a drafter that shares a stage's device; a running mean, 0 while none was seen."""
         self._rests = False
         """Whether the drafter is not asked at present."""
         self._overlap = Overlap()
@@ -512,6 +516,12 @@ class PipelineTimes:
         """Whether a stage and the drafter take turns on one device."""
         return bool(self._drafter_turns)
 
+    @property
+    def one_after_another(self) -> bool:
+        """Whether batches of a row do not overlap: there is a single stage, or stages slow each other too much."""
+        step, latency = self.step_and_latency_s(1)
+        return 0 < latency <= step
+
     def record_spans(self, spans: Sequence[Span]) -> None:
         """Record the stages' times for a finished batch."""
         changed = False
@@ -521,6 +531,10 @@ class PipelineTimes:
         for one, other in pairwise(spans):
             if one.rows and one.stage not in self.apart:
                 changed |= self._links[one.stage].record(one.rows, other.received - one.end)
+        if self._drafter_turns and not self._rests and any(span.rows for span in spans):
+            for stage, mean in self._drafter_turns.items():
+                self._drafter_turns[stage] = running_mean(mean, self._held.pop(stage, 0.0))
+            changed = True
         if changed:
             self._known.clear()
 
@@ -571,10 +585,12 @@ class PipelineTimes:
                 self._known.clear()
 
     def record_drafter_turn(self, stage: int, seconds: float) -> None:
-        """Record that the drafter held a stage's device for ``seconds``."""
-        mean = self._drafter_turns.setdefault(stage, seconds)
-        self._drafter_turns[stage] = running_mean(mean, seconds)
-        self._known.clear()
+        """Record that the drafter held a stage's device for ``seconds``, in one pass."""
+        if stage not in self._drafter_turns:
+            self._drafter_turns[stage] = seconds
+            self._known.clear()
+        self._held[stage] += seconds
+        self.pass_s = running_mean(self.pass_s or seconds, seconds)
 
     def rests(self, rests: bool) -> None:
         """Set whether the drafter rests, so that no stage has to give up its device."""
@@ -621,74 +637,3 @@ class PipelineTimes:
         # Compare one batch for all requests with as many overlapping ones, which are slowed.
         in_one = sum(times.seconds(batches * rows) for times in self._stages.values())
         return in_one <= batches * max(computing) * self._overlap.factor(share)
-
-
-# ---------------------------------------------------------------------------------------------------------- round trips
-# Estimates when a batch's result is due, and the seconds it takes beyond stages and links.
-
-
-class RoundTrips:
-    """Measures the lag: seconds that results take beyond the pipeline's latency, on the way from and to the engine and
-    waiting."""
-
-    def __init__(self, pipeline: PipelineTimes) -> None:
-        self._pipeline = pipeline
-        self._lag = 0.0
-        """Mean lag in seconds; a running mean."""
-        self._waiting = 0.0
-        """Part of the lag that batches wait in the stages' buffers: seconds, a running mean."""
-        self._expected: dict[int, float] = {}
-        """Time at which each batch in flight would come out without any lag, by stream number."""
-        self._entered: dict[int, float] = {}
-        """Time at which each batch in flight entered, by stream number."""
-        self._alone: dict[int, float] = {}
-        """Time at which batches of one row entered that have had the stages to themselves so far, by stream number."""
-        self._behind: set[int] = set()
-        """Stream numbers of batches that entered behind others with which they do not overlap. A stage that computes
-        reads no message, so that its times do not show how long these have waited for it."""
-        self.alone_s = 0.0
-        """Mean seconds of a round trip of one row while nothing else is in flight, as in plain decoding; a running
-        mean, 0 while none was seen."""
-        self.times_alone = 0
-        """Round trips that ``alone_s`` is the mean of."""
-
-    def record_entered(self, stream: int, rows: int, now: float, in_flight: int) -> float:
-        """Record that a batch of ``rows`` enters while ``in_flight`` others are under way. Returns when its result is
-        due."""
-        if in_flight:
-            # The batch before has company from now on; those before it have had it already.
-            self._alone.pop(stream - 1, None)
-        elif rows == 1:
-            self._alone[stream] = now
-        step, latency = self._pipeline.step_and_latency_s(rows)
-        if in_flight and 0 < latency <= step:
-            self._behind.add(stream)
-        self._entered[stream] = now
-        self._expected[stream] = expected = now + latency
-        return expected + self._lag
-
-    def record_result(self, result: Result, now: float) -> None:
-        """Record that a batch has come out.
-
-        Its lag is counted from the time at which it would have come out without any lag. Counted from the expected time
-        instead, a lag that is known by now would be corrected again by every batch that had entered before, and would
-        oscillate where many are in flight.
-        """
-        self._pipeline.record_round_trip(result.spans, now - self._entered.pop(result.stream))
-        expected, entered = self._expected.pop(result.stream), self._alone.pop(result.stream, None)
-        waited_unseen = result.stream in self._behind
-        self._behind.discard(result.stream)
-        if not result.picks:  # all of its rows had died
-            return
-        if entered is not None:
-            self.alone_s = running_mean(self.alone_s or now - entered, now - entered)
-            self.times_alone += 1
-        if waited_unseen:
-            return
-        waits = [span.start - span.received for span in result.spans]
-        self._lag = max(0.0, running_mean(self._lag, now - expected))
-        self._waiting = max(0.0, running_mean(self._waiting, sum(waits)))
-
-    def round_trip_s(self, rows: int) -> float:
-        """Seconds from the engine through all stages and back, if the batch waits for no other."""
-        return self._pipeline.latency_s(rows) + max(0.0, self._lag - self._waiting)

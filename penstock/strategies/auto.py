@@ -11,7 +11,6 @@ from operator import attrgetter, itemgetter
 from typing import Any, Final
 
 from penstock.config import check_positive
-from penstock.estimates.estimates import Estimates
 from penstock.strategies.base import NOW, ON_EVENT, Context, StrategyOptions, now_if
 from penstock.tree import Node, TokenTree
 
@@ -135,6 +134,16 @@ class BestFirst:
         too."""
         scores = (node.score for _, _, node in self._unasked if node.open and not node.asked)
         return sum(math.exp(score - tree.root.score) for score in scores)
+
+    def mass_next(self, tree: TokenTree) -> float:
+        """Chance that the path leads through a node, or a candidate, that the drafter could be asked about next.
+
+        Of each node's candidates only the next is counted, so the result is a lower bound.
+        """
+        mass = self.mass_unasked(tree)
+        if tree.room > 0:
+            mass += sum(math.exp(entry[0] - tree.root.score) for entry in self._candidates)
+        return mass
 
     def best_unasked(self, tree: TokenTree) -> float:
         """Log chance, relative to the root, of the best that the drafter has yet to be asked about, or
@@ -308,8 +317,9 @@ class Continuous:
     than the time that it adds. Batches follow each other exactly as fast as the slowest stage takes them, so that none
     waits inside the pipeline and each is composed as late as possible; over a single stage, a batch enters when the
     root's result is there. Whenever the drafter is free, it is asked about as many of the best nodes as can enter in
-    the time that it takes. That is several times per step if it is faster than a stage, and once per batch if it shares
-    a stage's device.
+    the time that it takes. That is several times per step if it is faster than a stage. If it shares a stage's device,
+    it is asked once per batch, and again as long as a further level brings more tokens for the time of a pass than the
+    batch brings without it.
     """
 
     rate_limited = True
@@ -337,8 +347,8 @@ class Continuous:
     def ask(self, tree: TokenTree, context: Context) -> list[Node]:
         self._order.look(tree, context.estimates.drafts.chances)
         nodes: list[Node] = []
-        if context.estimates.pipeline.shared and self._asked and self._order.best_unsent(tree) > -math.inf:
-            return nodes  # another pass would hold up the stage that shares its device
+        if context.estimates.pipeline.shared and not self._is_worth_a_pass(tree, context):
+            return nodes
         floor = self._order.waterline(tree, self.width)  # nodes below it have no children that enter next
         while (
             tree.room > self.width
@@ -350,13 +360,36 @@ class Continuous:
         self._asked = self._asked or bool(nodes)
         return nodes
 
+    def _is_worth_a_pass(self, tree: TokenTree, context: Context) -> bool:
+        """Whether the drafter is asked although its pass holds up the stage that shares its device.
+
+        The first pass for a batch is worth it, and so is one that another request needs in any case. A further pass
+        must bring more tokens for its time than the batch brings without it. Where several requests decode over several
+        stages, the others' batches are computed meanwhile, so that it is weighed against a single token. Over a single
+        stage, an answer that comes after the batch has entered would hold up the next one.
+        """
+        times, drafts = context.estimates.pipeline, context.estimates.drafts
+        alone = times.one_after_another
+        if alone and tree.root.entered:
+            return False
+        if not self._asked or context.load.asked or self._order.best_unsent(tree) == -math.inf:
+            return True
+        coming = self._order.mass_next(tree) * max(drafts.right, 1 - drafts.miss_rate)
+        limited = alone or context.load.running == 1
+        mass = self._order.mass_unsent(tree, self.width) if limited else 1.0
+        return coming * times.step_s(1) > mass * times.pass_s
+
     def ready_at(self, tree: TokenTree, context: Context) -> float:
         self._order.look(tree, context.estimates.drafts.chances)
         if self._order.best_unsent(tree) == -math.inf:
             return ON_EVENT
-        step, latency = context.estimates.pipeline.step_and_latency_s(1)
-        if tree.root.entered and 0 < latency <= step:  # a single stage: it would wait behind the root's batch
+        times = context.estimates.pipeline
+        step, alone = times.step_s(1), times.one_after_another
+        if alone and tree.root.entered:  # it would wait behind the root's batch
             return ON_EVENT
+        if alone and times.shared and context.draft_due < math.inf:
+            # The device is not free before the pass is over, whichever request it is for.
+            return max(context.now, context.draft_due) + FRESH * step
         if self._waits_for_draft(tree, context, step):
             return max(context.now, context.draft_due) + FRESH * step  # the answer may be late
         return self._patient_until(tree.root.due, context.now, FRESH * step) if tree.root.entered else NOW
@@ -399,9 +432,9 @@ class Continuous:
         # An answer that is overdue is expected to take as much longer as it is late.
         wait = abs(context.draft_due - context.now)
         awaited, unasked = self._order.mass_awaited(tree), self._order.mass_unasked(tree)
-        if self._is_worth_waiting(tree, context.estimates, awaited, wait, step):
+        if self._is_worth_waiting(tree, context, awaited, wait, step):
             return True
-        return self._is_worth_waiting(tree, context.estimates, awaited + unasked, wait + drafting, step)
+        return self._is_worth_waiting(tree, context, awaited + unasked, wait + drafting, step)
 
     def _patient_until(self, due: float, now: float, patience: float) -> float:
         """``NOW``, or the time until which to wait for the root's result if it is due before that and not overdue.
@@ -414,13 +447,17 @@ class Continuous:
         end = self._willing_since + patience
         return NOW if now >= end or due >= end else end
 
-    def _is_worth_waiting(self, tree: TokenTree, estimates: Estimates, coming: float, wait: float, step: float) -> bool:
+    def _is_worth_waiting(self, tree: TokenTree, context: Context, coming: float, wait: float, step: float) -> bool:
         """Whether to wait ``wait`` seconds for children of nodes that are on the path with the chance ``coming``."""
-        ends = estimates.drafts.miss_rate
+        estimates = context.estimates
+        ends, shared = estimates.drafts.miss_rate, estimates.pipeline.shared
+        # Batches go one after another, or the device that the drafter shares limits them: tokens per second decide.
+        if estimates.pipeline.latency_s(1) <= step or (shared and context.load.running == 1):
+            # Tokens are missed, too, because nobody waited for their drafts. That must not keep anyone from waiting.
+            coming *= max(estimates.drafts.right, 1 - ends)
+            return coming * step > self._order.mass_unsent(tree, self.width) * wait
         # The chance that the path leads on from such a node to one of its children.
         coming *= 1 - ends
-        if estimates.pipeline.latency_s(1) <= step:  # batches go one after another: tokens per second decide
-            return coming * step > self._order.mass_unsent(tree, self.width) * wait
         # If the path ends with that child, waiting saves the rest of a step.
         gain = coming * ends * (step - wait)
         if gain <= 0 or not tree.root.entered:
@@ -512,8 +549,8 @@ class Auto(Continuous):
     nothing is asked about the root that has just entered, so that its candidates stay calibrated. The same is done
     while its answers are so seldom right that roots had better not wait for them.
 
-    Where the drafter would use the device of the only stage, it is not asked: its passes would come on top of plain
-    decoding.
+    Where the drafter uses the device of the only stage, its passes come on top of plain decoding. While what it finds
+    is worth less than they take, roots enter alone, and it is asked about a root now and then.
 
     Corrections are accepted as long as they do not make the drafter's best candidate wrong more often. Where they do,
     few are accepted: their effect is still observed, but only a fraction of the tokens suffers.
@@ -530,11 +567,8 @@ class Auto(Continuous):
     def ask(self, tree: TokenTree, context: Context) -> list[Node]:
         if not speculates(context):
             return self._foretell(tree, context)
-        if not tree.root.asked and is_asked_later(context) and not self._is_due(tree.root, context):
-            return []
-        times = context.estimates.pipeline
-        if times.shared and times.step_s(1) >= times.latency_s(1) > 0:
-            return []
+        if not tree.root.asked and is_asked_later(context):
+            return self._ask_root(tree, context) if self._is_due(tree.root, context) else []
         if not could_enter(context):
             return []
         return super().ask(tree, context)
@@ -553,6 +587,9 @@ class Auto(Continuous):
             return []
         if root.position % 2 ** context.estimates.trials.of(on_trial(context)).failures:
             return []
+        return self._ask_root(tree, context)
+
+    def _ask_root(self, tree: TokenTree, context: Context) -> list[Node]:
         self._order.look(tree, context.estimates.drafts.chances)
         return [self._order.take_unasked(tree)]
 
@@ -596,13 +633,17 @@ def speculates(context: Context) -> bool:
 
 
 def is_asked_later(context: Context) -> bool:
-    """Whether a drafter without weights is asked about a root only after that has entered, and not about every root.
+    """Whether the drafter is asked about a root only after that has entered, and not about every root.
 
-    Where stages share the engine's host, all requests that decode would wait for the answer, so this is the case where
-    it is seldom right.
+    This is the case where it is seldom right and the stages would wait for its answers. Those of a drafter without
+    weights hold up all requests that decode, where stages share the engine's host; it answers one request after
+    another. Any other drafter holds up the only stage if it uses that stage's device; one pass is for all requests.
     """
     estimates = context.estimates
-    return context.foretold and estimates.trials.contended and not estimates.pays_asking(context.load.requests)
+    if context.foretold and estimates.trials.contended:
+        return not estimates.pays_asking(context.load.requests)
+    times = estimates.pipeline
+    return times.shared and times.one_after_another and not estimates.pays_asking(1)
 
 
 def on_trial(context: Context) -> int:

@@ -34,6 +34,17 @@ def test_what_plain_decoding_takes_on_contended_stages_says_nothing_of_rows() ->
     assert estimates.pipeline.step_s(1) == 1.0
 
 
+@pytest.mark.parametrize(("features", "device", "counted"), [(0.0, 0.3, 0.5), (0.2, 0.3, 0.7), (0.4, 0.3, 0.9)])
+def test_a_drafters_time_is_without_its_wait_for_a_shared_device(
+    features: float, device: float, counted: float
+) -> None:
+    """It waits for features meanwhile, and computes for half a second."""
+    estimates = Estimates()
+    timing = DraftTiming(features=features, device=device, computing=0.5)
+    estimates.record_draft(1, 0.5 + max(features, device), timing)
+    assert estimates.drafter.seconds(1) == pytest.approx(counted)
+
+
 def test_while_many_requests_decode_plainly_modelled_stages_are_learned_from_and_the_drafter_takes_no_time() -> None:
     estimates = Estimates(stages=2)
     estimates.pipeline.record_drafter_turn(1, 0.5)

@@ -35,6 +35,32 @@ def test_a_stage_that_gives_its_device_to_a_drafter_takes_its_pass_longer() -> N
     assert times.latency_s(1) == pytest.approx(0.07)
 
 
+def test_a_stage_is_charged_all_passes_between_two_of_its_batches() -> None:
+    times = PipelineTimes()
+    record_all_sizes(times, [0.01], link=0.0)
+    for batch in range(200):
+        for _ in range(3):
+            times.record_drafter_turn(0, 0.03)
+        times.record_spans(spans(float(batch), [0.01], link=0.0, rows=1))
+        times.record_spans(spans(float(batch), [0.0], link=0.0, rows=0))  # all of its rows had died
+    assert times.step_s(1) == times.latency_s(1) == pytest.approx(0.1)
+    assert times.pass_s == pytest.approx(0.03)
+    times.rests(True)
+    for batch in range(200):
+        times.record_spans(spans(float(batch), [0.01], link=0.0, rows=1))
+    assert times.step_s(1) == pytest.approx(0.01)
+    times.rests(False)
+    assert times.step_s(1) == pytest.approx(0.1), "batches without the drafter say nothing of its passes"
+
+
+@pytest.mark.parametrize(("stages", "after_another"), [(1, True), (2, False)])
+def test_batches_follow_each_other_over_a_single_stage(stages: int, after_another: bool) -> None:
+    times = PipelineTimes()
+    assert not times.one_after_another, "nothing is known"
+    record_all_sizes(times, [0.01] * stages, link=0.0)
+    assert times.one_after_another is after_another
+
+
 def test_a_size_has_been_seen_once_every_stage_has_had_as_many_rows() -> None:
     times = PipelineTimes()
     assert not times.has_seen(1), "nothing is known"
