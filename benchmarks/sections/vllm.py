@@ -58,8 +58,8 @@ def many_values(figures: Any) -> Mapping[str, Any]:
     def auto_over(entry: str, name: str) -> list[float]:
         return [found[stages, "auto"][name] / found[stages, entry][name] for stages in pp_many.SIZES]
 
-    shares, behind = auto_over(PLAIN, "throughput"), auto_over(pp_eagle_table.CHAIN, "latency")
-    return {"paper": PAPER, "shares": shares, "behind": behind}
+    shares, latencies = auto_over(PLAIN, "throughput"), auto_over(pp_eagle_table.CHAIN, "latency")
+    return {"paper": PAPER, "shares": shares, "latencies": latencies}
 
 
 def parallel_values(figures: Any) -> Mapping[str, Any]:

@@ -368,13 +368,13 @@ class Continuous:
         stages, the others' batches are computed meanwhile, so that it is weighed against a single token. Over a single
         stage, an answer that comes after the batch has entered would hold up the next one.
         """
-        times, drafts = context.estimates.pipeline, context.estimates.drafts
+        times = context.estimates.pipeline
         alone = times.one_after_another
         if alone and tree.root.entered:
             return False
         if not self._asked or context.load.asked or self._order.best_unsent(tree) == -math.inf:
             return True
-        coming = self._order.mass_next(tree) * max(drafts.right, 1 - drafts.miss_rate)
+        coming = self._order.mass_next(tree) * chance_of_a_child(context)
         limited = alone or context.load.running == 1
         mass = self._order.mass_unsent(tree, self.width) if limited else 1.0
         return coming * times.step_s(1) > mass * times.pass_s
@@ -453,9 +453,7 @@ class Continuous:
         ends, shared = estimates.drafts.miss_rate, estimates.pipeline.shared
         # Batches go one after another, or the device that the drafter shares limits them: tokens per second decide.
         if estimates.pipeline.latency_s(1) <= step or (shared and context.load.running == 1):
-            # Tokens are missed, too, because nobody waited for their drafts. That must not keep anyone from waiting.
-            coming *= max(estimates.drafts.right, 1 - ends)
-            return coming * step > self._order.mass_unsent(tree, self.width) * wait
+            return coming * chance_of_a_child(context) * step > self._order.mass_unsent(tree, self.width) * wait
         # The chance that the path leads on from such a node to one of its children.
         coming *= 1 - ends
         # If the path ends with that child, waiting saves the rest of a step.
@@ -466,6 +464,17 @@ class Continuous:
         if gain <= (math.exp(self._order.best_unsent(tree)) + goes_on) * wait:
             return False
         return gain > (min(1.0, self._order.mass_unsent(tree, self.width)) + goes_on) * wait
+
+
+def chance_of_a_child(context: Context) -> float:
+    """Chance that the path leads on from a node to one of the children that the drafter has yet to name.
+
+    A token is missed, too, if nobody waited for its draft, so misses alone could keep everyone from waiting for good. A
+    drafter on a device of its own answers while stages compute; one that shares a device does not.
+    """
+    drafts = context.estimates.drafts
+    chance = 1 - drafts.miss_rate
+    return max(chance, drafts.right) if context.estimates.pipeline.shared else chance
 
 
 def is_worth_it(context: Context, score: float, rows: int, mass: float) -> bool:
