@@ -20,12 +20,11 @@ from dataclasses import asdict, dataclass
 from typing import IO, TYPE_CHECKING, Any, Final
 
 from penstock.drafters.base import Draft, Drafter
-from penstock.engine.build import feature_bytes
+from penstock.engine.build import SharedCores, feature_bytes, shared_cores
 from penstock.engine.loop import Observer
 from penstock.engine.scheduler import Advance
 from penstock.engine.stats import LoggedBatch, RunLog
 from penstock.estimates.estimates import DraftTiming
-from penstock.hosts.facts import usable_cores
 from penstock.hosts.placement import ranks_said
 from penstock.messages import Batch, Result, Span
 from penstock.requests.request import Request
@@ -62,14 +61,6 @@ class Line:
 
     row_bytes: float
     free_at: float = 0.0
-
-
-@dataclass(frozen=True)
-class SharedCores:
-    """The number of this host's cores, and of the threads of stages and drafter that share them."""
-
-    threads: int
-    cores: int
 
 
 class TraceWriter(Observer):
@@ -293,16 +284,3 @@ def on_host(host: str, clock_errors: Mapping[str, float]) -> str:
     if not host:
         return ""
     return f" on {host}" + (f", times ±{1e3 * clock_errors[host]:.2f} ms" if host in clock_errors else "")
-
-
-def shared_cores(setup: Resolved) -> SharedCores | None:
-    """This host's cores and computing threads; None if stages are emulated or compute on another device."""
-    if setup.emulated or setup.options.device != "cpu":
-        return None
-    here = [threads for threads, host in zip(setup.threads, setup.hosts, strict=False) if not host]
-    # A stage on another host has its cores there; the drafter's threads are the last number.
-    if setup.ranks:
-        here = [place.threads for ranks in setup.ranks for place in ranks if not place.host]
-    if setup.draft is not None or setup.speculator is not None:
-        here.append(setup.threads[-1])
-    return SharedCores(sum(here), usable_cores())

@@ -23,6 +23,7 @@ from penstock.emulation.device import LinkModel
 from penstock.emulation.stage import StageEmulation, emulated_driver
 from penstock.engine.loop import EngineLoop, Observer
 from penstock.engine.scheduler import Scheduler
+from penstock.estimates.estimates import Estimates
 from penstock.messages import Cancel, SampledToken, Sampling
 from penstock.models.speculators.block import BlockShape
 from penstock.pipeline.base import VirtualClock
@@ -150,9 +151,9 @@ class History:
         scheduler = Scheduler(self.pool, rng.choice([1, 3, 16]), rng.choice([1, 2, 8]), max_model_len=200)
         scheduler.growth = rng.choice([1, 4, 64])
         self.contended = self.pool.total % 3 == 0  # as above
-        self.loop = EngineLoop(
-            pipeline, self._beside_lookup(self.drafter), scheduler, self.clock, contended=self.contended
-        )
+        beside = self.stages == 1 and self.pool.total % 2 == 0
+        estimates = Estimates(contended=self.contended, stages=self.stages, drafts_on_stage=beside)
+        self.loop = EngineLoop(pipeline, self._beside_lookup(self.drafter), scheduler, self.clock, estimates=estimates)
         self.shared = [rng.randrange(self.vocabulary) for _ in range(rng.choice([0, 20, 60]))]
         self.loop.observers.append(Preempted(self.preempted))
         self.requests = [self._request(number) for number in range(rng.randint(1, 5))]

@@ -59,7 +59,12 @@ def many_values(figures: Any) -> Mapping[str, Any]:
         return [found[stages, "auto"][name] / found[stages, entry][name] for stages in pp_many.SIZES]
 
     shares, latencies = auto_over(PLAIN, "throughput"), auto_over(pp_eagle_table.CHAIN, "latency")
-    return {"paper": PAPER, "shares": shares, "latencies": latencies}
+    first = {one["stages"]: one for one in figures if one["drafter"] == "first"}
+    moved = {
+        name: [f"{one[name] / found[stages, one['entry']][name]:.2f}" for stages, one in first.items()]
+        for name in ("latency", "throughput")
+    }
+    return {"paper": PAPER, "shares": shares, "latencies": latencies, "moved": moved, "moved_over": [*first]}
 
 
 def parallel_values(figures: Any) -> Mapping[str, Any]:

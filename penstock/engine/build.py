@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Final, Protocol
 
@@ -18,9 +18,10 @@ from penstock.engine.options import EngineOptions
 from penstock.engine.recovery import Parts, Recovery
 from penstock.engine.resolve import Resolved
 from penstock.engine.scheduler import Pieces, Scheduler
+from penstock.estimates.estimates import Estimates
 from penstock.estimates.times import TAKEN
 from penstock.files import AUTO, DTYPE_BYTES, FAST
-from penstock.hosts.facts import own_uuid
+from penstock.hosts.facts import own_uuid, usable_cores
 from penstock.pipeline.base import Clock, Pipeline, SideChannel, StagePlan, TapSpec
 from penstock.requests.request import Request
 from penstock.requests.slots import SlotPool
@@ -277,10 +278,14 @@ def make_loop(setup: Resolved, parts: Parts, clock: Clock, pieces: Pieces | None
         parts.drafter,
         scheduler,
         clock,
-        contended=not setup.emulated,
-        apart=parts.apart,
-        slowed=slowed(setup),
-        modelled_plain_s=plain_step_seconds(setup.cluster) if setup.emulated and setup.cluster is not None else 0.0,
+        estimates=Estimates(
+            contended=not setup.emulated,
+            apart=parts.apart,
+            stages=setup.stages,
+            slowed=slowed(setup),
+            modelled_plain_s=plain_step_seconds(setup.cluster) if setup.emulated and setup.cluster is not None else 0.0,
+            drafts_on_stage=drafts_on_stage(setup),
+        ),
         recovery=recovery,
     )
 
@@ -299,6 +304,41 @@ def slowed(setup: Resolved) -> float | None:
     places = list(zip(setup.hosts, setup.devices, strict=False))  # the drafter's device, which comes last, is left out
     slow_each_other = all(device == "cpu" for _, device in places) or len(set(places)) < len(places)
     return TAKEN if slow_each_other else 0.0
+
+
+def drafts_on_stage(setup: Resolved) -> bool:
+    """Whether the drafter computes on the only stage's real device: on its GPU, or on cores that both have threads for.
+
+    Several stages are left out: the times of theirs that overlap with the drafter's passes hold those passes already.
+    """
+    if setup.emulated or not setup.drafts or setup.stages > 1 or setup.drafter_host != setup.hosts[0]:
+        return False
+    stage, drafter = setup.devices[0], setup.devices[-1]
+    if stage == drafter == "cpu":
+        cores = shared_cores(setup)
+        return cores is not None and not setup.drafter_host and cores.threads > cores.cores
+    return stage == drafter
+
+
+@dataclass(frozen=True)
+class SharedCores:
+    """The number of this host's cores, and of the threads of stages and drafter that share them."""
+
+    threads: int
+    cores: int
+
+
+def shared_cores(setup: Resolved) -> SharedCores | None:
+    """This host's cores and computing threads; None if stages are emulated or compute on another device."""
+    if setup.emulated or setup.options.device != "cpu":
+        return None
+    here = [threads for threads, host in zip(setup.threads, setup.hosts, strict=False) if not host]
+    # A stage on another host has its cores there; the drafter's threads are the last number.
+    if setup.ranks:
+        here = [place.threads for ranks in setup.ranks for place in ranks if not place.host]
+    if setup.drafts:
+        here.append(setup.threads[-1])
+    return SharedCores(sum(here), usable_cores())
 
 
 def apart(hosts: Sequence[str]) -> frozenset[int]:

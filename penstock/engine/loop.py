@@ -62,11 +62,8 @@ class Observer:
 class EngineLoop:
     """Requests over one pipeline and at most one drafter. ``step`` is called until ``busy`` is False.
 
-    ``contended``: stages that compute at the same time may slow each other, as real ones of one host do. ``slowed``:
-    the factor that is assumed for this at first; None has batches overlap all the same, which a drafter needs that
-    answers only for nodes that have entered. ``apart``: stages after which batches leave for another host.
-    ``modelled_plain_s``: seconds per token of plain decoding on emulated devices. Without a ``recovery`` a lost stage
-    or drafter ends all requests.
+    It records into ``estimates``, by default those of stages that do not slow each other, of which nothing is known
+    yet. Without a ``recovery`` a lost stage or drafter ends all requests.
     """
 
     def __init__(
@@ -77,10 +74,7 @@ class EngineLoop:
         clock: Clock,
         observers: Sequence[Observer] = (),
         *,
-        contended: bool = False,
-        apart: frozenset[int] = frozenset(),
-        slowed: float | None = 0.0,
-        modelled_plain_s: float = 0.0,
+        estimates: Estimates | None = None,
         recovery: Recovery | None = None,
     ) -> None:
         self.pipeline = pipeline
@@ -92,7 +86,7 @@ class EngineLoop:
         self.nodes: Nodes = scheduler.nodes
         self.builder = BatchBuilder()
         self.inflight = InFlight()
-        self.estimates = Estimates(contended, apart, pipeline.stages, slowed, modelled_plain_s)
+        self.estimates = estimates or Estimates(stages=pipeline.stages)
         self._share_quality()
         self.draft_due = math.inf
         """Time at which the drafter is expected to answer; infinite while it has not been asked."""

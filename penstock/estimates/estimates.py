@@ -365,7 +365,8 @@ class Estimates:
     ``contended``: the stages are real and may slow each other, so that only trials tell what speculation is worth, and
     the cost of rows has to be measured again and again. ``apart``: the stages whose batches leave for another host
     (``PipelineTimes``). ``stages``: their number (``Trials``). ``slowed``: see ``PipelineTimes``. ``modelled_plain_s``:
-    seconds per token of plain decoding on emulated devices, 0 where the devices are real.
+    seconds per token of plain decoding on emulated devices, 0 where the devices are real. ``drafts_on_stage``: the
+    drafter computes on the real device of the only stage; a modelled device says itself when it drafts.
     """
 
     def __init__(
@@ -375,9 +376,11 @@ class Estimates:
         stages: int | None = None,
         slowed: float | None = 0.0,
         modelled_plain_s: float = 0.0,
+        drafts_on_stage: bool = False,
     ) -> None:
         self._stages = stages
         self._modelled_plain_s = modelled_plain_s
+        self._drafts_on_stage = drafts_on_stage
         self._overruns = 0.0
         """Fraction of the last passes of emulated devices that really took longer than modelled."""
         self._slowed = slowed
@@ -393,7 +396,7 @@ class Estimates:
     def anew(self) -> Estimates:
         """Fresh estimates for the same engine, with nothing learned."""
         contended, apart = self.trials.contended, self.pipeline.apart
-        return Estimates(contended, apart, self._stages, self._slowed, self._modelled_plain_s)
+        return Estimates(contended, apart, self._stages, self._slowed, self._modelled_plain_s, self._drafts_on_stage)
 
     @property
     def experience(self) -> Experience:
@@ -494,6 +497,8 @@ class Estimates:
         self.trials.record_draft()
         if (turn := timing.turn) is not None:
             self.pipeline.record_drafter_turn(turn.stage, turn.end - turn.start)
+        elif self._drafts_on_stage and nodes:
+            self.pipeline.record_drafter_turn(0, timing.computing)
 
     def record_result(self, result: Result, now: float) -> None:
         """Record that a batch has come out.

@@ -21,6 +21,7 @@ from penstock.emulation.device import ExclusiveLink, LinkModel, Port, attended_b
 from penstock.emulation.stage import StageEmulation, emulated_driver
 from penstock.engine.loop import EngineLoop, Observer
 from penstock.engine.scheduler import Scheduler
+from penstock.estimates.estimates import Estimates
 from penstock.lab.script import Script
 from penstock.messages import Batch, Cancel, Candidates, Features, Message, Result, Rows, SampledToken, Sampling
 from penstock.pipeline.base import VirtualClock
@@ -397,7 +398,8 @@ def make_loop(
     pieces = PieceTable(timings, links) if prefill_chunk is None else None
     scheduler = Scheduler(pool, prefill_chunk or BATCH_ROWS, concurrency, longest, pieces=pieces)
     # The pipeline is the loop's clock as well.
-    return EngineLoop(pipeline, drafter, scheduler, pipeline, contended=host is not None)
+    estimates = Estimates(contended=host is not None, stages=pipeline.stages)
+    return EngineLoop(pipeline, drafter, scheduler, pipeline, estimates=estimates)
 
 
 def links_down(cluster: Cluster, timings: Sequence[LinkTiming]) -> list[Link]:

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from penstock.engine.build import apart, chunk_of, slowed
+from penstock.engine.build import apart, chunk_of, drafts_on_stage, slowed
 from penstock.engine.options import EngineOptions
 from penstock.engine.resolve import resolve_options
 from penstock.estimates.times import TAKEN
+from penstock.hosts.facts import usable_cores
 
 
 @pytest.mark.parametrize(
@@ -77,3 +78,36 @@ def test_stages_that_share_a_gpu_take_turns_at_first(
     """The last device is the drafter's, which is no stage."""
     setup = resolve_options(EngineOptions(pipeline_parallel_size=len(hosts), speculative_config=None))
     assert slowed(replace(setup, hosts=hosts, devices=devices)) == expected
+
+
+CORES = usable_cores()
+
+
+@pytest.mark.parametrize(
+    ("hosts", "devices", "threads", "expected"),
+    [
+        (("",), ("cuda:0", "cuda:0"), (1, 1), True),
+        (("",), ("cuda:0", "cuda:1"), (1, 1), False),
+        (("a",), ("cuda:0", "cuda:0"), (1, 1), False),
+        (("", ""), ("cuda:0", "cuda:1", "cuda:1"), (1, 1, 1), False),
+        (("",), ("cpu", "cpu"), (CORES, 1), True),
+        (("",), ("cpu", "cpu"), (CORES - 1, 1), False),
+        (("", ""), ("cpu", "cpu", "cpu"), (CORES, CORES, 1), False),
+    ],
+    ids=["one-gpu", "two-gpus", "drafter-elsewhere", "two-stages", "too-few-cores", "enough-cores", "two-cpu-stages"],
+)
+def test_a_drafter_is_known_to_compute_on_the_only_stages_device(
+    hosts: tuple[str, ...], devices: tuple[str, ...], threads: tuple[int, ...], expected: bool
+) -> None:
+    options = EngineOptions(
+        model="demo", pipeline_parallel_size=len(hosts), speculative_config={"method": "draft_model"}
+    )
+    setup = replace(resolve_options(options), hosts=hosts, devices=devices, threads=threads)
+    assert drafts_on_stage(setup) is expected
+
+
+@pytest.mark.parametrize(
+    "options", [{"cluster": "demo"}, {"speculative_config": {"method": "ngram"}}], ids=["modelled", "no-weights"]
+)
+def test_no_weights_and_no_modelled_device_draft_on_a_real_stages_device(options: dict[str, Any]) -> None:
+    assert not drafts_on_stage(resolve_options(EngineOptions(model="demo", **options)))

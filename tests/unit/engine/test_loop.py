@@ -398,7 +398,7 @@ def test_a_gain_is_known_of_what_drafts_and_runs_alone(
     clock, pool = VirtualClock(), SlotPool(80, 20)
     core = StageCore(HashLayers(0, pool.total, 4), pool.total, is_last=True)
     pipeline = InProcessPipeline([StageDriver(0, core, clock.now)], clock)
-    loop = EngineLoop(pipeline, Rowless(), Scheduler(pool, 8, 2, 40), clock, modelled_plain_s=0.5)
+    loop = EngineLoop(pipeline, Rowless(), Scheduler(pool, 8, 2, 40), clock, estimates=Estimates(modelled_plain_s=0.5))
     outputs = [Compared() for _ in range(together)]
     for number, output in enumerate(outputs):
         loop.add(Request(number, [1, 2, 3], Sampling(), 10, frozenset(), make(), output))

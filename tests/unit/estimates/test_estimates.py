@@ -20,6 +20,16 @@ def test_a_draft_on_a_stages_device_counts_for_drafter_and_stage() -> None:
     assert (estimates.pipeline.shared, estimates.pipeline.step_s(1)) == (True, pytest.approx(2.5))
 
 
+def test_a_draft_on_the_only_real_stages_device_counts_for_drafter_and_stage() -> None:
+    estimates = Estimates(contended=True, stages=1, drafts_on_stage=True).anew()
+    estimates.pipeline.record_spans([Span(0, 0.0, 0.0, 2.0, 2.0, 0.0, 1)])
+    estimates.record_draft(0, 0.5, DraftTiming(computing=0.5))  # answered from what is known, without a pass
+    assert not estimates.pipeline.shared
+    estimates.record_draft(1, 0.7, DraftTiming(computing=0.5))
+    assert estimates.pipeline.shared
+    assert estimates.pipeline.step_s(1) == pytest.approx(2.5)
+
+
 def test_what_plain_decoding_takes_on_contended_stages_says_nothing_of_rows() -> None:
     """Plain decoding has the stages to itself, and they are faster then."""
     estimates = Estimates(contended=True)
