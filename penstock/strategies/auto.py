@@ -387,9 +387,10 @@ class Continuous:
         step, alone = times.step_s(1), times.one_after_another
         if alone and tree.root.entered:  # it would wait behind the root's batch
             return ON_EVENT
-        if alone and times.shared and context.draft_due < math.inf:
-            # The device is not free before the pass is over, whichever request it is for.
-            return max(context.now, context.draft_due) + FRESH * step
+        if alone and times.shared and context.now < (end := context.draft_due + FRESH * step) <= context.now + 2 * step:
+            # The device is not free before the pass is over, whichever request it is for. A drafter that reads a long
+            # prompt, on a real device, is not waited for.
+            return end
         if self._waits_for_draft(tree, context, step):
             return max(context.now, context.draft_due) + FRESH * step  # the answer may be late
         return self._patient_until(tree.root.due, context.now, FRESH * step) if tree.root.entered else NOW

@@ -291,6 +291,10 @@ def test_no_batch_enters_the_only_stage_while_its_device_drafts_for_another_requ
     assert one.is_ready(tree)
     one.draft_due = 0.1 * STEP
     assert one.draft_due <= one.ready_at(tree) < STEP
+    one.now = one.draft_due + STEP
+    assert one.is_ready(tree), "the answer is late"
+    one.draft_due = one.now + 10 * STEP
+    assert one.is_ready(tree), "the drafter reads a long prompt"
     elsewhere = Asker(Continuous(4, 4), experienced(flat, 1))
     tree = make_tree()
     answer(elsewhere.ask(tree), [1e-6])
