@@ -369,14 +369,12 @@ class Continuous:
         stage, an answer that comes after the batch has entered would hold up the next one.
         """
         times = context.estimates.pipeline
-        alone = times.one_after_another
-        if alone and tree.root.entered:
+        if times.one_after_another and tree.root.entered:
             return False
         if not self._asked or context.load.asked or self._order.best_unsent(tree) == -math.inf:
             return True
         coming = self._order.mass_next(tree) * chance_of_a_child(context)
-        limited = alone or context.load.running == 1
-        mass = self._order.mass_unsent(tree, self.width) if limited else 1.0
+        mass = self._order.mass_unsent(tree, self.width) if is_limited_by_rate(context) else 1.0
         return coming * times.step_s(1) > mass * times.pass_s
 
     def ready_at(self, tree: TokenTree, context: Context) -> float:
@@ -384,10 +382,14 @@ class Continuous:
         if self._order.best_unsent(tree) == -math.inf:
             return ON_EVENT
         times = context.estimates.pipeline
-        step, alone = times.step_s(1), times.one_after_another
-        if alone and tree.root.entered:  # it would wait behind the root's batch
+        step, serial = times.step_s(1), times.one_after_another
+        if serial and tree.root.entered:  # it would wait behind the root's batch
             return ON_EVENT
-        if alone and times.shared and context.now < (end := context.draft_due + FRESH * step) <= context.now + 2 * step:
+        if (
+            serial
+            and times.shared
+            and context.now < (end := context.draft_due + FRESH * step) <= context.now + 2 * step
+        ):
             # The device is not free before the pass is over, whichever request it is for. A drafter that reads a long
             # prompt, on a real device, is not waited for.
             return end
@@ -451,9 +453,8 @@ class Continuous:
     def _is_worth_waiting(self, tree: TokenTree, context: Context, coming: float, wait: float, step: float) -> bool:
         """Whether to wait ``wait`` seconds for children of nodes that are on the path with the chance ``coming``."""
         estimates = context.estimates
-        ends, shared = estimates.drafts.miss_rate, estimates.pipeline.shared
-        # Batches go one after another, or the device that the drafter shares limits them: tokens per second decide.
-        if estimates.pipeline.latency_s(1) <= step or (shared and context.load.running == 1):
+        ends = estimates.drafts.miss_rate
+        if is_limited_by_rate(context):
             return coming * chance_of_a_child(context) * step > self._order.mass_unsent(tree, self.width) * wait
         # The chance that the path leads on from such a node to one of its children.
         coming *= 1 - ends
@@ -465,6 +466,13 @@ class Continuous:
         if gain <= (math.exp(self._order.best_unsent(tree)) + goes_on) * wait:
             return False
         return gain > (min(1.0, self._order.mass_unsent(tree, self.width)) + goes_on) * wait
+
+
+def is_limited_by_rate(context: Context) -> bool:
+    """Whether tokens per second decide, and not how soon a result comes: batches go one after another, or all that runs
+    is one request and the device that its drafter shares with a stage."""
+    times = context.estimates.pipeline
+    return times.one_after_another or (times.shared and context.load.running == 1)
 
 
 def chance_of_a_child(context: Context) -> float:
