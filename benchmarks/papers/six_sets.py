@@ -5,7 +5,8 @@
 MODEL is a chat model's folder or GGUF file, PROMPTS a folder with the six sets, whose first turns are asked as the
 model's chat template puts them: 20 of each, 128 tokens, as in FlowSpec's Table 1. Greedy once, and at T = 1 with five
 seeds. Devices are those of each paper, as modelled. Drafts are looked up in the text, and made by each drafter that is
-named. The model computes in 4 bits, for which its tokens are plain decoding's, too.
+named. The model computes in 4 bits, for which its tokens are plain decoding's, too; where the drafter allows it, it
+computes plain decoding's text alone (``benchmarks.shared.replayed``).
 
 Every set, temperature and seed on a cluster with a drafter is a case, written to
 benchmarks/measured/papers/six_sets.json as it ends, and not run again if it is there with as many prompts and tokens:
@@ -24,6 +25,7 @@ from benchmarks.drafters.spd_chats import chats
 from benchmarks.papers import flowspec, pp_eagle_table
 from benchmarks.shared import virtual
 from benchmarks.shared.paired import paired
+from benchmarks.shared.replayed import REPLAYED
 from penstock.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from penstock.cluster import load_cluster
 from penstock.engine.options import model_folder
@@ -61,7 +63,13 @@ def measured(
     name, temperature, seed = asked
     questions = chats(target, prompts, name, sizes, (temperature,), seed=seed, top_k=0)
     runs = virtual.compared(
-        load_cluster(cluster), drafter, STRATEGIES[cluster], questions, model=str(target.source), quantization="int4"
+        load_cluster(cluster),
+        drafter,
+        STRATEGIES[cluster],
+        questions,
+        replayed=drafter["method"] in REPLAYED,
+        model=str(target.source),
+        quantization="int4",
     )
     stated = {"cluster": cluster, "method": drafter["method"], "set": name, "temperature": temperature, "seed": seed}
     return {**stated, "entries": {run.strategy: kept(run) for run in runs}}

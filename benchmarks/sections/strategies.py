@@ -87,13 +87,19 @@ def six_sets_values(figures: Any) -> Mapping[str, Any]:
         base = six_sets.BASES[cluster]
         for entry in [name for name in some[0]["entries"] if name not in (base, PLAIN)]:
             by_set = [cell([one for one in some if one["set"] == name], entry, base) for name in six_sets.SETS]
-            label = [f"`{cluster}`", f"`{method}`", f"{temperature:g}", f"`{entry}`"]
+            seeds = len({one["seed"] for one in some})
+            sampled = f"{temperature:g}" + (f" ({seeds} seeds)" if seeds > 1 else "")
+            label = [f"`{cluster}`", f"`{method}`", sampled, f"`{entry}`"]
             rows.append([*label, cell(some, entry, base), *by_set])
-    same = all(entry["identical"] for one in figures.values() for entry in one["entries"].values())
+    computed = [one for one in figures.values() if one["method"] == six_sets.LOOKUP and not one["seed"]]
+    same = all(entry["identical"] for one in computed for entry in one["entries"].values())
     return {
         "size": next(iter(figures.values())),
         "sampled": any(temperature for _, _, temperature in cases),
-        "seeds": max(len({one["seed"] for one in some}) for some in cases.values()),
+        "learned": [
+            f"`{method}`" for method in dict.fromkeys(method for _, method, _ in cases) if method != six_sets.LOOKUP
+        ],
+        "replayed": len(computed) < len(figures),
         "headings": ["cluster", "drafts", "T", "strategy", "all sets", *six_sets.SETS],
         "rows": rows,
         "same": "All" if same else "NOT all",

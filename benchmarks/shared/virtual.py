@@ -23,6 +23,7 @@ import torch
 from benchmarks.shared.benchmark import Benchmark, show
 from benchmarks.shared.measured import kept_figures, path_of, store, stored
 from benchmarks.shared.paired import paired
+from benchmarks.shared.replayed import Replay, ReplayingExecutor
 from benchmarks.shared.root import ROOT
 from penstock import LLM, SamplingParams
 from penstock.cluster import Cluster, load_cluster
@@ -79,21 +80,31 @@ def compared(
     questions: Sequence[Question],
     *,
     processes: bool = False,
+    replayed: bool = False,
     **options: Any,
 ) -> list[StrategyRun]:
     """The runs of every entry, plain decoding first, measured like ``penstock bench``.
 
     ``drafter`` is a ``speculative_config`` without a strategy; ``options`` are the engine's. With ``processes`` the
-    runs take place in emulated stage processes, with their overhead, and not in virtual time.
+    runs take place in emulated stage processes, with their overhead, and not in virtual time. With ``replayed`` the
+    target computes plain decoding's texts alone: nothing but that is then a check of the tokens.
     """
     torch.set_num_threads(1)
     named = parse_entries(tuple(entries), drafter)
     drafting = [config for _, config in named if config is not None and not is_plain(config)]
     widest = max(drafting, key=lambda config: config.strategy_options.most_rows)
-    host = RealTimeExecutor() if processes else InProcessExecutor(VirtualClock())
+    replay = Replay() if replayed else None
+    host = RealTimeExecutor() if processes else in_process(replay)
     engine = LLM(host=host, cluster=cluster, speculative_config=widest, enable_prefix_caching=False, **options)
     with engine as llm, on_time(llm) if processes else nullcontext():
-        return measure_all(llm, questions, named)
+        if replay is None:
+            return measure_all(llm, questions, named)
+        replay.record(llm, questions)
+        return measure_all(llm, questions, named, on_progress=replay.turn_to)
+
+
+def in_process(replay: Replay | None) -> InProcessExecutor:
+    return InProcessExecutor(VirtualClock()) if replay is None else ReplayingExecutor(replay)
 
 
 def in_lockstep(name: str, draft_pass_ms: float = 0.01) -> Cluster:

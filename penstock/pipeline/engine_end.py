@@ -388,7 +388,7 @@ class InProcessExecutor:
         pass
 
     def begin(self, plans: Sequence[StagePlan], name: str = "stage") -> InProcessPipeline:
-        layers = [load_layers(plan) for plan in plans]
+        layers = [self.layers(plan) for plan in plans]
         cores = [make_core(plan, i, len(plans), layers[i]) for i, plan in enumerate(plans)]
         drivers = [make_driver(plan, i, cores[i], self.now) for i, plan in enumerate(plans)]
         readers = [self._pipelines[plan.tap.address] for plan in plans if plan.tap is not None]
@@ -398,6 +398,10 @@ class InProcessExecutor:
         )
         self._pipelines[pipeline.address] = pipeline
         return pipeline
+
+    def layers(self, plan: StagePlan) -> Any:
+        """The layers of one stage of a pipeline that begins."""
+        return load_layers(plan)
 
     def close(self) -> None:
         self._pipelines.clear()

@@ -295,10 +295,12 @@ def test_six_sets_are_over_each_papers_base_with_bounds_over_the_requests_of_all
     page = section("strategies", six_sets.NAME, figures)
     ratio = six_sets.speed_up([figures["gsm8k, 0"], figures["gsm8k, 1"]], "flowspec", flowspec.NAIVE)
     assert (ratio.pairs, round(ratio.mean, 4)) == (4, round((1.5 * 2.0) ** 0.5, 4))
-    row = "| `flowspec-7b` | `ngram` | 1 | `flowspec` | "
+    row = "| `flowspec-7b` | `ngram` | 1 (2 seeds) | `flowspec` | "
     (line,) = [line for line in page.splitlines() if line.startswith(row)]
     assert line.removeprefix(row).split(" | ")[1:] == ["-", said(ratio), "-", "-", "1.50x (1.50 to 1.50)", "- |"]
-    assert "with 2 seeds" in " ".join(page.split())
+    assert "All outputs of the first seed with `ngram` are identical" in " ".join(page.split())
+    figures["gsm8k, 0"]["entries"]["flowspec"]["identical"] = False
+    assert "NOT all outputs of the first seed" in " ".join(section("strategies", six_sets.NAME, figures).split())
 
 
 def test_flowspecs_tables_are_there_for_eagle_too() -> None:
