@@ -100,9 +100,11 @@ def cases(wanted: virtual.Wanted) -> Iterator[virtual.Case]:
         yield key, partial(measured, cluster, drafter, target, options.prompt_sets, asked, wanted.sizes)
 
 
-def looked_up(figures: Mapping[str, Mapping[str, Any]], cluster: str, temperature: float) -> list[Mapping[str, Any]]:
-    """The cases of a cluster at a temperature whose drafts are looked up."""
-    wanted = (cluster, LOOKUP, temperature)
+def cases_of(
+    figures: Mapping[str, Mapping[str, Any]], cluster: str, temperature: float, method: str = LOOKUP
+) -> list[Mapping[str, Any]]:
+    """The cases of a cluster at a temperature, with one method of drafting."""
+    wanted = (cluster, method, temperature)
     return [one for one in figures.values() if (one["cluster"], one["method"], one["temperature"]) == wanted]
 
 

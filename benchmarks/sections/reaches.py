@@ -43,7 +43,7 @@ def values() -> Mapping[str, Any]:
     alone, two = (peers[f"int4, {threads}"]["ratios"] for threads in (1, 2))
     build = NATIVE if f"autoregressive over {NATIVE}" in alone else WHEEL
     itself, four_bits = stored("shared_host").figures["itself"], stored("two_stages").figures
-    chats = six_sets.looked_up(stored(six_sets.NAME).figures, "pipedec-14x3090", 0.0)
+    chats = six_sets.cases_of(stored(six_sets.NAME).figures, "pipedec-14x3090", 0.0)
     best = min((find(pair, name) for name in WIDE), key=lambda run: sum(run["seconds"]))
     auto = find(pair, "auto")
     served = next(iter(stored("serve_http").figures.values()))["concurrency"]

@@ -4,7 +4,7 @@ Whatever the strategy, a row on the path of plain decoding's text gets the pick 
 what other rows get is never committed. So the target computes each text once, plainly, and not again for every entry
 and every drafted node, which is nine tenths of such a run's arithmetic. Times are the modelled devices' either way.
 
-An early exit, SPD and EAGLE read features of nodes in flight, also of such as turn out to be off the text. They would
+An early exit, SPD, EAGLE and Headrace read features of nodes in flight, also of such as turn out to be off the text. They would
 read zeros here and order their candidates otherwise. ``REPLAYED`` are the methods that do not.
 """
 
@@ -26,7 +26,7 @@ from penstock.pipeline.base import StagePlan, VirtualClock
 from penstock.pipeline.engine_end import InProcessExecutor, InProcessPipeline
 from penstock.stage.visibility import BatchView
 
-REPLAYED: Final = frozenset({"ngram", "draft_model", "medusa", "dflash", "dspark", "headrace"})
+REPLAYED: Final = frozenset({"ngram", "draft_model", "medusa", "dflash", "dspark"})
 """Methods of drafters that read no feature of a node that may be off the text."""
 
 
