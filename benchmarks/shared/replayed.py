@@ -4,8 +4,8 @@ Whatever the strategy, a row on the path of plain decoding's text gets the pick 
 what other rows get is never committed. So the target computes each text once, plainly, and not again for every entry
 and every drafted node, which is nine tenths of such a run's arithmetic. Times are the modelled devices' either way.
 
-An early exit, SPD, EAGLE and Headrace read features of nodes in flight, also of such as turn out to be off the text. They would
-read zeros here and order their candidates otherwise. ``REPLAYED`` are the methods that do not.
+An early exit, SPD, EAGLE and Headrace read features of nodes in flight, also of such as turn out to be off the text.
+They would read zeros here and order their candidates otherwise. ``REPLAYED`` are the methods that do not.
 """
 
 from __future__ import annotations

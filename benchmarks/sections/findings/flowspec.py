@@ -38,7 +38,7 @@ IN_CHATS: Final = {
     "medusa": ", with Medusa",
     "headrace": ", with Headrace",
 }
-"""What a finding adds for the method that drafted for the chat model."""
+"""The end of a finding's text, by the method that drafted for the chat model."""
 BEHIND: Final = {HOLDS: FAILS, LESS: FAILS, FAILS: HOLDS, OPEN: OPEN}
 """The verdict on "slower" by that on "faster"."""
 EVERY, SEVEN = (*flowspec.CLUSTERS.values(),), (flowspec.CLUSTERS["7B"],)
