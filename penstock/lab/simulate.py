@@ -66,6 +66,8 @@ from penstock.terminal import progress_bar
 # ``--sweep stages=2..64,width=8..128``: the values of the number of stages and of strategies' options, one by one.
 
 STAGES: Final = "stages"
+MOST_TOKENS: Final = 10_000_000
+"""Most tokens of a strategy: they are all drawn before any is simulated, and so many take minutes."""
 """The axis of the number of stages; other axes are options of strategies."""
 
 Sweep = Mapping[str, tuple[int, ...]]
@@ -242,6 +244,7 @@ class SimulateOptions:
                 raise FieldError(name, "is what recordings have to be made with, but there are none; add --recording")
         check(self.tokens_per_request >= 2, "tokens_per_request", self.tokens_per_request, "at least 2")
         check(self.tokens >= self.tokens_per_request, "tokens", self.tokens, "at least tokens_per_request")
+        check(self.tokens <= MOST_TOKENS, "tokens", self.tokens, f"at most {MOST_TOKENS:,}")
         check_positive(self, "block_size")
         check(self.seed >= 0, "seed", self.seed, "0 or above")
         check_positive(self, "overhead_per_hop_ms", or_zero=True)

@@ -30,6 +30,7 @@ def test_a_profile_is_read_or_refused() -> None:
         ({"draft_model": "demo"}, "draft_model is what recordings have to be made with, but there are none"),
         ({"tokens_per_request": 1}, "tokens_per_request is 1; it has to be at least 2"),
         ({"tokens": 50}, "tokens is 50; it has to be at least tokens_per_request"),
+        ({"tokens": 10**23}, f"tokens is {10**23}; it has to be at most 10,000,000"),
         ({"seed": -1}, "seed is -1; it has to be 0 or above"),
         ({"overhead_per_hop_ms": math.inf}, "overhead_per_hop_ms is inf; it has to be a finite number"),
         ({"overhead_per_hop_ms": -1.0}, "overhead_per_hop_ms is -1.0; it has to be 0 or above"),
