@@ -326,7 +326,7 @@ class LLM:
                 return self._in_points(dialogues, params, outline_decoding)
             return self.generate([chat_prompt(tokenizer, one, chat) for one in conversations], sampling_params)
 
-    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[str]:
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Generator[str]:
         """Iterate over the first completion's text as it comes, in whole characters.
 
         ```python
@@ -341,7 +341,7 @@ class LLM:
         ```
 
         The request is checked and queued at once. It advances whenever the iterator, or another call, steps the engine;
-        an iterator that is closed or left aborts it. Raises what ``generate`` raises, and RequestError without a
+        an iterator that is left, or closed by ``close()``, aborts it. Raises what ``generate`` raises, and RequestError without a
         tokenizer.
         """
         self.get_tokenizer()

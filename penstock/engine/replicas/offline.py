@@ -64,7 +64,7 @@ class ReplicatedLLM(LLM):
 
     # ------------------------------------------------------------------------------------------ what users call
 
-    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[str]:
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Generator[str]:
         """Iterate over the first completion's text as it comes, as ``LLM.stream`` does."""
         self.get_tokenizer()
         (params,) = self._params(sampling_params, 1)
