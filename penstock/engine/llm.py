@@ -341,8 +341,8 @@ class LLM:
         ```
 
         The request is checked and queued at once. It advances whenever the iterator, or another call, steps the engine;
-        an iterator that is left, or closed by ``close()``, aborts it. Raises what ``generate`` raises, and RequestError without a
-        tokenizer.
+        an iterator that is left, or closed by ``close()``, aborts it. Raises what ``generate`` raises, and RequestError
+        without a tokenizer.
         """
         self.get_tokenizer()
         (params,) = self._params(sampling_params, 1)
