@@ -82,6 +82,13 @@ def six_sets_values(figures: Any) -> Mapping[str, Any]:
         ratio = six_sets.speed_up(rows, entry, base)
         return said(ratio) if ratio.bounds else times(ratio.mean)
 
+    size = next(one for one in figures.values() if one["method"] == six_sets.LOOKUP)
+
+    def drafted(method: str, one: Any) -> str:
+        """The method, and how much was asked where that is another size than the page states."""
+        fewer = (one["prompts"], one["tokens"]) != (size["prompts"], size["tokens"])
+        return f"`{method}`" + (f" ({one['prompts']} of {one['tokens']} tokens)" if fewer else "")
+
     rows = []
     for (cluster, method, temperature), some in cases.items():
         base = six_sets.BASES[cluster]
@@ -89,17 +96,18 @@ def six_sets_values(figures: Any) -> Mapping[str, Any]:
             by_set = [cell([one for one in some if one["set"] == name], entry, base) for name in six_sets.SETS]
             seeds = len({one["seed"] for one in some})
             sampled = f"{temperature:g}" + (f" ({seeds} seeds)" if seeds > 1 else "")
-            label = [f"`{cluster}`", f"`{method}`", sampled, f"`{entry}`"]
+            label = [f"`{cluster}`", drafted(method, some[0]), sampled, f"`{entry}`"]
             rows.append([*label, cell(some, entry, base), *by_set])
-    computed = [one for one in figures.values() if one["method"] == six_sets.LOOKUP and not one["seed"]]
+    computed = [one for one in figures.values() if not one["replayed"]]
     same = all(entry["identical"] for one in computed for entry in one["entries"].values())
     return {
-        "size": next(iter(figures.values())),
+        "size": size,
         "sampled": any(temperature for _, _, temperature in cases),
         "learned": [
             f"`{method}`" for method in dict.fromkeys(method for _, method, _ in cases) if method != six_sets.LOOKUP
         ],
-        "replayed": len(computed) < len(figures),
+        "replayed": len(figures) - len(computed),
+        "cases": len(figures),
         "headings": ["cluster", "drafts", "T", "strategy", "all sets", *six_sets.SETS],
         "rows": rows,
         "same": "All" if same else "NOT all",
