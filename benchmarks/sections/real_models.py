@@ -142,12 +142,20 @@ def auto_values(figures: Any) -> Mapping[str, Any]:
 
 def learning_values(figures: Any) -> Mapping[str, Any]:
     texts = list(dict.fromkeys(one["settings"].get("data") for one in figures.values()))
-    second = [one for one in figures.values() if "last" in one]
+
+    def text_of(one: Mapping[str, Any]) -> int:
+        return 1 + texts.index(one["settings"].get("data"))
+
     return {
-        "rows": [learning_row(one, 1 + texts.index(one["settings"].get("data"))) for one in figures.values()],
+        "rows": [learning_row(one, text_of(one)) for one in figures.values()],
         "further": [
-            [f"`{one['settings']['kind']}`", *(f"{100 * share:.0f}" for share in one["last"][: IN_FLIGHT + 1])]
-            for one in second
+            [
+                f"`{one['settings']['kind']}`",
+                str(text_of(one)),
+                *(f"{100 * share:.0f}" for share in one["last"][: IN_FLIGHT + 1]),
+            ]
+            for one in figures.values()
+            if "last" in one
         ],
     }
 
