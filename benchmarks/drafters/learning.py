@@ -5,7 +5,7 @@
 FOLDER is the output of a run, HOURS the processor time of the run, with the states that the target computed for it.
 ``data`` in its settings is a hash of the text that it learned from. A run's curve is written to
 benchmarks/measured/drafters/learning.json, in place of what NAME has there. Then docs/images/learning.png is drawn of
-all that is stored: shares of held-out tokens at T = 0 over the tokens that were read.
+the runs of about as many steps as the longest: shares of held-out tokens at T = 0 over the tokens that were read.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ SETTINGS = (
     *("kind", "dtype", "learning_rate", "batch_tokens", "draft_vocab_size", "ttt_steps", "heads"),
     *("spec_layers", "variant", "stages", "exit_layer", "block_size", "in_flight", "markov_rank", "data"),
 )
+ALIKE = 0.9
+"""Least steps of a run in the plot, as a fraction of the longest run's."""
 STYLES = {1: "-", 4: "--"}
 """Line styles by the number of candidates."""
 
@@ -54,11 +56,16 @@ def curve(folder: Path, hours: float) -> dict[str, Any]:
 
 
 def draw(figures: Mapping[str, Any], image: Path) -> None:
-    """Shares over thousands of tokens read, a colour for each run and a style for each number of candidates."""
+    """Shares over thousands of tokens read, a colour for each run and a style for each number of candidates.
+
+    Shorter runs, whose learning rate fell sooner, are left out. Raises ValueError where the colours do not suffice.
+    """
     title = "Held-out tokens: the best candidate (solid) and among the best 4 (dashed), T = 0"
     labels = Labels(title, "tokens read, thousands", "share")
     figure, axes = one_panel(6.4, 4.0, labels)
-    for (name, one), colour in zip(figures.items(), HUES, strict=False):
+    longest = max(one["entries"][-1][0] for one in figures.values())
+    drawn = {name: one for name, one in figures.items() if one["entries"][-1][0] >= ALIKE * longest}
+    for (name, one), colour in zip(drawn.items(), HUES[: len(drawn)], strict=True):
         read = [step * one["settings"]["batch_tokens"] / 1000 for step, *_ in one["entries"]]
         for count, style in STYLES.items():
             shares = [entry[2 + CANDIDATES.index(count)] for entry in one["entries"]]
