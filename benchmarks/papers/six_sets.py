@@ -1,6 +1,7 @@
 """PipeDec's, FlowSpec's and the vLLM report's strategies on six prompt sets, with a chat model, in virtual time.
 
-    python -m benchmarks.papers.six_sets MODEL.gguf PROMPTS [--eagle3 DIR ...] [--draft-model DIR ...]
+    python -m benchmarks.papers.six_sets MODEL.gguf PROMPTS
+    python -m benchmarks.papers.six_sets MODEL.gguf PROMPTS --eagle3 DIR --prompts 5 --tokens 64
 
 MODEL is a chat model's folder or GGUF file, PROMPTS a folder with the six sets, whose first turns are asked as the
 model's chat template puts them: 20 of each, 128 tokens, as in FlowSpec's Table 1. Greedy once, and at T = 1 with five

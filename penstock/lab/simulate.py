@@ -66,9 +66,9 @@ from penstock.terminal import progress_bar
 # ``--sweep stages=2..64,width=8..128``: the values of the number of stages and of strategies' options, one by one.
 
 STAGES: Final = "stages"
-MOST_TOKENS: Final = 10_000_000
-"""Most tokens of a strategy: they are all drawn before any is simulated, and so many take minutes."""
 """The axis of the number of stages; other axes are options of strategies."""
+MOST_TOKENS: Final = 10_000_000
+"""Most tokens of a strategy, which are all drawn before any is simulated."""
 
 Sweep = Mapping[str, tuple[int, ...]]
 """The values of each axis."""
