@@ -169,10 +169,13 @@ def test_stage_processes_send_their_states_to_the_drafters(
     options = {"max_model_len": 128, "prefill_chunk": 8, "skip_tokenizer_init": True, "host": host_of(link, security)}
     with LLM(str(target), pipeline_parallel_size=3, speculative_config=speculation, **options) as llm:
         plain = decode(llm, prompts, params, None)
+        drafted = 0
         for _ in range(2):
             for one, other in zip(llm.generate(prompts, params), plain, strict=True):
                 assert one.outputs[0].token_ids == other.outputs[0].token_ids
-                assert one.outputs[0].metrics.drafted_nodes > 0
+                drafted += one.outputs[0].metrics.drafted_nodes
+        # Of all requests together: on a busy host a drafter's first answer may come after one of them has ended.
+        assert drafted > 0
         llm.loop.audit()
 
 
