@@ -165,17 +165,15 @@ def test_stage_processes_send_their_states_to_the_drafters(
     # ``auto`` may find, in real time, that nothing is worth drafting for models that are so small.
     speculation = {"method": methods, "model": str(folder), "strategy": "continuous", "width": 12, "children": 4}
     prompts: list[Prompt] = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
-    params = [SamplingParams(temperature=t, seed=3, max_tokens=TOKENS, ignore_eos=True) for t in (0.0, 1.0)]
+    # Long enough for a drafter's first answer to come before the end on a busy host.
+    params = [SamplingParams(temperature=t, seed=3, max_tokens=4 * TOKENS, ignore_eos=True) for t in (0.0, 1.0)]
     options = {"max_model_len": 128, "prefill_chunk": 8, "skip_tokenizer_init": True, "host": host_of(link, security)}
     with LLM(str(target), pipeline_parallel_size=3, speculative_config=speculation, **options) as llm:
         plain = decode(llm, prompts, params, None)
-        drafted = 0
         for _ in range(2):
             for one, other in zip(llm.generate(prompts, params), plain, strict=True):
                 assert one.outputs[0].token_ids == other.outputs[0].token_ids
-                drafted += one.outputs[0].metrics.drafted_nodes
-        # Of all requests together: on a busy host a drafter's first answer may come after one of them has ended.
-        assert drafted > 0
+                assert one.outputs[0].metrics.drafted_nodes > 0
         llm.loop.audit()
 
 
