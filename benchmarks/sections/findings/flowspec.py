@@ -31,7 +31,9 @@ PAPER: Final = "FlowSpec"
 FITTED: Final = f"{SIMULATED}; the 13B's speed is fitted to this table"
 EAGLE: Final = "in virtual time, drafters of a million tokens"
 LOOKED_UP: Final = "in virtual time, with SmolLM2-135M-Instruct, drafts looked up in the text"
-LEARNED: Final = "in virtual time, with SmolLM2-135M-Instruct, few short answers; a drafter that learned from little text"
+LEARNED: Final = (
+    "in virtual time, with SmolLM2-135M-Instruct, few short answers; a drafter that learned from little text"
+)
 IN_CHATS: Final = {six_sets.LOOKUP: "", "eagle3": ", with EAGLE-3", "headrace": ", with Headrace"}
 """The end of a finding's text, by the method that drafted for the chat model."""
 BEHIND: Final = {HOLDS: FAILS, LESS: FAILS, FAILS: HOLDS, OPEN: OPEN}
