@@ -257,7 +257,7 @@ def fork_from_here(model: str = "") -> None:
 def prepare() -> None:
     for name, value in forkserver.LIBRARIES.items():
         os.environ.setdefault(name, value)
-    forking.preload(*forking.TRANSFORMERS)
+    forking.preload_transformers()
     forkserver.fork_from_here = fork_from_here
     for module in IMPORTED:
         importlib.import_module(module)

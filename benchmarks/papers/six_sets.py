@@ -49,7 +49,7 @@ BASES: Final = {"flowspec-7b": flowspec.NAIVE, "pipedec-14x3090": PLAIN, "two-se
 TEMPERATURES: Final = (0.0, 1.0)
 SEEDS: Final = (0, 1, 2, 3, 4)
 LOOKUP: Final = "ngram"
-METHODS: Final = ("eagle", "eagle3", "medusa", "headrace", "draft_model")
+METHODS: Final = ("eagle", "eagle3", "medusa", "dspark", "headrace", "draft_model")
 SIZES: Final = virtual.Sizes(prompts=20, tokens=128)
 
 

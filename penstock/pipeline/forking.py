@@ -54,7 +54,11 @@ PRELOADED: Final = (
     "penstock.pipeline.worker",
 )
 """The modules that every stage needs, imported once."""
-TRANSFORMERS: Final = ("transformers.modeling_utils", "transformers.models.auto.modeling_auto")
+TRANSFORMERS: Final = (
+    "transformers.modeling_utils",
+    "transformers.models.auto.modeling_auto",
+    "penstock.checkpoint.config_fields",
+)
 """Further modules for stages of models whose layers transformers builds."""
 SERVERS: Final = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 """Environment variables of the server, whose stages set their own numbers of threads."""
@@ -117,6 +121,19 @@ def preload(*more: str) -> None:
     finally:
         gc.enable()
     gc.freeze()
+
+
+def preload_transformers() -> None:
+    """Import what stages need besides if transformers builds their layers, and make its table of renamed weights.
+
+    Otherwise every stage would make the table, which compiles a regular expression for each name of all architectures.
+    """
+    preload(*TRANSFORMERS)
+    with contextlib.suppress(ImportError):  # another release may keep no such table
+        from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+
+        get_checkpoint_conversion_mapping("")
+        gc.freeze()
 
 
 def become_server(commands: int, lifeline: int, folder: str) -> None:
@@ -191,7 +208,7 @@ class Server:
             return
         if command.get("transformers"):
             with contextlib.suppress(Exception):  # a stage that needs them fails by itself, and says why
-                preload(*TRANSFORMERS)
+                preload_transformers()
         if "start" not in command:
             return
         try:

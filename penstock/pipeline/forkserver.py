@@ -25,7 +25,7 @@ import msgspec
 from penstock.environment import API_KEY_VARIABLE, without_api_keys
 from penstock.files import PREFIX, let_go, make_scratch
 from penstock.pipeline.base import StagePlan, StageSpec
-from penstock.pipeline.forking import SERVERS, TRANSFORMERS, become_server, exit_report, preload
+from penstock.pipeline.forking import SERVERS, become_server, exit_report, preload, preload_transformers
 
 END_TIMEOUT: Final = 5.0
 """Seconds that the server may take to exit before it is killed, and that killed stages may take to be gone. A server
@@ -323,7 +323,7 @@ def fork_from_here(model: str = "") -> None:
     from penstock.checkpoint.checkpoint import is_known
 
     if not is_known(model):
-        preload(*TRANSFORMERS)
+        preload_transformers()
     end_with_process()
     _shared = ForkServer(from_here=True)
 

@@ -45,7 +45,14 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_texts(tmp_path_factory.mktemp("texts"))
 
 
-@pytest.fixture(scope="module", params=KINDS)
+LIKE_OTHERS = {"early-exit": "spd", "dflash": "headrace", "dspark": "headrace"}
+"""Kinds whose trainer is that of another kind, with less of it."""
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(one, marks=[pytest.mark.whole] if one in LIKE_OTHERS else []) for one in KINDS],
+)
 def kind(request: pytest.FixtureRequest) -> str:
     """Each kind, one after the other: what is trained by one test's process is there for the next test."""
     found: str = request.param

@@ -81,7 +81,7 @@ def test_requests_that_share_a_prefix_and_give_way(architecture: str, tmp_path: 
 
 @pytest.mark.parametrize(
     "architecture",
-    ["llama4", "gemma3n", *(pytest.param(one, marks=pytest.mark.whole) for one in ("gpt_oss", "qwen3_5"))],
+    ["llama4", *(pytest.param(one, marks=pytest.mark.whole) for one in ("gemma3n", "gpt_oss", "qwen3_5"))],
 )
 def test_requests_that_keep_nothing_out_of_reach(
     architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -59,7 +59,8 @@ def compared(target: Path, drafter: dict[str, Any]) -> list[StrategyRun]:
 
 
 @pytest.mark.parametrize(
-    "method", ["draft_model", ["eagle3", "ngram"], pytest.param("eagle3", marks=pytest.mark.whole)]
+    "method",
+    ["draft_model", *(pytest.param(one, marks=pytest.mark.whole) for one in (["eagle3", "ngram"], "eagle3"))],
 )
 def test_runs_of_real_models_repeat_and_take_the_modelled_time_alone(
     target: Path, method: str | list[str], tmp_path: Path

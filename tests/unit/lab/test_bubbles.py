@@ -177,7 +177,7 @@ def test_what_comes_after_the_last_commit_is_left_out() -> None:
     assert causes(early, 0) == [(10, 15, {"end": 5})]
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", [*range(20), *(pytest.param(seed, marks=pytest.mark.whole) for seed in range(20, 60))])
 def test_the_causes_of_every_gap_add_up_to_it_and_the_gaps_to_the_idle_time(seed: int, tmp_path: Path) -> None:
     file = tmp_path / "trace.json"
     file.write_text(Run(seed).text)

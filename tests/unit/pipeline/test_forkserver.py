@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import socket
+import sys
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from transformers import conversion_mapping
 
-from penstock.pipeline.forking import Server
+from penstock.pipeline.forking import TRANSFORMERS, Server, preload_transformers
 from penstock.pipeline.forkserver import VISIBLE, fresh_environment
 from penstock.pipeline.worker import from_inside
 from tests.agents import PLAN, spec
@@ -69,3 +71,13 @@ def test_an_interpreter_that_cannot_be_started_is_reported_as_the_stages_end(mon
         told = json.loads(engine.recv(4096))
     cause = "no interpreter can be started for it: Cannot allocate memory"
     assert (told, server._children) == ({"process": "p", "cause": cause}, {})
+
+
+def test_what_every_stage_would_make_anew_is_there_before_they_are_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conversion_mapping, "_checkpoint_conversion_mapping_cache", None)
+    preload_transformers()
+    made = conversion_mapping._checkpoint_conversion_mapping_cache
+    assert made
+    monkeypatch.setattr(conversion_mapping, "_build_checkpoint_conversion_mapping", dict)
+    assert conversion_mapping.get_checkpoint_conversion_mapping("mixtral")
+    assert {*TRANSFORMERS} <= sys.modules.keys()

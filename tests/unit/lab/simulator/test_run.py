@@ -132,8 +132,18 @@ def test_a_draft_is_as_good_as_its_distance_from_what_was_shown(
     assert (found.tokens, found.metrics.accepted) == (61, 60 - 60 // (accepted + 1))
 
 
-@pytest.mark.parametrize("strategy", ["continuous", "auto", "pipedec"])
-@pytest.mark.parametrize("further", [(), ((0.0,),)])
+@pytest.mark.parametrize(
+    ("strategy", "further"),
+    [
+        ("continuous", ()),
+        ("auto", ((0.0,),)),
+        ("pipedec", ()),
+        *(
+            pytest.param(*one, marks=pytest.mark.whole)
+            for one in (("continuous", ((0.0,),)), ("auto", ()), ("pipedec", ((0.0,),)))
+        ),
+    ],
+)
 def test_a_swift_drafter_shows_each_node_to_a_block_of_its_own(
     strategy: str, further: tuple[tuple[float, ...], ...]
 ) -> None:

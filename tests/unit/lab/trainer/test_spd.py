@@ -97,7 +97,7 @@ PAPER: Final[dict[str, Any]] = {"variant": "paper"}
 LATER: Final[dict[str, Any]] = {"variant": "paper", "post_state": True}
 
 
-@pytest.mark.parametrize("fill", [1, 2, 3, STAGES])
+@pytest.mark.parametrize("fill", [1, STAGES, *(pytest.param(one, marks=pytest.mark.whole) for one in (2, 3))])
 @pytest.mark.parametrize(
     ("layers", "given"),
     [(1, OWN_LEVELS), (2, OWN_LEVELS), (1, SHARED), (1, PAPER), (2, PAPER), (1, LATER), (2, LATER)],

@@ -157,7 +157,7 @@ def passing(forward: Callable[..., torch.Tensor], sent: list[torch.Tensor]) -> C
     return run
 
 
-@pytest.mark.parametrize(("architecture", "form"), [*some_formats(FAMILIES, "qwen3", 4)])
+@pytest.mark.parametrize(("architecture", "form"), [*some_formats(FAMILIES, "qwen3", 8)])
 def test_a_rows_logits_are_its_own(tmp_path: Path, architecture: str, form: str) -> None:
     """Token by token; beside others, in slots of no order, over two stages; in pieces; and among other branches."""
     path, options = make_checkpoint(tmp_path, architecture), FORMATS[form]
