@@ -34,7 +34,13 @@ LOOKED_UP: Final = "in virtual time, with SmolLM2-135M-Instruct, drafts looked u
 LEARNED: Final = (
     "in virtual time, with SmolLM2-135M-Instruct, few short answers; a drafter that learned from little text"
 )
-IN_CHATS: Final = {six_sets.LOOKUP: "", "eagle3": ", with EAGLE-3", "headrace": ", with Headrace"}
+IN_CHATS: Final = {
+    six_sets.LOOKUP: "",
+    "medusa": ", with Medusa",
+    "eagle3": ", with EAGLE-3",
+    "dspark": ", with DSpark",
+    "headrace": ", with Headrace",
+}
 """The end of a finding's text, by the method that drafted for the chat model."""
 BEHIND: Final = {HOLDS: FAILS, LESS: FAILS, FAILS: HOLDS, OPEN: OPEN}
 """The verdict on "slower" by that on "faster"."""
