@@ -12,7 +12,7 @@ prompts of 128 tokens a case takes 35 minutes of a core with one and 40 with the
 
 Every set, temperature and seed on a cluster with a drafter is a case, written to
 benchmarks/measured/papers/six_sets.json as it ends, and not run again if it is there with as many prompts and tokens:
-stop it when you like. ``--sets``, ``--clusters`` and ``--seeds`` choose a part.
+stop it when you like. ``--sets``, ``--clusters``, ``--seeds`` and ``--temperatures`` choose a part.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def cases(wanted: virtual.Wanted) -> Iterator[virtual.Case]:
     named = [{"method": name, "model": one} for name, folders in wanted.drafters.items() for one in folders]
     drafters = named or [{"method": LOOKUP}]
     for seed, temperature, cluster, drafter, name in product(
-        options.seeds, TEMPERATURES, options.clusters, drafters, options.sets
+        options.seeds, options.temperatures, options.clusters, drafters, options.sets
     ):
         if temperature == 0 and seed != SEEDS[0]:
             continue  # greedily a seed changes nothing
@@ -143,4 +143,5 @@ if __name__ == "__main__":
         sets=SETS,
         clusters=tuple(STRATEGIES),
         seeds=SEEDS,
+        temperatures=TEMPERATURES,
     )
