@@ -149,7 +149,9 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except RecursionError as error:
+        raise ConfigError(f"{path}: is not TOML: it nests too deep") from error
+    except ValueError as error:  # also for bytes that are no UTF-8, and for a number of too many digits
         raise ConfigError(f"{path}: is not TOML: {error}") from error
 
 

@@ -325,7 +325,7 @@ INTEGERS: Final = (*(one.name for one in fields(SamplingParams) if one.type == "
 def schema_text(name: str, schema: Any) -> str:
     """A JSON schema as text. Raises RequestError unless it is a JSON object."""
     try:
-        parsed = json.loads(schema) if isinstance(schema, str) else schema
+        parsed = from_json(schema) if isinstance(schema, str) else schema
         text = json.dumps(parsed, allow_nan=False)
     except (ValueError, TypeError, RecursionError) as error:
         raise RequestError(f"{name} is not JSON: {error}") from None
@@ -350,6 +350,18 @@ def unicode_text(name: str, value: Any) -> str:
     except UnicodeEncodeError as error:
         raise RequestError(f"{name} is not valid Unicode: {error}") from None
     return value
+
+
+def from_json(text: str | bytes) -> Any:
+    """The value of a JSON text. Raises ValueError for anything else, and for what nests too deep to be read."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it nests too deep") from None
+
+
+HALF: Final = "holds half of a surrogate pair, which is no character; take it out"
+"""Words for a text with a lone surrogate."""
 
 
 def lone_surrogate(text: object) -> bool:

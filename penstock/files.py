@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from penstock.core import ConfigError
+from penstock.core import ConfigError, from_json
 
 # ---------------------------------------------------------------------------------------------------------------- files
 # Checks of a checkpoint's files, which may come from strangers; named pipes; Penstock's cache folder; stamps of files.
@@ -152,15 +152,26 @@ def fields_of(table: dict[str, Any]) -> Iterator[tuple[str, str, Any]]:
                 left.append((path, value))
 
 
+@contextmanager
+def naming(file: Path | str) -> Iterator[None]:
+    """Have errors of the operating system within the block name the file: those of writing to a full disk name none."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(file)
+        raise
+
+
 def read_json(file: Path) -> dict[str, Any]:
     """The table in ``file``; empty where there is no such file. Raises ConfigError for anything but a JSON object."""
     if not file.is_file():
         return {}
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = from_json(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"model: {file} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ConfigError(f"model: {file} is not valid JSON: {error}") from error
     if not isinstance(content, dict):
         raise ConfigError(f"model: {file} holds no JSON object but {shown(content)}")

@@ -22,6 +22,7 @@ from penstock.engine.loop import Observer
 from penstock.engine.opening import loaded, watched
 from penstock.engine.options import EngineOptions, model_folder
 from penstock.engine.resolve import check_options
+from penstock.files import naming
 from penstock.hosts.fleet import FleetExecutor
 from penstock.outlines.steps import Dialogue
 from penstock.pipeline.forkserver import fork_from_here, shared_fork_server
@@ -125,7 +126,7 @@ class Follower(Observer):
 
 
 def complete(
-    asked: Asked, options: EngineOptions, sampling: Mapping[str, Any], as_json: bool, trace: IO[str] | None
+    asked: Asked, options: EngineOptions, sampling: Mapping[str, Any], as_json: bool, trace: Path | None
 ) -> None:
     """Start the stages, generate, and report. After Ctrl-C the tokens generated so far are still reported.
 
@@ -156,7 +157,7 @@ def complete(
 
 
 def complete_in_points(
-    llm: LLM, asked: Asked, params: SamplingParams, as_json: bool, trace: IO[str] | None, load_seconds: float
+    llm: LLM, asked: Asked, params: SamplingParams, as_json: bool, trace: Path | None, load_seconds: float
 ) -> None:
     """Generate and report with ``outline_decoding``: the points are printed in their order, while they all grow."""
     from penstock.engine.llm import Run, answer_in_points
@@ -182,9 +183,16 @@ def sampling_params(llm: LLM, asked: Asked, given: Mapping[str, Any]) -> Samplin
     return SamplingParams(**{**base, **given})
 
 
+STANDARD_OUTPUT: Final = "-"
+"""The name that stands for standard output among files to write."""
+
+
 @contextmanager
-def traced(llm: LLM, file: IO[str] | None) -> Iterator[None]:
-    """Trace the block and write the trace to ``file``, also where the block ends in an error."""
+def traced(llm: LLM, file: Path | None) -> Iterator[None]:
+    """Trace the block and write the trace to ``file``, standard output for "-", also where the block ends in an error.
+
+    The file keeps what it holds until then, so that nothing is lost where a request is refused.
+    """
     if file is None:
         yield
         return
@@ -197,7 +205,11 @@ def traced(llm: LLM, file: IO[str] | None) -> Iterator[None]:
             while len(llm.loop.inflight):
                 llm.loop.step()
     finally:
-        writer.write(file)
+        if str(file) == STANDARD_OUTPUT:
+            writer.write(sys.stdout)
+        else:
+            with naming(file), file.open("w", encoding="utf-8") as opened:
+                writer.write(opened)
 
 
 def report(

@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 import penstock
-from penstock.cli.options import AsJson, command, new_app, report
+from penstock.cli.options import AsJson, command, new_app, open_standard_files, report
 from penstock.config import FieldError, Option
 from penstock.core import PenstockError
 
@@ -238,6 +238,7 @@ def top(
 
 def main() -> None:
     """The entry point ``penstock``."""
+    open_standard_files()
     try:
         app()
     except OSError as error:  # raised while help is printed: commands report their own errors

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 import typer
 
 from penstock.config import SPECULATION, FieldError, Option
-from penstock.core import PenstockError
+from penstock.core import PenstockError, from_json
 from penstock.drafters.base import DRAFTERS
 from penstock.engine.options import MODEL_NAME, ModelOptions
 from penstock.library.names import DEFAULT, PAIR
@@ -148,7 +147,7 @@ class SpeculationOptions:
 def read_table(text: str | None) -> dict[str, Any]:
     """The JSON object that a flag gives; {} if the flag is not given. Raises FieldError for anything else."""
     try:
-        table = json.loads(text) if text is not None else {}
+        table = from_json(text) if text is not None else {}
     except ValueError as error:
         raise FieldError("speculative_config", f"is not JSON: {error}") from error
     if not isinstance(table, dict):

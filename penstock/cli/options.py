@@ -8,11 +8,12 @@ import inspect
 import os
 import shutil
 import signal
+import stat
 import sys
 import threading
 import types
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from penstock.config import FieldError, Option
+from penstock.config import OUTPUT, FieldError, Option, check
 from penstock.core import ConfigError, PenstockError, RequestError
 from penstock.files import NAMED_PIPE, is_named_pipe
 
@@ -35,6 +36,8 @@ REQUIRED: Final = inspect.Parameter.empty
 """Mark of a field without a default, as ``inspect`` has it for parameters."""
 FOLDER: Final = "FOLDER"
 """Metavar of options that take a folder's path as text."""
+FILE, DIR = "FILE", "DIR"
+"""Words in the metavars of options under OUTPUT that name what a command writes."""
 WRITTEN: Final = (str, int, float, bool, Path)
 """Types that an argument on the command line can have."""
 
@@ -176,6 +179,20 @@ AGAIN_S: Final = 0.05
 drop it again; nobody notices so short a wait."""
 
 
+def open_standard_files() -> None:
+    """Open /dev/null for each of the standard files that whoever started this process has closed, as daemons do.
+
+    Python has None in their place, and the next file that is opened would have their number.
+    """
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != number:
+                os.dup2(null, number)
+                os.close(null)
+            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", closefd=False))
+
+
 @contextmanager
 def reported() -> Iterator[None]:
     """A context that reports errors of Penstock and of files in one line on stderr, and turns them into exit codes.
@@ -259,14 +276,74 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
     def run(**given: Any) -> None:
         with reported():
+            check_files(fields, given)
             call(function, given)
 
-    parameters = [parameter_of(field) for field in options_of(function)]
+    fields = [*options_of(function)]
+    parameters = [parameter_of(field) for field in fields]
     run.__name__, run.__doc__ = function.__name__, function.__doc__
     # Typer reads the signature to find the options; ``run`` itself takes whatever Typer has parsed.
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {one.name: one.annotation for one in parameters}
     return run
+
+
+def check_files(fields: Sequence[Field], given: Mapping[str, Any]) -> None:
+    """Raise FieldError for a file to write that cannot be written, or that another option names, too.
+
+    Such a file would be lost before it is read, or would keep only the later of two outputs. Nothing is changed.
+    """
+    named = [(field, Path(str(one))) for field in fields for one in several(given[field.name]) if is_place(one)]
+    for number, (field, file) in enumerate(named):
+        if not writes(field):
+            continue
+        for other, place in (*named[:number], *named[number + 1 :]):
+            if is_same(file, place) and (writes(other) or place.exists()):
+                raise FieldError(field.name, f"is {str(file)!r}, which {other.name} names, too; choose another place")
+        if field.option is not None and FILE in (field.option.metavar or ""):
+            check_writable(field.name, file)
+
+
+def several(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list | tuple) else (value,)
+
+
+def is_place(value: Any) -> bool:
+    """Whether an option's value may name a file that could be lost: no standard file, and no device."""
+    if not isinstance(value, str | Path) or str(value) in ("", "-") or "\0" in str(value):
+        return False
+    try:
+        mode = os.stat(value).st_mode
+    except OSError:  # there is none, or the text is no path
+        return True
+    return stat.S_ISREG(mode) or stat.S_ISDIR(mode)
+
+
+def writes(field: Field) -> bool:
+    """Whether the option names a file or folder that the command writes."""
+    option = field.option
+    return option is not None and option.panel == OUTPUT and any(word in (option.metavar or "") for word in (FILE, DIR))
+
+
+def is_same(one: Path, other: Path) -> bool:
+    """Whether both paths lead to one file, or will."""
+    try:
+        return one.samefile(other)
+    except OSError:
+        return os.path.realpath(one) == os.path.realpath(other)
+
+
+def check_writable(name: str, file: Path) -> None:
+    """Raise FieldError for a file that cannot be written. A file that is not there is made and removed again."""
+    check(file.parent.is_dir() and not file.is_dir(), name, str(file), "a file in a folder that exists")
+    place = Path(os.path.realpath(file))
+    new = not place.exists()
+    try:
+        place.open("ab").close()
+        if new:
+            place.unlink()
+    except OSError as error:
+        raise FieldError(name, f"is {str(file)!r}, which cannot be written: {error.strerror}") from error
 
 
 def options_of(owner: Any) -> Iterator[Field]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -16,7 +15,7 @@ from penstock.cli.engine_args import NamedModel, SpeculationOptions
 from penstock.cli.options import command, new_app
 from penstock.clients.chat import ChatOptions, run_chat
 from penstock.config import OUTPUT, PROMPT, SAMPLING, FieldError, Option, check
-from penstock.core import OUTLINE_MODES, SamplingParams
+from penstock.core import HALF, OUTLINE_MODES, SamplingParams, lone_surrogate
 from penstock.engine.options import (
     MODEL_NAME,
     EngineOptions,
@@ -27,7 +26,6 @@ from penstock.engine.options import (
     model_folder,
 )
 from penstock.environment import check_api_key_variable
-from penstock.files import NAMED_PIPE, is_named_pipe
 from penstock.library.names import DEFAULT
 from penstock.pipeline.forkserver import fork_from_here
 from penstock.run import Asked
@@ -139,29 +137,13 @@ class PromptOptions:
                 raise FieldError("raw", f"continues a text without a chat template; remove it, or {name}")
 
 
-def opened_for_writing(name: str) -> IO[str]:
-    """The file of this name, or standard output for "-", opened before any stage starts.
-
-    Raises FieldError for a named pipe, and for a file that cannot be written.
-    """
-    if name == "-":
-        return open(sys.stdout.fileno(), "w", encoding="utf-8", closefd=False)
-    if is_named_pipe(Path(name)):
-        raise FieldError("trace", f"is {name!r}, which {NAMED_PIPE}")
-    try:
-        return Path(name).open("w", encoding="utf-8")
-    except OSError as error:
-        raise FieldError("trace", f"is {name!r}, which cannot be written: {error.strerror}") from error
-
-
 TraceFile = Annotated[
-    IO[str] | None,
+    Path | None,
     Option(
         "Write a trace for penstock trace and ui.perfetto.dev: every batch on every stage.",
         OUTPUT,
         metavar="FILE",
         default="",
-        parse=opened_for_writing,
     ),
 ]
 
@@ -193,11 +175,10 @@ def generate(
     from penstock.run import complete
 
     options = engine_args.prepared(model.model, options_for, check_options)
-    with trace or nullcontext():
-        complete(asked, options, sampling.given, as_json, trace)
+    complete(asked, options, sampling.given, as_json, trace)
 
 
-def check_engines(count: int, prompt: PromptOptions, trace: IO[str] | None) -> None:
+def check_engines(count: int, prompt: PromptOptions, trace: Path | None) -> None:
     """Raise FieldError if several engines would have nothing to share."""
     if count <= 1:
         return
@@ -214,6 +195,8 @@ def asked_of(options: PromptOptions) -> Asked:
     text = options.prompt if options.prompt is None and conversation.messages else read_prompt(options.prompt)
     if text is None and conversation.messages[-1]["role"] == "assistant":
         raise FieldError("messages", "end with the assistant's own turn, to which there is no answer; give a PROMPT")
+    check_text("prompt", text)
+    check_text("system_prompt", options.system_prompt)
     if options.system_prompt is not None:
         system = {"role": "system", "content": options.system_prompt}
         conversation = replace(conversation, messages=[system, *conversation.messages])
@@ -224,6 +207,12 @@ def asked_of(options: PromptOptions) -> Asked:
         raw=options.raw,
         outline_decoding=options.outline_decoding,
     )
+
+
+def check_text(name: str, text: str | None) -> None:
+    """Raise FieldError for a text with half of a surrogate pair, which also stands for a byte that is no UTF-8."""
+    if lone_surrogate(text):
+        raise FieldError(name, HALF)
 
 
 def read_prompt(argument: str | None) -> str:
@@ -277,6 +266,7 @@ def run(
     pipeline: PipelineOptions,
     speculation: SpeculationOptions,
 ) -> None:
+    check_text("system_prompt", system_prompt)
     template = None if chat_template is None else read_template(chat_template)
     from penstock import run as running
     from penstock.engine.resolve import check_options

@@ -12,7 +12,7 @@ import httpx
 from httpx_sse import ServerSentEvent
 
 from penstock.config import SERVER, FieldError, Option
-from penstock.core import NO_HOST, PenstockError
+from penstock.core import NO_HOST, PenstockError, from_json
 from penstock.environment import API_KEY_VARIABLE, read_api_keys
 
 # ------------------------------------------------------------------------------------------------------------------ api
@@ -130,7 +130,7 @@ def answered(response: httpx.Response, field: str) -> Any:
 def message_of(body: bytes) -> str:
     """The message in an error's body, in OpenAI's form or FastAPI's; for another body its beginning."""
     try:
-        content: Any = json.loads(body)
+        content: Any = from_json(body)
     except ValueError:
         return body[:LONGEST_MESSAGE].decode(errors="replace").strip()
     if isinstance(content, dict):
@@ -230,7 +230,7 @@ def read_chunk(payload: str) -> Chunk:
     Raises ServerError for an error that the server sends, and for any other form.
     """
     try:
-        event: Any = json.loads(payload)
+        event: Any = from_json(payload)
     except ValueError as error:
         raise ServerError("bad stream", f"the server sent an event that is not JSON: {payload[:80]!r}") from error
     if not isinstance(event, dict):

@@ -33,7 +33,7 @@ from penstock.clients.api import (
     refused,
 )
 from penstock.config import Option, nearest
-from penstock.core import RequestError
+from penstock.core import RequestError, from_json
 from penstock.terminal import CUT, EARLY, FULL, MEANINGS, LineEditor, end_of, end_words, gain_words
 
 # --------------------------------------------------------------------------------------------------------- conversation
@@ -90,7 +90,7 @@ class Conversation:
         self.settings.pop(name, None)
         if value:
             try:
-                self.settings[name] = json.loads(value)
+                self.settings[name] = from_json(value)
             except ValueError:
                 self.settings[name] = value
 

@@ -239,6 +239,10 @@ DRAFTER_ON: Final = "drafter_on"
 ON_ENGINE, ON_FIRST, ON_LAST = "engine", "first-stage", "last-stage"
 """Where a drafter may be without a device's name: beside the engine, or with the first or the last stage."""
 PRESETS: Final = Path(__file__).parent / "presets"
+MOST_LOCAL: Final = 1024
+"""Most stages of ``local-N``: several times the layers of the deepest models."""
+MOST_DIGITS: Final = 18
+"""Most digits of a number in a cluster's name."""
 """The folder of the cluster files that may be loaded by name."""
 
 
@@ -341,17 +345,26 @@ def read_cluster(name_or_path: str) -> dict[str, Any]:
     if name_or_path.endswith(".toml"):
         return read_toml(Path(name_or_path))
     if local := re.fullmatch(r"local-([1-9]\d*)", name_or_path):
-        return local_table(int(local[1]))
+        return local_table(small_number("stages", local[1]))
     if drawn := re.fullmatch(r"random-(0|[1-9]\d*)(?::(0|[1-9]\d*))?", name_or_path):
-        return drawn_table(int(drawn[1]), int(drawn[2]) if drawn[2] else None)
+        stages = small_number("stages", drawn[2]) if drawn[2] else None
+        return drawn_table(small_number("seed", drawn[1]), stages)
     if name_or_path not in preset_names():
         known = nearest(name_or_path, [*preset_names(), "random-SEED", "local-N"])
         raise ConfigError(f"cluster {name_or_path!r} is unknown; {known}, or a path that ends in .toml")
     return read_toml(PRESETS / f"{name_or_path}.toml")
 
 
+def small_number(name: str, digits: str) -> int:
+    """The number in a cluster's name. Raises FieldError for more digits than any number there may have."""
+    if len(digits) > MOST_DIGITS:
+        raise FieldError(name, f"has {len(digits):,} digits; it may have {MOST_DIGITS}")
+    return int(digits)
+
+
 def local_table(stages: int) -> dict[str, Any]:
-    """The table of a cluster of so many stages, and devices, on this host."""
+    """The table of a cluster of so many stages, and devices, on this host. Raises FieldError for too many."""
+    check(stages <= MOST_LOCAL, "stages", stages, f"at most {MOST_LOCAL}: a stage is a process")
     names = [f"stage-{i}" for i in range(1, stages + 1)]
     return {
         "name": f"local-{stages}",

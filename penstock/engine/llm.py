@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Protocol
 
-from penstock.core import CompletionOutput, FinishReason, RequestError, RequestOutput, SamplingParams
+from penstock.core import CompletionOutput, FinishReason, PipelineError, RequestError, RequestOutput, SamplingParams
 from penstock.drafters.base import Drafter
 from penstock.engine.build import Engine as Decoder
 from penstock.engine.build import learn_answers, make_loop
@@ -592,6 +592,8 @@ class LLM:
                 yield from pieces
             yield from text_of(completion)  # the rest, if another call's steps have ended the request
             job.raise_if_failed(self._loop.ended)
+            if completion.output.finish_reason == FinishReason.ABORT:  # not by this iterator, which ends without this
+                raise PipelineError("the engine was closed before the text was complete")
         finally:
             if self._turns.is_owner:  # a forked child drops its copy of the iterator
                 with self._turns.turn():

@@ -116,7 +116,7 @@ def read_report(path: Path) -> DoctorReport:
         return msgspec.json.decode(path.read_bytes(), type=DoctorReport)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path} is not what `penstock doctor --json` prints: {error}") from error
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from penstock.config import MODEL, OUTPUT, PIPELINE, SAMPLING, SPECULATION, FieldError, Option, check, nearest
-from penstock.core import ConfigError, SamplingParams
+from penstock.core import HALF, ConfigError, SamplingParams, from_json, lone_surrogate
 from penstock.engine.options import (
     CLUSTER,
     DEMO,
@@ -139,7 +139,7 @@ def inside(entry: str) -> str:
 def value_of(text: str) -> Any:
     """The value of a JSON literal (numbers, true, lists), or the text itself where it is none."""
     try:
-        return json.loads(text)
+        return from_json(text)
     except ValueError:
         return text
 
@@ -226,6 +226,8 @@ def prompt_lines(path: Path) -> list[tuple[str, str]]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise ConfigError(f"prompts: {path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"prompts: {path} is no UTF-8 text: {error}") from error
     numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
     if not numbered:
         raise ConfigError(f"prompts: {path} holds no prompt")
@@ -235,17 +237,17 @@ def prompt_lines(path: Path) -> list[tuple[str, str]]:
 def turns_of(line: str, where: str) -> Turns:
     """The turns of a line; ``where`` is its place in words. Raises ConfigError for another form."""
     try:
-        entry: Any = json.loads(line)
+        entry: Any = from_json(line)
     except ValueError as error:
         raise ConfigError(f"{where}: is not JSON: {error}") from error
     if not isinstance(entry, dict):
         raise ConfigError(f"{where}: is not an object with a field 'prompt' or 'turns'")
-    if isinstance(entry.get("prompt"), str):
-        return (entry["prompt"],)
-    turns = entry.get("turns")
-    if isinstance(turns, list) and turns and all(isinstance(turn, str) for turn in turns):
-        return tuple(turns)
-    raise ConfigError(f"{where}: needs a field 'prompt' (text) or 'turns' (a list of texts)")
+    turns = [entry["prompt"]] if isinstance(entry.get("prompt"), str) else entry.get("turns")
+    if not (isinstance(turns, list) and turns and all(isinstance(turn, str) for turn in turns)):
+        raise ConfigError(f"{where}: needs a field 'prompt' (text) or 'turns' (a list of texts)")
+    if any(map(lone_surrogate, turns)):
+        raise ConfigError(f"{where}: {HALF}")
+    return tuple(turns)
 
 
 # ----------------------------------------------------------------------------------------------------------------- grid

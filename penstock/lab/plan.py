@@ -17,6 +17,7 @@ from penstock.cluster.timing import DeviceTiming, Held, chunk, device_timing, he
 from penstock.core import ConfigError
 from penstock.engine.options import model_folder
 from penstock.engine.profile.hosts import cluster_of_hosts
+from penstock.files import naming
 from penstock.hosts.probe import read_report
 from penstock.lab.plan_choices import (
     JUPITER,
@@ -404,7 +405,8 @@ def plan_engine(options: PlanOptions, console: Console) -> tuple[PlanOutcome, Re
     outcome = planned(planning, console)
     planning = planning.with_groups(outcome.chosen.groups)
     if options.output is not None:
-        options.output.write_text(cluster_toml(outcome.chosen.cluster), encoding="utf-8")
+        with naming(options.output):
+            options.output.write_text(cluster_toml(outcome.chosen.cluster), encoding="utf-8")
     more = planning.with_one_more(outcome.chosen)
     return outcome, report_of(planning, outcome, more)
 

@@ -26,6 +26,7 @@ from penstock.core import RequestOutput, SamplingParams
 from penstock.engine.llm import LLM
 from penstock.engine.options import Dtype, EngineOptions, ModelName, Quantization, Stages, Threads
 from penstock.engine.resolve import check_options
+from penstock.files import naming
 from penstock.lab.grid import FiguresFile, check_written, prompt_lines, turns_of
 from penstock.lab.record import Text, head_of, last_states, logits_after
 from penstock.lab.report import Columns, Ratio, Report, bounds, figures_table, length, paired_ratio, settings_of
@@ -536,7 +537,8 @@ def judged(judge: Judge, one: Compared, done: Callable[[], None]) -> Compared:
 
 def write_answers(path: Path, compared: Sequence[Compared]) -> None:
     """Write a line for each question, with its answers and verdicts."""
-    path.write_bytes(b"".join(msgspec.json.encode(record_of(one)) + b"\n" for one in compared))
+    with naming(path):
+        path.write_bytes(b"".join(msgspec.json.encode(record_of(one)) + b"\n" for one in compared))
 
 
 def record_of(one: Compared) -> dict[str, Any]:

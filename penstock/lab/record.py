@@ -14,7 +14,7 @@ import numpy as np
 
 from penstock.checkpoint.look import glance
 from penstock.config import FieldError, check, parse
-from penstock.core import ConfigError, RequestOutput, SamplingParams
+from penstock.core import ConfigError, RequestOutput, SamplingParams, from_json
 from penstock.engine.options import model_folder
 from penstock.messages import Sampling
 from penstock.speculation import SpeculativeConfig
@@ -248,7 +248,7 @@ def read_file(path: Path) -> tuple[str, dict[str, np.ndarray]]:
 def parse_header(text: str) -> Header:
     """The header from its JSON text. Raises FieldError; the format first, since the other fields depend on it."""
     try:
-        table: Any = json.loads(text)
+        table: Any = from_json(text)
     except ValueError as error:
         raise FieldError(METADATA, f"is not JSON: {error}") from error
     found = table.get("format") if isinstance(table, dict) else None

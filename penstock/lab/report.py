@@ -20,7 +20,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from penstock.config import FieldError, parse
-from penstock.core import ConfigError, __version__
+from penstock.core import ConfigError, __version__, from_json
+from penstock.files import naming
 from penstock.terminal import FiguresTable
 
 if TYPE_CHECKING:
@@ -162,7 +163,8 @@ class Report:
         """Print the report, and write its document to ``file`` if there is one."""
         self.show(console)
         if file is not None:
-            file.write_text(indented(self.document), encoding="utf-8")
+            with naming(file):
+                file.write_text(indented(self.document), encoding="utf-8")
 
     def answer(self, console: Console, to: TextIO | None = None) -> None:
         """Print the report; with ``to`` write only its document there, on one line."""
@@ -177,7 +179,8 @@ class Report:
         ``body`` are paragraphs in Markdown; plots may be drawn as they are iterated over, so the document comes first.
         """
         name = f"{command}.json"
-        (folder / name).write_text(indented(self.document), encoding="utf-8")
+        with naming(folder / name):
+            (folder / name).write_text(indented(self.document), encoding="utf-8")
         text = [
             f"# {title}",
             *(f"**{sentence}.**" for sentence in self.headlines),
@@ -187,7 +190,8 @@ class Report:
             "## Settings",
             settings_table(self.document["settings"]),
         ]
-        (folder / "report.md").write_text("\n\n".join(text) + "\n", encoding="utf-8")
+        with naming(folder / "report.md"):
+            (folder / "report.md").write_text("\n\n".join(text) + "\n", encoding="utf-8")
 
 
 def indented(document: Mapping[str, Any]) -> str:
@@ -343,7 +347,7 @@ def compare(first: Path, second: Path, console: Console | None = None) -> None:
 def read_bench(path: Path) -> BenchFile:
     """Read a file of ``penstock bench``. Raises ConfigError naming the file, and a field that is missing or wrong."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = from_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     except ValueError as error:

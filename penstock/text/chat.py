@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.config import FieldError, nearest
-from penstock.core import ConfigError, RequestError
+from penstock.core import ConfigError, RequestError, from_json
 from penstock.text.templates import BrokenTemplate
 
 if TYPE_CHECKING:
@@ -214,10 +214,10 @@ def read_conversation(file: Path) -> Conversation:
     """The conversation in ``file``, or in standard input for "-". Raises ConfigError naming file and field."""
     where = "standard input" if str(file) == "-" else str(file)
     try:
-        content = json.loads(sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8"))
+        content = from_json(sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"messages: {where} cannot be read: {reason(error)}") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ConfigError(f"messages: {where} is not JSON: {error}") from error
     table = {"messages": content} if isinstance(content, list) else content
     try:

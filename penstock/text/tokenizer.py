@@ -77,9 +77,13 @@ class LiteralText:
     def hide(self, value: Any, where: str) -> Any:
         """``value``, of JSON's types, with the special tokens in all its texts hidden.
 
-        Raises RequestError, which begins with the path in ``where``, for text that already holds a private character.
+        Raises RequestError, which begins with the path in ``where``, for text that already holds a private character,
+        for a value of another type, and for what nests too deep.
         """
-        return self._hidden_but(value, frozenset(), where)
+        try:
+            return self._hidden_but(value, frozenset(), where)
+        except RecursionError:
+            raise RequestError(f"{where} nests too deep, or holds itself") from None
 
     def _hidden_but(self, value: Any, seen: frozenset[str], where: str) -> Any:
         """``hide``, but for the texts ``seen``, which the template has to find."""
@@ -97,7 +101,9 @@ class LiteralText:
             }
         if isinstance(value, list | tuple):
             return [self._hidden_but(item, seen, f"{where}[{number}]") for number, item in enumerate(value)]
-        return value
+        if value is None or isinstance(value, int | float):
+            return value
+        raise RequestError(f"{where} is of type {type(value).__name__}, which JSON has not")
 
     def show(self, rendered: str) -> str:
         """The rendered text with its hidden tokens written out."""

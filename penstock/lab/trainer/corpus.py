@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from penstock.core import ConfigError, RequestError
+from penstock.core import ConfigError, RequestError, from_json
 from penstock.text.tokenizer import Tokenizer
 
 # --------------------------------------------------------------------------------------------------------------- corpus
@@ -119,7 +118,7 @@ def documents_of(file: Path) -> Iterator[Document]:
 def document_of(line: str, where: str) -> Document:
     """The document in a line. Raises ConfigError for a line that holds none."""
     try:
-        entry: Any = json.loads(line)
+        entry: Any = from_json(line)
     except ValueError as error:
         raise ConfigError(f"{where}: is not JSON: {error}") from error
     if isinstance(entry, dict):

@@ -17,7 +17,16 @@ from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
 from penstock.config import meant
-from penstock.core import ConfigError, PenstockError, PipelineError, QueueFull, Recovering, RequestError, lone_surrogate
+from penstock.core import (
+    HALF,
+    ConfigError,
+    PenstockError,
+    PipelineError,
+    QueueFull,
+    Recovering,
+    RequestError,
+    lone_surrogate,
+)
 
 # --------------------------------------------------------------------------------------------------------------- errors
 # Errors in the OpenAI API's form: one object with a message, a type, the field at fault and a code.
@@ -88,8 +97,12 @@ class ApiError(HTTPException):
 
 
 def invalid_field(param: str, problem: str, code: str = INVALID_VALUE) -> ApiError:
-    """The error 400 for a field: ``problem`` says what is wrong with it and what would be right."""
-    return ApiError(400, f"{param} {problem}", param=param, code=code)
+    """The error 400 for a field, or ``WHOLE_BODY``: ``problem`` says what is wrong with it and what would be right."""
+    return ApiError(400, f"{param} {problem}", param=None if param == WHOLE_BODY else param, code=code)
+
+
+WHOLE_BODY: Final = "the body"
+"""Words for what is wrong with no field of its own."""
 
 
 def too_long(param: str, problem: str, most: int) -> ApiError:
@@ -166,6 +179,8 @@ def validation_error(
     if worst["type"] == "value_error":
         # Penstock's own checks: of the whole body they begin with the field, of a part with what is wrong with it.
         problem = str(worst["ctx"]["error"])
+        if problem.startswith(WHOLE_BODY):
+            return invalid_field(WHOLE_BODY, problem.removeprefix(f"{WHOLE_BODY} "))
         return invalid_field(param, problem) if param else invalid_field(*problem.split(" ", 1))
     if not param:
         message = "the body has to be a JSON object, sent with Content-Type: application/json"
@@ -236,12 +251,12 @@ def long_number_of(body: bytes) -> tuple[str, str]:
     while left:
         where, value = left.pop()
         if isinstance(value, _LongNumber):
-            return where or "the body", f"is a number of {len(value.lstrip('-')):,} digits; it may have {most:,}"
+            return where or WHOLE_BODY, f"is a number of {len(value.lstrip('-')):,} digits; it may have {most:,}"
         if isinstance(value, dict):
             left += [(f"{where}.{key}" if where else key, item) for key, item in value.items()]
         elif isinstance(value, list):
             left += [(f"{where}[{place}]", item) for place, item in enumerate(value)]
-    return "the body", f"holds a number of more than {most:,} digits"
+    return WHOLE_BODY, f"holds a number of more than {most:,} digits"
 
 
 class _LongNumber(str):
@@ -256,10 +271,10 @@ def check_unicode(body: Any) -> Any:
         where, value = left.pop()
         if isinstance(value, str):
             if lone_surrogate(value):
-                raise ValueError(f"{where} holds half of a surrogate pair, which is no character; take it out")
+                raise ValueError(f"{where} {HALF}")
         elif isinstance(value, dict):
             inner = [(f"{where}.{key}" if where else str(key), item) for key, item in value.items()]
-            left += [*inner, *((where or "the body", key) for key in value)]
+            left += [*inner, *((where or WHOLE_BODY, key) for key in value)]
         elif isinstance(value, list):
             left += [(f"{where}[{number}]", item) for number, item in enumerate(value)]
     return body

@@ -548,7 +548,8 @@ def test_a_closed_llm_says_so(target: Path) -> None:
     llm.close()
     with pytest.raises(PipelineError, match="closed"):
         llm.generate(SHORT, GREEDY)
-    list(stream)
+    with pytest.raises(PipelineError, match="closed before the text was complete"):
+        list(stream)
 
 
 class Interrupted(Observer):

@@ -68,8 +68,8 @@ def test_what_two_readers_may_frame_differently_is_refused_and_closed(
     assert (error["code"], error["param"]) == ("bad_http", None)
 
 
-def places(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every text in a body by its path, and the body with a lone surrogate there; and every key of its objects."""
+def places(value: Any, path: str = "") -> Iterator[tuple[str | None, Any]]:
+    """Every text in a body by its path, and the body with a lone surrogate there; and every object with such a key."""
     if isinstance(value, str):
         yield path, LONE
     elif isinstance(value, list):
@@ -77,6 +77,7 @@ def places(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
             for where, changed in places(item, f"{path}[{number}]"):
                 yield where, [*value[:number], changed, *value[number + 1 :]]
     elif isinstance(value, dict):
+        yield path or None, value | {LONE: 1}
         for key, item in value.items():
             for where, changed in places(item, f"{path}.{key}" if path else key):
                 yield where, value | {key: changed}

@@ -3,54 +3,24 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import pytest
 
 from penstock import LLM, AsyncLLM, ConfigError
 from penstock.checkpoint.checkpoint import open_checkpoint
-from penstock.engine.options import DEMO
 from penstock.files import is_named_pipe
 from penstock.text.tokenizer import load_tokenizer
-from scripts.cli_docs import commands, is_argument
+from scripts.cli_docs import is_argument
 from tests.checkpoints import make_checkpoint
 from tests.unit.cli.invoke import invoke
-
-SAID: Final = re.compile(r"GGUF file|ending in \.toml|preset, random-SEED|Small model that drafts")
-"""Words in the help of options whose text may be a path, though neither their type nor their metavar says so."""
-ENDINGS: Final = {"cluster": ".toml", "clusters": ".toml", "dataset": ".jsonl", "model": ".gguf"}
-BESIDE: Final[dict[str, tuple[str, ...]]] = {
-    "bench quality": ("--prompts", str(DEMO / "prompts.jsonl")),
-    "bench serve": ("--url", "http://127.0.0.1:1"),
-    "generate": ("x",),
-    "hosts setup": ("b",),
-    "keys add": ("second", "--listen", "127.0.0.1"),
-    "plan": ("--cluster", "demo"),
-    "simulate": ("--cluster", "demo"),
-    "train": ("eagle", "--output", "nowhere", "--data", __file__),
-    "worker": ("--listen", "127.0.0.1:0"),
-}
-"""Further words that a command has to be given before it looks at its paths."""
-
-
-def takes_a_path(option: Any) -> bool:
-    hint, said = str(option.type_descriptor.annotation), str(option.metavar)
-    return "Path" in hint or any(word in said for word in ("FILE", "FOLDER", "DIR")) or bool(SAID.search(option.help))
-
-
-OPTIONS: Final = [
-    (name.removeprefix("penstock "), option)
-    for name, command in commands()
-    for option in command.params
-    if takes_a_path(option)
-]
+from tests.unit.cli.paths import BESIDE, ENDINGS, OPTIONS
 
 
 class Hangs(Exception):

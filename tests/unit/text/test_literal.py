@@ -78,3 +78,31 @@ def test_a_text_that_is_no_unicode_is_refused_beside_a_special_token_too(bytes_t
 def test_what_would_be_taken_for_hidden_is_refused(bytes_tokenizer: Tokenizer, first: int) -> None:
     with pytest.raises(RequestError, match="private character"):
         bytes_tokenizer.literal.hide(f"a{chr(first)}", "text")
+
+
+def nested(depth: int) -> list[object]:
+    inner: list[object] = []
+    for _ in range(depth):
+        inner = [inner]
+    return inner
+
+
+def holding_itself() -> list[object]:
+    circle: list[object] = []
+    circle.append(circle)
+    return circle
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ({"a": [object()]}, r"text\.a\[0\] is of type object, which JSON has not"),
+        ({"a": b"bytes"}, r"text\.a is of type bytes"),
+        ({"a": {1, 2}}, r"text\.a is of type set"),
+        (nested(100_000), "text nests too deep, or holds itself"),
+        (holding_itself(), "text nests too deep, or holds itself"),
+    ],
+)
+def test_what_is_no_json_is_refused_by_its_path(bytes_tokenizer: Tokenizer, value: object, said: str) -> None:
+    with pytest.raises(RequestError, match=f"^{said}"):
+        bytes_tokenizer.literal.hide(value, "text")
