@@ -31,7 +31,7 @@ from penstock.lab.plan_choices import (
     refusal,
 )
 from penstock.lab.profile import hosts_profile
-from penstock.lab.report import Report
+from penstock.lab.report import Report, consoles
 from penstock.terminal import FiguresTable, progress_bar
 
 # --------------------------------------------------------------------------------------------------------------- papers
@@ -389,10 +389,10 @@ def remarks(planning: Planning, chosen: Choice, more: Choice | None) -> Iterator
 
 def run_plan(options: PlanOptions, *, as_json: bool = False, console: Console | None = None) -> list[PlanOutcome]:
     """Plan for each engine, print, and write the file. Raises ConfigError, with the numbers, if nothing fits."""
-    console = console or Console(stderr=True)
+    console, out = consoles(console)
     each = [plan_engine(one, console) for one in options.each_engine()]
     report = each[0][1] if len(each) == 1 else report_of_engines(options, each)
-    report.answer(console, sys.stdout if as_json else None)
+    report.answer(out, sys.stdout if as_json else None)
     return [outcome for outcome, _ in each]
 
 

@@ -26,7 +26,7 @@ from penstock.engine.profile.store import profiles_folder
 from penstock.engine.resolve import check_options
 from penstock.hosts.placement import check_named
 from penstock.lab.grid import read_prompts
-from penstock.lab.report import Report
+from penstock.lab.report import Report, consoles
 from penstock.pipeline.forkserver import fork_from_here
 from penstock.planner.costs import candidates
 from penstock.planner.partition import least_piece
@@ -311,9 +311,9 @@ def link_table(links: Sequence[LinkBetween]) -> FiguresTable:
 
 def run_profile(options: ProfileOptions, *, as_json: bool = False, console: Console | None = None) -> Profile:
     """Measure, store and print. Raises ConfigError for options that cannot work, PipelineError for a lost stage."""
-    console = console or Console(stderr=True)
+    console, out = consoles(console)
     profile = profile_by_price(options) if options.cluster is not None else measured_profile(options, console)
-    report_of(profile).answer(console, sys.stdout if as_json else None)
+    report_of(profile).answer(out, sys.stdout if as_json else None)
     if options.cluster is None and not as_json:
         console.print(f"Kept in {profiles_folder()}, for `penstock plan --hosts` and layer_split auto.", soft_wrap=True)
     return profile

@@ -29,7 +29,17 @@ from penstock.engine.resolve import check_options
 from penstock.files import naming
 from penstock.lab.grid import FiguresFile, check_written, prompt_lines, turns_of
 from penstock.lab.record import Text, head_of, last_states, logits_after
-from penstock.lab.report import Columns, Ratio, Report, bounds, figures_table, length, paired_ratio, settings_of
+from penstock.lab.report import (
+    Columns,
+    Ratio,
+    Report,
+    bounds,
+    consoles,
+    figures_table,
+    length,
+    paired_ratio,
+    settings_of,
+)
 from penstock.terminal import FiguresTable, progress_bar
 
 if TYPE_CHECKING:
@@ -477,7 +487,7 @@ def run_bench_quality(options: QualityOptions, console: Console | None = None) -
     Raises ConfigError before anything starts, and ServerError if the judge cannot be reached or fails.
     """
     questions = checked(options)
-    console = console or Console(stderr=True)
+    console, out = consoles(console)
     judge = Judge(options.server, options.judge_model) if options.server is not None else None
     with closing(judge) if judge is not None else nullcontext(), progress_bar(console) as progress:
         judged_by = judge.model if judge is not None else None  # first, so that a missing judge is noticed soon
@@ -494,7 +504,7 @@ def run_bench_quality(options: QualityOptions, console: Console | None = None) -
         prompts=[path.name for path in options.prompts],
         judge_model=judged_by,
     )
-    report_of(settings, found, judged=judge is not None).deliver(console, options.json)
+    report_of(settings, found, judged=judge is not None).deliver(out, options.json)
     if options.answers is not None:
         write_answers(options.answers, compared)
     return found

@@ -344,6 +344,11 @@ def compare(first: Path, second: Path, console: Console | None = None) -> None:
             console.print(line, markup=False, soft_wrap=True)
 
 
+def consoles(console: Console | None) -> tuple[Console, Console]:
+    """Where a command shows its progress, and where its report: standard error and output, or ``console`` for both."""
+    return (console, console) if console is not None else (Console(stderr=True), Console(highlight=False))
+
+
 def read_bench(path: Path) -> BenchFile:
     """Read a file of ``penstock bench``. Raises ConfigError naming the file, and a field that is missing or wrong."""
     try:

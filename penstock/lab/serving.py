@@ -17,7 +17,7 @@ from rich.table import Table
 from penstock.clients.api import ServerError
 from penstock.environment import PLOTS, require
 from penstock.lab.plots import DPI, HUES, SMALL, bare, save
-from penstock.lab.report import Columns, Report, T, figures_table, length, settings_of, share, this_host
+from penstock.lab.report import Columns, Report, T, consoles, figures_table, length, settings_of, share, this_host
 from penstock.lab.serving_load import (
     LATENCIES,
     Client,
@@ -256,7 +256,7 @@ def run_bench_serve(options: ServingOptions, console: Console | None = None) -> 
     """
     if options.plot is not None:
         require([PLOTS])
-    console = console or Console(stderr=True)
+    console, out = consoles(console)
     found = Found()
     try:
         with progress_bar(console) as progress:
@@ -264,7 +264,7 @@ def run_bench_serve(options: ServingOptions, console: Console | None = None) -> 
             asyncio.run(measure(options, found, lambda words: progress.update(task, description=words, advance=1)))
     finally:
         if found.levels:
-            show(options, found, console)
+            show(options, found, out)
     return found.levels
 
 

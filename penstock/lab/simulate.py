@@ -45,6 +45,7 @@ from penstock.lab.report import (
     Image,
     Report,
     bounds,
+    consoles,
     figures_rows,
     figures_table,
     is_looping,
@@ -498,10 +499,10 @@ def run_simulate(options: SimulateOptions, console: Console | None = None) -> li
     if options.report is not None:
         require([PLOTS])
         prepare(options.report)
-    console = console or Console(stderr=True)
+    console, out = consoles(console)
     runs = simulate_all(plan, console, options.overhead_per_hop_ms / 1e3)
     report = report_of(options, plan.script, runs)
-    report.deliver(console, options.json)
+    report.deliver(out, options.json)
     if options.report is not None:
         body = page_of(options.report, options.sweep, runs)
         report.write_folder(options.report, "simulate", "Strategies simulated", body)

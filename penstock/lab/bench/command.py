@@ -48,7 +48,7 @@ from penstock.lab.grid import (
     with_plain,
 )
 from penstock.lab.record import check_record, record
-from penstock.lab.report import prepare, settings_of, this_host
+from penstock.lab.report import consoles, prepare, settings_of, this_host
 from penstock.pipeline.forkserver import fork_from_here
 from penstock.speculation import SpeculativeConfig, with_drafter
 from penstock.terminal import progress_bar
@@ -106,12 +106,12 @@ def run_bench(options: BenchOptions, console: Console | None = None) -> list[Str
     plan = checked(options)
     if options.report is not None:
         prepare(options.report)
-    console = console or Console(stderr=True)
+    console, out = consoles(console)
     fork_from_here()
     with progress_bar(console) as progress:
         found = measured(options, plan, Ticker(progress, plan))
     if found.runs:
-        show(options, plan, found, console)
+        show(options, plan, found, out)
     if found.silent:
         raise NothingToTime("; ".join(found.silent.values()))
     return found.runs

@@ -23,7 +23,7 @@ from penstock.lab.bench.comparison import questions_of
 from penstock.lab.bench.report import IDENTICAL
 from penstock.lab.bench.summary import same_tokens
 from penstock.lab.grid import WARM_UP, BenchOptions, Question, Setting, is_plain, settings_of, short
-from penstock.lab.report import Columns, Report, figures_table, times
+from penstock.lab.report import Columns, Report, consoles, figures_table, times
 from penstock.pipeline.forkserver import fork_from_here
 from penstock.terminal import progress_bar
 
@@ -84,12 +84,12 @@ OnSetting = Callable[[str, Setting], None]
 def run_bench_engines(options: BenchOptions, console: Console | None = None) -> list[EnginesRun]:
     """Run the bench, print its tables and write the JSON file. Raises ConfigError before anything starts."""
     plan = checked(options)
-    console = console or Console(stderr=True)
+    console, out = consoles(console)
     fork_from_here()
     with progress_bar(console) as progress:
         task = progress.add_task("starting", total=None)
         runs, stages = measured(options, plan, lambda name, at: progress.update(task, description=f"{at}: {name}"))
-    report_of(all_settings(options, stages), runs).deliver(console, options.json)
+    report_of(all_settings(options, stages), runs).deliver(out, options.json)
     return runs
 
 

@@ -62,7 +62,7 @@ def test_a_bench_follows_turns_with_the_answers(chat_model: Path, tmp_path: Path
     bench = ["bench", "--model", str(chat_model), "--prompts", str(prompts), "--max-tokens", "8"]
     done = invoke(*bench, "--strategies", "auto", "--json", str(figures))
     assert done.exit_code == 0, done.stderr
-    said = " ".join(done.stderr.split())
+    said = " ".join(done.stdout.split())
     assert "The chat template was applied; later turns follow plain decoding's answers" in said
     assert "Every entry began with a request of 4 tokens to warm up" in said
     plain, auto = json.loads(figures.read_text())["runs"]

@@ -195,7 +195,7 @@ def test_bench_reports_and_compares(pair: Path, tmp_path: Path) -> None:
         *("--max-tokens", "8", "--report", str(folder)),
     )
     assert result.exit_code == 0, result.stderr
-    assert "one seed was run, not 2" in result.stderr
+    assert "one seed was run, not 2" in " ".join(result.stdout.split())
     saved = json.loads((folder / "bench.json").read_text())
     check_runs(saved["runs"])
     assert {(one["prompt_set"], one["temperature"]) for one in saved["small_model"]} == SETTINGS
@@ -216,8 +216,8 @@ def test_simulate_reports(tmp_path: Path) -> None:
         *("--report", str(tmp_path / "report")),
     )
     assert result.exit_code == 0, result.stderr
-    assert "demo, 8 stages, simulated" in result.stderr
-    assert "(the demo pair's at T = 1)" in " ".join(result.stderr.split())
+    assert "demo, 8 stages, simulated" in result.stdout
+    assert "(the demo pair's at T = 1)" in " ".join(result.stdout.split())
     saved = json.loads((tmp_path / "report" / "simulate.json").read_text())
     assert saved["simulated"]
     assert len(saved["runs"]) == 2 * 3 * 4

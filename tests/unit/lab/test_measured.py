@@ -74,7 +74,7 @@ def test_the_plan_is_what_the_options_say(tmp_path: Path) -> None:
     split = dict(zip(table["hosts"].split(","), map(int, table["layer_split"].split(",")), strict=True))
     assert sum(split.values()) == 32
     assert 2.5 < split["fast"] / split["localhost"] < 3.6
-    said = invoke("plan", "--doctor", str(file), "--model", "demo", "--tokens", "0").stderr
+    said = invoke("plan", "--doctor", str(file), "--model", "demo", "--tokens", "0").stdout
     assert "Run it with --hosts" in said
 
 
