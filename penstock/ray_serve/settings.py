@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -13,7 +14,6 @@ import msgspec
 from penstock.config import FieldError, check, check_positive, nearest
 from penstock.engine.options import EngineOptions
 from penstock.environment import API_KEY_VARIABLE, check_api_key_variable, read_api_keys
-from penstock.files import shown
 from penstock.hosts.placement import asked_hosts
 from penstock.server.settings import ServerSettings, name_of
 from penstock.speculation import parse_speculative
@@ -139,7 +139,7 @@ def typed(kind: type, name: str, value: Any, said: str) -> Any:
         try:
             return msgspec.json.decode(value, type=dict[str, Any] | None)
         except (msgspec.MsgspecError, RecursionError) as error:
-            raise FieldError(said, f"is {shown(value)}, which is not a JSON object: {error}") from None
+            raise FieldError(said, f"is {reprlib.repr(value)}, which is not a JSON object: {error}") from None
     if name in ("cluster", "speculative_config"):
         return value  # checked by the options themselves
     if typing.get_origin(hint) is tuple and isinstance(value, str):

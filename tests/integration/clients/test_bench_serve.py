@@ -156,13 +156,14 @@ def test_ctrl_c_reports_what_has_been_measured(tmp_path: Path) -> None:
     with running(OpenAIServer(answer)) as server:
         command = [PENSTOCK, "bench", "serve", "--url", server.url, "--dataset", str(file), "--json", "out.json"]
         command += ["--num-prompts", "5", "--num-warmups", "0", "--concurrency", "1,2"]
-        with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+        pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        with subprocess.Popen(command, cwd=tmp_path, text=True, **pipes) as process:
             assert server.held.wait(60)
             process.send_signal(signal.SIGINT)
-            _, said = process.communicate(timeout=60)
+            reported, said = process.communicate(timeout=60)
         assert server.left.wait(10)
     assert process.returncode == INTERRUPTED
-    assert "broken off, 3 of 5 requests had not ended" in said
+    assert "broken off, 3 of 5 requests had not ended" in reported
     assert "Traceback" not in said
     (run,) = json.loads((tmp_path / "out.json").read_text())["runs"]
     assert (run["completed"], run["failed"], run["unfinished"]) == (2, 0, 3)

@@ -71,7 +71,7 @@ def test_a_bench_follows_turns_with_the_answers(chat_model: Path, tmp_path: Path
     assert len({one["prompt_sha256"] for one in plain["requests"]}) == 2
     raw = invoke(*bench, "--strategies", "auto", "--raw")
     assert raw.exit_code == 0, raw.stderr
-    assert "the first turn alone was asked, as it stands: --raw." in " ".join(raw.stderr.split())
+    assert "the first turn alone was asked, as it stands: --raw." in " ".join(raw.stdout.split())
 
 
 @pytest.mark.slow
