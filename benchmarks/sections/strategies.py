@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import fmean, geometric_mean
 from typing import Any, Final
@@ -94,8 +95,10 @@ def six_sets_values(figures: Any) -> Mapping[str, Any]:
         base = six_sets.BASES[cluster]
         for entry in [name for name in some[0]["entries"] if name not in (base, PLAIN)]:
             by_set = [cell([one for one in some if one["set"] == name], entry, base) for name in six_sets.SETS]
-            seeds = len({one["seed"] for one in some})
-            sampled = f"{temperature:g}" + (f" ({seeds} seeds)" if seeds > 1 else "")
+            seeds = Counter(one["set"] for one in some).values()
+            least, most = min(seeds), max(seeds)
+            counted = f" ({least} to {most} seeds)" if least < most else f" ({most} seeds)" if most > 1 else ""
+            sampled = f"{temperature:g}{counted}"
             label = [f"`{cluster}`", drafted(method, some[0]), sampled, f"`{entry}`"]
             rows.append([*label, cell(some, entry, base), *by_set])
     computed = [one for one in figures.values() if not one["replayed"]]
