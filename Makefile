@@ -103,7 +103,7 @@ $(VENV)/.installed: $(BIN)/python $(SOURCES)
 	$(BIN)/$(INSTALL) . --quiet
 	touch $@
 
-# Modules are compiled when they are imported, which most of these never are: to compile all takes as long as to unpack.
+# Modules are compiled when they are imported, which most of these never are.
 $(VENV)/.installed-dev: $(BIN)/python $(SOURCES)
 	$(BIN)/$(INSTALL) '.[dev]' --quiet --no-compile
 	touch $(VENV)/.installed $@

@@ -6,6 +6,7 @@ import collections.abc
 import dataclasses
 import importlib
 import math
+import os
 import re
 import reprlib
 import tomllib
@@ -105,6 +106,19 @@ def check(holds: bool, field: str, value: object, wanted: str) -> None:
     """Raise FieldError, with what ``field`` has to be, unless ``holds``."""
     if not holds:
         raise FieldError(field, f"is {value!r}; it has to be {wanted}")
+
+
+def check_writable(name: str, file: Path) -> None:
+    """Raise FieldError for a file that cannot be written. A file that is not there is made and removed again."""
+    check(file.parent.is_dir() and not file.is_dir(), name, str(file), "a file in a folder that exists")
+    place = Path(os.path.realpath(file))
+    new = not place.exists()
+    try:
+        place.open("ab").close()
+        if new:
+            place.unlink()
+    except OSError as error:
+        raise FieldError(name, f"is {str(file)!r}, which cannot be written: {error.strerror}") from error
 
 
 def check_positive(config: DataclassInstance, *names: str, or_zero: bool = False) -> None:

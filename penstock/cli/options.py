@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from penstock.config import OUTPUT, FieldError, Option, check
+from penstock.config import OUTPUT, FieldError, Option, check_writable
 from penstock.core import ConfigError, PenstockError, RequestError
 from penstock.files import NAMED_PIPE, is_named_pipe
 
@@ -100,7 +100,7 @@ def value_of(field: Field, given: Any) -> Any:
     """The field's value, from the value that Typer read. Raises FieldError for the path of a named pipe."""
     # Opening a named pipe would wait for its other end, without a word to the user.
     option = field.option
-    for one in given if isinstance(given, list | tuple) else (given,):
+    for one in several(given):
         is_path = isinstance(one, Path) or (option is not None and option.metavar == FOLDER)
         if is_path and is_named_pipe(Path(one)):
             raise FieldError(field.name, f"is {str(one)!r}, which {NAMED_PIPE}")
@@ -331,19 +331,6 @@ def is_same(one: Path, other: Path) -> bool:
         return one.samefile(other)
     except OSError:
         return os.path.realpath(one) == os.path.realpath(other)
-
-
-def check_writable(name: str, file: Path) -> None:
-    """Raise FieldError for a file that cannot be written. A file that is not there is made and removed again."""
-    check(file.parent.is_dir() and not file.is_dir(), name, str(file), "a file in a folder that exists")
-    place = Path(os.path.realpath(file))
-    new = not place.exists()
-    try:
-        place.open("ab").close()
-        if new:
-            place.unlink()
-    except OSError as error:
-        raise FieldError(name, f"is {str(file)!r}, which cannot be written: {error.strerror}") from error
 
 
 def options_of(owner: Any) -> Iterator[Field]:

@@ -239,11 +239,11 @@ DRAFTER_ON: Final = "drafter_on"
 ON_ENGINE, ON_FIRST, ON_LAST = "engine", "first-stage", "last-stage"
 """Where a drafter may be without a device's name: beside the engine, or with the first or the last stage."""
 PRESETS: Final = Path(__file__).parent / "presets"
+"""The folder of the cluster files that may be loaded by name."""
 MOST_LOCAL: Final = 1024
 """Most stages of ``local-N``: several times the layers of the deepest models."""
 MOST_DIGITS: Final = 18
 """Most digits of a number in a cluster's name."""
-"""The folder of the cluster files that may be loaded by name."""
 
 
 @dataclass(frozen=True, kw_only=True)

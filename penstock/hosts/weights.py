@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import stat
@@ -17,7 +16,7 @@ import httpx
 import msgspec
 
 from penstock.checkpoint.look import MTP, is_wrapper, text_name
-from penstock.core import ConfigError
+from penstock.core import ConfigError, from_json
 from penstock.files import CONFIG_FILE, read_json, split_files
 from penstock.messages import Frame, Index, MalformedMessage
 
@@ -295,7 +294,7 @@ def safetensors_ranges(file: Path, held: Collection[Held], total: int, wrapped: 
         # Safetensors: the header's length (8 bytes), the header (JSON), then the tensors; offsets count from these.
         begin = 8 + int.from_bytes(opened.read(8), "little")
         try:
-            header = json.loads(opened.read(begin - 8))
+            header = from_json(opened.read(begin - 8))
             places = {
                 name: (tuple(info["data_offsets"]), info["shape"], str(info["dtype"]))
                 for name, info in header.items()

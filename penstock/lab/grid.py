@@ -11,7 +11,18 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from penstock.config import MODEL, OUTPUT, PIPELINE, SAMPLING, SPECULATION, FieldError, Option, check, nearest
+from penstock.config import (
+    MODEL,
+    OUTPUT,
+    PIPELINE,
+    SAMPLING,
+    SPECULATION,
+    FieldError,
+    Option,
+    check,
+    check_writable,
+    nearest,
+)
 from penstock.core import HALF, ConfigError, SamplingParams, from_json, lone_surrogate
 from penstock.engine.options import (
     CLUSTER,
@@ -183,11 +194,11 @@ RecordedDraft = Annotated[
 
 
 def check_written(options: object, *names: str) -> None:
-    """Raise FieldError for a file to write, one of the options ``names``, that is a folder or is in none."""
+    """Raise FieldError for a file to write, one of the options ``names``, that cannot be written."""
     for name in names:
         file: Path | None = getattr(options, name)
-        fits = file is None or (file.parent.is_dir() and not file.is_dir())
-        check(fits, name, str(file), "a file in a folder that exists")
+        if file is not None:
+            check_writable(name, file)
 
 
 # -------------------------------------------------------------------------------------------------------------- prompts

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from penstock.checkpoint.look import glance
-from penstock.config import FieldError, check, parse
+from penstock.config import FieldError, check, check_writable, parse
 from penstock.core import ConfigError, RequestOutput, SamplingParams, from_json
 from penstock.engine.options import model_folder
 from penstock.messages import Sampling
@@ -421,7 +421,7 @@ def check_record(path: Path, speculation: SpeculativeConfig | None) -> None:
         methods = " and ".join(map(repr, speculation.methods)) if speculation is not None else ""
         found = f"the method is {methods}" if methods else "no strategy drafts"
         raise FieldError("record", f"needs a draft model's distributions, but {found}: use method 'draft_model'")
-    check(path.parent.is_dir() and not path.is_dir(), "record", str(path), "a file in a folder that exists")
+    check_writable("record", path)
 
 
 def record(
