@@ -209,7 +209,8 @@ def how(name: str) -> str:
 def page_of(page: Page) -> str:
     names = [name for name in TITLES[page.name] if name in shown()]
     contents = "\n".join(f"- [{title_of(name)}](#{anchor(title_of(name))})" for name in names)
-    back = f"What the kinds of figures are: [results](../{FIRST.name}#how-figures-are-taken)."
+    link = f"../{FIRST.name}#how-figures-are-taken"
+    back = f"[How figures are taken]({link}) explains *simulated*, *emulated* and *measured*."
     sections = (page_part(page.name, name, SECTIONS[name]) for name in names)
     return "\n\n".join([f"# Results: {page.title}", WRITTEN, back, contents, *sections]) + "\n"
 

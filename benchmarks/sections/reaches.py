@@ -20,7 +20,7 @@ BEGIN: Final = "<!-- figures: written by python -m benchmarks.results -->"
 END: Final = "<!-- end of figures -->"
 NATIVE, WHEEL = "llama.cpp-native", "llama.cpp"
 BUILDS: Final = {
-    NATIVE: "built for this processor",
+    NATIVE: "built for the same processor",
     WHEEL: "a wheel without AVX-512 (a build for the processor is not measured yet)",
 }
 """Words for the build that is compared with: the native one where it is stored."""
@@ -32,14 +32,9 @@ def times_of(ratio: Ratio | Sequence[float]) -> str:
     return f"{mean:.2f} times ({low:.2f} to {high:.2f})"
 
 
-def tokens_per_second(figures: Mapping[str, Any], entry: str) -> float:
-    """Tokens after the first over the seconds that they took, all prompts of all sets together."""
-    taken = [seconds for by_entry in figures["seconds"].values() for seconds in by_entry[entry]]
-    return float((figures["tokens"] - 1) * len(taken) / sum(taken))
-
-
 def values() -> Mapping[str, Any]:
-    peers, pair = stored("beside_peers").figures, stored("pipedec_demo_pair").figures["T1"]
+    measured, pair = stored("beside_peers"), stored("pipedec_demo_pair").figures["T1"]
+    peers = measured.figures
     alone, two = (peers[f"int4, {threads}"]["ratios"] for threads in (1, 2))
     build = NATIVE if f"autoregressive over {NATIVE}" in alone else WHEEL
     itself, four_bits = stored("shared_host").figures["itself"], stored("two_stages").figures
@@ -47,22 +42,18 @@ def values() -> Mapping[str, Any]:
     best = min((find(pair, name) for name in WIDE), key=lambda run: sum(run["seconds"]))
     auto = find(pair, "auto")
     served = next(iter(stored("serve_http").figures.values()))["concurrency"]
-    rates = {
-        at: next(one["over_plain"][0] for one in served[at] if one["strategy"] == "auto") for at in ("1", "4", "16")
-    }
+    rates = {at: next(one["over_plain"] for one in served[at] if one["strategy"] == "auto") for at in ("1", "4", "16")}
     return {
         "times_of": times_of,
-        "build": BUILDS[build],
+        "build": f"{BUILDS[build]} ({measured.host['processor']})",
         "plain": alone[f"autoregressive over {build}"],
         "default": alone[f"auto over {build}"],
         "plain_on_two": two[f"autoregressive over {build}"],
         "in_8_bits": [peers[f"int8, {threads}"]["ratios"][f"autoregressive over {build}"] for threads in (1, 2)],
         "itself": ratio_over(itself["seconds"].values(), "autoregressive", "auto"),
-        "in_float": tokens_per_second(itself, "auto"),
-        "in_four_bits": tokens_per_second(four_bits, "one stage, autoregressive"),
         "two_stages": ratio_over(four_bits["seconds"].values(), "one stage, autoregressive", "two stages, auto"),
         "demo": stored("demo").figures["speedup"],
-        "served": ", ".join(f"{rate:.1f}" for rate in rates.values()),
+        "served": ", ".join(f"{mean:.2f} ({low:.2f} to {high:.2f})" for mean, low, high in rates.values()),
         "at_once": ", ".join(rates),
         "simulated": over(auto, find(pair, "autoregressive")),
         "over_pipedec": over(auto, best),

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import geometric_mean
 from typing import Any
 
 from benchmarks.drafters.drafter_acceptance import shares, together
 from benchmarks.sections.base import Section
-from benchmarks.sections.reaches import tokens_per_second
 from benchmarks.strategies import auto_chats, real_ids, shared_host, two_stages
 from benchmarks.strategies.shared_host import ratio_over
 from penstock.lab.trainer.options import IN_FLIGHT
@@ -34,6 +34,12 @@ def cases_of(figures: Mapping[str, Any]) -> Cases:
     return [(name, at, sets) for name, one in figures.items() for at, sets in one["temperatures"].items()]
 
 
+def tokens_per_second(figures: Mapping[str, Any], entry: str) -> float:
+    """Tokens after the first over the seconds that they took, all prompts of all sets together."""
+    taken = [seconds for by_entry in figures["seconds"].values() for seconds in by_entry[entry]]
+    return float((figures["tokens"] - 1) * len(taken) / sum(taken))
+
+
 def ids_values(figures: Any) -> Mapping[str, Any]:
     return {"ways": [f"{strategy} over {stages}" for stages, strategy in real_ids.ways()]}
 
@@ -47,7 +53,22 @@ def peers_values(figures: Any) -> Mapping[str, Any]:
     first = next(iter(figures.values()))
     names = {**PEERS, **{peer: WORDS.get(peer, peer) for peer in first["versions"]}}
     built = {peer: some for peer, some in first.get("features", {}).items() if some}
-    return {"sets": SETS, "names": names, "built": built, "words": WORDS, "pair_words": pair_words}
+    return {
+        "sets": SETS,
+        "names": names,
+        "built": built,
+        "words": WORDS,
+        "pair_words": pair_words,
+        "second_thread": ", ".join(
+            f"{second_thread(figures, name):.2f} ({words})" for name, words in names.items() if name != "auto"
+        ),
+    }
+
+
+def second_thread(figures: Any, name: str) -> float:
+    """How many times as fast an engine is on two threads as on one, in 4 bits: the geometric mean of the sets."""
+    one, two = (figures[f"int4, {threads}"]["speeds"] for threads in (1, 2))
+    return geometric_mean(two[of][name] / one[of][name] for of in one)
 
 
 def pair_words(pair: str) -> str:

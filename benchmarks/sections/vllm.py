@@ -44,12 +44,14 @@ def eagle_words(own: Mapping[str, Sequence[Any]]) -> str:
 def ours(label: str, row: Mapping[str, Any], entry: str) -> list[str]:
     one, plain = row["entries"][entry], row["entries"][PLAIN]
     length = None if entry == PLAIN else one["AL"]
-    return [f"ours: {label}", str(row["stages"]), *cells(one["AR"], length, one["TP"], one["Lat"], plain["Lat"])]
+    return [f"ours: {label}", str(row["stages"]), *cells(one["AR"], length, None, one["Lat"], plain["Lat"])]
 
 
-def cells(rate: float | None, length: float | None, throughput: float, latency: float, plain: float) -> list[str]:
+def cells(
+    rate: float | None, length: float | None, throughput: float | None, latency: float, plain: float
+) -> list[str]:
     some = ["NA" if value is None else f"{value:.4f}" for value in (rate, length)]
-    return [*some, f"{throughput:,.2f}", f"{latency:.4f}", f"{latency / plain:.2f}"]
+    return [*some, "NA" if throughput is None else f"{throughput:,.2f}", f"{latency:.4f}", f"{latency / plain:.2f}"]
 
 
 def many_values(figures: Any) -> Mapping[str, Any]:

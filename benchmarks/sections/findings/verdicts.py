@@ -88,8 +88,10 @@ def counted(cases: Sequence[bool], what: str) -> str:
 
 
 def ranged(values: Iterable[float], form: str = ".2f") -> str:
-    found = sorted(values)  # z: a small negative number is no -0.00
-    return f"{found[0]:z{form}} to {found[-1]:z{form}}"
+    """``0.83 to 0.86``, or one number where both are written alike."""
+    found = sorted(values)
+    least, most = (f"{one:z{form}}" for one in (found[0], found[-1]))  # z: a small negative number is no -0.00
+    return least if least == most else f"{least} to {most}"
 
 
 def least_and_most(ratios: Sequence[Ratio]) -> tuple[Ratio, Ratio]:

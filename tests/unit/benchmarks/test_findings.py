@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
@@ -96,6 +97,22 @@ def test_every_finding_is_complete_and_says_why_it_is_not_comparable() -> None:
         assert one.verdict != OTHER or not one.how.startswith(("simulated", "in virtual time")), (
             "the reason comes first"
         )
+
+
+def sizes(text: str) -> Iterator[tuple[float, float]]:
+    """Each ratio's least and most: ``1.33 to 1.76x``, ``6.17x (4.46 to 7.79)`` or ``1.07x``."""
+    for low, mean, least, most in re.findall(r"(?:([\d.]+) to )?([\d.]+)x(?: \(([\d.]+) to ([\d.]+)\))?", text):
+        yield float(least or low or mean), float(most or mean)
+
+
+def test_no_finding_holds_as_it_is_whose_bounds_are_below_the_papers_size() -> None:
+    compared = 0
+    for one in FOUND:
+        stated = [least for least, _ in sizes(one.stated)]
+        if one.verdict == HOLDS and stated and min(stated) > 1:
+            compared += 1
+            assert all(most > min(stated) - 0.01 for _, most in sizes(one.ours)), one
+    assert compared > 10
 
 
 def test_the_page_lists_each_finding_once_and_the_papers_page_each_by_its_paper() -> None:
