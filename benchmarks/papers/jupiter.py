@@ -168,8 +168,9 @@ def papers_pieces(cluster: Cluster, tokens: int = PROMPT) -> tuple[int, ...]:
 
 
 def our_cluster(cluster: Cluster) -> Cluster:
-    """The cluster as planned by ``penstock plan``."""
-    planning = Planning(cluster, PlanOptions(cluster=cluster.name, tokens=TOKENS, prompt_tokens=PROMPT))
+    """The cluster as planned by ``penstock plan`` for a drafter that is right as often as this one."""
+    options = PlanOptions(cluster=cluster.name, tokens=TOKENS, prompt_tokens=PROMPT, accuracy=ACCURACY)
+    planning = Planning(cluster, options)
     return planned(planning, Console(quiet=True)).chosen.cluster
 
 

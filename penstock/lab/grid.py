@@ -158,6 +158,25 @@ def value_of(text: str) -> Any:
 # -------------------------------------------------------------------------------------------------------------- options
 # Options that several commands share.
 
+
+def parse_accuracy(text: str) -> tuple[float, ...]:
+    """The numbers in ``0.7,0.8``. Raises FieldError for anything else."""
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise FieldError("accuracy", f"is {text!r}; it has to be numbers with commas, for example 0.7,0.8") from None
+
+
+Accuracy = Annotated[
+    tuple[float, ...] | None,
+    Option(
+        "Chances, 0 to 1 and never falling, that the target's token is among the drafter's first 1, 2, ... candidates.",
+        SPECULATION,
+        metavar="P,P,...",
+        default="the demo pair's at T = 1",
+        parse=parse_accuracy,
+    ),
+]
 Bandwidth = Annotated[
     float | None,
     Option(

@@ -376,8 +376,9 @@ def remarks(planning: Planning, chosen: Choice, more: Choice | None) -> Iterator
         drafting = f" --drafter-on {given['drafter_on']}" if "drafter_on" in given else ""
         yield f"Run it with --hosts {given['hosts']} --layer-split {given['layer_split']}{drafting}"
     if planning.options.tokens:
+        drafter = "like the demo pair's" if planning.options.accuracy is None else "as often right as --accuracy says"
         yield (
-            "Judged by simulating the engine with a drafter like the demo pair's."
+            f"Judged by simulating the engine with a drafter {drafter}."
             if chosen.cluster.drafter is not None
             else "Judged by simulating the engine; without a drafter it decodes plainly."
         )

@@ -19,9 +19,10 @@ from penstock.cluster.load import ClusterFile, cluster_of, preset_names, spread,
 from penstock.cluster.spec import LAYERS, TENSORS, Cluster, ModelPrice, Stage, eagle, llama
 from penstock.config import MODEL, OUTPUT, PIPELINE, FieldError, Option, check, known_name, parse
 from penstock.core import ConfigError
+from penstock.drafters.base import check_accuracy
 from penstock.engine.options import options_of_replicas
 from penstock.hosts.probe import DeviceRates, DoctorReport, ExaminedHost, LinkRates
-from penstock.lab.grid import WARM_UP, Bandwidth, check_written
+from penstock.lab.grid import WARM_UP, Accuracy, Bandwidth, check_written
 from penstock.lab.profile import HostsOptions
 from penstock.lab.script import DEMO_ACCURACY, Script, profile_script
 from penstock.lab.simulator import simulate, simulate_serving
@@ -86,6 +87,7 @@ class PlanOptions(HostsOptions):
     tokens: Annotated[
         int, Option("Tokens that each plan is simulated for; 0 judges by the slowest stage alone.", PIPELINE)
     ] = 64
+    accuracy: Accuracy = None
     bandwidth_gbit_s: Bandwidth = None
     data_parallel_size: Annotated[
         int,
@@ -114,6 +116,8 @@ class PlanOptions(HostsOptions):
         known_name(self.method, METHODS, "method")
         check(self.prompt_tokens >= 1, "prompt_tokens", self.prompt_tokens, "at least 1")
         check(self.tokens == 0 or self.tokens >= 2, "tokens", self.tokens, "0, or at least 2")
+        if self.accuracy is not None:
+            check_accuracy(self.accuracy)
         if self.output is not None:
             check(self.output.suffix == ".toml", "output", str(self.output), "a file that ends in .toml")
         check_written(self, "output")
@@ -181,29 +185,30 @@ def stage_of(group: Group, layers: int) -> Stage:
     return Stage(devices=names, layers=(layers,), split=TENSORS if len(names) > 1 else LAYERS)
 
 
-def simulated(cluster: Cluster, tokens: int, prompt: int, *, serving: bool) -> Speed:
-    """Simulate ``auto`` with a drafter like the demo pair's; plain decoding if the cluster names no drafter."""
+def simulated(cluster: Cluster, options: PlanOptions) -> Speed:
+    """Simulate ``auto``; plain decoding if the cluster names no drafter."""
     config = SpeculativeConfig(strategy="auto") if cluster.drafter is not None else None
-    script = script_of(REQUESTS, tokens, prompt)
-    runs = simulate(cluster, script, config, min(WARM_UP, tokens))
+    runs = simulate(cluster, script_of(REQUESTS, options), config, min(WARM_UP, options.tokens))
+    serving = options.goal == "throughput"
     return Speed(
         tokens_per_second=sum(run.tokens - 1 for run in runs) / sum(run.seconds for run in runs),
         first_token_s=sum(run.first_token_seconds for run in runs) / len(runs),
         answer_s=sum(run.first_token_seconds + run.seconds for run in runs) / len(runs),
-        served_per_second=served_per_second(cluster, config, tokens, prompt) if serving else None,
+        served_per_second=served_per_second(cluster, config, options) if serving else None,
     )
 
 
-def served_per_second(cluster: Cluster, config: SpeculativeConfig | None, tokens: int, prompt: int) -> float:
+def served_per_second(cluster: Cluster, config: SpeculativeConfig | None, options: PlanOptions) -> float:
     """Tokens per second of ``AT_A_TIME`` requests per stage at the same time, from the first request's start."""
     together = AT_A_TIME * len(cluster.stages)
-    runs = simulate_serving(cluster, script_of(together, tokens, prompt), config, together)
+    runs = simulate_serving(cluster, script_of(together, options), config, together)
     return sum(len(run.moments) for run in runs) / max(run.moments[-1] for run in runs)
 
 
-def script_of(requests: int, tokens: int, prompt: int) -> Script:
-    """A script of requests that are all alike, with the demo pair's accuracy."""
-    return profile_script(DEMO_ACCURACY, requests, tokens, SEED, prompt=prompt)
+def script_of(requests: int, options: PlanOptions) -> Script:
+    """A script of requests that are all alike."""
+    accuracy = options.accuracy or DEMO_ACCURACY
+    return profile_script(accuracy, requests, options.tokens, SEED, prompt=options.prompt_tokens)
 
 
 # -------------------------------------------------------------------------------------------------------------- choices
@@ -307,12 +312,7 @@ class Planning:
 
     def judged(self, choice: Choice) -> Choice:
         """The plan with its speed, simulated unless ``tokens`` is 0."""
-        tokens, prompt = self.options.tokens, self.options.prompt_tokens
-        if not tokens:
-            return choice
-        return replace(
-            choice, speed=simulated(choice.cluster, tokens, prompt, serving=self.options.goal == "throughput")
-        )
+        return replace(choice, speed=simulated(choice.cluster, self.options)) if self.options.tokens else choice
 
     def moved(self, choice: Choice) -> Choice | None:
         """The same stages with the drafter on the last stage's device; None if it is there, or does not fit there."""

@@ -24,6 +24,7 @@ from penstock.lab.grid import (
     PLACED,
     PLAIN,
     WARM_UP,
+    Accuracy,
     Bandwidth,
     DrafterOn,
     FiguresFile,
@@ -143,14 +144,6 @@ def with_options(entry: str, settings: Settings) -> str:
 # The options of ``penstock simulate``, checked before anything starts.
 
 
-def parse_accuracy(text: str) -> tuple[float, ...]:
-    """The numbers in ``0.7,0.8``. Raises FieldError for anything else."""
-    try:
-        return tuple(float(part) for part in text.split(","))
-    except ValueError:
-        raise FieldError("accuracy", f"is {text!r}; it has to be numbers with commas, for example 0.7,0.8") from None
-
-
 @dataclass(frozen=True, kw_only=True)
 class SimulateOptions:
     """The strategies and clusters to simulate, and the source of tokens and drafts.
@@ -178,17 +171,7 @@ class SimulateOptions:
             values=tuple(STRATEGIES),
         ),
     ] = ("static_tree", "pipedec", "auto")
-    accuracy: Annotated[
-        tuple[float, ...] | None,
-        Option(
-            "Chances, 0 to 1 and never falling, that the target's token is among the drafter's first 1, 2, ... "
-            "candidates.",
-            SPECULATION,
-            metavar="P,P,...",
-            default="the demo pair's at T = 1",
-            parse=parse_accuracy,
-        ),
-    ] = None
+    accuracy: Accuracy = None
     block_size: Annotated[
         int,
         Option("Levels that one pass of the drafter drafts, a row each, as block drafters do.", SPECULATION),

@@ -39,6 +39,15 @@ def test_a_slow_board_is_left_out_where_that_is_faster() -> None:
     assert re.search(r"One more like nx-1: an answer in [\d.]+ s in place of [\d.]+\.", shown)
 
 
+def test_a_slow_board_holds_layers_only_for_a_drafter_that_is_often_right() -> None:
+    options = {"tokens": 24, "prompt_tokens": 128, "bandwidth_gbit_s": 0.94}
+    often, said = plan(**options, accuracy=(0.95, 0.98))
+    seldom, _ = plan(**options, accuracy=(0.3, 0.4))
+    assert len(often.chosen.cluster.stages) == 4
+    assert len(seldom.chosen.cluster.stages) < 4
+    assert "a drafter as often right as --accuracy says" in said
+
+
 def test_what_one_more_device_brings_is_what_the_goal_counts() -> None:
     """One more fast board makes stages faster, but hardly helps plain decoding of one request: a trip stays a trip."""
     assert "One more like nx-1: a slowest stage of" in plan()[1]
@@ -164,6 +173,7 @@ def test_presets_with_measured_stages_are_planned() -> None:
         (["--model", "llama-3.1-70b-bf16", "--method", "jupiter"], "let --method penstock leave devices out"),
         (["--tokens", "1"], "tokens is 1; it has to be 0, or at least 2"),
         (["--prompt-tokens", "0"], "prompt_tokens is 0"),
+        (["--accuracy", "0.8,0.7"], "accuracy"),
         (["--output", "plan.json"], "a file that ends in .toml"),
         (["-dp", "2"], "data_parallel_size is 2, and only hosts are divided among engines"),
         (["-dp", "0"], "data_parallel_size is 0; it has to be at least 1"),

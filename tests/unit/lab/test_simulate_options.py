@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from penstock.config import FieldError
-from penstock.lab.simulate import SimulateOptions, parse_accuracy
+from penstock.lab.grid import parse_accuracy
+from penstock.lab.simulate import SimulateOptions
 
 
 def test_a_profile_is_read_or_refused() -> None:
