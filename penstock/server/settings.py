@@ -186,6 +186,9 @@ class Listening:
             check(plain, "allowed_hosts", name, "'*', or a name without scheme and port, for example 'llm.example.org'")
         if self.ssl_keyfile is not None and self.ssl_certfile is None:
             raise FieldError("ssl_certfile", "is missing: name the certificate that ssl_keyfile is the key of")
+        # A name has no colon, and an address of IPv6 at least two: one alone separates a port, as brackets do.
+        alone = not set(self.host) & set("/[]@ ") and self.host.count(":") != 1
+        check(alone, "host", self.host, "an address or a name alone, for example '::1', with the port in 'port'")
         check(0 <= self.port < 65536, "port", self.port, "between 0 and 65535")
         check_positive(self, "max_connections", "max_connections_per_address", "header_timeout")
 

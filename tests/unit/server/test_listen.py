@@ -31,6 +31,14 @@ def test_who_can_reach_it(host: str, local: bool) -> None:
     assert Listening(host=host).is_local is local
 
 
+@pytest.mark.parametrize("host", ["[::1]", "[::1]:8000", "127.0.0.1:8000", "http://localhost", "10.0.0.0/8"])
+def test_an_address_stands_alone(host: str) -> None:
+    with pytest.raises(
+        FieldError, match=r"^host is .* an address or a name alone, for example '::1', with the port in"
+    ):
+        Listening(host=host)
+
+
 @pytest.mark.parametrize("host", ["a..b", f"{'a' * 64}.b", ""])
 def test_what_is_no_name_of_a_host_is_refused_by_the_field(host: str) -> None:
     with pytest.raises(FieldError, match=r"^host is .*, which cannot be resolved: "):
