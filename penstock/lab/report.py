@@ -54,10 +54,17 @@ def bounds(interval: Sequence[float] | None) -> str:
     return "-" if interval is None else f"{interval[0]:.2f}-{interval[1]:.2f}"
 
 
+def is_text(cell: str) -> bool:
+    """Whether a table's cell is a word or code, and no figure or sign that stands for one."""
+    return cell[:1] == "`" or (cell[:1].isalpha() and cell != "NA")
+
+
 def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table whose first column is the names. Headings lose their line breaks."""
+    """A Markdown table, its numbers aligned right. Headings lose their line breaks."""
     joined = [heading.replace("-\n", "").replace("\n", " ") for heading in headings]
-    lines = [joined, ["---", *["---:"] * (len(headings) - 1)], *rows]
+    texts = (any(is_text(row[i]) for row in rows) for i in range(1, len(headings)))
+    aligned = ["---", *("---" if text else "---:" for text in texts)]
+    lines = [joined, aligned, *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from penstock.lab.bench.comparison import SmallModel
 from penstock.lab.bench.report import COST, DRAFTS, SPEED, headlines, hit_rate, markdown_of, remarks, tables_of
+from penstock.lab.report import markdown
 from tests.unit.lab.bench.runs import a_run
 
 PLAIN = a_run("autoregressive", 2.0, wall_clock_speedup=1.0, theoretical_speedup=1.0, efficiency=1.0)
@@ -69,6 +70,13 @@ def test_each_setting_has_its_own_tables() -> None:
     tables = tables_of([PLAIN, warm], [SMALL])
     assert [str(table.title) for table in tables[::3]] == ["chat, T = 0, emulated", "chat, T = 1, emulated"]
     assert [table.row_count for table in tables[::3]] == [2, 1], "the small model ran in the first setting only"
+
+
+def test_columns_of_figures_are_aligned_right() -> None:
+    rows = [["`auto`", "1.5x (1.2 to 1.8)", "`ngram`", "-", "NA"], ["plain", "**2**", "", "alpaca", "3"]]
+    assert (
+        markdown(["name", "speed", "drafts", "set", "AR"], rows).splitlines()[1] == "| --- | ---: | --- | --- | ---: |"
+    )
 
 
 def test_the_markdown_has_all_columns_and_the_small_model() -> None:
