@@ -75,13 +75,13 @@ def every_pair(counts: Sequence[int]) -> list[Pair]:
     return [(stages, which) for stages in counts for which in range(len(strategies(stages)))]
 
 
-def some_pairs(number: int, counts: Sequence[int]) -> list[Pair]:
-    """Three strategies for the case of this number, each over another count of stages: all of them in turn.
+def some_pairs(number: int, counts: Sequence[int], count: int = 3) -> list[Pair]:
+    """``count`` strategies for the case of this number, each over another count of stages: all of them in turn.
 
     Strategies know no architecture and stages no strategy (tests/unit/test_imports.py), so that a sample of the pairs
     shows what is wrong with either; `make test-all` compares them all.
     """
-    return [(counts[(number + i) % len(counts)], which) for i, which in enumerate(some_strategies(number))]
+    return [(counts[(number + i) % len(counts)], which) for i, which in enumerate(some_strategies(number, count))]
 
 
 def some_strategies(number: int, count: int = 3) -> list[int]:

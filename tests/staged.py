@@ -35,11 +35,19 @@ class Staged:
     def __init__(self, path: Path, stages: int, capacity: int = 96, **options: Any) -> None:
         ranges = even_split(open_checkpoint(str(path)).num_layers, stages)
         self.models = [load_stage(str(path), *bounds, capacity=capacity, **options) for bounds in ranges]
+        self.capacity = capacity
+        self.begin()
+
+    def begin(self) -> Staged:
+        """Begin another session with the same models, which forget all rows of the one before."""
+        for model in self.models:
+            model.forget()
         self.cores = [
-            StageCore(_Logits(model), capacity, is_last=model is self.models[-1])  # type: ignore[arg-type]
+            StageCore(_Logits(model), self.capacity, is_last=model is self.models[-1])  # type: ignore[arg-type]
             for model in self.models
         ]
         self.stream = 0
+        return self
 
     def run(
         self, rows: Rows, wanted: Sequence[int], opened: Sequence[int] = (), committed: Sequence[CommittedSlots] = ()
@@ -60,7 +68,7 @@ class Staged:
         return torch.stack(picks)
 
     def greedy(self, prompt: Sequence[int], count: int) -> list[int]:
-        """Plain greedy decoding of a fresh request 0 in slots 0, 1, 2..; for a fresh ``Staged`` only."""
+        """Plain greedy decoding of a fresh request 0 in slots 0, 1, 2..; in a session that has just begun."""
         tokens, position, committed, out = list(prompt), 0, [], []
         for _ in range(count):
             slots = range(position, position + len(tokens))

@@ -215,6 +215,12 @@ def widened(module: Module) -> Module:
     return copy.deepcopy(module, shared)
 
 
+def in_float32(module: Module) -> Module:
+    """``module`` itself where all its weights are float32, else ``widened``: to be run, and left as it is."""
+    floats = (one for one in (*module.parameters(), *module.buffers()) if one.is_floating_point())
+    return module if all(one.dtype == torch.float32 for one in floats) else widened(module)
+
+
 def agree(found: Tensor, expected: Tensor, residual: Tensor | None = None) -> bool:
     """Whether two results in float32 differ by no more than rounding.
 
@@ -284,7 +290,7 @@ def rms_norm(norm: Any) -> nn.Module:
     if not isinstance(weight, Tensor) or weight.dim() != 1 or not isinstance(epsilon, float):
         return norm  # type: ignore[no-any-return]
     found, sample = RMSNorm(weight, epsilon), sample_of(weight).float()
-    return found if agree(found(sample), widened(norm)(sample)) else norm
+    return found if agree(found(sample), in_float32(norm)(sample)) else norm
 
 
 # ---------------------------------------------------------------------------------------------------------------- layer

@@ -18,10 +18,10 @@ from penstock.models.fused import (
     agree,
     has_form,
     identical,
+    in_float32,
     rotary,
     rotation_of,
     sample_of,
-    widened,
 )
 
 # ---------------------------------------------------------------------------------------------------------------- probe
@@ -282,7 +282,7 @@ def see(base: Any, own: Sequence[Any], embed: Any | None) -> list[Sight] | None:
 
 def does_the_same(layer: Any, sight: Sight) -> bool:
     """Whether a layer asks the same of its attention, and gives the same, when it is fused: both in float32."""
-    wide, given = widened(layer), sight.given.float()
+    wide, given = in_float32(layer), sight.given.float()
     cos, sin = (turned.float() for turned in sight.turned)
     own = look(wide, given, **{**sight.options, "position_embeddings": (cos, sin)})
     fused = FusedLayer(wide, own.scoring)

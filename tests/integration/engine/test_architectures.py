@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from penstock.files import AUTO, REFERENCE
+from penstock.files import REFERENCE
 from penstock.messages import CommittedSlots, Rows
 from tests.checkpoints import ARCHITECTURES, VOCAB, make_checkpoint
 from tests.generated import generate
@@ -21,6 +21,7 @@ PROMPT = [17, 3, 99, 42, 8, 64, 120]
 OTHER_PROMPT = [5, 77, 31, 9, 140, 66, 12, 90, 33]
 TREE_PARENTS = [None, 0, 0, 0, 1, 1, 2, 4, 4, 5, 7, 7, 8, 10, 13]
 TOLERANCE = 1e-4
+CAPACITY = 160
 
 
 DRAWN = random.Random(1)
@@ -47,11 +48,21 @@ def expected(reference: torch.nn.Module) -> list[Tensor]:
     return tree_logits(reference)
 
 
-@pytest.mark.parametrize("stages", [1, pytest.param(3, marks=pytest.mark.whole), 5])
-def test_greedy_text_is_that_of_generate(checkpoint: Path, reference, stages: int) -> None:
-    expected = generate(reference, PROMPT, 24)
-    assert len(set(expected)) > 8, "a text that repeats itself would hide mistakes"
-    assert Staged(checkpoint, stages).greedy(PROMPT, 24) == expected
+@pytest.fixture(scope="module")
+def text(reference: torch.nn.Module) -> list[int]:
+    return generate(reference, PROMPT, 24)
+
+
+@pytest.fixture(scope="module")
+def fast(checkpoint: Path) -> Staged:
+    return Staged(checkpoint, 3, capacity=CAPACITY)
+
+
+@pytest.mark.parametrize("stages", [1, 3, pytest.param(5, marks=pytest.mark.whole)])
+def test_greedy_text_is_that_of_generate(checkpoint: Path, fast: Staged, text: list[int], stages: int) -> None:
+    assert len(set(text)) > 8, "a text that repeats itself would hide mistakes"
+    staged = fast.begin() if stages == 3 else Staged(checkpoint, stages)
+    assert staged.greedy(PROMPT, 24) == text
 
 
 @pytest.mark.parametrize(
@@ -63,17 +74,20 @@ def test_greedy_text_is_that_of_generate(checkpoint: Path, reference, stages: in
         pytest.param(True, 4, id="plain, scattered slots", marks=pytest.mark.whole),
     ],
 )
-def test_tree_rows_equal_separate_sequences(checkpoint: Path, expected, plain: bool, spread: int) -> None:
-    check_tree(checkpoint, expected, plain, spread)
+def test_tree_rows_equal_separate_sequences(checkpoint: Path, fast: Staged, expected, plain: bool, spread: int) -> None:
+    check_tree(plain_stages(checkpoint) if plain else fast.begin(), expected, spread)
 
 
-def check_tree(checkpoint: Path, expected: Sequence[Tensor], plain: bool, spread: int) -> None:
+def plain_stages(checkpoint: Path) -> Staged:
+    return Staged(checkpoint, 3, capacity=CAPACITY, numerics=REFERENCE)
+
+
+def check_tree(staged: Staged, expected: Sequence[Tensor], spread: int) -> None:
     """A 15-node tree and the second request's prompt in one batch, in shuffled slots shared by nobody.
 
-    ``expected`` is what ``tree_logits`` gives for the checkpoint.
+    ``expected`` is what ``tree_logits`` gives for the checkpoint, of which ``staged`` has ``CAPACITY`` slots.
     """
     slots = [spread * slot for slot in SLOTS]
-    staged = Staged(checkpoint, 3, capacity=160, numerics=REFERENCE if plain else AUTO)
     prompt_slots, tree_slots = slots[: len(PROMPT)], slots[7:22]
     staged.run(chain_rows(0, PROMPT, prompt_slots), [len(PROMPT) - 1], opened=[0])
 

@@ -56,7 +56,8 @@ WHOLE = [pytest.param(one, every_pair(STAGES), id=f"{one}-all", marks=pytest.mar
     ("architecture", "pairs"),
     [
         *((one, sampled(number)) for number, one in enumerate(COMPARED[::3])),
-        ("llama", every_pair(STAGES)),
+        # A pipeline of one stage is a case of its own; over three, every strategy runs with the shipped pair below.
+        ("llama", [*every_pair(STAGES[:1]), *every_pair(STAGES[2:])[1::2]]),
         *WHOLE,
     ],
 )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -51,23 +53,34 @@ from tests.unit.models import blocks_reference
 from tests.unit.models import speculators_reference as reference
 
 CASES = [("eagle", 3), ("medusa", 3), ("anchored_dflash", 5)]
-CASES += [("eagle3", 3), ("eagle3", 5), ("dflash", 1), ("dflash", 3)]
+CASES += [("eagle3", 3), ("eagle3", 5), ("dflash", 3)]
 CASES += [("mtp", 3), ("speculators_eagle3", 3), ("eagle31", 3), ("vllm_medusa", 3), ("spd_paper", 3)]
-CASES += [("spd", 3), ("spd", 8), ("early_exit", 1), ("early_exit", 5)]
+CASES += [("spd", 3), ("spd", 8), ("early_exit", 1)]
 CASES += [("sliding_dflash", 3), ("speculators_dflash", 3), ("jetspec", 3), ("dspark", 3)]
 CASES += [("speculators_dspark", 3), ("dflash2", 3), ("speculators_dflash2", 5), ("headrace", 3)]
 CASES += [("peagle", 3), ("speculators_peagle", 5), ("nemo_peagle", 1)]
 FURTHER = [("eagle", 1), ("eagle", 5), ("medusa", 1), ("medusa", 5), ("anchored_dflash", 1), ("anchored_dflash", 3)]
 FURTHER += [("headrace", 1), ("headrace", 5)]
-FURTHER += [("eagle3", 1), ("dflash", 5), ("spd", 1), ("spd", 5), ("early_exit", 3), ("early_exit", 8)]
+FURTHER += [("eagle3", 1), ("dflash", 1), ("dflash", 5), ("spd", 1), ("spd", 5)]
+FURTHER += [("early_exit", 3), ("early_exit", 5), ("early_exit", 8)]
 """The same kinds over other numbers of stages."""
-WITH_EVERY, WITH_SOME = ("eagle3", 3), (("spd", 3), ("dflash", 3))
-"""Every strategy runs with a head, three with a module in the pipeline and with blocks, and one in each other case."""
+WITH_EVERY, WITH_SOME, WITH_EACH = (
+    ("eagle3", 3),
+    (("spd", 3), ("dflash", 3)),
+    (("eagle3", 5), ("spd", 3), ("dflash", 3)),
+)
+"""Every strategy runs with a head, three with a module in the pipeline and with blocks, and one in each other case. One
+case of each of these kinds is asked for every prompt with every sampling, so that requests share a prefix."""
 VARIANTS = {"anchored_dflash", "speculators_eagle3", "eagle31", "vllm_medusa", "sliding_dflash", "speculators_dflash"}
 VARIANTS |= {"jetspec", "speculators_dspark", "speculators_dflash2", "speculators_peagle", "nemo_peagle"}
 """Other layouts of kinds that are compared beside them. How each is read stands in test_blocks.py and
 test_speculators.py; `make test-all` drafts with all of them."""
 SAMPLINGS = (Sampling(), Sampling(seed=11, temperature=1.0, top_p=0.95))
+Requests = Sequence[tuple[int, int]]
+EACH: Requests = [*product(range(len(PROMPTS)), range(len(SAMPLINGS)))]
+"""Every prompt with every sampling, as indices."""
+CROSSED: Requests = [(0, 1), (1, 0)]
+"""Each of both once."""
 EVERY = range(len(strategies(1)))
 """Indices of ``strategies``, plain decoding among them."""
 
@@ -78,41 +91,59 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("kind", "stages", "speculating"),
+    ("kind", "stages", "speculating", "requests"),
     [
-        (*WITH_EVERY, EVERY),
+        (*WITH_EVERY, EVERY, CROSSED),
         *(
-            (*case, some_strategies(number, 3 if case in WITH_SOME else 1))
+            (
+                *case,
+                some_strategies(number, 3 if case in WITH_SOME else 1),
+                EACH if case in WITH_EACH else CROSSED,
+            )
             for number, case in enumerate(CASES)
             if case != WITH_EVERY and case[0] not in VARIANTS
         ),
-        *(pytest.param(*case, EVERY, id=f"{case}-all", marks=pytest.mark.whole) for case in (*CASES, *FURTHER)),
+        *(pytest.param(*case, EVERY, EACH, id=f"{case}-all", marks=pytest.mark.whole) for case in (*CASES, *FURTHER)),
     ],
 )
 def test_every_strategy_gives_plain_decodings_tokens(
-    target: Path, kind: str, stages: int, speculating: Sequence[int], tmp_path: Path
+    target: Path,
+    kind: str,
+    stages: int,
+    speculating: Sequence[int],
+    requests: Requests,
+    tmp_path: Path,
 ) -> None:
     folder = getattr(speculators, kind)(open_checkpoint(str(target))).save(tmp_path / kind)
-    check_strategies(target, folder, stages, speculating)
+    check_strategies(target, folder, stages, speculating, requests)
 
 
-@pytest.mark.parametrize("speculating", [some_strategies(2, 1), pytest.param(EVERY, marks=pytest.mark.whole)])
+@pytest.mark.parametrize(
+    ("speculating", "requests"), [(some_strategies(2, 1), CROSSED), pytest.param(EVERY, EACH, marks=pytest.mark.whole)]
+)
 @pytest.mark.parametrize(("kind", "stages"), [("dflash2", 3), ("speculators_dspark", 1)])
 def test_with_a_block_drafter_in_gguf_too(
-    target: Path, kind: str, stages: int, speculating: Sequence[int], tmp_path: Path
+    target: Path,
+    kind: str,
+    stages: int,
+    speculating: Sequence[int],
+    requests: Requests,
+    tmp_path: Path,
 ) -> None:
     checkpoint = open_checkpoint(str(target))
     file = of_draft(getattr(speculators, kind)(checkpoint), checkpoint).save(tmp_path / "drafter.gguf")
-    check_strategies(target, file, stages, speculating)
+    check_strategies(target, file, stages, speculating, requests)
 
 
-@pytest.mark.parametrize("speculating", [some_strategies(4, 1), pytest.param(EVERY, marks=pytest.mark.whole)])
+@pytest.mark.parametrize(
+    ("speculating", "requests"), [(some_strategies(4, 1), CROSSED), pytest.param(EVERY, EACH, marks=pytest.mark.whole)]
+)
 @pytest.mark.parametrize(("architecture", "stages"), [("qwen3_5_moe", 3), ("glm4_moe", 3), ("deepseek_v3", 1)])
 def test_with_the_head_that_a_checkpoint_ships_too(
-    architecture: str, stages: int, speculating: Sequence[int], tmp_path: Path
+    architecture: str, stages: int, speculating: Sequence[int], requests: Requests, tmp_path: Path
 ) -> None:
     target = speculators.ship_mtp(make_checkpoint(tmp_path, architecture))
-    check_strategies(target, target, stages, speculating)
+    check_strategies(target, target, stages, speculating, requests)
 
 
 @cache
@@ -131,16 +162,14 @@ def plain_answers(target: Path) -> dict[tuple[int, int], list[int]]:
     return {key: tokens_of(request) for key, request in found.items()}
 
 
-def check_strategies(target: Path, drafter: Path, stages: int, speculating: Sequence[int]) -> None:
+def check_strategies(target: Path, drafter: Path, stages: int, speculating: Sequence[int], requests: Requests) -> None:
     """Greedy and sampled tokens are those of plain decoding."""
     engine = InProcessEngine(target, stages, learned=drafter)
     for which in speculating:
-        asked = {}
-        for i, prompt in enumerate(PROMPTS):
-            for j, sampling in enumerate(SAMPLINGS):
-                asked[i, j] = submit_with(strategies(stages)[which], engine, prompt, sampling)
+        asked = {(i, j): submit_with(strategies(stages)[which], engine, PROMPTS[i], SAMPLINGS[j]) for i, j in requests}
         engine.run()
-        assert {key: tokens_of(request) for key, request in asked.items()} == plain_answers(target)
+        expected = plain_answers(target)
+        assert {key: tokens_of(request) for key, request in asked.items()} == {key: expected[key] for key in requests}
         # of each request, but with ``auto``: it stops where the first drafts are wrong
         drafted = [request.metrics.drafted_nodes > 0 for request in asked.values()]
         assert which == PLAIN or any(drafted)
@@ -292,10 +321,10 @@ def test_an_asked_row_is_what_the_features_of_its_path_give(
     embedding = model.get_input_embeddings().weight.detach()
     trained_for = stages if kind == "spd_paper" else None
     seen = set()
+    states_of = states_along(model, ([node.token for node, _ in path] for path, _ in watch.asked))
     for path, found in watch.asked:
         tokens, levels = [node.token for node, _ in path], [level for _, level in path]
-        with torch.inference_mode():
-            states = model(torch.tensor([tokens]), output_hidden_states=True).hidden_states
+        states = states_of[tuple(tokens)]
         rows = []
         for i, (node, level) in enumerate(path):
             sent = {k: watch.states[node.id, k] for k in reads[level] if k}
@@ -314,8 +343,24 @@ def test_an_asked_row_is_what_the_features_of_its_path_give(
         assert len(seen) > 1, "and at other times it was not"
 
 
+def states_along(model: Any, paths: Iterable[Sequence[int]]) -> dict[tuple[int, ...], tuple[torch.Tensor, ...]]:
+    """transformers' hidden states along each path, from one pass for all paths that begin the same longer one."""
+    found: dict[tuple[int, ...], tuple[torch.Tensor, ...]] = {}
+    wanted = sorted({tuple(path) for path in paths}, key=len, reverse=True)
+    passed: dict[tuple[int, ...], tuple[torch.Tensor, ...]] = {}
+    for path in wanted:
+        if path not in passed:
+            with torch.inference_mode():
+                states = model(torch.tensor([path]), output_hidden_states=True).hidden_states
+            passed |= {path[:end]: states for end in range(1, len(path) + 1)}
+        found[path] = passed[path]
+    return found
+
+
 TEXT = [(7 * i * i + 3) % 150 for i in range(45)]
 """A prompt of two whole blocks of the prefix cache, and more."""
+SHORT = 8
+"""Tokens of an answer to it, enough for all stages to have drafts in flight."""
 
 
 @pytest.mark.parametrize("kind", ["dflash", "speculators_peagle"])
@@ -329,7 +374,7 @@ def test_every_block_has_the_whole_text_before_its_root_as_context(
     watch = BlockWatch(engine)
     found = []
     for _ in range(2):
-        request = engine.submit(TEXT, Sampling(), TOKENS, strategies(stages)[-2])
+        request = engine.submit(TEXT, Sampling(), SHORT, strategies(stages)[-2])
         watch.request = request
         engine.run()
         found.append(tokens_of(request))
@@ -397,7 +442,7 @@ def test_a_pass_of_peagles_is_what_the_states_of_its_whole_path_give(target: Pat
     watches = []
     for _ in range(2):
         watches.append(PassWatch(engine))
-        engine.submit(TEXT, Sampling(), TOKENS, strategies(stages)[-2])
+        engine.submit(TEXT, Sampling(), SHORT, strategies(stages)[-2])
         engine.run()
     model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
     t = {name: tensor.double().numpy() for name, tensor in draft.tensors.items()}
@@ -482,12 +527,12 @@ def test_tokens_in_flight_are_read_as_far_as_they_have_got(target: Path, stages:
         return found
 
     stage._block, stage._partial = block, read  # type: ignore[method-assign]
-    engine.submit(TEXT, Sampling(), TOKENS, strategies(stages)[-2])
+    engine.submit(TEXT, Sampling(), SHORT, strategies(stages)[-2])
     engine.run()
     model, seen = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32), set()
+    states_of = states_along(model, (path for path, _, _ in asked))
     for path, made, (found,) in asked:
-        with torch.inference_mode():
-            states = model(torch.tensor([path]), output_hidden_states=True).hidden_states
+        states = states_of[tuple(path)]
         shown = len(made.tokens)
         assert not found[shown:].any(), "masks have no states"
         for i in range(shown):

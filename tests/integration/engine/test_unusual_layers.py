@@ -23,31 +23,34 @@ from tests.checkpoints import FURTHER, RECURRENT, UNUSUAL, make_checkpoint
 from tests.engines import InProcessEngine
 from tests.exactness import ALIKE, LONGER, compare_crowded, tokens_of
 from tests.generated import generate
-from tests.integration.engine.test_architectures import PROMPT, check_tree, tree_logits
+from tests.integration.engine.test_architectures import CAPACITY, PROMPT, check_tree, plain_stages, tree_logits
 from tests.relatives import OWN_WAYS
 from tests.staged import Staged
 
-TREES = ({"plain": False, "spread": 4}, {"plain": True, "spread": 1})
+TREES = ((False, 4), (True, 1))
 """Fast layers in scattered slots, and plain ones in dense slots."""
+SIBLINGS = {"qwen3_5", "lfm2", "bamba"}
+"""Their mixers are those of qwen3_5_moe, lfm2_moe and granitemoehybrid, which have these and experts beside them."""
 
 
 def sampled_trees() -> Iterator[Any]:
-    """Every architecture with one kind of tree, both in turn; and, as ``whole``, with the other one."""
+    """Every architecture with one kind of tree, both in turn; and, as ``whole``, with the other one, and siblings."""
     for number, one in enumerate([*FURTHER, *RECURRENT, *UNUSUAL, *OWN_WAYS]):
-        yield one, TREES[number % 2]
-        yield pytest.param(one, TREES[1 - number % 2], marks=pytest.mark.whole)
+        yield pytest.param(one, *TREES[number % 2], marks=[pytest.mark.whole] if one in SIBLINGS else [])
+        yield pytest.param(one, *TREES[1 - number % 2], marks=pytest.mark.whole)
 
 
-@pytest.mark.parametrize(("architecture", "tree"), [*sampled_trees()])
+@pytest.mark.parametrize(("architecture", "plain", "spread"), [*sampled_trees()])
 def test_greedy_texts_and_trees_are_those_of_transformers(
-    architecture: str, tree: dict[str, Any], tmp_path: Path
+    architecture: str, plain: bool, spread: int, tmp_path: Path
 ) -> None:
     path = make_checkpoint(tmp_path, architecture, seed=2)
     reference = AutoModelForCausalLM.from_pretrained(path, dtype="float32").eval()
     expected = generate(reference, PROMPT, 24)
     assert len(set(expected)) > 7, "a text that repeats itself would hide mistakes"
-    assert Staged(path, open_checkpoint(str(path)).num_layers).greedy(PROMPT, 24) == expected
-    check_tree(path, tree_logits(reference), **tree)
+    staged = Staged(path, open_checkpoint(str(path)).num_layers, capacity=CAPACITY)
+    assert staged.greedy(PROMPT, 24) == expected
+    check_tree(plain_stages(path) if plain else staged.begin(), tree_logits(reference), spread)
 
 
 @pytest.mark.processes

@@ -48,7 +48,7 @@ def some_formats(names: Sequence[str], every: str, share: int, formats: Sequence
 
 
 @pytest.mark.parametrize(
-    ("architecture", "form"), [*some_formats(sorted(COMPILED | {"gemma2", "olmo2", "phi3"}), "qwen3", 3)]
+    ("architecture", "form"), [*some_formats(sorted(COMPILED | {"gemma2", "olmo2", "phi3"}), "qwen3", 9)]
 )
 def test_which_architectures_are_compiled(tmp_path: Path, architecture: str, form: str) -> None:
     path = make_checkpoint(tmp_path, architecture, initializer_range=0.1)
@@ -136,16 +136,16 @@ def branching(stages: Staged) -> torch.Tensor:
 def test_states_that_a_drafter_reads_are_those_between_the_layers(tmp_path: Path, form: str) -> None:
     """Each layer's output is what stages of one layer send on, and reading it changes nothing."""
     path = make_checkpoint(tmp_path, "qwen3")
-    whole, watched = (Staged(path, 1, **FORMATS[form]) for _ in range(2))
-    stages = Staged(path, LAYERS, **FORMATS[form])
-    watched.models[0].tap(range(LAYERS))
+    whole, stages = (Staged(path, count, **FORMATS[form]) for count in (1, LAYERS))
     rows, sent = chain_rows(0, TOKENS, range(7)), []
     for model in stages.models:
         model.forward = passing(model.forward, sent)  # type: ignore[method-assign]
-    found = [staged.run(rows, range(7), opened=[0]) for staged in (whole, watched, stages)]
+    found = [staged.run(rows, range(7), opened=[0]) for staged in (whole, stages)]
+    whole.begin().models[0].tap(range(LAYERS))
+    found.append(whole.run(rows, range(7), opened=[0]))
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])
-    states = torch.stack([watched.models[0]._tapped[index][0] for index in range(LAYERS)])
+    states = torch.stack([whole.models[0]._tapped[index][0] for index in range(LAYERS)])
     assert torch.equal(states[1:], torch.stack(sent[:-1]))
 
 
@@ -161,19 +161,20 @@ def passing(forward: Callable[..., torch.Tensor], sent: list[torch.Tensor]) -> C
 def test_a_rows_logits_are_its_own(tmp_path: Path, architecture: str, form: str) -> None:
     """Token by token; beside others, in slots of no order, over two stages; in pieces; and among other branches."""
     path, options = make_checkpoint(tmp_path, architecture), FORMATS[form]
-    expected = in_pieces(Staged(path, 1, **options), [1] * len(TOKENS))
+    one, two = (Staged(path, count, **options) for count in (1, 2))
+    expected = in_pieces(one, [1] * len(TOKENS))
     for sizes in ([3, 4], [6, 1], [7]):
-        assert torch.equal(in_pieces(Staged(path, 1, **options), sizes), expected)
+        assert torch.equal(in_pieces(one.begin(), sizes), expected)
 
     beside = chain_rows(1, TOKENS[::-1], range(40, 47))
     own = chain_rows(0, TOKENS, [30, 4, 17, 2, 9, 60, 3])
     for i in range(len(TOKENS)):
         beside.append(0, own.nodes[i], own.slots[i], own.parents[i], own.positions[i], own.tokens[i])
-    together = Staged(path, 2, **options).run(beside, range(7, 14), opened=[0, 1])
+    together = two.run(beside, range(7, 14), opened=[0, 1])
     assert torch.equal(together, expected)
 
     branches, wanted = branching_rows(own)
-    among = Staged(path, 2, **options).run(branches, wanted, opened=[0])
+    among = two.begin().run(branches, wanted, opened=[0])
     assert torch.equal(among, expected)
 
 

@@ -27,8 +27,9 @@ def test_a_long_prompt_in_chunks_of_any_size_is_that_of_transformers(architectur
     path = make_checkpoint(tmp_path, architecture, initializer_range=0.1)
     reference = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     expected = reference(torch.tensor([TEXT])).logits[0]
+    stages = Staged(path, 3, capacity=160)
     for sizes in ([150], [64, 64, 22], [1, 30, 40, 79], [149, 1]):
-        staged, first = Staged(path, 3, capacity=160), 0
+        staged, first = stages.begin(), 0
         for size in sizes:
             rows = chain_rows(0, TEXT[first : first + size], range(first, first + size), first, first - 1)
             committed = [CommittedSlots(0, list(range(first, first + size)))]
