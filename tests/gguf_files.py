@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -125,26 +126,50 @@ def finish(writer: gguf.GGUFWriter) -> None:
 
 def copy_entry(writer: gguf.GGUFWriter, name: str, field: gguf.ReaderField) -> None:
     """Give the writer an entry of another file, in the same format."""
+    value, kind, inner = contents_of_entry(field)
+    writer.add_key_value(name, value, kind, inner)
+
+
+class Contents(NamedTuple):
+    """All that a file holds: entries as (value, kind, kind of an array's values), and tensors."""
+
+    architecture: str
+    entries: dict[str, tuple[Any, gguf.GGUFValueType, gguf.GGUFValueType | None]]
+    tensors: dict[str, np.ndarray]
+
+
+@lru_cache(maxsize=8)
+def contents_of(file: Path, changed_at: int) -> Contents:
+    """Read once for all the copies that a test makes of a file, as it was changed last at ``changed_at``."""
+    reader = gguf.GGUFReader(file)
+    entries = {
+        name: contents_of_entry(field)
+        for name, field in reader.fields.items()
+        if not name.startswith("GGUF.") and name != "general.architecture"
+    }
+    return Contents(read_header(file).architecture, entries, {one.name: one.data for one in reader.tensors})
+
+
+def contents_of_entry(field: gguf.ReaderField) -> tuple[Any, gguf.GGUFValueType, gguf.GGUFValueType | None]:
+    """The value of an entry, its kind and, of an array, that of its values."""
     kind = field.types[0]
-    inner = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
-    writer.add_key_value(name, field.contents(), kind, inner)
+    return field.contents(), kind, field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
 
 
 def with_entries(
     source: Path, path: Path, changed: dict[str, Any], tensors: Mapping[str, np.ndarray] | None = None
 ) -> Path:
     """A copy of a file with these entries, under their whole names (None takes one out), and these tensors."""
-    reader = gguf.GGUFReader(source)
-    writer = gguf.GGUFWriter(path, read_header(source).architecture)
-    for name, field in reader.fields.items():
-        if name.startswith("GGUF.") or name == "general.architecture" or name in changed:
-            continue
-        copy_entry(writer, name, field)
+    held = contents_of(source, source.stat().st_mtime_ns)
+    writer = gguf.GGUFWriter(path, held.architecture)
+    for name, (value, kind, inner) in held.entries.items():
+        if name not in changed:
+            writer.add_key_value(name, value, kind, inner)
     for key, value in changed.items():
         add(writer, key, value)
-    for tensor in reader.tensors:
-        if tensor.name not in (tensors or {}):
-            writer.add_tensor(tensor.name, tensor.data)
+    for name, data in held.tensors.items():
+        if name not in (tensors or {}):
+            writer.add_tensor(name, data)
     for name, data in (tensors or {}).items():
         writer.add_tensor(name, data)
     finish(writer)

@@ -9,8 +9,8 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
-from importlib.metadata import version
+from functools import cache, partial
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, TypeVar
@@ -70,6 +70,12 @@ class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     def fields(self) -> SimpleNamespace:
         """The configuration's fields as attributes."""
         return SimpleNamespace(**self.config)
+
+
+@cache
+def version(package: str) -> str:
+    """The version of an installed package. Its metadata is read once: that takes longer than to hash a small file."""
+    return metadata.version(package)
 
 
 def versions() -> str:

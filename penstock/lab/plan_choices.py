@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -207,8 +207,13 @@ def served_per_second(cluster: Cluster, config: SpeculativeConfig | None, option
 
 def script_of(requests: int, options: PlanOptions) -> Script:
     """A script of requests that are all alike."""
-    accuracy = options.accuracy or DEMO_ACCURACY
-    return profile_script(accuracy, requests, options.tokens, SEED, prompt=options.prompt_tokens)
+    return drawn_script(tuple(options.accuracy or DEMO_ACCURACY), requests, options.tokens, options.prompt_tokens)
+
+
+@lru_cache(maxsize=16)
+def drawn_script(accuracy: tuple[float, ...], requests: int, tokens: int, prompt: int) -> Script:
+    """Kept, since plans are compared on the same script: to draw it can take longer than to simulate a plan."""
+    return profile_script(accuracy, requests, tokens, SEED, prompt=prompt)
 
 
 # -------------------------------------------------------------------------------------------------------------- choices

@@ -21,6 +21,7 @@ from penstock import LLM, ConfigError, SamplingParams
 from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.cli.app import app
 from penstock.config import FieldError
+from penstock.lab.trainer import loop
 from penstock.lab.trainer.loop import load_state
 from penstock.lab.trainer.run import KINDS, run_train
 from penstock.models.speculators.open import open_speculator
@@ -208,12 +209,11 @@ def test_parts_and_bfloat16(model: Path, texts: Path, tmp_path: Path) -> None:
 FILE = KINDS["eagle3"].files.file
 
 
-def answered(model: Path, question: str, seed: int, **sampling: Any) -> str:
+def answered(llm: LLM, question: str, seed: int, **sampling: Any) -> str:
     """Return the target's answer to a single question."""
-    with LLM(str(model), speculative_config=None, max_model_len=64) as llm:
-        ids = llm.get_tokenizer().apply_chat_template([{"role": "user", "content": question}])
-        params = SamplingParams(seed=seed, max_tokens=64 - len(ids), **sampling)
-        return llm.generate({"prompt_token_ids": ids}, params)[0].outputs[0].text
+    ids = llm.get_tokenizer().apply_chat_template([{"role": "user", "content": question}])
+    params = SamplingParams(seed=seed, max_tokens=64 - len(ids), **sampling)
+    return llm.generate({"prompt_token_ids": ids}, params)[0].outputs[0].text
 
 
 def test_answers_are_written_by_the_target_and_kept(model: Path, tmp_path: Path) -> None:
@@ -224,7 +224,8 @@ def test_answers_are_written_by_the_target_and_kept(model: Path, tmp_path: Path)
     run_train(given)
     (file,) = (tmp_path / "out" / "training").glob("answers-*.jsonl")
     written = [json.loads(line)["messages"] for line in file.read_text().splitlines()]
-    first, second, third = (answered(model, "two?", seed) for seed in range(3))
+    with LLM(str(model), speculative_config=None, max_model_len=64) as llm:
+        first, second, third = (answered(llm, "two?", seed) for seed in range(3))
     assert written[0] == [asked[0], {"role": "assistant", "content": first}]
     assert written[2] == [asked[0], {"role": "assistant", "content": third}]
     assert [message["role"] for message in written[1]] == [message["role"] for message in more]
@@ -246,8 +247,9 @@ def test_the_target_writes_questions_and_answers(model: Path, tmp_path: Path) ->
     attempts = [json.loads(line) for line in questions.read_text().splitlines()]
     assert len({user["content"] for user, _ in written}) == 3
     assert {user["content"] for user, _ in written} <= set(attempts)
-    for i, (user, assistant) in enumerate(written):
-        assert assistant["content"] == answered(model, user["content"], i, temperature=(0.0, 0.5)[i % 2])
+    with LLM(str(model), speculative_config=None, max_model_len=64) as llm:
+        for i, (user, assistant) in enumerate(written):
+            assert assistant["content"] == answered(llm, user["content"], i, temperature=(0.0, 0.5)[i % 2])
     said, lines = answers.read_text(), questions.read_text()
     questions.write_text(lines[:-3])  # as a kill would leave it
     answers.unlink()
@@ -255,7 +257,10 @@ def test_the_target_writes_questions_and_answers(model: Path, tmp_path: Path) ->
     assert (answers.read_text(), questions.read_text()) == (said, lines)
 
 
-def test_the_command_line_trains_and_refuses(model: Path, texts: Path, tmp_path: Path) -> None:
+def test_the_command_line_trains_and_refuses(
+    model: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "TOKENS", 20)  # of each request that is simulated
     common = ["--data", str(texts), "--output", str(tmp_path / "out"), "--model", str(model), "--max-length", "64"]
     common += ["--batch-tokens", "256", "--max-steps", "2"]
     found = CliRunner().invoke(app, ["train", "medusa", *common, "--cluster", "demo"])

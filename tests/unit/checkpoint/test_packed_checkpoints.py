@@ -6,7 +6,7 @@ import json
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 import torch
@@ -67,15 +67,21 @@ def test_compressed_tensors(tmp_path: Path, form: str) -> None:
     check_ids(path, model)
 
 
+BITSANDBYTES: Final = {
+    "nf4": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
+    "fp4, twice": {"load_in_4bit": True, "bnb_4bit_quant_type": "fp4", "bnb_4bit_use_double_quant": True},
+    "eight bits": {"load_in_8bit": True},
+}
+
+
 @pytest.mark.parametrize(
-    "options",
+    ("options", "dtype"),
     [
-        {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
-        {"load_in_4bit": True, "bnb_4bit_quant_type": "fp4", "bnb_4bit_use_double_quant": True},
-        {"load_in_8bit": True},
+        pytest.param(BITSANDBYTES[form], dtype, id=f"{form}-{dtype}", marks=[pytest.mark.whole] * (dtype != sampled))
+        for form, sampled in zip(BITSANDBYTES, (torch.float32, torch.bfloat16, torch.bfloat16), strict=True)
+        for dtype in (torch.float32, torch.bfloat16)
     ],
 )
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_bitsandbytes(tmp_path: Path, options: dict[str, Any], dtype: torch.dtype) -> None:
     path = by_bitsandbytes(tmp_path, dtype, **options)
     model = reference(path, device_map="cpu").dequantize().float()

@@ -51,7 +51,7 @@ def test_plain_decoding_is_always_there_and_what_the_others_are_compared_with() 
 
 def test_the_hit_rate_is_the_profiles_at_that_many_children() -> None:
     (_, run), _ = simulated(
-        strategies=("pipedec[width=1,children=1]",), accuracy=(0.6, 0.8), tokens=2000, tokens_per_request=100
+        strategies=("pipedec[width=1,children=1]",), accuracy=(0.6, 0.8), tokens=1000, tokens_per_request=100
     )
     assert run.hit_rate == pytest.approx(0.6, abs=0.04)
 

@@ -69,13 +69,14 @@ def random_flow(rng: random.Random) -> Flow:
     return Flow(stages, links)
 
 
+@pytest.mark.parametrize("pipelines", [700, pytest.param(2000, marks=pytest.mark.whole)])
 @pytest.mark.parametrize("search", [False, True])
-def test_the_best_of_all_cuts(search: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tries 2,000 random pipelines. Where not all cuts are tried, the search is seldom off, and never by over 10%."""
+def test_the_best_of_all_cuts(search: bool, pipelines: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pipelines are random. Where not all cuts are tried, the search is seldom off, and never by over 10%."""
     if search:
         monkeypatch.setattr(costs, "FEW", 0)
     exact = 0
-    for seed in range(2000):
+    for seed in range(pipelines):
         rng = random.Random(seed)
         flow, blocks, cached = random_flow(rng), rng.randint(1, 6), BLOCK * rng.randint(0, 20)
         tokens = cached + BLOCK * blocks
@@ -84,7 +85,7 @@ def test_the_best_of_all_cuts(search: bool, monkeypatch: pytest.MonkeyPatch) -> 
         found = flow.first_token_s(cached, PieceTable(flow._stages, flow._links).ends(tokens, cached))
         assert best * (1 - 1e-9) <= found <= best * 1.1
         exact += found <= best * (1 + 1e-9)
-    assert exact > 1900 if search else exact == 2000
+    assert exact > 0.95 * pipelines if search else exact == pipelines
 
 
 def ends_of(blocks: tuple[int, ...], cached: int) -> tuple[int, ...]:

@@ -52,7 +52,7 @@ def from_the_start(grammar: str, output: list[int]) -> np.ndarray:
     return np.array([bits[token // 8] >> token % 8 & 1 for token in range(VOCABULARY)], dtype=bool)
 
 
-@settings(max_examples=20)
+@settings(max_examples=settings().max_examples // 5)
 @given(st.randoms(use_true_random=False))
 def test_walks_over_trees_of_several_requests_agree_with_reading_from_the_start(rng: random.Random) -> None:
     grammars = make()
@@ -162,8 +162,9 @@ def test_an_exhausted_grammar_is_compiled_anew_only_so_often(monkeypatch: pytest
     assert problems[:2] == ["", problems[-1]]
 
 
-def test_a_path_does_not_fail_for_what_drafted_ones_have_cost() -> None:
-    grammars, asked = make(), "cdefgh" * 12
+def test_a_path_does_not_fail_for_what_drafted_ones_have_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RETRIES", 10)
+    grammars, asked = make(), "cdef" * 3
     assert len(asked) > module.RETRIES
     expected = ask(make(), 0, MANY_DEAR, B)
     assert expected[0] == ""
@@ -218,7 +219,7 @@ PIECES: Final = st.sampled_from(["a", "[a-c]", "x?", "(ab|a)", "b{2,5}", "[a-z]{
 REGEXES: Final = st.lists(PIECES, min_size=1, max_size=4).map("".join)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=settings().max_examples // 5, deadline=None)
 @given(st.lists(REGEXES, min_size=2, max_size=3), st.randoms(use_true_random=False))
 def test_any_grammar_gives_the_same_answer_after_any_history(texts: list[str], rng: random.Random) -> None:
     """No mask allows a token that the grammar forbids, and none is empty without a stated reason."""

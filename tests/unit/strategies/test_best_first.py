@@ -165,7 +165,7 @@ def rest_of(named: list[float], dropped: int) -> float:
     return max(FLOOR, min(math.log(left) if left > 0 else FLOOR, min(named)))
 
 
-@settings(max_examples=150)
+@settings(max_examples=settings().max_examples * 3 // 2)
 @given(st.randoms(use_true_random=False))
 def test_the_best_comes_next_whatever_happens_to_the_tree(rng: random.Random) -> None:
     world = World(rng)

@@ -8,7 +8,8 @@ from penstock.text.detokenizer import CONTEXT, UNFINISHED, IncrementalDetokenize
 from penstock.text.tokenizer import Tokenizer
 
 every_tokenizer = settings(
-    max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=settings().max_examples * 3 // 2,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 UNICODE = "Größe naïve 水車が回る Ω ≈ 3 € 🙂👩‍🔧 the thing"
 

@@ -81,8 +81,11 @@ LARGE = {"type": "integer", "multipleOf": 99999989}
     [
         {"json": LARGE},
         {"json": {"allOf": [{"type": "integer", "multipleOf": prime} for prime in PRIMES]}},
-        {"json": {"properties": {"a": {"items": {"anyOf": [LARGE, {"type": "string"}]}}}}},
-        {"json": {"type": "number", "multipleOf": 99999.989}},
+        # Refused for their time, as the first is.
+        pytest.param(
+            {"json": {"properties": {"a": {"items": {"anyOf": [LARGE, {"type": "string"}]}}}}}, marks=pytest.mark.whole
+        ),
+        pytest.param({"json": {"type": "number", "multipleOf": 99999.989}}, marks=pytest.mark.whole),
         {"grammar": f"start: x\nx: %json {json.dumps(LARGE)}"},
     ],
 )

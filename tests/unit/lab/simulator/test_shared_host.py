@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import cache
 
 import pytest
 
@@ -27,12 +28,24 @@ def seconds(cluster: Cluster, script: Script, strategy: str | None, host: Shared
     return sum(run.seconds for run in simulate(cluster, script, speculation, host=host))
 
 
+@cache
+def script_of(accuracy: tuple[float, ...], tokens: int) -> Script:
+    """Four answers with so many tokens."""
+    return profile_script(accuracy, 4, tokens, seed=0)
+
+
+PLAIN: dict[tuple[int, int, SharedHost], float] = {}
+"""Seconds of plain decoding by the number of stages, of tokens, and host: no draft has any part in them."""
+
+
 def speed_up(
-    cluster: Cluster, accuracy: Sequence[float], strategy: str, host: SharedHost | None = None, tokens: int = 160
+    cluster: Cluster, accuracy: tuple[float, ...], strategy: str, host: SharedHost, tokens: int = 160
 ) -> float:
     """Speed-up over plain decoding on the same host, of four answers with so many tokens."""
-    script = profile_script(accuracy, 4, tokens, seed=0)
-    return seconds(cluster, script, None, host) / seconds(cluster, script, strategy, host)
+    script, key = script_of(accuracy, tokens), (len(cluster.stages), tokens, host)
+    if key not in PLAIN:
+        PLAIN[key] = seconds(cluster, script, None, host)
+    return PLAIN[key] / seconds(cluster, script, strategy, host)
 
 
 # --------------------------------------------------------------------------------------------------------- the host
@@ -148,7 +161,10 @@ def test_on_contended_stages_auto_speculates_where_that_gains_all_the_same(name:
     assert auto > 0.93 * as_told
 
 
-@pytest.mark.parametrize("accuracy", [GOOD, FAIR], ids=["good", "fair"])
+# A drafter that is fair decides more narrowly; one that is good is worth its rows even on the contended stages above.
+@pytest.mark.parametrize(
+    "accuracy", [pytest.param(GOOD, id="good", marks=pytest.mark.whole), pytest.param(FAIR, id="fair")]
+)
 def test_on_stages_with_a_core_each_auto_speculates(accuracy: tuple[float, ...], two_stages: Cluster) -> None:
     host = SharedHost(cores=2)
     as_told, auto = (speed_up(two_stages, accuracy, strategy, host, 250) for strategy in ("continuous", "auto"))
@@ -159,7 +175,7 @@ def test_on_stages_with_a_core_each_auto_speculates(accuracy: tuple[float, ...],
 @pytest.mark.parametrize(("first", "share"), [(0, 0.5), (1, 0.25)], ids=["it comes", "it goes"])
 def test_load_that_changes_amid_a_request_is_noticed(first: int, share: float, two_stages: Cluster) -> None:
     """Another process on two cores: speculation that gains without it loses beside it, and plain decoding does not."""
-    script = profile_script((0.4, 0.5), 1, 2500, seed=0)
+    script = profile_script((0.4, 0.5), 1, 1600, seed=0)
     plain = seconds(two_stages, script, None)
     host = SharedHost(cores=2, busy=((0.0, first), (share * plain, 1 - first)))
     assert seconds(two_stages, script, None, host) == pytest.approx(plain)
