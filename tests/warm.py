@@ -4,9 +4,9 @@
 ``write_command`` writes has it run ``penstock`` with its own arguments, environment, folder, standard files and
 signals. Everything behind the imports is the command's own.
 
-How a command starts when it is installed is seen by test_cli.py, test_run.py, test_wheel.py and test_interrupts.py;
-``penstock serve`` by test_serve_limits.py, by those that give it more open files, and as the image starts it
-(test_serve_sites.py); ``penstock worker`` by test_setup.py.
+How a command starts when it is installed is seen by test_cli.py, test_run.py, test_wheel.py and test_chat.py;
+``penstock serve`` by test_serve_limits.py, test_serve_bounded.py, and by those that give it more open files;
+``penstock worker`` by test_setup.py.
 """
 
 from __future__ import annotations
@@ -332,7 +332,7 @@ def become(told: dict[str, Any], files: Sequence[int], connection: socket.socket
     os.chdir(told["folder"])
     sys.argv = ["penstock", *told["words"]]
     sys.modules["__main__"].__package__ = ""  # of a module that is run, help would say so
-    if told["words"][:1] in (["worker"], ["-c"]):  # whose fork server would import the same once more
+    if told["words"][:1] in (["worker"], ["serve"], ["-c"]):  # whose fork server would import the same once more
         fork_from_here()
 
 

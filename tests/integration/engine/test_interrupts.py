@@ -145,13 +145,15 @@ COMMANDS: Final = {
     "generate": ("generate", "x", "--model", "demo", "-pp", "2"),
     "serve": ("serve", "demo", "--port", "0", "-pp", "2"),
 }
+COMMAND: Final = ("serve", 3)
+"""The sample: the command that has the most to end (a server beside its engine), amid the start of its stages. All is
+imported by then, too."""
 
 
 @pytest.mark.parametrize(
     ("name", "children"),
-    # The command that has the most to end (a server beside its engine), amid the start of its stages, is the sample.
     [
-        pytest.param(name, count, marks=[pytest.mark.whole] * ((name, count) != ("serve", 3)))
+        pytest.param(name, count, marks=[pytest.mark.whole] * ((name, count) != COMMAND))
         for name in COMMANDS
         for count in (1, 2, 3, 4)
     ],
@@ -159,7 +161,7 @@ COMMANDS: Final = {
 def test_a_command_that_is_interrupted_as_it_starts_says_nothing_and_leaves_no_process(
     name: str, children: int
 ) -> None:
-    with program(PENSTOCK, *COMMANDS[name]) as one:
+    with program(PENSTOCK, *COMMANDS[name], begin=popen if (name, children) == COMMAND else subprocess.Popen) as one:
         one.has_children(children)
         one.process.send_signal(signal.SIGINT)
         _, said = one.process.communicate(timeout=PATIENCE)
