@@ -1,6 +1,6 @@
 """The hosts that the pages for users speak of and that nobody has: a hub, a server with a certificate, and a judge.
 
-``python -m tests.page_hosts FOLDER`` prints the hub's address, and serves what the folder holds until it is ended.
+``main`` prints the hub's address, and serves what the folder holds until it is ended.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -117,7 +116,3 @@ def main(folder: Path) -> None:
         listening.listen()
         print(hub.address, flush=True)
         uvicorn.Server(config).run(sockets=[listening])
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

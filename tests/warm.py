@@ -4,9 +4,9 @@
 ``write_command`` writes has it run ``penstock`` with its own arguments, environment, folder, standard files and
 signals. Everything behind the imports is the command's own.
 
-How a command starts when it is installed is seen by test_cli.py, test_run.py, test_wheel.py and test_interrupts.py;
-``penstock serve`` by test_serve_limits.py, by those that give it more open files, and as the image starts it
-(test_serve_sites.py); ``penstock worker`` by test_setup.py.
+How a command starts when it is installed is seen by test_cli.py, test_run.py, test_wheel.py and test_chat.py;
+``penstock serve`` by test_serve_limits.py, test_serve_bounded.py, and by those that give it more open files;
+``penstock worker`` by test_setup.py.
 """
 
 from __future__ import annotations
@@ -56,6 +56,8 @@ NETWORK: Final = 0x40000000
 """Linux's names for these are CLONE_NEWNS, CLONE_NEWTIME and CLONE_NEWNET; ``os`` has them from Python 3.12 on."""
 PRIVATE_BELOW: Final = 0x44000
 """MS_REC and MS_PRIVATE: what is mounted from now on is seen by nobody else."""
+ENDED: Final[list[int]] = []
+"""The exit code of this process's command, once it has ended."""
 FORK_SERVER: Final = "fork-server"
 """The word with which a fork becomes a fork server."""
 COMMAND: Final = """\
@@ -89,6 +91,11 @@ def warmed(home: Path, before: Sequence[str], environment: Mapping[str, str]) ->
         yield
 
 
+def lend(home: Path) -> None:
+    """Have commands with this home fork from this process's own: their libraries' files are those of this user."""
+    Path(f"{home}.warm").symlink_to(shared())
+
+
 @contextmanager
 def listening(path: str, before: Sequence[str], environment: Mapping[str, str]) -> Iterator[None]:
     """Run the process from which commands are forked; it listens at the socket ``path``."""
@@ -110,7 +117,7 @@ class Place:
     """Where a command runs, as ``ip netns exec``, ``unshare`` and ``mount`` would have it. By default, here."""
 
     network: str = ""
-    """The name of a network namespace."""
+    """The name of a network namespace, or the path of its file."""
     ahead: float = 0.0
     """Seconds by which its monotonic clock is ahead of this host's."""
     hidden: tuple[str, ...] = ()
@@ -120,7 +127,7 @@ class Place:
         """Have the children of this process begin there. It has one thread, and root starts it."""
         libc = ctypes.CDLL(None, use_errno=True)
         if self.network:
-            with open(f"/run/netns/{self.network}", "rb") as file:
+            with open(Path("/run/netns") / self.network, "rb") as file:
                 check(libc.setns(file.fileno(), NETWORK))
         if self.ahead:
             check(libc.unshare(NEW_CLOCK))
@@ -254,7 +261,16 @@ def fork_from_here(model: str = "") -> None:
         forkserver._shared = forkserver.ForkServer(from_here=True)
 
 
+def leave() -> None:
+    """End this process at once if its command has: to take what was imported apart takes longer than most commands."""
+    if ENDED:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(ENDED[0])
+
+
 def prepare() -> None:
+    atexit.register(leave)  # before any library does: it is called last
     for name, value in forkserver.LIBRARIES.items():
         os.environ.setdefault(name, value)
     forking.preload_transformers()
@@ -316,7 +332,7 @@ def become(told: dict[str, Any], files: Sequence[int], connection: socket.socket
     os.chdir(told["folder"])
     sys.argv = ["penstock", *told["words"]]
     sys.modules["__main__"].__package__ = ""  # of a module that is run, help would say so
-    if told["words"][:1] == ["worker"]:  # whose fork server would import the same once more
+    if told["words"][:1] in (["worker"], ["serve"], ["-c"]):  # whose fork server would import the same once more
         fork_from_here()
 
 
@@ -338,12 +354,18 @@ def main(path: str) -> None:
     if sys.argv[1:2] == ["-c"]:
         code, sys.argv[:] = sys.argv[2], ["-c", *sys.argv[3:]]
         exec(compile(code, "<string>", "exec"), {"__name__": "__main__"})
+        ENDED.append(0)
         return
     if sys.argv[1] == FORK_SERVER:
         forking.become_server(0, int(sys.argv[3]), sys.argv[2])
     from penstock.cli.app import main as penstock
 
-    penstock()
+    try:
+        penstock()
+    except SystemExit as ended:
+        if isinstance(ended.code, int):
+            ENDED.append(ended.code)
+        raise
 
 
 if __name__ == "__main__":

@@ -1,8 +1,12 @@
-"""``penstock chat`` as a user runs it: in a terminal, and in a pipe."""
+"""``penstock chat`` as a user runs it: in a terminal, and in a pipe.
+
+Commands are forks (``tests/warm.py``), but for one in a pipe and one in a terminal.
+"""
 
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -11,13 +15,13 @@ import pytest
 from penstock.cli.options import INTERRUPTED
 from tests.openai_server import OpenAIServer, Reply, prompt_of, running
 from tests.terminals import PATIENCE, PENSTOCK, READY, Terminal, terminal
+from tests.warm import Warm, run
 
 pytestmark = pytest.mark.processes
 
 
 def piped(url: str, lines: str, *flags: str) -> subprocess.CompletedProcess[str]:
-    command = [PENSTOCK, "chat", "--url", url, *flags]
-    return subprocess.run(command, input=lines, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    return run([PENSTOCK, "chat", "--url", url, *flags], lines)
 
 
 def echo(body: dict[str, Any]) -> Reply:
@@ -26,9 +30,9 @@ def echo(body: dict[str, Any]) -> Reply:
 
 def test_a_pipe_gets_plain_answers_line_by_line() -> None:
     with running(OpenAIServer(echo)) as server:
-        result = piped(
-            server.url, 'first\n\n/set temperature 0.5\n"""\ntwo\nlines\n"""\n', "--system-prompt", "be brief"
-        )
+        command = [PENSTOCK, "chat", "--url", server.url, "--system-prompt", "be brief"]
+        lines = 'first\n\n/set temperature 0.5\n"""\ntwo\nlines\n"""\n'
+        result = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert result.stdout == "**re:** first\n**re:** two\nlines\n"
     assert (result.stderr, result.returncode) == ("", 0)
     last = server.bodies[-1]
@@ -68,13 +72,13 @@ def test_no_server_says_how_to_start_one() -> None:
     assert "penstock serve MODEL" in result.stderr
 
 
-def chatting(url: str) -> AbstractContextManager[Terminal]:
-    return terminal("chat", "--url", url)
+def chatting(url: str, begin: Callable[..., subprocess.Popen[Any]] = Warm) -> AbstractContextManager[Terminal]:
+    return terminal("chat", "--url", url, popen=begin)
 
 
 def test_a_terminal_shows_markdown_and_what_it_cost() -> None:
     reply = Reply(("**bo", "ld** [b]"), 9, accepted=3, rejected=1)
-    with running(OpenAIServer(lambda body: reply)) as server, chatting(server.url) as chat:
+    with running(OpenAIServer(lambda body: reply)) as server, chatting(server.url, subprocess.Popen) as chat:
         chat.until("scripted · type a message · /help shows the commands")
         chat.until(READY)
         chat.type("hello\r")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from typer.testing import CliRunner
 
 from penstock.cli.app import app
 from tests.serving import PATIENCE, PENSTOCK, ServedProcess, served
+from tests.warm import run as run_warm
 
 pytestmark = pytest.mark.processes
 
@@ -52,8 +52,8 @@ def test_bench_counts_what_the_server_counts(server: ServedProcess, tmp_path: Pa
 
 def test_chat_shows_what_the_server_answers(server: ServedProcess) -> None:
     lines = "/set temperature 0\n/set max_tokens 12\ndef add(a, b):\n"
-    command = [PENSTOCK, "chat", "--url", server.url]
-    shown = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=PATIENCE, check=True).stdout
+    done = run_warm([PENSTOCK, "chat", "--url", server.url], lines)
+    assert done.returncode == 0, done.stderr
     message = {"role": "user", "content": "def add(a, b):"}
     answer = httpx.post(
         f"{server.url}/v1/chat/completions",
@@ -61,11 +61,11 @@ def test_chat_shows_what_the_server_answers(server: ServedProcess) -> None:
         headers={"Authorization": f"Bearer {KEY}"},
         timeout=PATIENCE,
     )
-    assert shown == answer.json()["choices"][0]["message"]["content"] + "\n"
+    assert done.stdout == answer.json()["choices"][0]["message"]["content"] + "\n"
 
 
 def test_a_wrong_key_is_said(server: ServedProcess) -> None:
     command = [PENSTOCK, "chat", "--url", server.url, "--api-key", "wrong"]
-    result = subprocess.run(command, input="a\n", capture_output=True, text=True, timeout=PATIENCE, check=False)
+    result = run_warm(command, "a\n")
     assert result.returncode == 1
     assert "the server answers 401" in result.stderr

@@ -54,7 +54,7 @@ def test_json_trace_and_stream_agree(pair: Path, tmp_path: Path) -> None:
     model = ["generate", "--model", str(pair / "target")]
     trace = tmp_path / "trace.json"
     drafting = ["--draft-model", str(pair / "draft"), "-pp", "2", "--trace", str(trace)]
-    spoken = run(*model, PROMPT, *SAMPLED, *drafting, "--json")
+    spoken = forked(*model, PROMPT, *SAMPLED, *drafting, "--json")
     assert spoken.returncode == 0, spoken.stderr
     check_report(json.loads(spoken.stdout))
     check_trace(json.loads(trace.read_text()))
@@ -270,9 +270,9 @@ def test_what_bench_and_compare_cannot_read_is_one_line(tmp_path: Path) -> None:
     result = forked("bench", "--prompts", str(broken))
     assert (result.returncode, result.stderr.count("\n")) == (2, 1)
     assert f"{broken}, line 2: needs a field 'prompt'" in result.stderr
-    entry = forked("bench", "--strategies", "pipedec[widht=3]")
-    assert entry.returncode == 2
+    entry = invoke("bench", "--strategies", "pipedec[widht=3]")
+    assert entry.exit_code == 2
     assert "entry 'pipedec[widht=3]': option 'widht' is unknown" in entry.stderr
-    none = forked("compare", str(broken), str(broken))
-    assert none.returncode == 2
+    none = invoke("compare", str(broken), str(broken))
+    assert none.exit_code == 2
     assert none.stderr.startswith(f"penstock: error: {broken}: is not JSON")

@@ -9,7 +9,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -17,7 +16,7 @@ import pytest
 
 from tests.first_hour import BLOCKS, PAGES, ROOT, Typed
 from tests.real_model import smollm2
-from tests.warm import warmed, write_command
+from tests.warm import lend, write_command
 
 NEEDING: Final = ("smollm2", "Germany")
 """Words of commands that need the default model."""
@@ -31,21 +30,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """A home of its own, with this user's caches."""
     place = tmp_path_factory.mktemp("typing")
     (place / "home").mkdir()
     (place / "bin").mkdir()
     write_command(place / "bin" / "penstock")
-    environment = {
+    lend(place / "home")
+    return {
         "XDG_CACHE_HOME": str(Path.home() / ".cache"),
         **os.environ,
         "HOME": str(place / "home"),
         "PATH": f"{place / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
     }
-    with warmed(place / "home", (), environment):
-        yield environment
 
 
 @pytest.mark.processes

@@ -3,7 +3,8 @@
 A page's reader has hosts, homes and a network of its own, small random models where the page names models, and types
 what stands there. What no test can type is in ``NOT_RUN`` and ``INSTEAD``; its options are checked all the same.
 ``penstock`` is a fork of a process that has imported what commands need (``tests/warm.py``), since a page has dozens of
-them; how it starts when it is installed is seen by test_cli.py, test_run.py and test_wheel.py.
+them, and so is a program; how it starts when it is installed is seen by test_cli.py, test_run.py and test_wheel.py, and
+a program by test_processes.py.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from tests.gguf_files import TEMPLATE, make_gguf
 from tests.gguf_files import write as write_gguf
 from tests.page_hosts import ADDRESSES, CERTIFICATE, NAMES, can_be_made, entering, network
 from tests.pages import INLINE, PAGES, ROOT, Source, Typed, parse, steps_of, unknown_in, words_for_penstock
-from tests.warm import warmed, write_command
+from tests.warm import Place, Warm, warmed, write_command
 
 INSTALLED: Final = "fetches packages: tests/integration/commands/test_wheel.py"
 LONG: Final = "minutes of a quiet machine: tests/integration/commands/test_machine_benchmarks.py"
@@ -382,6 +383,7 @@ export HOME={home}
 exec {entering} sh -c 'cd ~ && exec "$@"' sh "$@"
 """
 """Reaches the second host, whoever is asked for."""
+HUB: Final = "import sys; from pathlib import Path; from tests.page_hosts import main; main(Path(sys.argv[1]))"
 
 
 @pytest.fixture(scope="module")
@@ -409,8 +411,9 @@ def person(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[R
         ssh = tmp_path / "bin" / "ssh"
         ssh.write_text(SSH.format(entering=shlex.join(entering(held["second"])), home=tmp_path / "second"))
         ssh.chmod(0o755)
-        hub = [*entering(held["first"]), sys.executable, "-m", "tests.page_hosts", str(tmp_path / "served")]
-        with subprocess.Popen(hub, stdout=subprocess.PIPE, text=True) as others:
+        hub = [sys.executable, "-c", HUB, str(tmp_path / "served")]
+        place = Place(network=f"/proc/{held['first']}/ns/net")
+        with Warm(hub, place, stdout=subprocess.PIPE, text=True) as others:
             assert others.stdout is not None
             environment["HF_ENDPOINT"] = others.stdout.readline().strip()
             write_command(tmp_path / "bin" / "penstock")
@@ -433,9 +436,9 @@ def is_for_later(page: Path) -> bool:
     """Whether a page is followed by `make test-all` alone, as most how-to pages are; their options are always read.
 
     A user has README.md and the start pages first. Between them begin a server, a chat, a bench, a simulation and a
-    program.
+    program. What install.md has one type is typed as it stands there by test_first_hour.py.
     """
-    return page.parent.name == "how-to" and page.name not in SECONDS_ALONE
+    return page.name == "install.md" or (page.parent.name == "how-to" and page.name not in SECONDS_ALONE)
 
 
 @pytest.mark.parametrize(
@@ -468,7 +471,7 @@ def write_or_run(source: Source, text: str, reader: Reader) -> None:
         (home / named[0]).write_text(source.text)
     else:
         (home / "program.py").write_text(source.text)
-        reader.finish("python program.py", "first", Typed(""))
+        reader.finish('penstock -c "$(cat program.py)"', "first", Typed(""))
 
 
 # -------------------------------------------------------------------------------------------------------------- reading

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,11 +16,10 @@ import pytest
 
 from tests.processes import descendants
 from tests.serving import PATIENCE, PENSTOCK, until
+from tests.warm import popen
 
 pytestmark = pytest.mark.processes
 
-MARK: Final = "PENSTOCK_TEST_MARK"
-"""Variable by which a program's processes are known, also once their parent has ended."""
 PROGRAM: Final = """
 import sys
 from penstock import LLM, SamplingParams
@@ -44,11 +42,15 @@ with LLM("demo", pipeline_parallel_size=2, max_model_len=256) as llm:
 
 
 class Program:
-    """The program as a process of its own, with its output line by line."""
+    """The program as a process of its own, with its output line by line.
 
-    def __init__(self, process: subprocess.Popen[str], mark: str) -> None:
+    Its processes are known by their standard error, which all inherit, also once their parent has ended.
+    """
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
-        self.mark = mark
+        assert process.stderr is not None
+        self._mark = mark_of(process.stderr.fileno())
 
     def says(self, word: str, times: int = 1) -> None:
         """Wait until it has said a word so many times."""
@@ -74,24 +76,28 @@ class Program:
         found = []
         for place in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
-                if f"{MARK}={self.mark}".encode() in (place / "environ").read_bytes().split(b"\0"):
+                if mark_of(place / "fd" / "2") == self._mark:
                     found.append(int(place.name))
         return found
 
 
+def mark_of(file: int | Path) -> tuple[int, int]:
+    """The pipe that a descriptor is an end of."""
+    told = os.stat(file)
+    return told.st_dev, told.st_ino
+
+
 @contextmanager
-def program(*command: str) -> Iterator[Program]:
-    mark = uuid.uuid4().hex
-    with subprocess.Popen(
+def program(*command: str, begin: Callable[..., subprocess.Popen[str]] = subprocess.Popen) -> Iterator[Program]:
+    with begin(
         command,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, MARK: mark},
         # A shell that starts a program in the background has it ignore SIGINT, and so would this one.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     ) as process:
-        one = Program(process, mark)
+        one = Program(process)
         try:
             yield one
         finally:
@@ -115,7 +121,7 @@ MOMENTS: Final[dict[str, tuple[str, Callable[[Program], None]]]] = {
 
 SAMPLE: Final = ("with a first stage",)
 """While processes start; amid answers, such a program is interrupted by test_processes.py, too. The other moments run
-with the whole matrices."""
+with the whole matrices. By then all is imported, so that this one begins with that done (``tests/warm.py``)."""
 
 
 @pytest.mark.parametrize(
@@ -123,7 +129,7 @@ with the whole matrices."""
 )
 def test_an_interrupted_program_ends_as_any_other_and_leaves_no_process(moment: str) -> None:
     does, wait = MOMENTS[moment]
-    with program(sys.executable, "-c", PROGRAM, does) as one:
+    with program(sys.executable, "-c", PROGRAM, does, begin=popen if moment in SAMPLE else subprocess.Popen) as one:
         wait(one)
         one.process.send_signal(signal.SIGINT)
         _, said = one.process.communicate(timeout=PATIENCE)
@@ -139,13 +145,15 @@ COMMANDS: Final = {
     "generate": ("generate", "x", "--model", "demo", "-pp", "2"),
     "serve": ("serve", "demo", "--port", "0", "-pp", "2"),
 }
+COMMAND: Final = ("serve", 3)
+"""The sample: the command that has the most to end (a server beside its engine), amid the start of its stages. All is
+imported by then, too."""
 
 
 @pytest.mark.parametrize(
     ("name", "children"),
-    # The command that has the most to end (a server beside its engine), amid the start of its stages, is the sample.
     [
-        pytest.param(name, count, marks=[pytest.mark.whole] * ((name, count) != ("serve", 3)))
+        pytest.param(name, count, marks=[pytest.mark.whole] * ((name, count) != COMMAND))
         for name in COMMANDS
         for count in (1, 2, 3, 4)
     ],
@@ -153,7 +161,7 @@ COMMANDS: Final = {
 def test_a_command_that_is_interrupted_as_it_starts_says_nothing_and_leaves_no_process(
     name: str, children: int
 ) -> None:
-    with program(PENSTOCK, *COMMANDS[name]) as one:
+    with program(PENSTOCK, *COMMANDS[name], begin=popen if (name, children) == COMMAND else subprocess.Popen) as one:
         one.has_children(children)
         one.process.send_signal(signal.SIGINT)
         _, said = one.process.communicate(timeout=PATIENCE)

@@ -176,16 +176,17 @@ def check_strategies(target: Path, drafter: Path, stages: int, speculating: Sequ
         assert which == PLAIN or isinstance(strategies(stages)[which], Auto) or all(drafted)
 
 
+# Each kind of drafter, and each kind of link with several of them.
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("methods", "link"),
     [
         (["eagle3"], "tls"),
-        (["eagle3"], "ipc"),
+        pytest.param(["eagle3"], "ipc", marks=pytest.mark.whole),
         (["medusa"], "tcp"),
         (["spd"], "tls"),
         (["early_exit"], "tcp"),
-        (["dflash"], "tcp"),
+        pytest.param(["dflash"], "tcp", marks=pytest.mark.whole),
         (["dflash", "ngram"], "ipc"),
         (["headrace"], "tcp"),
         (["peagle"], "ipc"),

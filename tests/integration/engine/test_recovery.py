@@ -34,8 +34,8 @@ STAGES: Final = 2
 PROMPTS: Final = [{"prompt_token_ids": [40 + i, 50, 60, 70]} for i in range(4)]
 ANSWERS: Final = 20
 """Most answers in which a loss is noticed: a drafter that is killed at the end of one is missed in the next."""
-GREEDY: Final = [SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)] * 4
-SAMPLED: Final = [SamplingParams(temperature=0.8, seed=i, max_tokens=60, ignore_eos=True) for i in range(4)]
+GREEDY: Final = [SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)] * 4
+SAMPLED: Final = [SamplingParams(temperature=0.8, seed=i, max_tokens=40, ignore_eos=True) for i in range(4)]
 
 
 @pytest.fixture(scope="module")

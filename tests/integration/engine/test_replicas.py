@@ -41,11 +41,10 @@ TOKENS: Final = 48
 ENGINE: Final[dict[str, Any]] = {"pipeline_parallel_size": 2, "max_model_len": 96, "kv_slots": 1600, "threads": 1}
 ASKED: Final = [
     (prompt, params_of({**case, "max_tokens": case.get("max_tokens", TOKENS)}, temperature))
-    for prompt in PROMPTS
     for temperature in (0.0, 1.0)
-    for case in CASES.values()
+    for prompt, case in zip(cycle(PROMPTS), CASES.values(), strict=False)
 ]
-"""Every field of SamplingParams, greedy and sampled."""
+"""Every field of SamplingParams, greedy and sampled, with one prompt and the other in turn."""
 
 
 def speculation(draft: Path | None) -> dict[str, Any] | None:

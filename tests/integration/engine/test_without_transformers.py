@@ -18,6 +18,7 @@ from gguf import GGMLQuantizationType as Kind
 from penstock import LLM, SamplingParams
 from tests.gguf_files import make_gguf
 from tests.real_model import smollm2
+from tests.warm import popen
 
 pytestmark = pytest.mark.processes
 
@@ -77,10 +78,17 @@ def first_run(path: Path, stages: int, speculation: Any = None) -> object:
     return [[list(one.outputs[0].token_ids), one.outputs[0].text] for one in outputs]
 
 
-def test_the_check_can_fail(tmp_path: Path, without: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    "imports",
+    [
+        pytest.param("import transformers.utils", id="import"),
+        pytest.param(PROGRAM, id="first start", marks=pytest.mark.whole),
+    ],
+)
+def test_the_check_can_fail(imports: str, tmp_path: Path, without: dict[str, str]) -> None:
     path = make_gguf(tmp_path, kind=Kind.Q8_0)
     with pytest.raises(AssertionError, match="transformers is imported"):
-        run(path, 1, without)
+        printed([sys.executable, "-c", imports, str(path), "1", "null"], without)
 
 
 # The families differ in how a file is read, which needs no process (tests/unit/checkpoint/). Below is one of them, with
@@ -100,11 +108,12 @@ def test_a_draft_model_does_without(tmp_path: Path, without: dict[str, str]) -> 
 
 @pytest.mark.parametrize("model", ["small", pytest.param("real", marks=pytest.mark.whole)])
 def test_the_command_gives_the_same_answer(model: str, tmp_path: Path, without: dict[str, str]) -> None:
-    """With a cache of their own: this run's may have the model already."""
-    assets = {"HF_ASSETS_CACHE": str(tmp_path / "assets")}
+    """The real one with a cache of their own: this run's may have it already."""
+    assets = {"HF_ASSETS_CACHE": str(tmp_path / "assets")} if model == "real" else {}
     path = smollm2() if model == "real" else make_gguf(tmp_path / "model", kind=Kind.Q8_0)
     options = ["--model", str(path), "--max-tokens", "12", "--json"]
     command = [sys.executable, "-m", "penstock.cli", "generate", ASKED, *options]
-    first, later = (json.loads(printed(command, {**one, **assets})) for one in (dict(os.environ), without))
+    began = popen(command, env={**os.environ, **assets}, stdout=subprocess.PIPE, text=True)
+    first, later = json.loads(began.communicate()[0]), json.loads(printed(command, {**without, **assets}))
     assert later["text"] == first["text"]
     assert later["token_ids"] == first["token_ids"]

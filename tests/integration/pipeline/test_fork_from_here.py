@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +19,7 @@ from penstock import LLM, SamplingParams
 from penstock.environment import API_KEY_VARIABLE
 from tests.processes import descendants
 from tests.serving import until
+from tests.warm import popen
 
 pytestmark = pytest.mark.processes
 
@@ -76,10 +77,16 @@ class Command:
 
 
 @contextmanager
-def command(target: Path, before: str = "", after: str = "", **environment: str) -> Iterator[Command]:
+def command(
+    target: Path,
+    before: str = "",
+    after: str = "",
+    begin: Callable[..., subprocess.Popen[str]] = subprocess.Popen,
+    **environment: str,
+) -> Iterator[Command]:
     arguments = [sys.executable, "-c", COMMAND, str(target), before, after]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen(arguments, env={**os.environ, **environment}, **pipes) as process:
+    with begin(arguments, env={**os.environ, **environment}, **pipes) as process:
         try:
             yield Command(process)
         finally:
@@ -124,7 +131,7 @@ def test_forked_stages_give_the_same_tokens_and_hold_nothing_of_the_command_and_
 # Ctrl-C in such a command is test_cli.py's, too.
 @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.whole)])
 def test_nothing_outlives_the_command(target: Path, number: int, after: str) -> None:
-    with command(target, after=after) as begun:
+    with command(target, after=after, begin=popen) as begun:
         begun.ask()
         family = descendants(begun.process.pid)
         assert len(family) == 3
@@ -141,21 +148,42 @@ def test_a_stage_of_its_own_interpreter_begins_from_a_fork_too(target: Path, exp
         assert ["penstock.pipeline.forking" in one.cmdline()[-1] for one in begun.server.children()] == [True, True]
 
 
-# The key is the sample, because it must not be in the server's environment either. All begin the same server.
-@pytest.mark.parametrize(
-    ("before", "environment"),
-    [
-        pytest.param("import torch", {}, id="torch was imported", marks=pytest.mark.whole),
-        pytest.param(
-            "threading.Thread(target=threading.Event().wait, daemon=True).start()",
-            {},
-            id="another thread",
-            marks=pytest.mark.whole,
-        ),
-        pytest.param("del os.pidfd_open", {}, id="no pidfds", marks=pytest.mark.whole),
-        pytest.param("", {API_KEY_VARIABLE: "a"}, id="an API key"),
-    ],
-)
+HARMFUL: Final = [
+    pytest.param("import torch", {}, id="torch was imported"),
+    pytest.param("threading.Thread(target=threading.Event().wait, daemon=True).start()", {}, id="another thread"),
+    pytest.param("del os.pidfd_open", {}, id="no pidfds"),
+    pytest.param("", {API_KEY_VARIABLE: "a"}, id="an API key"),
+]
+WHICH: Final = """
+import os, sys, threading
+from penstock.pipeline import forkserver
+
+class Told:
+    def __init__(self, *, from_here=False):
+        print(from_here)
+
+    def close(self):
+        pass
+
+forkserver.ForkServer = Told
+sys.modules["numpy"] = sys.modules["torch.version"] = None  # no import of torch succeeds, nor takes seconds
+exec(sys.argv[1])
+forkserver.fork_from_here()
+"""
+"""Says whether the server would be a fork."""
+
+
+@pytest.mark.parametrize(("before", "environment"), HARMFUL)
+def test_a_fork_is_begun_only_where_it_does_no_harm(before: str, environment: dict[str, str]) -> None:
+    imported = before.replace("import torch", "sys.modules['torch'] = sys")
+    command = [sys.executable, "-c", WHICH, imported]
+    done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True)
+    assert (done.stdout, done.returncode) == ("False\n", 0), done.stderr
+
+
+# The test above tells which server it is. That it knows no key is seen by test_serve_limits.py, too.
+@pytest.mark.whole
+@pytest.mark.parametrize(("before", "environment"), HARMFUL)
 def test_where_a_fork_could_do_harm_the_server_is_an_interpreter_of_its_own(
     target: Path, expected: list[int], before: str, environment: dict[str, str]
 ) -> None:

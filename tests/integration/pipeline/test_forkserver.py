@@ -204,6 +204,8 @@ sys.stdin.readline()
 if sys.argv[2] == "dead server":
     os.kill(server._process.pid, signal.SIGKILL)
     server._thread.join()
+if sys.argv[2] == "exit":
+    sys.exit(0)
 os._exit(1)
 """
 
@@ -220,6 +222,17 @@ def engine(target: Path, ending: str, stages: str = "forks") -> Iterator[tuple[s
             yield process, facts
         finally:
             process.kill()
+
+
+def test_an_engine_that_nobody_closed_ends_with_its_process(target: Path) -> None:
+    with engine(target, "exit") as (process, facts):
+        assert len(facts["family"]) == 3, "the fork server and two stages"
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert process.wait(timeout=30) == 0
+        until(lambda: gone(facts["family"]))
+        assert not Path(facts["folder"]).exists()
 
 
 # A dead server is the test's below; interpreters of their own, which take seconds, are test_own_interpreter.py's.

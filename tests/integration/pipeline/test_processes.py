@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -95,7 +96,16 @@ def _nothing_is_left() -> Iterator[None]:
 # ------------------------------------------------------------------------------------------------------- lost stages
 
 
-@pytest.mark.parametrize(("kind", "stage"), [("ipc", 0), ("ipc", 1), ("ipc", 2), ("tcp", 1), ("tls", 0), ("tls", 2)])
+# Each kind of link, and the first stage, one in the middle and the last one.
+@pytest.mark.parametrize(
+    ("kind", "stage"),
+    [
+        ("ipc", 0),
+        ("tcp", 1),
+        ("tls", 2),
+        *(pytest.param(*one, marks=pytest.mark.whole) for one in (("ipc", 1), ("ipc", 2), ("tls", 0))),
+    ],
+)
 def test_a_killed_stage_ends_the_requests_with_its_name_and_cause(
     target: Path, security: LinkSecurity, kind: str, stage: int
 ) -> None:
@@ -125,7 +135,14 @@ def test_a_killed_draft_model_is_named(target: Path, draft: Path) -> None:
         llm.generate(PROMPT, ENDLESS)
 
 
-@pytest.mark.parametrize(("victim", "kind"), [("drafter", "ipc"), ("stage", "ipc"), ("drafter", "tls")])
+@pytest.mark.parametrize(
+    ("victim", "kind"),
+    [
+        pytest.param("drafter", "ipc", marks=pytest.mark.whole),
+        ("stage", "ipc"),
+        ("drafter", "tls"),
+    ],
+)
 def test_a_learned_drafter_or_its_features_source_killed_ends_the_requests(
     target: Path, security: LinkSecurity, tmp_path: Path, victim: str, kind: str
 ) -> None:
@@ -256,7 +273,7 @@ def test_strangers_are_refused_and_change_nothing(target: Path, security: LinkSe
                 outbox = sockets.connect(address, pipeline._session)
                 for frame in frames:
                     outbox.send(*frame)
-            assert llm.generate(PROMPT, ENDLESS)[0].outputs[0].token_ids[:16] == expected
+            assert llm.generate(PROMPT, replace(GREEDY, max_tokens=100))[0].outputs[0].token_ids[:16] == expected
             until(lambda: refused_by_now(host) == len(frames))
 
 
@@ -442,13 +459,8 @@ def sockets():
 greedy = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
 endless = SamplingParams(temperature=0, max_tokens=490, ignore_eos=True)
 prompt = {"prompt_token_ids": [40, 50, 60, 70]}
-target, draft = sys.argv[1:3]
+target, draft = sys.argv[1:]
 options = dict(speculative_config={"method": "draft_model", "model": draft}, skip_tokenizer_init=True)
-if sys.argv[3] == "leave":
-    llm = LLM(target, pipeline_parallel_size=2, **options)
-    it = llm.generate(prompt, greedy)
-    say(left=stages(), children=[p.pid for p in psutil.Process().children(recursive=True)], sockets=sockets())
-    sys.exit(0)
 try:
     with LLM(target, pipeline_parallel_size=2, **options) as llm:
         tokens = llm.generate(prompt, greedy)[0].outputs[0].token_ids
@@ -515,7 +527,7 @@ def gone(pids: list[int]) -> bool:
 def test_ctrl_c_reaches_the_user_and_a_killed_engine_leaves_nothing(target: Path, draft: Path, tmp_path: Path) -> None:
     with start(target, 1) as llm:
         expected = llm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids
-    with Script(tmp_path, target, draft, "kill") as script:
+    with Script(tmp_path, target, draft) as script:
         assert script.hear() == {"tokens": expected}
         assert script.interrupt() == {"interrupted": True, "left": []}
         facts = script.hear()
@@ -525,12 +537,3 @@ def test_ctrl_c_reaches_the_user_and_a_killed_engine_leaves_nothing(target: Path
         until(lambda: gone(facts["children"]))
         assert not Path(facts["sockets"]).exists()
         os.kill(facts["own"], signal.SIGKILL)
-
-
-def test_an_engine_that_nobody_closed_ends_with_its_process(target: Path, draft: Path, tmp_path: Path) -> None:
-    with Script(tmp_path, target, draft, "leave") as script:
-        facts = script.hear()
-        assert len(facts["left"]) == 3
-        assert script.process.wait(timeout=30) == 0
-        until(lambda: gone(facts["children"]))
-        assert not Path(facts["sockets"]).exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, Final
 
 import psutil
@@ -40,13 +41,10 @@ def answers(llm: LLM) -> list[Any]:
     return [(one.outputs[0].token_ids, one.outputs[0].logprobs) for one in llm.generate(TEXTS, PARAMS)]
 
 
-@pytest.fixture(scope="module")
-def expected() -> dict[str, list[Any]]:
-    found = {}
-    for quantization in ("none", "int8", "int4"):
-        with LLM("demo", quantization=quantization, speculative_config=None) as llm:
-            found[quantization] = answers(llm)
-    return found
+@cache
+def expected(quantization: str) -> list[Any]:
+    with LLM("demo", quantization=quantization, speculative_config=None) as llm:
+        return answers(llm)
 
 
 def forked() -> list[psutil.Process]:
@@ -56,9 +54,10 @@ def forked() -> list[psutil.Process]:
 
 @pytest.mark.parametrize(("stages", "strategy", "drafter", "quantization"), RUNS)
 def test_tokens_and_log_probabilities_are_those_of_one_rank(
-    expected: dict[str, list[Any]], stages: int, strategy: str, drafter: dict[str, Any] | None, quantization: str
+    stages: int, strategy: str, drafter: dict[str, Any] | None, quantization: str
 ) -> None:
     config = {"strategy": strategy, **(drafter or {})}
+    alone = expected(quantization)
     with LLM(
         "demo",
         pipeline_parallel_size=stages,
@@ -67,7 +66,7 @@ def test_tokens_and_log_probabilities_are_those_of_one_rank(
         speculative_config=config,
     ) as llm:
         for _ in range(2):  # the second time with what the prefix cache holds
-            assert answers(llm) == expected[quantization]
+            assert answers(llm) == alone
     until(lambda: not forked())  # what compiles grammars ends when its stage has
 
 
@@ -84,11 +83,12 @@ class Killing(Observer):
 
 
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.whole), 1])
-def test_a_rank_that_is_killed_amid_an_answer_is_replaced(expected: dict[str, list[Any]], rank: int) -> None:
+def test_a_rank_that_is_killed_amid_an_answer_is_replaced(rank: int) -> None:
+    alone = expected("int8")
     with LLM("demo", tensor_parallel_size=2, quantization="int8", speculative_config=None) as llm:
         ranks = forked()[:2]  # the oldest first: a rank is older than what compiles grammars
         with llm.observing(Killing(ranks[rank], 15)):
-            assert answers(llm) == expected["int8"]
+            assert answers(llm) == alone
         # Nobody is left, not even as a zombie that the system's first process would have to wait for.
         until(lambda: not any(psutil.pid_exists(one.pid) for one in ranks))
     until(lambda: not forked())

@@ -425,7 +425,7 @@ def test_the_model_is_told_of_tools_and_of_what_they_answered(server: ServedProc
     turns: Any = [*ASKED, message.model_dump(), {"role": "tool", "tool_call_id": call.id, "content": "noon"}]
     choices: tuple[tuple[Literal["auto", "none"], Any], ...] = (("auto", [CLOCK]), ("none", None))
     for choice, tools in choices:
-        reply = client.chat.completions.create(messages=turns, tool_choice=choice, **asked)
+        reply = client.chat.completions.create(messages=turns, tool_choice=choice, **asked | {"max_tokens": 2})
         assert reply.usage is not None
         body = {"messages": turns, "tools": tools}
         prompt = httpx.post(f"{server.url}/tokenize", json=body, timeout=PATIENCE).json()

@@ -277,7 +277,7 @@ def test_as_the_image_starts_it() -> None:
     entry = json.loads(re.search(r"^ENTRYPOINT (.*)$", image, re.MULTILINE).group(1))  # type: ignore[union-attr]
     check = json.loads(re.search(r"^    CMD (.*)$", image, re.MULTILINE).group(1))  # type: ignore[union-attr]
     assert entry[:2] == ["penstock", "serve"]
-    with served("demo", *entry[2:], popen=subprocess.Popen) as server:
+    with served("demo", *entry[2:]) as server:
         port = server.address[1]
         command = [sys.executable, *(one.replace(":8000", f":{port}") for one in check[1:])]
         assert subprocess.run(command, timeout=PATIENCE).returncode == 0, shlex.join(command)
