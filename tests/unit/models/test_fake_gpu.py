@@ -2,55 +2,55 @@
 
 from __future__ import annotations
 
-import json
+import multiprocessing
 import re
-import subprocess
-import sys
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any
+from unittest.mock import patch
 
 import pytest
+import torch
 import transformers
+from torch import Tensor
 
 from benchmarks.strategies.families import ALL
+from penstock.models.fused import FusedBase
 from scripts.gpu_docs import PAGE, family_of, page, row
-from tests.fake_gpu import ROOT, outcomes
+from tests.fake_gpu import begin, outcome, outcomes
 
 SAMPLE = ("qwen3", "gpt_oss", "deepseek_v3", "nemotron_h", "gemma3n")
 """Fused layers; experts, sinks and windows; latents; a state from row to row; rows that carry more than one state."""
 OTHERS = tuple(name for name in ALL if name not in SAMPLE)
 REST = [OTHERS[first : first + 6] for first in range(0, len(OTHERS), 6)]
 
-SAMPLE_AND_FAULTS = """
-import json
-import sys
-from unittest.mock import patch
-import torch
-from penstock.models.fused import FusedBase
-from tests.fake_gpu import begin, outcome
 
-begin()
-for name in sys.argv[1:]:
-    print(json.dumps(outcome(name)))
-honest = FusedBase.through
-faults = {
-    "reads": lambda self, hidden, rotation: hidden * hidden.sum().item(),
-    "asks": lambda self, hidden, rotation: hidden if hidden.isfinite().all() else hidden,
-    "mixes": lambda self, hidden, rotation: honest(self, hidden + torch.zeros(hidden.shape), rotation),
-    "copies": lambda self, hidden, rotation: honest(self, hidden.cpu().to(hidden.device), rotation),
-}
-for name, through in faults.items():
-    with patch.object(FusedBase, "through", through):
-        print(json.dumps([name, outcome("llama").get("error", "")]))
-"""
-"""Prints the outcomes of families, then what is said of layers with a fault, from one process."""
+def faults() -> dict[str, Callable[..., Tensor]]:
+    """What a fused layer computes in place of its own: none of it would do on a GPU."""
+    honest = FusedBase.through
+    return {
+        "reads": lambda self, hidden, rotation: hidden * hidden.sum().item(),
+        "asks": lambda self, hidden, rotation: hidden * bool(hidden.isfinite().all()),
+        "mixes": lambda self, hidden, rotation: honest(self, hidden + torch.zeros(hidden.shape), rotation),
+        "copies": lambda self, hidden, rotation: honest(self, hidden.cpu().to(hidden.device), rotation),
+    }
+
+
+def sample_and_faults() -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """The outcomes of the sample, and what is said of a llama whose layers have each fault."""
+    begin()
+    sample, said = [outcome(name) for name in SAMPLE], {}
+    for name, through in faults().items():
+        with patch.object(FusedBase, "through", through):
+            said[name] = outcome("llama").get("error", "")
+    return sample, said
 
 
 @pytest.fixture(scope="module")
-def printed() -> list[Any]:
-    """The output of ``SAMPLE_AND_FAULTS``, line by line."""
-    command = [sys.executable, "-c", SAMPLE_AND_FAULTS, *SAMPLE]
-    ran = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
-    return [json.loads(line) for line in ran.stdout.splitlines()]
+def tried() -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """``sample_and_faults`` of a fork: the device belongs to a whole process, and this one has imported torch."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as forks:
+        return forks.submit(sample_and_faults).result()
 
 
 def check(names: tuple[str, ...], found: list[dict[str, Any]]) -> None:
@@ -64,8 +64,8 @@ def check(names: tuple[str, ...], found: list[dict[str, Any]]) -> None:
         assert f"`{family_of(one['name'])}`" in line
 
 
-def test_a_sample_of_families(printed: list[Any]) -> None:
-    check(SAMPLE, printed[: len(SAMPLE)])
+def test_a_sample_of_families(tried: tuple[list[dict[str, Any]], dict[str, str]]) -> None:
+    check(SAMPLE, tried[0])
 
 
 @pytest.mark.whole
@@ -74,12 +74,12 @@ def test_all_other_families(names: tuple[str, ...]) -> None:
     check(names, outcomes(names))
 
 
-def test_what_a_gpu_waits_for_or_refuses_is_seen(printed: list[Any]) -> None:
-    found = dict(printed[len(SAMPLE) :])
-    assert found["reads"].startswith("DataDependentOutputException")
-    assert found["asks"].startswith("DataDependentOutputException")
-    assert "device" in found["mixes"]
-    assert "copies to the host" in found["copies"]
+def test_what_a_gpu_waits_for_or_refuses_is_seen(tried: tuple[list[dict[str, Any]], dict[str, str]]) -> None:
+    _, said = tried
+    assert said["reads"].startswith("DataDependentOutputException")
+    assert said["asks"].startswith("DataDependentOutputException")
+    assert "device" in said["mixes"]
+    assert "copies to the host" in said["copies"]
 
 
 def test_the_page_has_every_family() -> None:
