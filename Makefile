@@ -50,14 +50,15 @@ test-all: test
 	@cat $(SKIPS)
 
 test-page: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -m page $(PAGE) --skips=$(SKIPS) tests/integration/server/test_page.py
+	$(BIN)/python -m pytest -m page $(PAGE) --numprocesses 2 --dist worksteal --skips=$(SKIPS) tests/integration/server/test_page.py
 
 # The clients have environments of their own, with pinned versions.
 clients: $(CLIENTS)/.installed
 
 test-clients: $(VENV)/.installed-dev $(CLIENTS)/.installed
-	$(BIN)/python -m pytest -m stacks --stacks=$(CLIENTS) --skips=$(SKIPS) tests/integration/clients/test_stacks.py
-	@cat $(CLIENTS)/table.md
+	@rm -f $(CLIENTS)/table-*.md
+	$(BIN)/python -m pytest -m stacks --stacks=$(CLIENTS) --numprocesses 2 --dist loadscope --skips=$(SKIPS) tests/integration/clients/test_stacks.py
+	@cat $(CLIENTS)/table-*.md
 
 # Under qemu. What is fetched for it is kept, unpacked.
 test-arm: $(VENV)/.installed-dev

@@ -52,26 +52,31 @@ LONGEST = 600.0
 
 
 @dataclass
-class Table:
-    """The result of each flow by stack and server: the test names those that failed, a table shows all."""
+class Tried:
+    """Two servers of a model, one where hardly anybody may wait, and the result of each flow by stack.
 
-    rows: dict[str, dict[str, dict[str, str]]] = field(default_factory=dict)
+    A test names the flows that failed; the table shows all.
+    """
 
-    def add(self, server: str, lines: list[dict[str, object]]) -> list[str]:
+    model: str
+    usual: ServedProcess
+    busy: ServedProcess
+    rows: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    def add(self, lines: list[dict[str, object]]) -> list[str]:
         """Take a script's lines and return the problems of the flows that failed."""
         head, *flows = lines
         versions = ", ".join(f"{name} {version}" for name, version in head["versions"].items())  # type: ignore[attr-defined]
-        row = self.rows.setdefault(f"{head['stack']} ({versions})", {})
-        row[server] = {str(flow["flow"]): "failed" if flow["problem"] else "ok" for flow in flows}
+        row = {str(flow["flow"]): "failed" if flow["problem"] else "ok" for flow in flows}
+        self.rows[f"{head['stack']} ({versions})"] = row
         return [f"{flow['flow']}: {flow['problem']}" for flow in flows if flow["problem"]]
 
-    def text(self) -> str:
-        lines = ["| stack | server | flows |", "| --- | --- | --- |"]
-        for stack, servers in self.rows.items():
-            for server, flows in servers.items():
-                told = ", ".join(name if said == "ok" else f"**{name} {said}**" for name, said in flows.items())
-                lines.append(f"| {stack} | {server} | {told} |")
-        return "\n".join([*lines, ""])
+    def table(self) -> str:
+        lines = [f"| stack, with {self.model} | flows |", "| --- | --- |"]
+        for stack, flows in self.rows.items():
+            told = ", ".join(name if said == "ok" else f"**{name} {said}**" for name, said in flows.items())
+            lines.append(f"| {stack} | {told} |")
+        return "\n".join([*lines, "", ""])
 
 
 @pytest.fixture(scope="module")
@@ -83,22 +88,19 @@ def clients(request: pytest.FixtureRequest) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def table(clients: Path) -> Iterator[Table]:
-    found = Table()
-    yield found
-    (clients / "table.md").write_text(found.text())
-
-
-@pytest.fixture(scope="module", params=["demo", "SmolLM2"])
-def servers(request: pytest.FixtureRequest) -> Iterator[tuple[str, ServedProcess, ServedProcess]]:
-    """A server over two stages, and one where hardly anybody may wait."""
-    model = "demo" if request.param == "demo" else str(smollm2())
-    template = HERMES if request.param == "demo" else SCRIPTS / "chatml.jinja"
+@pytest.fixture(scope="class")
+def servers(request: pytest.FixtureRequest, clients: Path) -> Iterator[Tried]:
+    """The first server has two stages. The table stands in the clients' folder in the end."""
+    name = request.cls.MODEL
+    model = "demo" if name == "demo" else str(smollm2())
+    template = HERMES if name == "demo" else SCRIPTS / "chatml.jinja"
     flags = [model, "--served-model-name", "tried", "--no-web", "--chat-template", str(template)]
     with ExitStack() as both:
         usual = both.enter_context(served(*flags, "-pp", "2"))
-        yield request.param, usual, both.enter_context(served(*flags, "--max-num-seqs", "1", "--max-queue", "1"))
+        busy = both.enter_context(served(*flags, "--max-num-seqs", "1", "--max-queue", "1"))
+        tried = Tried(name, usual, busy)
+        yield tried
+    (clients / f"table-{tried.model}.md").write_text(tried.table())
 
 
 def command(clients: Path, stack: str, environment: str, addresses: list[str]) -> list[str]:
@@ -108,15 +110,25 @@ def command(clients: Path, stack: str, environment: str, addresses: list[str]) -
     return [str(clients / environment / "bin" / "python"), str(SCRIPTS / script), *addresses, *own]
 
 
-@pytest.mark.parametrize("stack", STACKS)
-def test_every_flow_of_a_stack(
-    servers: tuple[str, ServedProcess, ServedProcess], stack: str, clients: Path, table: Table
-) -> None:
-    name, usual, busy = servers
-    (environment,) = STACKS[stack]
-    asked = command(clients, stack, environment, [f"{usual.url}/v1", f"{busy.url}/v1", "tried"])
-    done = subprocess.run(asked, env=os.environ | QUIET, stdout=subprocess.PIPE, text=True, timeout=LONGEST, check=True)
-    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    problems = table.add(name, lines)
-    assert len(lines) > 1
-    assert not problems, "\n".join(problems)
+class Stacks:
+    """Tests of one model's servers, which `make test-clients` gives to one worker."""
+
+    @pytest.mark.parametrize("stack", STACKS)
+    def test_every_flow(self, servers: Tried, stack: str, clients: Path) -> None:
+        (environment,) = STACKS[stack]
+        asked = command(clients, stack, environment, [f"{servers.usual.url}/v1", f"{servers.busy.url}/v1", "tried"])
+        done = subprocess.run(
+            asked, env=os.environ | QUIET, stdout=subprocess.PIPE, text=True, timeout=LONGEST, check=True
+        )
+        lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+        problems = servers.add(lines)
+        assert len(lines) > 1
+        assert not problems, "\n".join(problems)
+
+
+class TestDemo(Stacks):
+    MODEL = "demo"
+
+
+class TestSmolLM2(Stacks):
+    MODEL = "SmolLM2"

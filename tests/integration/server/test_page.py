@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.page, pytest.mark.processes, pytest.mark.slow]
 PENSTOCK = str(Path(sys.executable).parent / "penstock")
 KEY = "key-of-this-test"
 PROMPT = "class Stack:\n    def __init__(self):\n        self._items = []\n\n    def push(self, item):\n"
-PATIENCE_MS = 30_000
+PATIENCE_MS = 90_000
 
 
 @contextmanager
