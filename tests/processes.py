@@ -29,6 +29,14 @@ def descendants(pid: int) -> list[psutil.Process]:
     return sorted(family, key=lambda one: (one.create_time(), one.pid))
 
 
+def alive(process: psutil.Process) -> bool:
+    """Whether a process has not ended, also where it ends between two questions."""
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
 @contextmanager
 def many_open_files() -> Iterator[range]:
     """Every number that ``select`` knows is an open file of this process, so that any further one has a higher one.

@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from tests.checkpoints import make_checkpoint
+from tests.processes import alive
 from tests.terminals import PATIENCE, PENSTOCK, READY, terminal
 from tests.unit.cli.invoke import invoke
 from tests.unit.lab.png import png_size
@@ -145,8 +146,8 @@ def test_a_terminal_is_told_the_numerics_before_the_text(pair: Path) -> None:
 
 
 def still_running(processes: list[psutil.Process]) -> list[psutil.Process]:
-    _, alive = psutil.wait_procs(processes, timeout=2)
-    return [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+    _, left = psutil.wait_procs(processes, timeout=2)
+    return [process for process in left if alive(process)]
 
 
 def test_an_error_before_the_start_comes_at_once(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from penstock.pipeline.processes import ProcessExecutor, ProcessPipeline
 from tests import speculators
 from tests.checkpoints import make_checkpoint
 from tests.conftest import noisy_copy
-from tests.processes import descendants
+from tests.processes import alive, descendants
 from tests.proxies import Proxy
 from tests.serving import until
 from tests.unit.models.compiled.formats import FORMATS
@@ -67,7 +67,7 @@ def start(target: Path, **options: Any) -> LLM:
 def processes() -> list[psutil.Process]:
     """The fork server and what it has forked: a drafter with weights before the stages."""
     server = psutil.Process(shared_fork_server()._process.pid)
-    return [server, *(one for one in descendants(server.pid) if one.status() != psutil.STATUS_ZOMBIE)]
+    return [server, *filter(alive, descendants(server.pid))]
 
 
 class Attack(Observer):

@@ -17,7 +17,7 @@ import pytest
 
 from penstock import LLM, SamplingParams
 from penstock.environment import API_KEY_VARIABLE
-from tests.processes import descendants
+from tests.processes import alive, descendants
 from tests.serving import until
 from tests.warm import popen
 
@@ -113,7 +113,7 @@ def test_forked_stages_give_the_same_tokens_and_hold_nothing_of_the_command_and_
             assert os.getsid(process.pid) == begun.server.pid, "Ctrl-C in the terminal is for the command alone"
         assert len(begun.server.children()) == 2
         begun.server.terminate()  # as an interpreter of its own, it has no handler of the command's
-        until(lambda: not begun.server.is_running() or begun.server.status() == psutil.STATUS_ZOMBIE)
+        until(lambda: not alive(begun.server))
         told = begun.ask("the server has ended")
         assert told["ids"] == told["after"] == expected
         assert told["other"] != begun.server.pid
@@ -137,7 +137,7 @@ def test_nothing_outlives_the_command(target: Path, number: int, after: str) -> 
         assert len(family) == 3
         begun.process.send_signal(number)
         begun.process.wait()
-        until(lambda: not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in family))
+        until(lambda: not any(map(alive, family)))
 
 
 @pytest.mark.whole  # both halves are in the short suite: such stages in test_own_interpreter.py, forks from here above

@@ -51,7 +51,7 @@ from tests import speculators
 from tests.happening import AfterResults
 from tests.hostile import example, fits, kinds_of, odd_structs
 from tests.links import KINDS, host_of
-from tests.processes import descendants
+from tests.processes import alive, descendants
 from tests.serving import until
 
 pytestmark = pytest.mark.processes
@@ -71,13 +71,6 @@ def start(model: Path, stages: int = 3, **options: Any) -> LLM:
 def stage_processes() -> list[psutil.Process]:
     """Children of this process's fork server, in the order of their start."""
     return [process for process in descendants(shared_fork_server()._process.pid) if alive(process)]
-
-
-def alive(process: psutil.Process) -> bool:
-    try:
-        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:  # between the two questions
-        return False
 
 
 def pipeline_of(llm: LLM) -> ProcessPipeline:

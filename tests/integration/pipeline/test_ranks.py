@@ -14,7 +14,7 @@ from penstock.config import FieldError
 from penstock.engine.loop import Observer
 from penstock.models.linear import works
 from penstock.pipeline.forkserver import shared_fork_server
-from tests.processes import descendants
+from tests.processes import alive, descendants
 from tests.serving import until
 
 pytestmark = [
@@ -48,8 +48,7 @@ def expected(quantization: str) -> list[Any]:
 
 
 def forked() -> list[psutil.Process]:
-    server = psutil.Process(shared_fork_server()._process.pid)
-    return [one for one in descendants(server.pid) if one.status() != psutil.STATUS_ZOMBIE]
+    return list(filter(alive, descendants(shared_fork_server()._process.pid)))
 
 
 @pytest.mark.parametrize(("stages", "strategy", "drafter", "quantization"), RUNS)

@@ -26,7 +26,7 @@ REST = [OTHERS[first : first + 6] for first in range(0, len(OTHERS), 6)]
 
 
 def faults() -> dict[str, Callable[..., Tensor]]:
-    """What a fused layer computes in place of its own: none of it would do on a GPU."""
+    """Computations in place of a fused layer's own, none of which would do on a GPU."""
     honest = FusedBase.through
     return {
         "reads": lambda self, hidden, rotation: hidden * hidden.sum().item(),
