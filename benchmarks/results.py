@@ -210,7 +210,7 @@ def page_of(page: Page) -> str:
     names = [name for name in TITLES[page.name] if name in shown()]
     contents = "\n".join(f"- [{title_of(name)}](#{anchor(title_of(name))})" for name in names)
     link = f"../{FIRST.name}#how-figures-are-taken"
-    back = f"[How figures are taken]({link}) explains *simulated*, *emulated* and *measured*."
+    back = f"[How figures are taken]({link}) explains *simulated*, *in virtual time*, *emulated* and *measured*."
     sections = (page_part(page.name, name, SECTIONS[name]) for name in names)
     return "\n\n".join([f"# Results: {page.title}", WRITTEN, back, contents, *sections]) + "\n"
 
