@@ -62,13 +62,13 @@ def speeds(paper: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
         ("faster than naive PP", flowspec.NAIVE, [cells[1] for cells in rows]),
         ("faster than PipeDec, width 16", flowspec.PIPEDEC, [cells[1] / cells[0] for cells in rows]),
     ):
-        yield "Table 1", claim, of_paper(stated), *bounded(pair(), [("flowspec", base)], EVERY, stated), FITTED
+        yield "Table 1", claim, as_times(stated), *bounded(pair(), [("flowspec", base)], EVERY, stated), FITTED
         for drafter, runs in eagles().items():
             ours = bounded(runs, [("flowspec", base)], EVERY, stated)
-            yield "Table 1", f"{claim}, with {drafter}", of_paper(stated), *ours, EAGLE
+            yield "Table 1", f"{claim}, with {drafter}", as_times(stated), *ours, EAGLE
         if base == flowspec.PIPEDEC:  # naive PP stands set by set
             for drafted, *chats in in_chats([("flowspec", base)], stated):
-                yield "Table 1", f"{claim}, in chats{drafted}", of_paper(stated), *chats
+                yield "Table 1", f"{claim}, in chats{drafted}", as_times(stated), *chats
 
 
 def ablations(paper: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
@@ -86,15 +86,15 @@ def ablations(paper: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
         ("expansion adds to pruning", pruned, [(flowspec.NO_ORDER, one) for one in both]),
         ("the order by score adds to both", order, [("flowspec", flowspec.NO_ORDER)]),
     ):
-        yield "Table 2", claim, of_paper(stated), *bounded(pair(), ways, SEVEN, stated), SIMULATED
+        yield "Table 2", claim, as_times(stated), *bounded(pair(), ways, SEVEN, stated), SIMULATED
         for drafter, runs in eagles().items():
             ours = bounded(runs, ways, SEVEN, stated)
-            yield "Table 2", f"{claim}, with {drafter}", of_paper(stated), *ours, EAGLE
+            yield "Table 2", f"{claim}, with {drafter}", as_times(stated), *ours, EAGLE
         for drafted, *chats in in_chats(ways, stated):
-            yield "Table 2", f"{claim}, in chats{drafted}", of_paper(stated), *chats
+            yield "Table 2", f"{claim}, in chats{drafted}", as_times(stated), *chats
 
 
-def of_paper(ratios: Sequence[float]) -> str:
+def as_times(ratios: Sequence[float]) -> str:
     return f"{ranged(ratios)}x"
 
 

@@ -64,11 +64,9 @@ FURTHER += [("headrace", 1), ("headrace", 5)]
 FURTHER += [("eagle3", 1), ("dflash", 1), ("dflash", 5), ("spd", 1), ("spd", 5)]
 FURTHER += [("early_exit", 3), ("early_exit", 5), ("early_exit", 8)]
 """The same kinds over other numbers of stages."""
-WITH_EVERY, WITH_SOME, WITH_EACH = (
-    ("eagle3", 3),
-    (("spd", 3), ("dflash", 3)),
-    (("eagle3", 5), ("spd", 3), ("dflash", 3)),
-)
+WITH_EVERY = ("eagle3", 3)
+WITH_SOME = (("spd", 3), ("dflash", 3))
+WITH_EACH = (("eagle3", 5), *WITH_SOME)
 """Every strategy runs with a head, three with a module in the pipeline and with blocks, and one in each other case. One
 case of each of these kinds is asked for every prompt with every sampling, so that requests share a prefix."""
 VARIANTS = {"anchored_dflash", "speculators_eagle3", "eagle31", "vllm_medusa", "sliding_dflash", "speculators_dflash"}
@@ -81,6 +79,8 @@ EACH: Requests = [*product(range(len(PROMPTS)), range(len(SAMPLINGS)))]
 """Every prompt with every sampling, as indices."""
 CROSSED: Requests = [(0, 1), (1, 0)]
 """Each of both once."""
+Asked = tuple[Sequence[int], Requests]
+"""Strategies, by their number, and the requests that each of them is asked."""
 EVERY = range(len(strategies(1)))
 """Indices of ``strategies``, plain decoding among them."""
 
@@ -91,59 +91,43 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("kind", "stages", "speculating", "requests"),
+    ("kind", "stages", "asked"),
     [
-        (*WITH_EVERY, EVERY, CROSSED),
+        (*WITH_EVERY, (EVERY, CROSSED)),
         *(
-            (
-                *case,
-                some_strategies(number, 3 if case in WITH_SOME else 1),
-                EACH if case in WITH_EACH else CROSSED,
-            )
+            (*case, (some_strategies(number, 3 if case in WITH_SOME else 1), EACH if case in WITH_EACH else CROSSED))
             for number, case in enumerate(CASES)
             if case != WITH_EVERY and case[0] not in VARIANTS
         ),
-        *(pytest.param(*case, EVERY, EACH, id=f"{case}-all", marks=pytest.mark.whole) for case in (*CASES, *FURTHER)),
+        *(pytest.param(*case, (EVERY, EACH), id=f"{case}-all", marks=pytest.mark.whole) for case in (*CASES, *FURTHER)),
     ],
 )
 def test_every_strategy_gives_plain_decodings_tokens(
-    target: Path,
-    kind: str,
-    stages: int,
-    speculating: Sequence[int],
-    requests: Requests,
-    tmp_path: Path,
+    target: Path, kind: str, stages: int, asked: Asked, tmp_path: Path
 ) -> None:
     folder = getattr(speculators, kind)(open_checkpoint(str(target))).save(tmp_path / kind)
-    check_strategies(target, folder, stages, speculating, requests)
+    check_strategies(target, folder, stages, asked)
 
 
 @pytest.mark.parametrize(
-    ("speculating", "requests"), [(some_strategies(2, 1), CROSSED), pytest.param(EVERY, EACH, marks=pytest.mark.whole)]
+    "asked", [(some_strategies(2, 1), CROSSED), pytest.param((EVERY, EACH), marks=pytest.mark.whole)]
 )
 @pytest.mark.parametrize(("kind", "stages"), [("dflash2", 3), ("speculators_dspark", 1)])
-def test_with_a_block_drafter_in_gguf_too(
-    target: Path,
-    kind: str,
-    stages: int,
-    speculating: Sequence[int],
-    requests: Requests,
-    tmp_path: Path,
-) -> None:
+def test_with_a_block_drafter_in_gguf_too(target: Path, kind: str, stages: int, asked: Asked, tmp_path: Path) -> None:
     checkpoint = open_checkpoint(str(target))
     file = of_draft(getattr(speculators, kind)(checkpoint), checkpoint).save(tmp_path / "drafter.gguf")
-    check_strategies(target, file, stages, speculating, requests)
+    check_strategies(target, file, stages, asked)
 
 
 @pytest.mark.parametrize(
-    ("speculating", "requests"), [(some_strategies(4, 1), CROSSED), pytest.param(EVERY, EACH, marks=pytest.mark.whole)]
+    "asked", [(some_strategies(4, 1), CROSSED), pytest.param((EVERY, EACH), marks=pytest.mark.whole)]
 )
 @pytest.mark.parametrize(("architecture", "stages"), [("qwen3_5_moe", 3), ("glm4_moe", 3), ("deepseek_v3", 1)])
 def test_with_the_head_that_a_checkpoint_ships_too(
-    architecture: str, stages: int, speculating: Sequence[int], requests: Requests, tmp_path: Path
+    architecture: str, stages: int, asked: Asked, tmp_path: Path
 ) -> None:
     target = speculators.ship_mtp(make_checkpoint(tmp_path, architecture))
-    check_strategies(target, target, stages, speculating, requests)
+    check_strategies(target, target, stages, asked)
 
 
 @cache
@@ -162,16 +146,16 @@ def plain_answers(target: Path) -> dict[tuple[int, int], list[int]]:
     return {key: tokens_of(request) for key, request in found.items()}
 
 
-def check_strategies(target: Path, drafter: Path, stages: int, speculating: Sequence[int], requests: Requests) -> None:
+def check_strategies(target: Path, drafter: Path, stages: int, asked: Asked) -> None:
     """Greedy and sampled tokens are those of plain decoding."""
-    engine = InProcessEngine(target, stages, learned=drafter)
+    engine, (speculating, requests) = InProcessEngine(target, stages, learned=drafter), asked
     for which in speculating:
-        asked = {(i, j): submit_with(strategies(stages)[which], engine, PROMPTS[i], SAMPLINGS[j]) for i, j in requests}
+        begun = {(i, j): submit_with(strategies(stages)[which], engine, PROMPTS[i], SAMPLINGS[j]) for i, j in requests}
         engine.run()
         expected = plain_answers(target)
-        assert {key: tokens_of(request) for key, request in asked.items()} == {key: expected[key] for key in requests}
+        assert {key: tokens_of(request) for key, request in begun.items()} == {key: expected[key] for key in requests}
         # of each request, but with ``auto``: it stops where the first drafts are wrong
-        drafted = [request.metrics.drafted_nodes > 0 for request in asked.values()]
+        drafted = [request.metrics.drafted_nodes > 0 for request in begun.values()]
         assert which == PLAIN or any(drafted)
         assert which == PLAIN or isinstance(strategies(stages)[which], Auto) or all(drafted)
 

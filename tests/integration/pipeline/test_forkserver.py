@@ -227,12 +227,17 @@ def engine(target: Path, ending: str, stages: str = "forks") -> Iterator[tuple[s
 def test_an_engine_that_nobody_closed_ends_with_its_process(target: Path) -> None:
     with engine(target, "exit") as (process, facts):
         assert len(facts["family"]) == 3, "the fork server and two stages"
-        assert process.stdin is not None
-        process.stdin.write("\n")
-        process.stdin.flush()
-        assert process.wait(timeout=30) == 0
-        until(lambda: gone(facts["family"]))
-        assert not Path(facts["folder"]).exists()
+        check_end(process, facts, 0)
+
+
+def check_end(process: subprocess.Popen[str], facts: dict[str, Any], status: int) -> None:
+    """Have the script end, with this status, and see that nothing of its engine is left."""
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+    assert process.wait(timeout=30) == status
+    until(lambda: gone(facts["family"]))
+    assert not Path(facts["folder"]).exists()
 
 
 # A dead server is the test's below; interpreters of their own, which take seconds, are test_own_interpreter.py's.
@@ -246,12 +251,7 @@ def test_an_engine_that_nobody_closed_ends_with_its_process(target: Path) -> Non
 )
 def test_an_engine_that_skips_atexit_leaves_neither_folder_nor_process(target: Path, ending: str, stages: str) -> None:
     with engine(target, ending, stages) as (process, facts):
-        assert process.stdin is not None
-        process.stdin.write("\n")
-        process.stdin.flush()
-        assert process.wait(timeout=30) == 1
-        until(lambda: gone(facts["family"]))
-        assert not Path(facts["folder"]).exists()
+        check_end(process, facts, 1)
 
 
 @pytest.mark.parametrize("stages", ["forks", pytest.param("own interpreters", marks=pytest.mark.whole)])
