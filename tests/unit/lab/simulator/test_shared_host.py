@@ -34,18 +34,17 @@ def script_of(accuracy: tuple[float, ...], tokens: int) -> Script:
     return profile_script(accuracy, 4, tokens, seed=0)
 
 
-PLAIN: dict[tuple[int, int, SharedHost], float] = {}
-"""Seconds of plain decoding by the number of stages, of tokens, and host: no draft has any part in them."""
+@cache
+def plain_seconds(cluster: Cluster, tokens: int, host: SharedHost) -> float:
+    """Seconds of plain decoding, in which no draft has any part."""
+    return seconds(cluster, script_of(GOOD, tokens), None, host)
 
 
 def speed_up(
     cluster: Cluster, accuracy: tuple[float, ...], strategy: str, host: SharedHost, tokens: int = 160
 ) -> float:
     """Speed-up over plain decoding on the same host, of four answers with so many tokens."""
-    script, key = script_of(accuracy, tokens), (len(cluster.stages), tokens, host)
-    if key not in PLAIN:
-        PLAIN[key] = seconds(cluster, script, None, host)
-    return PLAIN[key] / seconds(cluster, script, strategy, host)
+    return plain_seconds(cluster, tokens, host) / seconds(cluster, script_of(accuracy, tokens), strategy, host)
 
 
 # --------------------------------------------------------------------------------------------------------- the host
