@@ -97,27 +97,42 @@ def parameter(name: str, default: Any, hint: Any) -> inspect.Parameter:
 
 
 def value_of(field: Field, given: Any) -> Any:
-    """The field's value, from the value that Typer read. Raises FieldError for the path of a named pipe."""
-    # Opening a named pipe would wait for its other end, without a word to the user.
+    """The field's value, from the value that Typer read.
+
+    Raises FieldError for an empty path, and for the path of a named pipe.
+    """
     option = field.option
-    for one in several(given):
-        is_path = isinstance(one, Path) or (option is not None and option.metavar == FOLDER)
-        if is_path and is_named_pipe(Path(one)):
-            raise FieldError(field.name, f"is {str(one)!r}, which {NAMED_PIPE}")
     if option is None:
         return given
     if option.parse is not None:
         return option.parse(given)
+    if kind(field) is Path or option.metavar == FOLDER:
+        for one in several(given):
+            check_path(field.name, one)
     if is_tuple(field):
-        return tuple(given)
-    return not given if switches_off(field, option) else given
+        return tuple(map(kind(field), given))
+    return not given if switches_off(field, option) else kind(field)(given)
+
+
+def check_path(name: str, path: str) -> None:
+    """Raise FieldError for a path that is empty, or that of a named pipe."""
+    # A shell's variable that is not set gives an empty text, and Python would take it for the current folder.
+    if not path:
+        raise FieldError(name, "is empty; name a place, or leave it out")
+    # Opening a named pipe would wait for its other end, without a word to the user.
+    if is_named_pipe(Path(path)):
+        raise FieldError(name, f"is {path!r}, which {NAMED_PIPE}")
 
 
 def written_type(field: Field, option: Option) -> Any:
-    """The type that Typer reads: text if the option parses it itself, a list for a tuple, else the field's own type."""
+    """The type that Typer reads: the field's own, in a list for a tuple.
+
+    It is text for an option that parses it itself, and for paths: an empty one has to be told from the current folder.
+    """
     if option.parse is not None:
         return str
-    return list[typing.get_args(plain(field))[0]] if is_tuple(field) else plain(field)  # type: ignore[misc]
+    read = str if kind(field) is Path else kind(field)
+    return list[read] if is_tuple(field) else read  # type: ignore[valid-type]
 
 
 def written_default(field: Field, option: Option) -> Any:
@@ -146,6 +161,11 @@ def switches_off(field: Field, option: Option) -> bool:
 def is_tuple(field: Field) -> bool:
     """Whether the option may be repeated: its field is a tuple."""
     return typing.get_origin(plain(field)) is tuple
+
+
+def kind(field: Field) -> Any:
+    """The type of the field's value, or of each of its values."""
+    return typing.get_args(plain(field))[0] if is_tuple(field) else plain(field)
 
 
 def plain(field: Field) -> Any:
@@ -293,7 +313,7 @@ def check_files(fields: Sequence[Field], given: Mapping[str, Any]) -> None:
 
     Such a file would be lost before it is read, or would keep only the later of two outputs. Nothing is changed.
     """
-    named = [(field, Path(str(one))) for field in fields for one in several(given[field.name]) if is_place(one)]
+    named = [(field, Path(one)) for field in fields for one in several(given[field.name]) if is_place(one)]
     for number, (field, file) in enumerate(named):
         if not writes(field):
             continue
@@ -310,7 +330,7 @@ def several(value: Any) -> Sequence[Any]:
 
 def is_place(value: Any) -> bool:
     """Whether an option's value may name a file that could be lost: no standard file, and no device."""
-    if not isinstance(value, str | Path) or str(value) in ("", "-") or "\0" in str(value):
+    if not isinstance(value, str) or value in ("", "-") or "\0" in value:
         return False
     try:
         mode = os.stat(value).st_mode

@@ -418,7 +418,7 @@ class LLM:
 
         "fast": where two tokens are nearly tied, rounding may decide between them by what is computed together.
         """
-        return EXACT if self._parts.pipeline.exact else FAST
+        return EXACT if self._parts.exact else FAST
 
     @property
     def loop(self) -> EngineLoop:

@@ -200,8 +200,8 @@ class EngineParts:
         self._away_until = math.inf
         """Time of the next look for the drafter's host, which was not there; infinite while none is needed."""
         self._drafter_losses: deque[float] = deque(maxlen=MOST_DRAFTER_LOSSES)
-        self._exact: bool | None = None
-        """Whether the numerics of the first pipeline were exact; None before it has started."""
+        self.exact: bool | None = None
+        """Whether the numerics of the first pipeline were exact, as then those of later ones; None before it started."""
         self._answers = PlainAnswers()
         self._files = LoadedFiles(setup)
 
@@ -372,12 +372,12 @@ class EngineParts:
         if self._pipeline is not None:
             return
         plans = stage_plans(self._setup, self.drafter)
-        if self._exact:
+        if self.exact:
             # A host whose processor cannot add up the same sums would go on with other tokens, and unsaid.
             plans = [msgspec.structs.replace(plan, numerics=EXACT) for plan in plans]
         self._pipeline = yield from self._begun(plans, "stage")
-        if self._exact is None:
-            self._exact = self._pipeline.exact
+        if self.exact is None:
+            self.exact = self._pipeline.exact
         share_device(self._setup, self.drafter, self._pipeline)
 
     def _begun(self, plans: Sequence[StagePlan], name: str) -> Generator[float | None, None, StartedPipeline]:

@@ -99,7 +99,7 @@ def security_for(keys: str | None, insecure: bool) -> LinkSecurity | None:
 
     Raises ConfigError for a named folder without keys, and for keys that are invalid or expired.
     """
-    return None if insecure else link_security(None if keys is None else Path(keys).expanduser())
+    return None if insecure else link_security(None if keys is None else folder_of(keys))
 
 
 def make_cluster(folder: Path, name: str) -> None:
@@ -512,7 +512,8 @@ def exactly(sealed: ssl.SSLSocket, count: int) -> bytes:
 
 
 def folder_of(keys: str | None) -> Path:
-    """The folder of the keys that an option names; the default folder for None."""
+    """The folder of the keys that an option names; the default folder for None. Raises FieldError for an empty text."""
+    check(keys != "", "keys", keys, "a folder, or left out")
     return default_folder() if keys is None else Path(keys).expanduser()
 
 

@@ -113,8 +113,10 @@ class WebFile:
 def read_reference(typed: str) -> HubModel | WebFile | None:
     """The model that ``typed`` means; None for a path on this host and for the pair.
 
-    Raises ConfigError for an address, or a short name, that means no model or two.
+    Raises ConfigError for an empty text, and for an address, or a short name, that means no model or two.
     """
+    if not typed:
+        raise ConfigError("model is empty; name a folder, a GGUF file, a short name or a hub id")
     if typed in short_names():
         # Short names first: several of them have the form of a hub id with a format.
         refuse_ambiguous(typed)

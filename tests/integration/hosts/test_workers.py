@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import subprocess
 import sys
 import time
@@ -25,6 +26,7 @@ from penstock.hosts.fleet import Fleet
 from penstock.hosts.placement import HERE
 from penstock.pipeline.processes import ProcessExecutor, ProcessPipeline
 from tests import speculators
+from tests.checkpoints import make_checkpoint
 from tests.happening import AfterResults
 from tests.serving import PATIENCE, PENSTOCK
 from tests.warm import popen
@@ -246,6 +248,26 @@ def test_the_stages_of_a_killed_worker_move_to_the_others(target: Path, pair: li
         assert [stage == kept for stage in pair[0].stages()] == [True, False]
         llm.loop.audit()
     assert pair[0].stages() == []
+
+
+def test_a_command_whose_only_host_is_lost_amid_its_answer_reports_what_came_and_says_why_there_is_no_more(
+    keys: Path, tmp_path: Path
+) -> None:
+    target = make_checkpoint(tmp_path / "target", "llama", seed=2, tokenizer=True, max_position_embeddings=20_000)
+    endless = ("--max-tokens", "19000", "--max-model-len", "20000", "--ignore-eos", "--temperature", "1")
+    with workers(1, keys) as (only,):
+        hosts = ("--hosts", only.host, "--keys", str(keys), "--recovery-timeout", "0.5")
+        command = [sys.executable, "-m", "penstock.cli", "generate", "def f(x):", "--model", str(target), *hosts]
+        command += [*endless, "--trace", str(tmp_path / "trace.json")]
+        with popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            assert process.stdout.read(1), process.communicate()
+            only.kill()
+            _, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 1
+    assert "Traceback" not in errors
+    assert re.fullmatch(r"penstock: error: .*was lost.* no recovery within .*", errors.splitlines()[-1])
+    assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
 
 
 def test_a_server_outlives_all_its_hosts(target: Path, keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:

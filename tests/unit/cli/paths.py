@@ -9,7 +9,8 @@ from penstock.engine.options import DEMO
 from scripts.cli_docs import commands
 
 SAID: Final = re.compile(r"GGUF file|ending in \.toml|preset, random-SEED|Small model that drafts")
-"""Words in the help of options whose text may be a path, though neither their type nor their metavar says so."""
+"""Words in the help of options whose text may be a path, though their metavar does not say so."""
+METAVARS: Final = re.compile(r"FILE|FOLDER|DIR|^PATH|\.json")
 ENDINGS: Final = {"cluster": ".toml", "clusters": ".toml", "dataset": ".jsonl", "model": ".gguf"}
 BESIDE: Final[dict[str, tuple[str, ...]]] = {
     "bench quality": ("--prompts", str(DEMO / "prompts.jsonl")),
@@ -26,8 +27,7 @@ BESIDE: Final[dict[str, tuple[str, ...]]] = {
 
 
 def takes_a_path(option: Any) -> bool:
-    hint, said = str(option.type_descriptor.annotation), str(option.metavar)
-    return "Path" in hint or any(word in said for word in ("FILE", "FOLDER", "DIR")) or bool(SAID.search(option.help))
+    return bool(METAVARS.search(str(option.metavar)) or SAID.search(option.help))
 
 
 OPTIONS: Final = [

@@ -133,3 +133,18 @@ def test_a_shells_own_pipe_is_read(tmp_path: Path) -> None:
     assert is_named_pipe(pipe)
     assert is_named_pipe(link)
     assert not any(map(is_named_pipe, (circle, tmp_path, tmp_path / "none")))
+
+
+@pytest.mark.parametrize(("words", "option"), OPTIONS, ids=[f"{words}-{one.name}" for words, one in OPTIONS])
+def test_an_empty_path_is_refused_by_its_name(words: str, option: Any, tmp_path: Path) -> None:
+    """A shell's variable that is not set gives one; to Python it is the current folder."""
+    arguments = [one for command, one in OPTIONS if command == words and is_argument(one)]
+    named = arguments if is_argument(option) else [option]
+    given = ("",) * len(arguments) if is_argument(option) else (option.opts[0], "")
+    with within(30):
+        result = invoke(*words.split(), *BESIDE.get(words, ()), *given)
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1), result.output
+    assert result.stderr.startswith("penstock: error: ")
+    # A list's error names one entry, and a small model that drafts is a field of ``speculative_config``.
+    said = ["speculative_config.model", *(one.name.removesuffix("s") for one in named)]
+    assert any(word in result.stderr for word in said), result.stderr
