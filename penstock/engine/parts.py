@@ -201,7 +201,7 @@ class EngineParts:
         """Time of the next look for the drafter's host, which was not there; infinite while none is needed."""
         self._drafter_losses: deque[float] = deque(maxlen=MOST_DRAFTER_LOSSES)
         self.exact: bool | None = None
-        """Whether the numerics of the first pipeline were exact, as then those of later ones; None before it started."""
+        """Whether the numerics of the first pipeline were exact, and so those of later ones are; None before it."""
         self._answers = PlainAnswers()
         self._files = LoadedFiles(setup)
 

@@ -9,6 +9,7 @@ import os
 import queue
 import re
 import shutil
+import tempfile
 import threading
 import time
 from collections import Counter, deque
@@ -21,6 +22,7 @@ from typing import Final
 
 import httpx
 
+from penstock.config import FieldError
 from penstock.core import CheckpointChanged, ConfigError, PenstockError
 from penstock.files import CHANGED, FileStamps, cache_folder
 from penstock.hosts.messages import FindCheckpoint, Piece, Progress, WantPiece, encode
@@ -66,6 +68,25 @@ LEFT_FREE: Final = 1 << 30
 def default_cache() -> Path:
     """The folder of copies if the options name none."""
     return cache_folder() / "weights"
+
+
+def cache_for(named: str | None) -> Path:
+    """The folder of copies that an option names, or the default one.
+
+    Raises FieldError for a named folder in which nothing can be kept. An engine that has layers to send would be told
+    of it otherwise, on another host. Without the default one this host still holds layers of checkpoints that it has.
+    """
+    folder = default_cache() if named is None else Path(named).expanduser()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        problem = f"is {str(folder)!r}, where no layers can be kept: {error.strerror}"
+        if named is not None:
+            raise FieldError("cache", f"{problem}; name another folder") from error
+        log.warning("cache %s: only checkpoints that are on this host can be run; name a folder with --cache", problem)
+    return folder
 
 
 class PartialCopy:
@@ -160,7 +181,7 @@ class PartialCopy:
 class WeightCache:
     """Copies in ``folder`` by their checkpoints' digests; those not in use take ``most_bytes`` at most."""
 
-    def __init__(self, folder: Path, most_bytes: int) -> None:
+    def __init__(self, folder: Path, most_bytes: float) -> None:
         self.folder = folder
         self._most_bytes = most_bytes
 

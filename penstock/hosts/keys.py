@@ -8,6 +8,7 @@ import hashlib
 import hmac
 import os
 import platform
+import re
 import secrets
 import select
 import socket
@@ -24,7 +25,7 @@ from typing import Final
 
 import msgspec
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -48,6 +49,13 @@ hosts; a host's keys can be made anew alone."""
 EARLIER: Final = timedelta(days=1)
 """A certificate is valid from this long before it was made, since hosts' clocks differ."""
 
+LONGEST_WAIT_S: Final = 3600.0
+"""Seconds after which a wait for a new host begins again: the system takes no time that is far longer."""
+MOST_NAME: Final = 64
+"""Characters of the longest name that a certificate takes."""
+NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+"""The names that hosts have, as `hostname` prints them."""
+
 ANEW: Final = "remove the folder and have this host join anew (`penstock keys add` where the cluster was made)"
 
 PrivateKey = ec.EllipticCurvePrivateKey
@@ -65,7 +73,7 @@ def link_security(folder: Path | None) -> LinkSecurity | None:
     Raises ConfigError if a named folder has none.
     """
     place = default_folder() if folder is None else folder
-    if not (place / HOST).is_file():
+    if not (place / HOST).exists():
         if folder is None:
             return None
         raise ConfigError(f"keys: {folder} holds no keys of a host; `penstock keys` says how to get some")
@@ -74,19 +82,18 @@ def link_security(folder: Path | None) -> LinkSecurity | None:
 
 
 def check_own(folder: Path) -> None:
-    """Raise ConfigError unless this host's certificate is one of the cluster's authority, and valid today.
+    """Raise ConfigError unless this host's certificate is one of the cluster's authority, of its key, and valid today.
 
     Other hosts would refuse it without an answer, so the error is reported here.
     """
+    own, authority = stored_certificate(folder / HOST), stored_certificate(folder / AUTHORITY)
     try:
-        own = x509.load_pem_x509_certificate((folder / HOST).read_bytes())
-        authority = x509.load_pem_x509_certificate((folder / AUTHORITY).read_bytes())
         own.verify_directly_issued_by(authority)
-    except OSError as error:
-        raise ConfigError(f"keys: {error.filename}: {error.strerror}") from error
     except (ValueError, TypeError, InvalidSignature) as error:
         problem = f"keys: {folder / HOST} is no certificate of the authority in {folder / AUTHORITY}; {ANEW}"
         raise ConfigError(problem) from error
+    if own_key(folder).public_key() != own.public_key():
+        raise ConfigError(f"keys: {folder / HOST_KEY} is not the key of {folder / HOST}; {ANEW}")
     now = datetime.now(UTC)
     for file, one in ((AUTHORITY, authority), (HOST, own)):
         if not one.not_valid_before_utc <= now <= one.not_valid_after_utc:
@@ -126,21 +133,28 @@ def make_cluster(folder: Path, name: str) -> None:
 def sign(folder: Path, request: bytes) -> tuple[bytes, bytes]:
     """The authority's certificate, and a new one for a certificate request, all in PEM.
 
-    Raises ConfigError if the folder has no authority's key, or the request is invalid.
+    Raises ConfigError if the folder has no authority with its key, or the request is invalid.
     """
-    try:
-        key = serialization.load_pem_private_key((folder / AUTHORITY_KEY).read_bytes(), None)
-        pem = (folder / AUTHORITY).read_bytes()
-    except FileNotFoundError as error:
-        raise ConfigError(f"keys: {folder} is not where a cluster was made; `penstock keys new` makes one") from error
-    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    key, authority = authority_of(folder)
     try:
         asked = x509.load_pem_x509_csr(request)
         if not asked.is_signature_valid:
             raise InvalidSignature
     except (ValueError, InvalidSignature) as error:
         raise ConfigError("keys: what asks for a certificate is no request for one") from error
-    return pem, signed(asked, x509.load_pem_x509_certificate(pem), key)
+    return pem(authority), signed(asked, authority, key)
+
+
+def authority_of(folder: Path) -> tuple[PrivateKey, x509.Certificate]:
+    """The cluster's authority and its key. Raises ConfigError unless the folder has both, and they fit."""
+    if not (folder / AUTHORITY_KEY).exists() or not (folder / AUTHORITY).exists():
+        raise ConfigError(f"keys: {folder} is not where a cluster was made; `penstock keys new` makes one")
+    remedy = "restore it, or remove the folder to begin a new cluster"
+    key = stored_key(folder / AUTHORITY_KEY, remedy)
+    authority = stored_certificate(folder / AUTHORITY, remedy)
+    if authority.public_key() != key.public_key():
+        raise ConfigError(f"keys: {folder / AUTHORITY_KEY} is not the key of {folder / AUTHORITY}; {remedy}")
+    return key, authority
 
 
 def check_empty(folder: Path) -> None:
@@ -223,9 +237,40 @@ def usage(*, signs: bool) -> x509.KeyUsage:
     )
 
 
+def own_name() -> str:
+    """This host's name. Raises ConfigError if it has none that fits into a certificate."""
+    name = platform.node()
+    if not 1 <= len(name) <= MOST_NAME:
+        raise ConfigError(f"keys: this host calls itself {name!r}; set a name of 1 to {MOST_NAME} characters")
+    return name
+
+
 def named(name: str) -> x509.Name:
-    """An X.509 name that is nothing but a common name."""
+    """An X.509 name that is nothing but a common name, of 1 to ``MOST_NAME`` characters."""
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+
+def stored_key(file: Path, remedy: str) -> PrivateKey:
+    """The private key in a file. Raises ConfigError, with the ``remedy``, if it cannot be read or holds none."""
+    try:
+        key = serialization.load_pem_private_key(file.read_bytes(), None)
+    except OSError as error:
+        raise ConfigError(f"keys: {file}: {error.strerror}") from error
+    except (ValueError, TypeError, UnsupportedAlgorithm):  # no PEM, with a password, of a kind that nobody knows
+        key = None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise ConfigError(f"keys: {file} cannot be read as a key; {remedy}")
+    return key
+
+
+def stored_certificate(file: Path, remedy: str = ANEW) -> x509.Certificate:
+    """The certificate in a file. Raises ConfigError, with the ``remedy``, if it cannot be read or holds none."""
+    try:
+        return x509.load_pem_x509_certificate(file.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"keys: {file}: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"keys: {file} cannot be read as a certificate; {remedy}") from error
 
 
 def in_pem(key: PrivateKey) -> bytes:
@@ -338,7 +383,7 @@ class Enrolment:
         deadline = time.monotonic() + seconds
         under_way: deque[socket.socket] = deque()
         while not self._joined.is_set() and (left := deadline - time.monotonic()) > 0:
-            ready, _, _ = select.select([self._listener, self._woken], [], [], left)
+            ready, _, _ = select.select([self._listener, self._woken], [], [], min(left, LONGEST_WAIT_S))
             if self._listener not in ready:
                 continue
             with contextlib.suppress(OSError):  # the other end has left already
@@ -520,13 +565,15 @@ def folder_of(keys: str | None) -> Path:
 def new_cluster(keys: str | None) -> None:
     """Make a new cluster's keys. Raises ConfigError if there are keys already."""
     folder = folder_of(keys)
-    make_cluster(folder, platform.node())
+    make_cluster(folder, own_name())
     print(f"This host is the first of a new cluster; its keys are in {folder}.")
 
 
 def add_host(name: str, listen: str, minutes: float, keys: str | None) -> None:
     """Print a token for a new host, and wait for it. Raises ConfigError without an authority, and if it is late."""
     check(minutes > 0, "minutes", minutes, "above 0")
+    fits = len(name) <= MOST_NAME and NAME.fullmatch(name) is not None
+    check(fits, "host", name, f"what `hostname` prints there: at most {MOST_NAME} letters, digits, '.', '-' and '_'")
     address = listen if ":" in listen else f"{listen}:0"
     try:
         enrolment = Enrolment(folder_of(keys), name, address)
@@ -546,7 +593,7 @@ def request_membership(keys: str | None) -> None:
 
     Asked again before an answer has come, it prints a request for the same key.
     """
-    folder = folder_of(keys)
+    folder, name = folder_of(keys), own_name()
     if (folder / HOST).exists():
         print(f"This host is a member already, with the keys in {folder}.", file=sys.stderr)
         return
@@ -557,7 +604,7 @@ def request_membership(keys: str | None) -> None:
         key = new_key()
         folder.mkdir(parents=True, exist_ok=True)
         write_secret(folder / HOST_KEY, in_pem(key))
-    print(pem(request_of(key, platform.node())).decode(), end="")
+    print(pem(request_of(key, name)).decode(), end="")
 
 
 def membership_for(request: bytes, keys: str | None) -> bytes:
@@ -592,9 +639,4 @@ def accept_membership(answer: bytes, keys: str | None) -> None:
 
 def own_key(folder: Path) -> PrivateKey:
     """The key that this host has made. Raises ConfigError if the file holds none."""
-    try:
-        key = serialization.load_pem_private_key((folder / HOST_KEY).read_bytes(), None)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"keys: {folder / HOST_KEY} cannot be read as a key; {ANEW}") from error
-    assert isinstance(key, ec.EllipticCurvePrivateKey)
-    return key
+    return stored_key(folder / HOST_KEY, ANEW)

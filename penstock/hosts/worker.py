@@ -7,7 +7,6 @@ import ipaddress
 import json
 import logging
 import os
-import platform
 import queue
 import secrets
 import signal
@@ -16,7 +15,6 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Final
 
 from penstock.config import FieldError, check
@@ -24,9 +22,9 @@ from penstock.core import ConfigError
 from penstock.environment import LAN, require
 from penstock.hosts import messages
 from penstock.hosts.facts import own_facts
-from penstock.hosts.fetching import WeightCache, default_cache
+from penstock.hosts.fetching import WeightCache, cache_for
 from penstock.hosts.fleet import address_toward
-from penstock.hosts.keys import default_folder, join, security_for
+from penstock.hosts.keys import folder_of, join, own_name, security_for
 from penstock.hosts.lease import Lease, Own
 from penstock.hosts.messages import DEFAULT_PORT, HEAD_DOOR, Join, Refusals, encode
 from penstock.hosts.remote import name_and_address
@@ -376,9 +374,9 @@ def run_worker(
     if insecure:
         log.warning("insecure: whoever reaches %s can use this host, and the network sees what is said", listen)
     if token is not None:  # last of the checks, since a token works only once
-        join(default_folder() if keys is None else Path(keys).expanduser(), token, platform.node())
+        join(folder_of(keys), token, own_name())
     security = security_for(keys, insecure)
-    kept = WeightCache(default_cache() if cache is None else Path(cache).expanduser(), round(1e9 * cache_gb))
+    kept = WeightCache(cache_for(cache), 1e9 * cache_gb)
     try:
         agent = HostAgent(address, security, insecure, kept)
     except OSError as error:

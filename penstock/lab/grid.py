@@ -283,6 +283,8 @@ def turns_of(line: str, where: str) -> Turns:
 # ----------------------------------------------------------------------------------------------------------------- grid
 # All questions of a bench: prompt sets x temperatures x seeds, in an order that spreads disturbances over all of them.
 
+MOST_SEEDS: Final = 10_000
+"""Most runs of each prompt, which are all listed before the first."""
 WARM_UP: Final = 4
 """Tokens of the request with which each strategy begins, and which does not count. The first batches of an engine are
 slower than later ones."""
@@ -511,7 +513,7 @@ class BenchOptions:
         check(bool(self.prompts), "prompts", self.prompts, "at least one file")
         check(self.num_prompts >= 1, "num_prompts", self.num_prompts, "at least 1")
         check(self.max_tokens >= 2, "max_tokens", self.max_tokens, "at least 2: the first token is the prompt's")
-        check(self.seeds >= 1, "seeds", self.seeds, "at least 1")
+        check(1 <= self.seeds <= MOST_SEEDS, "seeds", self.seeds, f"1 to {MOST_SEEDS:,}")
         for name in ("strategies", "temperature", "drafter_on", "peer"):
             values = getattr(self, name)
             check(len(set(values)) == len(values), name, ",".join(map(str, values)), "different ones")

@@ -24,7 +24,7 @@ from penstock.engine.options import options_of_replicas
 from penstock.hosts.probe import DeviceRates, DoctorReport, ExaminedHost, LinkRates
 from penstock.lab.grid import WARM_UP, Accuracy, Bandwidth, check_written
 from penstock.lab.profile import HostsOptions
-from penstock.lab.script import DEMO_ACCURACY, Script, profile_script
+from penstock.lab.script import DEMO_ACCURACY, MOST_TOKENS, Script, profile_script
 from penstock.lab.simulator import simulate, simulate_serving
 from penstock.planner.costs import Batch, Group, candidates, grouped_problem, groupings, shortage
 from penstock.planner.partition import Part, Plan, Problem, front, layer_split, plan_of
@@ -114,8 +114,10 @@ class PlanOptions(HostsOptions):
             check(self.output is None, "output", str(self.output), "left out: the plan of real hosts is two options")
         known_name(self.goal, GOALS, "goal")
         known_name(self.method, METHODS, "method")
-        check(self.prompt_tokens >= 1, "prompt_tokens", self.prompt_tokens, "at least 1")
-        check(self.tokens == 0 or self.tokens >= 2, "tokens", self.tokens, "0, or at least 2")
+        for name, least in (("prompt_tokens", 1), ("tokens", 2)):
+            count = getattr(self, name)
+            wanted = f"{'0, or ' if name == 'tokens' else ''}{least} to {MOST_TOKENS:,}"
+            check(least <= count <= MOST_TOKENS or (name == "tokens" and count == 0), name, count, wanted)
         if self.accuracy is not None:
             check_accuracy(self.accuracy)
         if self.output is not None:

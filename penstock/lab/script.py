@@ -22,6 +22,8 @@ MISSED = 1 << 20
 PROFILE_POOL = 4096
 """Number of different confidences that are drawn from a profile. All are drawn before the first step; fewer would come
 again more often."""
+MOST_TOKENS: Final = 10_000_000
+"""Most tokens of a strategy, which are all drawn before any is simulated."""
 DEMO_ACCURACY: Final = (
     *(0.732, 0.8721, 0.9171, 0.939, 0.956, 0.9663, 0.9731, 0.9779),
     *(0.9814, 0.9841, 0.9861, 0.9878, 0.9892, 0.9903, 0.9912, 0.992),

@@ -58,7 +58,7 @@ from penstock.lab.report import (
     shown,
     times,
 )
-from penstock.lab.script import DEMO_ACCURACY, Script, profile_script, recording_script
+from penstock.lab.script import DEMO_ACCURACY, MOST_TOKENS, Script, profile_script, recording_script
 from penstock.lab.simulator import Simulated, check_drafter, modelled_cluster, simulate
 from penstock.speculation import SpeculativeConfig, names_of, values_of
 from penstock.strategies.base import STRATEGIES
@@ -69,8 +69,6 @@ from penstock.terminal import progress_bar
 
 STAGES: Final = "stages"
 """The axis of the number of stages; other axes are options of strategies."""
-MOST_TOKENS: Final = 10_000_000
-"""Most tokens of a strategy, which are all drawn before any is simulated."""
 
 Sweep = Mapping[str, tuple[int, ...]]
 """The values of each axis."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import platform
 import socket
@@ -10,15 +11,17 @@ import stat
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Final
 
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
 
 from penstock.core import ConfigError
 from penstock.hosts import keys
@@ -29,10 +32,17 @@ from penstock.hosts.keys import (
     HOST_KEY,
     Enrolment,
     Token,
+    add_host,
     is_called,
     join,
     link_security,
     make_cluster,
+    new_cluster,
+    new_key,
+    pem,
+    request_membership,
+    request_of,
+    sign,
     token_of,
 )
 from penstock.hosts.worker import run_worker
@@ -337,6 +347,86 @@ def test_a_certificate_of_another_cluster_is_named(first: Path, tmp_path: Path) 
     (first / AUTHORITY).write_bytes((tmp_path / "other" / AUTHORITY).read_bytes())
     with pytest.raises(ConfigError, match=r"host\.pem is no certificate of the authority in .*authority\.pem; remove"):
         link_security(first)
+
+
+def rsa_key() -> bytes:
+    key = rsa.generate_private_key(65537, 2048)
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+def locked_key() -> bytes:
+    encrypted = serialization.BestAvailableEncryption(b"secret")
+    return new_key().private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encrypted)
+
+
+READERS: Final[dict[str, Callable[[Path], object]]] = {
+    "worker": link_security,
+    "keys add": lambda folder: Enrolment(folder, "second", "127.0.0.1:0").close(),
+    "keys sign": lambda folder: sign(folder, pem(request_of(new_key(), "second"))),
+}
+"""The commands that read a folder's files."""
+READ: Final = {
+    "worker": (HOST, HOST_KEY, AUTHORITY),
+    **dict.fromkeys(("keys add", "keys sign"), (AUTHORITY, AUTHORITY_KEY)),
+}
+
+
+@pytest.mark.parametrize("damage", ["empty", "text", "other cluster", "RSA", "password", "folder", "cut"])
+@pytest.mark.parametrize(("command", "name"), [(command, name) for command in READERS for name in READ[command]])
+def test_a_damaged_file_of_the_keys_is_named_with_what_helps(
+    first: Path, tmp_path: Path, command: str, name: str, damage: str
+) -> None:
+    make_cluster(tmp_path / "other", "first")
+    file = first / name
+    whole = file.read_bytes()
+    file.unlink()
+    if damage == "folder":
+        file.mkdir()
+    else:
+        file.write_bytes(
+            {
+                "empty": b"",
+                "text": b"no PEM\xff",
+                "other cluster": (tmp_path / "other" / name).read_bytes(),
+                "RSA": rsa_key(),
+                "password": locked_key(),
+                "cut": whole[: len(whole) // 2],
+            }[damage]
+        )
+    with pytest.raises(ConfigError) as error:
+        READERS[command](first)
+    said = str(error.value)
+    assert str(file) in said, said
+    assert said.startswith("keys: ")
+    assert damage == "folder" or "remove the folder" in said, said
+
+
+@pytest.mark.parametrize("name", ["", "a" * 65, "a\nb", "*", "a b", "-a", "\u00fc"])
+def test_a_name_that_no_host_has_is_refused(first: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match=r"^host is .*hostname"):
+        add_host(name, "127.0.0.1", 1.0, str(first))
+
+
+@pytest.mark.parametrize("name", ["", "a" * 65])
+def test_a_host_whose_name_fits_into_no_certificate_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(platform, "node", lambda: name)
+    for begins in (new_cluster, request_membership):
+        with pytest.raises(ConfigError, match="set a name of 1 to 64 characters"):
+            begins(str(tmp_path / "keys"))
+        assert not (tmp_path / "keys").exists()
+
+
+@pytest.mark.parametrize("minutes", [math.inf, 1e300])
+def test_a_token_may_wait_for_ever(first: Path, tmp_path: Path, minutes: float) -> None:
+    with ThreadPoolExecutor(1) as apart:
+        made, served = serving(apart, first, 60 * minutes)
+        with made:
+            join(tmp_path / "second", str(made.token), "second")
+            assert served.result()
 
 
 def test_only_where_a_cluster_was_made_hosts_are_added(first: Path, tmp_path: Path) -> None:
