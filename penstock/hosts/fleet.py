@@ -421,7 +421,7 @@ def own_places(door: str) -> tuple[str, str]:
 
     Other hosts cannot dial those.
     """
-    host, address = name_and_address(door)
+    host, address = name_and_address(door, least_port=0)
     if ipaddress.ip_address(host.strip("[]")).is_unspecified:
         raise FieldError("hosts", f"has workers come to {door}; name the address of this host at which they reach it")
     return host, address

@@ -33,6 +33,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from penstock.config import check
 from penstock.core import ConfigError
 from penstock.files import scratch_folder
+from penstock.hosts.placement import host_and_port, is_ipv6
 from penstock.transport.addresses import LinkSecurity, place_of, reason_of
 
 # ----------------------------------------------------------------------------------------------------------------- keys
@@ -574,7 +575,8 @@ def add_host(name: str, listen: str, minutes: float, keys: str | None) -> None:
     check(minutes > 0, "minutes", minutes, "above 0")
     fits = len(name) <= MOST_NAME and NAME.fullmatch(name) is not None
     check(fits, "host", name, f"what `hostname` prints there: at most {MOST_NAME} letters, digits, '.', '-' and '_'")
-    address = listen if ":" in listen else f"{listen}:0"
+    at, port = host_and_port(listen, "listen", least_port=0)
+    address = f"{f'[{at}]' if is_ipv6(at) else at}:{port or 0}"
     try:
         enrolment = Enrolment(folder_of(keys), name, address)
     except OSError as error:

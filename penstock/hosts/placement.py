@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +23,8 @@ HERE: Final = spec.HERE
 """The engine's own host among others. Plans name it by the empty string."""
 JOIN: Final = "join://"
 """The beginning of the part of ``--hosts`` that says where workers come to."""
+HOST_AND_PORT: Final = re.compile(r"(?P<host>\[[^\[\]\s]+\]|[^:\[\]\s]+)(:(?P<port>[0-9]+))?")
+"""A host with or without a port, where only an IPv6 address without one has colons of its own."""
 RAY: Final = "ray"
 """The value of ``--hosts`` for this host's Ray cluster."""
 
@@ -75,19 +79,29 @@ def listed_hosts(text: str) -> tuple[str, ...]:
     return names
 
 
-def host_and_port(name: str, field: str = "hosts") -> tuple[str, str]:
+def host_and_port(name: str, field: str = "hosts", *, least_port: int = 1) -> tuple[str, str]:
     """HOST and PORT of a name in the user's ``field``; "" for a port that it leaves out.
 
-    Raises FieldError for a name without a host, and for a port that is none.
+    HOST is a name, an IPv4 address, or an IPv6 address, which is in brackets where a port follows. ``least_port`` is 0
+    where this host listens: the system then chooses a port. Raises FieldError for anything else.
     """
-    host, separator, port = name.rpartition(":")
-    if not separator or (name.count(":") > 1 and not host.endswith("]")):  # HOST alone, or an IPv6 address
-        return name, ""
-    if not host or not port.isdecimal():
-        raise FieldError(field, f"names {name!r}; a host is HOST or HOST:PORT")
-    if len(port) > len(str(MOST_PORT)) or int(port) > MOST_PORT:
-        raise FieldError(field, f"names {name!r}; a port is a number up to {MOST_PORT}")
+    found = HOST_AND_PORT.fullmatch(name)
+    if found is None and not is_ipv6(name):
+        raise FieldError(field, f"names {name!r}; a host is HOST or HOST:PORT, and an IPv6 address is [HOST]:PORT")
+    host, port = (name, "") if found is None else (found["host"], found["port"] or "")
+    if host.startswith("[") and not is_ipv6(host[1:-1]):
+        raise FieldError(field, f"names {name!r}; in brackets belongs an IPv6 address")
+    if port and not (len(port) <= len(str(MOST_PORT)) and least_port <= int(port) <= MOST_PORT):
+        raise FieldError(field, f"names {name!r}; a port is a number from {least_port} to {MOST_PORT}")
     return host, port
+
+
+def is_ipv6(text: str) -> bool:
+    """Whether the text is an IPv6 address, perhaps with a zone behind a "%"."""
+    try:
+        return ipaddress.ip_address(text).version == 6
+    except ValueError:
+        return False
 
 
 def check_gpus(names: Iterable[str], facts: Mapping[str, HostFacts]) -> None:

@@ -448,12 +448,13 @@ def pause_after(losses: Sequence[float], now: float) -> float:
     return LOSSES_WITHIN_S if recent >= MOST_LOSSES else TRY_AGAIN_S * 2 ** max(0, recent - 1)
 
 
-def name_and_address(name: str, field: str = "hosts") -> tuple[str, str]:
+def name_and_address(name: str, field: str = "hosts", *, least_port: int = 1) -> tuple[str, str]:
     """Addresses, in numbers, of a host and its agent, whose ``name`` is in the user's ``field``.
 
-    Raises FieldError for an invalid name, and ConfigError if nobody knows it.
+    ``least_port`` is that of ``host_and_port``. Raises FieldError for an invalid name, and ConfigError if nobody knows
+    it.
     """
-    host, port = host_and_port(name, field)
+    host, port = host_and_port(name, field, least_port=least_port)
     port = port or str(messages.DEFAULT_PORT)
     bracketed = f"[{host}]" if ":" in host and not host.startswith("[") else host
     try:

@@ -398,7 +398,7 @@ def run_worker(
 def own_place(listen: str) -> tuple[str, Place]:
     """The address in numbers, and as a socket needs it. Raises FieldError for an unknown one."""
     try:
-        _, address = name_and_address(listen, "listen")
+        _, address = name_and_address(listen, "listen", least_port=0)
     except FieldError:
         raise
     except ConfigError as error:

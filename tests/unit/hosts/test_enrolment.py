@@ -104,13 +104,21 @@ def test_a_token_works_once(first: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "third").exists()
 
 
-@pytest.mark.parametrize("listen", ["192.0.2.1:7700", "a:b:c"])
-def test_a_worker_that_cannot_listen_leaves_its_token_to_be_used(listen: str, first: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("listen", "said"),
+    [
+        ("192.0.2.1:7700", "listen is '192.0.2.1:7700': .* a free ADDRESS:PORT of this host"),
+        ("a:b:c", "listen names 'a:b:c'; a host is HOST or HOST:PORT"),
+    ],
+)
+def test_a_worker_that_cannot_listen_leaves_its_token_to_be_used(
+    listen: str, said: str, first: Path, tmp_path: Path
+) -> None:
     second = tmp_path / "second"
     with ThreadPoolExecutor(1) as apart:
         made, served = serving(apart, first)
         with made:
-            with pytest.raises(ConfigError, match=f"listen is '{listen}': .* a free ADDRESS:PORT of this host"):
+            with pytest.raises(ConfigError, match=said):
                 run_worker(listen, None, str(second), str(made.token), False, None, 1.0, False)
             assert not second.exists()
             join(second, str(made.token), "second")
@@ -418,6 +426,14 @@ def test_a_host_whose_name_fits_into_no_certificate_is_told(
         with pytest.raises(ConfigError, match="set a name of 1 to 64 characters"):
             begins(str(tmp_path / "keys"))
         assert not (tmp_path / "keys").exists()
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1", "127.0.0.1:0", "::1", "[::1]", "[::1]:0"])
+def test_every_form_of_an_address_is_one(first: Path, capsys: pytest.CaptureFixture[str], listen: str) -> None:
+    with pytest.raises(ConfigError, match="has not come within"):
+        add_host("second", listen, 1e-3, str(first))
+    at = "[::1]" if "::1" in listen else "127.0.0.1"
+    assert f"--token {at}:" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("minutes", [math.inf, 1e300])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Final
 
 import msgspec
 import pytest
@@ -20,6 +21,7 @@ from penstock.hosts.placement import (
     check_memory,
     devices_elsewhere,
     has_room,
+    host_and_port,
     hosts_asked_for,
     hosts_of_ranks,
     moved,
@@ -51,6 +53,40 @@ def facts(cores: int = 4, gpus: int = 0, free: int = 8 << 30) -> HostFacts:
 def test_lists_of_hosts_that_are_none(text: str) -> None:
     with pytest.raises(FieldError, match="hosts is"):
         named_hosts(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("a", ("a", "")),
+        ("a:7700", ("a", "7700")),
+        ("10.0.0.1:65535", ("10.0.0.1", "65535")),
+        ("::1", ("::1", "")),
+        ("fe80::1%eth0", ("fe80::1%eth0", "")),
+        ("[::1]", ("[::1]", "")),
+        ("[::1]:7700", ("[::1]", "7700")),
+        ("[fe80::1%eth0]:7700", ("[fe80::1%eth0]", "7700")),
+    ],
+)
+def test_a_host_with_and_without_a_port(name: str, found: tuple[str, str]) -> None:
+    assert host_and_port(name) == found
+    assert host_and_port(name, "listen", least_port=0) == found
+
+
+NO_HOSTS: Final = ["", ":", ":1", "a:", "a:b", "a:b:c", "a b", "[::1", "::1]", "::1]:1", "[::1]:", "[::1]1", "[a]:1"]
+NO_HOSTS += ["[]:1", "[[::1]]:1", "a:65536", "a:-1", "a:1.5", f"a:{'9' * 20}", "a:\u0661", "[::1]:65536", "1::2::3"]
+
+
+@pytest.mark.parametrize("name", NO_HOSTS)
+def test_what_is_no_host(name: str) -> None:
+    with pytest.raises(FieldError, match=r"^join names "):
+        host_and_port(name, "join")
+
+
+def test_port_0_is_for_those_who_listen() -> None:
+    assert host_and_port("a:0", "listen", least_port=0) == ("a", "0")
+    with pytest.raises(FieldError, match=r"hosts names 'a:0'; a port is a number from 1 to 65535"):
+        host_and_port("a:0")
 
 
 def test_a_host_may_be_named_for_each_of_its_gpus() -> None:
