@@ -22,7 +22,7 @@ from penstock.engine.opening import open_executor
 from penstock.engine.options import Dtype, EngineOptions, Insecure, KeysFolder, Quantization, model_folder
 from penstock.engine.profile.hosts import HostsProfile, completed, forgotten, known_profile
 from penstock.engine.profile.measure import CONTEXTS, ROWS
-from penstock.engine.profile.store import profiles_folder
+from penstock.engine.profile.store import ProfileStore, profiles_folder
 from penstock.engine.resolve import check_options
 from penstock.hosts.placement import check_named
 from penstock.lab.grid import read_prompts
@@ -312,10 +312,11 @@ def link_table(links: Sequence[LinkBetween]) -> FiguresTable:
 def run_profile(options: ProfileOptions, *, as_json: bool = False, console: Console | None = None) -> Profile:
     """Measure, store and print. Raises ConfigError for options that cannot work, PipelineError for a lost stage."""
     console, out = consoles(console)
-    profile = profile_by_price(options) if options.cluster is not None else measured_profile(options, console)
+    if options.cluster is not None:
+        profile = profile_by_price(options)
+    else:
+        profile = measured_profile(options, console, quiet=as_json)
     report_of(profile).answer(out, sys.stdout if as_json else None)
-    if options.cluster is None and not as_json:
-        console.print(f"Kept in {profiles_folder()}, for `penstock plan --hosts` and layer_split auto.", soft_wrap=True)
     return profile
 
 
@@ -327,8 +328,14 @@ def profile_by_price(options: ProfileOptions) -> Profile:
     return Profile(cluster.as_model, times_by_price(cluster), [], cluster.kv_slots)
 
 
-def measured_profile(options: ProfileOptions, console: Console) -> Profile:
-    """The profile measured anew on the hosts. Raises ConfigError and PipelineError."""
+def measured_profile(options: ProfileOptions, console: Console, *, quiet: bool) -> Profile:
+    """The profile measured anew on the hosts; unless ``quiet``, a line says where it is kept.
+
+    Raises ConfigError and PipelineError.
+    """
     found = hosts_profile(options, console, anew=True, texts=options.prompts)
     assert found.links is not None
+    kept = ProfileStore(profiles_folder())
+    if not quiet and all(kept.times(one.key) is not None for one in found.candidates.devices.values()):
+        console.print(f"Kept in {profiles_folder()}, for `penstock plan --hosts` and layer_split auto.", soft_wrap=True)
     return Profile(found.candidates.price, found.times, found.links, found.candidates.capacity)

@@ -30,6 +30,9 @@ from penstock.planner.costs import BLOCK, Ends, PieceTable
 
 log = logging.getLogger(__name__)
 
+ELSEWHERE: Final = "XDG_CACHE_HOME names another folder for it"
+"""The remedy where a profile cannot be written."""
+
 
 class DeviceKey(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that layer times depend on: a device, a model as it is held there, and the versions that compute."""
@@ -174,7 +177,7 @@ class ProfileStore:
         return [] if found is None else found.texts
 
     def keep(self, profile: Profile) -> None:
-        """Write a profile. Raises ConfigError if it cannot be written."""
+        """Write a profile. One that cannot be written is logged, a measurement as a warning: it is still of use now."""
         place = self._place(profile.key)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -182,7 +185,10 @@ class ProfileStore:
             new.write_bytes(msgspec.json.encode(profile))
             new.replace(place)  # at once, so that nobody reads half a file
         except OSError as error:
-            raise ConfigError(f"{place}: cannot be written: {error.strerror}") from error
+            level = logging.WARNING if isinstance(profile, DeviceProfile | LinkProfile) else logging.DEBUG
+            log.log(
+                level, "%s cannot be written (%s), so it is made again next time; %s", place, error.strerror, ELSEWHERE
+            )
 
     def _read(self, key: Any, kind: type[Kept]) -> Kept | None:
         place = self._place(key)
@@ -286,10 +292,7 @@ class StoredExperience:
         if not self._loop.tokens or self._loop.estimates is not self._estimates:
             return
         profile = EngineProfile(key=self._key, learned_at=time.time(), experience=self._estimates.experience)
-        try:
-            self._store.keep(profile)
-        except ConfigError as error:
-            log.debug("what was learned is not kept: %s", error)
+        self._store.keep(profile)
 
 
 def engine_key(setup: Resolved) -> EngineKey:
@@ -357,10 +360,7 @@ class PlannedPieces:
         """Keep the table, if anything was added to it."""
         if self._store is None or not self.table.reckoned:
             return
-        try:
-            self._store.keep(PiecesProfile(key=self._key, texts=last_asked(self.table.known)))
-        except ConfigError as error:
-            log.debug("pieces of prompts are not kept: %s", error)
+        self._store.keep(PiecesProfile(key=self._key, texts=last_asked(self.table.known)))
 
 
 def key_of(times: PrefillTimes) -> PiecesKey:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from penstock.cluster.spec import Link
-from penstock.core import ConfigError
 from penstock.engine.profile.hosts import link_key, slower_ways, stored_links
 from penstock.engine.profile.store import DeviceKey, DeviceProfile, LinkProfile, ProfileStore
 from penstock.hosts.probe import LinkRates
@@ -66,10 +66,23 @@ def test_a_damaged_file_counts_as_none(tmp_path: Path) -> None:
         assert store.times(KEY) is None
 
 
-def test_where_nothing_can_be_written_it_is_said(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["file", "file/below", "profiles"])
+def test_a_measurement_that_cannot_be_written_is_not_lost_but_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"cannot be written"):
-        ProfileStore(tmp_path / "file").keep(DeviceProfile(key=KEY, times=TIMES))
+    store = ProfileStore(tmp_path / name)
+    for profile in (
+        DeviceProfile(key=KEY, times=TIMES),
+        LinkProfile(key=link_key("a", "b", encrypted=True), link=Link(bandwidth_gbit_s=1.0, latency_ms=2.0)),
+    ):
+        if name == "profiles":
+            store._place(profile.key).mkdir(parents=True)
+        store.keep(profile)
+        (record,) = caplog.records
+        assert record.levelname == "WARNING"
+        assert re.search(f"{tmp_path / name}.* cannot be written .*; XDG_CACHE_HOME names another", record.message)
+        caplog.clear()
 
 
 def test_links_are_known_both_ways_by_the_worse_figures_and_only_all_together(tmp_path: Path) -> None:
