@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import subprocess
 import sys
 from importlib import import_module
@@ -244,3 +245,6 @@ def main() -> None:
     except OSError as error:  # raised while help is printed: commands report their own errors
         report(error)
         sys.exit(1)
+    finally:
+        # Python ends now what the command has begun, which takes moments: another Ctrl-C would leave some of it behind.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -8,7 +8,9 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
@@ -108,7 +110,9 @@ def check_trace(trace: dict[str, Any]) -> None:
     assert any(name.startswith("commit") for name in by_track["engine"])
 
 
-def test_ctrl_c_prints_what_there_is_and_leaves_no_process(pair: Path) -> None:
+@pytest.mark.parametrize("again", [False, True])
+def test_ctrl_c_prints_what_there_is_and_leaves_no_process(pair: Path, again: bool) -> None:
+    """Also where it is typed ``again`` and again until the command has ended."""
     endless = ["--max-tokens", "19000", "--max-model-len", "20000", "--ignore-eos", "--temperature", "1"]
     command = [PENSTOCK, "generate", PROMPT, "--model", str(pair / "target"), "-pp", "2", *endless]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -118,7 +122,12 @@ def test_ctrl_c_prints_what_there_is_and_leaves_no_process(pair: Path) -> None:
     children = psutil.Process(process.pid).children(recursive=True)
     assert len(children) == 3, "the fork server and two stages"
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=20)
+    with ThreadPoolExecutor(1) as apart:
+        ended = apart.submit(process.communicate, timeout=20)
+        while again and not ended.done():
+            time.sleep(0.02)
+            process.send_signal(signal.SIGINT)
+        _, errors = ended.result()
     assert process.returncode == 130
     assert beside_progress(errors.decode()) == ""
     assert not still_running(children)
