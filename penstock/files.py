@@ -8,6 +8,7 @@ import fcntl
 import json
 import os
 import re
+import resource
 import shutil
 import stat
 import tempfile
@@ -218,6 +219,19 @@ def said(error: BaseException, most: int = 400) -> str:
 def printable(text: str) -> str:
     """A file's text for an error message: control characters and what cannot be encoded are escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def allow_open_files(needed: int) -> int:
+    """Raise this process's soft limit on open files to ``needed``, or as far as the hard one lets it.
+
+    Returns how many it may open now.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return needed
+    allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    return allowed
 
 
 def cache_folder() -> Path:

@@ -48,7 +48,7 @@ from penstock.hosts.placement import (
 from penstock.hosts.remote import name_and_address
 from penstock.hosts.weights import OUTSIDE, Held, files_of
 from penstock.pipeline.base import Executor
-from penstock.pipeline.forkserver import shared_fork_server
+from penstock.pipeline.forkserver import check_open_files, shared_fork_server
 from penstock.pipeline.processes import OnLoading, ProcessExecutor
 from penstock.pipeline.stage_process import LoadingBar, LoadingCount
 from penstock.planner.costs import Batch, candidates, problem_of, shortage
@@ -203,6 +203,7 @@ GiB."""
 
 def open_executor(options: EngineOptions, on_loading: OnLoading | None = None) -> ProcessExecutor:
     """The host that runs the stages, attached to all that are named. Raises ConfigError for one that cannot be used."""
+    check_open_files((options.pipeline_parallel_size or 1) * options.tensor_parallel_size)
     assert not isinstance(options.cluster, str)
     names = other_hosts(hosts_used(options))
     if options.drafter_on is not None:

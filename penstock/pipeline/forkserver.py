@@ -22,11 +22,15 @@ from typing import Any, Final
 
 import msgspec
 
+from penstock.core import ConfigError
 from penstock.environment import API_KEY_VARIABLE, without_api_keys
-from penstock.files import PREFIX, let_go, make_scratch
+from penstock.files import PREFIX, allow_open_files, let_go, make_scratch
 from penstock.pipeline.base import StagePlan, StageSpec
 from penstock.pipeline.forking import SERVERS, become_server, exit_report, preload, preload_transformers
 
+OPEN_FILES: Final = 64
+FILES_PER_STAGE: Final = 8
+"""Open files that an engine needs, and those for each stage beside them: about twice those that it was seen to have."""
 END_TIMEOUT: Final = 5.0
 """Seconds that the server may take to exit before it is killed, and that killed stages may take to be gone. A server
 that is stopped, by SIGSTOP for example, never exits."""
@@ -60,7 +64,11 @@ class ForkServer:
     """
 
     def __init__(self, *, from_here: bool = False) -> None:
-        """Start the server: an interpreter of its own, or ``from_here`` a fork of this process."""
+        """Start the server: an interpreter of its own, or ``from_here`` a fork of this process.
+
+        Raises ConfigError if the system lets this process open too few files.
+        """
+        check_open_files()
         self.folder = socket_folder()
         self._engine_end, server_end = socket.socketpair()
         lifeline_read, lifeline = os.pipe()
@@ -223,6 +231,17 @@ def spawned(commands: int, lifeline: int, folder: str) -> subprocess.Popen[bytes
         env={**LIBRARIES, **without_api_keys(os.environ), **SERVERS},
         start_new_session=True,  # Ctrl-C in the terminal reaches the engine, which ends the stages in order
     )
+
+
+def check_open_files(stages: int = 0) -> None:
+    """Raise ConfigError unless this process may open the files that so many stages need.
+
+    Without, connections of stages would be refused again and again, and the start would never end.
+    """
+    needed = OPEN_FILES + FILES_PER_STAGE * stages
+    if (allowed := allow_open_files(needed)) < needed:
+        what = f"{stages} stages need" if stages else "an engine needs"
+        raise ConfigError(f"{what} {needed} open files, and the system allows {allowed}: raise that limit (ulimit -n)")
 
 
 class Forked:

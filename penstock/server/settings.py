@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import socket
 import ssl
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from penstock.config import LIMITS, SERVER, FieldError, Option, check, check_pos
 from penstock.core import NO_HOST
 from penstock.engine.options import EngineOptions, check_idle_timeout
 from penstock.environment import API_KEY_VARIABLE
+from penstock.files import allow_open_files
 from penstock.transport.addresses import is_loopback
 
 # ------------------------------------------------------------------------------------------------------------- settings
@@ -222,15 +222,11 @@ class Listening:
     def allow_open_files(self) -> None:
         """Raise the soft limit on open files to the connections' need. Raises FieldError if the hard limit is below."""
         needed = self.max_connections + OTHER_FILES
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if soft == resource.RLIM_INFINITY or soft >= needed:
-            return
-        if hard != resource.RLIM_INFINITY and hard < needed:
-            most = hard - OTHER_FILES
+        if (allowed := allow_open_files(needed)) < needed:
+            most = allowed - OTHER_FILES
             remedy = f"set it to at most {most}" if most > 0 else "there is room for no connection"
             problem = f"is {self.max_connections}, for which the server needs {needed} open files; the system allows"
-            raise FieldError("max_connections", f"{problem} {hard} (ulimit -n): raise that limit, or {remedy}")
-        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+            raise FieldError("max_connections", f"{problem} {allowed} (ulimit -n): raise that limit, or {remedy}")
 
     def bind(self) -> socket.socket:
         """Bind the port without listening yet. Raises FieldError if it cannot be bound."""

@@ -166,6 +166,28 @@ def test_more_connections_than_open_files_are_refused_with_the_numbers() -> None
     assert "at most 128" in line
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("generate", "x", "--model", "demo", "-pp", "2"),
+        ("bench", "--model", "demo"),
+        ("profile", "demo"),
+        ("worker", "--listen", "127.0.0.1:0"),
+    ],
+)
+@pytest.mark.parametrize("files", [12, 48])
+def test_too_few_open_files_for_an_engine_are_refused_with_the_numbers(words: tuple[str, ...], files: int) -> None:
+    done = subprocess.run(
+        [PENSTOCK, *words], capture_output=True, text=True, timeout=PATIENCE, preexec_fn=limited(files, files)
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    problem = (
+        f"penstock: error: an engine needs 64 open files, and the system allows {files}: raise that limit (ulimit -n)"
+    )
+    assert done.stderr.splitlines()[-1] == problem
+    assert "Traceback" not in done.stderr
+
+
 def test_the_soft_limit_on_open_files_is_raised() -> None:
     command = [PENSTOCK, "serve", "demo", "--port", "0", "--no-web", "--max-connections", "200"]
     with subprocess.Popen(
