@@ -48,6 +48,8 @@ from penstock.transport.outbox import Sockets
 
 log = logging.getLogger(__name__)
 
+RUNNING: Final = "`penstock worker` has to run there, with keys that `penstock keys add` of this cluster has given it"
+"""The remedy where there is no connection to a host."""
 NO_ANSWER: Final = (
     f"no answer within {ANSWER_S:.0f} s; is `penstock worker` running there, with keys of the same cluster, and can it "
     "reach this host?"
@@ -400,7 +402,9 @@ def problem_with(host: RemoteHost) -> str:
     """The reason why nothing can be started on a host; empty if it can."""
     if host.alive:
         return ""
-    return f"host {host.name}: {host.fault or NO_ANSWER}" if host.attached else host.cause
+    if not host.attached:
+        return host.cause
+    return f"host {host.name}: {f'{host.fault}; {RUNNING}' if host.fault else NO_ANSWER}"
 
 
 def difference(name: str, own: Versions, its: Versions) -> str:

@@ -193,6 +193,12 @@ class Place:
     family: int
     where: Any
 
+    def __str__(self) -> str:
+        if self.is_ipc:
+            return str(self.where)
+        host, port = self.where[:2]
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
     @property
     def is_ipc(self) -> bool:
         return self.family == socket.AF_UNIX
@@ -341,12 +347,25 @@ class LinkSecurity(msgspec.Struct, frozen=True, kw_only=True):
         return context
 
 
+UNKNOWN_AUTHORITY: Final = (7, 18, 19, 20, 21)
+"""OpenSSL's numbers (X509_V_ERR) for certificates that no known authority has signed, or one of the same name."""
+OTHER_KEYS: Final = "its keys are not those of this cluster"
+MEANINGS: Final = {
+    "TLSV1_ALERT_UNKNOWN_CA": OTHER_KEYS,
+    "TLSV1_ALERT_DECRYPT_ERROR": OTHER_KEYS,
+    "WRONG_VERSION_NUMBER": "it does without keys (--insecure), and this host has some, or the other way round",
+}
+"""The meaning of OpenSSL's reasons on a link between hosts, where both ends show certificates."""
+
+
 def reason_of(error: Exception) -> str:
-    """The reason for an error in the words of OpenSSL or the system."""
+    """The reason for an error: its meaning for a cluster's links if known, and the words of OpenSSL or the system."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        return error.verify_message
+        said, unknown = error.verify_message, error.verify_code in UNKNOWN_AUTHORITY
+        return f"{OTHER_KEYS} ({said})" if unknown else said
     if isinstance(error, ssl.SSLError) and error.reason:
-        return error.reason.replace("_", " ").lower()
+        said, meaning = error.reason.replace("_", " ").lower(), MEANINGS.get(error.reason)
+        return f"{meaning} ({said})" if meaning else said
     return getattr(error, "strerror", None) or str(error)
 
 

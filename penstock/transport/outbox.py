@@ -153,7 +153,7 @@ class Outbox:
         except Exception as error:  # usually OSError; whatever it is, ``unreached`` has to say it
             self.fault = reason_of(error)
             if not self._gone and not isinstance(error, GONE):
-                log.warning("no connection to %s: %s", self._place.where, self.fault)
+                log.warning("no connection to %s: %s", self._place, self.fault)
             self._gone = True
         with self._left:
             # Early messages leave under the same lock as ``_open`` is set: a later ``send`` cannot overtake them.
