@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from penstock.core import ConfigError, from_json
+from penstock.core import ConfigError, from_json, lone_surrogate
 
 # ---------------------------------------------------------------------------------------------------------------- files
 # Checks of a checkpoint's files, which may come from strangers; named pipes; Penstock's cache folder; stamps of files.
@@ -87,8 +87,11 @@ def split_files(first: Path) -> list[Path]:
 def check_folder(folder: Path) -> None:
     """Raise ConfigError if the checkpoint asks for kernels to be loaded, or a file of it leads out of ``folder``.
 
-    Call it before any library is given the folder.
+    Also if the folder's path is no text, which safetensors takes for a damaged file. Call it before any library is
+    given the folder.
     """
+    if lone_surrogate(str(folder)):
+        raise ConfigError(f"model: the path {str(folder)!r} has bytes that are no UTF-8: rename the folder")
     try:
         files = [*folder.iterdir(), *(folder / MORE_TEMPLATES).glob("*")]
     except OSError as error:

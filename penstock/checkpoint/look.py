@@ -185,6 +185,8 @@ def resolve(model: str, revision: str | None = None) -> Path:
         return folder
     if is_named_pipe(folder):
         raise ConfigError(f"model: {model!r} {NAMED_PIPE}")
+    if folder.is_symlink() and not folder.exists():
+        raise ConfigError(f"model: {model!r} is a link that leads nowhere; give the place itself")
     if folder.suffix == GGUF:
         if not folder.is_file():
             raise ConfigError(f"model: there is no file {model!r}")

@@ -142,7 +142,8 @@ def is_gguf(typed: str) -> bool:
 
 def is_place(typed: str) -> bool:
     """Whether ``typed`` is the path of a folder or file, even of one that does not exist."""
-    if Path(typed).expanduser().exists() or typed.startswith((".", "~", "/")):
+    place = Path(typed).expanduser()
+    if place.exists() or place.is_symlink() or typed.startswith((".", "~", "/")):
         return True
     # A hub id has one slash at most, so that a second one makes a path.
     return ":" not in typed and (typed.endswith(GGUF) or typed.count("/") > 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.checkpoint.look import even_split, parse_layer_split, resolve
 from penstock.checkpoint.tensors import layer_of, shards
 from penstock.core import ConfigError
+from penstock.library.names import read_reference
 from penstock.models.stage_model import load_stage
 from penstock.text.tokenizer import load_tokenizer
 from tests.checkpoints import EOS, LAYERS, make_checkpoint
@@ -29,6 +31,26 @@ def test_open_reads_config_and_eos(folder: Path) -> None:
     assert checkpoint.num_layers == LAYERS
     assert checkpoint.eos_token_ids == (EOS,)
     assert checkpoint.sampling_defaults == {}
+
+
+def test_a_folder_whose_path_is_no_text_is_said_to_be_it_not_damaged(folder: Path, tmp_path: Path) -> None:
+    named = os.fsdecode(os.fsencode(tmp_path) + b"/bad\xff")
+    shutil.copytree(folder, named)
+    for place in (named, f"{named}/../{Path(named).name}"):
+        with pytest.raises(ConfigError, match="has bytes that are no UTF-8: rename the folder"):
+            open_checkpoint(place)
+
+
+@pytest.mark.parametrize("name", ["loop", "nowhere", "nowhere.gguf"])
+def test_a_link_that_leads_nowhere_is_no_model_of_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(name).symlink_to(name if name == "loop" else "absent")
+    for typed in (name, f"./{name}"):
+        assert read_reference(typed) is None
+        with pytest.raises(ConfigError, match=f"'{typed}' is a link that leads nowhere"):
+            resolve(typed)
 
 
 @pytest.mark.parametrize(
