@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 from collections.abc import Callable
@@ -9,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from penstock.config import FieldError
 from penstock.core import ConfigError
 from penstock.hosts import fetching as caches
-from penstock.hosts.fetching import PartialCopy, WeightCache, digest_of_zeros, has_hole
+from penstock.hosts.fetching import PartialCopy, WeightCache, cache_for, digest_of_zeros, has_hole
 from penstock.hosts.weights import PIECE, Cancelled, digest_of, split_digests
+from penstock.hosts.worker import run_worker
 from tests.unit.hosts.parts import part_of, parts_of
 
 WHOLE = {"config.json": b"{}", "w": random.Random(1).randbytes(8 * PIECE + 9)}
@@ -185,3 +188,22 @@ def test_what_is_no_copy_stays(tmp_path: Path) -> None:
     (tmp_path / ONE).symlink_to(tmp_path / "notes")
     WeightCache(tmp_path, most_bytes=0).make_room(0, ())
     assert sorted(os.listdir(tmp_path)) == [ONE, "notes"]
+
+
+@pytest.mark.parametrize("place", ["/dev/null", "/dev/null/below", "/proc/below"])
+def test_a_named_folder_in_which_nothing_can_be_kept_is_refused_before_the_worker_listens(place: str) -> None:
+    with pytest.raises(FieldError, match=f"cache is '{place}', where no layers can be kept: .*; name another folder"):
+        run_worker("127.0.0.1:0", None, None, None, True, place, 50.0, False)
+
+
+def test_without_the_default_folder_a_worker_lends_what_this_host_holds(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
+    assert cache_for(None) == Path("/dev/null/penstock/weights")
+    assert "only checkpoints that are on this host can be run; name a folder with --cache" in caplog.text
+
+
+def test_a_cache_may_grow_without_end(tmp_path: Path) -> None:
+    WeightCache(cache_for(str(tmp_path / "new")), 1e9 * math.inf).make_room(0, ())
+    assert (tmp_path / "new").is_dir()
