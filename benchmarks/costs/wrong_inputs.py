@@ -149,7 +149,7 @@ def of_other_files(folder: Path) -> list[WrongInput]:
         WrongInput(("compare", notes, notes), "is not JSON"),
         WrongInput(("chat", "--url", "http://127.0.0.1:9/v1"), "127.0.0.1:9"),
         *(WrongInput((*words, "a:65536"), f"{words[-1].strip('-')} names 'a:65536'; a port") for words in PORTS),
-        WrongInput(("hosts", "a:65536"), "names 'a:65536'; a port is a number up to 65535"),
+        WrongInput(("hosts", "a:65536"), "names 'a:65536'; a port is a number from 1 to 65535"),
         WrongInput(("serve", "demo", "--hosts", "join://a:65536", "-pp", "2"), "names 'a:65536'; a port"),
         WrongInput(("serve", "demo", "--port", "65536"), "port is 65536; it has to be between 0 and 65535"),
         WrongInput(("help", "nothing"), "command is 'nothing'; 'penstock help' shows what there is"),

@@ -30,6 +30,7 @@ import numpy as np
 
 from penstock.core import PenstockError
 from penstock.stage.grammar import Allowed, GrammarRow, Grammars
+from penstock.text.worker_tasks import limit_memory
 from penstock.text.workers import started
 
 ENDED_BY: Final = {signal.SIGPROF, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS}
@@ -333,7 +334,7 @@ def serve() -> None:
             return
         write(1, Ended())
     # On top of what is mapped already: the tokenizer, which each follower shares with its parent.
-    resource.setrlimit(resource.RLIMIT_AS, (mapped + over.limits.memory, resource.RLIM_INFINITY))
+    limit_memory(mapped + over.limits.memory)
     Follower(Grammars(Path(), over.vocab_size, over.eos_token_ids, tokenizer), over.limits).follow()
     os._exit(0)  # a thread may still compile
 

@@ -78,16 +78,25 @@ def mapped() -> int:
 
 def begin_limits(asked: Mapping[str, Any], before: int) -> None:
     """Set the job's limits; ``before`` is the bytes mapped without it. SIGPROF and SIGALRM then end the process."""
-    resource.setrlimit(resource.RLIMIT_AS, (before + asked["memory"], resource.RLIM_INFINITY))
+    limit_memory(before + asked["memory"])
     signal.setitimer(signal.ITIMER_PROF, asked["seconds"])
     signal.setitimer(signal.ITIMER_REAL, asked["patience"])
+
+
+def limit_memory(size: int | None) -> None:
+    """Let this process map at most ``size`` bytes; None: as many as the system lets it."""
+    # The hard limit stays what it is: a user's (ulimit -v) may be lowered, but not raised again.
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    wanted = resource.RLIM_INFINITY if size is None else size
+    fits = hard == resource.RLIM_INFINITY or (size is not None and size < hard)
+    resource.setrlimit(resource.RLIMIT_AS, (wanted if fits else hard, hard))
 
 
 def end_limits() -> None:
     """Take all limits off, so that nothing ends the worker between two jobs."""
     signal.setitimer(signal.ITIMER_PROF, 0)
     signal.setitimer(signal.ITIMER_REAL, 0)
-    resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    limit_memory(None)
 
 
 # -------------------------------------------------------------------------------------------------------- templates

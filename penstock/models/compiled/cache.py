@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import logging
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -111,6 +113,8 @@ def address_of(array: np.ndarray) -> int:
 # different constants can have one name in the code of two processes, and whoever loads both runs one of them in the
 # place of the other. Closures are therefore named by what they close over.
 
+log = logging.getLogger(__name__)
+
 OPTIONS: Final = {"nogil": True, "error_model": "numpy"}
 """Numba's options: loops run without the interpreter's lock, and divide by 0 as the processor does, without a check."""
 
@@ -121,8 +125,11 @@ class OwnNames(caching.IndexDataCacheFile):  # type: ignore[misc]
     def save(self, key: Any, data: Any) -> None:
         """Keep ``data``. Of two processes that save at once one may lose its entry in the index, and compiles anew."""
         name = self._data_name(int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:8]))
-        self._save_data(name, data)
-        self._save_index({**self._load_index(), key: name})
+        try:
+            self._save_data(name, data)
+            self._save_index({**self._load_index(), key: name})
+        except OSError as error:  # a full disk: this process has the code all the same
+            log.debug("compiled code is not kept: %s", error)
 
 
 def named(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -182,6 +189,8 @@ def folder() -> Path | None:
     try:
         place = cache_folder() / "compiled" / digest()
         place.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=place):  # another user's folder may be there, or a disk that is only read
+            pass
     except (OSError, RuntimeError):
         return None
     return place

@@ -171,7 +171,7 @@ def test_presets_with_measured_stages_are_planned() -> None:
         (["--model", "llama-2-7b"], "did you mean 'llama-2-7b-fp16'?"),
         (["--model", "llama-3.1-70b-bf16"], "no plan fits: the model needs"),
         (["--model", "llama-3.1-70b-bf16", "--method", "jupiter"], "let --method penstock leave devices out"),
-        (["--tokens", "1"], "tokens is 1; it has to be 0, or at least 2"),
+        (["--tokens", "1"], "tokens is 1; it has to be 0, or 2 to 10,000,000"),
         (["--prompt-tokens", "0"], "prompt_tokens is 0"),
         (["--accuracy", "0.8,0.7"], "accuracy"),
         (["--output", "plan.json"], "a file that ends in .toml"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import select
 import signal
@@ -14,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -86,6 +87,25 @@ def test_every_kind_of_work_is_bounded_in_memory(pool: Workers, kind: str) -> No
     with pytest.raises(Overrun, match=r"^needs more memory than it may have$"):
         pool.run(replace(greedy[kind], memory=1 << 22))
     assert pool.run(FINE[kind])
+
+
+LIMITS: Final = """
+import json, resource
+from penstock.text.worker_tasks import limit_memory
+most = 1 << 36
+resource.setrlimit(resource.RLIMIT_AS, (most, most))
+found = []
+for size in (1 << 32, None, 1 << 40):
+    limit_memory(size)
+    found.append(resource.getrlimit(resource.RLIMIT_AS))
+print(json.dumps(found))
+"""
+
+
+def test_a_hard_limit_of_the_users_stays_what_it_is() -> None:
+    """Whoever may not raise it again (`ulimit -v`) would lose every worker."""
+    said = subprocess.run([sys.executable, "-c", LIMITS], stdout=subprocess.PIPE, text=True, check=True).stdout
+    assert json.loads(said) == [[1 << 32, 1 << 36], [1 << 36, 1 << 36], [1 << 36, 1 << 36]]
 
 
 def test_a_job_that_is_given_no_processor_is_bounded_on_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -132,3 +133,27 @@ def test_nothing_is_kept_where_nothing_can_be_written(monkeypatch: pytest.Monkey
         return 2 * number
 
     assert doubled(21.0) == 42.0
+
+
+@pytest.mark.parametrize("refused", ["tempfile.TemporaryFile", "numba.core.caching.IndexDataCacheFile._save_data"])
+def test_code_is_compiled_where_the_folder_is_there_and_takes_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, refused: str
+) -> None:
+    """It is another user's, or its disk is full."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    place = cache.folder()
+    assert place is not None
+    cache.folder.cache_clear()
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(refused, refuse)
+    assert (cache.folder() is None) == ("tempfile" in refused)
+
+    @cache.exact
+    def tripled(number: float) -> float:
+        return 3 * number
+
+    assert tripled(14.0) == 42.0
+    assert not [*place.rglob("*.nbc")]
