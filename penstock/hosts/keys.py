@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -43,6 +43,7 @@ from penstock.transport.addresses import LinkSecurity, place_of, reason_of
 # the cluster has, and ``host.key`` are secret.
 
 AUTHORITY, AUTHORITY_KEY, HOST, HOST_KEY = "authority.pem", "authority.key", "host.pem", "host.key"
+FILES: Final = (AUTHORITY, AUTHORITY_KEY, HOST, HOST_KEY)
 AUTHORITY_DAYS: Final = 3650
 HOST_DAYS: Final = 730
 """Days for which the authority's certificate and those of hosts are valid. A new authority means new keys for all
@@ -112,7 +113,7 @@ def security_for(keys: str | None, insecure: bool) -> LinkSecurity | None:
 
 def make_cluster(folder: Path, name: str) -> None:
     """Make a new authority, and keys of this host, called ``name``. Raises ConfigError if the folder has keys."""
-    if (folder / AUTHORITY).exists():
+    if any((folder / one).exists() for one in FILES):
         raise ConfigError(f"keys: {folder} holds keys already; remove the folder to begin a new cluster")
     key = new_key()
     subject = named("penstock cluster")
@@ -124,11 +125,29 @@ def make_cluster(folder: Path, name: str) -> None:
         .sign(key, hashes.SHA256())
     )
     own = new_key()
+    signed_own = signed(request_of(own, name), authority, key)
+    with all_or_none(folder, FILES):
+        write_secret(folder / AUTHORITY_KEY, in_pem(key))
+        write_secret(folder / HOST_KEY, in_pem(own))
+        (folder / AUTHORITY).write_bytes(pem(authority))
+        (folder / HOST).write_bytes(signed_own)
+
+
+@contextlib.contextmanager
+def all_or_none(folder: Path, names: Sequence[str]) -> Iterator[None]:
+    """Write new files in the folder within the block; if it ends in an error, none of them stays.
+
+    A part of them would be taken for keys, and neither be usable nor let others be made.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    write_secret(folder / AUTHORITY_KEY, in_pem(key))
-    write_secret(folder / HOST_KEY, in_pem(own))
-    (folder / HOST).write_bytes(signed(request_of(own, name), authority, key))
-    (folder / AUTHORITY).write_bytes(authority.public_bytes(serialization.Encoding.PEM))
+    try:
+        yield
+    except FileExistsError:  # another command is writing there: the files are its own
+        raise
+    except BaseException:
+        for name in names:
+            (folder / name).unlink(missing_ok=True)
+        raise
 
 
 def sign(folder: Path, request: bytes) -> tuple[bytes, bytes]:
@@ -177,10 +196,10 @@ def keep(folder: Path, key: PrivateKey, authority: bytes, own: bytes) -> None:
     """Put a host's keys into its folder. Raises ConfigError if it has some."""
     if (folder / HOST).exists():
         raise ConfigError(f"keys: {folder} holds keys already; remove the folder to join another cluster")
-    folder.mkdir(parents=True, exist_ok=True)
-    write_secret(folder / HOST_KEY, in_pem(key))
-    (folder / AUTHORITY).write_bytes(authority)
-    (folder / HOST).write_bytes(own)  # last: it marks a folder whose keys are complete
+    with all_or_none(folder, (HOST_KEY, AUTHORITY, HOST)):
+        write_secret(folder / HOST_KEY, in_pem(key))
+        (folder / AUTHORITY).write_bytes(authority)
+        (folder / HOST).write_bytes(own)  # last: it marks a folder whose keys are complete
 
 
 def new_key() -> PrivateKey:
@@ -604,8 +623,8 @@ def request_membership(keys: str | None) -> None:
     else:
         check_empty(folder)
         key = new_key()
-        folder.mkdir(parents=True, exist_ok=True)
-        write_secret(folder / HOST_KEY, in_pem(key))
+        with all_or_none(folder, (HOST_KEY,)):
+            write_secret(folder / HOST_KEY, in_pem(key))
     print(pem(request_of(key, name)).decode(), end="")
 
 
@@ -635,8 +654,9 @@ def accept_membership(answer: bytes, keys: str | None) -> None:
     if own.public_key() != key.public_key():
         raise ConfigError("keys: this answers another host's request, or an earlier one")
     encoding = serialization.Encoding.PEM
-    (folder / AUTHORITY).write_bytes(authority.public_bytes(encoding))
-    (folder / HOST).write_bytes(own.public_bytes(encoding))  # last: it marks a folder whose keys are complete
+    with all_or_none(folder, (AUTHORITY, HOST)):  # the key stays, whose request has been answered
+        (folder / AUTHORITY).write_bytes(authority.public_bytes(encoding))
+        (folder / HOST).write_bytes(own.public_bytes(encoding))  # last: it marks a folder whose keys are complete
 
 
 def own_key(folder: Path) -> PrivateKey:

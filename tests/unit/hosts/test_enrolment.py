@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import os
 import platform
@@ -409,6 +410,49 @@ def test_a_damaged_file_of_the_keys_is_named_with_what_helps(
     assert str(file) in said, said
     assert said.startswith("keys: ")
     assert damage == "folder" or "remove the folder" in said, said
+
+
+@pytest.mark.parametrize("missing", [AUTHORITY, AUTHORITY_KEY, HOST, HOST_KEY])
+def test_keys_that_cannot_be_written_whole_leave_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    """A full disk or Ctrl-C at any of the files; then the command is given again."""
+    written = Path.write_bytes
+    secret = keys.write_secret
+
+    def fail_at(file: Path) -> None:
+        if file.name == missing:
+            written(file, b"")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file))
+
+    def write(file: Path, content: bytes) -> int:
+        fail_at(file)
+        return written(file, content)
+
+    def write_secret(file: Path, content: bytes) -> None:
+        fail_at(file)
+        secret(file, content)
+
+    folder = tmp_path / "keys"
+    with monkeypatch.context() as full:
+        full.setattr(Path, "write_bytes", write)
+        full.setattr(keys, "write_secret", write_secret)
+        with pytest.raises(OSError, match="No space left"):
+            make_cluster(folder, "first")
+        assert not [*folder.iterdir()]
+        if missing != AUTHORITY_KEY:
+            with pytest.raises(OSError, match="No space left"):
+                keys.keep(folder, new_key(), b"authority", b"own")
+            assert not [*folder.iterdir()]
+    make_cluster(folder, "first")
+    assert link_security(folder) is not None
+
+
+@pytest.mark.parametrize("left", [AUTHORITY, AUTHORITY_KEY, HOST, HOST_KEY])
+def test_a_part_of_keys_is_no_new_cluster(tmp_path: Path, left: str) -> None:
+    (tmp_path / left).touch()
+    with pytest.raises(ConfigError, match="holds keys already; remove the folder to begin a new cluster"):
+        make_cluster(tmp_path, "first")
 
 
 @pytest.mark.parametrize("name", ["", "a" * 65, "a\nb", "*", "a b", "-a", "\u00fc"])
