@@ -364,6 +364,10 @@ HALF: Final = "holds half of a surrogate pair, which is no character; take it ou
 """Words for a text with a lone surrogate."""
 
 
+NO_TEXT: Final = "has bytes that are no text in"
+"""Words, before an encoding's name, for what a command was given and could not be decoded."""
+
+
 def lone_surrogate(text: object) -> bool:
     """Whether a text holds half of a surrogate pair, as JSON can carry it: no tokenizer reads it."""
     return isinstance(text, str) and SURROGATE.search(text) is not None

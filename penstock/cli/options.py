@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import inspect
+import io
 import os
 import shutil
 import signal
@@ -202,7 +203,8 @@ drop it again; nobody notices so short a wait."""
 def open_standard_files() -> None:
     """Open /dev/null for each of the standard files that whoever started this process has closed, as daemons do.
 
-    Python has None in their place, and the next file that is opened would have their number.
+    Python has None in their place, and the next file that is opened would have their number. What cannot be decoded or
+    encoded is no error of Python's: input is refused in words, and output has a question mark in its place.
     """
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         if getattr(sys, name) is None:
@@ -211,6 +213,9 @@ def open_standard_files() -> None:
                 os.dup2(null, number)
                 os.close(null)
             setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", closefd=False))
+        file, errors = getattr(sys, name), "surrogateescape" if mode == "r" else "replace"
+        if isinstance(file, io.TextIOWrapper) and file.errors == "strict":
+            file.reconfigure(errors=errors)
 
 
 @contextmanager

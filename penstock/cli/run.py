@@ -15,7 +15,7 @@ from penstock.cli.engine_args import NamedModel, SpeculationOptions
 from penstock.cli.options import command, new_app
 from penstock.clients.chat import ChatOptions, run_chat
 from penstock.config import OUTPUT, PROMPT, SAMPLING, FieldError, Option, check
-from penstock.core import HALF, OUTLINE_MODES, SamplingParams, lone_surrogate
+from penstock.core import NO_TEXT, OUTLINE_MODES, SamplingParams, lone_surrogate
 from penstock.engine.options import (
     MODEL_NAME,
     EngineOptions,
@@ -210,9 +210,9 @@ def asked_of(options: PromptOptions) -> Asked:
 
 
 def check_text(name: str, text: str | None) -> None:
-    """Raise FieldError for a text with half of a surrogate pair, which also stands for a byte that is no UTF-8."""
+    """Raise FieldError for a text that could not be decoded: half of a surrogate pair stands for each such byte."""
     if lone_surrogate(text):
-        raise FieldError(name, HALF)
+        raise FieldError(name, f"{NO_TEXT} {sys.getfilesystemencoding()}")
 
 
 def read_prompt(argument: str | None) -> str:

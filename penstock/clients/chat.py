@@ -33,7 +33,7 @@ from penstock.clients.api import (
     refused,
 )
 from penstock.config import Option, nearest
-from penstock.core import RequestError, from_json
+from penstock.core import NO_TEXT, RequestError, from_json, lone_surrogate
 from penstock.terminal import CUT, EARLY, FULL, MEANINGS, LineEditor, end_of, end_words, gain_words
 
 # --------------------------------------------------------------------------------------------------------- conversation
@@ -252,6 +252,8 @@ class PlainScreen:
 
     def read(self, prompt: str) -> str | None:
         line = sys.stdin.readline()
+        if lone_surrogate(line):
+            raise RequestError(f"standard input: {line!r} {NO_TEXT} {sys.stdin.encoding}")
         return line.removesuffix("\n") if line else None
 
     @contextmanager

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Final
 
 import pytest
@@ -62,9 +65,12 @@ def test_a_strange_cluster_file_is_named(content: str, tmp_path: Path) -> None:
             "speculative_config",
         ),
         (("bench", "--model", "demo", "--strategies", f"auto[width={TYPED}]"), "width"),
-        (("generate", "\udcff", "--model", "demo"), "prompt holds half of a surrogate pair"),
-        (("generate", "x", "--model", "demo", "--system-prompt", "\udcff"), "system_prompt holds half"),
-        (("run", "demo", "--system-prompt", "\udcff"), "system_prompt holds half"),
+        (("generate", "\udcff", "--model", "demo"), "prompt has bytes that are no text in utf-8"),
+        (
+            ("generate", "x", "--model", "demo", "--system-prompt", "\udcff"),
+            "system_prompt has bytes that are no text in utf-8",
+        ),
+        (("run", "demo", "--system-prompt", "\udcff"), "system_prompt has bytes that are no text in utf-8"),
     ],
     ids=lambda one: str(one)[:50],
 )
@@ -98,3 +104,56 @@ def test_standard_files_that_are_closed_are_empty(
     assert done.returncode == code, done.stderr
     assert said in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "given", "encoding", "code", "said"),
+    [
+        (("generate", "-", "--model", "demo"), b"caf\xe9", "utf-8", 2, "prompt has bytes that are no text in utf-8"),
+        (("generate", "-", "--model", "demo"), "\u00e9".encode(), "ascii", 2, "prompt has bytes that are no text in"),
+        (
+            ("chat", "--url", "URL"),
+            b"caf\xe9\n",
+            "utf-8",
+            2,
+            "standard input: 'caf\\udce9\\n' has bytes that are no text in utf",
+        ),
+        (("chat", "--url", "URL"), "\u00e9\n".encode(), "ascii", 2, "has bytes that are no text in ascii"),
+    ],
+)
+def test_input_that_is_no_text_is_refused_in_words(
+    words: tuple[str, ...], given: bytes, encoding: str, code: int, said: str
+) -> None:
+    with HTTPServer(("127.0.0.1", 0), Models) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/v1"
+        command = [sys.executable, "-m", "penstock.cli", *(url if word == "URL" else word for word in words)]
+        environment = {**os.environ, "PYTHONIOENCODING": encoding}
+        done = subprocess.run(command, input=given, capture_output=True, env=environment, check=False)
+        server.shutdown()
+    assert done.returncode == code, done.stderr
+    assert said in done.stderr.decode()
+    assert b"Traceback" not in done.stderr
+
+
+class Models(BaseHTTPRequestHandler):
+    """A server that lists a model, and is asked for nothing else."""
+
+    def do_GET(self) -> None:
+        body = b'{"data": [{"id": "m"}]}'
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_output_that_the_encoding_has_not_is_printed_all_the_same() -> None:
+    program = (
+        "import sys; from penstock.cli.options import open_standard_files; open_standard_files(); print('a\\u00e9b')"
+    )
+    command = [sys.executable, "-c", program]
+    said = subprocess.run(command, capture_output=True, env={**os.environ, "PYTHONIOENCODING": "ascii"}, check=True)
+    assert said.stdout == b"a?b\n"
