@@ -57,6 +57,10 @@ KERNEL_FIELDS: Final = frozenset(
 )
 """Fields that choose kernels. A value with a slash is a repository whose compiled code transformers would load."""
 
+MEMORY_SAID: Final = re.compile(r"can(not|'t) allocate memory|bad_alloc", re.IGNORECASE)
+THREADS_SAID: Final = re.compile(r"can(not|'t) start new thread|Resource temporarily unavailable", re.IGNORECASE)
+"""Words of the system, Python, torch and safetensors where memory or a thread is refused."""
+
 MORE_TEMPLATES: Final = "additional_chat_templates"
 """The only folder inside a checkpoint from which transformers reads files."""
 
@@ -217,6 +221,15 @@ def said(error: BaseException, most: int = 400) -> str:
     """A library's error about a file as one line, cut to ``most`` characters."""
     text = printable(" ".join(f"{type(error).__name__}: {error}".split()))
     return text if len(text) <= most else f"{text[:most]}..."
+
+
+def shortage(error: BaseException) -> str:
+    """The remedy where the system has refused memory or a thread, whatever library says so; empty for other errors."""
+    if isinstance(error, MemoryError) or MEMORY_SAID.search(str(error)):
+        return "this process may not have more memory: raise its limit (ulimit -v, a container's), or free some"
+    if THREADS_SAID.search(str(error)):
+        return "this user may not have more threads: raise the limit (ulimit -u, a container's pids)"
+    return ""
 
 
 def printable(text: str) -> str:

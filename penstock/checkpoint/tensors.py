@@ -29,8 +29,8 @@ from penstock.checkpoint.look import (
     uses_index,
     warn_of_two,
 )
-from penstock.core import ConfigError
-from penstock.files import problem_in
+from penstock.core import ConfigError, PenstockError
+from penstock.files import problem_in, shortage
 
 # -------------------------------------------------------------------------------------------------------------- tensors
 # A tensor in a file, of whatever format: its name, shape and type, and the way to read it.
@@ -237,6 +237,8 @@ def open_shard(file: Path) -> Any:
     except FileNotFoundError as error:
         raise missing_shard(file) from error
     except Exception as error:
+        if lack := shortage(error):
+            raise PenstockError(f"model: {file.name} cannot be read ({error}): {lack}") from error
         raise ConfigError(f"model: {file.name} cannot be read ({error}): download it again") from error
 
 

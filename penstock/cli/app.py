@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 import penstock
-from penstock.cli.options import AsJson, command, new_app, open_standard_files, report
+from penstock.cli.options import UNREAD, AsJson, command, new_app, open_standard_files, report
 from penstock.config import FieldError, Option
 from penstock.core import PenstockError
 
@@ -241,10 +241,15 @@ def main() -> None:
     """The entry point ``penstock``."""
     open_standard_files()
     try:
-        app()
+        app(prog_name="penstock")
     except OSError as error:  # raised while help is printed: commands report their own errors
         report(error)
         sys.exit(1)
+    except SystemExit as end:
+        # Rich, which prints tables, and Typer, which prints help, have another code where nobody reads any more.
+        if isinstance(end.__context__, BrokenPipeError):
+            sys.exit(UNREAD)
+        raise
     finally:
         # Python ends now what the command has begun, which takes moments: another Ctrl-C would leave some of it behind.
         signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -24,7 +24,7 @@ import typer
 
 from penstock.config import OUTPUT, FieldError, Option, check_writable
 from penstock.core import ConfigError, PenstockError, RequestError
-from penstock.files import NAMED_PIPE, is_named_pipe
+from penstock.files import NAMED_PIPE, is_named_pipe, said, shortage
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
@@ -193,6 +193,8 @@ REMEDIES: Final = {
     errno.ENOTDIR: "choose another place: a part of the path is a file",
     errno.EISDIR: "choose another place: it is a folder",
     errno.EMFILE: "raise the limit on open files (ulimit -n)",
+    errno.ENOMEM: "free some memory, or raise the limit (ulimit -v, a container's)",
+    errno.EAGAIN: "raise the limit on processes and threads (ulimit -u, a container's pids)",
 }
 """The remedy for each kind of failure of the operating system, by ``errno``."""
 AGAIN_S: Final = 0.05
@@ -239,6 +241,11 @@ def reported() -> Iterator[None]:
         raise typer.Exit(UNREAD) from None
     except OSError as error:
         report(error)
+        raise typer.Exit(1) from None
+    except (MemoryError, RuntimeError) as error:
+        if not (lack := shortage(error)):
+            raise
+        typer.echo(f"penstock: error: {said(error)}: {lack}", err=True)
         raise typer.Exit(1) from None
     finally:
         sys.unraisablehook = hook

@@ -20,7 +20,7 @@ from penstock.checkpoint.architectures import OUTSIDE, carries, is_outside, laye
 from penstock.checkpoint.checkpoint import Checkpoint, empty_fields, remember
 from penstock.checkpoint.tensors import WEIGHT_TYPES, Listener, StoredTensor, Tensors, check_finite, counted, layer_of
 from penstock.core import ConfigError, PenstockError
-from penstock.files import AUTO, CONFIG_FILE, EXACT, problem_in, read_json, said, torch_dtype
+from penstock.files import AUTO, CONFIG_FILE, EXACT, problem_in, read_json, said, shortage, torch_dtype
 from penstock.models.attention import ATTENTION, plug_in
 from penstock.models.compiled.layer import has_own_form, have_form, inexact
 from penstock.models.linear import read_later, works
@@ -316,6 +316,8 @@ def refusing(checkpoint: Checkpoint) -> Iterator[None]:
     except (PenstockError, torch.OutOfMemoryError):
         raise
     except Exception as error:
+        if lack := shortage(error):
+            raise PenstockError(f"model: {checkpoint.source} cannot be loaded ({said(error)}): {lack}") from error
         file = checkpoint.path / CONFIG_FILE
         problem = f"{said(error)}{empty_fields(read_json(file))}"
         if "Padding_idx" in problem:
