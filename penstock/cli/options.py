@@ -245,7 +245,7 @@ def reported() -> Iterator[None]:
     except (MemoryError, RuntimeError) as error:
         if not (lack := shortage(error)):
             raise
-        typer.echo(f"penstock: error: {said(error)}: {lack}", err=True)
+        typer.echo(f"penstock: error: {said(error).rstrip(': ')}: {lack}", err=True)
         raise typer.Exit(1) from None
     finally:
         sys.unraisablehook = hook

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from penstock.files import naming
 from penstock.lab.grid import PLAIN, strategy_of
 from penstock.strategies.base import STRATEGIES
 
@@ -226,5 +227,10 @@ def bare(axes: Axes) -> None:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write the figure as a PNG file."""
-    figure.savefig(path)
+    """Write the figure as a PNG file. One that cannot be written whole is removed, and the error names it."""
+    try:
+        with naming(path):
+            figure.savefig(path)
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise

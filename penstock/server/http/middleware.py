@@ -167,7 +167,7 @@ def is_open(scope: Scope) -> bool:
 
 class BodyLimits:
     """ASGI middleware: 413 for a body above ``most`` bytes, announced or counted; 408 for one that takes over
-    ``seconds``.
+    ``seconds``; 415 for one that is compressed.
 
     The rest of a body that is too large is read and discarded, for as long as a head may take: a client whose
     connection is cut while it sends may never see the reply.
@@ -183,7 +183,12 @@ class BodyLimits:
             await self._app(scope, receive, send)
             return
         # An announced size is refused before anything is read; one that is not announced is counted as it comes.
-        announced = Headers(scope=scope).get("content-length", "")
+        headers = Headers(scope=scope)
+        coding = headers.get("content-encoding", "").strip().lower()
+        if coding not in ("", "identity"):
+            await refuse(self._compressed(coding), scope, receive, send)
+            return
+        announced = headers.get("content-length", "")
         if announced.isdigit() and int(announced) > self._most:
             await refuse(self._too_large(), scope, receive, send)
             return
@@ -206,6 +211,11 @@ class BodyLimits:
             return message
 
         await self._app(scope, limited, send)
+
+    def _compressed(self, coding: str) -> ApiError:
+        """The error for a body with a Content-Encoding: a small one could become larger than ``most`` bytes."""
+        message = f"Content-Encoding is {coding[:MOST_SHOWN]!r}; send the body as it is, without compression"
+        return ApiError(415, message, code="compressed_body")
 
     def _too_large(self) -> ApiError:
         """The error for a body of more than ``most`` bytes."""

@@ -114,7 +114,7 @@ class Text(BaseModel):
 
 def token_router(service: Service) -> APIRouter:
     """The routes that turn texts into token ids and back."""
-    routes = APIRouter(tags=["tokens"], responses=error_responses(400, 401, 404, 408, 413))
+    routes = APIRouter(tags=["tokens"], responses=error_responses(400, 401, 404, 408, 413, 415))
     prompts = service.prompts
 
     @routes.post("/tokenize")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import signal
 import subprocess
@@ -147,6 +148,22 @@ def test_what_is_refused_at_the_door_is_logged_with_its_code(server: ServedProce
     large = KEY | {"X-Request-Id": "large"}
     httpx.post(f"{server.url}/v1/completions", content=b"a" * (2**20 + 1), headers=large, timeout=PATIENCE)
     assert server.line_of("large")["error"] == "body_too_large"
+
+
+@pytest.mark.parametrize("coding", ["gzip", "GZIP", "br", "deflate, gzip", "x" * 500])
+def test_a_compressed_body_is_refused_by_the_headers_name(server: ServedProcess, coding: str) -> None:
+    for path in ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize"):
+        headers = KEY | {"Content-Encoding": coding}
+        reply = httpx.post(f"{server.url}{path}", content=gzip.compress(b"{}"), headers=headers, timeout=PATIENCE)
+        assert reply.status_code == 415
+        error = reply.json()["error"]
+        assert error["code"] == "compressed_body"
+        assert error["message"].startswith(f"Content-Encoding is {coding[:100].lower()!r}; send the body as it is")
+    body = {"prompt": "def f(", "max_tokens": 1}
+    plain = httpx.post(
+        f"{server.url}/v1/completions", json=body, headers=KEY | {"Content-Encoding": "identity"}, timeout=PATIENCE
+    )
+    assert plain.status_code == 200
 
 
 def test_the_demos_own_template_states_no_format_of_calls(server: ServedProcess) -> None:

@@ -8,12 +8,20 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
+from typing import Final
 
 import pytest
 import typer
+from matplotlib.figure import Figure
 
+from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.cli.options import INTERRUPTED, REMEDIES, UNREAD, reported
+from penstock.core import ConfigError, PenstockError
+from penstock.lab.plots import save
+from penstock.models.loader import read_module
+from tests.checkpoints import make_checkpoint
 from tests.serving import PENSTOCK
 
 
@@ -91,3 +99,63 @@ def test_homes_that_cannot_be_written_are_one_line(tmp_path: Path) -> None:
     assert ended.returncode == 1
     assert ended.stderr.startswith(f"penstock: error: {tmp_path / 'file'}")
     assert ended.stderr.count("\n") == 1
+
+
+SHORT: Final = [
+    (MemoryError(), "ulimit -v"),
+    (MemoryError("Unable to allocate 3.00 GiB for an array"), "ulimit -v"),
+    (OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)), "ulimit -v"),
+    (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 64 bytes."), "ulimit -v"),
+    (RuntimeError("can't start new thread"), "ulimit -u"),
+    (OSError(errno.EAGAIN, os.strerror(errno.EAGAIN)), "ulimit -u"),
+]
+"""Errors of Python, numpy, the system and torch where memory or a thread is refused, and the limit that helps."""
+
+
+@pytest.mark.parametrize(("error", "limit"), SHORT, ids=str)
+def test_what_the_system_lacks_is_no_fault_of_the_models(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    error: Exception,
+    limit: str,
+) -> None:
+    with pytest.raises(typer.Exit) as ended, reported():
+        raise error
+    said = capsys.readouterr().err
+    assert (ended.value.exit_code, said.count("\n")) == (1, 1)
+    assert said.startswith("penstock: error: ")
+    assert limit in said
+
+    def refuse(*_: object, **__: object) -> None:
+        raise error
+
+    checkpoint = open_checkpoint(str(make_checkpoint(tmp_path, "llama")))
+    for place in ("penstock.checkpoint.tensors.safe_open", "penstock.models.loader.check_fits"):
+        with monkeypatch.context() as short:
+            short.setattr(place, refuse)
+            with pytest.raises(PenstockError, match=limit) as found:
+                read_module(checkpoint, 0, checkpoint.num_layers, "float32", "cpu")
+        assert not isinstance(found.value, ConfigError)
+        assert "download it again" not in str(found.value)
+
+
+def test_an_error_of_another_kind_keeps_its_traceback() -> None:
+    with pytest.raises(RuntimeError, match="a bug"), reported():
+        raise RuntimeError("a bug")
+
+
+def test_a_plot_for_which_there_is_no_room_is_removed_and_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    figure = Figure()
+    monkeypatch.setattr(figure, "savefig", partial(fill, tmp_path / "a.png"))
+    with pytest.raises(OSError, match=r"No space left .*a\.png"):
+        save(figure, tmp_path / "a.png")
+    assert not [*tmp_path.iterdir()]
+
+
+def fill(file: Path, *_: object) -> None:
+    """Write nothing into a new file, as on a full disk."""
+    file.touch()
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
