@@ -366,10 +366,8 @@ def generation_responses(chunk: str) -> Responses:
     """A generating route's responses for OpenAPI. ``chunk`` names the content of a stream's events."""
     text = f"The whole reply as JSON; with stream true events, each a {chunk} or an error, the last one [DONE]."
     stream = {"text/event-stream": {"schema": {"type": "string"}}}
-    return {
-        200: {"description": text, "content": stream},
-        **error_responses(400, 401, 404, 408, 413, 415, 429, 503, 504),
-    }
+    errors = error_responses(400, 401, 404, 408, 413, 415, 429, 503, 504)
+    return {200: {"description": text, "content": stream}, **errors}
 
 
 # -------------------------------------------------------------------------------------------------------- chat protocol

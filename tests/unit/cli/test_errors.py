@@ -84,7 +84,7 @@ def test_a_full_disk_behind_the_output_is_one_line(command: list[str]) -> None:
 
 @pytest.mark.parametrize("command", [["list", "--names"], ["help", "--man"], ["plan", "--help"]])
 def test_a_reader_that_leaves_ends_a_command_quietly(command: list[str]) -> None:
-    """Whoever prints: rich a table, the command itself, Typer its help."""
+    """Rich prints a table, a command its own text, and Typer the help."""
     reading, writing = os.pipe()
     os.close(reading)
     ended = subprocess.run([PENSTOCK, *command], stdout=writing, stderr=subprocess.PIPE, text=True, check=False)

@@ -103,7 +103,7 @@ print(json.dumps(found))
 
 
 def test_a_hard_limit_of_the_users_stays_what_it_is() -> None:
-    """Whoever may not raise it again (`ulimit -v`) would lose every worker."""
+    """A user who may not raise it again (`ulimit -v`) would lose every worker."""
     said = subprocess.run([sys.executable, "-c", LIMITS], stdout=subprocess.PIPE, text=True, check=True).stdout
     assert json.loads(said) == [[1 << 32, 1 << 36], [1 << 36, 1 << 36], [1 << 36, 1 << 36]]
 
