@@ -32,14 +32,14 @@ from penstock.hosts.messages import (
     lease_of,
     same,
 )
-from penstock.hosts.remote import ANSWER_S, RemoteHost, in_url, name_and_address
+from penstock.hosts.remote import ANSWER_S, RemoteHost, name_and_address
 from penstock.hosts.weights import Held
 from penstock.messages import ForeignFrame, Frame, Loading, MalformedMessage, cut
 from penstock.pipeline.base import Elsewhere
 from penstock.pipeline.loss import Listening
 from penstock.pipeline.processes import OnLoading, ProcessExecutor
 from penstock.pipeline.stage_process import FETCH
-from penstock.transport.addresses import LinkSecurity, place_of
+from penstock.transport.addresses import LinkSecurity, in_url, place_of
 from penstock.transport.inbox import Inbox
 from penstock.transport.outbox import Sockets
 

@@ -33,8 +33,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from penstock.config import check
 from penstock.core import ConfigError
 from penstock.files import scratch_folder
-from penstock.hosts.placement import host_and_port, is_ipv6
-from penstock.transport.addresses import LinkSecurity, place_of, reason_of
+from penstock.hosts.placement import host_and_port
+from penstock.transport.addresses import LinkSecurity, in_url, place_of, reason_of
 
 # ----------------------------------------------------------------------------------------------------------------- keys
 # The keys of a cluster: those of its authority, and the certificate and key that a host shows the others.
@@ -595,7 +595,7 @@ def add_host(name: str, listen: str, minutes: float, keys: str | None) -> None:
     fits = len(name) <= MOST_NAME and NAME.fullmatch(name) is not None
     check(fits, "host", name, f"what `hostname` prints there: at most {MOST_NAME} letters, digits, '.', '-' and '_'")
     at, port = host_and_port(listen, "listen", least_port=0)
-    address = f"{f'[{at}]' if is_ipv6(at) else at}:{port or 0}"
+    address = f"{at if at.startswith('[') else in_url(at)}:{port or 0}"
     try:
         enrolment = Enrolment(folder_of(keys), name, address)
     except OSError as error:

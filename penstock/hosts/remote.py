@@ -20,7 +20,7 @@ from penstock.hosts.weights import PIECE, Held
 from penstock.messages import MalformedMessage
 from penstock.pipeline.base import StageSpec
 from penstock.pipeline.forking import exit_report
-from penstock.transport.addresses import place_of
+from penstock.transport.addresses import in_url, place_of
 from penstock.transport.outbox import Outbox, Sockets
 
 # -------------------------------------------------------------------------------------------------------------- offsets
@@ -463,8 +463,3 @@ def name_and_address(name: str, field: str = "hosts", *, least_port: int = 1) ->
         reason = getattr(error.__cause__, "strerror", None) or NO_HOST
         raise ConfigError(f"host {name} ({field}): {reason}") from error
     return numbers, f"tcp://{numbers}:{port}"
-
-
-def in_url(address: str) -> str:
-    """An address as URLs have it: IPv6 in brackets."""
-    return f"[{address}]" if ":" in address else address

@@ -197,7 +197,7 @@ class Place:
         if self.is_ipc:
             return str(self.where)
         host, port = self.where[:2]
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return f"{in_url(host)}:{port}"
 
     @property
     def is_ipc(self) -> bool:
@@ -207,6 +207,11 @@ class Place:
     def on_this_host(self) -> bool:
         """Whether it can be reached from this host only."""
         return self.is_ipc or is_loopback(self.where[0])
+
+
+def in_url(address: str) -> str:
+    """An address as URLs have it: IPv6 in brackets."""
+    return f"[{address}]" if ":" in address else address
 
 
 def is_loopback(address: str) -> bool:
